@@ -1,4 +1,4 @@
-"""Operator graphs to explore: regions of real models, and models repeated to any length."""
+"""Operator graphs for the explorers: regions of models, and graphs repeated to any length."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ INFERENCE_ONLY = ("quantised-norm",)
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
-    """A region, named by model, direction and its number in the pass."""
+class NamedGraph:
+    """A region with its name: model, pass, and its number in the pass."""
 
     name: str
     graph: Graph
 
 
-def captured(name: str, *, small: bool = False) -> dict[str, CapturedGraph]:
-    """The passes of a model, traced with fake tensors: nothing is computed."""
+def capture_passes(name: str, *, small: bool = False) -> dict[str, CapturedGraph]:
+    """Graphs of a model's passes (forward and backward, or inference), traced with fake tensors."""
     with FakeTensorMode():
         module, inputs = models(small)[name]()
     if name in INFERENCE_ONLY:
@@ -33,38 +33,41 @@ def captured(name: str, *, small: bool = False) -> dict[str, CapturedGraph]:
     return {"forward": capture(forward), "backward": capture(backward)}
 
 
-def subgraphs(least: int, most: int) -> Iterator[Named]:
-    """Different regions of all models with that many operators."""
+def model_regions(min_operators: int, max_operators: int) -> Iterator[NamedGraph]:
+    """Distinct regions of all models with ``min_operators`` to ``max_operators`` operators."""
     seen: set[str] = set()
     for model in models():
-        for direction, found in captured(model).items():
-            for number, part in enumerate(find_regions(found.graph)):
-                fits = least <= len(part.graph.operators) <= most
-                if fits and part.graph.key not in seen:
-                    seen.add(part.graph.key)
-                    yield Named(f"{model} {direction} {number}", part.graph)
+        for direction, captured in capture_passes(model).items():
+            for number, region in enumerate(find_regions(captured.graph)):
+                fits = min_operators <= len(region.graph.operators) <= max_operators
+                if fits and region.graph.key not in seen:
+                    seen.add(region.graph.key)
+                    yield NamedGraph(f"{model} {direction} {number}", region.graph)
 
 
-def repeated(graph: Graph, nodes: int) -> Graph:
-    """Copies of a graph one behind the other, until there are about so many nodes: an input
-    of a copy is an output of the same shape of the copy before."""
-    made = list(graph.nodes)
+def repeat_graph(graph: Graph, nodes: int) -> Graph:
+    """Chain copies of a graph to at most ``nodes`` nodes.
+
+    One input of each copy is an output of the same shape and dtype of the previous copy.
+    """
+    repeated_nodes = list(graph.nodes)
     outputs = list(graph.outputs)
-    entry, exit_ = next(
-        (one, other)
-        for other in graph.outputs
-        for one in graph.inputs
-        if (graph[one].shape, graph[one].dtype) == (graph[other].shape, graph[other].dtype)
-        and graph[other].kind != "input"
+    entry, exit_node = next(
+        (input_node, output_node)
+        for output_node in graph.outputs
+        for input_node in graph.inputs
+        if (graph[input_node].shape, graph[input_node].dtype)
+        == (graph[output_node].shape, graph[output_node].dtype)
+        and graph[output_node].kind != "input"
     )
-    last = exit_
-    while len(made) + len(graph) <= nodes:
-        place: dict[int, int] = {entry: last}
+    previous_exit = exit_node
+    while len(repeated_nodes) + len(graph) <= nodes:
+        copy_of: dict[int, int] = {entry: previous_exit}
         for node in graph:
             if node.index != entry:
-                place[node.index] = len(made)
-                inputs = tuple(place[index] for index in node.inputs)
-                made.append(replace(node, index=len(made), inputs=inputs))
-        last = place[exit_]
-        outputs += [place[index] for index in graph.outputs]
-    return Graph(tuple(made), tuple(dict.fromkeys(outputs)))
+                copy_of[node.index] = len(repeated_nodes)
+                inputs = tuple(copy_of[index] for index in node.inputs)
+                repeated_nodes.append(replace(node, index=len(repeated_nodes), inputs=inputs))
+        previous_exit = copy_of[exit_node]
+        outputs += [copy_of[index] for index in graph.outputs]
+    return Graph(tuple(repeated_nodes), tuple(dict.fromkeys(outputs)))

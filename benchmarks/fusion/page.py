@@ -42,9 +42,9 @@ def _explorers() -> str:
     intro = wrapped(
         "Regions of BERT, GPT, Llama MLP, ResNet, DIEN, Conformer and LSTM parts, norms, softmax, "
         "cross-entropy, quantisation and pooling, forward and backward (`python -m benchmarks run "
-        f"fusion.explorers`, {link(path)}). The gap is the *modelled* time of a partition over that of "
-        "the proven optimum, less 1, by the delta-evaluator, for partitions into connected patterns "
-        "(before kernel packing)."
+        f"fusion.explorers`, {link(path)}). The gap is the *modelled* time of a partition over "
+        "that of the proven optimum, less 1, by the delta-evaluator, for partitions into connected "
+        "patterns (before kernel packing)."
     )
     rest = "Regions without a proven optimum, modelled us:"
     size = "Time of the explorer by size of the graph:"
@@ -59,9 +59,9 @@ def gaps(summary: Mapping[str, Any], columns: int) -> str:
     proven = summary["proven"]
     intro = wrapped(
         f"{summary['regions']} different regions of 5 to 60 operators. The optimum of {proven} is "
-        f"proven; {summary['not_proven']} have more than {columns:,} legal patterns or exceeded the "
-        f"solver's time. In {summary['several_kernels']} of the {proven} the optimum has several "
-        "kernels."
+        f"proven; {summary['not_proven']} have more than {columns:,} legal patterns or exceeded "
+        f"the solver's time. In {summary['several_kernels']} of the {proven} the optimum has "
+        "several kernels."
     )
     rows = []
     for key, name in _PLANS.items():
@@ -131,8 +131,8 @@ def _correctness() -> str:
                     launch["rounds that differ, by what is between"].values())  # fmt: skip
     after = wrapped(
         "Programmatic dependent launch: kernels that start before the kernel in front of them ends "
-        f"gave other results in {differing} rounds of {launch['rounds']} for each kind of neighbour, "
-        "and in "
+        f"gave other results in {differing} rounds of {launch['rounds']} for each kind of "
+        "neighbour, and in "
         f"{sum(launch['rounds that differ without the wait'].values())} of {2 * launch['rounds']} "
         "rounds in which the wait was left out on purpose "
         f"({link(FOLDER / 'dependent_launch.json')})."
@@ -169,9 +169,9 @@ def _host_cost() -> str:
             cells = [f"{us[key]:.1f}" if key in us else "–" for key in _WAYS]
             rows.append([call, record["gpu"] or "no GPU (the launch does nothing)", *cells])
     intro = wrapped(
-        "Microseconds of one call on the host: called directly by Inductor's code, through PyTorch's "
-        "dispatcher, the memory of the results alone, and Triton's own launch alone (`python -m "
-        "benchmarks run fusion.host_cost`)."
+        "Microseconds of one call on the host: called directly by Inductor's code, through "
+        "PyTorch's dispatcher, the memory of the results alone, and Triton's own launch alone "
+        "(`python -m benchmarks run fusion.host_cost`)."
     )
     head = ("tensors", "host of", *_WAYS.values())
     return f"## Cost of a call on the host\n\n{intro}\n\n{table(head, rows)}"

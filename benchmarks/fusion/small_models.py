@@ -1,7 +1,7 @@
-"""Small models with random weights, whose memory-intensive parts fusion is tried on.
+"""Models and parts of models with random weights, for benchmarks and tests of fusion.
 
-Sizes are those of the published models (or a part of them) unless ``small``; with fake tensors they
-cost nothing.  Every entry of ``MODELS`` gives a module and its inputs.
+Sizes are those of the published models or of a part of them; ``models(small=True)`` has small sizes
+for tests that compute.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-Made = tuple[nn.Module, tuple[Tensor, ...]]
-Size = Callable[[int, int], int]
+ModuleAndInputs = tuple[nn.Module, tuple[Tensor, ...]]
 
 
 class Attention(nn.Module):
@@ -42,7 +41,7 @@ class Attention(nn.Module):
 
 
 class Bert(nn.Module):
-    """Layers with the norm behind the residual, and the embedding's norm in front."""
+    """BERT without embeddings: LayerNorm and dropout, then layers with post-norm."""
 
     def __init__(self, width: int, heads: int, layers: int, dropout: float) -> None:
         super().__init__()
@@ -58,6 +57,8 @@ class Bert(nn.Module):
 
 
 class BertLayer(nn.Module):
+    """A transformer layer with post-norm (LayerNorm after the residual addition) and GELU."""
+
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
         self.attention = Attention(width, heads, False, dropout)
@@ -72,7 +73,7 @@ class BertLayer(nn.Module):
 
 
 class GptLayer(nn.Module):
-    """Norm in front, causal attention, tanh-GELU."""
+    """A transformer layer with pre-norm, causal attention and tanh-GELU."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -86,7 +87,7 @@ class GptLayer(nn.Module):
 
 
 class LlamaLayer(nn.Module):
-    """RMSNorm and a gated activation, without attention."""
+    """Llama's MLP block: RMSNorm, SwiGLU and the residual, without attention."""
 
     def __init__(self, width: int, inner: int) -> None:
         super().__init__()
@@ -100,6 +101,8 @@ class LlamaLayer(nn.Module):
 
 
 class ResNetBlock(nn.Module):
+    """Two convolutions with BatchNorm and ReLU, and the residual."""
+
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.convs = nn.ModuleList(
@@ -113,7 +116,7 @@ class ResNetBlock(nn.Module):
 
 
 class DienCell(nn.Module):
-    """Attention over a user's history, Dice activation and a GRU whose update the score gates."""
+    """DIEN: attention over a user's history, Dice activation, and a GRU gated by scores."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -124,8 +127,8 @@ class DienCell(nn.Module):
     def forward(self, history: Tensor, target: Tensor, mask: Tensor) -> Tensor:
         pre = self.hidden(history * target.unsqueeze(1))
         normed = (pre - pre.mean(0)) * (pre.var(0, unbiased=False) + 1e-8).rsqrt()
-        kept = torch.sigmoid(normed)
-        active = kept * pre + (1 - kept) * self.alpha * pre
+        gate = torch.sigmoid(normed)
+        active = gate * pre + (1 - gate) * self.alpha * pre
         score = self.score(active).squeeze(-1).masked_fill(mask, -1e9).softmax(-1)
         state = torch.zeros_like(target)
         for step in range(4):
@@ -139,7 +142,7 @@ class DienCell(nn.Module):
 
 
 class ConformerBlock(nn.Module):
-    """Half-step feed-forward, convolution module with GLU and swish, attention, last norm."""
+    """Conformer: half-step feed-forward, attention, convolution with GLU, feed-forward."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -153,20 +156,20 @@ class ConformerBlock(nn.Module):
         self.dropout = nn.Dropout(0.1)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + 0.5 * self._feed(x, 0)
+        x = x + 0.5 * self._feed_forward(x, 0)
         x = x + self.dropout(self.attention(self.norms[1](x)))
         y = F.glu(self.into(self.norms[2](x)), dim=-1).transpose(1, 2)
         y = F.silu(self.batch_norm(self.depth(y))).transpose(1, 2)
         x = x + self.dropout(self.out(y))
-        return self.norms[4](x + 0.5 * self._feed(x, 1))
+        return self.norms[4](x + 0.5 * self._feed_forward(x, 1))
 
-    def _feed(self, x: Tensor, which: int) -> Tensor:
-        y = F.silu(self.ups[which](self.norms[3 * which](x)))
-        return self.dropout(self.downs[which](self.dropout(y)))
+    def _feed_forward(self, x: Tensor, index: int) -> Tensor:
+        y = F.silu(self.ups[index](self.norms[3 * index](x)))
+        return self.dropout(self.downs[index](self.dropout(y)))
 
 
 class RnnCells(nn.Module):
-    """An LSTM written out over some steps, with layer norms on the gates."""
+    """An LSTM with LayerNorm on its gates, unrolled over some steps."""
 
     def __init__(self, width: int, steps: int) -> None:
         super().__init__()
@@ -185,7 +188,7 @@ class RnnCells(nn.Module):
 
 
 class DoubleNorm(nn.Module):
-    """LayerNorm, dropout and residual, LayerNorm: two reductions in a row, twice."""
+    """LayerNorm, dropout, residual, LayerNorm and GELU."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -197,6 +200,8 @@ class DoubleNorm(nn.Module):
 
 
 class MaskedSoftmax(nn.Module):
+    """Scaled and masked softmax with dropout."""
+
     def __init__(self) -> None:
         super().__init__()
         self.dropout = nn.Dropout(0.1)
@@ -206,7 +211,7 @@ class MaskedSoftmax(nn.Module):
 
 
 class CrossEntropy(nn.Module):
-    """With label smoothing and a z-loss."""
+    """Cross-entropy with label smoothing and a z-loss."""
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
         loss = F.cross_entropy(logits, labels, label_smoothing=0.1)
@@ -214,7 +219,7 @@ class CrossEntropy(nn.Module):
 
 
 class QuantisedNorm(nn.Module):
-    """RMSNorm with residual, then a scale for each row and 8-bit integers."""
+    """Residual and RMSNorm, then quantization to int8 with one scale for each row."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -228,7 +233,7 @@ class QuantisedNorm(nn.Module):
 
 
 class GatedPooling(nn.Module):
-    """GroupNorm, a gated activation, and pooling weighted by attention."""
+    """GroupNorm, a gated hardswish, and attention pooling."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -241,11 +246,11 @@ class GatedPooling(nn.Module):
         return (y * weights).sum(-1)
 
 
-def models(small: bool = False) -> dict[str, Callable[[], Made]]:
-    """Makers by name; ``small`` for tests that compute."""
+def models(small: bool = False) -> dict[str, Callable[[], ModuleAndInputs]]:
+    """Functions by name that make a module and its inputs; ``small`` for tests that compute."""
 
-    def size(published: int, tiny: int) -> int:
-        return tiny if small else published
+    def size(published: int, small_size: int) -> int:
+        return small_size if small else published
 
     width, heads, rows = size(768, 12), size(12, 2), size(512, 5)
 

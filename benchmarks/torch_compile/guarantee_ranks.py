@@ -1,5 +1,6 @@
-"""What one of two processes of a job does for ``benchmarks.torch_compile.guarantees``: the same version on
-both, whatever each of them has in its store.
+"""Checks of the torch.compile backend that run in two ranks of a distributed job.
+
+Both ranks must run the same version, whatever their stores contain.
 """
 
 from __future__ import annotations
@@ -14,48 +15,48 @@ from torch import Tensor, nn
 
 from benchmarks.torch_compile.guarantee_checks import (
     LIMIT_S,
-    Found,
-    Run,
+    CompiledFunction,
+    Result,
     digest,
-    distance,
-    gradients,
+    relative_difference,
+    result_and_gradients,
 )
 
 STEPS_AFTER = 3
-"""Steps of training with the version that stays."""
+"""Training steps after the choice."""
 
 
-def ranks(device: str, small: bool, place: Path) -> Found:
-    """One of two processes of a job, each with a store of its own; the choice is rank 0's."""
+def check_ranks(device: str, small: bool, folder: Path) -> Result:
+    """One of two ranks with separate stores; both must run the version that rank 0 chooses."""
     rank = int(os.environ["RANK"])
     distributed: Any = torch.distributed
-    distributed.init_process_group("gloo", f"file://{place / 'meeting'}", rank=rank, world_size=2)
+    distributed.init_process_group("gloo", f"file://{folder / 'meeting'}", rank=rank, world_size=2)
     width, rows = (24, 6) if small else (5000, 4096)
     torch.manual_seed(0)
     dtype = torch.float32 if small else torch.float16
     module = nn.Sequential(nn.LayerNorm(width), nn.GELU()).to(device, dtype)
-    run = Run(module, device)
+    run = CompiledFunction(module, device)
     x = torch.randn(rows, width, device=device, dtype=dtype, requires_grad=True)
-    end = time.perf_counter() + LIMIT_S
+    deadline = time.perf_counter() + LIMIT_S
     from nostall.attach.torch_compile.runtime.custom_op import record_calls
 
-    while not run.backend.reports or (not run.chosen and time.perf_counter() < end):
-        gradients(run, module, x)
-        time.sleep(0.02 * rank)  # the GPU is rank 0's while it compares
-    with record_calls() as called:
-        found = digest(gradients(run, module, x))
+    while not run.backend.reports or (not run.has_chosen and time.perf_counter() < deadline):
+        result_and_gradients(run, module, x)
+        time.sleep(0.02 * rank)  # leave the GPU to rank 0, which measures on it
+    with record_calls() as kernel_names:
+        result_digest = digest(result_and_gradients(run, module, x))
     distributed.barrier()
     (report,) = run.backend.reports
     return {
-        "digest": found,
-        "kernels": sorted(called),
+        "digest": result_digest,
+        "kernels": sorted(kernel_names),
         "told": str(report),
-        "wrong": [] if run.chosen else ["nothing was chosen"],
+        "wrong": [] if run.has_chosen else ["nothing was chosen"],
     }
 
 
-class Feed(nn.Module):
-    """Norm, matrix products and an activation with a residual."""
+class FeedForward(nn.Module):
+    """A feed-forward block with pre-norm, GELU, softmax and residual."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -66,21 +67,23 @@ class Feed(nn.Module):
         return x + self.down(nn.functional.gelu(self.up(self.norm(x)))).softmax(-1)
 
 
-def ddp(device: str, small: bool, place: Path) -> Found:
-    """One of two processes that train by DistributedDataParallel, whose buckets PyTorch splits the
-    graph into, beside the same in eager PyTorch; each on a GPU of its own where there are two."""
+def check_ddp(device: str, small: bool, folder: Path) -> Result:
+    """One of two ranks that train with DistributedDataParallel, compared with eager PyTorch.
+
+    Dynamo splits the graph at DDP's buckets.  Each rank has its own GPU if there are two.
+    """
     from torch.nn.parallel import DistributedDataParallel
 
     from nostall.attach.torch_compile.runtime.custom_op import record_calls
 
     rank = int(os.environ["RANK"])
     distributed: Any = torch.distributed
-    apart = device == "cuda" and torch.cuda.device_count() > 1
-    where = f"cuda:{rank if apart else 0}" if device == "cuda" else device
+    has_own_gpu = device == "cuda" and torch.cuda.device_count() > 1
+    rank_device = f"cuda:{rank if has_own_gpu else 0}" if device == "cuda" else device
     if device == "cuda":
-        torch.cuda.set_device(where)
+        torch.cuda.set_device(rank_device)
     distributed.init_process_group(
-        "nccl" if apart else "gloo", f"file://{place / 'meeting'}", rank=rank, world_size=2
+        "nccl" if has_own_gpu else "gloo", f"file://{folder / 'meeting'}", rank=rank, world_size=2
     )
     width, rows, bucket_mb = (24, 6, 0.002) if small else (2500, 8192, 25)
     if small:
@@ -88,34 +91,40 @@ def ddp(device: str, small: bool, place: Path) -> Found:
     programs = []
     for _ in range(2):
         torch.manual_seed(0)
-        module = nn.Sequential(*(Feed(width) for _ in range(2 if small else 4))).to(where)
+        module = nn.Sequential(*(FeedForward(width) for _ in range(2 if small else 4))).to(
+            rank_device
+        )
         wrapped = DistributedDataParallel(module, bucket_cap_mb=bucket_mb)
         programs.append((wrapped, torch.optim.SGD(module.parameters(), 1e-2)))
-    run = Run(programs[0][0], device)
-    x = torch.randn(rows, width, device=where, generator=torch.Generator(where).manual_seed(rank))
-    end, after, worst = time.perf_counter() + LIMIT_S, 0, 0.0
-    while after < STEPS_AFTER:
-        with record_calls() as called:
+    run = CompiledFunction(programs[0][0], device)
+    x = torch.randn(
+        rows, width, device=rank_device, generator=torch.Generator(rank_device).manual_seed(rank)
+    )
+    deadline, steps_after_choice, max_difference = time.perf_counter() + LIMIT_S, 0, 0.0
+    while steps_after_choice < STEPS_AFTER:
+        with record_calls() as kernel_names:
             results = [_step(run, programs[0][1], x), _step(programs[1][0], programs[1][1], x)]
-        worst = max(worst, distance(*results))
-        over = time.perf_counter() > end or (run.backend.reports and run.chosen)
-        ready = torch.tensor(float(bool(over)), device=where)
-        distributed.all_reduce(ready, distributed.ReduceOp.MIN)
-        after += int(ready.item())
-    parameters = [[p.detach() for p in module.parameters()] for module, _ in programs]
-    drift = max(map(distance, *parameters))
+        max_difference = max(max_difference, relative_difference(*results))
+        is_done = time.perf_counter() > deadline or (run.backend.reports and run.has_chosen)
+        all_done = torch.tensor(float(bool(is_done)), device=rank_device)
+        distributed.all_reduce(all_done, distributed.ReduceOp.MIN)
+        steps_after_choice += int(all_done.item())
+    parameters = [
+        [parameter.detach() for parameter in module.parameters()] for module, _ in programs
+    ]
+    drift = max(map(relative_difference, *parameters))
     distributed.barrier()
     reports = run.backend.reports
-    wrong = [] if run.chosen else ["nothing was chosen"]
-    if worst > 1e-3 or drift > 1e-3:
-        wrong.append(f"results off by {worst:.1e}, parameters by {drift:.1e}")
+    wrong = [] if run.has_chosen else ["nothing was chosen"]
+    if max_difference > 1e-3 or drift > 1e-3:
+        wrong.append(f"results off by {max_difference:.1e}, parameters by {drift:.1e}")
     return {
         "digest": digest(parameters[0]),
-        "kernels": sorted(called),
+        "kernels": sorted(kernel_names),
         "told": [str(report) for report in reports],
-        "by": "nccl" if apart else "gloo",
+        "by": "nccl" if has_own_gpu else "gloo",
         "graphs": len(reports),
-        "results apart": worst,
+        "results apart": max_difference,
         "parameters apart": drift,
         "wrong": wrong,
     }

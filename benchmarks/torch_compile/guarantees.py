@@ -1,16 +1,20 @@
-"""What the torch.compile backend promises, held to it on a GPU.
+"""Checks of the guarantees of the torch.compile backend on a GPU.
 
-    python -m benchmarks run torch_compile.guarantees --out OUT.json [--only fp8,ranks] [--limit 300]
+    python -m benchmarks run torch_compile.guarantees --out OUT.json [--only fp8,ranks]
+        [--limit 300]
 
-Results in fp8; dropout's masks in steps and in replays of CUDA graphs; tensors of more than 2^31
-elements; batches of many sizes; equal bits in the runs after a choice; two processes of a job that
-run what rank 0 has chosen, and two that train by DistributedDataParallel (by NCCL where there are
-two GPUs).  Every check is a process of its own with caches of its own
-(``benchmarks.torch_compile.guarantee_checks``), so that a fault in one costs only that; ``bits`` are three,
-one after the other, with one store.  Checks that OUT has from before stay, unless they are run
-again.  Exit code 1 where something is wrong.
-``--device cpu`` tries small ones in Triton's interpreter (set TRITON_INTERPRET=1): recorded times
-have stitched versions win there.
+Checks: results in fp8; dropout masks in steps and in CUDA graph replays; tensors of more than 2^31
+elements; a dynamic batch; bitwise reproducibility after the choice; two ranks that run the version
+that rank 0 has chosen; and two ranks that train with DistributedDataParallel (NCCL with two GPUs,
+otherwise gloo).
+
+Every check runs in its own process with its own caches (``guarantee_checks``,
+``guarantee_ranks``), so that a fault affects only that check.  ``bits`` runs in three successive
+processes with one store.  OUT keeps the results of checks that are not run again.  Exit code 1 if
+anything is wrong.
+
+``--device cpu`` runs small checks in Triton's interpreter (set TRITON_INTERPRET=1), with recorded
+times that let stitched versions win.
 """
 
 from __future__ import annotations
@@ -30,29 +34,28 @@ from typing import Any
 import torch
 
 from benchmarks.harness.result_file import save
-from benchmarks.torch_compile import guarantee_checks as alone
-from benchmarks.torch_compile import guarantee_ranks as together
+from benchmarks.torch_compile import guarantee_checks, guarantee_ranks
 
-CHECKS: dict[str, Callable[[str, bool, Path], alone.Found]] = {
-    "fp8": alone.fp8,
-    "dropout": alone.dropout,
-    "large": alone.large,
-    "varying": alone.varying,
-    "bits": alone.bits,
-    "ranks": together.ranks,
-    "ddp": together.ddp,
+CHECKS: dict[str, Callable[[str, bool, Path], guarantee_checks.Result]] = {
+    "fp8": guarantee_checks.check_fp8,
+    "dropout": guarantee_checks.check_dropout,
+    "large": guarantee_checks.check_large_tensor,
+    "varying": guarantee_checks.check_dynamic_batch,
+    "bits": guarantee_checks.check_bits,
+    "ranks": guarantee_ranks.check_ranks,
+    "ddp": guarantee_ranks.check_ddp,
 }
 
-TIMES = {"bits": 3}
-"""Runs of a check, one after the other, with the same caches."""
+RUN_COUNTS = {"bits": 3}
+"""Number of successive runs of a check with the same caches (default 1)."""
 RANKS = {"ranks": 2, "ddp": 2}
-"""Processes of a check that run at the same time."""
+"""Number of ranks of a check, which run at the same time."""
 
 
-def begun(name: str, device: str, place: Path, out: Path, rank: int | None) -> Any:
-    """A process that writes there what it found.  Ranks have a store of their own each."""
-    caches = place if rank is None else place / str(rank)
-    places = {
+def start_process(name: str, device: str, folder: Path, out: Path, rank: int | None) -> Any:
+    """Start a process that writes its result to ``out``.  Each rank has its own caches."""
+    caches = folder if rank is None else folder / str(rank)
+    environment = {
         "NOSTALL_HOME": str(caches / "home"),
         "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
         "TRITON_CACHE_DIR": str(caches / "triton"),
@@ -60,88 +63,97 @@ def begun(name: str, device: str, place: Path, out: Path, rank: int | None) -> A
     }
     command = [sys.executable, "-W", "ignore", "-m", "benchmarks", "run"]
     command += ["torch_compile.guarantees", "--out", str(out), "--run", name]
-    command += ["--device", device, "--place", str(place)]
+    command += ["--device", device, "--place", str(folder)]
     return subprocess.Popen(
-        command, env={**os.environ, **places}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        command,
+        env={**os.environ, **environment},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
     )
 
 
-def found(name: str, device: str, place: Path, until: float) -> list[dict[str, Any]]:
-    """What the processes of a check found, in order."""
-    every: list[dict[str, Any]] = []
+def run_check(name: str, device: str, folder: Path, deadline: float) -> list[dict[str, Any]]:
+    """Run all processes of a check; returns their results in order."""
+    results: list[dict[str, Any]] = []
     ranks = range(RANKS[name]) if name in RANKS else (None,)
-    for turn in range(TIMES.get(name, 1)):
-        outs = [place / f"{turn}.{rank}.json" for rank in ranks]
+    for repetition in range(RUN_COUNTS.get(name, 1)):
+        result_paths = [folder / f"{repetition}.{rank}.json" for rank in ranks]
         children = [
-            begun(name, device, place, out, rank) for out, rank in zip(outs, ranks, strict=True)
+            start_process(name, device, folder, out, rank)
+            for out, rank in zip(result_paths, ranks, strict=True)
         ]
-        for child, out in zip(children, outs, strict=True):
-            every.append(ended(child, out, until))
-    return every
+        for child, out in zip(children, result_paths, strict=True):
+            results.append(wait_for_result(child, out, deadline))
+    return results
 
 
-def ended(child: Any, out: Path, until: float) -> dict[str, Any]:
+def wait_for_result(child: Any, out: Path, deadline: float) -> dict[str, Any]:
+    """Wait for a process and read its result; kills it at ``deadline``."""
     try:
-        _, said = child.communicate(timeout=max(1.0, until - monotonic()))
+        _, stderr = child.communicate(timeout=max(1.0, deadline - monotonic()))
     except subprocess.TimeoutExpired:
         child.kill()
         child.communicate()
         return {"wrong": ["no time was left"]}
     if child.returncode or not out.exists():
-        lines = said.decode(errors="replace").strip().splitlines()
+        lines = stderr.decode(errors="replace").strip().splitlines()
         return {"wrong": [f"exit code {child.returncode}: {' | '.join(lines[-3:])}"]}
-    answer: dict[str, Any] = json.loads(out.read_text())
-    return answer
+    result: dict[str, Any] = json.loads(out.read_text())
+    return result
 
 
-def between(name: str, runs: list[dict[str, Any]]) -> list[str]:
-    """What is wrong between the processes of a check."""
+def compare_processes(name: str, runs: list[dict[str, Any]]) -> list[str]:
+    """Differences between the processes of a check that must not exist."""
     wrong = []
     if name == "bits" and len({tuple(run.get("digests", ())) for run in runs}) > 1:
-        wrong.append("other bits in another run")
+        wrong.append("different bits in another run")
     if name == "bits" and not all(run.get("from store") for run in runs[1:]):
         wrong.append("a later run has chosen again")
     if name in RANKS:
         for key in ("digest", "kernels"):
-            one, other = (json.dumps(run.get(key)) for run in runs)
-            if one != other:
+            first, second = (json.dumps(run.get(key)) for run in runs)
+            if first != second:
                 wrong.append(f"another {key} on rank 1")
     return wrong
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--only", default=",".join(CHECKS), help="checks, by name")
+    parser.add_argument("--only", default=",".join(CHECKS), help="comma-separated checks")
     parser.add_argument("--limit", type=float, default=300, help="seconds for everything")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    parser.add_argument("--run", choices=CHECKS, help="do one check in this process")
-    parser.add_argument("--place", type=Path, help="a folder that processes of a check share")
+    parser.add_argument("--run", choices=CHECKS, help="run one check in this process (internal)")
+    parser.add_argument(
+        "--place", type=Path, help="folder that the processes of a check share (internal)"
+    )
 
 
 def main(options: argparse.Namespace) -> None:
     if options.device == "cuda" and not torch.cuda.is_available():
-        sys.exit("there is no GPU here; run this on one, or give --device cpu")
+        sys.exit("no GPU is visible; run this on a machine with a GPU, or use --device cpu")
     if options.run:
         if options.device == "cpu":
             from nostall.fusion.testing.triton_interpreter import prepare
 
             prepare()
-        answer = CHECKS[options.run](options.device, options.device == "cpu", options.place)
-        options.out.write_text(json.dumps(answer))
+        result = CHECKS[options.run](options.device, options.device == "cpu", options.place)
+        options.out.write_text(json.dumps(result))
         return
-    until = monotonic() + options.limit
+    deadline = monotonic() + options.limit
     gpu = torch.cuda.get_device_name() if options.device == "cuda" else None
-    known = json.loads(options.out.read_text())["checks"] if options.out.exists() else {}
-    record: dict[str, Any] = {"gpu": gpu, "torch": torch.__version__, "checks": known}
+    previous = json.loads(options.out.read_text())["checks"] if options.out.exists() else {}
+    record: dict[str, Any] = {"gpu": gpu, "torch": torch.__version__, "checks": previous}
     for name in options.only.split(","):
-        began = monotonic()
+        start = monotonic()
         with tempfile.TemporaryDirectory(prefix="nostall-") as folder:
-            runs = found(name, options.device, Path(folder), until)
-        wrong = [text for run in runs for text in run["wrong"]] + between(name, runs)
-        seconds = round(monotonic() - began, 1)
+            results = run_check(name, options.device, Path(folder), deadline)
+        wrong = [text for run in results for text in run["wrong"]] + compare_processes(
+            name, results
+        )
+        seconds = round(monotonic() - start, 1)
         date = datetime.now(UTC).isoformat(timespec="seconds")
-        checked = {"date": date, "seconds": seconds, "wrong": wrong, "runs": runs}
-        record["checks"][name] = checked
+        record_of_check = {"date": date, "seconds": seconds, "wrong": wrong, "runs": results}
+        record["checks"][name] = record_of_check
         save(options.out, **record)
-        print(f"{name}: {'; '.join(wrong) or 'as promised'} ({seconds} s)", flush=True)
-    sys.exit(any(one["wrong"] for one in record["checks"].values()))
+        print(f"{name}: {'; '.join(wrong) or 'passed'} ({seconds} s)", flush=True)
+    sys.exit(any(check["wrong"] for check in record["checks"].values()))

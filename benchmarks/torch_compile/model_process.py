@@ -1,10 +1,9 @@
-"""One process of ``benchmarks.torch_compile.models``: a model by one method from its first step on, or by
-several side by side.
+"""Process of ``benchmarks.torch_compile.models``: starts one method or times several methods.
 
-    python -m benchmarks.torch_compile.model_process '{"model": "bert-train", "part": "steady", ...}'
+    python -m benchmarks.torch_compile.model_process '{"model": "dien-train", "part": ...}'
 
-The argument is a :class:`Setup`.  What is found is written after every stage, so that a fault in
-a later one costs only that.
+The argument is a :class:`Setup` as JSON.  Results are written after every stage, so that a fault in
+a later stage does not lose them.
 """
 
 from __future__ import annotations
@@ -25,30 +24,30 @@ from torch import Tensor, nn
 
 from benchmarks.torch_compile.model_zoo import Model, models
 from benchmarks.torch_compile.step_timing import (
-    Captured,
-    Watch,
-    captured,
-    in_turns,
-    kernels_of,
-    synchronized,
+    CapturedStep,
+    Stopwatch,
+    capture_step,
+    profile_kernels,
+    synchronize,
+    time_interleaved,
 )
 
 if TYPE_CHECKING:
     from nostall.attach.torch_compile.report import GraphReport
 
 AUTOTUNE, GRAPHS = "max-autotune-no-cudagraphs", "reduce-overhead"
-ALWAYS = {"nostall.choose": "stitched"}
-MOST_SHARE = 0.6
-"""Of the time of a process, what may pass until the backend has chosen."""
+STITCHED_ALWAYS = {"nostall.choose": "stitched"}
+MAX_CHOICE_SHARE = 0.6
+"""Largest share of a process's time until the backend has chosen."""
 _PROGRAMS = itertools.count()
 WARM_UP = 3
-LONGEST = 8
-"""Steps that are named."""
+MAX_LONGEST_STEPS = 8
+"""Number of longest steps that are recorded."""
 
 
 @dataclass(frozen=True)
 class Method:
-    """How a model runs: ``backend`` of torch.compile (or ``eager``), its mode, our options."""
+    """How a model runs: ``backend`` of torch.compile or ``eager``, mode, and nostall's options."""
 
     backend: str
     mode: str | None = None
@@ -59,7 +58,7 @@ METHODS = {
     "eager": Method("eager"),
     "compile": Method("inductor"),
     "nostall": Method("nostall"),
-    "always": Method("nostall", None, ALWAYS),
+    "always": Method("nostall", None, STITCHED_ALWAYS),
     "compile, autotuned": Method("inductor", AUTOTUNE),
     "nostall, autotuned": Method("nostall", AUTOTUNE),
     "compile, graphs": Method("inductor", GRAPHS),
@@ -68,7 +67,7 @@ METHODS = {
     "compile, autotuned, again": Method("inductor", AUTOTUNE),
     "compile, graphs, again": Method("inductor", GRAPHS),
 }
-SIDE_BY_SIDE = {
+INTERLEAVED = {
     "steady": ("compile", "nostall", "always", "eager"),
     "autotuned": ("compile, autotuned", "nostall, autotuned", "compile, autotuned, again"),
     "graphs": (
@@ -76,41 +75,49 @@ SIDE_BY_SIDE = {
         *("untouched, graphs", "compile, graphs, again"),
     ),
 }
-"""Parts in which methods are timed in turns; everything is compared with the first one."""
-ROUNDS = {"graphs": 4}
-"""Parts in so many processes: each makes the models in another order, as copies of a model are not
-equally fast."""
-FIRST = {"inductor": "compile", "nostall": "nostall"}
-"""Parts that are about how a program starts, and by which method."""
+"""Methods that are timed interleaved, by part; all are compared with the first."""
+PROCESS_COUNTS = {"graphs": 4}
+"""Number of processes of a part (default 1).
+
+Each makes the copies of the model in another order, because equal copies are not equally fast.
+"""
+STARTS = {"inductor": "compile", "nostall": "nostall"}
+"""Parts that measure the start of a program, with their method."""
 PAIRED, AGAIN = "first", "again"
-"""The parts that start programs by several methods in turns, one process for each: with empty
-caches, and with those that the two parts have left."""
-STARTED = {PAIRED: FIRST, AGAIN: {**FIRST, "always": "always"}}
-"""By which methods: where caches are warm also by the stitched version, whatever was chosen."""
+"""Parts that start programs of several methods alternately, one process for each start.
+
+PAIRED has empty caches; AGAIN has the caches that the parts in ``STARTS`` have filled.
+"""
+START_METHODS = {PAIRED: STARTS, AGAIN: {**STARTS, "always": "always"}}
+"""Methods of these parts; with warm caches also the stitched version, even if it was not chosen."""
 
 
 @dataclass(frozen=True)
 class Setup:
-    """``seconds``: that the process may take; ``measured_s``: for each set of times; ``state``: of
-    the caches, or who is to start of a pair; ``recorded``: whether that is looked at; ``pairs``:
-    that there are in all; ``turn``: of a part in rounds."""
+    """Settings of one process."""
 
     model: str
     part: str
     out: str
     state: str = "cold"
+    """State of the caches; in paired parts the method to start."""
     device: str = "cuda"
     dtype: str = "bfloat16"
     small: bool = False
     seconds: float = 200.0
+    """Time limit of the process."""
     measured_s: float = 4.0
+    """Seconds for each set of samples."""
     recorded: bool = True
+    """Whether a paired start is recorded; otherwise it only reads files into memory."""
     pairs: int = 2
+    """Number of pairs of first steps in all."""
     turn: int = 0
+    """Number of the process of a part in :data:`ROUNDS`; rotates the order of the copies."""
 
 
 class Program:
-    """A model by one method; ``step`` is what a user's loop does."""
+    """A model with one method; :meth:`step` is one iteration of a user's loop."""
 
     def __init__(self, model: Model, method: Method, setup: Setup) -> None:
         torch.manual_seed(0)
@@ -123,27 +130,27 @@ class Program:
         self.train = model.train
         self.reports: list[GraphReport] = []
         self._method, self._setup = method, setup
-        self._function = own_code(self.module)
+        self._function = with_own_code(self.module)
         self._wanted: Tensor | None = None
 
     def compile(self) -> None:
-        """As a user does it; what has to be imported for that is part of it."""
+        """Call torch.compile as a user does, including the imports that this needs."""
         method = self._method
         if method.backend == "inductor":
             self._function = torch.compile(self._function, mode=method.mode)
         elif method.backend == "nostall":
             backend = nostall_backend(self._setup.device)
             self.reports = backend.reports
-            # PyTorch takes either a mode or options.
+            # torch.compile accepts either a mode or options.
             mode = torch._inductor.list_mode_options(method.mode) if method.mode else {}
-            race = {} if self._setup.device == "cuda" else {"nostall.tuned_plans": 0}
-            options = {**mode, **race, **method.options}
+            tuning = {} if self._setup.device == "cuda" else {"nostall.tuned_plans": 0}
+            options = {**mode, **tuning, **method.options}
             self._function = torch.compile(self._function, backend=backend, options=options)
 
     def step(self) -> Any:
-        """One step; the result of the model."""
+        """Run one step; returns the model's result."""
         if self._setup.device == "cuda":
-            # In modes with CUDA graphs Inductor has to know that the last result may go.
+            # With CUDA graphs Inductor must be told that the previous result may be overwritten.
             torch.compiler.cudagraph_mark_step_begin()
         if not self.train:
             with torch.no_grad():
@@ -153,27 +160,30 @@ class Program:
         if self._wanted is None:
             draw = torch.Generator(result.device).manual_seed(0)
             self._wanted = torch.randn(result.shape, device=result.device, generator=draw)
-        # Behind a norm the square alone has no gradient but roundings.
+        # After a norm the gradient of the mean square alone is only rounding error.
         (result.float() - self._wanted).square().mean().backward()
         return result.detach()
 
     @property
-    def chosen(self) -> bool:
-        """Whether every graph has settled for a version."""
+    def has_chosen(self) -> bool:
+        """Whether the backend has chosen a version for every graph."""
         return all(report.reason for report in self.reports)
 
-    def until_chosen(self, seconds: float) -> list[float]:
-        """Seconds of each step until then, or until no more begins after ``seconds``."""
-        taken, end = list[float](), time.perf_counter() + seconds
-        while not self.chosen and (began := time.perf_counter()) < end:
+    def run_until_chosen(self, seconds: float) -> list[float]:
+        """Run steps until the backend has chosen, at most ``seconds``; returns their times."""
+        step_seconds, deadline = list[float](), time.perf_counter() + seconds
+        while not self.has_chosen and (start := time.perf_counter()) < deadline:
             self.step()
-            synchronized(self._setup.device)
-            taken.append(time.perf_counter() - began)
-        return taken
+            synchronize(self._setup.device)
+            step_seconds.append(time.perf_counter() - start)
+        return step_seconds
 
 
 def nostall_backend(device: str) -> Any:
-    """On a processor with recorded times by which stitched versions win: interpreted none does."""
+    """The backend; on a CPU with recorded times that let stitched versions win.
+
+    Measured times would not, because Triton's interpreter is slow.
+    """
     from nostall.attach.torch_compile.backend import Backend
 
     if device == "cuda":
@@ -184,88 +194,101 @@ def nostall_backend(device: str) -> Any:
     return Backend(faster, faster)
 
 
-def own_code(module: nn.Module) -> Callable[..., Any]:
-    """The module behind a function with code of its own: Dynamo keeps what it compiled by code, and
-    the methods would wait for each other's guards.  It stands in a file of its own, so to say, of
-    equal name in every run: PyTorch's caches know graphs by where inputs come from."""
+def with_own_code(module: nn.Module) -> Callable[..., Any]:
+    """A function with its own code object that calls the module.
+
+    Dynamo caches compiled code by code object, and a call checks the guards of all entries, so the
+    methods must not share one.  The function is in a module whose name is the same in every run,
+    because PyTorch's cache keys contain the source of the inputs.
+    """
     name = f"{__name__}.program_{next(_PROGRAMS)}"
     sys.modules[name] = scope = ModuleType(name)
     vars(scope)["module"] = module
     exec("def call(*inputs):\n    return module(*inputs)\n", vars(scope))
-    found: Callable[..., Any] = vars(scope)["call"]
-    return found
+    call: Callable[..., Any] = vars(scope)["call"]
+    return call
 
 
-# -- how a program starts --------------------------------------------------------------------------
+# -- start of a program ----------------------------------------------------------------------------
 
 
-def started(model: Model, part: str, setup: Setup) -> tuple[Program, Watch, dict[str, Any]]:
-    """A program behind its first step, and what that took with all that is imported for it."""
-    program = Program(model, METHODS[STARTED[AGAIN][part]], setup)
+def start_program(
+    model: Model, part: str, setup: Setup
+) -> tuple[Program, Stopwatch, dict[str, Any]]:
+    """Start a program and run its first step; returns the times, including the imports."""
+    program = Program(model, METHODS[START_METHODS[AGAIN][part]], setup)
     with torch.no_grad():
-        # Contexts and libraries of the GPU are there.
+        # Load the CUDA context and libraries before the measurement.
         ones = torch.ones(8, 8, device=setup.device, dtype=getattr(torch, setup.dtype))
         ones.mm(ones)
-    synchronized(setup.device)
-    watch = Watch()
+    synchronize(setup.device)
+    stopwatch = Stopwatch()
     program.compile()
     program.step()
-    synchronized(setup.device)
-    return program, watch, watch.said("first")
+    synchronize(setup.device)
+    return program, stopwatch, stopwatch.elapsed("first")
 
 
-def first(model: Model, setup: Setup) -> dict[str, Any]:
-    """First step, steps until the choice, and what the backend says of itself."""
-    program, watch, found = started(model, setup.part, setup)
-    steps = program.until_chosen(MOST_SHARE * setup.seconds)
+def measure_start(model: Model, setup: Setup) -> dict[str, Any]:
+    """Measure the first step and the steps until the choice, with the backend's reports."""
+    program, stopwatch, result = start_program(model, setup.part, setup)
+    steps = program.run_until_chosen(MAX_CHOICE_SHARE * setup.seconds)
     return {
-        **found,
-        "chosen": program.chosen,
-        **watch.said("until_chosen"),
+        **result,
+        "chosen": program.has_chosen,
+        **stopwatch.elapsed("until_chosen"),
         "steps": 1 + len(steps),
-        **waited(steps),
-        "graphs": [told(report) for report in program.reports],
-        "duels": duels() if program.reports else [],
+        **waiting_times(steps),
+        "graphs": [report_record(report) for report in program.reports],
+        "duels": kernel_comparisons() if program.reports else [],
     }
 
 
-def waited(steps: Sequence[float]) -> dict[str, Any]:
-    """What the program waited for while it ran until the choice: seconds of the longest steps, and
-    of all together beyond what steps take otherwise."""
+def waiting_times(steps: Sequence[float]) -> dict[str, Any]:
+    """How long the program was held up until the choice.
+
+    The median step, the longest steps, and the summed time of all steps beyond the median.
+    """
     if not steps:
         return {}
-    usual = statistics.median(steps)
-    longest = [one for one in sorted(steps, reverse=True)[:LONGEST] if one > 2 * usual]
-    held = sum(max(0.0, one - usual) for one in steps)
-    return {"usual_step_s": usual, "longest_steps_s": longest, "held_up_s": held}
+    usual_seconds = statistics.median(steps)
+    longest = [
+        seconds
+        for seconds in sorted(steps, reverse=True)[:MAX_LONGEST_STEPS]
+        if seconds > 2 * usual_seconds
+    ]
+    held_up_seconds = sum(max(0.0, seconds - usual_seconds) for seconds in steps)
+    return {"usual_step_s": usual_seconds, "longest_steps_s": longest, "held_up_s": held_up_seconds}
 
 
-def one_of_pairs(model: Model, setup: Setup, before: list[Any]) -> list[Any]:
-    """A first step and nothing else, behind those of ``before``."""
-    _, _, found = started(model, setup.state, setup)
-    return [*before, {"method": setup.state, **found}] if setup.recorded else before
+def append_first_step(model: Model, setup: Setup, previous: list[Any]) -> list[Any]:
+    """Measure one first step and append it to ``previous``."""
+    _, _, result = start_program(model, setup.state, setup)
+    return [*previous, {"method": setup.state, **result}] if setup.recorded else previous
 
 
-def duels() -> list[dict[str, Any]]:
-    """Every kernel that was timed beside what Inductor makes of the same operators."""
+def kernel_comparisons() -> list[dict[str, Any]]:
+    """All comparisons of stitched kernels with Inductor's kernels of the same operators."""
     from nostall.attach.torch_compile.store.kernel_store import KernelStore
     from nostall.attach.torch_compile.store.records import KernelComparisonRecord
 
-    kept, found = KernelStore(), []
-    for place in sorted((kept.folder / "duels").glob("*.json")):
-        record = KernelComparisonRecord.read(place.read_bytes())
-        one: dict[str, Any] = {"plans": [kept.load_kernel(name)[0].plan for name in record.kernels]}
-        one |= {"failure": record.failure, "lost": record.is_not_faster}
+    store, comparisons = KernelStore(), []
+    for path in sorted((store.folder / "duels").glob("*.json")):
+        record = KernelComparisonRecord.read(path.read_bytes())
+        comparison: dict[str, Any] = {
+            "plans": [store.load_kernel(name)[0].plan for name in record.kernels]
+        }
+        comparison |= {"failure": record.failure, "lost": record.is_not_faster}
         if record.failure is None:
             times = (statistics.median(row) for row in (record.inductor, record.stitched))
-            one |= dict(zip(("inductor_s", "stitched_s"), times, strict=True))
-        found.append(one)
-    return found
+            comparison |= dict(zip(("inductor_s", "stitched_s"), times, strict=True))
+        comparisons.append(comparison)
+    return comparisons
 
 
-def told(report: GraphReport) -> dict[str, Any]:
-    """A report for a result file; samples stay in it."""
-    import msgspec  # nostall's first step imports it
+def report_record(report: GraphReport) -> dict[str, Any]:
+    """Record of a graph's report for a result file, with all samples."""
+    import msgspec  # lazy, because nostall's first step must include it
 
     return {
         "state": report.state,
@@ -281,57 +304,72 @@ def told(report: GraphReport) -> dict[str, Any]:
     }
 
 
-# -- how it runs -----------------------------------------------------------------------------------
+# -- steady state ----------------------------------------------------------------------------------
 
 
-def side_by_side(model: Model, setup: Setup, keep: Callable[..., None]) -> None:
-    """All methods of a part in one process.  ``keep`` is called with what is known so far."""
-    names = SIDE_BY_SIDE[setup.part]
-    made = [*names[setup.turn :], *names[: setup.turn]]
-    found: dict[str, Any] = {"made": made}
+def measure_interleaved(model: Model, setup: Setup, store: Callable[..., None]) -> None:
+    """Time all methods of a part in one process.  ``store`` is called with the results so far."""
+    names = INTERLEAVED[setup.part]
+    order = [*names[setup.turn :], *names[: setup.turn]]
+    result: dict[str, Any] = {"made": order}
     programs: dict[str, Program] = {}
-    for name in made:
+    for name in order:
         programs[name] = program = Program(model, METHODS[name], setup)
         program.compile()
         program.step()
-        # Of a part one program has to choose; the others have chosen.
-        program.until_chosen(MOST_SHARE * setup.seconds)
+        # Only nostall's programs have to choose.
+        program.run_until_chosen(MAX_CHOICE_SHARE * setup.seconds)
         for _ in range(WARM_UP):
             program.step()
-    synchronized(setup.device)
-    found["graphs"] = {n: [told(r) for r in p.reports] for n, p in programs.items() if p.reports}
-    found["apart"] = {n: apart(p, programs[names[0]]) for n, p in programs.items() if p.reports}
-    found["looped"] = in_turns({n: p.step for n, p in programs.items()}, setup, names[0])
-    keep(**found)
+    synchronize(setup.device)
+    result["graphs"] = {
+        name: [report_record(report) for report in program.reports]
+        for name, program in programs.items()
+        if program.reports
+    }
+    result["apart"] = {
+        name: max_difference(program, programs[names[0]])
+        for name, program in programs.items()
+        if program.reports
+    }
+    result["looped"] = time_interleaved(
+        {name: program.step for name, program in programs.items()}, setup, names[0]
+    )
+    store(**result)
     if setup.device == "cuda":
         if setup.part == "steady":
-            found["replayed"] = replayed(programs, setup)
-            keep(**found)
-        found["kernels"] = {name: kernels_of(p.step) for name, p in programs.items()}
-    keep(**found, complete=True)
+            result["replayed"] = time_replays(programs, setup)
+            store(**result)
+        result["kernels"] = {
+            name: profile_kernels(program.step) for name, program in programs.items()
+        }
+    store(**result, complete=True)
 
 
-def replayed(programs: Mapping[str, Program], setup: Setup) -> dict[str, Any]:
-    """Whole steps as CUDA graphs: what the GPU takes, whatever the host does.  Methods that cannot
-    be captured are named."""
-    graphs: dict[str, Captured] = {}
+def time_replays(programs: Mapping[str, Program], setup: Setup) -> dict[str, Any]:
+    """Time whole steps as CUDA graphs, which excludes the host; names methods that fail."""
+    graphs: dict[str, CapturedStep] = {}
     failed: dict[str, str] = {}
     for name, program in programs.items():
         try:
-            graphs[name] = captured(program.step)
-        except Exception as error:  # the others are worth measuring
+            graphs[name] = capture_step(program.step)
+        except Exception as error:  # any failure of a capture; measure the other methods
             failed[name] = f"{type(error).__name__}: {error}"
-    base = SIDE_BY_SIDE[setup.part][0]
-    runs = {name: graph.replay for name, graph in graphs.items()}
-    return {"failed": failed, **(in_turns(runs, setup) if base in runs else {})}
+    base = INTERLEAVED[setup.part][0]
+    replays = {name: captured.replay for name, captured in graphs.items()}
+    return {"failed": failed, **(time_interleaved(replays, setup) if base in replays else {})}
 
 
-def apart(program: Program, base: Program) -> float:
-    """The largest relative difference (norms) of a result or a gradient from those of another
-    program, from equal random numbers."""
-    ours, theirs = results(program), results(base)
-    pairs = [(a.double(), b.double()) for a, b in zip(ours, theirs, strict=True)]
-    # Gradients that are 0 but for rounding are compared with the largest.
+def max_difference(program: Program, base: Program) -> float:
+    """Largest relative difference of the result and gradients of two programs with equal seeds.
+
+    Differences are root mean squares.
+    """
+    results_of_program, results_of_base = results(program), results(base)
+    pairs = [
+        (a.double(), b.double()) for a, b in zip(results_of_program, results_of_base, strict=True)
+    ]
+    # Gradients that are only rounding error are compared with the largest gradient.
     floor = 0.1 * max(float(b.square().mean().sqrt()) for _, b in pairs[1:] or pairs)
     return max(
         float((a - b).square().mean().sqrt()) / max(float(b.square().mean().sqrt()), floor)
@@ -340,9 +378,17 @@ def apart(program: Program, base: Program) -> float:
 
 
 def results(program: Program) -> Sequence[Tensor]:
+    """Result and gradients of a step with a fixed seed."""
     torch.manual_seed(1)
     result = program.step().clone()
-    return [result, *(p.grad.clone() for p in program.module.parameters() if p.grad is not None)]
+    return [
+        result,
+        *(
+            parameter.grad.clone()
+            for parameter in program.module.parameters()
+            if parameter.grad is not None
+        ),
+    ]
 
 
 # -- one process -----------------------------------------------------------------------------------
@@ -359,29 +405,28 @@ def main() -> None:
     about = {"model": setup.model, "part": setup.part, "gpu": gpu, "torch": torch.__version__}
     about |= {"dtype": setup.dtype, "small": setup.small}
 
-    def keep(**found: Any) -> None:
-        from benchmarks.harness.result_file import (
-            save,  # imports nostall, which is part of its first step
-        )
+    def store(**found: Any) -> None:
+        # A lazy import: it imports nostall, which must be part of nostall's first step.
+        from benchmarks.harness.result_file import save
 
         save(out, **about, **found)
 
     if setup.part in (PAIRED, AGAIN):
         runs = json.loads(out.read_text())["runs"] if out.exists() else []
-        runs = one_of_pairs(model, setup, runs)
-        keep(runs=runs, complete=len(runs) == len(STARTED[setup.part]) * setup.pairs)
-    elif setup.part in FIRST:
-        before = json.loads(out.read_text())["starts"] if setup.state == "warm" else {}
-        starts = {**before, setup.state: first(model, setup)}
-        keep(starts=starts, complete=setup.state == "warm")
-    elif setup.part in ROUNDS:
+        runs = append_first_step(model, setup, runs)
+        store(runs=runs, complete=len(runs) == len(START_METHODS[setup.part]) * setup.pairs)
+    elif setup.part in STARTS:
+        previous = json.loads(out.read_text())["starts"] if setup.state == "warm" else {}
+        starts = {**previous, setup.state: measure_start(model, setup)}
+        store(starts=starts, complete=setup.state == "warm")
+    elif setup.part in PROCESS_COUNTS:
         rounds = json.loads(out.read_text())["rounds"] if out.exists() else []
-        last: dict[str, Any] = {}
-        side_by_side(model, setup, lambda **found: last.update(found))
-        complete = last.pop("complete") and len(rounds) + 1 == ROUNDS[setup.part]
-        keep(rounds=[*rounds, last], complete=complete)
+        latest: dict[str, Any] = {}
+        measure_interleaved(model, setup, lambda **found: latest.update(found))
+        complete = latest.pop("complete") and len(rounds) + 1 == PROCESS_COUNTS[setup.part]
+        store(rounds=[*rounds, latest], complete=complete)
     else:
-        side_by_side(model, setup, keep)
+        measure_interleaved(model, setup, store)
 
 
 if __name__ == "__main__":

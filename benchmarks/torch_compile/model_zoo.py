@@ -1,6 +1,6 @@
-"""Whole models with random weights for ``benchmarks.torch_compile.models``; ``small`` ones for trying it.
+"""Models with random weights for ``benchmarks.torch_compile.models``, also in small sizes.
 
-Sizes: BERT-base as published; the others are parts of the published models, named beside them.
+BERT has the sizes of BERT-base; the others are parts of the published models.
 """
 
 from __future__ import annotations
@@ -18,16 +18,18 @@ from benchmarks.fusion.small_models import Bert, ConformerBlock, DienCell, RnnCe
 
 @dataclass(frozen=True)
 class Model:
-    """``make`` gives a module and its inputs in fp32 on the processor; ``train``: a step is a
-    forward and a backward pass; ``varies``: the first axis of the first input is marked dynamic."""
+    """A model of the benchmark."""
 
     make: Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]
+    """Makes the module and its inputs, in fp32 on the CPU."""
     train: bool
+    """Whether a step is a forward and a backward pass; otherwise a forward pass only."""
     varies: bool = False
+    """Whether the first dimension of the first input is marked dynamic."""
 
 
 class DecoderStep(nn.Module):
-    """One new token for every sequence of a batch, against the keys and values of those before."""
+    """Decoder layers for one new token of each sequence, with a key-value cache."""
 
     def __init__(self, width: int, heads: int, layers: int) -> None:
         super().__init__()
@@ -41,11 +43,11 @@ class DecoderStep(nn.Module):
     def forward(self, x: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         for layer in range(len(self.into)):
             query, key, value = self.into[layer](self.norms[2 * layer](x)).chunk(3, -1)
-            every = torch.cat([keys[layer], self._split(key)], 2)
-            mixed = torch.cat([values[layer], self._split(value)], 2)
-            scores = self._split(query) @ every.transpose(-1, -2) * every.shape[-1] ** -0.5
-            seen = (scores.softmax(-1) @ mixed).transpose(1, 2).reshape(x.shape)
-            x = x + self.out[layer](seen)
+            all_keys = torch.cat([keys[layer], self._split(key)], 2)
+            all_values = torch.cat([values[layer], self._split(value)], 2)
+            scores = self._split(query) @ all_keys.transpose(-1, -2) * all_keys.shape[-1] ** -0.5
+            attended = (scores.softmax(-1) @ all_values).transpose(1, 2).reshape(x.shape)
+            x = x + self.out[layer](attended)
             x = x + self.down[layer](F.gelu(self.up[layer](self.norms[2 * layer + 1](x))))
         return x
 
@@ -55,7 +57,7 @@ class DecoderStep(nn.Module):
 
 
 class Crnn(nn.Module):
-    """Convolutions over a line of text, then recurrent cells over its columns (as CRNN for OCR)."""
+    """CRNN for OCR: convolutions over a line of text, then an LSTM over its columns."""
 
     def __init__(self, channels: int, width: int, steps: int, classes: int) -> None:
         super().__init__()
@@ -74,10 +76,10 @@ class Crnn(nn.Module):
 
 
 def models(small: bool = False) -> dict[str, Model]:
-    """Models by name."""
+    """Models of the benchmark by name; ``small`` for tests."""
 
-    def size(published: int, tiny: int) -> int:
-        return tiny if small else published
+    def size(published: int, small_size: int) -> int:
+        return small_size if small else published
 
     width, heads, layers = size(768, 12), size(12, 2), size(12, 1)
 
@@ -89,20 +91,28 @@ def models(small: bool = False) -> dict[str, Model]:
         )
 
     def decoder() -> tuple[nn.Module, tuple[Tensor, ...]]:
-        batch, past, deep = size(64, 2), size(511, 3), size(6, 1)
-        each = (deep, batch, heads, past, width // heads)
-        module = DecoderStep(width, heads, deep)
-        return module, (torch.randn(batch, 1, width), torch.randn(each), torch.randn(each))
+        batch, past, depth = size(64, 2), size(511, 3), size(6, 1)
+        cache_shape = (depth, batch, heads, past, width // heads)
+        module = DecoderStep(width, heads, depth)
+        return module, (
+            torch.randn(batch, 1, width),
+            torch.randn(cache_shape),
+            torch.randn(cache_shape),
+        )
 
     def dien() -> tuple[nn.Module, tuple[Tensor, ...]]:
-        batch, length, wide = size(256, 2), size(100, 5), size(36, 6)
+        batch, length, line_width = size(256, 2), size(100, 5), size(36, 6)
         mask = torch.rand(batch, length) > 0.5
-        return DienCell(wide), (torch.randn(batch, length, wide), torch.randn(batch, wide), mask)
+        return DienCell(line_width), (
+            torch.randn(batch, length, line_width),
+            torch.randn(batch, line_width),
+            mask,
+        )
 
     def crnn() -> tuple[nn.Module, tuple[Tensor, ...]]:
-        high, wide, steps = size(32, 8), size(128, 16), size(16, 2)
+        line_height, line_width, steps = size(32, 8), size(128, 16), size(16, 2)
         module = Crnn(size(64, 2), size(256, 4), steps, size(5000, 7))
-        lines = torch.randn(size(32, 2), 1, high, wide)
+        lines = torch.randn(size(32, 2), 1, line_height, line_width)
         module(lines)
         return module, (lines,)
 

@@ -1,36 +1,37 @@
-"""Whole models by the torch.compile backend, beside torch.compile as it is, on every GPU there is.
+"""Benchmark of whole models: backend="nostall" against torch.compile, on all visible GPUs.
 
-    python -m benchmarks run torch_compile.models --out OUT [--limit 300] [--models bert,dien] [--parts steady]
+    python -m benchmarks run torch_compile.models --out OUT [--limit 300] [--models bert,dien]
+        [--parts steady]
 
-For every model of ``benchmarks.torch_compile.model_zoo``, each part in processes of its own:
+For every model of ``benchmarks.torch_compile.model_zoo``, each part in its own processes:
 
-- ``inductor``, ``nostall``: a program's start by torch.compile and by the backend, with empty
-  caches and then with warm ones: seconds (of the clock and of all processors) of the first step and
-  until the backend has chosen.
-- ``first`` and ``again``, only where they are asked for: ``--pairs`` pairs of first steps by the
-  two, each in a process with empty caches of its own, or with the caches that ``inductor`` and
-  ``nostall`` have left, run by the same command; who goes first alternates.  ``again`` has a third
-  one, with every stitched kernel put in, as the choice may be Inductor's version.
-- ``steady``: torch.compile (twice: the null), the backend, its stitched version whatever it costs
-  (``always``), and eager, in turns: seconds per step in a loop, where the host may be what takes
-  longest, and as replayed CUDA graphs of the whole step, where only the GPU counts.  Kernels that
-  one step launches (profiler), how far results and gradients are apart.
+- ``inductor``, ``nostall``: start of a program by torch.compile and by the backend, first with
+  empty and then with warm caches: wall and CPU seconds of the first step and until the backend has
+  chosen.
+- ``first`` and ``again`` (only with ``--parts``): ``--pairs`` pairs of first steps of both, each in
+  its own process.  ``first`` has empty caches; ``again`` has the caches that ``inductor`` and
+  ``nostall`` fill in the same command.  The order in a pair alternates.  ``again`` has a third
+  method, nostall with every stitched kernel, because the backend may choose Inductor's version.
+- ``steady``: torch.compile (twice: the null), the backend, its stitched version regardless of times
+  (``always``), and eager PyTorch, interleaved.  Seconds of a step in a loop, which include the
+  host, and of whole steps replayed as CUDA graphs, which do not.  Also the kernels of one step
+  (profiler) and the differences of results and gradients.
 - ``autotuned``, ``graphs``: the same loop in the modes max-autotune-no-cudagraphs and
-  reduce-overhead, and torch.compile's mode once more with a model of its own, as each of them has:
-  two copies of one version are not equally fast.  They come last.  ``graphs`` has a third copy,
-  which the backend hands to Inductor as it is, and takes four processes, which make the copies and
-  time them in different orders.
+  reduce-overhead.  Each method has its own copy of the model, and torch.compile a second copy,
+  because equal copies are not equally fast.  ``graphs`` has one more copy, which the backend hands
+  to Inductor unchanged, and takes four processes with different orders of the copies.  These parts
+  run last.
 
-Before a GPU's first start a process that is not recorded has read what all need from the disk;
-before a model's ``first`` one did that runs this model.  Python's bytecode is kept, as where
-packages were installed: where it may not be, every process compiles PyTorch's modules anew.
+Before a GPU's first start an unrecorded process reads all files from disk; before the pairs of a
+model one runs this model.  Python's bytecode is cached, as in an installed package.
 
-OUT is a folder with one JSON for each model and part, and what the processes said in ``logs``.
-What is complete is left out, so an interrupted run goes on.  No part begins that is expected to end
-after ``--limit``; one that takes longer than ``--each`` is ended and named.
-``--small --device cpu --dtype float32`` tries all of it in Triton's interpreter (set
-TRITON_INTERPRET=1; it multiplies no bf16): times are worth nothing then, and recorded ones have
-stitched versions win.
+OUT is a folder with one JSON for each model and part; ``logs`` in it has the output of the
+processes.  Complete parts are skipped, so an interrupted run can be continued.  A part starts only
+if it is expected to end within ``--limit``; a process that exceeds ``--each`` is killed.
+
+``--small --device cpu --dtype float32`` runs everything in Triton's interpreter (set
+TRITON_INTERPRET=1; the interpreter cannot multiply bf16).  The times are meaningless then, and the
+backend decides by recorded times with which stitched versions win.
 """
 
 from __future__ import annotations
@@ -52,243 +53,287 @@ from typing import Any
 from benchmarks.harness.gpu_pool import run_jobs, visible_gpus
 from benchmarks.torch_compile.model_process import (
     AGAIN,
-    FIRST,
+    INTERLEAVED,
     PAIRED,
-    ROUNDS,
-    SIDE_BY_SIDE,
-    STARTED,
+    PROCESS_COUNTS,
+    START_METHODS,
+    STARTS,
     Setup,
 )
 from benchmarks.torch_compile.model_zoo import models
 from nostall.core.errors import BadInput
 
-IN_PAIRS = {PAIRED: 25, AGAIN: 8}
-"""Seconds for one process of a pair."""
-LEFT_BY = {**{method: method for method in FIRST}, "always": "nostall"}
-"""The part whose caches a warm start of a pair finds."""
-PARTS = (*FIRST, *IN_PAIRS, *SIDE_BY_SIDE)
+PAIR_SECONDS = {PAIRED: 25, AGAIN: 8}
+"""Expected seconds of one process of a pair."""
+CACHE_SOURCE = {**{method: method for method in STARTS}, "always": "nostall"}
+"""The part whose caches a warm paired start uses, by method."""
+PARTS = (*STARTS, *PAIR_SECONDS, *INTERLEAVED)
 STATES = ("cold", "warm")
-THREADS = 16
-"""With which Inductor compiles, of each GPU's share of a machine."""
-EXPECTED = {
+COMPILE_THREADS = 16
+"""Inductor's compile threads for each GPU."""
+EXPECTED_SECONDS = {
     "bert-train": {"inductor": 50, "nostall": 100, "steady": 70, "autotuned": 200, "graphs": 120},
     "bert-infer": {"inductor": 25, "nostall": 60, "steady": 40, "autotuned": 120, "graphs": 70},
 }
-ELSE = {"inductor": 25, "nostall": 60, "steady": 50, "autotuned": 100, "graphs": 60}
-"""Seconds by which parts are dealt out; nothing is measured against them."""
-NEXT_ROUND = {"bert-train": 35}
-NEXT_ROUND_ELSE = 20
-"""Seconds for each process of a part in rounds behind the first, which has all to compile."""
-ALONE = {"inductor", PAIRED}
-"""Parts of a model of which no other needs anything, but for :data:`AGAIN`."""
-SLACK = 60.0
-INTERPRETED = 8.0
-"""So many times as long it takes in Triton's interpreter."""
+EXPECTED_SECONDS_OTHERS = {
+    "inductor": 25,
+    "nostall": 60,
+    "steady": 50,
+    "autotuned": 100,
+    "graphs": 60,
+}
+"""Expected seconds of parts, for scheduling only."""
+ROUND_SECONDS = {"bert-train": 35}
+ROUND_SECONDS_OTHERS = 20
+"""Expected seconds of each process of ``graphs`` after the first, which compiles everything."""
+INDEPENDENT_PARTS = {"inductor", PAIRED}
+"""Parts whose caches no other part uses, except ``AGAIN``."""
+SLACK_SECONDS = 60.0
+"""Seconds beyond the expected ones after which a process is killed."""
+INTERPRETER_SLOWDOWN = 8.0
+"""Factor on expected seconds in Triton's interpreter."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A part of a model, to be run before ``until`` (of the monotonic clock)."""
+    """A part of a model to run."""
 
     setup: Setup
-    until: float
+    deadline: float
+    """When it has to end, in seconds of the monotonic clock."""
     caches: str
+    """Folder of the model's caches."""
 
     @property
-    def expected(self) -> float:
-        """Seconds."""
-        if self.setup.part in IN_PAIRS:
+    def expected_seconds(self) -> float:
+        """Expected seconds of all processes of the part."""
+        if self.setup.part in PAIR_SECONDS:
             pairs = self.setup.pairs if self.setup.recorded else 0
-            methods = len(STARTED[self.setup.part])
-            recorded = IN_PAIRS[self.setup.part] * methods * pairs
-            return self.slower * (IN_PAIRS[PAIRED] + recorded)
-        first = EXPECTED.get(self.setup.model, ELSE)[self.setup.part]
-        more = ROUNDS.get(self.setup.part, 1) - 1
-        return self.slower * (first + more * self.round)
+            methods = len(START_METHODS[self.setup.part])
+            recorded = PAIR_SECONDS[self.setup.part] * methods * pairs
+            return self.slowdown * (PAIR_SECONDS[PAIRED] + recorded)
+        first = EXPECTED_SECONDS.get(self.setup.model, EXPECTED_SECONDS_OTHERS)[self.setup.part]
+        further_processes = PROCESS_COUNTS.get(self.setup.part, 1) - 1
+        return self.slowdown * (first + further_processes * self.round_seconds)
 
     @property
-    def round(self) -> float:
-        return NEXT_ROUND.get(self.setup.model, NEXT_ROUND_ELSE)
+    def round_seconds(self) -> float:
+        """Expected seconds of each process after the first."""
+        return ROUND_SECONDS.get(self.setup.model, ROUND_SECONDS_OTHERS)
 
     @property
-    def slower(self) -> float:
-        return 1.0 if self.setup.device == "cuda" else INTERPRETED
+    def slowdown(self) -> float:
+        """Factor on expected seconds of the device."""
+        return 1.0 if self.setup.device == "cuda" else INTERPRETER_SLOWDOWN
 
     @property
-    def most(self) -> float:
-        """Seconds for one process: what ends it knows those that compile for it."""
-        return min(self.setup.seconds, self.expected + SLACK)
+    def max_seconds(self) -> float:
+        """Time limit in seconds of one process."""
+        return min(self.setup.seconds, self.expected_seconds + SLACK_SECONDS)
 
 
 def run(job: Job) -> str:
-    """A line about what was found.  Raises :class:`Ended` where there is nothing."""
+    """Run a job; returns its result in one line.  Raises :class:`ProcessFailed`."""
     if not job.setup.recorded:
         shutil.rmtree(job.caches, ignore_errors=True)
-        process(replace(job.setup, seconds=job.most), Path(job.caches), job.until)
-        return "not recorded: files were read"
-    if job.setup.part in IN_PAIRS:
-        return pairs(job)
-    setup = replace(job.setup, seconds=job.most)
-    if setup.part in SIDE_BY_SIDE:
-        # What both starts have compiled is there for all.
-        every = Path(job.caches) / "nostall"
-        for sort in ("inductor", "triton"):
-            other = Path(job.caches) / "inductor" / sort
-            if other.is_dir():
-                shutil.copytree(other, every / sort, dirs_exist_ok=True)
-        if setup.part in ROUNDS:
-            return rounds(replace(job, setup=setup), every)
-        process(setup, every, job.until)
-        return line(json.loads(Path(setup.out).read_text()))
-    place = Path(job.caches) / setup.part
-    shutil.rmtree(place, ignore_errors=True)
+        run_process(replace(job.setup, seconds=job.max_seconds), Path(job.caches), job.deadline)
+        return "not recorded: read files only"
+    if job.setup.part in PAIR_SECONDS:
+        return run_pairs(job)
+    setup = replace(job.setup, seconds=job.max_seconds)
+    if setup.part in INTERLEAVED:
+        # Merge the caches of both starts.
+        caches = Path(job.caches) / "nostall"
+        for cache in ("inductor", "triton"):
+            source = Path(job.caches) / "inductor" / cache
+            if source.is_dir():
+                shutil.copytree(source, caches / cache, dirs_exist_ok=True)
+        if setup.part in PROCESS_COUNTS:
+            return run_rounds(replace(job, setup=setup), caches)
+        run_process(setup, caches, job.deadline)
+        return summary_line(json.loads(Path(setup.out).read_text()))
+    caches = Path(job.caches) / setup.part
+    shutil.rmtree(caches, ignore_errors=True)
     for state in STATES:
-        process(replace(setup, state=state), place, job.until)
-    return line(json.loads(Path(setup.out).read_text()))
+        run_process(replace(setup, state=state), caches, job.deadline)
+    return summary_line(json.loads(Path(setup.out).read_text()))
 
 
-def order(part: str, pairs: int) -> list[str]:
-    """Who starts, one after the other; each goes first as often as the others, where it can."""
-    methods = list(STARTED[part])
-    firsts = [at % len(methods) for at in range(pairs)]
-    return [method for at in firsts for method in (*methods[at:], *methods[:at])]
+def start_order(part: str, pairs: int) -> list[str]:
+    """Order of starts: pair after pair, with the first method rotating."""
+    methods = list(START_METHODS[part])
+    first_indices = [first % len(methods) for first in range(pairs)]
+    return [method for first in first_indices for method in (*methods[first:], *methods[:first])]
 
 
-def pairs(job: Job) -> str:
-    """First steps in turns; those that are there already are not taken again."""
+def run_pairs(job: Job) -> str:
+    """Measure first steps of the methods alternately, continuing after recorded ones."""
     out, setup = Path(job.setup.out), job.setup
-    known = len(json.loads(out.read_text())["runs"]) if out.exists() else 0
-    most, cold = job.slower * IN_PAIRS[setup.part], setup.part == PAIRED
-    # The first one reads files; of warm ones it has the stitched version there, chosen or not.
-    unrecorded = ["nostall" if cold else "always"]
-    for at, method in enumerate([*unrecorded, *order(setup.part, setup.pairs)[known:]]):
-        if monotonic() + most > job.until:
+    done = len(json.loads(out.read_text())["runs"]) if out.exists() else 0
+    max_seconds, is_cold = job.slowdown * PAIR_SECONDS[setup.part], setup.part == PAIRED
+    # An unrecorded start reads files; with warm caches it also compiles the stitched version.
+    unrecorded = ["nostall" if is_cold else "always"]
+    for index, method in enumerate([*unrecorded, *start_order(setup.part, setup.pairs)[done:]]):
+        if monotonic() + max_seconds > job.deadline:
             break
-        place = Path(job.caches) / (setup.part if cold else LEFT_BY[method])
-        if cold:
-            shutil.rmtree(place, ignore_errors=True)
-        elif not place.exists():
-            raise Ended(f"no caches are there; add {LEFT_BY[method]} to --parts")
-        one = replace(setup, state=method, recorded=at >= len(unrecorded), seconds=most + SLACK)
-        process(one, place, job.until)
+        caches = Path(job.caches) / (setup.part if is_cold else CACHE_SOURCE[method])
+        if is_cold:
+            shutil.rmtree(caches, ignore_errors=True)
+        elif not caches.exists():
+            raise ProcessFailed(f"{caches} has no caches; add {CACHE_SOURCE[method]} to --parts")
+        start_setup = replace(
+            setup,
+            state=method,
+            recorded=index >= len(unrecorded),
+            seconds=max_seconds + SLACK_SECONDS,
+        )
+        run_process(start_setup, caches, job.deadline)
     if not out.exists():
-        raise Ended("no time is left")
-    return line(json.loads(out.read_text()))
+        raise ProcessFailed("no time is left")
+    return summary_line(json.loads(out.read_text()))
 
 
-def rounds(job: Job, caches: Path) -> str:
-    """A part in several processes; those that there are already are not run again."""
+def run_rounds(job: Job, caches: Path) -> str:
+    """Run a part in several processes, continuing after recorded ones."""
     out, setup = Path(job.setup.out), job.setup
-    known = len(json.loads(out.read_text())["rounds"]) if out.exists() else 0
-    for turn in range(known, ROUNDS[setup.part]):
-        if turn and monotonic() + job.slower * job.round > job.until:
+    done = len(json.loads(out.read_text())["rounds"]) if out.exists() else 0
+    for turn in range(done, PROCESS_COUNTS[setup.part]):
+        if turn and monotonic() + job.slowdown * job.round_seconds > job.deadline:
             break
-        process(replace(setup, turn=turn), caches, job.until)
-    return "; ".join(line(one) for one in json.loads(out.read_text())["rounds"])
+        run_process(replace(setup, turn=turn), caches, job.deadline)
+    return "; ".join(summary_line(result) for result in json.loads(out.read_text())["rounds"])
 
 
-class Ended(Exception):
-    """A process failed, or took too long."""
+class ProcessFailed(Exception):
+    """A process failed or exceeded its time limit."""
 
 
-def process(setup: Setup, caches: Path, until: float) -> None:
-    """``benchmarks.torch_compile.model_process`` with these caches.  Raises :class:`Ended`."""
-    seconds = min(setup.seconds, until - monotonic())
-    if seconds < 1:
-        raise Ended("no time is left")
-    places = {
+def run_process(setup: Setup, caches: Path, deadline: float) -> None:
+    """Run ``benchmarks.torch_compile.model_process`` with these caches.
+
+    Raises :class:`ProcessFailed`.
+    """
+    limit = min(setup.seconds, deadline - monotonic())
+    if limit < 1:
+        raise ProcessFailed("no time is left")
+    environment = {
         "NOSTALL_HOME": str(caches / "home"),
         "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
         "TRITON_CACHE_DIR": str(caches / "triton"),
-        "TORCHINDUCTOR_COMPILE_THREADS": str(THREADS),
+        "TORCHINDUCTOR_COMPILE_THREADS": str(COMPILE_THREADS),
         "PYTHONDONTWRITEBYTECODE": "",
-        "PYTHONPYCACHEPREFIX": str(root() / "bytecode"),
+        "PYTHONPYCACHEPREFIX": str(cache_root() / "bytecode"),
     }
-    given = json.dumps(asdict(replace(setup, seconds=seconds)))
+    argument = json.dumps(asdict(replace(setup, seconds=limit)))
     command = [
         sys.executable,
         "-W",
         "ignore",
         "-m",
         "benchmarks.torch_compile.model_process",
-        given,
+        argument,
     ]
     log = Path(setup.out).parent / "logs" / f"{setup.model}.{setup.part}.{setup.state}.txt"
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("w") as said:
+    with log.open("w") as output:
         child = subprocess.Popen(
-            command, env={**os.environ, **places}, stdout=said, stderr=said, start_new_session=True
+            command,
+            env={**os.environ, **environment},
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
         )
         try:
-            code = child.wait(seconds)
+            exit_code = child.wait(limit)
         except subprocess.TimeoutExpired as error:
-            raise Ended(f"{setup.state} took more than {seconds:.0f} s") from error
+            raise ProcessFailed(f"{setup.state} took more than {limit:.0f} s") from error
         finally:
             if child.poll() is None:
-                # Those that compile for it, too.
+                # Kill the whole process group, including its compile workers.
                 os.killpg(child.pid, signal.SIGKILL)
                 child.wait()
-    if code:
-        last = (log.read_text().strip().splitlines() or ["nothing said"])[-1]
-        raise Ended(f"{setup.state} failed: {last[:300]}")
+    if exit_code:
+        last_line = (log.read_text().strip().splitlines() or ["no output"])[-1]
+        raise ProcessFailed(f"{setup.state} failed: {last_line[:300]}")
 
 
-def line(found: Mapping[str, Any]) -> str:
-    """The result in a few words."""
-    if "runs" in found:
-        return ", ".join(f"{one['method']} {one['first_s']:.1f} s" for one in found["runs"])
-    if "starts" in found:
-        told = []
-        for state, start in found["starts"].items():
-            active = f", chosen after {start['until_chosen_s']:.1f} s"
-            told.append(f"{state} {start['first_s']:.1f} s{active if start['graphs'] else ''}")
-            told += [f"{g['reason']}, {g['kernels']} in, {g['left']} left" for g in start["graphs"]]
-        return ", ".join(told)
-    told = []
-    for name in ("looped", "replayed"):
-        compared = found.get(name, {}).get("compared", {})
-        told += [f"{name} {x} {c['ratio']:.3f} {c['verdict']}" for x, c in compared.items()]
-    launches = {n: k.get("launches") for n, k in found.get("kernels", {}).items()}
-    return f"{', '.join(told)}; launches {launches}; apart {found['apart']}"
+def summary_line(result: Mapping[str, Any]) -> str:
+    """The result of a part in one line."""
+    if "runs" in result:
+        return ", ".join(f"{start['method']} {start['first_s']:.1f} s" for start in result["runs"])
+    if "starts" in result:
+        parts = []
+        for state, start in result["starts"].items():
+            choice = f", chosen after {start['until_chosen_s']:.1f} s"
+            parts.append(f"{state} {start['first_s']:.1f} s{choice if start['graphs'] else ''}")
+            parts += [
+                f"{graph['reason']}, {graph['kernels']} in, {graph['left']} left"
+                for graph in start["graphs"]
+            ]
+        return ", ".join(parts)
+    parts = []
+    for clock in ("looped", "replayed"):
+        compared = result.get(clock, {}).get("compared", {})
+        parts += [
+            f"{clock} {name} {comparison['ratio']:.3f} {comparison['verdict']}"
+            for name, comparison in compared.items()
+        ]
+    launches = {
+        name: kernels.get("launches") for name, kernels in result.get("kernels", {}).items()
+    }
+    return f"{', '.join(parts)}; launches {launches}; apart {result['apart']}"
 
 
-def dealt(jobs: Sequence[Job], gpus: int) -> list[list[Job]]:
-    """A queue for each GPU: the longest first, to whichever has least to do; the parts of a model
-    that use what ``nostall`` compiled stay behind it, the modes behind everything else."""
+def assign_jobs(jobs: Sequence[Job], gpus: int) -> list[list[Job]]:
+    """Distribute jobs over GPUs: the longest group goes first, to the shortest queue.
+
+    Parts that use ``nostall``'s caches follow it in the same queue; the parts of other modes come
+    last.
+    """
     queues: list[list[Job]] = [[] for _ in range(gpus)]
-    late = [job for job in jobs if job.setup.part in SIDE_BY_SIDE and job.setup.part != "steady"]
+    mode_jobs = [
+        job for job in jobs if job.setup.part in INTERLEAVED and job.setup.part != "steady"
+    ]
     groups: dict[tuple[str, str], list[Job]] = {}
-    warm = any(job.setup.part == AGAIN for job in jobs)
+    has_warm_pairs = any(job.setup.part == AGAIN for job in jobs)
     for job in jobs:
-        if job not in late:
-            alone = job.setup.part if job.setup.part in ({PAIRED} if warm else ALONE) else ""
-            groups.setdefault((job.setup.model, alone), []).append(job)
+        if job not in mode_jobs:
+            group_key = (
+                job.setup.part
+                if job.setup.part in ({PAIRED} if has_warm_pairs else INDEPENDENT_PARTS)
+                else ""
+            )
+            groups.setdefault((job.setup.model, group_key), []).append(job)
 
-    def length(group: Sequence[Job]) -> float:
-        return sum(job.expected for job in group)
+    def expected_total(group: Sequence[Job]) -> float:
+        return sum(job.expected_seconds for job in group)
 
-    for group in sorted(groups.values(), key=length, reverse=True):
-        min(queues, key=length).extend(group)
-    for job in sorted(late, key=lambda job: job.expected):
-        min(queues, key=length).append(job)
+    for group in sorted(groups.values(), key=expected_total, reverse=True):
+        min(queues, key=expected_total).extend(group)
+    for job in sorted(mode_jobs, key=lambda job: job.expected_seconds):
+        min(queues, key=expected_total).append(job)
     return queues
 
 
-def wanted(options: argparse.Namespace, until: float) -> list[Job]:
-    """Every part of every model that is not complete."""
+def pending_jobs(options: argparse.Namespace, deadline: float) -> list[Job]:
+    """Jobs of all selected parts and models that are not complete."""
     jobs = []
-    parts = options.parts.split(",") if options.parts else [p for p in PARTS if p not in IN_PAIRS]
+    parts = (
+        options.parts.split(",")
+        if options.parts
+        else [part for part in PARTS if part not in PAIR_SECONDS]
+    )
     for model in models(options.small):
         if not any(part in model for part in options.models.split(",")):
             continue
         for part in parts:
-            out = options.out / f"{model}.{part}.json"
-            if out.exists() and json.loads(out.read_text()).get("complete"):
+            path = options.out / f"{model}.{part}.json"
+            if path.exists() and json.loads(path.read_text()).get("complete"):
                 continue
             setup = Setup(
                 model=model,
                 part=part,
-                out=str(out),
+                out=str(path),
                 device=options.device,
                 dtype=options.dtype,
                 small=options.small,
@@ -296,43 +341,45 @@ def wanted(options: argparse.Namespace, until: float) -> list[Job]:
                 measured_s=options.measured,
                 pairs=options.pairs,
             )
-            jobs.append(Job(setup, until, str(root() / model)))
+            jobs.append(Job(setup, deadline, str(cache_root() / model)))
     return jobs
 
 
-def root() -> Path:
-    """Where caches of every sort are."""
+def cache_root() -> Path:
+    """Folder of all caches."""
     return Path(tempfile.gettempdir()) / f"nostall-fusion-backend-{os.getuid()}"
 
 
-def headed(number: int, jobs: list[Job]) -> list[Job]:
-    """A queue, with a start in front that reads from the disk what the others find in memory."""
-    starts = [job for job in jobs if job.setup.part in FIRST]
+def with_unrecorded_start(number: int, jobs: list[Job]) -> list[Job]:
+    """A queue with an unrecorded start in front, so that later starts find all files in memory."""
+    starts = [job for job in jobs if job.setup.part in STARTS]
     if not starts:
         return jobs
-    nowhere = root() / f"unrecorded-{number}"
+    folder = cache_root() / f"unrecorded-{number}"
     setup = replace(
         starts[0].setup,
         part=PAIRED,
         state="nostall",
         recorded=False,
-        out=str(nowhere / f"{starts[0].setup.model}.json"),
+        out=str(folder / f"{starts[0].setup.model}.json"),
     )
-    return [Job(setup, starts[0].until, str(nowhere / "caches")), *jobs]
+    return [Job(setup, starts[0].deadline, str(folder / "caches")), *jobs]
 
 
-def expected(job: Job) -> float:
-    return job.expected
+def expected_seconds(job: Job) -> float:
+    return job.expected_seconds
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--models", default="", help="only those whose name has one of these parts")
-    parser.add_argument("--parts", default="", help=f"of {','.join(PARTS)}")
-    parser.add_argument("--pairs", type=int, default=2, help="of first steps, in first and again")
+    parser.add_argument("--models", default="", help="only models whose names contain one of these")
+    parser.add_argument("--parts", default="", help=f"comma-separated, of {','.join(PARTS)}")
+    parser.add_argument(
+        "--pairs", type=int, default=2, help="pairs of first steps in first and again"
+    )
     parser.add_argument("--limit", type=float, default=300, help="seconds for everything")
     parser.add_argument("--each", type=float, default=200, help="seconds for one process")
-    parser.add_argument("--measured", type=float, default=4, help="seconds for each set of times")
+    parser.add_argument("--measured", type=float, default=4, help="seconds for each set of samples")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--small", action="store_true")
@@ -343,18 +390,21 @@ def main(options: argparse.Namespace) -> None:
         raise BadInput(f"--parts has {', '.join(unknown)}; allowed are {', '.join(PARTS)}")
     gpus = visible_gpus() if options.device == "cuda" else [""]
     if not gpus:
-        sys.exit("there is no GPU here; run this on one, or give --small --device cpu")
-    began = monotonic()
-    jobs = wanted(options, began + options.limit)
-    queues = [headed(at, queue) for at, queue in enumerate(dealt(jobs, len(gpus)))]
-    answered = set()
-    for answer in run_jobs(run, queues, gpus, began + options.limit, expected):
+        sys.exit("no GPU is visible; run this on a machine with a GPU, or use --small --device cpu")
+    start = monotonic()
+    jobs = pending_jobs(options, start + options.limit)
+    queues = [
+        with_unrecorded_start(number, queue)
+        for number, queue in enumerate(assign_jobs(jobs, len(gpus)))
+    ]
+    done = set()
+    for answer in run_jobs(run, queues, gpus, start + options.limit, expected_seconds):
         setup = answer.job.setup
         if setup.recorded:
-            answered.add((setup.model, setup.part))
+            done.add((setup.model, setup.part))
         error = answer.error
-        told = answer.result if error is None else f"{type(error).__name__}: {error}"
-        print(f"[{monotonic() - began:.0f} s] {setup.model}, {setup.part}: {told}", flush=True)
+        message = answer.result if error is None else f"{type(error).__name__}: {error}"
+        print(f"[{monotonic() - start:.0f} s] {setup.model}, {setup.part}: {message}", flush=True)
     for job in jobs:
-        if (job.setup.model, job.setup.part) not in answered:
-            print(f"{job.setup.model}, {job.setup.part}: not begun, no time is left", flush=True)
+        if (job.setup.model, job.setup.part) not in done:
+            print(f"{job.setup.model}, {job.setup.part}: not started, no time is left", flush=True)

@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.harness.markdown import PAGES, page, table, wrapped
 from benchmarks.harness.result_file import load, results
-from benchmarks.torch_compile.model_process import AGAIN, PAIRED, SIDE_BY_SIDE, STARTED
+from benchmarks.torch_compile.model_process import AGAIN, INTERLEAVED, PAIRED, START_METHODS
 from benchmarks.torch_compile.model_zoo import models
 from nostall.core.files import write_atomically
 
@@ -51,11 +51,11 @@ def _method(loaded: Mapping[str, Model]) -> str:
     gpus = "; ".join(sorted({f"{r['gpu']}, PyTorch {r['torch']}, {r['dtype']}" for r in records}))
     return (
         f"Measured with `python -m benchmarks run torch_compile.models` on {gpus}; "
-        f"{max(r['date'] for r in records)[:10]}. `benchmarks/torch_compile/results/models` has one "
-        "JSON for each model and part with every sample. Models have random weights "
-        "(`benchmarks/torch_compile/model_zoo.py`). A ratio is torch.compile's time of a whole step "
-        "divided by nostall's, interleaved, with its 95 % interval. *faster* and *slower* are stated "
-        "only beyond the null (torch.compile beside itself). How a version is chosen: "
+        f"{max(r['date'] for r in records)[:10]}. `benchmarks/torch_compile/results/models` has "
+        "one JSON for each model and part with every sample. Models have random weights "
+        "(`benchmarks/torch_compile/model_zoo.py`). A ratio is torch.compile's time of a whole "
+        "step divided by nostall's, interleaved, with its 95 % interval. *faster* and *slower* are "
+        "stated only beyond the null (torch.compile beside itself). How a version is chosen: "
         "[torch.compile](../explanation/torch-compile.md)."
     )
 
@@ -138,10 +138,10 @@ _STEP_COLUMNS = (
     *("eager", "kernels", "what it runs"),
 )
 _GENERATED = wrapped(
-    "Memory-bound kernels that Inductor and nostall write: launches of one step and their time, from "
-    "the profiler. All other kernels (matrix products, attention, convolutions, copies) come from the "
-    "same libraries in each version. A fused kernel is launched before the kernel in front of it ends; "
-    "its time includes that wait."
+    "Memory-bound kernels that Inductor and nostall write: launches of one step and their time, "
+    "from the profiler. All other kernels (matrix products, attention, convolutions, copies) come "
+    "from the same libraries in each version. A fused kernel is launched before the kernel in "
+    "front of it ends; its time includes that wait."
 )
 _GENERATED_COLUMNS = ("model", "torch.compile", "nostall", "of those stitched", "all kernels")
 _START_COLUMNS = (
@@ -149,28 +149,29 @@ _START_COLUMNS = (
     *("processor s", "held up s", "longest steps s"),
 )
 _STEPS = wrapped(
-    "*nostall*: the version that the backend chose. *All kernels*: its version with every fused kernel, "
-    "whatever their times. Steps of a loop; *GPU*: whole steps replayed as CUDA graphs, without the "
-    "host. *Kernels*: launches of one step by torch.compile → nostall → all kernels."
+    "*nostall*: the version that the backend chose. *All kernels*: its version with every fused "
+    "kernel, whatever their times. Steps of a loop; *GPU*: whole steps replayed as CUDA graphs, "
+    "without the host. *Kernels*: launches of one step by torch.compile → nostall → all kernels."
 )
 _STARTS = wrapped(
-    "Seconds by nostall (by Inductor). *Cold*: with empty caches. *Chosen*: from the start until the "
-    "version that stays runs. Processor seconds are those of all processes until then. *Held up*: the "
-    "time by which steps between the first one and the choice exceed the usual step, summed, and the "
-    "longest steps. One process each, with Python's bytecode cached, as in an installed package."
+    "Seconds by nostall (by Inductor). *Cold*: with empty caches. *Chosen*: from the start until "
+    "the version that stays runs. Processor seconds are those of all processes until then. *Held "
+    "up*: the time by which steps between the first one and the choice exceed the usual step, "
+    "summed, and the longest steps. One process each, with Python's bytecode cached, as in an "
+    "installed package."
 )
 _MODES = wrapped(
-    "Each method has its own copy of the model. *Second copy*: torch.compile's mode beside itself with "
-    "another copy of the model."
+    "Each method has its own copy of the model. *Second copy*: torch.compile's mode beside itself "
+    "with another copy of the model."
 )
 _MODE_COLUMNS = ("model", "nostall", "second copy")
 _ROUNDS = wrapped(
-    "Several processes make and time the copies of a model in different orders. Ratios are to the time "
-    "of one copy by torch.compile: geometric mean, least and most. *Untouched*: a copy that goes "
-    'through the backend with `nostall.choose` "inductor". *Second copy*: another copy by '
+    "Several processes make and time the copies of a model in different orders. Ratios are to the "
+    "time of one copy by torch.compile: geometric mean, least and most. *Untouched*: a copy that "
+    'goes through the backend with `nostall.choose` "inductor". *Second copy*: another copy by '
     "torch.compile. The copy to which all are compared runs twice in every round (its null) and is "
-    "faster than equal copies in any order. The last ratio is therefore to the second copy, which runs "
-    "once, as nostall's does."
+    "faster than equal copies in any order. The last ratio is therefore to the second copy, which "
+    "runs once, as nostall's does."
 )
 _ROUND_COLUMNS = (
     *("model", "step ms", "nostall", "untouched", "second copy"),
@@ -179,21 +180,21 @@ _ROUND_COLUMNS = (
 )
 _PAIRS = wrapped(
     "First steps in processes that alternate, with empty caches (*cold*) and with the caches of an "
-    "earlier run (*warm*): nostall's time divided by Inductor's, for each pair. Warm starts were also "
-    "measured with every fused kernel (*all kernels*), because nostall may have chosen Inductor's "
-    "version. *Thread*: the same ratios of the processor time of the main thread. *Collector*: seconds "
-    "(medians) in which Python's garbage collector visited all objects. The order in a pair alternates; "
-    "an earlier process has read every file from disk."
+    "earlier run (*warm*): nostall's time divided by Inductor's, for each pair. Warm starts were "
+    "also measured with every fused kernel (*all kernels*), because nostall may have chosen "
+    "Inductor's version. *Thread*: the same ratios of the processor time of the main thread. "
+    "*Collector*: seconds (medians) in which Python's garbage collector visited all objects. The "
+    "order in a pair alternates; an earlier process has read every file from disk."
 )
 _WAITING = wrapped(
-    "Seconds that the user's process spends on its own thread until the choice: tuning of kernel plans, "
-    "comparison of kernels with Inductor's, the candidate version, comparison of whole graphs. Worker "
-    "processes compile at the same time."
+    "Seconds that the user's process spends on its own thread until the choice: tuning of kernel "
+    "plans, comparison of kernels with Inductor's, the candidate version, comparison of whole "
+    "graphs. Worker processes compile at the same time."
 )
 _OTHERS = wrapped(
     "Cold starts of other runs: `models_repeated` a second time on the same kind of machine, "
-    "`models_slow_host` on a slow, noisy host. A choice can differ from run to run if the gain of the "
-    "whole graph is close to the noise of Inductor's version beside itself."
+    "`models_slow_host` on a slow, noisy host. A choice can differ from run to run if the gain of "
+    "the whole graph is close to the noise of Inductor's version beside itself."
 )
 _WAITING_COLUMNS = (
     *("model", "plans", "kernels", "candidate", "whole graphs", "total", "held up"),
@@ -254,7 +255,7 @@ def _step(name: str, result: Mapping[str, Any]) -> list[str]:
     base = result["looped"]["base"]
     ms = 1e3 * median(result["looped"]["samples_s"][base])
     kernels = result.get("kernels", {})
-    counts = [kernels.get(which, {}).get("launches", "?") for which in SIDE_BY_SIDE["steady"][:3]]
+    counts = [kernels.get(which, {}).get("launches", "?") for which in INTERLEAVED["steady"][:3]]
     runs = "; ".join(f"{g['state']}: {g['reason']}" for g in result["graphs"]["nostall"])
     ratios = [_ratio(result, kind, n) for kind in ("looped", "replayed") for n in _OURS]
     eager = _ratio(result, "looped", "eager")
@@ -266,7 +267,7 @@ _STITCHED = "stitched_"
 
 
 def _generated(name: str, result: Mapping[str, Any]) -> list[str]:
-    plain, ours, every = SIDE_BY_SIDE["steady"][:3]
+    plain, ours, every = INTERLEAVED["steady"][:3]
     both = ("triton_", _STITCHED)
     cells = [
         _launches(result, plain, both),
@@ -327,7 +328,9 @@ def _inside(model: Model) -> tuple[str, str]:
     every = [_paired(model, AGAIN, method, "first_thread_s") for method in _OURS]
     thread = ", ".join(f"{geometric_mean(one):.2f}x" for one in every if one)
     name, runs = "first_collector_s", model[AGAIN]["runs"] if AGAIN in model else []
-    taken = [[r[name] for r in runs if r["method"] == one and name in r] for one in STARTED[AGAIN]]
+    taken = [
+        [r[name] for r in runs if r["method"] == one and name in r] for one in START_METHODS[AGAIN]
+    ]
     return thread or NONE, ", ".join(f"{median(one):.2f} s" for one in taken if one) or NONE
 
 
@@ -351,12 +354,12 @@ def _spread(ratios: Sequence[float]) -> list[str]:
 
 
 def _mode(name: str, result: Mapping[str, Any]) -> list[str]:
-    return [name, *(_ratio(result, "looped", which) for which in SIDE_BY_SIDE[IN_ONE][1:])]
+    return [name, *(_ratio(result, "looped", which) for which in INTERLEAVED[IN_ONE][1:])]
 
 
 def _rounds(name: str, result: Mapping[str, Any]) -> list[str]:
     every = result["rounds"]
-    base, ours, untouched, again = SIDE_BY_SIDE[IN_ROUNDS]
+    base, ours, untouched, again = INTERLEAVED[IN_ROUNDS]
     samples = [one["looped"]["samples_s"] for one in every]
     cells = [name, f"{1e3 * median(median(one[base]) for one in samples):.2f}"]
     for slow, quick in ((base, ours), (base, untouched), (base, again), (again, ours)):

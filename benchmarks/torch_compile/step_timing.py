@@ -1,4 +1,4 @@
-"""Times, launches and processor time of steps, for ``benchmarks.torch_compile.model_process``."""
+"""Interleaved times, CUDA graphs, kernel profiles and CPU time of a model's steps."""
 
 from __future__ import annotations
 
@@ -14,47 +14,58 @@ from typing import Any, Protocol
 import torch
 
 Step = Callable[[], object]
-NAME = 100
-"""Characters of a kernel's name that are kept."""
+MAX_NAME = 100
+"""Maximum characters of a kernel's name in a result file."""
 
 
-class Timed(Protocol):
+class TimingSettings(Protocol):
+    """Settings of a measurement: its device, and seconds for each set of samples."""
+
     @property
     def device(self) -> str: ...
     @property
     def measured_s(self) -> float: ...
 
 
-def synchronized(device: str) -> None:
-    """Wait until the device has done everything."""
+def synchronize(device: str) -> None:
+    """Wait until the device has finished all work."""
     if device == "cuda":
         torch.cuda.synchronize()
 
 
-def in_turns(runs: Mapping[str, Step], about: Timed, base: str = "") -> dict[str, Any]:
-    """Seconds of each run, taken in turns, and how they compare with those of ``base`` (of the
-    first one), which runs twice: the null."""
-    # A program by nostall imports it in its first step, and one by Inductor never.
+def time_interleaved(
+    runs: Mapping[str, Step], setup: TimingSettings, base: str = ""
+) -> dict[str, Any]:
+    """Seconds of each run, interleaved, and comparisons with ``base`` (default: the first run).
+
+    ``base`` runs twice (the null).
+    """
+    # Lazy imports: the first step of nostall's program must include them, Inductor's must not.
     from nostall.core.measurement import Comparison
     from nostall.gpu.clock import EventClock, WallClock
 
-    clock = EventClock() if about.device == "cuda" else WallClock()
+    clock = EventClock() if setup.device == "cuda" else WallClock()
     base = base or next(iter(runs))
-    *rows, null = clock.samples("", [*runs.values(), runs[base]], about.measured_s)
+    *rows, null = clock.samples("", [*runs.values(), runs[base]], setup.measured_s)
     samples = dict(zip(runs, rows, strict=True))
     compared = {}
     for name, row in samples.items():
         if name != base:
-            found = Comparison.from_samples(samples[base], row, null, kind=clock.kind)
-            ratio, low, high = found.ratio, found.low, found.high
-            compared[name] = {"ratio": ratio, "low": low, "high": high, "verdict": found.verdict}
-            compared[name] |= {"null_low": found.null_low, "null_high": found.null_high}
+            comparison = Comparison.from_samples(samples[base], row, null, kind=clock.kind)
+            ratio, low, high = comparison.ratio, comparison.low, comparison.high
+            compared[name] = {
+                "ratio": ratio,
+                "low": low,
+                "high": high,
+                "verdict": comparison.verdict,
+            }
+            compared[name] |= {"null_low": comparison.null_low, "null_high": comparison.null_high}
     return {"base": base, "samples_s": samples, "null_s": null, "compared": compared}
 
 
 @dataclass(frozen=True)
-class Captured:
-    """A step as a CUDA graph.  Its gradients live in the graph's memory as long as it does."""
+class CapturedStep:
+    """A step as a CUDA graph, which owns the memory of its gradients."""
 
     graph: torch.cuda.CUDAGraph
 
@@ -62,8 +73,8 @@ class Captured:
         self.graph.replay()
 
 
-def captured(step: Step) -> Captured:
-    """A whole step, forward and backward, as one CUDA graph."""
+def capture_step(step: Step) -> CapturedStep:
+    """Capture a whole step, forward and backward, as one CUDA graph."""
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -71,38 +82,40 @@ def captured(step: Step) -> Captured:
             step()
     torch.cuda.current_stream().wait_stream(stream)
     torch.cuda.synchronize()
-    # Backward passes run in a thread of their own.
+    # Autograd runs backward passes in another thread.
     with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
         step()
     graph.replay()
     torch.cuda.synchronize()
-    return Captured(graph)
+    return CapturedStep(graph)
 
 
-def kernels_of(step: Step) -> dict[str, Any]:
-    """What the GPU runs in one step: number of kernels, their seconds, and both by name; copies of
-    memory and what fills it are counted apart."""
+def profile_kernels(step: Step) -> dict[str, Any]:
+    """Profile one step: launches of kernels and their seconds, in all and by name.
+
+    Memory copies and fills are counted separately.
+    """
     from torch.profiler import ProfilerActivity, profile
 
     step()
     torch.cuda.synchronize()
     try:
-        with profile(activities=[ProfilerActivity.CUDA]) as found:
+        with profile(activities=[ProfilerActivity.CUDA]) as profiled:
             step()
             torch.cuda.synchronize()
-    except Exception as error:  # times are worth keeping without it
+    except Exception as error:  # the times are useful without a profile
         return {"failed": f"{type(error).__name__}: {error}"}
     count: Counter[str] = Counter()
     seconds: Counter[str] = Counter()
     copies: Counter[str] = Counter()
-    for event in found.events():
+    for event in profiled.events():
         if event.device_type != torch.autograd.DeviceType.CUDA:
             continue
         if event.name.startswith(("Memcpy", "Memset")):
             copies[event.name] += 1
             continue
-        count[event.name[:NAME]] += 1
-        seconds[event.name[:NAME]] += 1e-6 * event.time_range.elapsed_us()
+        count[event.name[:MAX_NAME]] += 1
+        seconds[event.name[:MAX_NAME]] += 1e-6 * event.time_range.elapsed_us()
     return {
         "copies": dict(copies),
         "launches": count.total(),
@@ -111,53 +124,55 @@ def kernels_of(step: Step) -> dict[str, Any]:
     }
 
 
-def processor_seconds() -> float:
-    """Of this process and all that descend from it, ended ones included where they were waited
-    for."""
-    spent: dict[int, float] = {}
-    parent: dict[int, int] = {}
-    tick = os.sysconf("SC_CLK_TCK")
-    for place in Path("/proc").iterdir():
-        if not place.name.isdigit():
+def cpu_seconds() -> float:
+    """CPU seconds of this process and its descendants, with ended ones that were waited for."""
+    seconds_by_pid: dict[int, float] = {}
+    parents: dict[int, int] = {}
+    ticks_per_second = os.sysconf("SC_CLK_TCK")
+    for process_folder in Path("/proc").iterdir():
+        if not process_folder.name.isdigit():
             continue
         try:
-            # Behind the name, which may hold anything: state, parent, ..., utime, stime, and
-            # the same of children.
-            fields = (place / "stat").read_text().rpartition(")")[2].split()
+            # Fields after the name, which may contain spaces and parentheses: state, parent, ...,
+            # then utime and stime of the process and of its ended children.
+            fields = (process_folder / "stat").read_text().rpartition(")")[2].split()
         except OSError:
-            continue  # it has ended meanwhile
-        number = int(place.name)
-        parent[number] = int(fields[1])
-        spent[number] = sum(map(int, fields[11:15])) / tick
+            continue  # the process has ended
+        pid = int(process_folder.name)
+        parents[pid] = int(fields[1])
+        seconds_by_pid[pid] = sum(map(int, fields[11:15])) / ticks_per_second
     total = 0.0
-    for number, seconds in spent.items():
-        above = number
-        while above not in (os.getpid(), 0):
-            above = parent.get(above, 0)
-        total += seconds if above else 0.0
+    for pid, seconds in seconds_by_pid.items():
+        ancestor = pid
+        while ancestor not in (os.getpid(), 0):
+            ancestor = parents.get(ancestor, 0)
+        total += seconds if ancestor else 0.0
     return total
 
 
-class Watch:
-    """Seconds of the clock, of all processors, of this thread, and of those in which Python's
-    garbage collector goes through everything there is."""
+class Stopwatch:
+    """Stopwatch of wall time, CPU time of processes and of this thread, and garbage collection.
+
+    Only full collections (generation 2) count.
+    """
 
     def __init__(self) -> None:
-        self._began, self._spent = time.perf_counter(), processor_seconds()
-        self._thread = time.thread_time()
-        self._collected = self._since = 0.0
-        gc.callbacks.append(self._heard)
+        self._start, self._cpu_start = time.perf_counter(), cpu_seconds()
+        self._thread_start = time.thread_time()
+        self._collector_seconds = self._collection_start = 0.0
+        gc.callbacks.append(self._on_collection)
 
-    def _heard(self, phase: str, about: Mapping[str, int]) -> None:
-        if about["generation"] == 2:
+    def _on_collection(self, phase: str, info: Mapping[str, int]) -> None:
+        if info["generation"] == 2:
             now = time.perf_counter()
-            self._collected += now - self._since if phase == "stop" else 0.0
-            self._since = now
+            self._collector_seconds += now - self._collection_start if phase == "stop" else 0.0
+            self._collection_start = now
 
-    def said(self, until: str) -> dict[str, Any]:
+    def elapsed(self, until: str) -> dict[str, Any]:
+        """Seconds since the start; ``until`` is the prefix of the keys."""
         return {
-            f"{until}_s": time.perf_counter() - self._began,
-            f"{until}_cpu_s": processor_seconds() - self._spent,
-            f"{until}_thread_s": time.thread_time() - self._thread,
-            f"{until}_collector_s": self._collected,
+            f"{until}_s": time.perf_counter() - self._start,
+            f"{until}_cpu_s": cpu_seconds() - self._cpu_start,
+            f"{until}_thread_s": time.thread_time() - self._thread_start,
+            f"{until}_collector_s": self._collector_seconds,
         }

@@ -1,4 +1,4 @@
-"""Whether a version of a chain computes the same as eager PyTorch does in fp32."""
+"""Check of a chain's outputs against eager PyTorch in fp32."""
 
 from __future__ import annotations
 
@@ -11,55 +11,69 @@ from benchmarks.fusion.chains.programs import HALF, SINGLE, Chain
 from benchmarks.fusion.chains.timing import Inputs, Method
 
 TOLERANCE = {HALF: 2e-2, SINGLE: 1e-3, torch.int8: 1.5 / 127}
-"""Error allowed, of the largest value of an output; int8 may be rounded the other way."""
-TIMES_EAGER = 4
-"""An error is none that is at most this many times that of eager in the chain's own dtype."""
+"""Allowed error by dtype, relative to the largest value of an output.
+
+int8 may be off by one, because a value halfway may be rounded either way.
+"""
+MAX_EAGER_RATIO = 4
+"""Errors up to this multiple of eager PyTorch's error in the chain's own dtype are allowed, too."""
 
 
-class Judge:
-    """Knows what a chain's outputs have to be for some inputs."""
+class AccuracyCheck:
+    """Reference outputs of a chain for fixed inputs, and the check of a method against them."""
 
     def __init__(self, chain: Chain, inputs: Inputs) -> None:
         self.inputs = inputs
-        wide = [x.float() if x.is_floating_point() else x for x in inputs]
-        own = _tensors(chain.function(*inputs))
-        self.dropped = chain.certain is not None
-        self.wants = _tensors(chain.certain(*wide) if chain.certain else chain.function(*wide))
-        self.share = float((own[0] != 0).float().mean())
-        self.dtypes = [*(x.dtype for x in own), *([SINGLE] if self.dropped else [])]
-        self.eager = self._errors(own)
+        fp32_inputs = [x.float() if x.is_floating_point() else x for x in inputs]
+        outputs = _tensors(chain.function(*inputs))
+        self.has_dropout = chain.without_dropout is not None
+        exact = chain.without_dropout or chain.function
+        self.references = _tensors(exact(*fp32_inputs))
+        self.kept_share = float((outputs[0] != 0).float().mean())
+        self.dtypes = [*(x.dtype for x in outputs), *([SINGLE] if self.has_dropout else [])]
+        self.eager_errors = self._errors(outputs)
 
     def errors(self, method: Method) -> list[float]:
-        """Largest errors, relative to the largest value, one for each output.
+        """Largest error of each output, relative to the output's largest value.
 
-        With dropout: of the elements that are left, and by how much their share is another.
+        With dropout two numbers: the error of the elements that are not dropped, and the difference
+        between their share and eager PyTorch's.
         """
-        given = [x.clone() for x in self.inputs] if method.overwrites else self.inputs
-        return self._errors(_tensors(method.run(given)))
+        inputs = [x.clone() for x in self.inputs] if method.overwrites else self.inputs
+        return self._errors(_tensors(method.run(inputs)))
 
-    def wrong(self, found: Sequence[float]) -> str:
-        """Which output is wrong, in words; empty where none is."""
-        for at, (error, least, dtype) in enumerate(
-            zip(found, self.eager, self.dtypes, strict=True)
+    def failure(self, errors: Sequence[float]) -> str:
+        """Message about the first output whose error is too large; empty if there is none."""
+        for index, (error, eager_error, dtype) in enumerate(
+            zip(errors, self.eager_errors, self.dtypes, strict=True)
         ):
-            most = max(TOLERANCE[dtype], TIMES_EAGER * least)
-            if not error <= most:  # NaN is wrong, too
-                return f"output {at} is off by {error:.2g} of its largest value; at most {most:.2g}"
+            tolerance = max(TOLERANCE[dtype], MAX_EAGER_RATIO * eager_error)
+            if not error <= tolerance:  # true for NaN, too
+                return (
+                    f"output {index} is off by {error:.2g} of its largest value; "
+                    f"at most {tolerance:.2g}"
+                )
         return ""
 
-    def _errors(self, gots: Sequence[Tensor]) -> list[float]:
-        if not self.dropped:
-            return [_error(want, got) for want, got in zip(self.wants, gots, strict=True)]
-        (want,), (got,) = self.wants, gots
-        kept = got != 0
-        return [_error(want * kept, got), abs(float(kept.float().mean()) - self.share)]
+    def _errors(self, outputs: Sequence[Tensor]) -> list[float]:
+        if not self.has_dropout:
+            return [
+                _error(reference, output)
+                for reference, output in zip(self.references, outputs, strict=True)
+            ]
+        (reference,), (output,) = self.references, outputs
+        is_kept = output != 0
+        return [
+            _error(reference * is_kept, output),
+            abs(float(is_kept.float().mean()) - self.kept_share),
+        ]
 
 
-def _tensors(given: object) -> list[Tensor]:
-    found = list(given) if isinstance(given, (tuple, list)) else [given]
-    return [x for x in found if isinstance(x, Tensor)]
+def _tensors(result: object) -> list[Tensor]:
+    values = list(result) if isinstance(result, (tuple, list)) else [result]
+    return [x for x in values if isinstance(x, Tensor)]
 
 
-def _error(want: Tensor, got: Tensor) -> float:
-    want, got = want.float(), got.float().view(want.shape)
-    return float((want - got).abs().max() / want.abs().max().clamp_min(1e-6))
+def _error(reference: Tensor, output: Tensor) -> float:
+    reference, output = reference.float(), output.float().view(reference.shape)
+    return float((reference - output).abs().max() / reference.abs().max().clamp_min(1e-6))

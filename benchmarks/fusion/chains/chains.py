@@ -1,17 +1,20 @@
-"""Stitched chains beside eager, torch.compile and Liger on GPUs, under CUDA graphs.
+"""Benchmark of stitched chains: eager PyTorch, torch.compile, Liger and nostall in CUDA graphs.
 
-    python -m benchmarks run fusion.chains --out OUT [--chains PART ...] [--limit SECONDS] [--race 8]
+    python -m benchmarks run fusion.chains --out OUT [--chains PART ...] [--limit SECONDS]
+        [--race 8]
 
-For every chain of ``benchmarks.fusion.chains.programs`` a fresh process builds the methods of
-``benchmarks.fusion.chains.methods`` and the stitched version.  The latter's plans come from a short
-race: for the explorer's partition and the greedy one, the modelled best plans of every kernel are
-timed (``--race 0``: the modelled first choice runs), and the faster partition is taken.  Each
-method is captured as a CUDA graph that walks over copies of its inputs larger than L2, four times
-with memory elsewhere; replays are interleaved round by round, eager runs twice (the null).  Times
-are microseconds for one run.  OUT is a folder with one JSON for each chain; chains that are there
-already are left out, so an interrupted run goes on.  Every visible GPU has one chain at a time;
-none is begun that would not end within ``--limit``.  ``--list`` shows the chains and plans without
-a GPU.
+For every chain of ``benchmarks.fusion.chains.programs`` a new process builds the methods of
+``benchmarks.fusion.chains.methods`` and the stitched kernels.  Kernel plans are tuned: for the
+explorer's and the greedy partition, the modelled best plans of every kernel are measured
+(``--race 0``: the modelled best plan runs), and the faster partition is taken.
+
+Each method is captured as a CUDA graph over copies of its inputs that are larger than L2.  Replays
+are interleaved round by round, with four memory layouts; eager PyTorch runs twice (the null).
+Times are microseconds of one run.
+
+OUT is a folder with one JSON for each chain.  Chains that have a file are skipped, so an
+interrupted run can be continued.  Every visible GPU measures one chain at a time; a chain starts
+only if it is expected to end within ``--limit``.  ``--list`` prints chains and plans without a GPU.
 """
 
 from __future__ import annotations
@@ -29,11 +32,11 @@ from typing import Any
 
 import torch
 
-from benchmarks.fusion.chains.accuracy import Judge
-from benchmarks.fusion.chains.methods import others
+from benchmarks.fusion.chains.accuracy import AccuracyCheck
+from benchmarks.fusion.chains.methods import baseline_methods
 from benchmarks.fusion.chains.programs import CHAINS, Chain
-from benchmarks.fusion.chains.stitched import graph_of, least_bytes, partitions, raced
-from benchmarks.fusion.chains.timing import compared, copies, in_turns
+from benchmarks.fusion.chains.stitched import chain_graph, min_bytes, partitions, tune
+from benchmarks.fusion.chains.timing import compare_methods, copy_count, time_interleaved
 from benchmarks.harness.gpu_pool import assign_queues, run_jobs, visible_gpus
 from benchmarks.harness.ncu import run_within
 from benchmarks.harness.result_file import save
@@ -42,36 +45,44 @@ from nostall.fusion.codegen.autotune.autotuner import MAX_CANDIDATES
 from nostall.fusion.codegen.cost.default_plan import default_plan
 from nostall.fusion.codegen.runtime.stitched_graph import schedule_operators
 
-LOADS = 4
-"""How often memory is laid out anew: what that is worth by chance is part of the intervals."""
-EXPECTED = 60.0
-"""Seconds that a chain is thought to take; none is begun later than that before the limit."""
+LAYOUTS = 4
+"""Number of memory layouts; the intervals include the variation between layouts."""
+EXPECTED_SECONDS = 60.0
+"""Expected seconds of one chain; none starts if less time is left."""
 
 
-def measured(chain: Chain, rounds: int, most: int, seconds: float) -> dict[str, Any]:
-    """All methods of one chain, side by side; needs a GPU.  ``seconds``: for Inductor's options."""
+def measure_chain(
+    chain: Chain, rounds: int, max_candidates: int, inductor_s: float
+) -> dict[str, Any]:
+    """Time all methods of one chain, interleaved; needs a GPU.
+
+    ``max_candidates``: measured plans of each kernel; ``inductor_s``: time limit for Inductor's
+    options.  Raises RuntimeError if the stitched kernels give a wrong result.
+    """
     with tempfile.TemporaryDirectory(prefix="nostall-") as folder, torch.no_grad():
-        sets = [chain.tensors("cuda") for _ in range(copies(chain))]
-        judge = Judge(chain, sets[0])
-        stitched, how = raced(chain, sets, most, Path(folder))
-        errors = judge.errors(stitched)
-        if reason := judge.wrong(errors):
-            raise RuntimeError(f"the stitched chain is wrong: {reason} ({how['plans']})")
-        methods, told = others(chain, sets, judge, seconds)
-        del judge
-        told["largest_errors"]["stitched"] = errors
-        samples = in_turns({**methods, "stitched": stitched}, sets, rounds, loads=LOADS)
+        sets = [chain.tensors("cuda") for _ in range(copy_count(chain))]
+        accuracy = AccuracyCheck(chain, sets[0])
+        stitched, description = tune(chain, sets, max_candidates, Path(folder))
+        errors = accuracy.errors(stitched)
+        if reason := accuracy.failure(errors):
+            raise RuntimeError(
+                f"{chain.name}: the stitched kernels {description['plans']} are wrong: {reason}"
+            )
+        methods, details = baseline_methods(chain, sets, accuracy, inductor_s)
+        del accuracy
+        details["largest_errors"]["stitched"] = errors
+        samples = time_interleaved({**methods, "stitched": stitched}, sets, rounds, layouts=LAYOUTS)
     return {
         "chain": chain.name,
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "copies": len(sets),
-        "bytes_least": least_bytes(graph_of(chain)),
-        "stitched": how,
-        **told,
+        "bytes_least": min_bytes(chain_graph(chain)),
+        "stitched": description,
+        **details,
         "samples_us": samples,
-        "loads": LOADS,
-        "compared": compared(samples, LOADS),
+        "loads": LAYOUTS,
+        "compared": compare_methods(samples, LAYOUTS),
     }
 
 
@@ -80,78 +91,91 @@ def measured(chain: Chain, rounds: int, most: int, seconds: float) -> dict[str, 
 
 @dataclass(frozen=True)
 class Job:
-    """A chain and the arguments of its own process; ``until`` is of the monotonic clock."""
+    """A chain that a process of its own measures."""
 
     name: str
     arguments: tuple[str, ...]
-    until: float
+    """Command-line arguments of the process."""
+    deadline: float
+    """When the process has to end, in seconds of the monotonic clock."""
 
 
-def in_own_process(job: Job) -> str:
-    """A fault ends the process of its chain only.  What went wrong; empty where nothing did."""
+def run_in_process(job: Job) -> str:
+    """Measure a chain in a new process, so that a fault affects only this chain.
+
+    Returns a message about what went wrong; empty on success.
+    """
     command = [sys.executable, "-m", "benchmarks", "run", "fusion.chains", *job.arguments]
-    left = max(1.0, job.until - monotonic())
+    remaining = max(1.0, job.deadline - monotonic())
     try:
-        code, _, said = run_within(command, left)
+        exit_code, _, stderr = run_within(command, remaining)
     except TimeoutExpired:
-        return f"not done within the {left:.0f} s that were left"
-    last = (said.strip().splitlines() or [""])[-1]
-    return f"exit code {code}: {last[:300]}" if code else ""
+        return f"the process did not end within the remaining {remaining:.0f} s"
+    last_line = (stderr.strip().splitlines() or [""])[-1]
+    return f"exit code {exit_code}: {last_line[:300]}" if exit_code else ""
 
 
-def file_of(folder: Path, name: str) -> Path:
+def result_path(folder: Path, name: str) -> Path:
+    """Result file of a chain."""
     return folder / f"{''.join(c if c.isalnum() else '_' for c in name)}.json"
 
 
-def told(folder: Path, name: str) -> str:
-    """One line on a chain that was measured."""
-    found = json.loads(file_of(folder, name).read_text())
-    ratios = ", ".join(f"{of} {c['ratio']:.3f}" for of, c in found["compared"].items())
-    failed = "".join(f"; {of}: {why}" for of, why in found["failures"].items() if of != "liger")
-    return f"{ratios} ({'; '.join(found['stitched']['plans'])}){failed}"
+def summary_line(folder: Path, name: str) -> str:
+    """Ratios, plans and failures of a measured chain in one line."""
+    result = json.loads(result_path(folder, name).read_text())
+    ratios = ", ".join(
+        f"{name} {comparison['ratio']:.3f}" for name, comparison in result["compared"].items()
+    )
+    failed = "".join(
+        f"; {name}: {reason}" for name, reason in result["failures"].items() if name != "liger"
+    )
+    return f"{ratios} ({'; '.join(result['stitched']['plans'])}){failed}"
 
 
-def listed(names: Sequence[str]) -> None:
-    """Chains with the kernels of both partitions and the plans that the model prefers."""
+def print_plans(names: Sequence[str]) -> None:
+    """Print the modelled best plan of every kernel of both partitions of the chains."""
     for name in names:
-        graph = graph_of(CHAINS[name])
-        print(f"{name}: at least {least_bytes(graph) / 1e6:.1f} MB")
-        for kind, groups in partitions(graph).items():
+        graph = chain_graph(CHAINS[name])
+        print(f"{name}: at least {min_bytes(graph) / 1e6:.1f} MB")
+        for partition, groups in partitions(graph).items():
             for group in groups:
                 try:
-                    print(
-                        f"  {kind}: {default_plan(schedule_operators(graph, group))} (modelled choice)"
-                    )
+                    plan = default_plan(schedule_operators(graph, group))
+                    print(f"  {partition}: {plan} (modelled best)")
                 except BadInput as error:
-                    print(f"  {kind}: no kernel, will be cut: {error}")
+                    print(f"  {partition}: no kernel, will be split: {error}")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--chains", nargs="*", default=[""], help="only names with such a part")
+    parser.add_argument(
+        "--chains", nargs="*", default=[""], help="only chains whose names contain one of these"
+    )
     parser.add_argument("--rounds", type=int, default=40)
-    race = "modelled best plans; 0: no race"
-    parser.add_argument("--race", type=int, default=MAX_CANDIDATES, help=race)
+    candidates_help = "modelled best plans of each kernel that are measured; 0: none"
+    parser.add_argument("--race", type=int, default=MAX_CANDIDATES, help=candidates_help)
     parser.add_argument("--limit", type=float, default=3600, help="seconds for all chains")
-    parser.add_argument("--inductor", type=float, default=45, help="seconds for a chain's options")
-    parser.add_argument("--list", action="store_true")
-    parser.add_argument("--one", help="this chain, in this process (used by itself)")
+    parser.add_argument(
+        "--inductor", type=float, default=45, help="seconds for a chain's Inductor options"
+    )
+    parser.add_argument("--list", action="store_true", help="print plans; needs no GPU")
+    parser.add_argument("--one", help="measure this chain in this process (internal)")
 
 
 def main(options: argparse.Namespace) -> None:
     names = [name for name in CHAINS if any(part in name for part in options.chains)]
     if options.list:
-        listed(names)
+        print_plans(names)
         return
     if options.one is not None:
-        found = measured(CHAINS[options.one], options.rounds, options.race, options.inductor)
-        save(file_of(options.out, options.one), **found)
+        result = measure_chain(CHAINS[options.one], options.rounds, options.race, options.inductor)
+        save(result_path(options.out, options.one), **result)
         return
     gpus = visible_gpus()
     if not gpus:
-        sys.exit("there is no GPU here; run this on one, or give --list")
-    until = monotonic() + options.limit
-    given = [
+        sys.exit("no GPU is visible; run this on a machine with a GPU, or use --list")
+    deadline = monotonic() + options.limit
+    arguments = [
         "--out",
         str(options.out),
         "--rounds",
@@ -159,11 +183,11 @@ def main(options: argparse.Namespace) -> None:
         "--race",
         str(options.race),
     ]
-    given += ["--inductor", str(options.inductor)]
-    left = [name for name in names if not file_of(options.out, name).exists()]
-    jobs = [Job(name, (*given, "--one", name), until) for name in left]
-    queues = assign_queues(jobs, len(gpus), lambda job: job.name, left)
-    for answer in run_jobs(in_own_process, queues, gpus, until, lambda _: EXPECTED):
-        failed = answer.result if answer.error is None else str(answer.error)
+    arguments += ["--inductor", str(options.inductor)]
+    pending = [name for name in names if not result_path(options.out, name).exists()]
+    jobs = [Job(name, (*arguments, "--one", name), deadline) for name in pending]
+    queues = assign_queues(jobs, len(gpus), lambda job: job.name, pending)
+    for answer in run_jobs(run_in_process, queues, gpus, deadline, lambda _: EXPECTED_SECONDS):
+        failure = answer.result if answer.error is None else str(answer.error)
         name = answer.job.name
-        print(f"{name}: {failed or told(options.out, name)}", flush=True)
+        print(f"{name}: {failure or summary_line(options.out, name)}", flush=True)

@@ -1,7 +1,7 @@
-"""Liger's kernels for the chains that compute the same as one of them.
+"""Liger's kernels as methods, for the chains that compute the same as one of them.
 
-The raw functions are called, without autograd, as they would run inside a CUDA graph.  Some write
-their results over their inputs.  Liger is no dependency: what cannot be imported is left out.
+They are called without autograd, as in a CUDA graph.  Some write their results over their inputs.
+Liger is not a dependency: kernels that cannot be imported are skipped.
 """
 
 from __future__ import annotations
@@ -16,32 +16,36 @@ from torch import Tensor
 from benchmarks.fusion.chains.programs import Chain
 from benchmarks.fusion.chains.timing import Inputs, Method
 
-GEMMA = 1
+CASTING_GEMMA = 1
 """Casting mode of Liger's RMSNorm that computes everything in fp32, as the chain does."""
 
 
-class NoLiger(Exception):
-    """Liger has no kernel for a chain, or is not there; says which."""
+class NoLigerKernel(Exception):
+    """Liger has no kernel for a chain, or Liger cannot be imported."""
 
 
-def liger(chain: Chain) -> Method:
-    """Raises :class:`NoLiger`, or what importing Liger raises."""
+def liger_method(chain: Chain) -> Method:
+    """Liger's kernel for a chain.
+
+    Raises :class:`NoLigerKernel` if there is none.  Errors other than ImportError that importing
+    Liger raises are passed on.
+    """
     name = chain.function.__name__
-    if name not in _OF:
-        raise NoLiger(f"Liger has no kernel that computes {name}")
-    module, make, overwrites = _OF[name]
+    if name not in _KERNELS:
+        raise NoLigerKernel(f"Liger has no kernel that computes {name}")
+    module, make_run, overwrites = _KERNELS[name]
     try:
         ops = importlib.import_module(f"liger_kernel.ops.{module}")
     except ImportError as error:
-        raise NoLiger(f"liger-kernel cannot be imported: {error}") from error
-    return Method(make(ops), overwrites)
+        raise NoLigerKernel(f"liger-kernel cannot be imported: {error}") from error
+    return Method(make_run(ops), overwrites)
 
 
 def _residual_norm(ops: Any) -> Callable[[Inputs], object]:
-    """Also writes the reciprocal deviation of each row."""
+    """Residual addition and RMSNorm; Liger's kernel also writes the reciprocal RMS of each row."""
 
-    def run(given: Inputs) -> tuple[Tensor, Tensor]:
-        x, residual, weight = given
+    def run(inputs: Inputs) -> tuple[Tensor, Tensor]:
+        x, residual, weight = inputs
         normed, total, *_ = ops.fused_add_rms_norm_forward(x, residual, weight, 1e-6, 0.0, "llama")
         return normed, total
 
@@ -49,8 +53,8 @@ def _residual_norm(ops: Any) -> Callable[[Inputs], object]:
 
 
 def _norm_backward(ops: Any) -> Callable[[Inputs], object]:
-    def run(given: Inputs) -> object:
-        dy, x, mean, rstd, weight, bias = given
+    def run(inputs: Inputs) -> object:
+        dy, x, mean, rstd, weight, bias = inputs
         return ops.layer_norm_backward(dy, x, weight, bias, mean.view(-1), rstd.view(-1))
 
     return run
@@ -59,37 +63,37 @@ def _norm_backward(ops: Any) -> Callable[[Inputs], object]:
 def _rms_norm_backward(ops: Any) -> Callable[[Inputs], object]:
     from liger_kernel.ops.utils import calculate_settings
 
-    def run(given: Inputs) -> object:
-        dy, x, rstd, weight = given
-        width, warps = calculate_settings(x.shape[-1])
+    def run(inputs: Inputs) -> object:
+        dy, x, rstd, weight = inputs
+        block_size, num_warps = calculate_settings(x.shape[-1])
         return ops.rms_norm_backward(
-            dy, x, weight, rstd.view(-1), 0.0, GEMMA, width, warps, False, None
+            dy, x, weight, rstd.view(-1), 0.0, CASTING_GEMMA, block_size, num_warps, False, None
         )
 
     return run
 
 
 def _swiglu(ops: Any) -> Callable[[Inputs], object]:
-    return lambda given: ops.swiglu_forward(*given)[2]
+    return lambda inputs: ops.swiglu_forward(*inputs)[2]
 
 
 def _swiglu_backward(ops: Any) -> Callable[[Inputs], object]:
-    def run(given: Inputs) -> object:
-        dy, a, b = given
+    def run(inputs: Inputs) -> object:
+        dy, a, b = inputs
         return ops.swiglu_backward(a, b, dy)
 
     return run
 
 
 def _geglu(ops: Any) -> Callable[[Inputs], object]:
-    return lambda given: ops.geglu_forward(*given)[2]
+    return lambda inputs: ops.geglu_forward(*inputs)[2]
 
 
 def _cross_entropy(ops: Any) -> Callable[[Inputs], object]:
-    """Its kernel alone: the function around it waits for the GPU, which no CUDA graph can hold."""
+    """Liger's kernel alone: its wrapper synchronizes, which a CUDA graph cannot capture."""
 
-    def run(given: Inputs) -> tuple[Tensor, Tensor]:
-        x, target = given
+    def run(inputs: Inputs) -> tuple[Tensor, Tensor]:
+        x, target = inputs
         rows, columns = x.shape
         loss = torch.zeros(rows, dtype=x.dtype, device=x.device)
         ops.liger_cross_entropy_kernel[(rows,)](
@@ -128,7 +132,7 @@ def _cross_entropy(ops: Any) -> Callable[[Inputs], object]:
     return run
 
 
-_OF: dict[str, tuple[str, Callable[[Any], Callable[[Inputs], object]], bool]] = {
+_KERNELS: dict[str, tuple[str, Callable[[Any], Callable[[Inputs], object]], bool]] = {
     "residual_norm": ("fused_add_rms_norm", _residual_norm, False),
     "norm_backward": ("layer_norm", _norm_backward, False),
     "rms_norm_backward": ("rms_norm", _rms_norm_backward, False),

@@ -100,16 +100,17 @@ def _method(chains: Sequence[Chain]) -> str:
     return (
         f"Measured with `python -m benchmarks run fusion.chains` on {gpus}; {last}. "
         "`benchmarks/fusion/results/chains` has one JSON for each chain with every sample. Each "
-        "method runs as a CUDA graph over copies of its inputs that are larger than L2, at least 24 "
-        f"runs, interleaved; {reloaded} of the chains were loaded four times at other addresses. A "
-        "ratio is the other method's time divided by the fused chain's, with its 95 % interval. "
-        "`compile` is torch.compile. `max-autotune` is its mode max-autotune-no-cudagraphs. `best "
-        "Inductor` is the fastest of these two and of Inductor's own options (programmatic dependent "
-        "launch, which nostall's kernels use too, combo kernels, multi-kernel, cooperative and "
-        "mixed-order reductions), alone and combined. `liger` is Liger's kernel if it has one for "
-        "the chain. The partition and the kernel plans were chosen by a short autotuning run on the "
-        "same GPU. – means not measured. The [torch.compile backend](../explanation/torch-compile.md) "
-        "tries fewer plans; [whole models](torch-compile.md) are on a page of their own. Seeds of "
+        "method runs as a CUDA graph over copies of its inputs that are larger than L2, at least "
+        f"24 runs, interleaved; {reloaded} of the chains were loaded four times at other "
+        "addresses. A ratio is the other method's time divided by the fused chain's, with its 95 % "
+        "interval. `compile` is torch.compile. `max-autotune` is its mode "
+        "max-autotune-no-cudagraphs. `best Inductor` is the fastest of these two and of Inductor's "
+        "own options (programmatic dependent launch, which nostall's kernels use too, combo "
+        "kernels, multi-kernel, cooperative and mixed-order reductions), alone and combined. "
+        "`liger` is Liger's kernel if it has one for the chain. The partition and the kernel plans "
+        "were chosen by a short autotuning run on the same GPU. – means not measured. The "
+        "[torch.compile backend](../explanation/torch-compile.md) tries fewer plans; "
+        "[whole models](torch-compile.md) are on a page of their own. Seeds of "
         "dropout are drawn in a branch of the CUDA graph, which costs nothing if the graph has "
         "several runs."
     )
@@ -154,10 +155,10 @@ def _times(chains: Sequence[Chain], copies: Mapping[str, Any]) -> str:
     intro = (
         f"The copy bandwidth is {H200.copy_bytes_per_second / 1e12:.1f} TB/s, that of copies of "
         "gigabytes; every input and output counts once. `<` marks single-pass chains below "
-        f"{100 * TARGET_SHARE:.0f} %, `*` chains that need several passes over memory. Chains of less "
-        f"than {LARGE_BYTES / 1e6:.0f} MB are measured but not judged by it. The next column compares "
-        "with PyTorch's elementwise kernel that reads and writes as many bytes, half and half "
-        f"(`python -m benchmarks run fusion.copy_bandwidth`, {link(COPIES)})."
+        f"{100 * TARGET_SHARE:.0f} %, `*` chains that need several passes over memory. Chains of "
+        f"less than {LARGE_BYTES / 1e6:.0f} MB are measured but not judged by it. The next column "
+        "compares with PyTorch's elementwise kernel that reads and writes as many bytes, half and "
+        f"half (`python -m benchmarks run fusion.copy_bandwidth`, {link(COPIES)})."
     )
     return wrapped(intro) + "\n\n" + table(_COLUMNS, [_row(c, copies) for c in chains])
 
@@ -203,10 +204,10 @@ def _bytes(chains: Sequence[Chain], traffic: Mapping[str, Any]) -> str:
             "transfer for each input and output."
         )
     intro = (
-        f"Counted by ncu (`python -m benchmarks run fusion.dram_traffic`, {link(TRAFFIC)}): MB read "
-        "from and written to DRAM by one run of a method from a cold cache, the multiple of the "
-        "least possible, and the number of kernels. A chain that was timed again with another plan "
-        "keeps its counts."
+        f"Counted by ncu (`python -m benchmarks run fusion.dram_traffic`, {link(TRAFFIC)}): MB "
+        "read from and written to DRAM by one run of a method from a cold cache, the multiple of "
+        "the least possible, and the number of kernels. A chain that was timed again with another "
+        "plan keeps its counts."
     )
     methods = ("stitched", "compile", "max-autotune")
     rows = [

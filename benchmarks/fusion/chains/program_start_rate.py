@@ -1,12 +1,12 @@
-"""How fast programs can begin: kernels that only wait and let the next one begin, or do neither.
+"""Benchmark of how fast programs (thread blocks) of a kernel can start, with and without PDL.
 
     python -m benchmarks run fusion.program_start_rate --out OUT [--rounds 20]
 
-A kernel of many programs that do nothing takes as long as they need to begin, one after the other.
-*early* has what programmatic dependent launch takes, a wait and a trigger in each program; *wait
-only* lets the next kernel begin when it ends; *launched early* has neither in it, *said only* both,
-but is launched as any other kernel.  Each way is a CUDA graph of ``LAUNCHES`` kernels, replayed in
-turns; a time is nanoseconds for one program.
+The time of a kernel whose many programs do nothing is the time to start them.  Programmatic
+dependent launch (PDL) starts a kernel before the previous one ends; its programs may wait for the
+previous kernel (``gdc_wait``) and let the next one start (``gdc_launch_dependents``, the trigger).
+Each variant of :data:`VARIANTS` is a CUDA graph of ``LAUNCHES`` kernels; replays are interleaved.
+Times are nanoseconds for one program.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 import triton
 import triton.language as tl
 
-from benchmarks.fusion.chains.timing import captured_graph, replayed
+from benchmarks.fusion.chains.timing import capture_graph, time_replay
 from benchmarks.harness.result_file import save
 
 PROGRAMS = (1 << 14, 1 << 17)
@@ -38,31 +38,34 @@ def idle(waits: tl.constexpr, triggers: tl.constexpr):
         tl.extra.cuda.gdc_launch_dependents()
 
 
-WAYS = {
+VARIANTS = {
     "after the other": (False, False, False),
     "early": (True, True, True),
     "wait only": (True, False, True),
     "launched early": (False, False, True),
     "said only": (True, True, False),
 }
-"""Whether a program waits and triggers, and whether its kernel is launched early."""
+"""Whether a program waits, whether it triggers, and whether its kernel is launched with PDL."""
 
 
-def measured(rounds: int) -> list[dict[str, Any]]:
+def measure(rounds: int) -> list[dict[str, Any]]:
     """One record for each number of programs and warps."""
-    return [_measured(*of, rounds) for of in itertools.product(PROGRAMS, WARPS)]
+    return [
+        _measure_launch(*configuration, rounds)
+        for configuration in itertools.product(PROGRAMS, WARPS)
+    ]
 
 
-def _measured(programs: int, warps: int, rounds: int) -> dict[str, Any]:
+def _measure_launch(programs: int, warps: int, rounds: int) -> dict[str, Any]:
     graphs = {}
-    for name, (waits, triggers, early) in WAYS.items():
-        more = {"num_warps": warps, **({"launch_pdl": True} if early else {})}
-        launch = functools.partial(idle[(programs,)], waits, triggers, **more)
-        graphs[name] = captured_graph(lambda _, launch=launch: launch(), [()] * LAUNCHES)
+    for name, (waits, triggers, is_early) in VARIANTS.items():
+        options = {"num_warps": warps, **({"launch_pdl": True} if is_early else {})}
+        launch = functools.partial(idle[(programs,)], waits, triggers, **options)
+        graphs[name] = capture_graph(lambda _, launch=launch: launch(), [()] * LAUNCHES)
     samples: dict[str, list[float]] = {name: [] for name in graphs}
     for _ in range(rounds):
         for name, graph in graphs.items():
-            samples[name].append(round(1e3 * replayed(graph, LAUNCHES) / programs, 4))
+            samples[name].append(round(1e3 * time_replay(graph, LAUNCHES) / programs, 4))
     return {"programs": programs, "warps": warps, "ns_each": samples}
 
 
@@ -72,9 +75,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> None:
-    records = measured(options.rounds)
-    about = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
-    save(options.out, **about, triton=triton.__version__, measured=records)
+    records = measure(options.rounds)
+    environment = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
+    save(options.out, **environment, triton=triton.__version__, measured=records)
     for record in records:
-        told = (f"{n} {statistics.median(s):.3f}" for n, s in record["ns_each"].items())
-        print(f"{record['programs']} programs of {record['warps']} warps, ns: {', '.join(told)}")
+        medians = (f"{n} {statistics.median(s):.3f}" for n, s in record["ns_each"].items())
+        print(f"{record['programs']} programs of {record['warps']} warps, ns: {', '.join(medians)}")

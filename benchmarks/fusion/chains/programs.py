@@ -1,7 +1,7 @@
-"""Chains of memory-bound operators as users write them, at sizes that are powers of two and others.
+"""Chains of memory-bound operators as users write them, with their input shapes.
 
-Every chain is a function of tensors.  Backward passes are ATen's own calls, so that each method
-sees the same program.
+Some sizes are powers of two, others are not.  Every chain is a function of tensors.  Backward
+passes call ATen's backward operators, so that each method gets the same program.
 """
 
 from __future__ import annotations
@@ -13,45 +13,48 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-HALF, SINGLE, BOOL, PLACE = torch.float16, torch.float32, torch.bool, torch.int64
-LEAST_CLASSES = 1000
-"""Inputs of dtype ``PLACE`` are places in a row, below this."""
-DROPPED = 0.1
-LONGEST_ROW = 128 << 10
-"""Bytes of a row that the registers of an SM hold (256 KB) beside what is made of it."""
+HALF, SINGLE, BOOL, INDEX = torch.float16, torch.float32, torch.bool, torch.int64
+MIN_CLASSES = 1000
+"""Inputs of dtype ``INDEX`` are column numbers below this."""
+DROPOUT = 0.1
+"""Probability of dropout."""
+MAX_ROW_BYTES = 128 << 10
+"""Largest row in bytes that fits in an SM's registers (256 KB) with its intermediate values."""
 _aten = torch.ops.aten
 
 
-Given = tuple[tuple[int, ...], torch.dtype]
+InputSpec = tuple[tuple[int, ...], torch.dtype]
 """Shape and dtype of an input."""
 
 
 @dataclass(frozen=True)
 class Chain:
-    """A program and the shape and dtype of each of its inputs."""
+    """A function of tensors, and the shape and dtype of each of its inputs."""
 
     name: str
     function: Callable[..., Tensor | tuple[Tensor, ...]]
-    inputs: tuple[Given, ...]
-    certain: Callable[..., Tensor] | None = None
-    """For a program with dropout: what the elements are that are not dropped."""
+    inputs: tuple[InputSpec, ...]
+    without_dropout: Callable[..., Tensor] | None = None
+    """For a function with dropout: the values of the elements that are not dropped."""
 
     @property
     def is_single_pass(self) -> bool:
-        """Whether one kernel could read every input once: rows fit on chip, none are summed up."""
+        """Whether one kernel could read every input once: rows fit on chip, no sum over rows."""
         longest = max(shape[-1] * dtype.itemsize for shape, dtype in self.inputs)
-        return self.function not in _SUMMING_ROWS and longest <= LONGEST_ROW
+        return self.function not in _SUMMING_ROWS and longest <= MAX_ROW_BYTES
 
     def tensors(self, device: torch.device | str) -> list[Tensor]:
-        """Random inputs; under a fake mode they cost nothing."""
-        return [_made(shape, dtype, device) for shape, dtype in self.inputs]
+        """Random inputs; under FakeTensorMode no memory is allocated."""
+        return [_random_tensor(shape, dtype, device) for shape, dtype in self.inputs]
 
 
-def _made(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> Tensor:
+def _random_tensor(
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str
+) -> Tensor:
     value = torch.rand(shape, device=device)
     if dtype == BOOL:
         return value < 0.8
-    return (value * LEAST_CLASSES if dtype == PLACE else (value - 0.5) * 4).to(dtype)
+    return (value * MIN_CLASSES if dtype == INDEX else (value - 0.5) * 4).to(dtype)
 
 
 def norm_gelu_mask(x: Tensor, weight: Tensor, bias: Tensor, mask: Tensor) -> Tensor:
@@ -71,8 +74,8 @@ def double_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor) -> Te
 
 def norm_quantise(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """RMSNorm, then int8 with a scale for each row."""
-    wide = x.float()
-    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6) * weight
+    fp32 = x.float()
+    normed = fp32 * torch.rsqrt(fp32.square().mean(-1, keepdim=True) + 1e-6) * weight
     scale = normed.abs().amax(-1, keepdim=True) / 127
     return torch.clamp(torch.round(normed / scale), -127, 127).to(torch.int8), scale
 
@@ -82,17 +85,17 @@ def softmax_mask(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def softmax_dropout(x: Tensor) -> Tensor:
-    return F.dropout(x.softmax(-1), DROPPED)
+    return F.dropout(x.softmax(-1), DROPOUT)
 
 
-def softmax_kept(x: Tensor) -> Tensor:
-    """What dropout leaves of the softmax."""
-    return x.softmax(-1) / (1 - DROPPED)
+def softmax_without_dropout(x: Tensor) -> Tensor:
+    """Softmax scaled as dropout scales it: the values of the elements that are not dropped."""
+    return x.softmax(-1) / (1 - DROPOUT)
 
 
 def lse_and_gradient(x: Tensor) -> tuple[Tensor, Tensor]:
-    wide = x.float()
-    return torch.logsumexp(wide, -1), wide.softmax(-1).to(x.dtype)
+    fp32 = x.float()
+    return torch.logsumexp(fp32, -1), fp32.softmax(-1).to(x.dtype)
 
 
 def log_softmax_entropy(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -101,7 +104,7 @@ def log_softmax_entropy(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def cross_entropy(x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """The loss of each row, and the gradient of their sum."""
+    """The loss of each row, and the gradient of the sum of the losses."""
     log_p = x.float().log_softmax(-1)
     loss = F.nll_loss(log_p, target, reduction="none")
     hit = torch.arange(x.shape[-1], device=x.device) == target[:, None]
@@ -111,16 +114,16 @@ def cross_entropy(x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 def norm_backward(
     dy: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, bias: Tensor
 ) -> tuple[Tensor, ...]:
-    found: tuple[Tensor, ...] = _aten.native_layer_norm_backward(
+    gradients: tuple[Tensor, ...] = _aten.native_layer_norm_backward(
         dy, x, list(x.shape[-1:]), mean, rstd, weight, bias, [True, True, True]
     )
-    return found
+    return gradients
 
 
 def rms_norm_backward(dy: Tensor, x: Tensor, rstd: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     normed, gradient = x.float() * rstd, dy.float() * weight
-    along = (gradient * normed).mean(-1, keepdim=True)
-    dx = (gradient - normed * along) * rstd
+    projection = (gradient * normed).mean(-1, keepdim=True)
+    dx = (gradient - normed * projection) * rstd
     return dx.to(x.dtype), (dy.float() * normed).sum(0).to(weight.dtype)
 
 
@@ -154,28 +157,31 @@ def lstm_cell(gates: Tensor, bias: Tensor, cell: Tensor) -> tuple[Tensor, Tensor
     return torch.sigmoid(o) * torch.tanh(new), new
 
 
-def gru_cell(given: Tensor, held: Tensor, state: Tensor) -> Tensor:
-    """From the products of both matrices with the input and the state."""
-    read, forget, new = given.chunk(3, -1)
-    read_held, forget_held, new_held = held.chunk(3, -1)
+def gru_cell(from_input: Tensor, from_state: Tensor, state: Tensor) -> Tensor:
+    """A GRU step from the gate pre-activations of the input and of the state."""
+    read, forget, new = from_input.chunk(3, -1)
+    read_held, forget_held, new_held = from_state.chunk(3, -1)
     forget = torch.sigmoid(forget + forget_held)
     candidate = torch.tanh(new + torch.sigmoid(read + read_held) * new_held)
     return candidate + forget * (state - candidate)
 
 
 def pooled_attention(scores: Tensor, mask: Tensor, values: Tensor) -> Tensor:
-    """Weights over a history, as recommenders pool it: (batch, time) and (batch, time, width)."""
+    """Attention pooling of a history: scores (batch, time), values (batch, time, width)."""
     weights = torch.where(mask, scores, -1e4).softmax(-1)
     return (weights[..., None] * values).sum(1)
 
 
 def channel_softmax(x: Tensor) -> Tensor:
-    """Over an outer axis."""
+    """Softmax over the channel axis, which is not the innermost."""
     return x.softmax(1)
 
 
 def group_norm_silu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Groups of 16 channels; written out, because ATen's own call restrides its result."""
+    """GroupNorm over 16 channels, then SiLU.
+
+    Written out, because ATen's group norm changes the strides of its result.
+    """
     batch, channels = x.shape[:2]
     grouped = x.float().view(batch, channels // 16, -1)
     mean = grouped.mean(-1, keepdim=True)
@@ -185,49 +191,47 @@ def group_norm_silu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def short_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Heads over sequences of a few dozen places, as rankers and recommenders have them."""
+    """Attention over sequences of a few dozen tokens, as in ranking models."""
     scores = torch.where(mask, (q @ k.transpose(-1, -2)) * q.shape[-1] ** -0.5, -1e4)
     return scores.softmax(-1) @ v
 
 
 def short_attention_backward(
-    share: Tensor, q: Tensor, k: Tensor, v: Tensor, gradient: Tensor
+    weights: Tensor, q: Tensor, k: Tensor, v: Tensor, gradient: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    towards = gradient @ v.transpose(-1, -2)
-    scores = _aten._softmax_backward_data(towards, share, -1, share.dtype)
-    return scores @ k, scores.transpose(-1, -2) @ q, share.transpose(-1, -2) @ gradient
+    weight_gradient = gradient @ v.transpose(-1, -2)
+    scores = _aten._softmax_backward_data(weight_gradient, weights, -1, weights.dtype)
+    return scores @ k, scores.transpose(-1, -2) @ q, weights.transpose(-1, -2) @ gradient
 
 
 def query_attention(x: Tensor, query: Tensor) -> Tensor:
-    """A query weighs the places of its sequence (DIEN)."""
+    """Attention of one query over a sequence, as in DIEN."""
     weights = torch.einsum("btd,bd->bt", x, query).softmax(-1)
     return torch.einsum("bt,btd->bd", weights, x)
 
 
-def _rows(
-    rows: int, columns: int, dtype: torch.dtype = HALF
-) -> tuple[tuple[int, ...], torch.dtype]:
+def _rows(rows: int, columns: int, dtype: torch.dtype = HALF) -> InputSpec:
     return (rows, columns), dtype
 
 
-def _vector(columns: int, dtype: torch.dtype = HALF) -> Given:
+def _vector(columns: int, dtype: torch.dtype = HALF) -> InputSpec:
     return (columns,), dtype
 
 
-def _norm_inputs(rows: int, columns: int) -> Sequence[Given]:
+def _norm_inputs(rows: int, columns: int) -> Sequence[InputSpec]:
     return [_rows(rows, columns), *[_rows(rows, 1, SINGLE)] * 2, *[_vector(columns)] * 2]
 
 
 def _chains() -> list[Chain]:
-    found: list[Chain] = []
+    chains: list[Chain] = []
 
     def add(
         name: str,
         function: Callable[..., object],
         *inputs: object,
-        certain: Callable[..., Tensor] | None = None,
+        without_dropout: Callable[..., Tensor] | None = None,
     ) -> None:
-        found.append(Chain(name, function, tuple(inputs), certain))  # type: ignore[arg-type]
+        chains.append(Chain(name, function, tuple(inputs), without_dropout))  # type: ignore[arg-type]
 
     for m, n in ((65536, 768), (4096, 5000), (16384, 3000)):
         add(f"norm + gelu + mask {m}x{n}", norm_gelu_mask,
@@ -244,9 +248,14 @@ def _chains() -> list[Chain]:
         add(f"softmax backward {m}x{n}", softmax_backward,
             _rows(m, n), _rows(m, n), _rows(m, n, BOOL))  # fmt: skip
     for m, n in ((16384, 2048), (16384, 5000)):
-        add(f"softmax + dropout {m}x{n}", softmax_dropout, _rows(m, n), certain=softmax_kept)
+        add(
+            f"softmax + dropout {m}x{n}",
+            softmax_dropout,
+            _rows(m, n),
+            without_dropout=softmax_without_dropout,
+        )
     for m, n in ((4096, 32000), (4096, 50257)):
-        add(f"cross-entropy {m}x{n}", cross_entropy, _rows(m, n), _vector(m, PLACE))
+        add(f"cross-entropy {m}x{n}", cross_entropy, _rows(m, n), _vector(m, INDEX))
     for m, n in ((8192, 32000), (64, 131072)):
         add(f"log-sum-exp + softmax {m}x{n}", lse_and_gradient, _rows(m, n))
     add("log-softmax + entropy 8192x5000", log_softmax_entropy, _rows(8192, 5000))
@@ -280,7 +289,7 @@ def _chains() -> list[Chain]:
             ((batch, 150, 64, 64), HALF))  # fmt: skip
         add(f"group norm + silu {batch}x512x32x32", group_norm_silu,
             ((batch, 512, 32, 32), HALF), _vector(512), _vector(512))  # fmt: skip
-    return found
+    return chains
 
 
 _SUMMING_ROWS = (norm_backward, rms_norm_backward, bias_gelu_backward)

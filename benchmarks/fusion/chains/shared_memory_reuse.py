@@ -1,15 +1,18 @@
-"""Shared-memory bytes of wide rows with reuse on and off, and on a GPU the time of such kernels.
+"""Benchmark of shared-memory reuse in kernels of wide rows: bytes, occupancy and, on a GPU, time.
 
-    python -m benchmarks run fusion.shared_memory_reuse --out OUT [--limit 300] [--rounds 40] [--chains PART]
+    python -m benchmarks run fusion.shared_memory_reuse --out OUT
+        [--limit 300] [--rounds 40] [--chains PART]
 
-For every chain of ``benchmarks.fusion.chains.wide_row_programs`` and every way to keep less of a row on chip: what
-the cubin for sm_90 takes of shared memory where no two buffers share it, where they do by dominance
-and where they do by order; its registers, and how many blocks an SM holds, *modelled* from both.
-That needs no GPU.  Where there is one, kernels that keep rows are then timed beside the best plans
-(*modelled*) of the schemes that do not: first compiled by several workers, then one chain after the
-other, as CUDA graphs that walk over copies of their inputs larger than L2, in turns; the fastest of
-both sides run again beside each other, the one without shared memory twice (the null).  OUT is a
-JSON file; what is in it is left out.
+For every chain of ``benchmarks.fusion.chains.wide_row_programs`` and every variant of a kernel that
+keeps its rows in shared memory, without a GPU: the registers and the bytes of shared memory of the
+cubin for sm_90 without reuse of buffers, with reuse by dominance and with reuse by order, and the
+blocks of an SM, *modelled* from both.
+
+If a GPU is visible, the kernels with the *modelled* best plans of every variant and of every other
+scheme are timed.  Several workers compile them first.  Each chain's kernels run as CUDA graphs over
+copies of their inputs larger than L2, interleaved.  Then the fastest kernel with and the fastest
+without rows in shared memory are compared; the latter runs twice (the null).  OUT is a JSON file;
+results that it has are not computed again.
 """
 
 from __future__ import annotations
@@ -29,9 +32,9 @@ import torch
 import triton
 from torch import Tensor
 
-from benchmarks.fusion.chains.stitched import graph_of
-from benchmarks.fusion.chains.timing import Method, copies, in_turns
-from benchmarks.fusion.chains.wide_row_programs import WIDE
+from benchmarks.fusion.chains.stitched import chain_graph
+from benchmarks.fusion.chains.timing import Method, copy_count, time_interleaved
+from benchmarks.fusion.chains.wide_row_programs import WIDE_ROW_CHAINS
 from benchmarks.harness.gpu_pool import run_jobs, visible_gpus
 from benchmarks.harness.result_file import save
 from nostall.core.errors import BadLaunch
@@ -53,45 +56,51 @@ from nostall.sass.model.occupancy import block_limits, kernel_resources
 from nostall.sass.model.parameters import sm_parameters
 from nostall.tuning.source import compile_triton
 
-EACH_WAY = 2
-"""Modelled best plans of every way to keep rows that are timed."""
-COMPILING, TIMING = 15.0, 20.0
-"""About how many seconds one kernel and one chain take."""
+PLANS_PER_VARIANT = 2
+"""Number of modelled best plans of each shared-memory variant that are timed."""
+COMPILE_SECONDS, TIMING_SECONDS = 15.0, 20.0
+"""Expected seconds to compile one kernel and to time one chain."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A chain as one pattern, and the plans that take part."""
+    """A chain as one kernel, and the plans that the benchmark compares."""
 
     name: str
+    """Name in ``WIDE_ROW_CHAINS``."""
 
     @cached_property
     def graph(self) -> Graph:
-        return graph_of(WIDE[self.name])
+        return chain_graph(WIDE_ROW_CHAINS[self.name])
 
     @cached_property
     def of(self) -> Schedule:
         return schedule_operators(self.graph, self.graph.operators)
 
     @cached_property
-    def ways(self) -> dict[tuple[int, bool], list[KernelPlan]]:
-        """Plans that keep rows, by how much is demoted and whether it is copied ahead, each with
-        the modelled best first."""
-        found: dict[tuple[int, bool], list[KernelPlan]] = {}
+    def shared_plans(self) -> dict[tuple[int, bool], list[KernelPlan]]:
+        """Plans with rows in shared memory, modelled best first, by variant.
+
+        A variant is the number of rematerialized buffers and whether rows are copied
+        asynchronously.
+        """
+        by_variant: dict[tuple[int, bool], list[KernelPlan]] = {}
         for plan in self._ranked():
             if plan.scheme == "shared":
-                found.setdefault((plan.rematerialized, plan.async_copies), []).append(plan)
-        return found
+                by_variant.setdefault((plan.rematerialized, plan.async_copies), []).append(plan)
+        return by_variant
 
     @cached_property
-    def timed(self) -> list[KernelPlan]:
-        """What is timed: the modelled best of every other scheme, then of every way."""
+    def timed_plans(self) -> list[KernelPlan]:
+        """Plans to be timed: the modelled best of every other scheme, then of every variant."""
         schemes: dict[str, KernelPlan] = {}
         for plan in self._ranked():
             if plan.scheme != "shared":
                 schemes.setdefault(plan.scheme, plan)
-        kept = [plan for ranked in self.ways.values() for plan in ranked[:EACH_WAY]]
-        return [*schemes.values(), *kept]
+        shared_plans = [
+            plan for ranked in self.shared_plans.values() for plan in ranked[:PLANS_PER_VARIANT]
+        ]
+        return [*schemes.values(), *shared_plans]
 
     def _ranked(self) -> list[KernelPlan]:
         time = {
@@ -100,7 +109,7 @@ class Case:
         }
         return sorted(time, key=lambda plan: (time[plan], str(plan)))
 
-    def stitched(self, plan: KernelPlan, folder: Path) -> StitchedGraph:
+    def stitch(self, plan: KernelPlan, folder: Path) -> StitchedGraph:
         return stitch(
             self.graph,
             [self.graph.operators],
@@ -112,29 +121,29 @@ class Case:
 # -- without a GPU ---------------------------------------------------------------------------------
 
 
-def bytes_of(case: Case) -> list[dict[str, Any]]:
-    """For every way that fits: its best plan, and its cubin with each kind of reuse."""
-    found = []
-    for (demoted, ahead), ranked in case.ways.items():
-        kept, plan = rematerialization_options(case.of, ahead)[demoted], ranked[0]
-        found.append(
+def variant_resources(case: Case) -> list[dict[str, Any]]:
+    """The modelled best plan of every variant that fits, and its cubin with each kind of reuse."""
+    records = []
+    for (rematerialized, async_copies), ranked in case.shared_plans.items():
+        options, plan = rematerialization_options(case.of, async_copies)[rematerialized], ranked[0]
+        records.append(
             {
                 "plan": str(plan),
-                "demoted": demoted,
-                "copied ahead": ahead,
+                "demoted": rematerialized,
+                "copied ahead": async_copies,
                 "buffers": [
                     [b.first_pass, b.last_pass, b.element_bytes, b.is_prefetched]
-                    for b in kept.buffers
+                    for b in options.buffers
                 ],
-                "live at once": kept.arena(plan.chunks[0]).peak_live_bytes,
-                "reuse": {reuse: cubin(case, plan, reuse) for reuse in get_args(Reuse)},
+                "live at once": options.arena(plan.chunks[0]).peak_live_bytes,
+                "reuse": {reuse: cubin_resources(case, plan, reuse) for reuse in get_args(Reuse)},
             }
         )
-    return found
+    return records
 
 
-def cubin(case: Case, plan: KernelPlan, reuse: Reuse) -> dict[str, Any]:
-    """What a plan takes with one kind of reuse, in bytes; 0 blocks where it is too much."""
+def cubin_resources(case: Case, plan: KernelPlan, reuse: Reuse) -> dict[str, Any]:
+    """Shared memory (bytes), registers and blocks per SM of a plan; 0 blocks if it does not fit."""
     program = emit_shared(plan_kernel(case.of, plan), reuse)
     arena = (
         rematerialization_options(case.of, plan.async_copies)[plan.rematerialized]
@@ -143,7 +152,7 @@ def cubin(case: Case, plan: KernelPlan, reuse: Reuse) -> dict[str, Any]:
     )
     try:
         return {"arena": arena} | _compiled(program)
-    except BadLaunch:  # more than a block can have
+    except BadLaunch:  # more shared memory than a block may have
         return {"arena": arena, "shared": None, "registers": None, "blocks_per_sm": 0}
 
 
@@ -154,69 +163,80 @@ def _compiled(program: Program) -> dict[str, Any]:
         ((name, launch),) = launch_specs(program).items()
         source = compile_triton(path, name, launch, "sm_90")
     assert source.launch is not None
-    binary, table = SassProgram.from_cubin(source.cubin), sm_parameters(90)
-    need = kernel_resources(binary, binary.kernel(), source.launch, table)
-    blocks = min(block_limits(need, table).values())
-    taken = {"shared": source.launch.shared, "registers": need.registers}
-    return taken | {"blocks_per_sm": blocks}
+    binary, parameters = SassProgram.from_cubin(source.cubin), sm_parameters(90)
+    resources = kernel_resources(binary, binary.kernel(), source.launch, parameters)
+    blocks = min(block_limits(resources, parameters).values())
+    result = {"shared": source.launch.shared, "registers": resources.registers}
+    return result | {"blocks_per_sm": blocks}
 
 
 # -- on a GPU --------------------------------------------------------------------------------------
 
 
-def compiled(job: tuple[str, KernelPlan, str]) -> None:
-    """Run a kernel once, so that Triton has it."""
+def compile_plan(job: tuple[str, KernelPlan, str]) -> None:
+    """Run a kernel once, so that its binary is in Triton's cache."""
     name, plan, folder = job
     case = Case(name)
-    case.stitched(plan, Path(folder))(*WIDE[name].tensors("cuda"))
+    case.stitch(plan, Path(folder))(*WIDE_ROW_CHAINS[name].tensors("cuda"))
     torch.cuda.synchronize()
 
 
-def timed(job: tuple[str, int, str]) -> dict[str, Any]:
-    """All plans of a chain in turns, and the fastest with and without kept rows again."""
+def time_chain(job: tuple[str, int, str]) -> dict[str, Any]:
+    """Time all plans of a chain, interleaved, then compare the fastest shared and other plans."""
     name, rounds, folder = job
-    case, chain = Case(name), WIDE[name]
+    case, chain = Case(name), WIDE_ROW_CHAINS[name]
     with torch.no_grad():
-        runs = {str(plan): case.stitched(plan, Path(folder)) for plan in case.timed}
-        sets = [chain.tensors("cuda") for _ in range(copies(chain))]
-        reference = next(iter(runs.values()))(*sets[0])
-        errors = {text: _difference(reference, run(*sets[0])) for text, run in runs.items()}
-        methods = {text: _method(run) for text, run in runs.items()}
-        samples = in_turns(methods, sets, rounds)
-        middle = {text: statistics.median(found) for text, found in samples.items()}
-        mine = {text for text in runs if text.startswith("shared")}
-        kept = min(mine, key=middle.__getitem__)
-        plain = min(runs.keys() - mine, key=middle.__getitem__)
-        null = f"{plain} again"
-        both = {plain: methods[plain], kept: methods[kept], null: methods[plain]}
-        again = in_turns(both, sets, rounds)
-    found = Comparison.from_samples(again[plain], again[kept], again[null], kind="measured")
+        kernels = {str(plan): case.stitch(plan, Path(folder)) for plan in case.timed_plans}
+        sets = [chain.tensors("cuda") for _ in range(copy_count(chain))]
+        reference = next(iter(kernels.values()))(*sets[0])
+        errors = {
+            plan: _largest_differences(reference, run(*sets[0])) for plan, run in kernels.items()
+        }
+        methods = {plan: _as_method(run) for plan, run in kernels.items()}
+        samples = time_interleaved(methods, sets, rounds)
+        median_us = {plan: statistics.median(comparison) for plan, comparison in samples.items()}
+        shared_plans = {plan for plan in kernels if plan.startswith("shared")}
+        fastest_shared = min(shared_plans, key=median_us.__getitem__)
+        fastest_other = min(kernels.keys() - shared_plans, key=median_us.__getitem__)
+        null = f"{fastest_other} again"
+        finalists = {
+            fastest_other: methods[fastest_other],
+            fastest_shared: methods[fastest_shared],
+            null: methods[fastest_other],
+        }
+        final_samples = time_interleaved(finalists, sets, rounds)
+    comparison = Comparison.from_samples(
+        final_samples[fastest_other],
+        final_samples[fastest_shared],
+        final_samples[null],
+        kind="measured",
+    )
     return {
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "copies": len(sets),
         "largest_errors": errors,
-        "median_us": {text: round(value, 3) for text, value in middle.items()},
+        "median_us": {plan: round(value, 3) for plan, value in median_us.items()},
         "samples_us": samples,
-        "again_us": again,
-        "shared": kept,
-        "without": plain,
-        "ratio": round(found.ratio, 4),
-        "interval": [round(found.low, 4), round(found.high, 4)],
-        "null": [round(found.null_low, 4), round(found.null_high, 4)],
-        "verdict": found.verdict,
+        "again_us": final_samples,
+        "shared": fastest_shared,
+        "without": fastest_other,
+        "ratio": round(comparison.ratio, 4),
+        "interval": [round(comparison.low, 4), round(comparison.high, 4)],
+        "null": [round(comparison.null_low, 4), round(comparison.null_high, 4)],
+        "verdict": comparison.verdict,
     }
 
 
-def _method(run: StitchedGraph) -> Method:
-    return Method(lambda given: run(*given))
+def _as_method(stitched: StitchedGraph) -> Method:
+    return Method(lambda inputs: stitched(*inputs))
 
 
-def _difference(wanted: Sequence[Tensor], got: Sequence[Tensor]) -> list[float]:
-    """The largest difference of each output, relative to its largest value."""
+def _largest_differences(expected: Sequence[Tensor], outputs: Sequence[Tensor]) -> list[float]:
+    """Largest difference of each output, relative to its largest value."""
     return [
         float((a.float() - b.float()).abs().max() / a.float().abs().max().clamp_min(1e-6))
-        for a, b in zip(wanted, got, strict=True)
+        for a, b in zip(expected, outputs, strict=True)
     ]
 
 
@@ -224,7 +244,10 @@ def _difference(wanted: Sequence[Tensor], got: Sequence[Tensor]) -> list[float]:
 
 
 class Record:
-    """The file that grows with every chain; cubins may be another compiler's than what is timed."""
+    """Result file, saved after every chain.
+
+    Each entry has its Triton version, because cubins and times may come from different versions.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -232,63 +255,67 @@ class Record:
         if path.exists():
             self.chains = json.loads(path.read_text())["chains"]
 
-    def put(self, name: str, what: str, found: Any) -> None:
+    def add(self, name: str, key: str, value: Any) -> None:
         chain = self.chains.setdefault(name, {})
-        chain |= {what: found, f"{what} by": f"triton {triton.__version__}"}
+        chain |= {key: value, f"{key} by": f"triton {triton.__version__}"}
         save(self.path, chains=self.chains)
 
-    def lacks(self, name: str, what: str) -> bool:
-        return what not in self.chains.get(name, {})
+    def is_missing(self, name: str, key: str) -> bool:
+        return key not in self.chains.get(name, {})
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--chains", default="", help="only those whose name has this part")
+    parser.add_argument("--chains", default="", help="only chains whose names contain this")
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--limit", type=float, default=300, help="seconds")
-    parser.add_argument("--workers", type=int, default=10, help="that compile, for each GPU")
+    parser.add_argument("--workers", type=int, default=10, help="compiling processes for each GPU")
 
 
 def main(options: argparse.Namespace) -> None:
-    until = time.monotonic() + options.limit
+    deadline = time.monotonic() + options.limit
     record = Record(options.out)
-    names = [name for name in WIDE if options.chains in name]
+    names = [name for name in WIDE_ROW_CHAINS if options.chains in name]
     for name in names:
-        if record.lacks(name, "ways") and time.monotonic() < until:
-            record.put(name, "ways", bytes_of(Case(name)))
-            print(f"{name}: {_told(record.chains[name]['ways'])}", flush=True)
+        if record.is_missing(name, "ways") and time.monotonic() < deadline:
+            record.add(name, "ways", variant_resources(Case(name)))
+            print(f"{name}: {_summary_line(record.chains[name]['ways'])}", flush=True)
     gpus = visible_gpus()
     if gpus:
-        on_gpus([name for name in names if record.lacks(name, "measured")], gpus, record, options)
+        measure_on_gpus(
+            [name for name in names if record.is_missing(name, "measured")], gpus, record, options
+        )
 
 
-def on_gpus(
+def measure_on_gpus(
     names: Sequence[str], gpus: Sequence[str], record: Record, options: argparse.Namespace
 ) -> None:
-    """Compile and time what is left, within the limit."""
-    until = time.monotonic() + options.limit
+    """Compile and time these chains within the limit."""
+    deadline = time.monotonic() + options.limit
     with tempfile.TemporaryDirectory(prefix="nostall-") as folder:
         workers = [gpu for gpu in gpus for _ in range(options.workers)]
-        jobs = [(name, plan, folder) for name in names for plan in Case(name).timed]
+        jobs = [(name, plan, folder) for name in names for plan in Case(name).timed_plans]
         queues = [jobs[at :: len(workers)] for at in range(len(workers))]
-        for compiling in run_jobs(compiled, queues, workers, until, lambda _: COMPILING):
+        for compiling in run_jobs(
+            compile_plan, queues, workers, deadline, lambda _: COMPILE_SECONDS
+        ):
             if compiling.error is not None:
                 print(f"{compiling.job[0]}: {compiling.job[1]}: {compiling.error}", flush=True)
         timing = [[(name, options.rounds, folder) for name in names[at :: len(gpus)]]
                   for at in range(len(gpus))]  # fmt: skip
-        for answer in run_jobs(timed, timing, gpus, until, lambda _: TIMING):
+        for answer in run_jobs(time_chain, timing, gpus, deadline, lambda _: TIMING_SECONDS):
             name = answer.job[0]
             if answer.result is None:
                 print(f"{name}: {answer.error}", flush=True)
                 continue
-            record.put(name, "measured", answer.result)
-            told = {key: answer.result[key] for key in ("shared", "without", "ratio", "verdict")}
-            print(f"{name}: {told}", flush=True)
+            record.add(name, "measured", answer.result)
+            parts = {key: answer.result[key] for key in ("shared", "without", "ratio", "verdict")}
+            print(f"{name}: {parts}", flush=True)
 
 
-def _told(ways: Sequence[dict[str, Any]]) -> str:
+def _summary_line(variants: Sequence[dict[str, Any]]) -> str:
     return "; ".join(
-        " / ".join(f"{found['shared'] or 'no'}" for found in way["reuse"].values())
-        + f" bytes, {way['reuse']['order']['blocks_per_sm']} blocks (modelled)"
-        for way in ways
+        " / ".join(f"{resources['shared'] or 'no'}" for resources in variant["reuse"].values())
+        + f" bytes, {variant['reuse']['order']['blocks_per_sm']} blocks (modelled)"
+        for variant in variants
     )

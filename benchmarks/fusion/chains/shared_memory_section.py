@@ -18,9 +18,10 @@ def shared_memory_section() -> str:
     intro = wrapped(
         "Kernels that keep wide rows in shared memory need buffers that are not live at the same "
         "time; those can share memory. The table has the bytes of shared memory of the cubin for "
-        "sm_90 without reuse, with reuse by dominance (as in FusionStitching), and with reuse by the "
-        "order of the kernel's passes (nostall's default), and the blocks of an SM, *modelled* from "
-        f"bytes and registers (`python -m benchmarks run fusion.shared_memory_reuse`, {link(FILE)})."
+        "sm_90 without reuse, with reuse by dominance (as in FusionStitching), and with reuse by "
+        "the order of the kernel's passes (nostall's default), and the blocks of an SM, *modelled* "
+        f"from bytes and registers (`python -m benchmarks run fusion.shared_memory_reuse`, "
+        f"{link(FILE)})."
     )
     timed = "The fastest plan without and with kept rows, *measured*:"
     return "\n\n".join(

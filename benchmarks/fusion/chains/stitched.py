@@ -1,4 +1,4 @@
-"""A chain's operators and its stitched kernels: chosen by a race, or those of a result."""
+"""Operator graph of a chain, and its stitched kernels: autotuned, or rebuilt from a result."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 
 from benchmarks.fusion.chains.programs import Chain
-from benchmarks.fusion.chains.timing import Inputs, Method, quickly
+from benchmarks.fusion.chains.timing import Inputs, Method, time_quickly
 from nostall.core.errors import BadInput
 from nostall.fusion.capture import capture, inference_graph
 from nostall.fusion.capture.randomness import SEEDS, replace_random_ops, seeds
@@ -39,11 +39,11 @@ class _Module(nn.Module):
         return self.chain.function(*inputs)
 
 
-def graph_of(chain: Chain, device: str = "cpu") -> Graph:
-    """The chain's operators, traced with fake tensors; raises :class:`BadInput` where some of them
-    are not captured.
+def chain_graph(chain: Chain, device: str = "cpu") -> Graph:
+    """The chain's operator graph, traced with fake tensors.
 
-    A chain with random numbers has one more input, the last one: their seeds.
+    A chain with random numbers has one more input, the last one: their seeds.  Raises
+    :class:`BadInput` if an operator cannot be captured.
     """
     with FakeTensorMode():
         inputs = chain.tensors(device)
@@ -57,82 +57,98 @@ def graph_of(chain: Chain, device: str = "cpu") -> Graph:
 
 
 def partitions(graph: Graph) -> dict[str, Partition]:
-    """The explorer's and the greedy one; one of them where they are equal."""
-    found = {"explorer": default_partition(graph), "greedy": grow_partition(graph)}
-    if sorted(found["explorer"]) == sorted(found["greedy"]):
-        del found["greedy"]
-    return found
+    """The explorer's and the greedy partition by name; only the former if they are equal."""
+    partitions = {"explorer": default_partition(graph), "greedy": grow_partition(graph)}
+    if sorted(partitions["explorer"]) == sorted(partitions["greedy"]):
+        del partitions["greedy"]
+    return partitions
 
 
-def least_bytes(graph: Graph) -> int:
-    """Bytes that have to be read and written once: inputs and outputs."""
+def min_bytes(graph: Graph) -> int:
+    """Bytes of all inputs and outputs: the least that a kernel has to read and write."""
     return sum(graph[i].bytes for i in {*graph.inputs, *graph.outputs})
 
 
-def method(whole: StitchedGraph, given: int) -> Method:
-    """``given`` inputs are the chain's; seeds are drawn anew in every run, as PyTorch does."""
-    more = [whole.graph[index].elements for index in whole.graph.inputs[given:]]
+def stitched_method(stitched: StitchedGraph, input_count: int) -> Method:
+    """A method that runs stitched kernels and draws new seeds in every run, as PyTorch does.
+
+    The first ``input_count`` inputs of the graph are the chain's; the others are seeds.
+    """
+    seed_counts = [stitched.graph[index].elements for index in stitched.graph.inputs[input_count:]]
 
     def run(inputs: Inputs) -> tuple[Tensor, ...]:
-        return whole(*inputs, *(seeds(count, inputs[0].device) for count in more))
+        return stitched(*inputs, *(seeds(count, inputs[0].device) for count in seed_counts))
 
     return Method(run)
 
 
-def raced(
-    chain: Chain, sets: Sequence[Inputs], most: int, folder: Path
+def tune(
+    chain: Chain, sets: Sequence[Inputs], max_candidates: int, folder: Path
 ) -> tuple[Method, dict[str, Any]]:
-    """The chain as kernels, of the faster partition, and how they were chosen."""
-    graph = graph_of(chain)
-    found: list[tuple[float, str, StitchedGraph, Method]] = []
-    races: dict[str, Any] = {}
-    for name, groups in partitions(graph).items():
-        racer = Autotuner(ReplayClock(), most, folder=folder)
-        whole = stitch(graph, groups, choice=racer if most else default_plan, folder=folder)
-        one = method(whole, len(chain.inputs))
-        seconds = quickly(one.run, sets)
-        found.append((seconds, name, whole, one))
-        told = [
-            record.model_dump(exclude={"schema_version"}, by_alias=True) for record in racer.records
-        ]
-        races[name] = {"us": seconds, "kernels": told, "refused": dict(whole.illegal_reasons)}
-    _, name, whole, best = min(found, key=lambda entry: entry[0])
-    return best, {"partition": name, "plans": plans_of(whole), "race": races}
+    """Tune the kernels of both partitions; returns the faster method and how it was chosen.
 
-
-def plans_of(whole: StitchedGraph) -> list[str]:
-    return [str(step.program.plan) for step in whole.steps if not isinstance(step, int)]
-
-
-# -- as a result has it ----------------------------------------------------------------------------
-
-
-def taken(chain: Chain, how: dict[str, Any], folder: Path) -> StitchedGraph:
-    """The kernels that the result ``how`` has, without a race.
-
-    Raises :class:`BadInput` where today's planner does not make them any more.
+    Each kernel's ``max_candidates`` modelled best plans are measured; 0 takes the modelled best
+    plan without a measurement.
     """
-    graph = graph_of(chain)
-    groups = partitions(graph).get(how["partition"]) or partitions(graph)["explorer"]
-    choices = as_told(how["plans"])
-    whole = stitch(graph, groups, choice=partial(_next, choices), folder=folder)
-    if plans_of(whole) != how["plans"]:
+    graph = chain_graph(chain)
+    candidates: list[tuple[float, str, StitchedGraph, Method]] = []
+    tuning: dict[str, Any] = {}
+    for name, groups in partitions(graph).items():
+        autotuner = Autotuner(ReplayClock(), max_candidates, folder=folder)
+        stitched = stitch(
+            graph, groups, choice=autotuner if max_candidates else default_plan, folder=folder
+        )
+        candidate = stitched_method(stitched, len(chain.inputs))
+        seconds = time_quickly(candidate.run, sets)
+        candidates.append((seconds, name, stitched, candidate))
+        records = [
+            record.model_dump(exclude={"schema_version"}, by_alias=True)
+            for record in autotuner.records
+        ]
+        tuning[name] = {
+            "us": seconds,
+            "kernels": records,
+            "refused": dict(stitched.illegal_reasons),
+        }
+    _, name, stitched, best = min(candidates, key=lambda entry: entry[0])
+    return best, {"partition": name, "plans": kernel_plans(stitched), "race": tuning}
+
+
+def kernel_plans(stitched: StitchedGraph) -> list[str]:
+    """The plan of every kernel, as text."""
+    return [str(step.program.plan) for step in stitched.steps if not isinstance(step, int)]
+
+
+# -- kernels of a result ---------------------------------------------------------------------------
+
+
+def rebuild(chain: Chain, description: dict[str, Any], folder: Path) -> StitchedGraph:
+    """Rebuild the kernels that a result describes, without tuning.
+
+    Raises :class:`BadInput` if the present planner makes other plans.
+    """
+    graph = chain_graph(chain)
+    groups = partitions(graph).get(description["partition"]) or partitions(graph)["explorer"]
+    remaining = chosen_plans(description["plans"])
+    stitched = stitch(graph, groups, choice=partial(_next_plan, remaining), folder=folder)
+    if kernel_plans(stitched) != description["plans"]:
         raise BadInput(
-            f"{chain.name}: the result has {how['plans']}, today it is {plans_of(whole)}; "
+            f"{chain.name}: the result has the plans {description['plans']}, "
+            f"the present planner makes {kernel_plans(stitched)}; "
             "measure the chain again"
         )
-    return whole
+    return stitched
 
 
-def as_told(told: Sequence[str]) -> list[str]:
-    """The plans that a choice is asked for, of those of all kernels; packs choose by themselves."""
-    return [plan for plan in reversed(told) if not re.match(r"packed \(", plan)]
+def chosen_plans(descriptions: Sequence[str]) -> list[str]:
+    """Plans in reverse order, without those of packed kernels, which are not chosen."""
+    return [plan for plan in reversed(descriptions) if not re.match(r"packed \(", plan)]
 
 
-def _next(left: list[str], of: Schedule) -> PlannedKernel:
-    """The plan that is next in ``left``, from its end, where the schedule has it."""
+def _next_plan(remaining: list[str], of: Schedule) -> PlannedKernel:
+    """Take the last plan off ``remaining`` if the schedule has it; otherwise the default plan."""
     for kernel in plans_with_variants(of):
-        if left and str(kernel) == left[-1]:
-            left.pop()
+        if remaining and str(kernel) == remaining[-1]:
+            remaining.pop()
             return kernel
     return default_plan(of)

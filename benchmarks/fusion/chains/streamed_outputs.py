@@ -1,10 +1,11 @@
-"""Outputs larger than L2 that leave it first, beside ones that do not, and what reads them next.
+"""Benchmark of evict-first stores for outputs larger than L2, alone and before a reader.
 
     python -m benchmarks run fusion.streamed_outputs --out OUT.json
 
-The kernel of the committed result of every chain with one such output, as it is and ``streamed``:
-alone, and in front of a kernel of PyTorch that reads that output, as CUDA graphs over copies of the
-inputs, replays in turns.  Both write the same bytes.  Needs a GPU, a minute of it.
+``streamed`` kernels store their output with the evict-first policy.  For every chain that is one
+kernel with one such output, the kernel of the committed result runs with and without it: alone, and
+before a PyTorch kernel that reads the output.  They run as CUDA graphs over copies of the inputs;
+replays are interleaved.  Both variants must write the same bytes.  Needs a GPU for one minute.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from torch import Tensor
 
 from benchmarks.fusion.chains.page import load_chains
 from benchmarks.fusion.chains.programs import CHAINS, Chain
-from benchmarks.fusion.chains.stitched import graph_of, plans_of, taken
-from benchmarks.fusion.chains.timing import Inputs, Method, Run, copies, in_turns
+from benchmarks.fusion.chains.stitched import chain_graph, kernel_plans, rebuild
+from benchmarks.fusion.chains.timing import Inputs, Method, Run, copy_count, time_interleaved
 from benchmarks.harness.result_file import save
 from nostall.fusion.codegen.generate import PlanChooser
 from nostall.fusion.codegen.loops.schedule import Schedule
@@ -32,17 +33,19 @@ from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, schedul
 from nostall.fusion.codegen.tiling.plan_variants import plans_with_variants, with_evict_first
 from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel, plan_kernel
 
-LOADS = 3
-"""How many times memory is laid out anew."""
+LAYOUTS = 3
+"""Number of memory layouts."""
 FEATURES = 512
-"""Columns of the matrix that the output is multiplied by."""
+"""Columns of the matrix by which the reader ``matmul`` multiplies."""
 
 Reader = Callable[[Tensor], Tensor]
 
 
 def readers(columns: int) -> dict[str, Reader]:
-    """What may read an output of so many columns next, in fp16: element by element, row by row, and
-    a matrix product, each from its beginning on."""
+    """Kernels that may read an fp16 output with that many columns next.
+
+    One reads it element by element, one row by row, and one is a matrix product.
+    """
     weight = torch.randn(columns, FEATURES, device="cuda", dtype=torch.float16) * 0.02
     return {
         "relu": torch.relu,
@@ -51,90 +54,100 @@ def readers(columns: int) -> dict[str, Reader]:
     }
 
 
-def chosen(plan: str, is_streamed: bool) -> PlanChooser:
-    """The plan of that name, streamed or not."""
+def choose_plan(plan: str, is_streamed: bool) -> PlanChooser:
+    """A plan chooser that returns the plan with this text, streamed or not."""
 
-    def choice(of: Schedule) -> PlannedKernel:
-        (found,) = [one for one in plans_with_variants(of) if str(one) == plan]
-        return plan_kernel(of, replace(found.plan, evict_first=is_streamed))
+    def choice(schedule: Schedule) -> PlannedKernel:
+        (kernel,) = [each for each in plans_with_variants(schedule) if str(each) == plan]
+        return plan_kernel(schedule, replace(kernel.plan, evict_first=is_streamed))
 
     return choice
 
 
-def both_ways(whole: StitchedGraph, plan: str, folder: Path) -> dict[str, StitchedGraph]:
-    """The only kernel of a chain, as it is and streamed."""
-    groups = [whole.graph.operators]
+def stitch_variants(stitched: StitchedGraph, plan: str, folder: Path) -> dict[str, StitchedGraph]:
+    """The only kernel of a chain without (``kept``) and with evict-first stores (``streamed``)."""
+    groups = [stitched.graph.operators]
     return {
-        name: stitch(whole.graph, groups, choice=chosen(plan, way), folder=folder)
-        for name, way in (("kept", False), ("streamed", True))
+        name: stitch(stitched.graph, groups, choice=choose_plan(plan, is_streamed), folder=folder)
+        for name, is_streamed in (("kept", False), ("streamed", True))
     }
 
 
-def is_judged(whole: StitchedGraph) -> bool:
-    """Whether a chain is one kernel that could stream its only output."""
-    if len(plans_of(whole)) != 1 or len(whole.graph.outputs) != 1:
+def is_comparable(stitched: StitchedGraph) -> bool:
+    """Whether a chain is one kernel whose only output can be streamed."""
+    if len(kernel_plans(stitched)) != 1 or len(stitched.graph.outputs) != 1:
         return False
-    of = schedule_operators(whole.graph, whole.graph.operators)
-    (plan,) = plans_of(whole)
-    return any(str(one) == plan and with_evict_first(one) for one in plans_with_variants(of))
+    of = schedule_operators(stitched.graph, stitched.graph.operators)
+    (plan,) = kernel_plans(stitched)
+    kernels = plans_with_variants(of)
+    return any(str(kernel) == plan and with_evict_first(kernel) for kernel in kernels)
 
 
-def before(whole: StitchedGraph, reader: Reader | None) -> Run:
-    """The chain, and what reads its output."""
+def run_before(stitched: StitchedGraph, reader: Reader | None) -> Run:
+    """A run of the chain, followed by ``reader`` on its output."""
 
     def run(inputs: Inputs) -> Tensor:
-        (found,) = whole(*inputs)
-        return reader(found) if reader else found
+        (output,) = stitched(*inputs)
+        return reader(output) if reader else output
 
     return run
 
 
-def measured(chain: Chain, whole: StitchedGraph, folder: Path, times: int) -> dict[str, Any]:
-    (plan,) = plans_of(whole)
-    ways = both_ways(whole, plan.removesuffix(", streamed"), folder)
-    sets = [chain.tensors("cuda") for _ in range(copies(chain))]
-    (one,), (other,) = (way(*sets[0]) for way in ways.values())
-    is_half = one.dtype == torch.float16
+def measure(
+    chain: Chain, stitched: StitchedGraph, folder: Path, sample_count: int
+) -> dict[str, Any]:
+    """Time both variants of a chain alone and before each reader, and compare their outputs."""
+    (plan,) = kernel_plans(stitched)
+    variants = stitch_variants(stitched, plan.removesuffix(", streamed"), folder)
+    sets = [chain.tensors("cuda") for _ in range(copy_count(chain))]
+    (output,), (streamed_output,) = (variant(*sets[0]) for variant in variants.values())
+    is_half = output.dtype == torch.float16
     samples = {}
-    behind = {"alone": None, **(readers(one.shape[-1]) if is_half else {})}
-    for name, reader in behind.items():
-        methods = {how: Method(before(way, reader)) for how, way in ways.items()}
-        samples[name] = in_turns(methods, sets, times, loads=LOADS)
+    readers_by_name = {"alone": None, **(readers(output.shape[-1]) if is_half else {})}
+    for name, reader in readers_by_name.items():
+        methods = {
+            variant_name: Method(run_before(variant, reader))
+            for variant_name, variant in variants.items()
+        }
+        samples[name] = time_interleaved(methods, sets, sample_count, layouts=LAYOUTS)
     return {
         "plan": plan,
-        "output_bytes": one.nbytes,
-        "equal": torch.equal(one, other),
+        "output_bytes": output.nbytes,
+        "equal": torch.equal(output, streamed_output),
         "samples_us": samples,
     }
 
 
-def told(samples: dict[str, dict[str, Sequence[float]]]) -> str:
-    """How many times as long it takes without, of each reader."""
-    found = []
-    for name, of in samples.items():
-        pairs = zip(of["kept"], of["streamed"], strict=True)
-        found.append(f"{name} {median(a / b for a, b in pairs):.3f}")
-    return ", ".join(found)
+def summary_line(samples: dict[str, dict[str, Sequence[float]]]) -> str:
+    """Time without streaming divided by the time with it, for each reader."""
+    parts = []
+    for name, times in samples.items():
+        pairs = zip(times["kept"], times["streamed"], strict=True)
+        parts.append(f"{name} {median(a / b for a, b in pairs):.3f}")
+    return ", ".join(parts)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--times", type=int, default=24, help="samples of each way")
+    parser.add_argument("--times", type=int, default=24, help="timed samples of each variant")
 
 
 def main(options: argparse.Namespace) -> int:
     if not torch.cuda.is_available():
-        sys.exit("there is no GPU here; run this on one")
-    found = {}
+        sys.exit("no GPU is visible; run this on a machine with a GPU")
+    results = {}
     for result in load_chains():
         chain = CHAINS[result["chain"]]
         with tempfile.TemporaryDirectory(prefix="nostall-") as folder, torch.no_grad():
-            if len(graph_of(chain).inputs) > len(chain.inputs):
-                continue  # dropout's seeds are drawn beside the kernel
-            whole = taken(chain, result["stitched"], Path(folder))
-            if is_judged(whole):
-                one = measured(chain, whole, Path(folder), options.times)
-                found[chain.name] = one
-                print(f"{chain.name}: {told(one['samples_us'])}; equal {one['equal']}", flush=True)
-    save(options.out, gpu=torch.cuda.get_device_name(), torch=torch.__version__, chains=found)
-    return 0 if all(one["equal"] for one in found.values()) else 1
+            if len(chain_graph(chain).inputs) > len(chain.inputs):
+                continue  # dropout draws seeds in another kernel
+            stitched = rebuild(chain, result["stitched"], Path(folder))
+            if is_comparable(stitched):
+                record = measure(chain, stitched, Path(folder), options.times)
+                results[chain.name] = record
+                print(
+                    f"{chain.name}: {summary_line(record['samples_us'])}; equal {record['equal']}",
+                    flush=True,
+                )
+    save(options.out, gpu=torch.cuda.get_device_name(), torch=torch.__version__, chains=results)
+    return 0 if all(record["equal"] for record in results.values()) else 1

@@ -1,4 +1,4 @@
-"""Chains over rows that are too wide for registers: vocabularies, and norms of very wide layers."""
+"""Chains over rows that do not fit in registers: vocabularies, and norms of very wide layers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from benchmarks.fusion.chains.programs import (
     Chain,
-    Given,
+    InputSpec,
     double_norm,
     log_softmax_entropy,
     lse_and_gradient,
@@ -19,14 +19,16 @@ HALF, SINGLE = torch.float16, torch.float32
 
 
 def min_p(logits: Tensor, temperature: Tensor) -> Tensor:
-    """Shares of tokens, of which those below a twentieth of the largest are dropped (min-p)."""
-    shares = (logits.float() / temperature).softmax(-1)
-    kept = torch.where(shares >= 0.05 * shares.amax(-1, keepdim=True), shares, 0.0)
-    return kept / kept.sum(-1, keepdim=True)
+    """Min-p sampling: probabilities below 1/20 of the largest become 0, the rest is normalized."""
+    probabilities = (logits.float() / temperature).softmax(-1)
+    masked = torch.where(
+        probabilities >= 0.05 * probabilities.amax(-1, keepdim=True), probabilities, 0.0
+    )
+    return masked / masked.sum(-1, keepdim=True)
 
 
 def distillation(student: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
-    """Kullback-Leibler divergence by row, and its gradient for the student."""
+    """Kullback-Leibler divergence of each row, and its gradient for the student's logits."""
     log_p = teacher.float().log_softmax(-1)
     log_q = student.float().log_softmax(-1)
     p = log_p.exp()
@@ -34,21 +36,21 @@ def distillation(student: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def gated_softmax_norm(x: Tensor, gate: Tensor) -> Tensor:
-    """Shares of memory slots, gated, and a norm over them."""
+    """Softmax times a gate, then LayerNorm."""
     return F.layer_norm(x.softmax(-1) * gate, x.shape[-1:])
 
 
 def _chains() -> list[Chain]:
-    def rows(count: int, columns: int, dtype: torch.dtype = HALF) -> Given:
+    def rows(count: int, columns: int, dtype: torch.dtype = HALF) -> InputSpec:
         return (count, columns), dtype
 
-    def vector(columns: int, dtype: torch.dtype = HALF) -> Given:
+    def vector(columns: int, dtype: torch.dtype = HALF) -> InputSpec:
         return (columns,), dtype
 
-    one = rows(2048, 1, SINGLE)
+    temperature = rows(2048, 1, SINGLE)
     return [
-        Chain("min-p 2048x12288", min_p, (rows(2048, 12288), one)),
-        Chain("min-p 2048x32000", min_p, (rows(2048, 32000), one)),
+        Chain("min-p 2048x12288", min_p, (rows(2048, 12288), temperature)),
+        Chain("min-p 2048x32000", min_p, (rows(2048, 32000), temperature)),
         Chain("distillation 2048x12288", distillation, (rows(2048, 12288),) * 2),
         Chain("distillation 2048x32000", distillation, (rows(2048, 32000),) * 2),
         Chain(
@@ -73,4 +75,4 @@ def _chains() -> list[Chain]:
     ]
 
 
-WIDE = {chain.name: chain for chain in _chains()}
+WIDE_ROW_CHAINS = {chain.name: chain for chain in _chains()}

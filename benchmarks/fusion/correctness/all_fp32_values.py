@@ -1,11 +1,11 @@
-"""Functions of stitched kernels at every number of fp32, compared with fp64.
+"""Check of functions in stitched kernels at every fp32 value, compared with fp64.
 
     python -m benchmarks run fusion.all_fp32_values --out OUT [--every 1] [--limit 120]
 
-What is held: errors as the helpers say them, NaN where the number is NaN and nowhere else, no value
-outside of the function's range.  ``--every``: of the 2^32 patterns of bits each so many-th one.
-OUT is a JSON file; functions that are in it are left out.  Without a GPU kernels are interpreted,
-whose exp and reciprocal are numpy's.  Exit code 1 where a function is wrong or was not run.
+Errors must be within each function's tolerance, results must be NaN for NaN only, and within the
+function's range.  ``--every N`` takes every N-th of the 2^32 bit patterns.  OUT is a JSON file;
+functions that it has are skipped.  Without a GPU kernels run in Triton's interpreter, with numpy's
+exp and reciprocal.  Exit code 1 if a function is wrong or was not run.
 """
 
 from __future__ import annotations
@@ -37,29 +37,33 @@ from nostall.fusion.graph.graph import Graph
 from nostall.fusion.testing.triton_interpreter import prepare
 
 PATTERNS, ROW = 2**32, 1024
-AT_ONCE = 2**24
-"""Numbers of one launch; in fp64 they and what is made of them take 1 GB."""
-LEAST_NORMAL = 2.0**-126
-SECONDS = 20.0
-"""About how long one function takes at most."""
+"""Number of fp32 bit patterns, and columns of the tensors."""
+BATCH = 2**24
+"""Values of one launch; with their fp64 references they take 1 GB."""
+MIN_NORMAL = 2.0**-126
+"""Smallest normal fp32 number; relative errors below it are not checked."""
+EXPECTED_SECONDS = 20.0
+"""Expected seconds of one function, at most."""
 
 
 @dataclass(frozen=True)
 class Function:
-    """An operator, with 1 added or not; its exact value, its range, and the largest error allowed:
-    of the value, or for sums with 1 at all."""
+    """A function to be checked: an operator, optionally plus 1."""
 
     op: str
     plus_one: bool
+    """Whether 1 is added to the operator's result."""
     exact: Callable[[Tensor], Tensor]
-    least: float
-    most: float
-    allowed: float
+    """The reference, for fp64."""
+    min_value: float
+    max_value: float
+    tolerance: float
+    """Largest allowed relative error; with ``plus_one`` the largest absolute error."""
 
-    def graph(self, numbers: int) -> Graph:
+    def graph(self, fp32_batches: int) -> Graph:
         build = Builder()
-        made = build(self.op, build.input((numbers // ROW, ROW)))
-        return build.graph(build("add", made, build.constant(1.0)) if self.plus_one else made)
+        result = build(self.op, build.input((fp32_batches // ROW, ROW)))
+        return build.graph(build("add", result, build.constant(1.0)) if self.plus_one else result)
 
 
 FUNCTIONS = {
@@ -71,50 +75,52 @@ FUNCTIONS = {
 }
 
 
-def numbers(every: int, device: str) -> Iterator[Tensor]:
-    """The patterns of bits as fp32, some at a time."""
-    for first in range(0, PATTERNS, AT_ONCE * every):
-        bits = torch.arange(first, min(first + AT_ONCE * every, PATTERNS), every, device=device)
-        yield bits.to(torch.int32).view(torch.float32).view(-1, ROW)
+def fp32_batches(every: int, device: str) -> Iterator[Tensor]:
+    """All bit patterns (every ``every``-th) as fp32 tensors of at most ``BATCH`` values."""
+    for first in range(0, PATTERNS, BATCH * every):
+        patterns = torch.arange(first, min(first + BATCH * every, PATTERNS), every, device=device)
+        yield patterns.to(torch.int32).view(torch.float32).view(-1, ROW)
 
 
-def checked(job: tuple[str, int]) -> dict[str, Any]:
-    """The largest errors of a function, and how many of its values are wrong at all."""
+def check_function(job: tuple[str, int]) -> dict[str, Any]:
+    """Largest errors of a function, and counts of wrong NaN and values outside of its range."""
     name, every = job
-    of, device = FUNCTIONS[name], "cuda" if torch.cuda.is_available() else "cpu"
-    began, kernels = time.monotonic(), Counter[str]()
+    function, device = FUNCTIONS[name], "cuda" if torch.cuda.is_available() else "cpu"
+    start, counts = time.monotonic(), Counter[str]()
     relative = absolute = at_relative = at_absolute = 0.0
     with tempfile.TemporaryDirectory(prefix="nostall-") as folder:
-        graph = of.graph(min(AT_ONCE, PATTERNS // every))
+        graph = function.graph(min(BATCH, PATTERNS // every))
         program = emit(
             plan_kernel(
                 schedule_operators(graph, graph.operators), KernelPlan("thread", 1, (ROW,), 4)
             )
         )
-        whole = StitchedGraph(graph, (load_kernel(program, Path(folder)),), Counter())
-        for x in numbers(every, device):
-            (got,) = whole(x)
-            want, have = of.exact(x.double()), got.double()
-            number = ~x.isnan()
-            kernels["numbers"] += int(number.sum())
-            kernels["NaN that is none, or none that is"] += int((have.isnan() == number).sum())
-            kernels["outside of the range"] += int(((have < of.least) | (have > of.most)).sum())
-            error = torch.where(number, (have - want).abs(), 0.0)
-            of_value = torch.where(want.abs() >= LEAST_NORMAL, error / want.abs(), 0.0)
+        stitched = StitchedGraph(graph, (load_kernel(program, Path(folder)),), Counter())
+        for x in fp32_batches(every, device):
+            (output,) = stitched(x)
+            expected, actual = function.exact(x.double()), output.double()
+            is_number = ~x.isnan()
+            counts["numbers"] += int(is_number.sum())
+            counts["NaN that is none, or none that is"] += int((actual.isnan() == is_number).sum())
+            counts["outside of the range"] += int(
+                ((actual < function.min_value) | (actual > function.max_value)).sum()
+            )
+            error = torch.where(is_number, (actual - expected).abs(), 0.0)
+            relative_error = torch.where(expected.abs() >= MIN_NORMAL, error / expected.abs(), 0.0)
             absolute, at_absolute = max((absolute, at_absolute), _largest(error, x))
-            relative, at_relative = max((relative, at_relative), _largest(of_value, x))
-    largest = absolute if of.plus_one else relative
-    strange = [text for text in kernels if text != "numbers" and kernels[text]]
+            relative, at_relative = max((relative, at_relative), _largest(relative_error, x))
+    largest = absolute if function.plus_one else relative
+    problems = [text for text in counts if text != "numbers" and counts[text]]
     return {
         "function": name,
-        **kernels,
+        **counts,
         "largest error": absolute,
         "at": at_absolute,
         "largest error of the value": relative,
         "there at": at_relative,
-        "allowed": of.allowed,
-        "wrong": [*strange, *(["error"] if not largest <= of.allowed else [])],
-        "seconds": round(time.monotonic() - began, 1),
+        "allowed": function.tolerance,
+        "wrong": [*problems, *(["error"] if not largest <= function.tolerance else [])],
+        "seconds": round(time.monotonic() - start, 1),
     }
 
 
@@ -125,32 +131,34 @@ def _largest(error: Tensor, x: Tensor) -> tuple[float, float]:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--every", type=int, default=1, help="a power of two")
+    parser.add_argument(
+        "--every", type=int, default=1, help="check every N-th bit pattern; a power of two"
+    )
     parser.add_argument("--limit", type=float, default=120, help="seconds")
 
 
 def main(options: argparse.Namespace) -> None:
-    done = json.loads(options.out.read_text())["done"] if options.out.exists() else {}
-    jobs = [(name, options.every) for name in FUNCTIONS if name not in done]
+    records = json.loads(options.out.read_text())["done"] if options.out.exists() else {}
+    jobs = [(name, options.every) for name in FUNCTIONS if name not in records]
     gpus = visible_gpus()
 
-    def keep(record: dict[str, Any]) -> None:
-        done[record["function"]] = record
-        save(options.out, gpu=_gpu(), every=options.every, done=done)
+    def store(record: dict[str, Any]) -> None:
+        records[record["function"]] = record
+        save(options.out, gpu=_gpu(), every=options.every, done=records)
         errors = {key: record[key] for key in record if "error" in key}
         print(f"{record['function']}: {'; '.join(record['wrong']) or 'right'} {errors}", flush=True)
 
     if gpus:
         queues = [jobs[at :: len(gpus)] for at in range(len(gpus))]
-        until = time.monotonic() + options.limit
-        for answer in run_jobs(checked, queues, gpus, until, lambda _: SECONDS):
-            keep(answer.result or {"function": answer.job[0], "wrong": [str(answer.error)]})
+        deadline = time.monotonic() + options.limit
+        for answer in run_jobs(check_function, queues, gpus, deadline, lambda _: EXPECTED_SECONDS):
+            store(answer.result or {"function": answer.job[0], "wrong": [str(answer.error)]})
     else:
-        os.environ["TRITON_INTERPRET"] = "1"  # nothing has imported Triton before this
+        os.environ["TRITON_INTERPRET"] = "1"  # must be set before Triton is imported
         prepare()
         for job in jobs:
-            keep(checked(job))
-    sys.exit(any(record["wrong"] for record in done.values()) or len(done) < len(FUNCTIONS))
+            store(check_function(job))
+    sys.exit(any(record["wrong"] for record in records.values()) or len(records) < len(FUNCTIONS))
 
 
 def _gpu() -> str | None:

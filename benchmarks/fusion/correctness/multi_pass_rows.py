@@ -1,12 +1,16 @@
-"""Random graphs of wide rows with plans that walk over their rows, compared with fp64.
+"""Check of random graphs whose kernels read rows in several passes, compared with fp64.
 
-    python -m benchmarks run fusion.multi_pass_rows --out OUT --graphs 240 --limit 120 [--workers 12]
+    python -m benchmarks run fusion.multi_pass_rows --out OUT --graphs 240 --limit 120
+        [--workers 12]
 
-As ``benchmarks.fusion.correctness.shared_memory_rows``, of ``looped`` and ``split`` kernels: those whose
-maximum and sum of exp(x - maximum) share a walk, and those whose rows begin at odd places and are
-read 16 bytes at a time; and of ``column`` kernels, which walk over rows for the sums of columns,
-those that copy the rows of the next turns among them.  Of graphs with softmaxes half get rows of
--inf, with Inf and with NaN.
+Works as ``benchmarks.fusion.correctness.shared_memory_rows``, for other schemes:
+
+- ``looped`` and ``split`` kernels, with online softmax (maximum and sum of exp(x - maximum) in one
+  pass) and with peeling (unaligned rows that are read 16 bytes at a time);
+- ``column`` kernels, which loop over rows for sums of columns, with and without asynchronous copies
+  of later rows.
+
+Half of the graphs with a softmax get rows of -inf, with Inf and with NaN.
 """
 
 from __future__ import annotations
@@ -27,9 +31,9 @@ from benchmarks.fusion.correctness import shared_memory_rows
 from benchmarks.fusion.correctness.shared_memory_rows import (
     check_graphs,
     dtypes,
+    find_failures,
     on_gpu,
     repeats,
-    wrong,
 )
 from nostall.fusion.codegen.emit.emit import emit
 from nostall.fusion.codegen.loops.online_softmax import online_pairs
@@ -42,75 +46,84 @@ from nostall.fusion.codegen.tiling.planned_kernel import plan_kernel
 from nostall.fusion.graph.graph import Graph
 
 COLUMNS = (603, 1001, 1100, 2048, 2501, 4099, 5000, 12287, 32000, 50257, 131073)
-MOST_SUMMED, MANY_ROWS = 5000, 300
-"""Columns and rows of a graph that sums over rows."""
+MAX_SUMMED_COLUMNS, MANY_ROWS = 5000, 300
+"""Maximum columns, and rows, of a graph that sums over rows."""
 SOFTMAXES = (online_rows.cross_entropy, online_rows.lse_and_softmax, online_rows.drawn)
 
 
-def drawn(seed: int) -> tuple[Graph, Schedule, KernelPlan] | None:
-    """The graph of a number, and how it runs; None where no plan walks."""
-    draw = random.Random(seed)
-    columns = draw.choice(COLUMNS if on_gpu() else COLUMNS[:5])
+def draw_case(seed: int) -> tuple[Graph, Schedule, KernelPlan] | None:
+    """The graph and plan for a seed; None if it has no plan of these schemes."""
+    generator = random.Random(seed)
+    columns = generator.choice(COLUMNS if on_gpu() else COLUMNS[:5])
     shape = online_rows.ROWS, columns
-    kind = draw.choice((*SOFTMAXES, None, "sums"))
+    kind = generator.choice((*SOFTMAXES, None, "sums"))
     if kind == "sums":
-        columns = min(columns, MOST_SUMMED)
+        columns = min(columns, MAX_SUMMED_COLUMNS)
         rows = MANY_ROWS if on_gpu() else online_rows.ROWS
-        # Among a million quotients one is 0 / 0 where a product was rounded, and inf as an FMA.
-        whole = tuple(op for op in PAIRS if op != "div")
-        graph = with_column_sums(wide_rows(seed, columns, *dtypes(), rows, whole), draw)
+        # One of a million quotients is 0 / 0 if a product is rounded, but inf if it is in an FMA.
+        exact_ops = tuple(op for op in PAIRS if op != "div")
+        graph = with_column_sums(wide_rows(seed, columns, *dtypes(), rows, exact_ops), generator)
     elif kind is None:
         graph = wide_rows(seed, columns, *dtypes(), online_rows.ROWS)
     elif kind is online_rows.drawn:
         graph = online_rows.drawn(seed, shape)
     else:
-        graph = kind(shape, draw.choice(dtypes()[0]))  # type: ignore[operator]
+        graph = kind(shape, generator.choice(dtypes()[0]))  # type: ignore[operator]
     of = schedule_operators(graph, graph.operators)
     legal = [plan for plan in plans(of).legal_plans if plan.scheme in ("looped", "split", "column")]
-    for told in ("peeled", "async_copies", "scheme"):  # what is rare is not rare here
-        chosen = draw.choice(sorted({getattr(plan, told) for plan in legal}) or [None])
-        legal = [plan for plan in legal if getattr(plan, told) == chosen]
-    return (graph, of, draw.choice(legal)) if legal else None
+    for field in (
+        "peeled",
+        "async_copies",
+        "scheme",
+    ):  # draw each field first, so that rare values are tested often
+        value = generator.choice(sorted({getattr(plan, field) for plan in legal}) or [None])
+        legal = [plan for plan in legal if getattr(plan, field) == value]
+    return (graph, of, generator.choice(legal)) if legal else None
 
 
-def checked(seed: int) -> dict[str, Any]:
-    """What became of one graph.  A fault of the GPU ends the process: nothing works after it."""
-    torch.set_num_threads(1)  # workers are as many as processors
-    made = drawn(seed)
-    if made is None:
+def check_graph(seed: int) -> dict[str, Any]:
+    """Check the graph of a seed.  A GPU fault ends the process: CUDA is unusable after it."""
+    torch.set_num_threads(1)  # there are as many workers as CPU cores
+    case = draw_case(seed)
+    if case is None:
         return {"seed": seed, "plan": None}
-    graph, of, plan = made
-    began = time.monotonic()
+    graph, of, plan = case
+    start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="nostall-") as folder:
         whole = StitchedGraph(
             graph, (load_kernel(emit(plan_kernel(of, plan)), Path(folder)),), Counter()
         )
-        found = wrong(whole, seed, _strange if online_pairs(of) and seed % 2 else None)
-    record = {"seed": seed, "plan": str(plan), "online": len(online_pairs(of)), "wrong": found}
-    record["seconds"] = round(time.monotonic() - began, 1)
-    return record | ({"graph": str(graph)} if found else {})
+        failures = find_failures(
+            whole, seed, _insert_special_values if online_pairs(of) and seed % 2 else None
+        )
+    record = {"seed": seed, "plan": str(plan), "online": len(online_pairs(of)), "wrong": failures}
+    record["seconds"] = round(time.monotonic() - start, 1)
+    return record | ({"graph": str(graph)} if failures else {})
 
 
-def _strange(inputs: list[torch.Tensor]) -> None:
+def _insert_special_values(inputs: list[torch.Tensor]) -> None:
+    """Insert rows of -inf, Inf and NaN into the inputs."""
     for value in inputs:
         if value.dtype.is_floating_point and value.shape[0] == online_rows.ROWS:
-            # Compiled, a product and a difference are one operation (FMA), so x - max(x) of a
-            # product is off by a rounding of x: of small numbers that is within what is allowed.
+            # Compiled kernels contract a product and a difference to an FMA, so x - max(x) of a
+            # product x is off by one rounding of x; that is within tolerance for small numbers.
             online_rows.strange(value, largest=3.0)
-            value[7] /= 16  # a product that overflows need not do so in an FMA
+            value[7] /= 16  # smaller, because a product that overflows may not do so in an FMA
 
 
 def summary(done: dict[str, Any]) -> dict[str, Any]:
     """Counts over all records, and those of kernels that are wrong."""
-    ran = [record for record in done.values() if record["plan"]]
+    checked_records = [record for record in done.values() if record["plan"]]
     return {
         "graphs": len(done),
-        "kernels": len(ran),
-        "with a maximum and a sum in one walk": sum(record.get("online", 0) > 0 for record in ran),
-        "peeled": sum("peeled" in record["plan"] for record in ran),
-        "rows copied ahead": sum("ahead" in record["plan"] for record in ran),
+        "kernels": len(checked_records),
+        "with a maximum and a sum in one walk": sum(
+            record.get("online", 0) > 0 for record in checked_records
+        ),
+        "peeled": sum("peeled" in record["plan"] for record in checked_records),
+        "rows copied ahead": sum("ahead" in record["plan"] for record in checked_records),
         "runs of each kernel": 1 + repeats(),
-        "wrong": [record for record in ran if record["wrong"]],
+        "wrong": [record for record in checked_records if record["wrong"]],
     }
 
 
@@ -119,4 +132,4 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> None:
-    check_graphs(options, checked, summary)
+    check_graphs(options, check_graph, summary)

@@ -1,17 +1,20 @@
-"""Random operator graphs, stitched and compared with fp64: in Triton's interpreter, or on a GPU.
+"""Check of kernels of random operator graphs against fp64, on a GPU or in Triton's interpreter.
 
-    python -m benchmarks run fusion.random_graphs --graphs 300 [--out FILE] [--seed N] [--floats A,B]
+    python -m benchmarks run fusion.random_graphs --graphs 300 [--out FILE] [--seed N]
+        [--floats A,B]
 
-Graphs are drawn with inputs of ``--floats`` (fp32 and fp16), int32 and bool; for one seed they are
-the same everywhere, and a digest of all says so.  Where there is a GPU, kernels are compiled, and
-every graph with fp16 runs once more in bf16; elsewhere they are interpreted, as drawn.  Every graph
-runs with a plan of each kernel that is drawn by chance, every tensor lies between guard bands, a
-third of the graphs get NaN, Inf and -0.0.
-Half of them run the explorer's kernels, packs among them, the others kernels as large as possible.
-In many of the graphs the first size varies: the same kernels run at two sizes.
-Then dropout: its mask in both passes, for equal seeds and, on a GPU, in replays of a CUDA graph.
-The random numbers themselves have to be the reference's in kernels of every scheme, bit by bit.
-On a GPU casts to fp8 too.  Exit code 1 where a graph is wrong or an operator was not stitched.
+Graphs have inputs of the dtypes ``--floats`` (fp32 and fp16), int32 and bool.  They depend on the
+seed only; the result has a digest of all graphs.  On a GPU kernels are compiled, and every graph
+with fp16 also runs in bf16; without a GPU kernels run in Triton's interpreter.
+
+Each kernel has a randomly drawn plan.  Tensors lie between guard bands; a third of the graphs get
+NaN, Inf and -0.0.  Half of the graphs run the explorer's kernels, including packed ones; the others
+run kernels that are as large as possible.  In many graphs the first size is dynamic, and the same
+kernels run at two sizes.
+
+Further checks: the mask of dropout in both passes, for equal seeds and, on a GPU, in replays of a
+CUDA graph; the random numbers in kernels of every scheme, bit by bit; on a GPU also casts to fp8.
+Exit code 1 if a graph is wrong or an operator was not stitched.
 """
 
 from __future__ import annotations
@@ -55,42 +58,46 @@ from nostall.fusion.testing.triton_interpreter import prepare
 ON_GPU = torch.cuda.is_available()
 FLOATS = ("float32", "float16")
 VARYING, SIZES = 17, (17, 40)
-"""What stands for the size that varies, and the sizes that such graphs run at.  Not less: slices of
-the generated graphs stay inside."""
-MOST_INTERPRETED = 64
-"""Programs of one kernel that the interpreter should run."""
+"""Size that marks the dynamic dimension, and the sizes at which such graphs run.
+
+Smaller sizes are not possible: slices of the generated graphs would be out of bounds.
+"""
+MAX_INTERPRETED_PROGRAMS = 64
+"""Maximum programs of one kernel in the interpreter, if a legal plan has that few."""
 
 
-def drawn(of: Schedule, draw: random.Random) -> PlannedKernel:
-    """A legal plan: first its scheme by chance, so that rare ones are not rare here."""
+def draw_plan(of: Schedule, generator: random.Random) -> PlannedKernel:
+    """Draw a legal plan; its scheme is drawn first, so that rare schemes are tested often."""
     legal = plans(of).legal_plans
     if not ON_GPU:
-        few = [p for p in legal if of.row_count / p.rows * p.splits <= MOST_INTERPRETED]
-        legal = tuple(few) or legal
+        small_plans = [
+            p for p in legal if of.row_count / p.rows * p.splits <= MAX_INTERPRETED_PROGRAMS
+        ]
+        legal = tuple(small_plans) or legal
     schemes: dict[tuple[str, bool], list[KernelPlan]] = {}
     for plan in legal:
         schemes.setdefault((plan.scheme, len(plan.chunks) > 1), []).append(plan)
-    kernel = PlannedKernel(of, draw.choice(schemes[draw.choice(sorted(schemes))]))
-    for way in (with_eager_loads, with_evict_first):
-        twin = way(kernel)
-        kernel = twin if twin is not None and draw.random() < 0.5 else kernel
+    kernel = PlannedKernel(of, generator.choice(schemes[generator.choice(sorted(schemes))]))
+    for make_variant in (with_eager_loads, with_evict_first):
+        variant = make_variant(kernel)
+        kernel = variant if variant is not None and generator.random() < 0.5 else kernel
     return kernel
 
 
-def one(made: Made, folder: Path, seen: Counter[str]) -> list[str]:
-    """What is wrong with one graph; counts schemes, kernels and refusals."""
-    draw = random.Random(made.seed)
+def check_graph(sample: Made, folder: Path, seen: Counter[str]) -> list[str]:
+    """Failures of one graph; counts schemes, kernels and refused operators in ``seen``."""
+    generator = random.Random(sample.seed)
 
-    def choice(of: Schedule) -> PlannedKernel:
-        kernel = drawn(of, draw)
+    def choose(of: Schedule) -> PlannedKernel:
+        kernel = draw_plan(of, generator)
         plan = kernel.plan
         seen[f"{plan.scheme}, chunks" if len(plan.chunks) > 1 else plan.scheme] += 1
         return kernel
 
-    graph = made.graph
-    patterns = explore(DeltaEvaluator(graph)).partition.kernels if made.seed % 2 else None
-    stitched = stitch(graph, patterns, choice=choice, folder=folder)
-    seen["graphs with NaN and Inf"] += made.seed % 3 == 0
+    graph = sample.graph
+    patterns = explore(DeltaEvaluator(graph)).partition.kernels if sample.seed % 2 else None
+    stitched = stitch(graph, patterns, choice=choose, folder=folder)
+    seen["graphs with NaN and Inf"] += sample.seed % 3 == 0
     seen["graphs with a size that varies"] += graph.varying is not None
     kernels = [step for step in stitched.steps if not isinstance(step, int)]
     seen["kernels"] += len(kernels)
@@ -101,15 +108,15 @@ def one(made: Made, folder: Path, seen: Counter[str]) -> list[str]:
             wrong.append(f"not stitched: {reason}")
         seen["operators left to PyTorch for a size that varies"] += count
     for size in (None,) if graph.varying is None else SIZES:
-        wrong += at_size(stitched, size, made.seed)
+        wrong += check_size(stitched, size, sample.seed)
     return wrong
 
 
-def at_size(stitched: StitchedGraph, size: int | None, chosen: int) -> list[str]:
-    """What is wrong with the kernels of a graph where that varies, at ``size``."""
+def check_size(stitched: StitchedGraph, size: int | None, seed: int) -> list[str]:
+    """Failures of a graph's kernels with the dynamic size ``size``; None for static graphs."""
     graph = stitched.graph
     sized = Graph(tuple(node.resized(graph.varying, size) for node in graph), graph.outputs)
-    inputs = inputs_for(sized, chosen, "cuda" if ON_GPU else "cpu")
+    inputs = inputs_for(sized, seed, "cuda" if ON_GPU else "cpu")
     try:
         outputs = guarded(stitched)(*inputs, size=size)
         if ON_GPU:
@@ -117,72 +124,71 @@ def at_size(stitched: StitchedGraph, size: int | None, chosen: int) -> list[str]
         return judge(replace(stitched, graph=sized), inputs, outputs)
     except Stray as stray:
         return [str(stray)]
-    except Exception as error:  # a kernel that cannot be compiled or run is a wrong one
+    except Exception as error:  # any failure to compile or run a kernel is a result
         return [f"{type(error).__name__}: {error}"]
 
 
-def drawn_graphs(
-    graphs: int, chosen: int, floats: tuple[str, ...], check: Callable[[Made], None]
+def draw_graphs(
+    count: int, seed_number: int, floats: tuple[str, ...], check: Callable[[Made], None]
 ) -> str:
-    """Check ``graphs`` graphs from the hypothesis generator; a digest of all of them."""
+    """Call ``check`` for ``count`` graphs of the hypothesis generator; returns their digest."""
     plain, varying = operator_graphs(floats), operator_graphs(floats, varying=VARYING)
     turned = st.integers(0, 2**16).map(lambda number: Made(queries(number, floats), number))
-    text = hashlib.sha256()
+    digest = hashlib.sha256()
 
-    @seed(chosen)
+    @seed(seed_number)
     @settings(
-        max_examples=graphs,
+        max_examples=count,
         database=None,
         deadline=None,
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
     @given(st.one_of(plain, plain, varying, small_dots(floats), turned))
-    def each(made: Made) -> None:
-        text.update(f"{made.graph} {made.seed}\n".encode())
+    def run_one(made: Made) -> None:
+        digest.update(f"{made.graph} {made.seed}\n".encode())
         check(made)
 
-    each()
-    return text.hexdigest()
+    run_one()
+    return digest.hexdigest()
 
 
-def measured(
-    graphs: int, chosen: int, folder: Path, floats: tuple[str, ...] = FLOATS
+def check_graphs(
+    count: int, seed_number: int, folder: Path, floats: tuple[str, ...] = FLOATS
 ) -> dict[str, Any]:
-    """``graphs`` graphs, as drawn and, on a GPU, in bf16; the record to keep."""
+    """Check ``count`` graphs, on a GPU also in bf16; returns the record for the result file."""
     seen: Counter[str] = Counter()
     failures: list[dict[str, Any]] = []
-    started = time.monotonic()
+    start = time.monotonic()
 
-    def check(made: Made) -> None:
+    def check(sample: Made) -> None:
         seen["graphs"] += 1
-        again = made.in_bfloat16 if ON_GPU else None
-        seen["graphs once more in bf16"] += again is not None
-        for each in (made, again):
-            if each is not None and (wrong := one(each, folder, seen)):
-                failures.append({"graph": str(each.graph), "seed": each.seed, "wrong": wrong})
+        in_bfloat16 = sample.in_bfloat16 if ON_GPU else None
+        seen["graphs once more in bf16"] += in_bfloat16 is not None
+        for variant in (sample, in_bfloat16):
+            if variant is not None and (wrong := check_graph(variant, folder, seen)):
+                failures.append({"graph": str(variant.graph), "seed": variant.seed, "wrong": wrong})
         if seen["graphs"] % 50 == 0:
             print(f"{seen['graphs']} graphs, {len(failures)} wrong", file=sys.stderr, flush=True)
 
-    digest = drawn_graphs(graphs, chosen, floats, check)
+    digest = draw_graphs(count, seed_number, floats, check)
     return {
         "how": "compiled" if ON_GPU else "Triton's interpreter",
         "gpu": torch.cuda.get_device_name() if ON_GPU else None,
         "torch": torch.__version__,
         "floats": floats,
         "digest of the graphs drawn": digest,
-        "seed": chosen,
-        "seconds": round(time.monotonic() - started, 1),
+        "seed": seed_number,
+        "seconds": round(time.monotonic() - start, 1),
         "seen": dict(sorted(seen.items())),
         "wrong": failures,
     }
 
 
-def dropout(folder: Path) -> list[str]:
-    """What is wrong with dropout: the masks of both passes, of equal seeds, of replays."""
-    from nostall.fusion.fuse import (
-        stitch_function,
-    )  # imports Triton, which must know by then that it interprets
+def check_dropout(folder: Path) -> list[str]:
+    """Failures of dropout's masks in both passes, for equal seeds, and in CUDA graph replays."""
+    # A lazy import: it imports Triton, which reads TRITON_INTERPRET then.
+    from nostall.fusion.fuse import stitch_function
 
     def function(x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.dropout(x * 2, 0.25)
@@ -192,86 +198,97 @@ def dropout(folder: Path) -> list[str]:
     torch.manual_seed(1)
     first, second = fused(x), fused(x)
     torch.manual_seed(1)
-    again = fused(x)
+    repeated = fused(x)
     (gradient,) = torch.autograd.grad(first.sum(), x)
-    kept = float((first > 0).float().mean())
-    told = {
-        "nothing was stitched": fused.graphs[0].kernels < 1,
-        "another mask for the same seed": not torch.equal(first, again),
+    kept_share = float((first > 0).float().mean())
+    failures = {
+        "no kernel was generated": fused.graphs[0].kernels < 1,
+        "another mask for the same seed": not torch.equal(first, repeated),
         "the same mask twice": torch.equal(first, second),
         "another mask in the backward pass": not torch.allclose(first, gradient),
-        f"{kept:.1%} are kept, not 75%": abs(kept - 0.75) > 0.011,  # six standard deviations
+        f"{kept_share:.1%} of the elements are kept, not 75%": abs(kept_share - 0.75)
+        > 0.011,  # six standard deviations
     }
     if ON_GPU:
         with torch.no_grad():
             fused(x)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
-                made = fused(x)
+                output = fused(x)
             masks = []
             for _ in range(3):
                 graph.replay()
-                masks.append((made > 0).clone())
-        fresh = not (torch.equal(masks[0], masks[1]) or torch.equal(masks[1], masks[2]))
-        told["a replay of the CUDA graph repeats a mask"] = not fresh
-    return [text for text, wrong in told.items() if wrong]
+                masks.append((output > 0).clone())
+        is_fresh = not (torch.equal(masks[0], masks[1]) or torch.equal(masks[1], masks[2]))
+        failures["a replay of the CUDA graph repeats a mask"] = not is_fresh
+    return [text for text, wrong in failures.items() if wrong]
 
 
-def numbers(folder: Path) -> list[str]:
-    """Which random numbers of kernels of any scheme differ from the reference's, in one bit."""
-    found = drawn_numbers(folder, "cuda" if ON_GPU else "cpu")
-    return [f"{name}: {text}" for name, wrong in found for text in wrong]
+def check_random_numbers(folder: Path) -> list[str]:
+    """Random numbers of kernels of all schemes that differ in any bit from the reference."""
+    results = drawn_numbers(folder, "cuda" if ON_GPU else "cpu")
+    return [f"{name}: {text}" for name, wrong in results for text in wrong]
 
 
-def fp8(folder: Path) -> list[str]:
-    """What a compiled cast to fp8 does otherwise than PyTorch's, with all fp16 values and those
-    around the largest ones.  Triton's interpreter is no oracle for it."""
-    # They import Triton, which has to know before whether it interprets.
+def check_fp8(folder: Path) -> list[str]:
+    """Differences between compiled casts to fp8 and PyTorch's.
+
+    The values are all of fp16 and those around the largest fp8 numbers.  Triton's interpreter does
+    not cast to fp8 correctly.
+    """
+    # Lazy imports: they import Triton, which reads TRITON_INTERPRET then.
     from torch.fx.experimental.proxy_tensor import make_fx
 
     from nostall.fusion.capture import capture
 
-    every = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(torch.float16).float()
+    all_fp16 = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(torch.float16).float()
     largest = torch.cat([torch.linspace(440, 470, 3001), torch.linspace(57000, 62000, 3001)])
-    x = torch.cat([every, largest, -largest]).cuda()
-    found = []
+    x = torch.cat([all_fp16, largest, -largest]).cuda()
+    failures = []
     for dtype in ("float8_e4m3fn", "float8_e5m2"):
-        wanted = x.to(getattr(torch, dtype))
-        traced = make_fx(partial(torch.Tensor.to, dtype=wanted.dtype), tracing_mode="fake")(x)
+        expected = x.to(getattr(torch, dtype))
+        traced = make_fx(partial(torch.Tensor.to, dtype=expected.dtype), tracing_mode="fake")(x)
         graph = capture(traced).graph
-        (made,) = stitch(graph, folder=folder)(x)
-        nan = wanted.float().isnan()
-        same = made.view(torch.uint8) == wanted.view(torch.uint8)
-        wrong = ~(same | nan & made.float().isnan())
-        if bool(wrong.any()):
-            at = int(wrong.nonzero()[0])
-            count = int(wrong.sum())
-            found.append(f"{dtype}: {count} values, {x[at]} is {made[at]}, PyTorch: {wanted[at]}")
-    return found
+        (output,) = stitch(graph, folder=folder)(x)
+        is_nan = expected.float().isnan()
+        is_equal = output.view(torch.uint8) == expected.view(torch.uint8)
+        is_wrong = ~(is_equal | is_nan & output.float().isnan())
+        if bool(is_wrong.any()):
+            index = int(is_wrong.nonzero()[0])
+            count = int(is_wrong.sum())
+            failures.append(
+                f"{dtype}: {count} values, {x[index]} is {output[index]}, "
+                f"PyTorch: {expected[index]}"
+            )
+    return failures
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--graphs", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--floats", default=",".join(FLOATS), help="dtypes of inputs")
+    parser.add_argument("--floats", default=",".join(FLOATS), help="float dtypes of inputs")
     parser.add_argument("--out", type=Path)
 
 
 def main(options: argparse.Namespace) -> None:
     if not ON_GPU:
-        os.environ["TRITON_INTERPRET"] = "1"  # nothing has imported Triton before this
+        os.environ["TRITON_INTERPRET"] = "1"  # must be set before Triton is imported
         prepare()
-    planning.EVICT_FIRST_BYTES = 0  # all outputs may be streamed
+    planning.EVICT_FIRST_BYTES = 0  # allow evict-first stores of all outputs
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="nostall-") as folder:
         floats = tuple(options.floats.split(","))
-        record = measured(options.graphs, options.seed, Path(folder), floats)
-        parts = {"wrong with dropout": dropout, "wrong numbers": numbers, "wrong with fp8": fp8}
-        record |= dict.fromkeys(parts)  # what a time limit cuts off was not run
+        record = check_graphs(options.graphs, options.seed, Path(folder), floats)
+        parts = {
+            "wrong with dropout": check_dropout,
+            "wrong numbers": check_random_numbers,
+            "wrong with fp8": check_fp8,
+        }
+        record |= dict.fromkeys(parts)  # None until a check has run
         for name, check in parts.items():
             if options.out:
                 save(options.out, **record)
-            if check is not fp8 or ON_GPU:
+            if check is not check_fp8 or ON_GPU:
                 record[name] = check(Path(folder))
     if options.out:
         save(options.out, **record)
@@ -283,5 +300,5 @@ def main(options: argparse.Namespace) -> None:
         f"random numbers: {', '.join(record['wrong numbers']) or 'right'}; "
         f"fp8: {', '.join(record['wrong with fp8']) or 'right' if ON_GPU else 'needs a GPU'}"
     )
-    asked = ("wrong", "wrong with dropout", "wrong numbers", "wrong with fp8")
-    sys.exit(any(record[key] for key in asked))
+    failure_keys = ("wrong", "wrong with dropout", "wrong numbers", "wrong with fp8")
+    sys.exit(any(record[key] for key in failure_keys))

@@ -1,16 +1,18 @@
-"""Random graphs of wide rows with plans that keep rows in shared memory, compared with fp64.
+"""Check of random graphs with wide rows kept in shared memory, compared with fp64.
 
-    python -m benchmarks run fusion.shared_memory_rows --out OUT --graphs 240 --limit 150 [--workers 12]
+    python -m benchmarks run fusion.shared_memory_rows --out OUT --graphs 240 --limit 150
+        [--workers 12]
 
-Every graph is a number: its operators, dtypes, rows and columns (1,100 to 57,000) follow from it,
-and so do the plan (chunks, warps, how much is demoted, whether rows are copied ahead, or peeled)
-and how buffers share memory.  One in ``LABELLED`` is a cross-entropy with two labels in each row,
-anywhere in it or beside it.  Tensors lie between guard bands, a third of the graphs get NaN, Inf
-and -0.0; the kernel runs ``REPEATS`` times and has to give the same bits each time, as threads that
-race would not.  Several workers share each GPU, because compiling is what takes time; a fault ends
-its worker only.  OUT is a JSON file; graphs that are in it are left out.  Without a GPU kernels are
-interpreted (fp32 and fp16, one worker).
-Exit code 1 where a kernel was wrong or fewer graphs ran than asked for.
+The number of a graph is a seed.  It determines operators, dtypes, rows and columns (1,100 to
+57,000), the plan (chunks, warps, rematerialization, asynchronous copies, peeling) and how buffers
+share memory.  One in ``LABELLED`` graphs is a cross-entropy with two labels in each row, inside or
+outside of it.  Tensors lie between guard bands; a third of the graphs get NaN, Inf and -0.0.
+
+Each kernel runs ``REPEATS`` times more and must give the same bits every time; a data race would
+change them.  Several workers share each GPU, because most of the time is compilation; a fault ends
+its worker only.  OUT is a JSON file; graphs that it has are skipped.  Without a GPU kernels run in
+Triton's interpreter (fp32 and fp16, one worker).  Exit code 1 if a kernel is wrong or not all
+graphs ran.
 """
 
 from __future__ import annotations
@@ -48,114 +50,126 @@ from nostall.fusion.graph.graph import Graph
 from nostall.fusion.testing.triton_interpreter import prepare
 
 FLOATS = ("float32", "float16")
-OTHERS = ("int32", "int64", "int16", "int8", "uint8")
+CAST_DTYPES = ("int32", "int64", "int16", "int8", "uint8")
 ONLY_COMPILED = (("bfloat16",), ("float8_e4m3fn", "float8_e5m2"))
-"""Floats and others that the interpreter gets wrong."""
+"""Float dtypes, and dtypes cast to float, that Triton's interpreter computes wrongly."""
 COLUMNS = (
     *(1100, 2048, 2500, 4096, 5000, 8192, 12288, 16384, 32000, 33000, 57000),
     *(2501, 4099, 9213, 20001, 30522, 50257),
 )
-"""Of the last ones most rows begin at odd places, and a few are lanes of a chunk of their own."""
+"""In the second line most rows start unaligned, and some have a last chunk of few elements."""
 FEWER_COLUMNS, MANY_ROWS = 5000, 300
-"""Of short rows there are many: blocks of all SMs run at once."""
+"""Graphs with at most this many columns have this many rows, so that all SMs have blocks."""
 LABELLED = 6
-"""One graph of so many has labels."""
+"""One in this many graphs is a cross-entropy with labels."""
 REPEATS, REPEATS_INTERPRETED = 20, 1
-SECONDS = 12.0
-"""About how long one graph takes at most."""
+"""Repeated runs of each kernel on a GPU and in the interpreter."""
+EXPECTED_SECONDS = 12.0
+"""Expected seconds of one graph, at most."""
 
 
 @functools.cache
 def on_gpu() -> bool:
-    """Asked late: a worker knows which GPU it has only once it runs."""
+    """Whether a GPU is visible.
+
+    A function, because a worker gets its GPU after this module is imported.
+    """
     return torch.cuda.is_available()
 
 
 def dtypes() -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Floats, and what is cast to one."""
-    more = ONLY_COMPILED if on_gpu() else ((), ())
-    return FLOATS + more[0], OTHERS + more[1]
+    """Float dtypes, and dtypes that are cast to float."""
+    compiled_only = ONLY_COMPILED if on_gpu() else ((), ())
+    return FLOATS + compiled_only[0], CAST_DTYPES + compiled_only[1]
 
 
 def repeats() -> int:
+    """Repeated runs of each kernel."""
     return REPEATS if on_gpu() else REPEATS_INTERPRETED
 
 
-def drawn(seed: int) -> tuple[Graph, Schedule, KernelPlan, Reuse] | None:
-    """The graph of a number, and how it runs; None where it keeps nothing, or where no plan that
-    may be drawn fits."""
-    draw = random.Random(seed)
-    columns = draw.choice(COLUMNS)
+def draw_case(seed: int) -> tuple[Graph, Schedule, KernelPlan, Reuse] | None:
+    """Graph, plan and kind of buffer reuse for a seed; None if no plan with shared memory fits."""
+    generator = random.Random(seed)
+    columns = generator.choice(COLUMNS)
     rows = MANY_ROWS if on_gpu() and columns <= FEWER_COLUMNS else 5
     if seed % LABELLED == 1:
-        graph = labelled((rows, columns), draw.choice(dtypes()[0]))
+        graph = labelled((rows, columns), generator.choice(dtypes()[0]))
     else:
         graph = wide_rows(seed, columns, *dtypes(), rows)
     of = schedule_operators(graph, graph.operators)
     legal = [plan for plan in plans(of).legal_plans if plan.scheme == "shared"]
     if not legal:
         return None
-    for told in ("peeled", "async_copies", "rematerialized"):  # what is rare is not rare here
-        chosen = draw.choice(sorted({getattr(plan, told) for plan in legal}))
-        legal = [plan for plan in legal if getattr(plan, told) == chosen]
-    plan = draw.choice(legal)
-    # What is legal is so with buffers that share memory; without, they may not fit.
-    return graph, of, plan, draw.choice(get_args(Reuse)) if _fits(of, plan) else "order"
+    for field in (
+        "peeled",
+        "async_copies",
+        "rematerialized",
+    ):  # draw each field first, so that rare values are tested often
+        value = generator.choice(sorted({getattr(plan, field) for plan in legal}))
+        legal = [plan for plan in legal if getattr(plan, field) == value]
+    plan = generator.choice(legal)
+    # Legal plans fit if buffers share memory by order; with less reuse they may not fit.
+    return graph, of, plan, generator.choice(get_args(Reuse)) if _fits(of, plan) else "order"
 
 
 def _fits(of: Schedule, plan: KernelPlan) -> bool:
-    kept = rematerialization_options(of, plan.async_copies, plan.peeled)[plan.rematerialized]
-    return kept.arena(plan.chunks[0], "none").total_bytes <= MAX_SHARED_BYTES
+    options = rematerialization_options(of, plan.async_copies, plan.peeled)[plan.rematerialized]
+    return options.arena(plan.chunks[0], "none").total_bytes <= MAX_SHARED_BYTES
 
 
-def checked(seed: int) -> dict[str, Any]:
-    """What became of one graph.  A fault of the GPU ends the process: nothing works after it."""
-    torch.set_num_threads(1)  # workers are as many as processors
-    made = drawn(seed)
-    if made is None:
+def check_graph(seed: int) -> dict[str, Any]:
+    """Check the graph of a seed.  A GPU fault ends the process: CUDA is unusable after it."""
+    torch.set_num_threads(1)  # there are as many workers as CPU cores
+    case = draw_case(seed)
+    if case is None:
         return {"seed": seed, "plan": None}
-    graph, of, plan, reuse = made
-    began = time.monotonic()
+    graph, of, plan, reuse = case
+    start = time.monotonic()
     program = emit_shared(plan_kernel(of, plan), reuse)
     with tempfile.TemporaryDirectory(prefix="nostall-") as folder:
-        whole = StitchedGraph(graph, (load_kernel(program, Path(folder)),), Counter())
-        found = wrong(whole, seed, _labels(seed) if seed % LABELLED == 1 else None)
+        stitched = StitchedGraph(graph, (load_kernel(program, Path(folder)),), Counter())
+        failures = find_failures(
+            stitched, seed, _fill_labels(seed) if seed % LABELLED == 1 else None
+        )
     record = {"seed": seed, "plan": str(plan), "reuse": reuse, "shape": list(_shape(graph))}
-    record |= {"wrong": found, "seconds": round(time.monotonic() - began, 1)}
-    return record | ({"graph": str(graph)} if found else {})
+    record |= {"wrong": failures, "seconds": round(time.monotonic() - start, 1)}
+    return record | ({"graph": str(graph)} if failures else {})
 
 
-def _labels(seed: int) -> Callable[[list[torch.Tensor]], None]:
-    """Puts labels where the columns are, and a few beside them, into the inputs of a graph."""
+def _fill_labels(seed: int) -> Callable[[list[torch.Tensor]], None]:
+    """A function that fills the labels with column numbers, some of them out of range."""
 
     def change(inputs: list[torch.Tensor]) -> None:
         x, *labels = inputs
-        random = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(seed)
         for label in labels:
-            label.copy_(torch.randint(-3, x.shape[1] + 3, label.shape, generator=random))
+            label.copy_(torch.randint(-3, x.shape[1] + 3, label.shape, generator=generator))
 
     return change
 
 
-def wrong(
-    whole: StitchedGraph, seed: int, change: Callable[[list[torch.Tensor]], None] | None = None
+def find_failures(
+    stitched: StitchedGraph,
+    seed: int,
+    change_inputs: Callable[[list[torch.Tensor]], None] | None = None,
 ) -> list[str]:
-    """What is wrong with the kernels of a graph, each run several times; ``change`` the inputs."""
-    inputs = inputs_for(whole.graph, seed, "cuda" if on_gpu() else "cpu")
-    if change:
-        change(inputs)
+    """Failures of a graph's kernels in several runs, with inputs altered by ``change_inputs``."""
+    inputs = inputs_for(stitched.graph, seed, "cuda" if on_gpu() else "cpu")
+    if change_inputs:
+        change_inputs(inputs)
     try:
-        first = guarded(whole)(*inputs)
-        found = judge(whole, inputs, first)
+        first = guarded(stitched)(*inputs)
+        failures = judge(stitched, inputs, first)
         for _ in range(repeats()):
-            again = whole(*inputs)
-            same = (torch.equal(_bits(a), _bits(b)) for a, b in zip(first, again, strict=True))
-            if not all(same):
-                return [*found, "other bits in another run"]
-        return found
+            rerun = stitched(*inputs)
+            are_equal = (torch.equal(_bits(a), _bits(b)) for a, b in zip(first, rerun, strict=True))
+            if not all(are_equal):
+                return [*failures, "repeated runs give different bits"]
+        return failures
     except Stray as stray:
         return [str(stray)]
-    except Exception as error:  # a kernel that cannot be compiled or run is a wrong one
+    except Exception as error:  # any failure to compile or run a kernel is a result
         text = f"{type(error).__name__}: {error}"
         if "CUDA error" in text or "Triton Error" in text:
             print(f"{seed}: {text[:200]}", flush=True)
@@ -174,68 +188,77 @@ def _shape(graph: Graph) -> tuple[int, ...]:
 def summary(done: dict[str, Any]) -> dict[str, Any]:
     """Counts over all records, and those of kernels that are wrong."""
     records = list(done.values())
-    ran = [record for record in records if record["plan"]]
+    checked_records = [record for record in records if record["plan"]]
     return {
         "graphs": len(records),
-        "graphs that keep nothing or too much": len(records) - len(ran),
-        "kernels": len(ran),
-        "copied ahead": sum("copied ahead" in record["plan"] for record in ran),
-        "peeled": sum("peeled" in record["plan"] for record in ran),
-        "with labels": sum(record["seed"] % LABELLED == 1 for record in ran),
-        "reuse": dict(Counter(record.get("reuse", "?") for record in ran)),
-        "with NaN and Inf": sum(record["seed"] % 3 == 0 for record in ran),
+        "graphs that keep nothing or too much": len(records) - len(checked_records),
+        "kernels": len(checked_records),
+        "copied ahead": sum("copied ahead" in record["plan"] for record in checked_records),
+        "peeled": sum("peeled" in record["plan"] for record in checked_records),
+        "with labels": sum(record["seed"] % LABELLED == 1 for record in checked_records),
+        "reuse": dict(Counter(record.get("reuse", "?") for record in checked_records)),
+        "with NaN and Inf": sum(record["seed"] % 3 == 0 for record in checked_records),
         "runs of each kernel": 1 + repeats(),
-        "wrong": [record for record in ran if record["wrong"]],
+        "wrong": [record for record in checked_records if record["wrong"]],
     }
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--graphs", type=int, default=240)
-    parser.add_argument("--first", type=int, default=0, help="the first graph's number")
+    parser.add_argument("--first", type=int, default=0, help="number of the first graph")
     parser.add_argument("--limit", type=float, default=150, help="seconds")
     parser.add_argument("--workers", type=int, default=12, help="processes for each GPU")
 
 
 def main(options: argparse.Namespace) -> None:
-    check_graphs(options, checked, summary)
+    check_graphs(options, check_graph, summary)
 
 
 def check_graphs(
     options: argparse.Namespace,
-    checked: Callable[[int], dict[str, Any]],
-    summary: Callable[[dict[str, Any]], dict[str, Any]],
+    check_graph: Callable[[int], dict[str, Any]],
+    summarize: Callable[[dict[str, Any]], dict[str, Any]],
 ) -> None:
-    """Check the graphs that the options ask for, and save the result of each."""
-    until = time.monotonic() + options.limit
-    known = json.loads(options.out.read_text()) if options.out.exists() else {}
-    done: dict[str, Any] = known.get("done", {})
-    wanted = range(options.first, options.first + options.graphs)
-    seeds = [seed for seed in wanted if str(seed) not in done]
+    """Check the graphs of the options, save each result, and exit with code 1 on any failure.
 
-    def keep(record: dict[str, Any]) -> None:
-        done[str(record["seed"])] = record
-        body = {"how": "compiled" if on_gpu() else "interpreted", **_machine(), **summary(done)}
-        save(options.out, **body, done=done)
+    ``check_graph`` checks the graph of a seed; ``summarize`` makes the counts of all records.
+    """
+    deadline = time.monotonic() + options.limit
+    previous = json.loads(options.out.read_text()) if options.out.exists() else {}
+    records: dict[str, Any] = previous.get("done", {})
+    wanted = range(options.first, options.first + options.graphs)
+    seeds = [seed for seed in wanted if str(seed) not in records]
+
+    def store(record: dict[str, Any]) -> None:
+        records[str(record["seed"])] = record
+        body = {
+            "how": "compiled" if on_gpu() else "interpreted",
+            **_machine(),
+            **summarize(records),
+        }
+        save(options.out, **body, done=records)
         result = "; ".join(record["wrong"]) or "right" if record["plan"] else "no such plan"
         print(f"{record['seed']}: {record['plan']}: {result[:160]}", flush=True)
 
     if on_gpu():
         gpus = [gpu for gpu in visible_gpus() for _ in range(options.workers)]
         queues = [seeds[at :: len(gpus)] for at in range(len(gpus))]
-        for answer in run_jobs(checked, queues, gpus, until, lambda _: SECONDS):
-            failed = {"seed": answer.job, "plan": "?", "wrong": [str(answer.error)]}
-            keep(answer.result or failed)
+        for answer in run_jobs(check_graph, queues, gpus, deadline, lambda _: EXPECTED_SECONDS):
+            crashed = {"seed": answer.job, "plan": "?", "wrong": [str(answer.error)]}
+            store(answer.result or crashed)
     else:
-        os.environ["TRITON_INTERPRET"] = "1"  # nothing has imported Triton before this
+        os.environ["TRITON_INTERPRET"] = "1"  # must be set before Triton is imported
         prepare()
         for seed in seeds:
-            if time.monotonic() < until:
-                keep(checked(seed))
-    found = summary(done)
-    left = sum(str(seed) not in done for seed in wanted)
-    print(f"{found['kernels']} kernels, {len(found['wrong'])} wrong; {left} graphs left")
-    sys.exit(bool(found["wrong"] or left))
+            if time.monotonic() < deadline:
+                store(check_graph(seed))
+    counts = summarize(records)
+    missing = sum(str(seed) not in records for seed in wanted)
+    print(
+        f"{counts['kernels']} kernels, {len(counts['wrong'])} wrong; {missing} graphs were not run"
+    )
+    sys.exit(bool(counts["wrong"] or missing))
 
 
 def _machine() -> dict[str, Any]:

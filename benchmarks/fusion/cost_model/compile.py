@@ -1,8 +1,8 @@
-"""Many stitched kernels compiled at once, in processes that see no GPU.
+"""Compilation of many stitched kernels in a pool of processes that use no GPU.
 
-Triton's own cache takes what they make, so whoever launches a kernel later finds its binary there.
-A file beside the sources says of each program that it is done and what its kernels take: registers,
-bytes on the stack of a thread (spills), shared memory, instructions.
+The binaries go to Triton's cache, where later launches find them.  For each compiled program a JSON
+file beside its source has the resources of its kernels: registers, stack bytes of a thread
+(spills), shared memory and instructions.
 """
 
 from __future__ import annotations
@@ -28,113 +28,127 @@ from nostall.fusion.codegen.runtime.kernel import launch_options, load_source
 from nostall.sass.binary.attributes import parse_attributes
 from nostall.sass.binary.cubin import Cubin
 
-_REGISTERS, _FRAME = 0x2F, 0x11
-"""Attributes of ``.nv.info``: (symbol, registers) and (symbol, bytes of its stack)."""
-_POLITE = 15
-"""Compilers give way to the processes that time kernels."""
+_REGISTERS, _STACK_BYTES = 0x2F, 0x11
+"""Attributes of ``.nv.info``: (symbol, registers) and (symbol, stack bytes)."""
+_NICENESS = 15
+"""Niceness of the compiling processes, so that they do not disturb those that time kernels."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """A program without its graph: text, and for each kernel the dtypes that it is called with."""
+    """A program to compile, without its graph."""
 
     key: str
     source: str
     launches: tuple[Launch, ...]
     dtypes: tuple[tuple[str, ...], ...]
+    """Dtypes of the tensor arguments of each launch."""
 
 
-def task_of(program: Program) -> Task:
-    spaces = {space.name: space.dtype for space in program.workspaces}
-    nodes = {name: program.graph[index].dtype for name, index in program.nodes_by_argument.items()}
-    known = nodes | spaces
-    dtypes = tuple(tuple(known[name] for name in one.arguments) for one in program.launches)
+def make_task(program: Program) -> Task:
+    workspace_dtypes = {workspace.name: workspace.dtype for workspace in program.workspaces}
+    argument_dtypes = {
+        name: program.graph[index].dtype for name, index in program.nodes_by_argument.items()
+    }
+    dtype_by_name = argument_dtypes | workspace_dtypes
+    dtypes = tuple(
+        tuple(dtype_by_name[name] for name in launch.arguments) for launch in program.launches
+    )
     return Task(program.key, program.source, program.launches, dtypes)
 
 
-def pool(folder: Path, processes: int, capability: int) -> Pool:
-    """Processes that compile for one architecture; leave it to end them, whatever they do."""
+def compiler_pool(folder: Path, process_count: int, capability: int) -> Pool:
+    """A pool of processes that compile for one architecture.
+
+    Leaving its context terminates them, even during a compilation.
+    """
     context = multiprocessing.get_context("spawn")
-    return context.Pool(processes, _prepare, (folder, capability))
+    return context.Pool(process_count, _start_worker, (folder, capability))
 
 
-def processes(gpus: int) -> int:
-    """Those that this machine has cores for, beside the ones that time."""
+def process_count(gpus: int) -> int:
+    """Number of compiling processes: CPU cores that the processes of the GPUs leave."""
     return max(1, len(os.sched_getaffinity(0)) - gpus)
 
 
-def place(folder: Path, key: str) -> Path:
-    """Where it is said that a program is compiled."""
+def result_path(folder: Path, key: str) -> Path:
+    """Result file of a compiled program."""
     return folder / f"{key}.json"
 
 
-def awaited(folder: Path, keys: Iterable[str], until: float) -> dict[str, dict[str, Any]]:
-    """What is said of these programs, as soon as all are compiled or the clock reads ``until``."""
-    wanted = list(keys)
+def wait_for_programs(
+    folder: Path, keys: Iterable[str], deadline: float
+) -> dict[str, dict[str, Any]]:
+    """Results of these programs, once all are compiled or at ``deadline`` (monotonic clock)."""
+    expected = list(keys)
     while True:
-        ready = [key for key in wanted if place(folder, key).exists()]
-        if len(ready) == len(wanted) or monotonic() > until:
-            return {key: json.loads(place(folder, key).read_text()) for key in ready}
+        ready = [key for key in expected if result_path(folder, key).exists()]
+        if len(ready) == len(expected) or monotonic() > deadline:
+            return {key: json.loads(result_path(folder, key).read_text()) for key in ready}
         time.sleep(0.05)
 
 
-def compiled(task: Task) -> str:
-    """In a process of the pool: compile, and say so.  What fails says why."""
-    found: dict[str, Any] = {}
-    began = monotonic()
+def run_task(task: Task) -> str:
+    """Compile a program in a process of the pool and write its resources or its error."""
+    result: dict[str, Any] = {}
+    start = monotonic()
     try:
-        _, functions = load_source(task.source, [one.name for one in task.launches], _Here.folder)
-        found["kernels"] = [
-            _resources(function, launch, dtypes)
+        _, functions = load_source(
+            task.source, [launch.name for launch in task.launches], _Worker.folder
+        )
+        result["kernels"] = [
+            _compile_kernel(function, launch, dtypes)
             for function, launch, dtypes in zip(functions, task.launches, task.dtypes, strict=True)
         ]
-    except Exception as error:  # a compiler's, of many kinds; the plan is left out with it
-        found["error"] = one_line(error)
-    found["seconds"] = round(monotonic() - began, 2)
-    write_atomically(place(_Here.folder, task.key), json.dumps(found).encode())
+    except Exception as error:  # compilers raise many kinds; the plan is not timed
+        result["error"] = one_line(error)
+    result["seconds"] = round(monotonic() - start, 2)
+    write_atomically(result_path(_Worker.folder, task.key), json.dumps(result).encode())
     return task.key
 
 
-def use(cubin: bytes) -> dict[str, int]:
-    """Registers and bytes of stack of a thread, and instructions of a cubin with one kernel."""
+def cubin_resources(cubin: bytes) -> dict[str, int]:
+    """Registers and stack bytes of a thread, and instructions, of a cubin with one kernel."""
     parsed = Cubin.parse(cubin)
-    found = {"registers": 0, "stack_bytes": 0}
+    resources = {"registers": 0, "stack_bytes": 0}
     for section in parsed.elf.sections:
         if section.name != ".nv.info":
             continue
         for entry in parse_attributes(parsed.elf, section):
-            name = {_REGISTERS: "registers", _FRAME: "stack_bytes"}.get(entry.code)
+            name = {_REGISTERS: "registers", _STACK_BYTES: "stack_bytes"}.get(entry.code)
             if name is not None and len(entry.payload) == 8:
-                found[name] = max(found[name], struct.unpack("<II", entry.payload)[1])
-    size = sum(s.size for s in parsed.elf.sections if s.name.startswith(".text."))
-    return {**found, "instructions": size // 16}
+                resources[name] = max(resources[name], struct.unpack("<II", entry.payload)[1])
+    code_bytes = sum(
+        section.size for section in parsed.elf.sections if section.name.startswith(".text.")
+    )
+    return {**resources, "instructions": code_bytes // 16}
 
 
-def _resources(function: Any, launch: Launch, dtypes: Sequence[str]) -> dict[str, int]:
-    given = [getattr(torch, dtype) for dtype in dtypes]
-    # As StitchedKernel.launch calls it: another option would be another entry of the cache.
+def _compile_kernel(function: Any, launch: Launch, dtypes: Sequence[str]) -> dict[str, int]:
+    argument_dtypes = [getattr(torch, dtype) for dtype in dtypes]
+    # The same options as in StitchedKernel.launch; other options would make another cache key.
     kernel = function.warmup(
-        *given,
+        *argument_dtypes,
         *launch.counts,
         grid=launch.grid,
         **launch_options(launch),
     )
-    return {**use(kernel.asm["cubin"]), "shared_bytes": int(kernel.metadata.shared)}
+    return {**cubin_resources(kernel.asm["cubin"]), "shared_bytes": int(kernel.metadata.shared)}
 
 
-class _Here:
-    """What a process of the pool was told when it began."""
+class _Worker:
+    """Settings of this process of the pool."""
 
     folder: Path
 
 
-def _prepare(folder: Path, capability: int) -> None:
+def _start_worker(folder: Path, capability: int) -> None:
     import triton
     from triton.backends.compiler import GPUTarget
 
     from nostall.attach.torch_compile.workers.codegen_job import TargetOnlyDriver
 
-    _Here.folder = folder
-    os.nice(_POLITE)
-    # Compilers need no more than the name of the architecture; no context is made on the GPU.
+    _Worker.folder = folder
+    os.nice(_NICENESS)
+    # Compilation needs the architecture only, so that no CUDA context is created.
     triton.runtime.driver.set_active(TargetOnlyDriver(GPUTarget("cuda", capability, 32)))

@@ -1,15 +1,16 @@
-"""The evaluator beside a GPU: are schedules in the order that the model says, and what is each
-part of the compiler worth?
+"""Benchmark of the cost model on GPUs: rank agreement of plans, and gains of the compiler's parts.
 
-    python -m benchmarks run fusion.cost_model --out OUT [--limit 250] [--chains PART] [--most 24] [--seed 0]
+    python -m benchmarks run fusion.cost_model --out OUT [--limit 250] [--chains PART] [--most 24]
+        [--seed 0]
 
-For every chain of ``benchmarks.fusion.chains.programs``, spread over the visible GPUs: a sample of
-the legal plans of each kernel of the explorer's partition is compiled and timed
-(``fusion_evaluator_sample``, ``fusion_evaluator_timing``), then whole partitions (the explorer's,
-the greedy one, one grown along producers), each with the modelled first choice of every kernel and
-raced.  All processor cores compile meanwhile (``fusion_evaluator_compile``).  OUT is one JSON with
-every sample, saved after each chain; a second run goes on with the chains that are missing.
-``--list`` shows the sample without a GPU, ``--summary`` what OUT says.
+The chains of ``benchmarks.fusion.chains.programs`` are distributed over the visible GPUs.  For each
+chain a sample of the legal plans of every kernel of the explorer's partition is compiled and timed
+(``sample``, ``timing``).  Then whole partitions are timed (the explorer's, the greedy one and one
+grown along producers), each with the modelled best plan of every kernel and with tuned plans.  All
+other CPU cores compile at the same time (``compile``).
+
+OUT is one JSON with every sample, saved after each chain; a second run continues with the missing
+chains.  ``--list`` prints the sample without a GPU, ``--summary`` the statistics of OUT.
 """
 
 from __future__ import annotations
@@ -31,50 +32,67 @@ from typing import Any
 import torch
 
 from benchmarks.fusion.chains.programs import CHAINS
-from benchmarks.fusion.cost_model.compile import awaited, compiled, pool, processes, task_of
-from benchmarks.fusion.cost_model.sample import MOST, work_of
-from benchmarks.fusion.cost_model.summary import summary
-from benchmarks.fusion.cost_model.timing import ROUNDS, Here, ablation, kernel_times
+from benchmarks.fusion.cost_model.compile import (
+    compiler_pool,
+    make_task,
+    process_count,
+    run_task,
+    wait_for_programs,
+)
+from benchmarks.fusion.cost_model.sample import MAX_PLANS, sample_chain
+from benchmarks.fusion.cost_model.summary import summarize
+from benchmarks.fusion.cost_model.timing import ROUNDS, TimingSettings, time_plans, time_variants
 from benchmarks.harness import gpu_pool
 from benchmarks.harness.result_file import save
 from nostall.fusion.codegen.cost.default_plan import modelled_seconds
 from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel
 from nostall.store.folder import home
 
-EXPECTED = 12.0
-"""Seconds of one chain whose kernels are compiled."""
-PATIENCE = 90.0
-"""Seconds that a chain waits for its compilers; plans that take longer are left out."""
+EXPECTED_SECONDS = 12.0
+"""Expected seconds of one chain whose kernels are compiled."""
+COMPILE_TIMEOUT = 90.0
+"""Seconds that a chain waits for compilation; plans that take longer are left out."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """One chain, in the process of one GPU."""
+    """One chain to measure in a worker process of a GPU."""
 
     chain: str
-    here: Here
-    most: int
+    settings: TimingSettings
+    max_plans: int
+    """Maximum plans of each kernel."""
     seed: int
-    until: float
+    deadline: float
+    """End of the measurement, in seconds of the monotonic clock."""
 
 
-def measured(job: Job) -> dict[str, Any]:
-    """All numbers of a chain.  A fault on the GPU ends the process: the next chain gets another."""
-    began = monotonic()
+def measure(job: Job) -> dict[str, Any]:
+    """Measure a chain.  A GPU fault ends the process; the next chain gets a new one.
+
+    Raises TimeoutError if the deadline passes while programs are compiled.
+    """
+    start = monotonic()
     try:
         with torch.no_grad():
-            work = work_of(CHAINS[job.chain], job.most, job.seed)
-            keys = [program.key for program in work.programs()]
-            known = awaited(job.here.folder, keys, min(job.until, began + PATIENCE))
-            if monotonic() > job.until:
-                raise TimeoutError(f"{len(known)} of {len(keys)} programs are compiled")
+            sample = sample_chain(CHAINS[job.chain], job.max_plans, job.seed)
+            keys = [program.key for program in sample.programs()]
+            resources = wait_for_programs(
+                job.settings.folder, keys, min(job.deadline, start + COMPILE_TIMEOUT)
+            )
+            if monotonic() > job.deadline:
+                raise TimeoutError(
+                    f"only {len(resources)} of {len(keys)} programs were compiled in time"
+                )
             ready = monotonic()
             return {
-                "kernels": [kernel_times(kernel, known, job.here) for kernel in work.kernels],
-                "packed": [list(group) for group in work.packed],
-                "ablation": ablation(work, job.here),
+                "kernels": [
+                    time_plans(kernel, resources, job.settings) for kernel in sample.kernels
+                ],
+                "packed": [list(group) for group in sample.packed],
+                "ablation": time_variants(sample, job.settings),
                 "seconds": {
-                    "waited": round(ready - began, 1),
+                    "waited": round(ready - start, 1),
                     "measured": round(monotonic() - ready, 1),
                 },
                 "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
@@ -90,81 +108,94 @@ def measured(job: Job) -> dict[str, Any]:
         raise
 
 
-def feed(workers: Pool, names: Sequence[str], most: int, seed: int) -> None:
-    """Hand the compilers every program of these chains, in their order."""
-    asked: set[str] = set()
+def submit_programs(workers: Pool, names: Sequence[str], max_plans: int, seed: int) -> None:
+    """Submit all programs of these chains to the compiler pool, in order."""
+    submitted: set[str] = set()
     for name in names:
         try:
-            programs = work_of(CHAINS[name], most, seed).programs()
-        except Exception:  # the chain's own job will say so
+            programs = sample_chain(CHAINS[name], max_plans, seed).programs()
+        except Exception:  # the job of this chain reports the error
             traceback.print_exc()
             continue
         for program in programs:
-            if program.key not in asked:
-                asked.add(program.key)
-                workers.apply_async(compiled, (task_of(program),))
+            if program.key not in submitted:
+                submitted.add(program.key)
+                workers.apply_async(run_task, (make_task(program),))
 
 
 def run(
     out: Path,
     names: Sequence[str],
-    found: Sequence[str],
+    gpus: Sequence[str],
     options: argparse.Namespace,
-    job: Callable[[Job], dict[str, Any]] = measured,
+    job: Callable[[Job], dict[str, Any]] = measure,
 ) -> None:
-    """Measure these chains on these GPUs; what is in OUT stays."""
+    """Measure these chains on these GPUs, except those that OUT has."""
     import triton
 
-    until = monotonic() + options.limit
-    known = json.loads(out.read_text()) if out.exists() else {"chains": {}}
-    chains = known["chains"]
-    todo = [name for name in names if name not in chains]
+    deadline = monotonic() + options.limit
+    previous = json.loads(out.read_text()) if out.exists() else {"chains": {}}
+    chains = previous["chains"]
+    pending = [name for name in names if name not in chains]
     folder = home() / "benchmarks" / f"fusion_evaluator_{triton.__version__}"
     folder.mkdir(parents=True, exist_ok=True)
-    here = Here(folder, "cuda", options.rounds)
-    jobs = [Job(name, here, options.most, options.seed, until - EXPECTED / 2) for name in todo]
-    queues = [jobs[at :: len(found)] for at in range(len(found))]
-    failed: dict[str, str] = {}
-    if not todo:
-        print(f"all of {len(names)} chains are in {out}")
+    settings = TimingSettings(folder, "cuda", options.rounds)
+    jobs = [
+        Job(name, settings, options.most, options.seed, deadline - EXPECTED_SECONDS / 2)
+        for name in pending
+    ]
+    queues = [jobs[at :: len(gpus)] for at in range(len(gpus))]
+    failures: dict[str, str] = {}
+    if not pending:
+        print(f"{out} has all {len(names)} chains")
         return
-    with pool(folder, processes(len(found)), options.capability or capability()) as workers:
+    with compiler_pool(
+        folder, process_count(len(gpus)), options.capability or capability()
+    ) as workers:
         feeder = threading.Thread(
-            target=feed, args=(workers, todo, options.most, options.seed), daemon=True
+            target=submit_programs, args=(workers, pending, options.most, options.seed), daemon=True
         )
         feeder.start()
-        for answer in gpu_pool.run_jobs(job, queues, found, until, lambda _: EXPECTED):
+        for answer in gpu_pool.run_jobs(job, queues, gpus, deadline, lambda _: EXPECTED_SECONDS):
             name = answer.job.chain
             if answer.result is None:
-                failed[name] = f"{type(answer.error).__name__}: {str(answer.error)[:300]}"
-                print(f"{name}: {failed[name]}", flush=True)
+                failures[name] = f"{type(answer.error).__name__}: {str(answer.error)[:300]}"
+                print(f"{name}: {failures[name]}", flush=True)
             else:
                 chains[name] = answer.result
-                print(line(name, answer.result), flush=True)
-            settings = {"most": options.most, "seed": options.seed, "rounds": options.rounds}
-            body = {"kind": "measured", "settings": settings, "chains": chains, "failed": failed}
-            save(out, **body, summary=summary(chains))
-    left = [name for name in names if name not in chains]
-    print(f"{len(names) - len(left)} of {len(names)} chains; left: {', '.join(left) or 'none'}")
+                print(summary_line(name, answer.result), flush=True)
+            stored_settings = {"most": options.most, "seed": options.seed, "rounds": options.rounds}
+            body = {
+                "kind": "measured",
+                "settings": stored_settings,
+                "chains": chains,
+                "failed": failures,
+            }
+            save(out, **body, summary=summarize(chains))
+    missing = [name for name in names if name not in chains]
+    print(
+        f"{len(names) - len(missing)} of {len(names)} chains; left: {', '.join(missing) or 'none'}"
+    )
 
 
-def line(name: str, chain: dict[str, Any]) -> str:
-    """One line on a terminal."""
-    told = summary({name: chain})
-    parts = [f"tau {told['tau']['mean']}", f"regret {told['regret']['mean']}"]
-    parts += [f"{key} {ratio['mean']}" for key, ratio in told["ablation"].items()]
-    wrong = f", WRONG: {told['wrong']}" if told["wrong"] else ""
-    return f"{name}: {told['plans']} plans, {', '.join(parts)}{wrong}, {chain['seconds']}"
+def summary_line(name: str, chain: dict[str, Any]) -> str:
+    """Statistics of a measured chain in one line."""
+    statistics = summarize({name: chain})
+    parts = [f"tau {statistics['tau']['mean']}", f"regret {statistics['regret']['mean']}"]
+    parts += [f"{key} {ratio['mean']}" for key, ratio in statistics["ablation"].items()]
+    wrong = f", WRONG: {statistics['wrong']}" if statistics["wrong"] else ""
+    return f"{name}: {statistics['plans']} plans, {', '.join(parts)}{wrong}, {chain['seconds']}"
 
 
-def listed(names: Sequence[str], options: argparse.Namespace) -> None:
-    """The sample, and what will be compiled."""
+def print_sample(names: Sequence[str], options: argparse.Namespace) -> None:
+    """Print the sampled plans and the number of programs."""
     programs = 0
     for name in names:
-        work = work_of(CHAINS[name], options.most, options.seed)
-        programs += len(work.programs())
-        print(f"{name}: { ({k: len(v) for k, v in work.partitions.items()}) } kernels")
-        for kernel in work.kernels:
+        sample = sample_chain(CHAINS[name], options.most, options.seed)
+        programs += len(sample.programs())
+        counts = {partition: len(kernels) for partition, kernels in sample.partitions.items()}
+        print(f"{name}: {counts} kernels")
+        for kernel in sample.kernels:
             print(f"  {len(kernel.plans)} of {kernel.legal} plans ({kernel.of.kind})")
             for plan in kernel.plans:
                 print(
@@ -174,32 +205,32 @@ def listed(names: Sequence[str], options: argparse.Namespace) -> None:
 
 
 def capability() -> int:
-    """90 of a GPU of compute capability 9.0.  Asks the driver: no context is made here."""
+    """Compute capability of the first GPU, e.g. 90.  nvidia-smi reads it without a CUDA context."""
     command = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
-    major, minor = told.split()[0].split(".")
+    output = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    major, minor = output.split()[0].split(".")
     return 10 * int(major) + int(minor)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--chains", default="", help="only chains with this in their name")
-    parser.add_argument("--most", type=int, default=MOST, help="plans of one kernel")
+    parser.add_argument("--chains", default="", help="only chains whose names contain this")
+    parser.add_argument("--most", type=int, default=MAX_PLANS, help="plans of each kernel")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--limit", type=float, default=250.0, help="stop after so many seconds")
-    parser.add_argument("--capability", type=int, help="compile for this; asked for by default")
-    parser.add_argument("--list", action="store_true")
-    parser.add_argument("--summary", action="store_true")
+    parser.add_argument("--limit", type=float, default=250.0, help="seconds for all chains")
+    parser.add_argument("--capability", type=int, help="compute capability to compile for, e.g. 90")
+    parser.add_argument("--list", action="store_true", help="print the sample; needs no GPU")
+    parser.add_argument("--summary", action="store_true", help="print the statistics of OUT")
 
 
 def main(options: argparse.Namespace) -> None:
     names = [name for name in CHAINS if options.chains in name]
     if options.list:
-        listed(names, options)
+        print_sample(names, options)
     elif options.summary:
-        print(json.dumps(summary(json.loads(options.out.read_text())["chains"]), indent=1))
-    elif found := gpu_pool.visible_gpus():
-        run(options.out, names, found, options)
+        print(json.dumps(summarize(json.loads(options.out.read_text())["chains"]), indent=1))
+    elif gpus := gpu_pool.visible_gpus():
+        run(options.out, names, gpus, options)
     else:
-        sys.exit("there is no GPU here; run this on one, or give --list")
+        sys.exit("no GPU is visible; run this on a machine with a GPU, or use --list")

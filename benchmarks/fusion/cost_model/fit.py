@@ -1,14 +1,16 @@
-"""Fit the schedule model to a GPU, and judge it on kernels that it was not fitted to.
+"""Fit of the cost model's coefficients to measured plans, and its evaluation on held-out kernels.
 
     python -m benchmarks run fusion.cost_model_fit [--measured FILE] [--judge] [--out FILE]
 
-First the counts (``tile_cost.Counts``): registers and instructions of the binaries that Triton
-made, then what a machine takes for them (``sm.Machine``): measured times.  Vendor's and other
-people's figures stay as they are.  What is fitted to all chains is written down in the sources by
-hand.  ``--judge`` says how the sources as they are do, what a race of the model's favourites would
-have taken (``fusion_evaluator_race``), and, for the *held out* numbers, fits on half of the chains
-and judges on the other half, both ways round (chains of one function stay together), and writes
-both into FILE.
+Two fits: the cost coefficients (``codegen.cost.tile.CostCoefficients``) to the registers and
+instructions of Triton's binaries, then the GPU's parameters (``codegen.cost.gpu.Gpu``) to measured
+times.  Parameters from the vendor or from papers are not fitted.  The fitted values are printed; a
+person copies them into the sources.
+
+``--judge`` evaluates the coefficients in the sources: tau, regret, error, and the result of tuning
+with this model (``tuning_replay``).  For the *held out* numbers it fits to half of the chains and
+evaluates on the other half, both ways; chains of one function stay together.  All are written to
+FILE.
 """
 
 from __future__ import annotations
@@ -25,10 +27,17 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from benchmarks.fusion.chains.programs import CHAINS
-from benchmarks.fusion.chains.stitched import graph_of
-from benchmarks.fusion.cost_model.race import means, races
-from benchmarks.fusion.cost_model.sample import plan_of
-from benchmarks.fusion.cost_model.summary import first, ran, regret, spread, tau_of, us
+from benchmarks.fusion.chains.stitched import chain_graph
+from benchmarks.fusion.cost_model.sample import plan_from_record
+from benchmarks.fusion.cost_model.summary import (
+    distribution,
+    kernel_tau,
+    measured_plans,
+    median_us,
+    modelled_best,
+    regret,
+)
+from benchmarks.fusion.cost_model.tuning_replay import replay_distributions, replay_tuning
 from benchmarks.harness.result_file import load, results, save
 from nostall.core.errors import BadInput
 from nostall.fusion.codegen.cost.coefficients import COEFFICIENTS, CostCoefficients
@@ -43,7 +52,7 @@ from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel
 
 MEASURED = results("fusion") / "cost_model.json.gz"
 FITTED = results("fusion") / "cost_model_fit.json"
-OF_MACHINE = (
+FITTED_GPU_FIELDS = (
     "launch_s",
     "issue_rate",
     "load_latency_s",
@@ -59,7 +68,7 @@ OF_MACHINE = (
     "spill_factor",
     "reload_s",
 )
-"""What is fitted of a machine."""
+"""Fields of ``Gpu`` that are fitted."""
 STORED_NAMES = {
     "issue_rate": "issued",
     "sm_bytes_per_cycle": "link_bytes",
@@ -86,14 +95,16 @@ STORED_NAMES = {
     "async_copy_registers": "staged",
     "live_share": "live",
 }
-"""Names of fields in result files where they differ from those of the classes."""
+"""Names of fields in result files, if they differ from those of the classes."""
 _PRIOR = 0.1
-"""How strongly a figure is held where it was: it costs this much to be e times as large."""
+"""Weight of the prior: the residual of a coefficient that is e times its initial value."""
 _OUTLIER = 0.1
-"""Errors in the logarithm above this count less."""
+"""Scale of the soft L1 loss: larger logarithmic errors have less weight."""
 _COMMON = 0.7
-"""How much of an error that all plans of a kernel have in common is left out: it is no matter for
-their order, but some for that of kernels."""
+"""Share of the mean error of a kernel's plans that is subtracted.
+
+A common error does not change the order of a kernel's plans, but that of different kernels.
+"""
 
 Errors = Callable[[Any], NDArray[np.float64]]
 Model = Callable[["Point"], float]
@@ -101,214 +112,236 @@ Model = Callable[["Point"], float]
 
 @dataclass(frozen=True)
 class Point:
-    """A measured plan."""
+    """A data point of the fit: a plan and its measurement."""
 
     of: Schedule
     plan: KernelPlan
     row: Mapping[str, Any]
+    """Record in the result file."""
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """A measured kernel, the ``number``-th of its chain, and its plans that ran."""
+    """A measured kernel."""
 
     chain: str
     number: int
+    """Index in its chain."""
     measured: Mapping[str, Any]
+    """Record in the result file."""
     points: tuple[Point, ...]
+    """Its measured plans."""
 
 
-def kernels(chains: Mapping[str, Any]) -> list[Kernel]:
-    """All kernels of a result with at least two plans that ran, but those of chains whose graph is
-    another one today."""
-    found = []
+def load_kernels(chains: Mapping[str, Any]) -> list[Kernel]:
+    """Kernels of a result with at least two measured plans.
+
+    Kernels that the present version cannot schedule in the same way are left out.
+    """
+    loaded = []
     for name, chain in chains.items():
-        graph = graph_of(CHAINS[name])
+        graph = chain_graph(CHAINS[name])
         for number, kernel in enumerate(chain["kernels"]):
             try:
                 of = schedule_operators(graph, kernel["operators"])
             except BadInput:
                 continue
-            points = tuple(Point(of, plan_of(row), row) for row in ran(kernel))
+            points = tuple(Point(of, plan_from_record(row), row) for row in measured_plans(kernel))
             if len(points) > 1 and of.kind == kernel["kind"]:
-                found.append(Kernel(name, number, kernel, points))
-    return found
+                loaded.append(Kernel(name, number, kernel, points))
+    return loaded
 
 
-def half_of(name: str) -> int:
-    """0 or 1: every other function's chains, so that neither half has seen the other's programs."""
+def half_of_chain(name: str) -> int:
+    """Half (0 or 1) of a chain; chains of one function are in the same half."""
     functions = list(dict.fromkeys(chain.function for chain in CHAINS.values()))
     return functions.index(CHAINS[name].function) % 2
 
 
-def fit_counts(found: Sequence[Kernel]) -> CostCoefficients:
-    """Registers from the first kernel of every plan, instructions from kernels without loops: their
-    static ones are those that run."""
-    points = [point for kernel in found for point in kernel.points]
+def fit_coefficients(kernels: Sequence[Kernel]) -> CostCoefficients:
+    """Fit registers to the first kernel of every plan, and instructions to kernels without loops.
+
+    Without loops the static number of instructions is the executed one.
+    """
+    points = [point for kernel in kernels for point in kernel.points]
 
     def errors(counts: CostCoefficients) -> NDArray[np.float64]:
-        wrong = []
+        log_errors = []
         for point in points:
-            # Of several kernels the first does what the others wait for.
+            # Of several kernels the first does most of the work.
             used, demand = (
                 point.row["kernels"][0],
                 kernel_costs(PlannedKernel(point.of, point.plan), counts)[0],
             )
-            straight = point.plan.scheme in ("thread", "warp", "block")
-            if straight and not used["stack_bytes"]:
-                wrong.append(np.log(demand.instructions / used["instructions"]))
-            # What does not fit at all is sometimes given hardly any: that says nothing.
-            most = max_registers(demand.warps)
-            taken = most if used["stack_bytes"] else used["registers"]
-            wrong.append(np.log(min(demand.registers, most) / taken))
-        return np.array(wrong)
+            has_no_loops = point.plan.scheme in ("thread", "warp", "block")
+            if has_no_loops and not used["stack_bytes"]:
+                log_errors.append(np.log(demand.instructions / used["instructions"]))
+            # If a kernel spills, the compiler's register count is not its demand; use the limit.
+            limit = max_registers(demand.warps)
+            registers = limit if used["stack_bytes"] else used["registers"]
+            log_errors.append(np.log(min(demand.registers, limit) / registers))
+        return np.array(log_errors)
 
     names = [
-        one.name
-        for one in fields(COEFFICIENTS)
-        if isinstance(getattr(COEFFICIENTS, one.name), float)
+        field.name
+        for field in fields(COEFFICIENTS)
+        if isinstance(getattr(COEFFICIENTS, field.name), float)
     ]
-    fitted: CostCoefficients = _fitted(COEFFICIENTS, names, errors)
+    fitted: CostCoefficients = _fit(COEFFICIENTS, names, errors)
     return fitted
 
 
-def fit_machine(found: Sequence[Kernel], counts: CostCoefficients) -> Gpu:
-    """From measured times, every kernel with the same weight."""
-    points = [point for kernel in found for point in kernel.points]
+def fit_gpu(kernels: Sequence[Kernel], counts: CostCoefficients) -> Gpu:
+    """Fit the GPU's parameters to measured times; every kernel has the same weight."""
+    points = [point for kernel_index in kernels for point in kernel_index.points]
     asked = [kernel_costs(PlannedKernel(point.of, point.plan), counts) for point in points]
-    measured = np.array([us(point.row) for point in points])
-    plans = [len(kernel.points) for kernel in found]
-    kernel, weight = np.repeat(np.arange(len(found)), plans), np.repeat(plans, plans) ** -0.5
+    measured = np.array([median_us(point.row) for point in points])
+    plan_counts = [len(kernel_index.points) for kernel_index in kernels]
+    kernel_index, weights = (
+        np.repeat(np.arange(len(kernels)), plan_counts),
+        np.repeat(plan_counts, plan_counts) ** -0.5,
+    )
 
-    def errors(machine: Gpu) -> NDArray[np.float64]:
-        times = [1e6 * sum(kernel_seconds(d, machine) for d in every) for every in asked]
-        wrong = np.log(np.array(times) / measured)
-        common = np.bincount(kernel, wrong) / np.bincount(kernel)
-        return 5 * weight * (wrong - _COMMON * common[kernel])
+    def errors(gpu: Gpu) -> NDArray[np.float64]:
+        times = [
+            1e6 * sum(kernel_seconds(cost, gpu) for cost in kernel_list) for kernel_list in asked
+        ]
+        log_errors = np.log(np.array(times) / measured)
+        mean_errors = np.bincount(kernel_index, log_errors) / np.bincount(kernel_index)
+        return 5 * weights * (log_errors - _COMMON * mean_errors[kernel_index])
 
-    machine: Gpu = _fitted(H200, OF_MACHINE, errors)
-    return machine
+    gpu: Gpu = _fit(H200, FITTED_GPU_FIELDS, errors)
+    return gpu
 
 
-def _fitted(start: Any, names: Sequence[str], errors: Errors) -> Any:
-    """``start`` with these positive figures moved to where the errors are least."""
-    before = np.array([getattr(start, name) for name in names])
+def _fit(start: Any, names: Sequence[str], errors: Errors) -> Any:
+    """``start`` with these positive fields replaced by the least-squares fit of ``errors``."""
+    initial = np.array([getattr(start, name) for name in names])
 
-    def moved(by: NDArray[np.float64]) -> Any:
-        values = before * np.exp(by)
+    def scaled(log_factors: NDArray[np.float64]) -> Any:
+        values = initial * np.exp(log_factors)
         return replace(start, **dict(zip(names, map(float, values), strict=True)))
 
-    def wrong(by: NDArray[np.float64]) -> NDArray[np.float64]:
-        return np.concatenate([errors(moved(by)), _PRIOR * by])
+    def residuals(log_factors: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.concatenate([errors(scaled(log_factors)), _PRIOR * log_factors])
 
-    step = np.zeros(len(names))
-    found = least_squares(wrong, step, loss="soft_l1", f_scale=_OUTLIER, diff_step=1e-2)
-    return moved(found.x)
-
-
-# -- judging ---------------------------------------------------------------------------------------
+    zeros = np.zeros(len(names))
+    solution = least_squares(residuals, zeros, loss="soft_l1", f_scale=_OUTLIER, diff_step=1e-2)
+    return scaled(solution.x)
 
 
-def model(counts: CostCoefficients, machine: Gpu) -> Model:
-    """Seconds of a plan with these figures."""
+# -- evaluation ------------------------------------------------------------------------------------
+
+
+def make_model(counts: CostCoefficients, gpu: Gpu) -> Model:
+    """The model with these coefficients: modelled seconds of a plan."""
 
     def modelled(point: Point) -> float:
         return sum(
-            kernel_seconds(one, machine)
-            for one in kernel_costs(PlannedKernel(point.of, point.plan), counts)
+            kernel_seconds(kernel, gpu)
+            for kernel in kernel_costs(PlannedKernel(point.of, point.plan), counts)
         )
 
     return modelled
 
 
-def held_out(found: Sequence[Kernel]) -> dict[int, Model]:
-    """For each half the model that was fitted to the other one."""
-    fitted = {}
+def fit_held_out(kernels: Sequence[Kernel]) -> dict[int, Model]:
+    """For each half the model that is fitted to the other half."""
+    models = {}
     for half in (0, 1):
-        others = [kernel for kernel in found if half_of(kernel.chain) != half]
-        counts = fit_counts(others)
-        fitted[half] = model(counts, fit_machine(others, counts))
-    return fitted
+        training = [kernel for kernel in kernels if half_of_chain(kernel.chain) != half]
+        counts = fit_coefficients(training)
+        models[half] = make_model(counts, fit_gpu(training, counts))
+    return models
 
 
-def judged(kernel: Kernel, modelled: Model) -> dict[str, Any]:
-    """Tau and regret of a model, and by how much it is off in the median."""
+def evaluate(kernel: Kernel, modelled: Model) -> dict[str, Any]:
+    """Tau, regret and median relative error of a model on one kernel."""
     plans = [{**point.row, "modelled_us": 1e6 * modelled(point)} for point in kernel.points]
-    found = {"plans": plans}
-    off = [abs(plan["modelled_us"] / us(plan) - 1) for plan in plans]
+    kernel_record = {"plans": plans}
+    errors = [abs(plan["modelled_us"] / median_us(plan) - 1) for plan in plans]
     return {
-        "tau": _rounded(tau_of(found)),
-        "regret": _rounded(regret(found, first(found))),
-        "off": _rounded(float(np.median(off))),
-        "first": first(found),
+        "tau": _round(kernel_tau(kernel_record)),
+        "regret": _round(regret(kernel_record, modelled_best(kernel_record))),
+        "off": _round(float(np.median(errors))),
+        "first": modelled_best(kernel_record),
         "first_us": round(min(plan["modelled_us"] for plan in plans), 2),
     }
 
 
-def raced(kernel: Kernel, modelled: Model) -> dict[str, Any]:
-    """As :func:`judged`, and what a race of this model's favourites would have taken."""
+def evaluate_with_tuning(kernel: Kernel, modelled: Model) -> dict[str, Any]:
+    """As :func:`evaluate`, with the results of tuning with this model."""
     of = kernel.points[0].of
     times = {plan: modelled(Point(of, plan, {})) for plan in plans(of).legal_plans}
     samples = {point.plan: point.row["samples_us"] for point in kernel.points}
-    return {**judged(kernel, modelled), "races": races(times, samples)}
+    return {**evaluate(kernel, modelled), "races": replay_tuning(times, samples)}
 
 
-def told(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Means over all kernels, by who is judged."""
-    found: dict[str, Any] = {}
-    for who in ("before", "today", "held out"):
-        judgements = [row[who] for row in rows if who in row]
-        if len(judgements) == len(rows):
-            found[who] = {
-                key: spread([one[key] for one in judgements if one[key] is not None])
+def summarize_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Distributions over all kernels, for each evaluated model."""
+    summary: dict[str, Any] = {}
+    for name in ("before", "today", "held out"):
+        results = [row[name] for row in rows if name in row]
+        if len(results) == len(rows):
+            summary[name] = {
+                key: distribution([result[key] for result in results if result[key] is not None])
                 for key in ("tau", "regret", "off")
             }
-            if all("races" in one for one in judgements):
-                found[who]["races"] = means([one["races"] for one in judgements])
-    return found
+            if all("races" in result for result in results):
+                summary[name]["races"] = replay_distributions(
+                    [result["races"] for result in results]
+                )
+    return summary
 
 
-def today(kernel: Kernel) -> dict[str, Any]:
-    """The row of a kernel: the model that was there when it was measured, and the sources'."""
+def evaluate_present(kernel: Kernel) -> dict[str, Any]:
+    """Record of a kernel: evaluation of the model at measurement time and of the present model."""
     return {
         "chain": kernel.chain,
         "number": kernel.number,
         "kind": kernel.measured["kind"],
         "plans": len(kernel.points),
-        "before": judged(kernel, lambda point: 1e-6 * float(point.row["modelled_us"])),
-        "today": raced(kernel, model(COEFFICIENTS, H200)),
+        "before": evaluate(kernel, lambda point: 1e-6 * float(point.row["modelled_us"])),
+        "today": evaluate_with_tuning(kernel, make_model(COEFFICIENTS, H200)),
     }
 
 
 def _stored(figures: CostCoefficients | Gpu) -> dict[str, Any]:
-    """Fitted figures as a result file holds them."""
+    """Coefficients under their names in result files."""
     return {STORED_NAMES.get(name, name): value for name, value in asdict(figures).items()}
 
 
-def _rounded(value: float | None) -> float | None:
+def _round(value: float | None) -> float | None:
     return None if value is None else round(value, 4)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--measured", type=Path, default=MEASURED)
+    parser.add_argument(
+        "--measured", type=Path, default=MEASURED, help="result of fusion.cost_model"
+    )
     parser.add_argument("--out", type=Path, default=FITTED)
-    parser.add_argument("--judge", action="store_true", help="the sources as they are")
+    parser.add_argument(
+        "--judge", action="store_true", help="evaluate the coefficients in the sources"
+    )
 
 
 def main(options: argparse.Namespace) -> None:
-    found = kernels(load(options.measured)["chains"])
+    kernels = load_kernels(load(options.measured)["chains"])
     if not options.judge:
-        counts = fit_counts(found)
-        machine = fit_machine(found, counts)
-        print(json.dumps({"counts": _stored(counts), "machine": _stored(machine)}, indent=1))
+        counts = fit_coefficients(kernels)
+        gpu = fit_gpu(kernels, counts)
+        print(json.dumps({"counts": _stored(counts), "machine": _stored(gpu)}, indent=1))
         return
-    others = held_out(found)
+    held_out_models = fit_held_out(kernels)
     rows = [
-        {**today(kernel), "held out": raced(kernel, others[half_of(kernel.chain)])}
-        for kernel in found
+        {
+            **evaluate_present(kernel),
+            "held out": evaluate_with_tuning(kernel, held_out_models[half_of_chain(kernel.chain)]),
+        }
+        for kernel in kernels
     ]
     for row in rows:
         print(row["chain"], {key: row["today"][key] for key in ("tau", "regret", "first")})
     figures = {"counts": _stored(COEFFICIENTS), "machine": _stored(H200)}
-    save(options.out, kind="modelled", figures=figures, summary=told(rows), kernels=rows)
-    print(json.dumps(told(rows), indent=1))
+    save(options.out, kind="modelled", figures=figures, summary=summarize_rows(rows), kernels=rows)
+    print(json.dumps(summarize_rows(rows), indent=1))

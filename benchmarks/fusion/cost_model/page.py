@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.fusion.cost_model.fit import FITTED, MEASURED
-from benchmarks.fusion.cost_model.summary import FULL, ran, ratios, us
+from benchmarks.fusion.cost_model.summary import FULL, measured_plans, median_us, variant_ratios
 from benchmarks.harness.markdown import PAGES, link, page, table, wrapped
 from benchmarks.harness.rank_agreement import kendall
 from benchmarks.harness.result_file import load
@@ -78,10 +78,10 @@ def _method(measured: Row) -> str:
         "partition run as CUDA graphs over copies of their memory that are larger than L2, "
         "interleaved. *Tau* is Kendall's tau-b between modelled and measured times of a kernel's "
         "plans. *Regret* is the measured time of the plan that the model ranks first over that of "
-        "the fastest plan, less 1. *Held out*: fitted to half of the chains and judged on the other "
-        "half, both ways; chains of one function stay together. The form of the model was chosen "
-        "with both halves in view, only its coefficients were not. The present model's coefficients "
-        "are fitted to all samples (`nostall.fusion.codegen.cost`)."
+        "the fastest plan, less 1. *Held out*: fitted to half of the chains and judged on the "
+        "other half, both ways; chains of one function stay together. The form of the model was "
+        "chosen with both halves in view, only its coefficients were not. The present model's "
+        "coefficients are fitted to all samples (`nostall.fusion.codegen.cost`)."
     )
 
 
@@ -96,8 +96,8 @@ def _verdict(told: Row, measured: Row, kernels: int) -> list[str]:
     ]
     sentences = [
         f"**Held out: {', '.join(reached)}**, means over {kernels} kernels. Of {summary['plans']} "
-        f"plans that ran, {summary['wrong'] or 'none'} gave another result than the first plan of its "
-        "kernel."
+        f"plans that ran, {summary['wrong'] or 'none'} gave another result than the first plan of "
+        "its kernel."
     ]
     if summary["plans_that_did_not_run"]:
         sentences.append(
@@ -126,7 +126,7 @@ def _kernels(chains: Mapping[str, Any], rows: Sequence[Row]) -> list[Row]:
 
 
 def _kernel(row: Row, kernel: Row) -> list[str]:
-    times = {plan["plan"]: us(plan) for plan in ran(kernel)}
+    times = {plan["plan"]: median_us(plan) for plan in measured_plans(kernel)}
     best = min(times, key=lambda plan: times[plan])
     today = row["today"]
     taus = ["–" if row[key]["tau"] is None else f"{row[key]['tau']:.2f}" for key in _TAUS]
@@ -142,8 +142,8 @@ def _kernel(row: Row, kernel: Row) -> list[str]:
 
 
 def _across(rows: Sequence[Row], kernels: Sequence[Row]) -> str:
-    """How the evaluators of the explorer, which do not know kernel plans, order different kernels."""
-    best = np.array([min(map(us, ran(kernel))) for kernel in kernels])
+    """How the explorer's evaluators, which do not take kernel plans, order different kernels."""
+    best = np.array([min(map(median_us, measured_plans(kernel))) for kernel in kernels])
     modelled_us = {
         "delta-evaluator": [kernel["modelled_us"]["delta"] for kernel in kernels],
         "latency-evaluator": [kernel["modelled_us"]["latency"] for kernel in kernels],
@@ -155,23 +155,23 @@ def _across(rows: Sequence[Row], kernels: Sequence[Row]) -> str:
         tau, off = kendall(modelled, best), float(np.median(np.abs(modelled / best - 1)))
         sentences.append(f"{name} tau {tau:.2f}, off by {100 * off:.0f} % in the median")
     return (
-        "Across kernels: the modelled time of each kernel (of the explorer's evaluators when it was "
-        "measured; of the cost model its present first plan) against its fastest measured plan: "
-        f"{'; '.join(sentences)}."
+        "Across kernels: the modelled time of each kernel (of the explorer's evaluators when it "
+        "was measured; of the cost model its present first plan) against its fastest measured "
+        f"plan: {'; '.join(sentences)}."
     )
 
 
 def _races(told: Row) -> list[str]:
     """Tuning replayed from the samples, by how many of the modelled best plans take part."""
     intro = wrapped(
-        "Tuning measures the best plan of every scheme and some of the best plans overall, *modelled* "
-        f"(none that would take {MAX_SLOWDOWN:g} times as long as the first plan). It is replayed here from "
-        "the samples: candidates without a sample are left out (they may be faster than all that are "
-        "known), the first plan is its own null, and the winner is not measured a second time. The "
-        f"table above has the regret after tuning of {MAX_CANDIDATES} plans, the default of "
-        f"`nostall.fusion.codegen.autotune`; the torch.compile backend measures {DEFAULT_TUNED_PLANS}. These numbers "
-        "were chosen from this table. Plans with eager loads of shared operands take part as well; "
-        "there are no samples of them."
+        "Tuning measures the best plan of every scheme and some of the best plans overall, "
+        f"*modelled* (none that would take {MAX_SLOWDOWN:g} times as long as the first plan). It "
+        "is replayed here from the samples: candidates without a sample are left out (they may be "
+        "faster than all that are known), the first plan is its own null, and the winner is not "
+        f"measured a second time. The table above has the regret after tuning of {MAX_CANDIDATES} "
+        "plans, the default of `nostall.fusion.codegen.autotune`; the torch.compile backend "
+        f"measures {DEFAULT_TUNED_PLANS}. These numbers were chosen from this table. Plans with "
+        "eager loads of shared operands take part as well; there are no samples of them."
     )
     rows = []
     today, held = told["today"]["races"], told["held out"]["races"]
@@ -188,13 +188,13 @@ def _regret(spread: Row) -> str:
 
 def _ablation(chains: Mapping[str, Any]) -> list[str]:
     """Every variant beside the whole compiler, for the chains on which they differ."""
-    by_chain = {name: ratios(chain["ablation"]) for name, chain in chains.items()}
+    by_chain = {name: variant_ratios(chain["ablation"]) for name, chain in chains.items()}
     names = list(next(iter(by_chain.values())))
     intro = wrapped(
-        f"Time of a variant divided by that of *{FULL}*, measured side by side; above 1 the missing part "
-        "gains that much. Partitions: the explorer's, the greedy one (by bytes saved), and one grown "
-        "along producers (`cover`). *First*: the modelled first plan of every kernel; *raced*: chosen by "
-        "measurement. 1.000 if the kernels are the same."
+        f"Time of a variant divided by that of *{FULL}*, measured side by side; above 1 the "
+        "missing part gains that much. Partitions: the explorer's, the greedy one (by bytes "
+        "saved), and one grown along producers (`cover`). *First*: the modelled first plan of "
+        "every kernel; *raced*: chosen by measurement. 1.000 if the kernels are the same."
     )
     rows = [
         [chain, *(f"{values[name]:.3f}" for name in names)]

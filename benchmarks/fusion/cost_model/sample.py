@@ -1,9 +1,10 @@
-"""Which schedules of which kernels are compared with the model, and what it says of them.
+"""Sample of the kernels and plans of a chain that the benchmark of the cost model measures.
 
-A kernel's sample holds the plans that race (:func:`nostall.fusion.codegen.autotune.candidates.candidates`; those
-that read early what rows share are none of the model's) and plans from all over the modelled range:
-the rest, in the model's order, is cut into equally long pieces, and one plan of each is drawn.  The
-seed and the kernel's own text decide which, so the same plans are drawn in every run.
+A kernel's sample has two parts.  One is the candidates of the autotuner
+(:mod:`nostall.fusion.codegen.autotune.candidates`), except those with eager loads, which the model
+does not rank.  The other covers the modelled range: the remaining plans, in modelled order, are
+split into equal pieces, and one plan of each is drawn.  The seed and the kernel's source
+determine the draw, so every run has the same plans.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.fusion.chains.programs import Chain
-from benchmarks.fusion.chains.stitched import graph_of
+from benchmarks.fusion.chains.stitched import chain_graph
 from nostall.core.errors import BadInput
 from nostall.fusion.codegen.autotune.autotuner import MAX_CANDIDATES
 from nostall.fusion.codegen.autotune.candidates import candidates
@@ -32,98 +33,106 @@ from nostall.fusion.explore.greedy import greedy_partition
 from nostall.fusion.graph.graph import Graph
 from nostall.fusion.graph.partition import members, to_mask
 
-MOST = 24
-"""Plans of one kernel."""
+MAX_PLANS = 24
+"""Maximum plans of one kernel."""
 
 Group = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Sampled:
-    """A kernel of the explorer's partition and its plans to be measured, in the model's order."""
+class KernelSample:
+    """A kernel of the explorer's partition, and its plans to be measured."""
 
     operators: Group
     of: Schedule
     plans: tuple[KernelPlan, ...]
+    """In modelled order, best first."""
     legal: int
+    """Number of legal plans."""
 
     def programs(self) -> list[Program]:
         return [emit(plan_kernel(self.of, plan)) for plan in self.plans]
 
 
 @dataclass(frozen=True)
-class Work:
-    """What there is to do for one chain.  ``partitions``: by explorer, by bytes saved (greedy) and
-    grown along producers; ``packed``: kernels without common loops, which have one plan only."""
+class ChainSample:
+    """Everything that is measured of one chain."""
 
     chain: Chain
     graph: Graph
     partitions: dict[str, list[Group]]
-    kernels: list[Sampled]
+    """Kernels of the explorer's, the greedy (by bytes saved) and the grown partition."""
+    kernels: list[KernelSample]
     packed: list[Group]
+    """Kernels without common loops, which have one plan only."""
 
     def programs(self) -> list[Program]:
-        """All that will be compiled: the samples, and what races in all partitions."""
-        found = [program for kernel in self.kernels for program in kernel.programs()]
+        """All programs to compile: the samples, and the tuning candidates of all partitions."""
+        programs = [program for kernel in self.kernels for program in kernel.programs()]
         groups = {group for partition in self.partitions.values() for group in partition}
         for group in sorted(groups):
-            of = schedule_of(self.graph, group)
+            of = find_schedule(self.graph, group)
             if of is not None:
-                found += [emit(candidate) for candidate in candidates(of, MAX_CANDIDATES)]
-        return list({program.key: program for program in found}.values())
+                programs += [emit(candidate) for candidate in candidates(of, MAX_CANDIDATES)]
+        return list({program.key: program for program in programs}.values())
 
 
-def work_of(chain: Chain, most: int = MOST, seed: int = 0) -> Work:
+def sample_chain(chain: Chain, max_plans: int = MAX_PLANS, seed: int = 0) -> ChainSample:
     """The chain's partitions, and a sample of the plans of each kernel that is not packed."""
-    graph = graph_of(chain)
+    graph = chain_graph(chain)
     delta = DeltaEvaluator(graph)
     partitions = {
         "explorer": _groups(explore(delta).partition.groups),
-        "greedy_partition": _groups(greedy_partition(delta).groups),
+        "greedy": _groups(greedy_partition(delta).groups),
         "producers": sorted(grow_partition(graph)),
     }
     kernels, packed = [], []
     for group in partitions["explorer"]:
-        of = schedule_of(graph, group)
+        of = find_schedule(graph, group)
         if of is None:
             packed.append(group)
         else:
             kernels.append(
-                Sampled(
-                    group,
-                    of,
-                    sample(of, most, seed),
-                    len(plans(of).legal_plans),
+                KernelSample(
+                    group, of, sample_plans(of, max_plans, seed), len(plans(of).legal_plans)
                 )
             )
-    return Work(chain, graph, partitions, kernels, packed)
+    return ChainSample(chain, graph, partitions, kernels, packed)
 
 
-def schedule_of(graph: Graph, group: Group) -> Schedule | None:
-    """None where the operators have no common loops."""
+def find_schedule(graph: Graph, group: Group) -> Schedule | None:
+    """The loops of a kernel; None if its operators have no common loops."""
     try:
         return schedule_operators(graph, group)
     except BadInput:
         return None
 
 
-def sample(of: Schedule, most: int, seed: int) -> tuple[KernelPlan, ...]:
-    """At most ``most`` legal plans, or those that race where these are more."""
+def sample_plans(of: Schedule, max_plans: int, seed: int) -> tuple[KernelPlan, ...]:
+    """At most ``max_plans`` legal plans, but always all tuning candidates, in modelled order."""
     ranked = sorted(
         plans(of).legal_plans,
         key=lambda plan: (modelled_seconds(PlannedKernel(of, plan)), str(plan)),
     )
-    kept = {kernel.plan for kernel in candidates(of, MAX_CANDIDATES)}.intersection(ranked)
-    rest = [plan for plan in ranked if plan not in kept]
-    room = min(len(rest), max(0, most - len(kept)))
-    draw = random.Random(f"{seed} {emit(plan_kernel(of, ranked[0])).key}")
-    for at in range(room):
-        kept.add(draw.choice(rest[at * len(rest) // room : (at + 1) * len(rest) // room]))
-    return tuple(plan for plan in ranked if plan in kept)
+    selected = {kernel.plan for kernel in candidates(of, MAX_CANDIDATES)}.intersection(ranked)
+    remaining = [plan for plan in ranked if plan not in selected]
+    drawn_count = min(len(remaining), max(0, max_plans - len(selected)))
+    generator = random.Random(f"{seed} {emit(plan_kernel(of, ranked[0])).key}")
+    for piece in range(drawn_count):
+        selected.add(
+            generator.choice(
+                remaining[
+                    piece * len(remaining) // drawn_count : (piece + 1)
+                    * len(remaining)
+                    // drawn_count
+                ]
+            )
+        )
+    return tuple(plan for plan in ranked if plan in selected)
 
 
-def told(plan: KernelPlan) -> dict[str, Any]:
-    """A plan as a result file holds it."""
+def plan_record(plan: KernelPlan) -> dict[str, Any]:
+    """Record of a plan for a result file."""
     return {
         "plan": str(plan),
         "scheme": plan.scheme,
@@ -137,21 +146,21 @@ def told(plan: KernelPlan) -> dict[str, Any]:
     }
 
 
-def plan_of(row: Mapping[str, Any]) -> KernelPlan:
-    """The plan of such a row."""
-    sizes = row["scheme"], row["rows"], tuple(row["chunks"]), row["num_warps"], row["parts"]
-    # Files from before rows were kept in shared memory or peeled have nothing to say of it.
-    more = row.get("demoted", 0), row.get("ahead", False), row.get("peeled", False)
-    return KernelPlan(*sizes, *more)
+def plan_from_record(row: Mapping[str, Any]) -> KernelPlan:
+    """The plan of a record of :func:`plan_record`."""
+    tiling = row["scheme"], row["rows"], tuple(row["chunks"]), row["num_warps"], row["parts"]
+    # Result files of earlier versions do not have these keys.
+    options = row.get("demoted", 0), row.get("ahead", False), row.get("peeled", False)
+    return KernelPlan(*tiling, *options)
 
 
-def modelled_us(graph: Graph, operators: Group) -> dict[str, float]:
-    """What the explorer's two evaluators say of a kernel, without a plan for it."""
+def evaluator_us(graph: Graph, operators: Group) -> dict[str, float]:
+    """Microseconds of a kernel by the explorer's two evaluators, which do not take a plan."""
     delta, mask = DeltaEvaluator(graph), to_mask(operators)
-    parts = delta.kernel_time(mask)
-    assert parts is not None  # it is a kernel of a plan
+    time = delta.kernel_time(mask)
+    assert time is not None  # kernels of a partition are legal
     return {
-        "delta": 1e6 * parts.total,
+        "delta": 1e6 * time.total,
         "latency": 1e6 * LatencyEvaluator(delta).kernel_seconds(mask),
     }
 

@@ -1,8 +1,8 @@
-"""What one chain's kernels take on a GPU: each sampled plan, and whole partitions side by side.
+"""Timing of a chain on a GPU: each sampled plan of its kernels, and whole partitions.
 
-Everything is a CUDA graph over copies of its memory larger than L2; replays are taken in turns,
-another one first each time.  Every plan writes over poison before it is timed, and what it wrote is
-compared with what the first one wrote.
+Everything runs as CUDA graphs over copies of its memory larger than L2; replays are interleaved,
+and the first graph of a round rotates.  Before a plan is timed, its outputs are filled with poison
+values, and its results are compared with those of the first plan.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.fusion.chains.accuracy import Judge
-from benchmarks.fusion.chains.stitched import method
+from benchmarks.fusion.chains.accuracy import AccuracyCheck
+from benchmarks.fusion.chains.stitched import stitched_method
 from benchmarks.fusion.chains.timing import (
     COLD_BYTES,
-    MOST_COPIES,
-    captured_graph,
-    copies,
-    replayed,
+    MAX_COPIES,
+    capture_graph,
+    copy_count,
+    time_replay,
 )
-from benchmarks.fusion.cost_model.sample import Sampled, Work, modelled_us, told
+from benchmarks.fusion.cost_model.sample import ChainSample, KernelSample, evaluator_us, plan_record
 from nostall.fusion.codegen.autotune.autotuner import Autotuner
 from nostall.fusion.codegen.cost.default_plan import default_plan, modelled_seconds
 from nostall.fusion.codegen.emit.program import Program
@@ -36,53 +36,57 @@ from nostall.gpu.clock import ReplayClock
 from nostall.gpu.timing import round_orders
 
 ROUNDS = 15
-"""Replays of each plan; partitions get twice as many."""
-LEAST_LAUNCHES = 8
-"""Launches in one graph at least: starting it costs a few microseconds."""
+"""Samples of each plan; partitions get twice as many."""
+MIN_LAUNCHES = 8
+"""Minimum launches in one CUDA graph, because starting it takes a few microseconds."""
 TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 5e-2, torch.int8: 2e-2}
-"""Of what two plans may differ by, relative to the largest value; 1e-3 for others."""
+"""Allowed difference between two plans, relative to the largest value; 1e-3 for other dtypes."""
 
 Memory = Sequence[Tensor]
-"""Inputs and then outputs of a kernel."""
+"""The inputs of a kernel, followed by its outputs."""
 
 
 @dataclass(frozen=True)
-class Here:
-    """Where things run, and where the sources of kernels lie."""
+class TimingSettings:
+    """Settings of the measurement."""
 
     folder: Path
+    """Sources of kernels."""
     device: str = "cuda"
     rounds: int = ROUNDS
+    """Samples of each plan."""
 
 
-def kernel_times(
-    kernel: Sampled, compiled: Mapping[str, Mapping[str, Any]], here: Here
+def time_plans(
+    kernel: KernelSample, resources: Mapping[str, Mapping[str, Any]], settings: TimingSettings
 ) -> dict[str, Any]:
-    """Modelled and measured times of a kernel's sampled plans; those that cannot run say why.
+    """Modelled and measured times of a kernel's sampled plans, or the error of a plan.
 
-    ``compiled`` says of programs, by their keys, what they take.
+    ``resources``: results of the compiler pool by program key.
     """
     programs = kernel.programs()
-    sets = _sets(programs[0], here.device)
-    rows, graphs, reference = [], [], None
+    sets = _memory_sets(programs[0], settings.device)
+    rows, captured, reference = [], [], None
     for plan, program in zip(kernel.plans, programs, strict=True):
-        row = told(plan) | {"modelled_us": 1e6 * modelled_seconds(PlannedKernel(kernel.of, plan))}
+        row = plan_record(plan) | {
+            "modelled_us": 1e6 * modelled_seconds(PlannedKernel(kernel.of, plan))
+        }
         rows.append(row)
-        row.update(compiled.get(program.key, {"error": "it was not compiled in time"}))
+        row.update(resources.get(program.key, {"error": "the compilation did not end in time"}))
         if "error" in row:
             continue
         try:
-            run = _run(load_kernel(program, here.folder), here.device)
-            made = _written(run, sets[0], len(program.inputs))
-            reference = made if reference is None else reference
-            row.update(_judged(reference, made))
-            # A graph knows addresses only: its run keeps the memory of partial results.
-            graphs.append((row, run, captured_graph(run, sets)))
-        except Exception as error:  # shared memory, a driver that refuses: the others still run
-            _alive()
+            run = _make_run(load_kernel(program, settings.folder), settings.device)
+            outputs = _run_on_poison(run, sets[0], len(program.inputs))
+            reference = outputs if reference is None else reference
+            row.update(_compare_outputs(reference, outputs))
+            # A CUDA graph holds addresses only; ``run`` keeps the workspaces alive.
+            captured.append((row, run, capture_graph(run, sets)))
+        except Exception as error:  # e.g. too much shared memory; the other plans can still run
+            _check_gpu()
             row["error"] = f"{type(error).__name__}: {str(error).strip()[:200]}"
-    samples = _in_turns([graph for _, _, graph in graphs], len(sets), here.rounds)
-    for (row, _, _), sample in zip(graphs, samples, strict=True):
+    samples = _time_interleaved([graph for _, _, graph in captured], len(sets), settings.rounds)
+    for (row, _, _), sample in zip(captured, samples, strict=True):
         row["samples_us"] = sample
     return {
         "operators": list(kernel.operators),
@@ -90,50 +94,60 @@ def kernel_times(
         "legal": kernel.legal,
         "first": str(default_plan(kernel.of)),
         "launches_in_a_graph": len(sets),
-        "modelled_us": modelled_us(kernel.of.mapping.graph, kernel.operators),
+        "modelled_us": evaluator_us(kernel.of.mapping.graph, kernel.operators),
         "plans": rows,
     }
 
 
-def ablation(work: Work, here: Here) -> dict[str, Any]:
-    """Each partition with the modelled first choice of every kernel and with raced ones.
+def time_variants(work: ChainSample, settings: TimingSettings) -> dict[str, Any]:
+    """Time each partition with the modelled best plan of every kernel and with tuned plans.
 
-    Variants of the same kernels are measured once; the first one is measured twice (the null).
+    Variants with the same kernels are measured once.  The first variant is measured twice (the
+    null).
     """
     variants: dict[str, dict[str, Any]] = {}
-    different: dict[tuple[str, ...], tuple[str, StitchedGraph]] = {}
+    unique: dict[tuple[str, ...], tuple[str, StitchedGraph]] = {}
     for partition, groups in work.partitions.items():
         for choice in ("first", "raced"):
-            racer = Autotuner(ReplayClock(), folder=here.folder)
-            raced = choice == "raced"
-            whole = stitch(
-                work.graph, groups, choice=racer if raced else default_plan, folder=here.folder
+            autotuner = Autotuner(ReplayClock(), folder=settings.folder)
+            is_tuned = choice == "raced"
+            stitched = stitch(
+                work.graph,
+                groups,
+                choice=autotuner if is_tuned else default_plan,
+                folder=settings.folder,
             )
             name = f"{partition}, {choice}"
-            kept, _ = different.setdefault(_kernels(whole), (name, whole))
+            same_variant, _ = unique.setdefault(_kernel_keys(stitched), (name, stitched))
             variants[name] = {
-                "as": kept,
-                "plans": [str(s.program.plan) for s in whole.steps if not isinstance(s, int)],
-                "refused": dict(whole.illegal_reasons),
+                "as": same_variant,
+                "plans": [
+                    str(step.program.plan) for step in stitched.steps if not isinstance(step, int)
+                ],
+                "refused": dict(stitched.illegal_reasons),
                 "races": [
-                    {"plans": list(race.plans), "winner": race.winner, "failure": race.failure}
-                    for race in racer.records
+                    {
+                        "plans": list(record.plans),
+                        "winner": record.winner,
+                        "failure": record.failure,
+                    }
+                    for record in autotuner.records
                 ],
             }
-    sets = [work.chain.tensors(here.device) for _ in range(copies(work.chain))]
-    times = -(-LEAST_LAUNCHES // len(sets))
-    judge = Judge(work.chain, sets[0])
+    sets = [work.chain.tensors(settings.device) for _ in range(copy_count(work.chain))]
+    repetitions = -(-MIN_LAUNCHES // len(sets))
+    accuracy = AccuracyCheck(work.chain, sets[0])
     graphs, names, runs = [], [], []
-    for name, whole in [*different.values(), next(iter(different.values()))]:
-        one = method(whole, len(work.chain.inputs))
+    for name, stitched in [*unique.values(), next(iter(unique.values()))]:
+        method = stitched_method(stitched, len(work.chain.inputs))
         if name not in names:
-            errors = judge.errors(one)
-            variants[name]["largest_errors"] = [_finite(error) for error in errors]
-            variants[name]["wrong"] = judge.wrong(errors)
-        graphs.append(captured_graph(one.run, sets * times))
-        runs.append(one.run)
+            errors = accuracy.errors(method)
+            variants[name]["largest_errors"] = [_finite_or_none(error) for error in errors]
+            variants[name]["wrong"] = accuracy.failure(errors)
+        graphs.append(capture_graph(method.run, sets * repetitions))
+        runs.append(method.run)
         names.append(name)
-    *samples, null = _in_turns(graphs, len(sets) * times, 2 * here.rounds)
+    *samples, null = _time_interleaved(graphs, len(sets) * repetitions, 2 * settings.rounds)
     return {
         "variants": variants,
         "samples_us": dict(zip(names, samples, strict=False)),
@@ -142,78 +156,90 @@ def ablation(work: Work, here: Here) -> dict[str, Any]:
     }
 
 
-def _kernels(whole: StitchedGraph) -> tuple[str, ...]:
-    return tuple(str(s) if isinstance(s, int) else s.program.key for s in whole.steps)
+def _kernel_keys(stitched: StitchedGraph) -> tuple[str, ...]:
+    return tuple(
+        str(step) if isinstance(step, int) else step.program.key for step in stitched.steps
+    )
 
 
-def _sets(program: Program, device: str) -> list[Memory]:
-    """Copies of a program's inputs and outputs that together are larger than L2, as often as one
-    graph needs them."""
+def _memory_sets(program: Program, device: str) -> list[Memory]:
+    """Copies of a program's inputs and outputs that together are larger than L2.
+
+    They are repeated until there are at least :data:`MIN_LAUNCHES`.
+    """
     nodes = [program.graph[index] for index in (*program.inputs, *program.outputs)]
-    size = max(1, sum(node.bytes for node in nodes))
-    found: list[Memory] = []
-    for _ in range(max(1, min(MOST_COPIES, -(-COLD_BYTES // size)))):
+    byte_count = max(1, sum(node.bytes for node in nodes))
+    sets: list[Memory] = []
+    for _ in range(max(1, min(MAX_COPIES, -(-COLD_BYTES // byte_count)))):
         inputs = [
             _filled(empty_tensor(program.graph[i], torch.device(device))) for i in program.inputs
         ]
         outputs = [empty_tensor(program.graph[i], torch.device(device)) for i in program.outputs]
-        found.append([*inputs, *outputs])
-    return found * -(-LEAST_LAUNCHES // len(found))
+        sets.append([*inputs, *outputs])
+    return sets * -(-MIN_LAUNCHES // len(sets))
 
 
 def _filled(value: Tensor) -> Tensor:
-    """Numbers as they come in programs; those of integers are small, as places in a row."""
+    """Fill with random values; integers are 0 or 1, so that they are valid indices."""
     return value.normal_() if value.is_floating_point() else value.random_(0, 2)
 
 
-def _run(kernel: StitchedKernel, device: str) -> Callable[[Memory], object]:
-    spaces = {
-        space.name: torch.empty(space.elements, dtype=getattr(torch, space.dtype), device=device)
-        for space in kernel.program.workspaces
+def _make_run(kernel: StitchedKernel, device: str) -> Callable[[Memory], object]:
+    workspaces = {
+        workspace.name: torch.empty(
+            workspace.elements, dtype=getattr(torch, workspace.dtype), device=device
+        )
+        for workspace in kernel.program.workspaces
     }
     count = len(kernel.program.inputs)
-    return lambda given: kernel.launch(given[:count], given[count:], spaces)
+    return lambda tensors: kernel.launch(tensors[:count], tensors[count:], workspaces)
 
 
-def _written(run: Callable[[Memory], object], given: Memory, inputs: int) -> list[Tensor]:
-    """What a kernel leaves in its outputs, which were poisoned before."""
-    for output in given[inputs:]:
+def _run_on_poison(run: Callable[[Memory], object], tensors: Memory, inputs: int) -> list[Tensor]:
+    """Outputs of a kernel, which were filled with poison values before the run."""
+    for output in tensors[inputs:]:
         output.fill_(math.nan if output.is_floating_point() else 101)
-    run(given)
-    return [output.clone() for output in given[inputs:]]
+    run(tensors)
+    return [output.clone() for output in tensors[inputs:]]
 
 
-def _judged(wanted: Sequence[Tensor], made: Sequence[Tensor]) -> dict[str, Any]:
-    """The largest difference relative to the largest value, and whether that is too much."""
+def _compare_outputs(expected: Sequence[Tensor], outputs: Sequence[Tensor]) -> dict[str, Any]:
+    """Largest difference relative to the largest value, and whether it exceeds the tolerance."""
     worst, wrong = 0.0, False
-    for want, got in zip(wanted, made, strict=True):
-        a, b = want.float(), got.float()
-        same = (a == b) | (a.isnan() & b.isnan())
-        largest = a[a.isfinite()].abs().max() if bool(a.isfinite().any()) else a.new_tensor(1.0)
-        apart = torch.where(same, 0.0, (a - b).abs()) / largest.clamp_min(1e-6)
-        found = float(apart.nan_to_num(math.inf).max())
-        worst = max(worst, found)
-        wrong |= found > TOLERANCE.get(want.dtype, 1e-3)
-    return {"difference": _finite(worst), "wrong": wrong}
+    for expected_output, output in zip(expected, outputs, strict=True):
+        reference, value = expected_output.float(), output.float()
+        are_equal = (reference == value) | (reference.isnan() & value.isnan())
+        scale = (
+            reference[reference.isfinite()].abs().max()
+            if bool(reference.isfinite().any())
+            else reference.new_tensor(1.0)
+        )
+        difference = torch.where(are_equal, 0.0, (reference - value).abs()) / scale.clamp_min(1e-6)
+        largest = float(difference.nan_to_num(math.inf).max())
+        worst = max(worst, largest)
+        wrong |= largest > TOLERANCE.get(expected_output.dtype, 1e-3)
+    return {"difference": _finite_or_none(worst), "wrong": wrong}
 
 
-def _finite(value: float) -> float | None:
-    """For JSON, which knows no infinity."""
+def _finite_or_none(value: float) -> float | None:
+    """The value with three digits; None if it is not finite, because JSON has no infinity."""
     return float(f"{value:.3g}") if math.isfinite(value) else None
 
 
-def _in_turns(graphs: Sequence[torch.cuda.CUDAGraph], runs: int, rounds: int) -> list[list[float]]:
-    """Microseconds of one run, ``rounds`` samples of each graph."""
+def _time_interleaved(
+    graphs: Sequence[torch.cuda.CUDAGraph], runs: int, rounds: int
+) -> list[list[float]]:
+    """Microseconds of one run: ``rounds`` samples of each graph, interleaved."""
     for graph in graphs:
-        replayed(graph, runs)
-    found: list[list[float]] = [[] for _ in graphs]
-    for turn in round_orders(len(graphs), rounds):
-        for which in turn:
-            found[which].append(round(replayed(graphs[which], runs), 3))
-    return found
+        time_replay(graph, runs)
+    samples: list[list[float]] = [[] for _ in graphs]
+    for round_order in round_orders(len(graphs), rounds):
+        for index in round_order:
+            samples[index].append(round(time_replay(graphs[index], runs), 3))
+    return samples
 
 
-def _alive() -> None:
-    """Raises where a fault has spoilt the process."""
+def _check_gpu() -> None:
+    """Raises RuntimeError if a GPU fault has made CUDA unusable in this process."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()

@@ -1,4 +1,4 @@
-"""What the GPU benchmark of chains does without one."""
+"""Tests of the benchmark of fused chains, without a GPU."""
 
 from __future__ import annotations
 
@@ -19,13 +19,32 @@ import torch
 from benchmarks.fusion.chains import chains, copy_bandwidth, dropout_seeds
 from benchmarks.fusion.chains import methods as fusion_chain_methods
 from benchmarks.fusion.chains import streamed_outputs as streaming
-from benchmarks.fusion.chains.accuracy import Judge
-from benchmarks.fusion.chains.chains import Job, in_own_process
-from benchmarks.fusion.chains.methods import OPTIONS, best_inductor, compiled, known_options, others
+from benchmarks.fusion.chains.accuracy import AccuracyCheck
+from benchmarks.fusion.chains.chains import Job, run_in_process
+from benchmarks.fusion.chains.methods import (
+    OPTIONS,
+    available_options,
+    baseline_methods,
+    best_inductor,
+    compile_chain,
+)
 from benchmarks.fusion.chains.page import FOLDER
 from benchmarks.fusion.chains.programs import CHAINS, Chain
-from benchmarks.fusion.chains.stitched import graph_of, least_bytes, partitions, plans_of, taken
-from benchmarks.fusion.chains.timing import Inputs, Method, Run, compared, copies, in_turns
+from benchmarks.fusion.chains.stitched import (
+    chain_graph,
+    kernel_plans,
+    min_bytes,
+    partitions,
+    rebuild,
+)
+from benchmarks.fusion.chains.timing import (
+    Inputs,
+    Method,
+    Run,
+    compare_methods,
+    copy_count,
+    time_interleaved,
+)
 
 from nostall.core.errors import BadInput
 from nostall.fusion.codegen.cost.default_plan import default_plan, sort_key
@@ -51,113 +70,117 @@ FIRST = {
 
 
 def small(chain: Chain) -> Chain:
-    """The same program on tensors that a processor copes with."""
+    """The same chain with tensors small enough for the CPU."""
 
-    def less(shape: tuple[int, ...]) -> tuple[int, ...]:
+    def shrink(shape: tuple[int, ...]) -> tuple[int, ...]:
         if len(shape) == 4:
             return 2, *(-(-size // 32) if size >= 512 else size for size in shape[1:])
         return tuple(-(-size // 32) if size >= 512 else size for size in shape)
 
-    return replace(chain, inputs=tuple((less(shape), dtype) for shape, dtype in chain.inputs))
+    return replace(chain, inputs=tuple((shrink(shape), dtype) for shape, dtype in chain.inputs))
 
 
-def tensors(given: object) -> list[torch.Tensor]:
-    return list(given) if isinstance(given, (tuple, list)) else [given]
+def tensors(result: object) -> list[torch.Tensor]:
+    return list(result) if isinstance(result, (tuple, list)) else [result]
 
 
-def test_a_copy_moves_the_bytes_of_its_chain(monkeypatch: pytest.MonkeyPatch) -> None:
-    sets = copy_bandwidth.pairs(1 << 20, "cpu")
-    assert len(sets) == 32 and len(copy_bandwidth.pairs(400 << 20, "cpu")) == 2
+def test_copies_move_the_bytes_of_a_chain(monkeypatch: pytest.MonkeyPatch) -> None:
+    sets = copy_bandwidth.copy_buffers(1 << 20, "cpu")
+    assert len(sets) == 32 and len(copy_bandwidth.copy_buffers(400 << 20, "cpu")) == 2
     assert sum(tensor.nbytes for tensor in sets[0]) == 1 << 20
-    monkeypatch.setattr(copy_bandwidth, "captured_graph", lambda run, sets: [run(s) for s in sets])
-    monkeypatch.setattr(copy_bandwidth, "replayed", lambda graph, runs: float(runs))
-    assert copy_bandwidth.copied(sets, 5) == [32.0] * 5
+    monkeypatch.setattr(copy_bandwidth, "capture_graph", lambda run, sets: [run(s) for s in sets])
+    monkeypatch.setattr(copy_bandwidth, "time_replay", lambda graph, runs: float(runs))
+    assert copy_bandwidth.time_copies(sets, 5) == [32.0] * 5
     assert all(torch.equal(place, -source) for source, place in sets)
 
 
-class Played:
-    """Replays of a graph of three runs: ``told`` makes the numbers of the next one."""
+class FakeCapturedRuns:
+    """Fake of a CUDA graph with three runs; ``draw`` makes the random numbers of one replay."""
 
     def __init__(self, told: Callable[[torch.Generator], list[torch.Tensor]]) -> None:
-        self.told, self.state = told, torch.Generator().manual_seed(7)
+        self.draw, self.state = told, torch.Generator().manual_seed(7)
 
     def __call__(self, seed: int | None = None) -> list[torch.Tensor]:
         if seed is not None:
             self.state.manual_seed(seed)
-        return self.told(self.state)
+        return self.draw(self.state)
 
 
 def drawn(state: torch.Generator) -> list[torch.Tensor]:
     return [torch.rand(4, generator=state) for _ in range(3)]
 
 
-def test_seeds_in_a_branch_are_held_to_those_in_order() -> None:
-    def found(told: Callable[[torch.Generator], list[torch.Tensor]]) -> list[int]:
-        branch, in_order = Played(told), Played(drawn)
-        checked = dropout_seeds.checked(branch, in_order, 5)  # type: ignore[arg-type]
+def test_differing_repeated_and_not_restored_seeds_are_counted() -> None:
+    def failures(draw: Callable[[torch.Generator], list[torch.Tensor]]) -> list[int]:
+        branch, in_order = FakeCapturedRuns(draw), FakeCapturedRuns(drawn)
+        checked = dropout_seeds.check_seeds(branch, in_order, 5)  # type: ignore[arg-type]
         assert checked.pop("results") == 15
         return list(checked.values())
 
-    assert found(drawn) == [0, 0, 0]
-    # Always the same, the same in every run of a replay, and never the same again.
-    assert found(lambda state: [torch.full((4,), float(at)) for at in range(3)]) == [15, 3, 0]
-    assert found(lambda state: drawn(state)[:1] * 3) == [10, 2, 0]
+    assert failures(drawn) == [0, 0, 0]
+    # Numbers that never change, that repeat within a replay, and that ignore the seed.
+    assert failures(lambda state: [torch.full((4,), float(at)) for at in range(3)]) == [15, 3, 0]
+    assert failures(lambda state: drawn(state)[:1] * 3) == [10, 2, 0]
     unseeded = torch.Generator().manual_seed(0)
-    assert found(lambda state: drawn(unseeded)) == [15, 0, 3]
+    assert failures(lambda state: drawn(unseeded)) == [15, 0, 3]
 
 
-def test_the_only_large_output_of_a_chain_is_streamed_and_not(tmp_path: Path) -> None:
+def test_a_single_large_output_has_a_streamed_variant(tmp_path: Path) -> None:
     def stitched(name: str) -> StitchedGraph:
-        graph = graph_of(CHAINS[name])
+        graph = chain_graph(CHAINS[name])
         return stitch(graph, [graph.operators], choice=default_plan, folder=tmp_path)
 
-    whole = stitched("norm + gelu + mask 4096x5000")
-    assert streaming.is_judged(whole)
-    ways = streaming.both_ways(whole, *plans_of(whole), tmp_path)
-    programs = [step.program for way in ways.values() for step in way.steps if step != 0]
+    norm_kernel = stitched("norm + gelu + mask 4096x5000")
+    assert streaming.is_comparable(norm_kernel)
+    variants = streaming.stitch_variants(norm_kernel, *kernel_plans(norm_kernel), tmp_path)
+    programs = [
+        step.program for variant in variants.values() for step in variant.steps if step != 0
+    ]
     assert [str(program.plan).endswith(", streamed") for program in programs] == [False, True]
-    # Of small outputs, and of such that do not come of registers, there is nothing to compare.
-    assert not streaming.is_judged(stitched("LSTM cell 8192x1024"))
-    assert not streaming.is_judged(stitched("short attention 512x12x48x64"))
+    # Small outputs and outputs that are not stored from registers have no streamed variant.
+    assert not streaming.is_comparable(stitched("LSTM cell 8192x1024"))
+    assert not streaming.is_comparable(stitched("short attention 512x12x48x64"))
 
 
-def test_there_are_enough_chains() -> None:
+def test_there_are_at_least_16_chains() -> None:
     assert len(CHAINS) >= 16
 
 
 @pytest.mark.parametrize("name", CHAINS)
-def test_tensors_of_a_gpu_are_traced_to_the_same_graph(name: str) -> None:
+def test_graphs_do_not_depend_on_the_device(name: str) -> None:
     try:
-        traced = graph_of(CHAINS[name], "cuda")
+        traced = chain_graph(CHAINS[name], "cuda")
     except BadCapture as error:
         if "not linked with support for cuda" not in str(error):
             raise
-        pytest.skip("this PyTorch cannot index tensors of a GPU, fake ones neither")
-    assert traced.key == graph_of(CHAINS[name]).key
+        pytest.skip("this PyTorch has no CUDA support, which indexing fake CUDA tensors needs")
+    assert traced.key == chain_graph(CHAINS[name]).key
 
 
 @pytest.mark.parametrize("name", CHAINS)
-def test_every_chain_runs_and_is_captured_as_what_it_is(name: str) -> None:
+def test_captured_graphs_compute_what_the_chains_compute(name: str) -> None:
     chain = small(CHAINS[name])
     torch.manual_seed(0)
-    given = chain.tensors("cpu")
-    wide = [x.float() if x.is_floating_point() else x for x in given]
-    found = tensors(chain.function(*wide))
-    graph = graph_of(chain)
-    if chain.certain is not None:
-        assert [tuple(x.shape) for x in found] == [graph[i].shape for i in graph.outputs]
+    inputs = chain.tensors("cpu")
+    fp32_inputs = [x.float() if x.is_floating_point() else x for x in inputs]
+    outputs = tensors(chain.function(*fp32_inputs))
+    graph = chain_graph(chain)
+    if chain.without_dropout is not None:
+        assert [tuple(x.shape) for x in outputs] == [graph[i].shape for i in graph.outputs]
         return
-    wants = interpret(graph, [x.numpy() for x in wide])
-    for want, got in zip(wants, found, strict=True):
-        assert got.shape == want.shape and got.is_floating_point() == (want.dtype.kind == "f")
-        # The graph has casts to fp16 that the run in fp32 has too, but only those.
-        error = abs(got.double().numpy() - want).max() / max(abs(want).max(), 1e-6)
-        assert error < (1.5 / 127 if got.dtype == torch.int8 else 5e-3)
+    expected = interpret(graph, [x.numpy() for x in fp32_inputs])
+    for reference, output in zip(expected, outputs, strict=True):
+        assert output.shape == reference.shape and output.is_floating_point() == (
+            reference.dtype.kind == "f"
+        )
+        # The graph casts to fp16 where the chain does; the run in fp32 does not.
+        error = abs(output.double().numpy() - reference).max() / max(abs(reference).max(), 1e-6)
+        assert error < (1.5 / 127 if output.dtype == torch.int8 else 5e-3)
 
 
 @pytest.mark.parametrize("name", FIRST)
-def test_a_chain_is_one_kernel_with_the_expected_scheme(name: str) -> None:
-    graph = graph_of(CHAINS[name])
+def test_chains_become_one_kernel_with_the_expected_scheme(name: str) -> None:
+    graph = chain_graph(CHAINS[name])
     (group,) = grow_partition(graph)
     of = schedule_operators(graph, group)
     program = emit(default_plan(of))
@@ -165,26 +188,26 @@ def test_a_chain_is_one_kernel_with_the_expected_scheme(name: str) -> None:
     assert program.outputs == tuple(sorted(graph.results))
 
 
-def test_a_sum_down_strided_columns_takes_many_of_them_at_once() -> None:
-    graph = graph_of(CHAINS["bias + gelu backward 16384x3072"])
+def test_sums_of_strided_columns_have_many_rows_per_program() -> None:
+    graph = chain_graph(CHAINS["bias + gelu backward 16384x3072"])
     (group,) = grow_partition(graph)
     assert default_plan(schedule_operators(graph, group)).plan.rows >= 16
 
 
-def test_equal_partitions_are_measured_once() -> None:
-    assert list(partitions(graph_of(CHAINS["SwiGLU 16384x5504"]))) == ["explorer"]
+def test_equal_partitions_are_listed_once() -> None:
+    assert list(partitions(chain_graph(CHAINS["SwiGLU 16384x5504"]))) == ["explorer"]
 
 
-def test_copies_are_more_than_the_cache_and_bytes_are_counted_once() -> None:
+def test_copies_exceed_l2_and_each_tensor_counts_once() -> None:
     chain = CHAINS["softmax + mask 32768x1024"]
     elements = 32768 * 1024
-    assert least_bytes(graph_of(chain)) == elements * (2 + 1 + 2)
-    assert copies(chain) == 3
+    assert min_bytes(chain_graph(chain)) == elements * (2 + 1 + 2)
+    assert copy_count(chain) == 3
 
 
-def test_a_row_that_is_read_again_stays_in_the_cache() -> None:
-    """Many rows in a program would fill L2 and have every pass go to memory."""
-    graph = graph_of(CHAINS["log-sum-exp + softmax 8192x32000"])
+def test_looped_programs_have_one_row_so_that_it_stays_in_l2() -> None:
+    """With many rows in each program, L2 overflows and every pass reads DRAM."""
+    graph = chain_graph(CHAINS["log-sum-exp + softmax 8192x32000"])
     of = schedule_operators(graph, graph.operators)
     looped = [plan for plan in plans(of).legal_plans if plan.scheme == "looped"]
     assert min(looped, key=lambda plan: sort_key(PlannedKernel(of, plan))).rows == 1
@@ -193,203 +216,218 @@ def test_a_row_that_is_read_again_stays_in_the_cache() -> None:
 # -- time ------------------------------------------------------------------------------------------
 
 
-def test_a_gain_counts_only_beyond_the_null() -> None:
+def test_a_verdict_needs_a_difference_beyond_the_null() -> None:
     steady = [100.0 + i % 3 for i in range(40)]
     half = [time / 2 for time in steady]
     samples = {"eager": steady, "eager again": steady, "compile": half}
-    found = compared({**samples, "stitched": half})
-    assert found["eager"]["verdict"] == "faster"
-    assert found["compile"]["verdict"] == "same"
+    comparisons = compare_methods({**samples, "stitched": half})
+    assert comparisons["eager"]["verdict"] == "faster"
+    assert comparisons["compile"]["verdict"] == "same"
     noisy = [time * (1.2 if i % 2 else 0.8) for i, time in enumerate(steady)]
-    found = compared({**samples, "eager again": noisy, "stitched": [t * 0.49 for t in steady]})
-    assert found["compile"]["verdict"] == "same"
+    comparisons = compare_methods(
+        {**samples, "eager again": noisy, "stitched": [t * 0.49 for t in steady]}
+    )
+    assert comparisons["compile"]["verdict"] == "same"
 
 
-def test_methods_take_turns_and_have_their_own_inputs_where_they_write_over_them() -> None:
+def test_methods_are_interleaved_and_overwriting_methods_get_copies() -> None:
     order: list[str] = []
-    given = [[torch.zeros(2)], [torch.ones(2)]]
+    sets = [[torch.zeros(2)], [torch.ones(2)]]
     seen: dict[str, Sequence[Inputs]] = {}
 
-    def record(run: Run, sets: Sequence[Inputs]) -> str:
+    def capture(run: Run, sets: Sequence[Inputs]) -> str:
         name = str(run([]))
         seen[name] = sets
         return name
 
-    def timed(name: str, runs: int) -> float:
+    def time_run(name: str, runs: int) -> float:
         order.append(name)
         return float(len(order))
 
     methods = {"a": Method(lambda _: "a"), "b": Method(lambda _: "b", overwrites=True)}
-    samples = in_turns(methods, given, 2, record, timed)
+    samples = time_interleaved(methods, sets, 2, capture, time_run)
     assert order == ["a", "b", "b", "a"] * 2 + ["a", "b"]
     assert samples == {"a": [8.0, 9.0], "b": [7.0, 10.0]}
-    assert seen["a"][1][0] is given[1][0] and seen["b"][1][0] is not given[1][0]
-    assert torch.equal(seen["b"][1][0], given[1][0])
+    assert seen["a"][1][0] is sets[1][0] and seen["b"][1][0] is not sets[1][0]
+    assert torch.equal(seen["b"][1][0], sets[1][0])
 
 
-def test_every_load_has_memory_of_its_own_and_an_equal_share_of_the_rounds() -> None:
-    given = [[torch.ones(2)]]
+def test_layouts_have_their_own_inputs_and_equal_numbers_of_rounds() -> None:
+    sets = [[torch.ones(2)]]
     seen: list[torch.Tensor] = []
 
-    def record(run: Run, sets: Sequence[Inputs]) -> int:
+    def capture(run: Run, sets: Sequence[Inputs]) -> int:
         seen.append(sets[0][0])
         return len(seen)
 
     methods = {"a": Method(lambda _: None)}
-    samples = in_turns(methods, given, 8, record, lambda load, runs: float(load), loads=4)
+    samples = time_interleaved(
+        methods, sets, 8, capture, lambda layout, runs: float(layout), layouts=4
+    )
     assert samples == {"a": [1.0, 1.0, 2.0, 2.0, 3.0, 3.0, 4.0, 4.0]}
-    assert seen[0] is given[0][0] and len({id(one) for one in seen}) == 4
-    assert all(torch.equal(one, given[0][0]) for one in seen)
+    assert seen[0] is sets[0][0] and len({id(tensor) for tensor in seen}) == 4
+    assert all(torch.equal(tensor, sets[0][0]) for tensor in seen)
 
 
-def test_what_only_some_loads_say_is_no_difference() -> None:
-    """A version that is slower in half of the layouts, by more than its rounds differ."""
+def test_a_difference_in_only_some_layouts_gives_no_verdict() -> None:
+    """The stitched chain is slower in half of the layouts, by more than its rounds differ."""
     steady = [100.0 + i % 3 / 100 for i in range(40)]
     half = [time * (1.01 if i // 10 % 2 else 1.0) for i, time in enumerate(steady)]
     samples = {"eager": steady, "eager again": steady, "compile": steady, "stitched": half}
-    assert compared({**samples, "stitched": [1.01 * t for t in steady]}, 4)["compile"] == {
-        **compared({**samples, "stitched": [1.01 * t for t in steady]})["compile"],
+    assert compare_methods({**samples, "stitched": [1.01 * t for t in steady]}, 4)["compile"] == {
+        **compare_methods({**samples, "stitched": [1.01 * t for t in steady]})["compile"],
         "verdict": "slower",
     }
-    assert compared(samples, 4)["compile"]["verdict"] == "same"
+    assert compare_methods(samples, 4)["compile"]["verdict"] == "same"
 
 
 # -- errors ----------------------------------------------------------------------------------------
 
 
-def test_what_is_wrong_is_named_and_not_a_number_is_wrong() -> None:
+def test_the_accuracy_check_names_the_wrong_output_and_rejects_nan() -> None:
     chain = small(CHAINS["residual + RMSNorm 16384x4096"])
-    judge = Judge(chain, chain.tensors("cpu"))
-    assert judge.wrong(judge.errors(Method(lambda given: chain.function(*given)))) == ""
+    accuracy = AccuracyCheck(chain, chain.tensors("cpu"))
+    assert accuracy.failure(accuracy.errors(Method(lambda inputs: chain.function(*inputs)))) == ""
 
-    def off(given: Inputs) -> list[torch.Tensor]:
-        first, second = chain.function(*given)
+    def inaccurate(inputs: Inputs) -> list[torch.Tensor]:
+        first, second = chain.function(*inputs)
         return [first, second * 1.1]
 
-    assert judge.wrong(judge.errors(Method(off))).startswith("output 1 is off by 0.1")
-    broken = judge.errors(Method(lambda given: [x * float("nan") for x in off(given)]))
-    assert judge.wrong(broken).startswith("output 0 is off by nan")
+    assert accuracy.failure(accuracy.errors(Method(inaccurate))).startswith(
+        "output 1 is off by 0.1"
+    )
+    nan_errors = accuracy.errors(
+        Method(lambda inputs: [x * float("nan") for x in inaccurate(inputs)])
+    )
+    assert accuracy.failure(nan_errors).startswith("output 0 is off by nan")
 
 
-def test_dropout_is_judged_by_what_it_leaves_and_how_much() -> None:
+def test_dropout_is_checked_by_kept_values_and_their_share() -> None:
     chain = small(CHAINS["softmax + dropout 16384x2048"])
     chain = replace(chain, inputs=(((512, 2048), torch.float16),))
-    judge = Judge(chain, chain.tensors("cpu"))
-    right = Method(lambda given: chain.function(*given))
-    assert judge.wrong([error / 2 for error in judge.errors(right)]) == ""
-    assert judge.errors(Method(lambda given: given[0].softmax(-1)))[0] > 0.05
-    all_kept = judge.errors(Method(lambda given: given[0].softmax(-1) / 0.9))
-    assert judge.wrong(all_kept).startswith("output 1 is off by 0.1")
+    accuracy = AccuracyCheck(chain, chain.tensors("cpu"))
+    right = Method(lambda inputs: chain.function(*inputs))
+    assert accuracy.failure([error / 2 for error in accuracy.errors(right)]) == ""
+    assert accuracy.errors(Method(lambda inputs: inputs[0].softmax(-1)))[0] > 0.05
+    all_kept = accuracy.errors(Method(lambda inputs: inputs[0].softmax(-1) / 0.9))
+    assert accuracy.failure(all_kept).startswith("output 1 is off by 0.1")
 
 
 # -- other methods ---------------------------------------------------------------------------------
 
 
-def test_only_options_that_this_version_has_and_that_change_something_are_tried() -> None:
+def test_available_options_exist_and_differ_from_the_defaults() -> None:
     settings = SimpleNamespace(
         combo_kernels=False,
         benchmark_combo_kernel=False,
         triton=SimpleNamespace(multi_kernel=0, mix_order_reduction=True),
     )
-    assert list(known_options(settings)) == [
+    assert list(available_options(settings)) == [
         "combo kernels",
         "multi-kernel",
         "no mixed-order reductions",
     ]
-    assert set(known_options()) <= set(OPTIONS) and "combo kernels" in known_options()
+    assert set(available_options()) <= set(OPTIONS) and "combo kernels" in available_options()
 
 
-def test_the_fastest_of_inductors_ways_is_taken_and_gains_are_put_together(
+def test_best_inductor_combines_gains_and_takes_the_fastest_variant(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
-        fusion_chain_methods, "known_options", lambda: {"a": {"x": 1}, "b": {"y": 1}, "c": {"z": 1}}
+        fusion_chain_methods,
+        "available_options",
+        lambda: {"a": {"x": 1}, "b": {"y": 1}, "c": {"z": 1}},
     )
-    took = {"xmax": 8.0, "x": 9.0, "y": 9.99, "z": 11.0}
+    microseconds = {"xmax": 8.0, "x": 9.0, "y": 9.99, "z": 11.0}
 
-    def built(chain: Chain, options: dict[str, object]) -> Run:
+    def compile_run(chain: Chain, options: dict[str, object]) -> Run:
         if "z" in options:
             raise RuntimeError("no such thing\nat all")
         key = ("x" if "x" in options else "y") + ("max" if len(options) > 1 else "")
         return lambda _: key
 
-    def timed(run: Run, sets: Sequence[Inputs]) -> float:
-        return took.get(str(run([])), 10.0)
+    def time_run(run: Run, sets: Sequence[Inputs]) -> float:
+        return microseconds.get(str(run([])), 10.0)
 
-    begun = {"compile": lambda _: "plain", "max-autotune": lambda _: "tuned"}
+    compiled_runs = {"compile": lambda _: "plain", "max-autotune": lambda _: "tuned"}
     chain = CHAINS["SwiGLU 16384x5504"]
-    run, told = best_inductor(chain, [], begun, 60, timed, built)
-    assert told["taken"] == "max-autotune + a" and run([]) == "xmax"
-    assert told["ways"]["c"] == {"failure": "RuntimeError: no such thing"}
-    assert told["ways"]["b"] == {"us": 9.99}
-    _, told = best_inductor(chain, [], begun, 60, lambda run, sets: 5.0, built)
-    assert told["taken"] == "compile"
-    del begun["compile"]
-    assert best_inductor(chain, [], begun, 60, timed, built)[1]["taken"] == "a"
-    with pytest.raises(RuntimeError, match="no way"):
-        best_inductor(chain, [], begun, -1, timed, built)
+    run, details = best_inductor(chain, [], compiled_runs, 60, time_run, compile_run)
+    assert details["taken"] == "max-autotune + a" and run([]) == "xmax"
+    assert details["ways"]["c"] == {"failure": "RuntimeError: no such thing"}
+    assert details["ways"]["b"] == {"us": 9.99}
+    _, details = best_inductor(chain, [], compiled_runs, 60, lambda run, sets: 5.0, compile_run)
+    assert details["taken"] == "compile"
+    del compiled_runs["compile"]
+    assert best_inductor(chain, [], compiled_runs, 60, time_run, compile_run)[1]["taken"] == "a"
+    with pytest.raises(RuntimeError, match=r"no torch\.compile variant works"):
+        best_inductor(chain, [], compiled_runs, -1, time_run, compile_run)
 
 
-def test_versions_of_one_program_share_no_compiled_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
+def test_compilations_of_a_chain_have_separate_code_objects(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compiled = []
 
-    def fake(function: object, **options: object) -> object:
-        seen.append((function, options["options"]))
+    def fake_compile(function: object, **options: object) -> object:
+        compiled.append((function, options["options"]))
         return function
 
-    monkeypatch.setattr(torch, "compile", fake)
+    monkeypatch.setattr(torch, "compile", fake_compile)
     chain = small(CHAINS["SwiGLU 16384x5504"])
-    given = chain.tensors("cpu")
-    one, other = compiled(chain), compiled(chain, {"combo_kernels": True})
-    assert torch.equal(one(given), other(given))
-    assert seen[0][0].__code__ is not seen[1][0].__code__
-    assert [options for _, options in seen] == [None, {"combo_kernels": True}]
+    inputs = chain.tensors("cpu")
+    default, with_option = compile_chain(chain), compile_chain(chain, {"combo_kernels": True})
+    assert torch.equal(default(inputs), with_option(inputs))
+    assert compiled[0][0].__code__ is not compiled[1][0].__code__
+    assert [options for _, options in compiled] == [None, {"combo_kernels": True}]
 
 
-def test_a_method_that_fails_or_is_wrong_is_left_out_with_its_reason(
+def test_failed_and_wrong_methods_are_left_out_with_a_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     chain = small(CHAINS["softmax + mask 32768x1024"])
 
-    def made(_: Chain, options: dict[str, object] | None = None) -> Run:
+    def fake_compile(_: Chain, options: dict[str, object] | None = None) -> Run:
         if options is None:
-            return lambda given: chain.function(*given) + 1
-        return lambda given: chain.function(*given)
+            return lambda inputs: chain.function(*inputs) + 1
+        return lambda inputs: chain.function(*inputs)
 
-    def best(*_: object) -> object:
+    def fail(*_: object) -> object:
         raise RuntimeError("out of luck")
 
-    monkeypatch.setattr(fusion_chain_methods, "compiled", made)
-    monkeypatch.setattr(fusion_chain_methods, "best_inductor", best)
-    given = chain.tensors("cpu")
-    found, told = others(chain, [given], Judge(chain, given), 60)
-    assert list(found) == ["eager", "eager again", "max-autotune"]
-    assert told["failures"]["compile"].startswith("output 0 is off by")
-    assert told["failures"]["best Inductor"] == "RuntimeError: out of luck"
-    assert told["failures"]["liger"] == "Liger has no kernel that computes softmax_mask"
+    monkeypatch.setattr(fusion_chain_methods, "compile_chain", fake_compile)
+    monkeypatch.setattr(fusion_chain_methods, "best_inductor", fail)
+    inputs = chain.tensors("cpu")
+    methods, details = baseline_methods(chain, [inputs], AccuracyCheck(chain, inputs), 60)
+    assert list(methods) == ["eager", "eager again", "max-autotune"]
+    assert details["failures"]["compile"].startswith("output 0 is off by")
+    assert details["failures"]["best Inductor"] == "RuntimeError: out of luck"
+    assert details["failures"]["liger"] == "Liger has no kernel that computes softmax_mask"
 
 
 # -- a committed result ----------------------------------------------------------------------------
 
 
-def test_the_kernels_of_a_result_are_made_again_without_a_race(tmp_path: Path) -> None:
+def test_kernels_of_a_result_are_rebuilt_without_tuning(tmp_path: Path) -> None:
     result = json.loads((FOLDER / "double_norm_16384x2500.json").read_text())
-    whole = taken(CHAINS[result["chain"]], result["stitched"], tmp_path)
-    assert plans_of(whole) == result["stitched"]["plans"]
+    stitched = rebuild(CHAINS[result["chain"]], result["stitched"], tmp_path)
+    assert kernel_plans(stitched) == result["stitched"]["plans"]
     other = {**result["stitched"], "plans": ["block 1x8, 4 warps"]}
     with pytest.raises(BadInput, match="measure the chain again"):
-        taken(CHAINS[result["chain"]], other, tmp_path)
+        rebuild(CHAINS[result["chain"]], other, tmp_path)
 
 
-def test_a_chain_has_a_process_of_its_own_and_its_fault_is_told(tmp_path: Path) -> None:
-    """Without a GPU the process fails; with one it does because there is no such chain."""
+def test_a_failing_process_gives_its_last_line_of_output(tmp_path: Path) -> None:
+    """The process fails with and without a GPU, because the chain does not exist."""
     job = Job("no such chain", ("--out", str(tmp_path), "--one", "no such chain"), monotonic() + 60)
-    assert in_own_process(job) == "exit code 1: KeyError: 'no such chain'"
+    assert run_in_process(job) == "exit code 1: KeyError: 'no such chain'"
 
 
-def test_a_chain_ends_with_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_is_ended_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     def hangs(command: Sequence[str], limit: float) -> tuple[int, str, str]:
         raise TimeoutExpired(command, limit)
 
     monkeypatch.setattr(chains, "run_within", hangs)
-    assert in_own_process(Job("c", (), monotonic() - 9)) == "not done within the 1 s that were left"
+    assert (
+        run_in_process(Job("c", (), monotonic() - 9))
+        == "the process did not end within the remaining 1 s"
+    )

@@ -1,4 +1,4 @@
-"""The graphs of ``benchmarks.fusion.correctness.random_graphs``: the same everywhere, and once more in bf16."""
+"""Tests of the graphs of ``benchmarks.fusion.correctness.random_graphs``, also in bf16."""
 
 from __future__ import annotations
 
@@ -7,32 +7,36 @@ import pytest
 pytest.importorskip("triton")
 pytest.importorskip("torch")
 
-from benchmarks.fusion.correctness.random_graphs import FLOATS, drawn_graphs
+from benchmarks.fusion.correctness.random_graphs import FLOATS, draw_graphs
 
 from tests.unit.fusion.codegen.random_graphs import BRAIN, HALF, Made
 
 
-def test_graphs_are_drawn_the_same_whatever_is_done_with_them() -> None:
+def test_drawn_graphs_depend_on_the_seed_only() -> None:
     seen: list[Made] = []
-    digest = drawn_graphs(20, 0, FLOATS, seen.append)
+    digest = draw_graphs(20, 0, FLOATS, seen.append)
     assert len(seen) == 20
-    assert drawn_graphs(20, 0, FLOATS, lambda made: None) == digest
-    assert drawn_graphs(20, 1, FLOATS, lambda made: None) != digest
+    assert draw_graphs(20, 0, FLOATS, lambda made: None) == digest
+    assert draw_graphs(20, 1, FLOATS, lambda made: None) != digest
 
 
-def test_in_bf16_a_graph_is_the_same_but_for_fp16() -> None:
+def test_conversion_to_bf16_changes_fp16_only() -> None:
     seen: list[Made] = []
-    drawn_graphs(60, 0, FLOATS, seen.append)
-    twins = [(made, made.in_bfloat16) for made in seen]
-    assert sum(twin is not None for _, twin in twins) > 20
-    for made, twin in twins:
-        halves = [node for node in made.graph if node.dtype == HALF]
-        if twin is None:
-            assert not halves
+    draw_graphs(60, 0, FLOATS, seen.append)
+    pairs = [(made, made.in_bfloat16) for made in seen]
+    assert sum(converted is not None for _, converted in pairs) > 20
+    for made, converted in pairs:
+        fp16_nodes = [node for node in made.graph if node.dtype == HALF]
+        if converted is None:
+            assert not fp16_nodes
             continue
-        assert halves and twin.seed == made.seed
-        for one, other in zip(made.graph, twin.graph, strict=True):
-            assert (one.op, one.inputs, one.shape) == (other.op, other.inputs, other.shape)
-            assert one.strides == other.strides
-            assert other.dtype == (BRAIN if one.dtype == HALF else one.dtype)
-            assert HALF not in dict(other.attributes).values()
+        assert fp16_nodes and converted.seed == made.seed
+        for node, converted_node in zip(made.graph, converted.graph, strict=True):
+            assert (node.op, node.inputs, node.shape) == (
+                converted_node.op,
+                converted_node.inputs,
+                converted_node.shape,
+            )
+            assert node.strides == converted_node.strides
+            assert converted_node.dtype == (BRAIN if node.dtype == HALF else node.dtype)
+            assert HALF not in dict(converted_node.attributes).values()

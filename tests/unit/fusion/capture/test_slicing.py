@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 
 import torch
 from benchmarks.fusion.chains.programs import CHAINS
-from benchmarks.fusion.chains.stitched import graph_of
+from benchmarks.fusion.chains.stitched import chain_graph
 from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.fx.node import map_arg
@@ -99,7 +99,7 @@ def test_other_modules_are_returned_unchanged(function: Callable[..., object]) -
 
 
 def test_recurrent_cell_becomes_one_kernel() -> None:
-    graph = graph_of(CHAINS["LSTM cell 8192x1024"])
+    graph = chain_graph(CHAINS["LSTM cell 8192x1024"])
     assert len(grow_partition(graph)) == 1
     captured = capture(hoist_slices(traced(gates, *[torch.randn(4, 12)] * 2, torch.randn(12))))
     assert not captured.report.unsupported

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.fusion.correctness.random_graphs import FLOATS, drawn_graphs, one
+from benchmarks.fusion.correctness.random_graphs import FLOATS, check_graph, draw_graphs
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as fixed_seed
 
@@ -224,9 +224,9 @@ def random_graphs(folder: Path, examples: int) -> tuple[list[str], Counter[str],
     def check(made: Made) -> None:
         if seen["graphs"] < examples:
             seen["graphs"] += 1
-            found.extend(f"{text}\n{made.graph}" for text in one(made, folder, seen))
+            found.extend(f"{text}\n{made.graph}" for text in check_graph(made, folder, seen))
 
-    return found, seen, drawn_graphs(GRAPHS, 0, FLOATS, check)
+    return found, seen, draw_graphs(GRAPHS, 0, FLOATS, check)
 
 
 # What is damaged: the chain, a pattern whose last match is replaced, and by what.

@@ -13,8 +13,8 @@ pytest.importorskip("triton")
 pytest.importorskip("torch")
 
 from benchmarks.fusion.chains.programs import CHAINS
-from benchmarks.fusion.chains.stitched import graph_of
-from benchmarks.fusion.correctness.random_graphs import FLOATS, drawn, drawn_graphs
+from benchmarks.fusion.chains.stitched import chain_graph
+from benchmarks.fusion.correctness.random_graphs import FLOATS, draw_graphs, draw_plan
 
 from nostall.fusion.codegen.cost.default_plan import default_plan
 from nostall.fusion.codegen.generate import PlanChooser
@@ -33,7 +33,7 @@ SHARES, GRAPHS, DRAWN = 5, 20, 300
 def graphs() -> list[Made]:
     """The first of those that are interpreted, and run on a GPU."""
     every: list[Made] = []
-    drawn_graphs(DRAWN, 0, FLOATS, every.append)
+    draw_graphs(DRAWN, 0, FLOATS, every.append)
     return every[:GRAPHS]
 
 
@@ -53,7 +53,7 @@ def compiled(graph: Graph, choice: PlanChooser, folder: Path) -> int:
 
 @pytest.mark.parametrize("name", CHAINS)
 def test_kernels_of_a_chain_compile(name: str, tmp_path: Path) -> None:
-    assert compiled(graph_of(CHAINS[name]), default_plan, tmp_path) >= 1
+    assert compiled(chain_graph(CHAINS[name]), default_plan, tmp_path) >= 1
 
 
 @pytest.mark.parametrize("share", range(SHARES))
@@ -63,5 +63,5 @@ def test_kernels_of_random_graphs_compile_in_all_dtypes(share: int, tmp_path: Pa
         for one in (made, made.in_bfloat16):
             if one is not None and one.graph.operators:
                 draw = random.Random(one.seed)
-                kernels += compiled(one.graph, lambda of, d=draw: drawn(of, d), tmp_path)
+                kernels += compiled(one.graph, lambda of, d=draw: draw_plan(of, d), tmp_path)
     assert kernels > 2

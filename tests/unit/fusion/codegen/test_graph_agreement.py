@@ -105,10 +105,10 @@ def test_a_pattern_is_judged_alike_wherever_it_stands(graph: Graph) -> None:
 @pytest.mark.parametrize("name", ["cross-entropy", "quantised-norm"])
 def test_plans_of_models_can_be_written(name: str) -> None:
     pytest.importorskip("torch", reason="capture needs the extra nostall[torch]")
-    from benchmarks.fusion.graphs import captured
+    from benchmarks.fusion.graphs import capture_passes
 
     kernels = 0
-    for found in captured(name, small=True).values():
+    for found in capture_passes(name, small=True).values():
         for part in find_regions(found.graph):
             masks = planned(part.graph, annealed=False)
             assert not unwritten(part.graph, masks)

@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from benchmarks.fusion.chains.programs import CHAINS, HALF, Chain, norm_gelu_mask
 from benchmarks.fusion.cost_model import evaluate, timing
-from benchmarks.fusion.cost_model.compile import place
-from benchmarks.fusion.cost_model.evaluate import Job, measured
-from benchmarks.fusion.cost_model.sample import work_of
-from benchmarks.fusion.cost_model.timing import Here
+from benchmarks.fusion.cost_model.compile import result_path
+from benchmarks.fusion.cost_model.evaluate import Job, measure
+from benchmarks.fusion.cost_model.sample import sample_chain
+from benchmarks.fusion.cost_model.timing import TimingSettings
 
 from nostall.fusion.codegen.runtime.kernel import StitchedKernel
 from nostall.fusion.testing.triton_interpreter import prepare
@@ -79,18 +79,18 @@ def main(folder: Path) -> None:
     prepare()
     torch.manual_seed(0)
     CHAINS[CHAIN.name] = CHAIN
-    keys = [program.key for program in work_of(CHAIN, MAX_PLANS, 0).programs()]
+    keys = [program.key for program in sample_chain(CHAIN, MAX_PLANS, 0).programs()]
     for at, key in enumerate(keys):
         kernels = {"kernels": [{"registers": 40 + at, "stack_bytes": 0}]}
-        place(folder, key).write_text(json.dumps({"error": "no"} if at == 4 else kernels))
+        result_path(folder, key).write_text(json.dumps({"error": "no"} if at == 4 else kernels))
     break_program(keys[3])
     timing.COLD_BYTES = 1
-    timing.captured_graph = Replay  # type: ignore[assignment]
-    timing.replayed = Replay.replay  # type: ignore[assignment]
+    timing.capture_graph = Replay  # type: ignore[assignment]
+    timing.time_replay = Replay.replay  # type: ignore[assignment]
     timing.ReplayClock = lambda: RecordedClock({})  # type: ignore[assignment,misc]
     evaluate.torch.cuda.is_available = lambda: False
-    job = Job(CHAIN.name, Here(folder, "cpu", 3), MAX_PLANS, 0, monotonic() + 600)
-    print(json.dumps(measured(job)))
+    job = Job(CHAIN.name, TimingSettings(folder, "cpu", 3), MAX_PLANS, 0, monotonic() + 600)
+    print(json.dumps(measure(job)))
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ pytest.importorskip("triton")
 pytest.importorskip("torch")
 
 from benchmarks.fusion.chains.programs import CHAINS
-from benchmarks.fusion.chains.stitched import graph_of
-from benchmarks.fusion.cost_model.compile import use
+from benchmarks.fusion.chains.stitched import chain_graph
+from benchmarks.fusion.cost_model.compile import cubin_resources
 
 from nostall.fusion.codegen.cost.default_plan import default_plan, modelled_seconds
 from nostall.fusion.codegen.cost.gpu import H200, KernelCost, kernel_seconds, resident_programs
@@ -30,7 +30,7 @@ from nostall.tuning.source import compile_triton
 
 
 def of(name: str) -> Schedule:
-    graph = graph_of(CHAINS[name])
+    graph = chain_graph(CHAINS[name])
     return schedule_operators(graph, graph.operators)
 
 
@@ -87,7 +87,7 @@ def test_instructions_and_registers_are_near_those_of_the_binary(
     path = tmp_path / "kernels.py"
     path.write_text(program.source)
     ((kernel, launch),) = launch_specs(program).items()
-    found = use(compile_triton(path, kernel, launch, "sm_90").cubin)
+    found = cubin_resources(compile_triton(path, kernel, launch, "sm_90").cubin)
     (demand,) = kernel_costs(PlannedKernel(of(name), plan))
     assert demand.instructions == pytest.approx(found["instructions"], rel=0.4)
     assert demand.registers == pytest.approx(found["registers"], rel=0.4, abs=8)
