@@ -43,9 +43,10 @@ autodoc_mock_imports = [
     "sb3_contrib", "stable_baselines3", "tensorboard", "torch", "triton",
 ]  # fmt: skip
 autodoc_member_order = "bysource"
-autodoc_typehints = "description"
+autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
+maximum_signature_line_length = 88
 # The build needs no network: no inventories of other projects are loaded.
 intersphinx_mapping: dict[str, tuple[str, None]] = {}
 nitpicky = False
