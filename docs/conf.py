@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import builtins
 import subprocess
 import sys
 from importlib.metadata import version as installed_version
 from pathlib import Path
 
+from docutils import nodes
+from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
 
 DOCS = Path(__file__).parent
@@ -37,12 +40,13 @@ copybutton_prompt_text = "$ "
 # Optional packages are not needed to read docstrings.
 autodoc_mock_imports = [
     "cuda", "cupy", "dask", "distributed", "gymnasium", "ortools", "pyarrow", "safetensors",
-    "sb3_contrib", "scipy", "stable_baselines3", "tensorboard", "torch", "triton",
+    "sb3_contrib", "stable_baselines3", "tensorboard", "torch", "triton",
 ]  # fmt: skip
 autodoc_member_order = "bysource"
-autodoc_typehints = "description"
+autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
+maximum_signature_line_length = 88
 # The build needs no network: no inventories of other projects are loaded.
 intersphinx_mapping: dict[str, tuple[str, None]] = {}
 nitpicky = False
@@ -59,5 +63,13 @@ def write_cli_reference(_: Sphinx) -> None:
     page.write_text(text.replace("&#x27;", "'"))
 
 
+def unlink_builtins(_: Sphinx, page: nodes.document) -> None:
+    """Remove links from built-in types, which Sphinx resolves to attributes of the same name."""
+    for link in list(page.findall(pending_xref)):
+        if link["refdomain"] == "py" and hasattr(builtins, link["reftarget"]):
+            link.replace_self(link.children)
+
+
 def setup(app: Sphinx) -> None:
+    app.connect("doctree-read", unlink_builtins)
     app.connect("builder-inited", write_cli_reference)

@@ -6,8 +6,8 @@ python -m benchmarks run workload.synthetic_population \\
 The real population is not public.  The generator of this one was written before its first run and
 was not fitted afterwards.  Its distributions are not the three findings that are compared: they are
 the class mix and the size quantile that readers of arXiv:1910.05930 report (partly unverified, see
-docs/workload.md), and assumptions for everything else.  Agreement would be weak evidence;
-disagreement means that these distributions do not determine the findings.
+docs/explanation/workload.md), and assumptions for everything else.  Agreement would be weak
+evidence; disagreement means that these distributions do not determine the findings.
 """
 
 from __future__ import annotations

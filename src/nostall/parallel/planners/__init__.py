@@ -25,6 +25,7 @@ PLANNERS: dict[str, Planner] = {
     "data-parallel": data_parallel,
     "exhaustive": exhaustive,
 }
+"""Planners by name."""
 
 
 def make_plan(workload: Workload, planner: str = "nostall", effort: Effort | None = None) -> Plan:

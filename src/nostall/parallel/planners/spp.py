@@ -1,10 +1,10 @@
 """SPP (arXiv:2204.10562): device ordering, partition and mapping, then list scheduling.
 
-Only the abstract was available; how the parts work is an interpretation (docs/parallel.md).
-Recursive minimum cuts put the devices in a row, dynamic programming finds the least bottleneck for
-every number of stages, and a greedy list order runs each of these plans in the simulator, which
-decides.  Greedy orders finish within (M + 4 S - 4) times the largest load per micro-batch; tests
-check this bound.
+Only the abstract was available; how the parts work is an interpretation
+(docs/explanation/pipeline-planners.md).  Recursive minimum cuts put the devices in a row, dynamic
+programming finds the least bottleneck for every number of stages, and a greedy list order runs each
+of these plans in the simulator, which decides.  Greedy orders finish within (M + 4 S - 4) times the
+largest load per micro-batch; tests check this bound.
 """
 
 from __future__ import annotations
