@@ -30,7 +30,6 @@ exclude_patterns = ["_build"]
 source_suffix = {".md": "markdown"}
 html_theme = "furo"
 html_title = f"nostall {release}"
-html_static_path = ["_static"]
 html_show_sourcelink = False
 
 myst_enable_extensions = ["colon_fence", "deflist", "fieldlist", "attrs_inline"]

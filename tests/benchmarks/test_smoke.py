@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from benchmarks.__main__ import parser_of
+from benchmarks.__main__ import make_parser
 from benchmarks.registry import find
 from benchmarks.smoke import FOLDERS, SLICES, gpu_benchmarks, run_slice
 
@@ -21,7 +21,7 @@ def test_options_of_a_slice_are_accepted(name: str) -> None:
         pytest.importorskip("torch")
         pytest.importorskip("triton")
     benchmark = find(name)
-    parser = parser_of(benchmark)
+    parser = make_parser(benchmark)
     benchmark.load().add_options(parser)
     parser.parse_args(["--out", "folder", *SLICES[name]])
 

@@ -1,7 +1,7 @@
 """Damaged cubins raise only documented errors, within limits of memory and time.
 
-These tests run few mutants.  ``python -m benchmarks run sass.fuzz`` runs many more; its result is in
-``benchmarks/sass/results/fuzz.json``.
+These tests run few mutants. ``python -m benchmarks run sass.fuzz`` runs many more; its result is
+in ``benchmarks/sass/results/fuzz.json``.
 """
 
 from __future__ import annotations

@@ -198,9 +198,8 @@ def print_sample(names: Sequence[str], options: argparse.Namespace) -> None:
         for kernel in sample.kernels:
             print(f"  {len(kernel.plans)} of {kernel.legal} plans ({kernel.of.kind})")
             for plan in kernel.plans:
-                print(
-                    f"    modelled {1e6 * modelled_seconds(PlannedKernel(kernel.of, plan)):9.1f} us: {plan}"
-                )
+                seconds = modelled_seconds(PlannedKernel(kernel.of, plan))
+                print(f"    modelled {1e6 * seconds:9.1f} us: {plan}")
     print(f"{programs} programs")
 
 

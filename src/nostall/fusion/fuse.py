@@ -71,8 +71,8 @@ def stitch_function(
 
     ``explorer`` partitions each region into kernels. ``choice`` selects the plan of each kernel: by
     the model, or by measurement with
-    :class:`~nostall.fusion.codegen.autotune.autotuner.Autotuner`. ``folder`` is where generated sources
-    are written. ``dynamic`` is that of ``torch.compile``: with True, or with None and
+    :class:`~nostall.fusion.codegen.autotune.autotuner.Autotuner`. ``folder`` is where generated
+    sources are written. ``dynamic`` is that of ``torch.compile``: with True, or with None and
     ``mark_dynamic``, one leading dimension may change without tracing again.
     """
     from torch._dynamo.backends.common import aot_autograd

@@ -80,8 +80,8 @@ def nostall(workload: Workload, effort: Effort) -> Plan:
             seconds=effort.remaining_s / (ANNEALING_STARTS - i + 1),
             evaluations=max(1, evaluations // ANNEALING_STARTS),
         )
-        # With a memo_size, plans that were simulated before would not count against the budget, and a
-        # small space has few others.
+        # With a memo_size, plans that were simulated before would not count against the budget, and
+        # a small space has few others.
         result = Anneal(memo_size=0).run(
             PlanSpace(workload, start), SimulatedTime(workload), budget, seed=effort.seed + i
         )
