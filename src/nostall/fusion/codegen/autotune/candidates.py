@@ -43,7 +43,7 @@ def neighbours(kernel: PlannedKernel) -> tuple[PlannedKernel, ...]:
     """The kernels that differ in one respect from a kernel of the same schedule.
 
     A respect is: half or twice the rows, warps or columns of a loop iteration; the next number of
-    splits; another cut of a row; ``async_copies``; ``eager_loads``; ``evict_first``. The variants of
+    splits; other chunks of a row; ``async_copies``; ``eager_loads``; ``evict_first``. Variants of
     :func:`~nostall.fusion.codegen.tiling.plan_variants.single_chunk_kernels` are neighbours, too.
     """
     near = []

@@ -36,7 +36,8 @@ OPERATOR_INSTRUCTIONS: Mapping[str, float] = {
 """Instructions of an operator for each fp32 element; 1 for operators that are not in the table.
 
 Counted in kernels of one operator. ``sin`` and ``cos``: without the path for large numbers.
-``random``: of one Philox counter, which several elements may share. ``share``: the exp of a softmax.
+``random``: of one Philox counter, which several elements may share. ``share``: the exp of a
+softmax.
 """
 
 

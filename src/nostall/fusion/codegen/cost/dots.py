@@ -23,8 +23,8 @@ from nostall.fusion.graph.operations import DTYPE_BYTES
 _MMA_PRODUCTS = 16 * 8 * 16
 """Products of one tensor-core instruction of a warp (``mma.m16n8k16``)."""
 _MMA_ROWS = 16
-"""Rows of one such instruction. Triton gives the warps of a program different rows; warps beyond the
-last row repeat the work of others."""
+"""Rows of one such instruction. Triton gives the warps of a program different rows; warps behind
+the last row repeat the work of others."""
 _FACTOR_BYTES = 2
 """Bytes of an element of a tensor-core factor in shared memory."""
 _FACTORS_PER_ACCESS = ACCESS_BYTES // _FACTOR_BYTES

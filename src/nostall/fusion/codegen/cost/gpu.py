@@ -18,8 +18,10 @@ from nostall.fusion.codegen.tiling.tile_sizes import WARP_SIZE
 from nostall.fusion.hardware import H200 as HARDWARE
 
 REGISTER_UNCERTAINTY = (0.85, 1.0, 1.2)
-"""Registers of the compiler, relative to the modelled ones: half of all kernels are within 15 %, and
-a few registers more or less decide how many programs are resident."""
+"""Registers of the compiled kernel as fractions of the modelled ones, for a sensitivity range.
+
+Half of all kernels are within 15 %, and a few registers decide how many programs are resident.
+"""
 _SPILL_BYTES = 8
 """Bytes for each register that does not fit: it is stored and loaded again."""
 

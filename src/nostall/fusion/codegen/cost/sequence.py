@@ -100,7 +100,7 @@ class _SequenceModel:
             self.other_instructions += instructions
 
     def _exchange_cost(self, index: int) -> tuple[float, bool]:
-        """Instructions by which lanes exchange their parts of a reduction; whether warps do, too."""
+        """Instructions that reduce values across lanes, and whether warps exchange values, too."""
         mapping = self.schedule.mapping
         kept = self._lanes(mapping.loops[index])
         reduced = self._lanes(mapping.reduced_loops[index])

@@ -142,7 +142,7 @@ class Tile:
     # -- operators -------------------------------------------------------------------------------
 
     def write(self, indices: Iterable[int], stores: Container[int] | None = None) -> None:
-        """Write operators in topological order, and the stores of ``stores`` (None: all outputs)."""
+        """Write operators in topological order and the stores of ``stores`` (None: all outputs)."""
         stored = self.mapping.outputs if stores is None else stores
         for index in indices:
             self.compute(index)
@@ -153,8 +153,8 @@ class Tile:
         """Load the memory operands of operators before any operator, so that the loads overlap
         with the barriers of reductions.
 
-        By default these are the operands that differ from row to row; operands that all rows share
-        are in a cache and can be loaded late. ``row_dependent=False`` loads the shared ones instead.
+        By default these are the operands that differ from row to row. Operands that all rows share
+        are in a cache and can be loaded late; ``row_dependent=False`` loads those instead.
         """
         for index in indices:
             for operand in self.mapping.operands[index]:
