@@ -239,7 +239,7 @@ class MatrixWriter:
         return (order[0] if len(order) > 1 else None, order[-1] if order else None)
 
     def _broadcast(self, text: str, present: Axes, axes: Axes, groups: Iterable[int | None]) -> str:
-        """A tensor with the axes ``present``, broadcast to ``axes`` if it lacks one of ``groups``."""
+        """A tensor of axes ``present``, broadcast to ``axes`` if it lacks one of ``groups``."""
         if all(present[axis] == g for axis, g in enumerate(axes) if g is not None and g in groups):
             return text
         shape = ", ".join("1" if g is None else str(self.lane_counts[g]) for g in axes)
