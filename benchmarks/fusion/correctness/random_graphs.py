@@ -33,16 +33,21 @@ from typing import Any
 import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
-from tests.unit.fusion.codegen.accuracy import Stray, guarded, inputs_for, judge
-from tests.unit.fusion.codegen.philox_graphs import drawn_numbers
-from tests.unit.fusion.codegen.random_graphs import Made, operator_graphs
+from tests.unit.fusion.codegen.accuracy import (
+    OutOfBoundsWrite,
+    find_value_errors,
+    random_inputs,
+    with_guard_bands,
+)
+from tests.unit.fusion.codegen.philox_graphs import random_number_errors
+from tests.unit.fusion.codegen.random_graphs import RandomGraph, operator_graphs
 from tests.unit.fusion.codegen.sequence_layouts import drawn as queries
 from tests.unit.fusion.codegen.small_dots import small_dots
 
 from benchmarks.harness.result_file import save
 from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, stitch
-from nostall.fusion.codegen.tiling import kernel_plan as planning
+from nostall.fusion.codegen.tiling import legality
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan, PackedPlan
 from nostall.fusion.codegen.tiling.plan_space import plans
 from nostall.fusion.codegen.tiling.plan_variants import with_eager_loads, with_evict_first
@@ -77,7 +82,7 @@ def drawn(of: Schedule, draw: random.Random) -> PlannedKernel:
     return kernel
 
 
-def one(made: Made, folder: Path, seen: Counter[str]) -> list[str]:
+def one(made: RandomGraph, folder: Path, seen: Counter[str]) -> list[str]:
     """What is wrong with one graph; counts schemes, kernels and refusals."""
     draw = random.Random(made.seed)
 
@@ -109,24 +114,24 @@ def at_size(stitched: StitchedGraph, size: int | None, chosen: int) -> list[str]
     """What is wrong with the kernels of a graph where that varies, at ``size``."""
     graph = stitched.graph
     sized = Graph(tuple(node.resized(graph.varying, size) for node in graph), graph.outputs)
-    inputs = inputs_for(sized, chosen, "cuda" if ON_GPU else "cpu")
+    inputs = random_inputs(sized, chosen, "cuda" if ON_GPU else "cpu")
     try:
-        outputs = guarded(stitched)(*inputs, size=size)
+        outputs = with_guard_bands(stitched)(*inputs, size=size)
         if ON_GPU:
             torch.cuda.synchronize()
-        return judge(replace(stitched, graph=sized), inputs, outputs)
-    except Stray as stray:
+        return find_value_errors(replace(stitched, graph=sized), inputs, outputs)
+    except OutOfBoundsWrite as stray:
         return [str(stray)]
     except Exception as error:  # a kernel that cannot be compiled or run is a wrong one
         return [f"{type(error).__name__}: {error}"]
 
 
 def drawn_graphs(
-    graphs: int, chosen: int, floats: tuple[str, ...], check: Callable[[Made], None]
+    graphs: int, chosen: int, floats: tuple[str, ...], check: Callable[[RandomGraph], None]
 ) -> str:
     """Check ``graphs`` graphs from the hypothesis generator; a digest of all of them."""
     plain, varying = operator_graphs(floats), operator_graphs(floats, varying=VARYING)
-    turned = st.integers(0, 2**16).map(lambda number: Made(queries(number, floats), number))
+    turned = st.integers(0, 2**16).map(lambda number: RandomGraph(queries(number, floats), number))
     text = hashlib.sha256()
 
     @seed(chosen)
@@ -138,7 +143,7 @@ def drawn_graphs(
         suppress_health_check=list(HealthCheck),
     )
     @given(st.one_of(plain, plain, varying, small_dots(floats), turned))
-    def each(made: Made) -> None:
+    def each(made: RandomGraph) -> None:
         text.update(f"{made.graph} {made.seed}\n".encode())
         check(made)
 
@@ -154,9 +159,9 @@ def measured(
     failures: list[dict[str, Any]] = []
     started = time.monotonic()
 
-    def check(made: Made) -> None:
+    def check(made: RandomGraph) -> None:
         seen["graphs"] += 1
-        again = made.in_bfloat16 if ON_GPU else None
+        again = made.as_bfloat16 if ON_GPU else None
         seen["graphs once more in bf16"] += again is not None
         for each in (made, again):
             if each is not None and (wrong := one(each, folder, seen)):
@@ -219,7 +224,7 @@ def dropout(folder: Path) -> list[str]:
 
 def numbers(folder: Path) -> list[str]:
     """Which random numbers of kernels of any scheme differ from the reference's, in one bit."""
-    found = drawn_numbers(folder, "cuda" if ON_GPU else "cpu")
+    found = random_number_errors(folder, "cuda" if ON_GPU else "cpu")
     return [f"{name}: {text}" for name, wrong in found for text in wrong]
 
 
@@ -261,7 +266,7 @@ def main(options: argparse.Namespace) -> None:
     if not ON_GPU:
         os.environ["TRITON_INTERPRET"] = "1"  # nothing has imported Triton before this
         prepare()
-    planning.EVICT_FIRST_BYTES = 0  # all outputs may be streamed
+    legality.EVICT_FIRST_BYTES = 0  # allows evict_first for all outputs
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="nostall-") as folder:
         floats = tuple(options.floats.split(","))

@@ -29,8 +29,13 @@ from pathlib import Path
 from typing import Any, get_args
 
 import torch
-from tests.unit.fusion.codegen.accuracy import Stray, guarded, inputs_for, judge
-from tests.unit.fusion.codegen.padded_rows import labelled
+from tests.unit.fusion.codegen.accuracy import (
+    OutOfBoundsWrite,
+    find_value_errors,
+    random_inputs,
+    with_guard_bands,
+)
+from tests.unit.fusion.codegen.label_columns import labelled
 from tests.unit.fusion.codegen.wide_rows import wide_rows
 
 from benchmarks.harness.gpu_pool import run_jobs, visible_gpus
@@ -141,19 +146,19 @@ def wrong(
     whole: StitchedGraph, seed: int, change: Callable[[list[torch.Tensor]], None] | None = None
 ) -> list[str]:
     """What is wrong with the kernels of a graph, each run several times; ``change`` the inputs."""
-    inputs = inputs_for(whole.graph, seed, "cuda" if on_gpu() else "cpu")
+    inputs = random_inputs(whole.graph, seed, "cuda" if on_gpu() else "cpu")
     if change:
         change(inputs)
     try:
-        first = guarded(whole)(*inputs)
-        found = judge(whole, inputs, first)
+        first = with_guard_bands(whole)(*inputs)
+        found = find_value_errors(whole, inputs, first)
         for _ in range(repeats()):
             again = whole(*inputs)
             same = (torch.equal(_bits(a), _bits(b)) for a, b in zip(first, again, strict=True))
             if not all(same):
                 return [*found, "other bits in another run"]
         return found
-    except Stray as stray:
+    except OutOfBoundsWrite as stray:
         return [str(stray)]
     except Exception as error:  # a kernel that cannot be compiled or run is a wrong one
         text = f"{type(error).__name__}: {error}"

@@ -9,11 +9,11 @@ pytest.importorskip("torch")
 
 from benchmarks.fusion.correctness.random_graphs import FLOATS, drawn_graphs
 
-from tests.unit.fusion.codegen.random_graphs import BRAIN, HALF, Made
+from tests.unit.fusion.codegen.random_graphs import BFLOAT16, FLOAT16, RandomGraph
 
 
 def test_graphs_are_drawn_the_same_whatever_is_done_with_them() -> None:
-    seen: list[Made] = []
+    seen: list[RandomGraph] = []
     digest = drawn_graphs(20, 0, FLOATS, seen.append)
     assert len(seen) == 20
     assert drawn_graphs(20, 0, FLOATS, lambda made: None) == digest
@@ -21,12 +21,12 @@ def test_graphs_are_drawn_the_same_whatever_is_done_with_them() -> None:
 
 
 def test_in_bf16_a_graph_is_the_same_but_for_fp16() -> None:
-    seen: list[Made] = []
+    seen: list[RandomGraph] = []
     drawn_graphs(60, 0, FLOATS, seen.append)
-    twins = [(made, made.in_bfloat16) for made in seen]
+    twins = [(made, made.as_bfloat16) for made in seen]
     assert sum(twin is not None for _, twin in twins) > 20
     for made, twin in twins:
-        halves = [node for node in made.graph if node.dtype == HALF]
+        halves = [node for node in made.graph if node.dtype == FLOAT16]
         if twin is None:
             assert not halves
             continue
@@ -34,5 +34,5 @@ def test_in_bf16_a_graph_is_the_same_but_for_fp16() -> None:
         for one, other in zip(made.graph, twin.graph, strict=True):
             assert (one.op, one.inputs, one.shape) == (other.op, other.inputs, other.shape)
             assert one.strides == other.strides
-            assert other.dtype == (BRAIN if one.dtype == HALF else one.dtype)
-            assert HALF not in dict(other.attributes).values()
+            assert other.dtype == (BFLOAT16 if one.dtype == FLOAT16 else one.dtype)
+            assert FLOAT16 not in dict(other.attributes).values()

@@ -30,7 +30,7 @@ from nostall.fusion.codegen.cost.default_plan import modelled_seconds
 from nostall.fusion.codegen.runtime.stitched_graph import schedule_operators
 from nostall.fusion.codegen.tiling.plan_space import plans
 from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel
-from tests.unit.fusion.codegen.process import in_the_interpreter
+from tests.unit.fusion.codegen.process import run_interpreted
 
 FLAT = "SwiGLU 16384x5504"
 
@@ -146,7 +146,7 @@ def test_what_the_pool_compiles_is_not_compiled_again(
 @pytest.fixture(scope="module")
 def interpreted(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("kernels")
-    return in_the_interpreter("tests.unit.fusion.evaluate.evaluator_cases", folder)
+    return run_interpreted("tests.unit.fusion.evaluate.evaluator_cases", folder)
 
 
 def test_every_plan_is_timed_and_wrong_ones_are_seen(interpreted: Any) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 from nostall.fusion.codegen.runtime.stitched_graph import stitch
 from nostall.fusion.testing.triton_interpreter import prepare
 from tests.unit.fusion.codegen.interpreting import examples_of, wrong
-from tests.unit.fusion.codegen.random_graphs import Made, operator_graphs
+from tests.unit.fusion.codegen.random_graphs import RandomGraph, operator_graphs
 
 
 def empty_graphs(folder: Path, examples: int) -> tuple[list[str], Counter[str], Counter[str]]:
@@ -30,7 +30,7 @@ def empty_graphs(folder: Path, examples: int) -> tuple[list[str], Counter[str], 
 
     @examples_of(examples)
     @given(operator_graphs(empty=True))
-    def check(made: Made) -> None:
+    def check(made: RandomGraph) -> None:
         stitched = stitch(made.graph, folder=folder)
         seen["graphs"] += 1
         seen["kernels"] += stitched.kernels

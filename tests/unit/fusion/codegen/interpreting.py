@@ -25,20 +25,25 @@ from nostall.fusion.codegen.emit.emit import emit
 from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.runtime.kernel import load_kernel
 from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, schedule_operators, stitch
-from nostall.fusion.codegen.tiling import kernel_plan as planning
+from nostall.fusion.codegen.tiling import legality
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
 from nostall.fusion.codegen.tiling.plan_space import plans
 from nostall.fusion.codegen.tiling.plan_variants import single_chunk_kernels, with_evict_first
 from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel, plan_kernel
 from nostall.fusion.graph.graph import Graph
 from nostall.fusion.testing.triton_interpreter import prepare
-from tests.unit.fusion.codegen.accuracy import Stray, guarded, inputs_for, judge
+from tests.unit.fusion.codegen.accuracy import (
+    OutOfBoundsWrite,
+    find_value_errors,
+    random_inputs,
+    with_guard_bands,
+)
+from tests.unit.fusion.codegen.label_columns import broken as broken_marks
+from tests.unit.fusion.codegen.label_columns import marked_rows
 from tests.unit.fusion.codegen.on_chip_rows import broken as broken_on_chip
 from tests.unit.fusion.codegen.on_chip_rows import odd_rows_on_chip, rows_on_chip
-from tests.unit.fusion.codegen.padded_rows import broken as broken_marks
-from tests.unit.fusion.codegen.padded_rows import marked_rows
-from tests.unit.fusion.codegen.philox_graphs import drawn_numbers
-from tests.unit.fusion.codegen.random_graphs import Made
+from tests.unit.fusion.codegen.philox_graphs import random_number_errors
+from tests.unit.fusion.codegen.random_graphs import RandomGraph
 from tests.unit.fusion.codegen.small_dots import small_dots
 from tests.unit.fusion.patterns import DYNAMIC, PACKED, PATTERNS, as_int8
 from tests.unit.tuning.fusing.functions import fused_and_plain
@@ -77,10 +82,10 @@ def programs(schedule: Schedule, plan: KernelPlan) -> float:
 
 
 def wrong(graph: Graph, stitched: StitchedGraph, seed: int) -> list[str]:
-    inputs = inputs_for(graph, seed)
+    inputs = random_inputs(graph, seed)
     try:
-        return judge(stitched, inputs, guarded(stitched)(*inputs))
-    except Stray as stray:
+        return find_value_errors(stitched, inputs, with_guard_bands(stitched)(*inputs))
+    except OutOfBoundsWrite as stray:
         return [str(stray)]
 
 
@@ -129,11 +134,11 @@ def wrong_at_sizes(graph: Graph, stitched: StitchedGraph) -> Iterator[str]:
     """What is wrong at one row, at an odd number and at more than planned."""
     for rows in (1, 5, 16):
         sized = Graph(tuple(n.resized(graph.varying, rows) for n in graph), graph.outputs)
-        inputs = inputs_for(sized, PLAIN)
+        inputs = random_inputs(sized, PLAIN)
         try:
-            outputs = guarded(stitched)(*inputs)
-            found = judge(replace(stitched, graph=sized), inputs, outputs)
-        except Stray as stray:
+            outputs = with_guard_bands(stitched)(*inputs)
+            found = find_value_errors(replace(stitched, graph=sized), inputs, outputs)
+        except OutOfBoundsWrite as stray:
             found = [str(stray)]
         yield from (f"{rows} rows: {text}" for text in found)
 
@@ -201,7 +206,7 @@ def random_dots(folder: Path, examples: int) -> tuple[list[str], int]:
 
     @examples_of(examples)
     @given(small_dots())
-    def check(made: Made) -> None:
+    def check(made: RandomGraph) -> None:
         graph = made.graph
         stitched = stitch(graph, [graph.operators], folder=folder)
         seen.append(graph.key)
@@ -221,7 +226,7 @@ def random_graphs(folder: Path, examples: int) -> tuple[list[str], Counter[str],
     found: list[str] = []
     seen: Counter[str] = Counter()
 
-    def check(made: Made) -> None:
+    def check(made: RandomGraph) -> None:
         if seen["graphs"] < examples:
             seen["graphs"] += 1
             found.extend(f"{text}\n{made.graph}" for text in one(made, folder, seen))
@@ -261,7 +266,7 @@ def broken(folder: Path) -> Iterator[tuple[str, list[str]]]:
 
 def main() -> None:
     prepare()
-    planning.EVICT_FIRST_BYTES = 0  # all outputs may be streamed
+    legality.EVICT_FIRST_BYTES = 0  # allows evict_first for all outputs
     torch.set_num_threads(1)
     folder, examples = Path(sys.argv[1]), int(sys.argv[2])
     found, seen, digest = random_graphs(folder, 20 * examples)
@@ -269,7 +274,7 @@ def main() -> None:
         "chains": dict(chains(folder)),
         "dynamic": dict(dynamic(folder)),
         "packed": dict(packs(folder)),
-        "drawn": dict(drawn_numbers(folder)),
+        "drawn": dict(random_number_errors(folder)),
         "random": found,
         "seen": seen,
         "digest": digest,

@@ -22,8 +22,13 @@ from nostall.fusion.codegen.tiling.on_chip import rematerialization_options
 from nostall.fusion.codegen.tiling.planned_kernel import plan_kernel
 from nostall.fusion.codegen.tiling.shared_memory import Reuse
 from nostall.fusion.graph.graph import Graph
-from tests.unit.fusion.codegen.accuracy import Stray, guarded, inputs_for, judge
-from tests.unit.fusion.codegen.cupti_counts import Watched
+from tests.unit.fusion.codegen.accuracy import (
+    OutOfBoundsWrite,
+    find_value_errors,
+    random_inputs,
+    with_guard_bands,
+)
+from tests.unit.fusion.codegen.bounds_checking import BoundsCheckedKernel
 from tests.unit.fusion.codegen.online_rows import cross_entropy
 from tests.unit.fusion.codegen.wide_rows import late_input, softmax_norm, wide_rows
 
@@ -58,14 +63,14 @@ def odd_programs(graph: Graph, draw: random.Random) -> Iterator[Program]:
 
 
 def wrong(program: Program, seed: int, folder: Path) -> list[str]:
-    watched = Watched(load_kernel(program, folder))
-    whole = StitchedGraph(program.graph, (watched,), Counter())  # type: ignore[arg-type]
-    inputs = inputs_for(program.graph, seed)
+    kernel = BoundsCheckedKernel(load_kernel(program, folder))
+    whole = StitchedGraph(program.graph, (kernel,), Counter())  # type: ignore[arg-type]
+    inputs = random_inputs(program.graph, seed)
     try:
-        found = judge(whole, inputs, guarded(whole)(*inputs))
-    except Stray as stray:
+        found = find_value_errors(whole, inputs, with_guard_bands(whole)(*inputs))
+    except OutOfBoundsWrite as stray:
         found = [str(stray)]
-    return [f"{program.plan}: {text}\n{program.graph}" for text in [*found, *watched.strays]]
+    return [f"{program.plan}: {text}\n{program.graph}" for text in [*found, *kernel.violations]]
 
 
 def rows_on_chip(folder: Path, examples: int) -> tuple[list[str], int]:

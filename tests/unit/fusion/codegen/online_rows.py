@@ -25,8 +25,13 @@ from nostall.fusion.codegen.tiling.planned_kernel import plan_kernel
 from nostall.fusion.graph.builder import Builder
 from nostall.fusion.graph.graph import Graph
 from nostall.fusion.testing.triton_interpreter import prepare
-from tests.unit.fusion.codegen.accuracy import Stray, guarded, inputs_for, judge
-from tests.unit.fusion.codegen.cupti_counts import Watched
+from tests.unit.fusion.codegen.accuracy import (
+    OutOfBoundsWrite,
+    find_value_errors,
+    random_inputs,
+    with_guard_bands,
+)
+from tests.unit.fusion.codegen.bounds_checking import BoundsCheckedKernel
 from tests.unit.fusion.codegen.wide_rows import wide_rows
 
 INF, LEAST = float("inf"), -3.4028234663852886e38
@@ -73,7 +78,7 @@ def lse_and_softmax(shape: tuple[int, int], dtype: str) -> Graph:
 
 
 def drawn(seed: int, shape: tuple[int, int] = (ROWS, COLUMNS)) -> Graph:
-    """Softmaxes of one or two values, some guarded, with other reductions beside and after."""
+    """Softmaxes of one or two values, some with_guard_bands, with other reductions beside and after."""
     draw = random.Random(seed)
     build = Builder()
     inputs = [build.input(shape, draw.choice(("float16", "float32"))) for _ in range(2)]
@@ -128,17 +133,17 @@ PLANS = [
 
 
 def wrong(program: Program, seed: int, folder: Path) -> list[str]:
-    watched = Watched(load_kernel(program, folder))
-    whole = StitchedGraph(program.graph, (watched,), Counter())  # type: ignore[arg-type]
-    inputs = inputs_for(program.graph, seed, special=False)
+    kernel = BoundsCheckedKernel(load_kernel(program, folder))
+    whole = StitchedGraph(program.graph, (kernel,), Counter())  # type: ignore[arg-type]
+    inputs = random_inputs(program.graph, seed, special=False)
     for value in inputs:
         if value.dtype.is_floating_point and value.shape[0] == ROWS and not seed % 2:
             strange(value)
     try:
-        found = judge(whole, inputs, guarded(whole)(*inputs))
-    except Stray as stray:
+        found = find_value_errors(whole, inputs, with_guard_bands(whole)(*inputs))
+    except OutOfBoundsWrite as stray:
         found = [str(stray)]
-    return [f"{program.plan}: {t}\n{program.graph}" for t in [*found, *watched.strays]]
+    return [f"{program.plan}: {t}\n{program.graph}" for t in [*found, *kernel.violations]]
 
 
 def random_rows(folder: Path, examples: int) -> tuple[list[str], int]:

@@ -127,7 +127,7 @@ DYNAMIC: dict[str, Callable[[], Graph]] = {
 }
 
 
-def drawn_numbers(folder: Path, device: str = "cpu") -> Iterator[tuple[str, list[str]]]:
+def random_number_errors(folder: Path, device: str = "cpu") -> Iterator[tuple[str, list[str]]]:
     """What is wrong with the numbers of each case, whatever its kernel; every case has kernels."""
     for name, make in CASES.items():
         yield name, list(_wrong(make(), folder, (None,), device))

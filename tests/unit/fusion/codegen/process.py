@@ -12,7 +12,7 @@ from typing import Any
 _ROOT = Path(__file__).resolve().parents[4]
 
 
-def in_the_interpreter(module: str, *arguments: object) -> Any:
+def run_interpreted(module: str, *arguments: object) -> Any:
     """What ``python -m module arguments`` prints, which is JSON."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", module, *map(str, arguments)],

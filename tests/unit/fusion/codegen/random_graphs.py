@@ -26,29 +26,29 @@ SMOOTH = (
 # fmt: on
 JUMPING = ("sign", "floor", "ceil", "round", "trunc")
 PAIRS = ("add", "mul", "sub", "maximum", "minimum", "div")
-HALF, BRAIN = "float16", "bfloat16"
+FLOAT16, BFLOAT16 = "float16", "bfloat16"
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 
 
 @dataclass(frozen=True)
-class Made:
+class RandomGraph:
     """A graph, and a plan choice and input values that are the same in every process."""
 
     graph: Graph
     seed: int
 
     @property
-    def in_bfloat16(self) -> Made | None:
+    def as_bfloat16(self) -> RandomGraph | None:
         """The same with bfloat16 for float16; None where there is none of it."""
-        if all(node.dtype != HALF for node in self.graph):
+        if all(node.dtype != FLOAT16 for node in self.graph):
             return None
         nodes = tuple(_in_bfloat16(node) for node in self.graph)
         return replace(self, graph=replace(self.graph, nodes=nodes))
 
 
 def _in_bfloat16(node: Node) -> Node:
-    told = ((name, BRAIN if value == HALF else value) for name, value in node.attributes)
-    dtype = BRAIN if node.dtype == HALF else node.dtype
+    told = ((name, BFLOAT16 if value == FLOAT16 else value) for name, value in node.attributes)
+    dtype = BFLOAT16 if node.dtype == FLOAT16 else node.dtype
     return replace(node, dtype=dtype, attributes=tuple(told))
 
 
@@ -59,7 +59,7 @@ def operator_graphs(
     most: int = 12,
     varying: int | None = None,
     empty: bool = False,
-) -> Made:
+) -> RandomGraph:
     """Graphs of up to ``most`` steps over inputs of the given float dtypes, int32 and bool.
 
     ``varying``: the first axis is that long and varies.  ``empty``: an axis has no elements.
@@ -85,7 +85,7 @@ class _Drawing:
         self.frame = tuple(frame)
         self.values: list[int] = []
 
-    def made(self, most: int) -> Made:
+    def made(self, most: int) -> RandomGraph:
         for _ in range(self.draw(st.integers(1, 3))):
             self.values.append(self.input())
         for _ in range(self.draw(st.integers(1, most))):
@@ -101,7 +101,7 @@ class _Drawing:
         others = [v for v in self.values if v in read and nodes[v].op != "input"]
         extra = self.draw(st.lists(st.sampled_from(others), max_size=2)) if others else []
         outputs = list(dict.fromkeys([*ends, *extra]))
-        return Made(self.build.graph(*outputs), self.draw(st.integers(0, 2**16)))
+        return RandomGraph(self.build.graph(*outputs), self.draw(st.integers(0, 2**16)))
 
     # -- values ----------------------------------------------------------------------------------
 

@@ -24,7 +24,12 @@ from nostall.fusion.codegen.tiling.planned_kernel import plan_kernel
 from nostall.fusion.graph.builder import Builder
 from nostall.fusion.graph.graph import Graph
 from nostall.fusion.testing.triton_interpreter import prepare
-from tests.unit.fusion.codegen.accuracy import Stray, guarded, inputs_for, judge
+from tests.unit.fusion.codegen.accuracy import (
+    OutOfBoundsWrite,
+    find_value_errors,
+    random_inputs,
+    with_guard_bands,
+)
 from tests.unit.fusion.codegen.online_rows import INF, ROWS, strange
 
 PLACES = (9, 16, 17, 100, 128)
@@ -137,13 +142,13 @@ def turned(graph: Graph) -> list[KernelPlan]:
 def wrong(program: Program, seed: int, folder: Path) -> list[str]:
     """What is wrong with a kernel; with an even ``seed`` some scores are NaN and infinite."""
     whole = StitchedGraph(program.graph, (load_kernel(program, folder),), Counter())
-    inputs = inputs_for(program.graph, seed, special=False)
+    inputs = random_inputs(program.graph, seed, special=False)
     for value in inputs:
         if not seed % 2 and value.dtype.is_floating_point and value.ndim == 2:
             strange(value, largest=100.0)
     try:
-        found = judge(whole, inputs, guarded(whole)(*inputs))
-    except Stray as stray:
+        found = find_value_errors(whole, inputs, with_guard_bands(whole)(*inputs))
+    except OutOfBoundsWrite as stray:
         found = [str(stray)]
     return [f"{program.plan}: {text}\n{program.graph}" for text in found]
 

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from nostall.fusion.graph.builder import Builder
 from nostall.fusion.graph.shapes import contiguous_strides
-from tests.unit.fusion.codegen.random_graphs import Made
+from tests.unit.fusion.codegen.random_graphs import RandomGraph
 
 SIZES = (1, 2, 5, 16, 17, 24)
 BATCHES = ((3,), (2, 2), (1, 4))
 
 
 @st.composite
-def small_dots(draw: st.DrawFn, floats: tuple[str, ...] = ("float32", "float16")) -> Made:
+def small_dots(draw: st.DrawFn, floats: tuple[str, ...] = ("float32", "float16")) -> RandomGraph:
     """Graphs whose operators have to be one kernel."""
     build, dtype = Builder(), draw(st.sampled_from(floats))
     batch = draw(st.sampled_from(BATCHES))
@@ -74,4 +74,4 @@ def small_dots(draw: st.DrawFn, floats: tuple[str, ...] = ("float32", "float16")
         value = build("sum", value, dims=dims, keepdim=draw(st.booleans()))
     else:
         value = build("tanh", value)
-    return Made(build.graph(*dict.fromkeys([*outputs, value])), draw(st.integers(0, 2**16)))
+    return RandomGraph(build.graph(*dict.fromkeys([*outputs, value])), draw(st.integers(0, 2**16)))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.fusion.codegen.process import in_the_interpreter
+from tests.unit.fusion.codegen.process import run_interpreted
 
 pytest.importorskip("triton")
 pytest.importorskip("torch")
@@ -15,7 +15,7 @@ GRAPHS = 40
 
 
 def test_random_graphs_with_empty_axes_are_right(tmp_path: Path) -> None:
-    found = in_the_interpreter("tests.unit.fusion.codegen.empty_graphs", tmp_path, GRAPHS)
+    found = run_interpreted("tests.unit.fusion.codegen.empty_graphs", tmp_path, GRAPHS)
     assert found["wrong"] == []
     assert found["seen"]["graphs"] == GRAPHS
     # A sum over nothing is something that kernels go on with.

@@ -23,16 +23,16 @@ from nostall.fusion.codegen.runtime.stitched_graph import stitch
 from nostall.fusion.explore.default_partition import default_partition
 from nostall.fusion.graph.graph import Graph
 from nostall.tuning.source import compile_triton
-from tests.unit.fusion.codegen.random_graphs import Made
+from tests.unit.fusion.codegen.random_graphs import RandomGraph
 
 SHARES, GRAPHS, DRAWN = 5, 20, 300
 """Tests that random graphs are dealt to, how many there are, and of how many that run elsewhere."""
 
 
 @cache
-def graphs() -> list[Made]:
+def graphs() -> list[RandomGraph]:
     """The first of those that are interpreted, and run on a GPU."""
-    every: list[Made] = []
+    every: list[RandomGraph] = []
     drawn_graphs(DRAWN, 0, FLOATS, every.append)
     return every[:GRAPHS]
 
@@ -60,7 +60,7 @@ def test_kernels_of_a_chain_compile(name: str, tmp_path: Path) -> None:
 def test_kernels_of_random_graphs_compile_in_all_dtypes(share: int, tmp_path: Path) -> None:
     kernels = 0
     for made in graphs()[share::SHARES]:
-        for one in (made, made.in_bfloat16):
+        for one in (made, made.as_bfloat16):
             if one is not None and one.graph.operators:
                 draw = random.Random(one.seed)
                 kernels += compiled(one.graph, lambda of, d=draw: drawn(of, d), tmp_path)

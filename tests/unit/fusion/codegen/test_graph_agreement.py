@@ -16,7 +16,7 @@ from nostall.fusion.explore import explore, greedy_partition, refine
 from nostall.fusion.graph.partition import Mask, members, to_mask
 from nostall.fusion.graph.regions import find_regions
 from tests.unit.fusion.codegen import operator_graphs, random_graphs
-from tests.unit.fusion.codegen.random_graphs import Made
+from tests.unit.fusion.codegen.random_graphs import RandomGraph
 from tests.unit.fusion.patterns import (
     attention,
     attention_backward,
@@ -49,7 +49,7 @@ def not_generated(graph: Graph, mask: Mask) -> str | None:
 
 @settings(max_examples=10)
 @given(random_graphs.operator_graphs())
-def test_plans_of_random_graphs_can_be_written(made: Made) -> None:
+def test_plans_of_random_graphs_can_be_written(made: RandomGraph) -> None:
     assert not unwritten(made.graph, planned(made.graph))
 
 
@@ -62,7 +62,7 @@ def test_plans_of_large_random_graphs_can_be_written(graph: Graph) -> None:
 
 @settings(max_examples=8)
 @given(random_graphs.operator_graphs(varying=17))
-def test_plans_for_dynamic_sizes_can_be_written(made: Made) -> None:
+def test_plans_for_dynamic_sizes_can_be_written(made: RandomGraph) -> None:
     assert not unwritten(made.graph, planned(made.graph))
 
 

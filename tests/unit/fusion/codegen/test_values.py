@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from benchmarks.harness.result_file import load, results
 
-from tests.unit.fusion.codegen.process import in_the_interpreter
+from tests.unit.fusion.codegen.process import run_interpreted
 from tests.unit.fusion.patterns import PACKED, PATTERNS
 
 pytest.importorskip("triton")
@@ -19,7 +19,7 @@ EXAMPLES = 5
 @pytest.fixture(scope="module")
 def interpreted(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("kernels")
-    return in_the_interpreter("tests.unit.fusion.codegen.interpreting", folder, EXAMPLES)
+    return run_interpreted("tests.unit.fusion.codegen.interpreting", folder, EXAMPLES)
 
 
 @pytest.mark.parametrize("name", PATTERNS)

@@ -26,7 +26,7 @@ from nostall.sass import Program as SassProgram
 from nostall.sass import validate
 from nostall.tuning.source import compile_triton
 from tests.unit.fusion.codegen import oldest_triton
-from tests.unit.fusion.codegen.process import in_the_interpreter
+from tests.unit.fusion.codegen.process import run_interpreted
 from tests.unit.fusion.codegen.sequence_layouts import (
     DAMAGES,
     ROWS,
@@ -49,7 +49,7 @@ EXAMPLES = 12
 @pytest.fixture(scope="module")
 def interpreted(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("kernels")
-    return in_the_interpreter("tests.unit.fusion.codegen.sequence_layouts", folder, EXAMPLES)
+    return run_interpreted("tests.unit.fusion.codegen.sequence_layouts", folder, EXAMPLES)
 
 
 def test_sequences_are_right_with_infinities_and_nan(interpreted: Any) -> None:

@@ -17,7 +17,7 @@ from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
 from nostall.fusion.codegen.tiling.plan_space import plans
 from nostall.fusion.codegen.tiling.planned_kernel import plan_kernel
 from nostall.fusion.graph.dynamic_size import Extent, placeholder_prime, resized
-from tests.unit.fusion.codegen.random_graphs import Made, operator_graphs
+from tests.unit.fusion.codegen.random_graphs import RandomGraph, operator_graphs
 from tests.unit.fusion.patterns import DYNAMIC, layer_norm
 
 ONE, OTHER = 17, 23
@@ -78,7 +78,7 @@ def test_the_source_of_every_plan_is_the_same_for_all_numbers_of_rows(name: str)
 
 @settings(max_examples=30)
 @given(operator_graphs(varying=ONE))
-def test_what_is_not_refused_does_not_depend_on_the_number(made: Made) -> None:
+def test_what_is_not_refused_does_not_depend_on_the_number(made: RandomGraph) -> None:
     graph, other = made.graph, at(made.graph, OTHER)
     for operators in {graph.operators, *((index,) for index in graph.operators)} - {()}:
         try:

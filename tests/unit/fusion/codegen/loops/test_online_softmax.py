@@ -34,7 +34,7 @@ from tests.unit.fusion.codegen.online_rows import (
     reduced,
     softmax,
 )
-from tests.unit.fusion.codegen.process import in_the_interpreter
+from tests.unit.fusion.codegen.process import run_interpreted
 
 pytest.importorskip("triton")
 pytest.importorskip("torch")
@@ -46,7 +46,7 @@ WIDE = (64, 50257)
 @pytest.fixture(scope="module")
 def interpreted(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("kernels")
-    return in_the_interpreter("tests.unit.fusion.codegen.online_rows", folder, EXAMPLES)
+    return run_interpreted("tests.unit.fusion.codegen.online_rows", folder, EXAMPLES)
 
 
 def test_sums_are_right_in_rows_with_infinities_and_nan(interpreted: Any) -> None:

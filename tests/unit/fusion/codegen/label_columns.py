@@ -19,7 +19,12 @@ from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
 from nostall.fusion.codegen.tiling.planned_kernel import plan_kernel
 from nostall.fusion.graph.builder import Builder
 from nostall.fusion.graph.graph import Graph
-from tests.unit.fusion.codegen.accuracy import Stray, guarded, inputs_for, judge
+from tests.unit.fusion.codegen.accuracy import (
+    OutOfBoundsWrite,
+    find_value_errors,
+    random_inputs,
+    with_guard_bands,
+)
 
 WIDTH = 64
 ROWS = ((320, "float16"), (300, "float32"), (301, "float16"), (301, "float32"))
@@ -55,12 +60,12 @@ def programs() -> Iterator[Program]:
 def wrong(program: Program, folder: Path) -> list[str]:
     graph = program.graph
     whole = StitchedGraph(graph, (load_kernel(program, folder),), Counter())
-    x, *_ = inputs_for(graph, 1)
+    x, *_ = random_inputs(graph, 1)
     labels = torch.tensor(LABELS)[:, None]
     inputs = [x, labels, labels.roll(1, 0)]
     try:
-        found = judge(whole, inputs, guarded(whole)(*inputs))
-    except Stray as stray:
+        found = find_value_errors(whole, inputs, with_guard_bands(whole)(*inputs))
+    except OutOfBoundsWrite as stray:
         found = [str(stray)]
     return [f"{program.plan}, {graph[0]}: {text}" for text in found]
 
