@@ -44,7 +44,7 @@ from nostall.fusion.graph.graph import Graph
 COLUMNS = (603, 1001, 1100, 2048, 2501, 4099, 5000, 12287, 32000, 50257, 131073)
 MOST_SUMMED, MANY_ROWS = 5000, 300
 """Columns and rows of a graph that sums over rows."""
-SOFTMAXES = (online_rows.cross_entropy, online_rows.lse_and_softmax, online_rows.drawn)
+SOFTMAXES = (online_rows.cross_entropy, online_rows.lse_and_softmax, online_rows.random_graph)
 
 
 def drawn(seed: int) -> tuple[Graph, Schedule, KernelPlan] | None:
@@ -61,8 +61,8 @@ def drawn(seed: int) -> tuple[Graph, Schedule, KernelPlan] | None:
         graph = with_column_sums(wide_rows(seed, columns, *dtypes(), rows, whole), draw)
     elif kind is None:
         graph = wide_rows(seed, columns, *dtypes(), online_rows.ROWS)
-    elif kind is online_rows.drawn:
-        graph = online_rows.drawn(seed, shape)
+    elif kind is online_rows.random_graph:
+        graph = online_rows.random_graph(seed, shape)
     else:
         graph = kind(shape, draw.choice(dtypes()[0]))  # type: ignore[operator]
     of = schedule_operators(graph, graph.operators)
@@ -96,7 +96,7 @@ def _strange(inputs: list[torch.Tensor]) -> None:
         if value.dtype.is_floating_point and value.shape[0] == online_rows.ROWS:
             # Compiled, a product and a difference are one operation (FMA), so x - max(x) of a
             # product is off by a rounding of x: of small numbers that is within what is allowed.
-            online_rows.strange(value, largest=3.0)
+            online_rows.insert_special_rows(value, largest=3.0)
             value[7] /= 16  # a product that overflows need not do so in an FMA
 
 

@@ -41,7 +41,7 @@ from tests.unit.fusion.codegen.accuracy import (
 )
 from tests.unit.fusion.codegen.philox_graphs import random_number_errors
 from tests.unit.fusion.codegen.random_graphs import RandomGraph, operator_graphs
-from tests.unit.fusion.codegen.sequence_layouts import drawn as queries
+from tests.unit.fusion.codegen.sequence_layouts import random_graph as queries
 from tests.unit.fusion.codegen.small_dots import small_dots
 
 from benchmarks.harness.result_file import save

@@ -35,7 +35,7 @@ from tests.unit.fusion.codegen.accuracy import (
     random_inputs,
     with_guard_bands,
 )
-from tests.unit.fusion.codegen.label_columns import labelled
+from tests.unit.fusion.codegen.label_columns import two_label_gradient
 from tests.unit.fusion.codegen.wide_rows import wide_rows
 
 from benchmarks.harness.gpu_pool import run_jobs, visible_gpus
@@ -93,7 +93,7 @@ def drawn(seed: int) -> tuple[Graph, Schedule, KernelPlan, Reuse] | None:
     columns = draw.choice(COLUMNS)
     rows = MANY_ROWS if on_gpu() and columns <= FEWER_COLUMNS else 5
     if seed % LABELLED == 1:
-        graph = labelled((rows, columns), draw.choice(dtypes()[0]))
+        graph = two_label_gradient((rows, columns), draw.choice(dtypes()[0]))
     else:
         graph = wide_rows(seed, columns, *dtypes(), rows)
     of = schedule_operators(graph, graph.operators)

@@ -111,7 +111,7 @@ def with_guard_bands(stitched: StitchedGraph) -> StitchedGraph:
 def random_inputs(
     graph: Graph, seed: int, device: str = "cpu", *, special: bool = True
 ) -> list[Tensor]:
-    """Random inputs of a graph; ``special`` puts NaN, Inf and -0.0 into them for every third seed."""
+    """Random inputs of a graph; if ``special``, every third seed has NaN, Inf and -0.0 in them."""
     random = torch.Generator().manual_seed(seed)
     values = []
     for index in graph.inputs:

@@ -1,5 +1,7 @@
-"""Rows in shared memory whose turns know whether a label's column is theirs, in Triton's
-interpreter: labels at the ends of turns, beside the row, and beyond 32 bits."""
+"""Kernels with index-set splitting at the column of a label, in Triton's interpreter.
+
+The labels are at the ends of chunks, outside the row and outside int32.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +30,14 @@ from tests.unit.fusion.codegen.accuracy import (
 
 WIDTH = 64
 ROWS = ((320, "float16"), (300, "float32"), (301, "float16"), (301, "float32"))
-"""Whole turns only, a last one with masks, and rows at odd places."""
-ENDS = [WIDTH * turn + more for turn in (1, 2, 4) for more in range(-8, 3)]
-LABELS = [*range(-2, 3), *ENDS, *range(298, 302), 319, 320, 2**40, -(2**40), -(2**63)]
+"""Columns and dtype of rows: full chunks only, a masked last chunk, and unaligned rows."""
+CHUNK_ENDS = [WIDTH * chunk + offset for chunk in (1, 2, 4) for offset in range(-8, 3)]
+LABELS = [*range(-2, 3), *CHUNK_ENDS, *range(298, 302), 319, 320, 2**40, -(2**40), -(2**63)]
 
 
-def labelled(shape: tuple[int, int], dtype: str) -> Graph:
-    """A softmax, less 1 at one label of the row and twice as much at another; and its logarithm at
-    the first one."""
+def two_label_gradient(shape: tuple[int, int], dtype: str) -> Graph:
+    """The log-softmax at a first label, and the softmax, less 1 at that label and doubled at a
+    second label."""
     build = Builder()
     x = build.input(shape, dtype)
     labels = [build.input((shape[0], 1), "int64") for _ in range(2)]
@@ -51,41 +53,44 @@ def labelled(shape: tuple[int, int], dtype: str) -> Graph:
 
 
 def programs() -> Iterator[Program]:
+    """The kernel of each kind of rows."""
     for columns, dtype in ROWS:
-        graph = labelled((len(LABELS), columns), dtype)
+        graph = two_label_gradient((len(LABELS), columns), dtype)
         plan = KernelPlan("shared", 1, (WIDTH,), 1, async_copies=True, peeled=columns % 2 == 1)
         yield emit_shared(plan_kernel(schedule_operators(graph, graph.operators), plan))
 
 
-def wrong(program: Program, folder: Path) -> list[str]:
+def find_errors(program: Program, folder: Path) -> list[str]:
+    """Run a program with all labels and describe wrong values and stray writes."""
     graph = program.graph
-    whole = StitchedGraph(graph, (load_kernel(program, folder),), Counter())
+    stitched = StitchedGraph(graph, (load_kernel(program, folder),), Counter())
     x, *_ = random_inputs(graph, 1)
     labels = torch.tensor(LABELS)[:, None]
     inputs = [x, labels, labels.roll(1, 0)]
     try:
-        found = find_value_errors(whole, inputs, with_guard_bands(whole)(*inputs))
+        errors = find_value_errors(stitched, inputs, with_guard_bands(stitched)(*inputs))
     except OutOfBoundsWrite as stray:
-        found = [str(stray)]
-    return [f"{program.plan}, {graph[0]}: {text}" for text in found]
+        errors = [str(stray)]
+    return [f"{program.plan}, {graph[0]}: {text}" for text in errors]
 
 
-def marked_rows(folder: Path) -> list[str]:
-    return [text for program in programs() for text in wrong(program, folder)]
+def label_column_errors(folder: Path) -> list[str]:
+    """Errors of all kernels."""
+    return [text for program in programs() for text in find_errors(program, folder)]
 
 
 DAMAGES = {
-    "a turn ends early": (r"if (.*) \+ 64\):", r"if \1 + 63):"),
-    "a turn begins late": (r"if (.*?) >= ", r"if \1 > "),
+    "a chunk ends early": (r"if (.*) \+ 64\):", r"if \1 + 63):"),
+    "a chunk begins late": (r"if (.*?) >= ", r"if \1 > "),
     "a label is forgotten": (r"if \(s.* or (.*):", r"if \1:"),
 }
 
 
-def broken(folder: Path) -> Iterator[tuple[str, list[str]]]:
-    """What is found when a right kernel is damaged."""
-    *_, right = programs()
+def damaged_kernel_errors(folder: Path) -> Iterator[tuple[str, list[str]]]:
+    """The errors that are found in damaged kernels; there should be some for each damage."""
+    *_, correct = programs()
     for name, (pattern, damaged) in DAMAGES.items():
-        (match,) = re.finditer(pattern, right.source)
-        source = right.source[: match.start()] + match.expand(damaged)
-        source += right.source[match.end() :]
-        yield name, wrong(replace(right, source=source), folder)
+        (match,) = re.finditer(pattern, correct.source)
+        source = correct.source[: match.start()] + match.expand(damaged)
+        source += correct.source[match.end() :]
+        yield name, find_errors(replace(correct, source=source), folder)

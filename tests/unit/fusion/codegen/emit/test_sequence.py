@@ -30,12 +30,12 @@ from tests.unit.fusion.codegen.process import run_interpreted
 from tests.unit.fusion.codegen.sequence_layouts import (
     DAMAGES,
     ROWS,
-    among_places,
-    attended,
-    scored,
-    several_rows,
+    attention_scores,
+    query_attention,
+    query_from_sequence,
+    sequence_plans,
     softmax,
-    turned,
+    sum_of_softmaxes,
 )
 from tests.unit.fusion.codegen.sm90_code import opcodes
 from tests.unit.fusion.patterns import attention, attention_backward, pooling
@@ -81,7 +81,7 @@ def _reason(graph: Graph) -> str:
 
 
 def test_a_softmax_is_taken_apart() -> None:
-    schedule = _of(attended(100, 64, "float16"))
+    schedule = _of(query_attention(100, 64, "float16"))
     found = find_sequence_tiling(schedule)
     assert isinstance(found, SequenceTiling)
     ops = schedule.mapping.graph
@@ -95,16 +95,16 @@ def test_a_softmax_is_taken_apart() -> None:
 
 @pytest.mark.parametrize(("places", "turns"), [(7, []), (9, [8]), (32, [8, 16]), (99, [8, 16, 32])])
 def test_turns_have_fewer_places_than_there_are(places: int, turns: list[int]) -> None:
-    graph = attended(places, 24, "float16")
+    graph = query_attention(places, 24, "float16")
     schedule = _of(graph)
-    tiles = [PlannedKernel(schedule, plan).positions_per_tile for plan in turned(graph)]
+    tiles = [PlannedKernel(schedule, plan).positions_per_tile for plan in sequence_plans(graph)]
     assert tiles == turns
     assert any(plan.scheme == "matrix" for plan in plans(schedule).legal_plans)
     assert sum(plan.scheme == "turned" for plan in plans(schedule).legal_plans) <= 9
 
 
 def test_the_sequence_is_walked_over_also_where_it_is_short() -> None:
-    schedule = _of(attended(9, 64, "float16"))
+    schedule = _of(query_attention(9, 64, "float16"))
     found = find_sequence_tiling(schedule)
     assert isinstance(found, SequenceTiling)
     assert schedule.count(schedule.loop_groups[found.group]) == 9
@@ -117,7 +117,7 @@ def test_single_places_are_no_sequence() -> None:
 def test_what_needs_all_places_first_is_not_taken_by_turns() -> None:
     build = Builder()
     x, query = build.input((ROWS, 100, 64), "float16"), build.input((ROWS, 1, 64), "float16")
-    share, *_ = softmax(build, scored(build, x, query, biased=False), "float16")
+    share, *_ = softmax(build, attention_scores(build, x, query, biased=False), "float16")
     made = build("dot", share, x)
     assert "an output that needs all places first" in _reason(build.graph(made, share))
     squares = build("dot", build("mul", share, share), x)
@@ -129,15 +129,15 @@ def test_what_needs_all_places_first_is_not_taken_by_turns() -> None:
 
 
 def test_softmaxes_of_several_rows_are_not_added_up_by_turns() -> None:
-    found = find_sequence_tiling(_of(several_rows()))
+    found = find_sequence_tiling(_of(sum_of_softmaxes()))
     assert isinstance(found, SequenceTiling)  # of the query's width
     assert not found.scaled_by
 
 
 @pytest.mark.parametrize("count", [1, 8])
 def test_what_is_read_with_places_and_without_has_two_names(count: int, tmp_path: Path) -> None:
-    schedule = _of(among_places(count))
-    program = emit(plan_kernel(schedule, turned(schedule.mapping.graph)[0]))
+    schedule = _of(query_from_sequence(count))
+    program = emit(plan_kernel(schedule, sequence_plans(schedule.mapping.graph)[0]))
     assert opcodes(program, tmp_path)
     assert {"x0 = ", "x0at1 = "} <= set(re.findall(r"x0\w* = ", program.source))
 
@@ -150,20 +150,20 @@ def test_products_of_matrices_are_not_taken_by_turns() -> None:
 def test_powers_without_a_sum_are_not_taken_by_turns() -> None:
     build = Builder()
     x, query = build.input((ROWS, 100, 64)), build.input((ROWS, 1, 64))
-    scores = scored(build, x, query, biased=False)
+    scores = attention_scores(build, x, query, biased=False)
     centred = build("sub", scores, build("amax", scores, dims=(2,), keepdim=True))
     graph = build.graph(build("dot", build("exp", centred), x))
     assert "powers have no sum" in _reason(graph)
 
 
 def test_the_model_and_the_race_know_of_them() -> None:
-    schedule = _of(attended(100, 64, "float16"))
+    schedule = _of(query_attention(100, 64, "float16"))
     assert "turned" in {kernel.plan.scheme for kernel in candidates(schedule, 1)}
-    for plan in turned(schedule.mapping.graph):
+    for plan in sequence_plans(schedule.mapping.graph):
         assert illegal_reason(schedule, plan) is None
         assert 0 < modelled_seconds(PlannedKernel(schedule, plan)) < 1
         assert str(plan) == f"turned 1x{plan.chunks[0]}, {plan.num_warps} warps"
-    few, many = _of(attended(16, 64, "float16")), _of(attended(128, 64, "float16"))
+    few, many = _of(query_attention(16, 64, "float16")), _of(query_attention(128, 64, "float16"))
     plan = KernelPlan("turned", 1, (512,), 1)
     assert modelled_seconds(PlannedKernel(few, plan)) < modelled_seconds(PlannedKernel(many, plan))
 
@@ -179,7 +179,7 @@ def _in_the_loop(cubin: bytes) -> list[str]:
 
 def test_a_turn_of_one_warp_needs_no_shared_memory(tmp_path: Path) -> None:
     """By both Tritons; the query is laid out before the loop, the result behind it."""
-    schedule = _of(attended(100, 64, "float16"))
+    schedule = _of(query_attention(100, 64, "float16"))
     program = emit(plan_kernel(schedule, KernelPlan("turned", 1, (512,), 1)))
     ((name, launch),) = launch_specs(program).items()
     path = tmp_path / "kernels.py"

@@ -31,7 +31,7 @@ from tests.unit.fusion.codegen.online_rows import (
     PEELED_DAMAGES,
     cross_entropy,
     lse_and_softmax,
-    reduced,
+    reduce_row,
     softmax,
 )
 from tests.unit.fusion.codegen.process import run_interpreted
@@ -105,13 +105,13 @@ def test_what_is_written_between_maximum_and_sum_needs_a_walk_of_its_own() -> No
 def test_other_sums_are_no_pairs(other: str) -> None:
     build = Builder()
     x, y = build.input(WIDE), build.input(WIDE)
-    shift = highest = reduced(build, "amin" if other == "a lowest value" else "amax", x)
+    shift = highest = reduce_row(build, "amin" if other == "a lowest value" else "amax", x)
     if other == "another shift":
         told = build("eq", build("abs", highest), build.constant(float("inf")))
         shift = build("where", told, build.constant(1.0), highest)
     centred = build("sub", y if other == "another value" else x, shift)
     powers = build("exp2" if other == "exp2" else "exp", centred)
-    graph = build.graph(reduced(build, "sum", powers), build("add", x, y))
+    graph = build.graph(reduce_row(build, "sum", powers), build("add", x, y))
     assert online_pairs(_of(graph)) == ()
 
 
@@ -120,7 +120,7 @@ def test_two_softmaxes_need_each_other_to_save_a_walk() -> None:
     x, y = build.input(WIDE), build.input(WIDE)
     totals = [softmax(build, value)[2] for value in (x, y)]
     difference = build("sub", build("div", x, totals[0]), build("div", y, totals[1]))
-    schedule = _of(build.graph(reduced(build, "sum", difference)))
+    schedule = _of(build.graph(reduce_row(build, "sum", difference)))
     assert len(online_pairs(schedule)) == 2
     assert _walks(schedule) == 2
 
