@@ -28,7 +28,7 @@ from nostall.tuning.source import compile_triton
 from tests.unit.fusion.codegen.random_graphs import RandomGraph
 
 SHARES, GRAPHS, DRAWN = 5, 20, 300
-"""Test cases that share the random graphs, graphs that are count_compiled_kernels, and graphs that are generated."""
+"""Test cases that share the random graphs, graphs to compile, and graphs to generate."""
 
 
 @cache

@@ -86,7 +86,7 @@ def _plan_distance(first: KernelPlan, second: KernelPlan) -> int:
 
 def _scheme_family(plan: KernelPlan) -> str:
     """The scheme. ``warp`` and ``block`` are one family: they differ in rows and warps only."""
-    return "held" if plan.scheme in ("warp", "block") else plan.scheme
+    return "register rows" if plan.scheme in ("warp", "block") else plan.scheme
 
 
 def fastest_modelled(times: Mapping[KernelPlan, float], most: int) -> tuple[KernelPlan, ...]:

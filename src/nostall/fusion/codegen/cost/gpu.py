@@ -139,7 +139,7 @@ def _seconds_with_registers(cost: KernelCost, gpu: Gpu) -> float:
     limits = (
         max(1.0, programs_per_sm / resident) * latency - exposed,
         programs_per_sm * issue,
-        # Starting programs issue the loads: the slower one of both hides the other one.
+        # Starting programs issue the loads: the slower of the two hides the other.
         cost.programs * max(memory, start),
         cost.programs * l2,
     )

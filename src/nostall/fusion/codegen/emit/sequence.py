@@ -198,7 +198,7 @@ def _write_results(outer: MatrixWriter, tile: _SequenceTile) -> None:
             lines(f"# {outer.graph.describe(index)}")
             _write_result(outer, tile, index, _rescaled_accumulator(tile, index))
             if index in tiling.scaled_by:
-                _divide(outer, tile, index)
+                _apply_softmax_sum(outer, tile, index)
     for index in tiling.accumulated:
         if index in outer.mapping.outputs:
             outer.store(index)
@@ -220,7 +220,7 @@ def _write_result(outer: MatrixWriter, tile: _SequenceTile, index: int, text: st
     outer.values[index] = MatrixValue(Value(f"v{index}", value.dtype), (axes[0], axes[1]))
 
 
-def _divide(outer: MatrixWriter, tile: _SequenceTile, index: int) -> None:
+def _apply_softmax_sum(outer: MatrixWriter, tile: _SequenceTile, index: int) -> None:
     """Divide the result of a weighted sum by the sum of the softmax, if the graph divides it.
 
     Else the result becomes NaN if the sum is NaN: without a finite maximum, no sum of products with
