@@ -268,10 +268,10 @@ def damaged_kernel_errors(folder: Path) -> Iterator[tuple[str, list[str]]]:
     for name, (chain, pattern, damaged) in DAMAGES.items():
         graph = PATTERNS[chain]()
         schedule = schedule_operators(graph, graph.operators)
-        right = [emit(plan_kernel(schedule, plan)) for plan in representative_plans(schedule)]
+        correct = [emit(plan_kernel(schedule, plan)) for plan in representative_plans(schedule)]
         program, match = next(
             (program, found[-1])
-            for program in right
+            for program in correct
             if (found := list(re.finditer(pattern, program.source)))
         )
         source = program.source[: match.start()] + match.expand(damaged)

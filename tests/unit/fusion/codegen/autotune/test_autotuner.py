@@ -93,32 +93,32 @@ def test_plans_with_other_rows_and_warps_are_separate_candidates() -> None:
 
 @pytest.mark.parametrize("name", PATTERNS)
 def test_candidates_are_the_fastest_modelled_plans(name: str) -> None:
-    kernel = pattern_schedule(name)
-    found = [candidate.plan for candidate in candidates(kernel, 4)]
-    assert found[0] == default_plan(kernel).plan
-    assert len(set(found)) == len(found)
+    schedule = pattern_schedule(name)
+    chosen = [candidate.plan for candidate in candidates(schedule, 4)]
+    assert chosen[0] == default_plan(schedule).plan
+    assert len(set(chosen)) == len(chosen)
     ranked = sorted(
-        plans(kernel).legal_plans,
-        key=lambda plan: sort_key(PlannedKernel(kernel, plan)),
+        plans(schedule).legal_plans,
+        key=lambda plan: sort_key(PlannedKernel(schedule, plan)),
     )
-    most = MAX_SLOWDOWN * modelled_seconds(PlannedKernel(kernel, ranked[0]))
-    ranked = [plan for plan in ranked if modelled_seconds(PlannedKernel(kernel, plan)) <= most]
-    assert {plan.scheme for plan in found} == {plan.scheme for plan in ranked}
-    assert set(ranked[:4]) <= {plan for plan in found if not plan.eager_loads} <= set(ranked)
-    assert len(candidates(kernel, 1)) == len({plan.scheme for plan in found})
+    most = MAX_SLOWDOWN * modelled_seconds(PlannedKernel(schedule, ranked[0]))
+    ranked = [plan for plan in ranked if modelled_seconds(PlannedKernel(schedule, plan)) <= most]
+    assert {plan.scheme for plan in chosen} == {plan.scheme for plan in ranked}
+    assert set(ranked[:4]) <= {plan for plan in chosen if not plan.eager_loads} <= set(ranked)
+    assert len(candidates(schedule, 1)) == len({plan.scheme for plan in chosen})
 
 
 def test_the_first_candidates_include_eager_loads() -> None:
-    some = pattern_schedule("layer norm")
-    every = candidates(some, 8)
-    held = [
+    schedule = pattern_schedule("layer norm")
+    kernels = candidates(schedule, 8)
+    in_registers = [
         kernel
-        for kernel in every
+        for kernel in kernels
         if kernel.plan.scheme in ("warp", "block") and not kernel.plan.eager_loads
     ]
-    assert every[-4:] == tuple(map(with_eager_loads, held[:4]))
-    assert len([kernel for kernel in candidates(some, 5) if kernel.plan.eager_loads]) == 1
-    assert not [kernel for kernel in candidates(some, 4) if kernel.plan.eager_loads]
+    assert kernels[-4:] == tuple(map(with_eager_loads, in_registers[:4]))
+    assert len([kernel for kernel in candidates(schedule, 5) if kernel.plan.eager_loads]) == 1
+    assert not [kernel for kernel in candidates(schedule, 4) if kernel.plan.eager_loads]
 
 
 def test_kernels_without_legal_plans_have_no_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,8 +151,8 @@ def test_the_most_promising_candidate_is_selected_for_confirmation() -> None:
 
 def test_an_unconfirmed_winner_is_not_chosen(tmp_path: Path) -> None:
     tuner = Autotuner(ScriptedClock(1, -1), folder=tmp_path)
-    every = candidates(pattern_schedule(), MAX_CANDIDATES)
-    assert tuner.fastest_of(every) == every[0]
+    kernels = candidates(pattern_schedule(), MAX_CANDIDATES)
+    assert tuner.fastest_of(kernels) == kernels[0]
     (record,) = tuner.records
     assert record.winner == 0 and len(record.confirmation) == 3
 
@@ -170,46 +170,50 @@ def test_a_confirmed_winner_is_stored_and_not_measured_again(tmp_path: Path) -> 
 
 
 def test_neighbours_are_legal_and_differ_in_one_respect() -> None:
-    some = pattern_schedule("layer norm")
-    every = plans(some).legal_plans
-    plan = next(p for p in every if p.scheme == "block" and p.rows == 2 and p.num_warps == 4)
-    found = neighbour_plans(PlannedKernel(some, plan))
-    eager = with_eager_loads(PlannedKernel(some, plan))
+    schedule = pattern_schedule("layer norm")
+    legal_plans = plans(schedule).legal_plans
+    plan = next(p for p in legal_plans if p.scheme == "block" and p.rows == 2 and p.num_warps == 4)
+    neighbouring = neighbour_plans(PlannedKernel(schedule, plan))
+    eager = with_eager_loads(PlannedKernel(schedule, plan))
     assert eager is not None
-    assert plan not in found and set(found) - set(every) == {eager.plan}
-    same = {(p.rows, p.num_warps) for p in found if p.chunks == plan.chunks and not p.eager_loads}
+    assert plan not in neighbouring and set(neighbouring) - set(legal_plans) == {eager.plan}
+    same = {
+        (p.rows, p.num_warps) for p in neighbouring if p.chunks == plan.chunks and not p.eager_loads
+    }
     assert same == {(1, 4), (4, 4), (2, 2), (2, 8)}
-    assert {(p.rows, p.num_warps) for p in found if p.chunks != plan.chunks} <= {(2, 4)}
+    assert {(p.rows, p.num_warps) for p in neighbouring if p.chunks != plan.chunks} <= {(2, 4)}
     # The relation is symmetric.
-    assert all(plan in neighbour_plans(PlannedKernel(some, other)) for other in found)
+    assert all(plan in neighbour_plans(PlannedKernel(schedule, other)) for other in neighbouring)
 
 
 def test_single_chunk_plans_are_neighbours_with_and_without_eager_loads() -> None:
     """A single chunk may only pay off together with eager loads."""
     graph = layer_norm((64, 3000), "float16")
-    some = schedule_operators(graph, graph.operators)
-    near = neighbour_plans(PlannedKernel(some, KernelPlan("block", 1, (1024,) * 3, 4)))
-    wides = (KernelPlan("block", 1, (4096,), warps) for warps in (16, 8))
-    every = [replace(wide, eager_loads=early) for wide in wides for early in (False, True)]
-    assert [plan for plan in near if 4096 in plan.chunks] == every
+    schedule = schedule_operators(graph, graph.operators)
+    near = neighbour_plans(PlannedKernel(schedule, KernelPlan("block", 1, (1024,) * 3, 4)))
+    single_chunks = (KernelPlan("block", 1, (4096,), warps) for warps in (16, 8))
+    expected = [
+        replace(wide, eager_loads=eager) for wide in single_chunks for eager in (False, True)
+    ]
+    assert [plan for plan in near if 4096 in plan.chunks] == expected
     of_eager_plan = neighbour_plans(
-        PlannedKernel(some, KernelPlan("block", 1, (1024,) * 3, 4, eager_loads=True))
+        PlannedKernel(schedule, KernelPlan("block", 1, (1024,) * 3, 4, eager_loads=True))
     )
-    assert [plan for plan in of_eager_plan if 4096 in plan.chunks] == every
+    assert [plan for plan in of_eager_plan if 4096 in plan.chunks] == expected
 
 
 def test_evict_first_plans_are_neighbours_for_large_outputs() -> None:
     graph = layer_norm((16384, 2048), "float16")
-    some = schedule_operators(graph, graph.operators)
+    schedule = schedule_operators(graph, graph.operators)
     plan = KernelPlan("block", 1, (2048,), 4)
-    streamed = with_evict_first(PlannedKernel(some, plan))
+    streamed = with_evict_first(PlannedKernel(schedule, plan))
     assert streamed is not None
-    assert [p for p in neighbour_plans(PlannedKernel(some, plan)) if p.evict_first] == [
+    assert [p for p in neighbour_plans(PlannedKernel(schedule, plan)) if p.evict_first] == [
         streamed.plan
     ]
-    back = neighbour_plans(PlannedKernel(some, replace(plan, evict_first=True)))
+    back = neighbour_plans(PlannedKernel(schedule, replace(plan, evict_first=True)))
     assert [p for p in back if not p.evict_first] == [plan]
-    assert not [k for k in candidates(some, MAX_CANDIDATES) if k.plan.evict_first]
+    assert not [k for k in candidates(schedule, MAX_CANDIDATES) if k.plan.evict_first]
 
 
 def test_neighbours_of_splits_async_copies_and_row_reductions() -> None:
@@ -228,20 +232,20 @@ def test_neighbours_of_splits_async_copies_and_row_reductions() -> None:
 
 
 def test_tuning_continues_with_neighbours_until_none_is_faster(tmp_path: Path) -> None:
-    some = pattern_schedule("layer norm")
-    first = candidates(some, 4)
+    schedule = pattern_schedule("layer norm")
+    first = candidates(schedule, 4)
     winner = first[1]
     near = [kernel for kernel in neighbours(winner) if kernel not in first]
     # The second candidate wins, then its last neighbour, which no other plan beats.
     clock = ScriptedClock(1, 1, len(near), 1, -1)
     tuner = Autotuner(clock, max_candidates=4, folder=tmp_path)
-    assert tuner(some) == near[-1]
+    assert tuner(schedule) == near[-1]
     rounds = [record.plans for record in tuner.records]
     assert rounds[0] == tuple(map(str, first))
     assert rounds[1] == tuple(map(str, (winner, *near)))
     assert len(rounds) <= MAX_ROUNDS and rounds[-1][0] == str(near[-1])
     again = Autotuner(ScriptedClock(), max_candidates=4, folder=tmp_path)
-    assert again(some) == near[-1]
+    assert again(schedule) == near[-1]
 
 
 @pytest.mark.parametrize("clock", [ScriptedClock(-1), ScriptedClock(1, -1)])
@@ -259,8 +263,8 @@ def test_records_are_separate_for_kernels_and_gpus(
 ) -> None:
     clock = ScriptedClock(1, 1, *[-1] * 9)
     left = [len(clock.remaining)]
-    for kernel in (pattern_schedule(), pattern_schedule("masked softmax"), pattern_schedule()):
-        Autotuner(clock, folder=tmp_path)(kernel)
+    for schedule in (pattern_schedule(), pattern_schedule("masked softmax"), pattern_schedule()):
+        Autotuner(clock, folder=tmp_path)(schedule)
         left.append(len(clock.remaining))
     assert left[0] > left[1] > left[2] == left[3]
     monkeypatch.setattr(autotuner, "_device_name", lambda: "another")

@@ -38,7 +38,7 @@ def chain_schedule(name: str) -> Schedule:
 
 
 @pytest.mark.parametrize(
-    ("tile", "found"),
+    ("tile", "expected"),
     [
         # (rows, columns, warps, widest vector), and the layout in Triton 3.6 to 3.9.
         ((1, 2048, 8, 8), ThreadLayout(8, 1, 8, 32, 8)),
@@ -50,9 +50,9 @@ def chain_schedule(name: str) -> Schedule:
     ],
 )
 def test_thread_layouts_are_those_of_triton(
-    tile: tuple[int, int, int, int], found: ThreadLayout
+    tile: tuple[int, int, int, int], expected: ThreadLayout
 ) -> None:
-    assert thread_layout(*tile) == found
+    assert thread_layout(*tile) == expected
 
 
 def test_thread_layouts_cover_all_elements() -> None:
@@ -60,9 +60,9 @@ def test_thread_layouts_cover_all_elements() -> None:
         for columns in (32, 256, 4096):
             for warps in (1, 4, 32):
                 for along_rows in (False, True):
-                    lies = thread_layout(rows, columns, warps, 8, along_rows)
-                    assert lies.elements_per_thread * 32 * warps >= rows * columns
-                    assert 1 <= lies.rows_per_thread <= rows and lies.warps_per_row <= warps
+                    layout = thread_layout(rows, columns, warps, 8, along_rows)
+                    assert layout.elements_per_thread * 32 * warps >= rows * columns
+                    assert 1 <= layout.rows_per_thread <= rows and layout.warps_per_row <= warps
 
 
 # -- costs of kernels ------------------------------------------------------------------------------
@@ -87,26 +87,26 @@ def test_modelled_instructions_and_registers_are_near_the_binary(
     path = tmp_path / "kernels.py"
     path.write_text(program.source)
     ((kernel, launch),) = launch_specs(program).items()
-    found = use(compile_triton(path, kernel, launch, "sm_90").cubin)
+    compiled = use(compile_triton(path, kernel, launch, "sm_90").cubin)
     (cost,) = kernel_costs(PlannedKernel(chain_schedule(name), plan))
-    assert cost.instructions == pytest.approx(found["instructions"], rel=0.4)
-    assert cost.registers == pytest.approx(found["registers"], rel=0.4, abs=8)
+    assert cost.instructions == pytest.approx(compiled["instructions"], rel=0.4)
+    assert cost.registers == pytest.approx(compiled["registers"], rel=0.4, abs=8)
 
 
 def test_looped_kernels_read_rows_once_more_for_each_pass() -> None:
-    kernel = chain_schedule("softmax + mask 16384x3000")
-    moved = sum(kernel.mapping.graph[i].bytes for i in (0, 1, *kernel.mapping.outputs))
-    (held,) = kernel_costs(PlannedKernel(kernel, KernelPlan("block", 1, (2048, 1024), 4)))
-    assert held.programs * held.memory_bytes == pytest.approx(moved)
-    assert held.reread_bytes == 0
-    (looped,) = kernel_costs(PlannedKernel(kernel, KernelPlan("looped", 1, (1024,), 4)))
+    schedule = chain_schedule("softmax + mask 16384x3000")
+    moved = sum(schedule.mapping.graph[i].bytes for i in (0, 1, *schedule.mapping.outputs))
+    (in_registers,) = kernel_costs(PlannedKernel(schedule, KernelPlan("block", 1, (2048, 1024), 4)))
+    assert in_registers.programs * in_registers.memory_bytes == pytest.approx(moved)
+    assert in_registers.reread_bytes == 0
+    (looped,) = kernel_costs(PlannedKernel(schedule, KernelPlan("looped", 1, (1024,), 4)))
     assert looped.programs * looped.memory_bytes == pytest.approx(moved)
     # One pass reads scores and mask for the maximum and the sum, the next pass for the result.
-    read = sum(kernel.mapping.graph[i].bytes for i in (0, 1))
+    read = sum(schedule.mapping.graph[i].bytes for i in (0, 1))
     assert looped.programs * looped.reread_bytes == pytest.approx(read)
-    every = kernel_costs(PlannedKernel(kernel, KernelPlan("split", 1, (256,), 1, 4)))
-    assert len(every) == 2
-    assert sum(one.programs * one.memory_bytes for one in every) > moved + read
+    split = kernel_costs(PlannedKernel(schedule, KernelPlan("split", 1, (256,), 1, 4)))
+    assert len(split) == 2
+    assert sum(each.programs * each.memory_bytes for each in split) > moved + read
 
 
 @pytest.mark.parametrize(
@@ -122,22 +122,27 @@ def test_looped_kernels_read_rows_once_more_for_each_pass() -> None:
 def test_modelled_cost_of_small_dots_is_near_the_binary(
     name: str, warps: int, registers: int, shared: int
 ) -> None:
-    kernel = chain_schedule(name)
-    (plan,) = (plan for plan in plans(kernel).legal_plans if plan.num_warps == warps)
-    (cost,) = kernel_costs(PlannedKernel(kernel, plan))
+    schedule = chain_schedule(name)
+    (plan,) = (plan for plan in plans(schedule).legal_plans if plan.num_warps == warps)
+    (cost,) = kernel_costs(PlannedKernel(schedule, plan))
     assert cost.programs == 64 * 12 and cost.shared_bytes == shared
     assert cost.registers == pytest.approx(registers, rel=0.35)
     moved = sum(
-        kernel.mapping.graph[i].bytes for i in (*kernel.mapping.inputs, *kernel.mapping.outputs)
+        schedule.mapping.graph[i].bytes
+        for i in (*schedule.mapping.inputs, *schedule.mapping.outputs)
     )
     assert cost.programs * cost.memory_bytes == pytest.approx(moved)
 
 
 def test_chunks_with_different_layouts_use_shared_memory() -> None:
-    kernel = chain_schedule("norm + gelu + mask 16384x3000")
-    (alike,) = kernel_costs(PlannedKernel(kernel, KernelPlan("block", 1, (2048, 1024), 4)))
-    (apart,) = kernel_costs(PlannedKernel(kernel, KernelPlan("block", 1, (2048, 1024), 8)))
-    assert alike.shared_bytes == 0 < apart.shared_bytes
+    schedule = chain_schedule("norm + gelu + mask 16384x3000")
+    (equal_layouts,) = kernel_costs(
+        PlannedKernel(schedule, KernelPlan("block", 1, (2048, 1024), 4))
+    )
+    (different_layouts,) = kernel_costs(
+        PlannedKernel(schedule, KernelPlan("block", 1, (2048, 1024), 8))
+    )
+    assert equal_layouts.shared_bytes == 0 < different_layouts.shared_bytes
 
 
 # -- time ------------------------------------------------------------------------------------------
@@ -222,7 +227,7 @@ def test_small_warps_take_their_start_time() -> None:
 
 
 def test_the_default_plan_is_the_fastest_modelled_plan() -> None:
-    kernel = chain_schedule("double norm 16384x2048")
-    times = {planned: modelled_seconds(planned) for planned in plans(kernel).legal}
-    assert times[default_plan(kernel)] == min(times.values())
+    schedule = chain_schedule("double norm 16384x2048")
+    times = {planned: modelled_seconds(planned) for planned in plans(schedule).legal}
+    assert times[default_plan(schedule)] == min(times.values())
     assert json.dumps(sorted(times.values()))  # numbers, not numpy's

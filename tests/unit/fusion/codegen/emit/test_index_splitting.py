@@ -63,7 +63,7 @@ def _unsplit_graph(case: str) -> Graph:
     build = Builder()
     shape = (64, 4096)
     x, label = build.input(shape, "float16"), build.input((64, 1), "int64")
-    start = 1 if case == "a counter that begins with 1" else 0
+    start = 1 if case == "a counter that starts at 1" else 0
     count = build("iota", shape=shape[1:], dtype="int64", start=start, step=1)
     if case == "the same label in all rows":
         label = build.constant(5, "int64")
@@ -81,7 +81,7 @@ def _unsplit_graph(case: str) -> Graph:
 @pytest.mark.parametrize(
     "case",
     [
-        "a counter that begins with 1",
+        "a counter that starts at 1",
         "the same label in all rows",
         "a label of 32 bits",
         "before the label",

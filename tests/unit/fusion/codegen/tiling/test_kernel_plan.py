@@ -71,12 +71,12 @@ def test_axes_without_common_factors_are_rejected() -> None:
 @given(st.lists(st.integers(2, 6), min_size=1, max_size=5), st.randoms())
 def test_regrouping_keeps_loops(sizes: list[int], random: object) -> None:
     row = tuple(Axis(size) for size in sizes)
-    whole = Axis(1)
+    merged = Axis(1)
     for axis in row:
-        whole = Axis(whole.size * axis.size)
-    groups = regroup((whole,), sizes)
+        merged = Axis(merged.size * axis.size)
+    groups = regroup((merged,), sizes)
     assert [axis.size for group in groups for axis in group] == sizes
-    assert factors((whole,)) == tuple(axis for group in groups for axis in group)
+    assert factors((merged,)) == tuple(axis for group in groups for axis in group)
 
 
 def test_a_view_between_operators_splits_loops() -> None:
@@ -137,18 +137,18 @@ def test_merged_axes_have_a_single_step(
     axes: list[tuple[int, int, int, int]],
 ) -> None:
     """``axes`` are neighbouring axes (size, start, step, count) that are merged into one."""
-    run, places = [], [0]
+    run, positions = [], [0]
     for size, start, step, count in axes:
         long = start + step * (count - 1) + size
         run.append((long, AccessDraft(new_axes(count), start, step)))
-        places = [at * long + start + step * i for at in places for i in range(count)]
-    found = _merge_axes(run)
-    steps = {b - a for a, b in pairwise(places)}
-    if found is None:
+        positions = [at * long + start + step * i for at in positions for i in range(count)]
+    merged = _merge_axes(run)
+    steps = {b - a for a, b in pairwise(positions)}
+    if merged is None:
         assert len(steps) > 1
     else:
-        count = math.prod(axis.size for axis in found.axes)
-        assert places == [found.start + found.step * i for i in range(count)]
+        count = math.prod(axis.size for axis in merged.axes)
+        assert positions == [merged.start + merged.step * i for i in range(count)]
 
 
 def test_long_axes_of_dots_are_rejected() -> None:
@@ -289,10 +289,10 @@ def test_the_chunk_table_of_the_documentation_is_up_to_date() -> None:
 
 
 def test_chunks_with_many_masked_lanes_are_illegal() -> None:
-    found = plans(schedule_pattern(layer_norm((64, 3000), "float16")))
-    reasons = {r.reason for r in found.illegal if r.plan.chunks == (4096,)}
+    space = plans(schedule_pattern(layer_norm((64, 3000), "float16")))
+    reasons = {r.reason for r in space.illegal if r.plan.chunks == (4096,)}
     assert "27% of the lanes would be masked; 6.2% are possible" in reasons
-    assert {(2048, 1024), (1024,) * 3} <= {plan.chunks for plan in found.legal_plans}
+    assert {(2048, 1024), (1024,) * 3} <= {plan.chunks for plan in space.legal_plans}
 
 
 def test_single_chunk_plans_are_only_variants() -> None:
@@ -344,9 +344,9 @@ def test_flat_kernels_store_large_outputs_behind_a_barrier() -> None:
 
 
 def test_a_block_can_keep_a_row_of_32000_in_registers() -> None:
-    found = plans(schedule_pattern(layer_norm((64, 32000), "float16")))
-    assert any((p.scheme, p.chunks) == ("block", (32768,)) for p in found.legal_plans)
-    reasons = [r.reason for r in found.illegal if r.plan == KernelPlan("block", 1, (32768,), 2)]
+    space = plans(schedule_pattern(layer_norm((64, 32000), "float16")))
+    assert any((p.scheme, p.chunks) == ("block", (32768,)) for p in space.legal_plans)
+    reasons = [r.reason for r in space.illegal if r.plan == KernelPlan("block", 1, (32768,), 2)]
     assert len(reasons) == 1
     assert "255 at 64 threads" in reasons[0]
 
@@ -394,10 +394,14 @@ def test_eager_loads_of_rows_precede_the_release_of_the_next_kernel() -> None:
 
 
 def test_equal_patterns_and_plans_give_equal_bytes() -> None:
-    schedule, again = (schedule_pattern(layer_norm((64, 3000), "float16")) for _ in range(2))
+    schedule, equal_schedule = (
+        schedule_pattern(layer_norm((64, 3000), "float16")) for _ in range(2)
+    )
     sources = {emit(plan_kernel(schedule, plan)).source for plan in plans(schedule).legal_plans}
     assert len(sources) == len(plans(schedule).legal_plans)
-    assert sources == {emit(plan_kernel(again, plan)).source for plan in plans(again).legal_plans}
+    assert sources == {
+        emit(plan_kernel(equal_schedule, plan)).source for plan in plans(equal_schedule).legal_plans
+    }
 
 
 def test_the_source_of_a_small_graph() -> None:
