@@ -48,7 +48,7 @@ from nostall.fusion.graph.graph import Graph
 COLUMNS = (603, 1001, 1100, 2048, 2501, 4099, 5000, 12287, 32000, 50257, 131073)
 MAX_SUMMED_COLUMNS, MANY_ROWS = 5000, 300
 """Maximum columns, and rows, of a graph that sums over rows."""
-SOFTMAXES = (online_rows.cross_entropy, online_rows.lse_and_softmax, online_rows.drawn)
+SOFTMAXES = (online_rows.cross_entropy, online_rows.lse_and_softmax, online_rows.random_graph)
 
 
 def draw_case(seed: int) -> tuple[Graph, Schedule, KernelPlan] | None:
@@ -65,8 +65,8 @@ def draw_case(seed: int) -> tuple[Graph, Schedule, KernelPlan] | None:
         graph = with_column_sums(wide_rows(seed, columns, *dtypes(), rows, exact_ops), generator)
     elif kind is None:
         graph = wide_rows(seed, columns, *dtypes(), online_rows.ROWS)
-    elif kind is online_rows.drawn:
-        graph = online_rows.drawn(seed, shape)
+    elif kind is online_rows.random_graph:
+        graph = online_rows.random_graph(seed, shape)
     else:
         graph = kind(shape, generator.choice(dtypes()[0]))  # type: ignore[operator]
     of = schedule_operators(graph, graph.operators)
@@ -107,7 +107,7 @@ def _insert_special_values(inputs: list[torch.Tensor]) -> None:
         if value.dtype.is_floating_point and value.shape[0] == online_rows.ROWS:
             # Compiled kernels contract a product and a difference to an FMA, so x - max(x) of a
             # product x is off by one rounding of x; that is within tolerance for small numbers.
-            online_rows.strange(value, largest=3.0)
+            online_rows.insert_special_rows(value, largest=3.0)
             value[7] /= 16  # smaller, because a product that overflows may not do so in an FMA
 
 

@@ -36,16 +36,21 @@ from typing import Any
 import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
-from tests.unit.fusion.codegen.accuracy import Stray, guarded, inputs_for, judge
-from tests.unit.fusion.codegen.philox_graphs import drawn_numbers
-from tests.unit.fusion.codegen.random_graphs import Made, operator_graphs
-from tests.unit.fusion.codegen.sequence_layouts import drawn as queries
+from tests.unit.fusion.codegen.accuracy import (
+    OutOfBoundsWrite,
+    find_value_errors,
+    random_inputs,
+    with_guard_bands,
+)
+from tests.unit.fusion.codegen.philox_graphs import random_number_errors
+from tests.unit.fusion.codegen.random_graphs import RandomGraph, operator_graphs
+from tests.unit.fusion.codegen.sequence_layouts import random_graph as queries
 from tests.unit.fusion.codegen.small_dots import small_dots
 
 from benchmarks.harness.result_file import save
 from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, stitch
-from nostall.fusion.codegen.tiling import kernel_plan as planning
+from nostall.fusion.codegen.tiling import legality
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan, PackedPlan
 from nostall.fusion.codegen.tiling.plan_space import plans
 from nostall.fusion.codegen.tiling.plan_variants import with_eager_loads, with_evict_first
@@ -84,7 +89,7 @@ def draw_plan(of: Schedule, generator: random.Random) -> PlannedKernel:
     return kernel
 
 
-def check_graph(sample: Made, folder: Path, seen: Counter[str]) -> list[str]:
+def check_graph(sample: RandomGraph, folder: Path, seen: Counter[str]) -> list[str]:
     """Failures of one graph; counts schemes, kernels and refused operators in ``seen``."""
     generator = random.Random(sample.seed)
 
@@ -116,24 +121,24 @@ def check_size(stitched: StitchedGraph, size: int | None, seed: int) -> list[str
     """Failures of a graph's kernels with the dynamic size ``size``; None for static graphs."""
     graph = stitched.graph
     sized = Graph(tuple(node.resized(graph.varying, size) for node in graph), graph.outputs)
-    inputs = inputs_for(sized, seed, "cuda" if ON_GPU else "cpu")
+    inputs = random_inputs(sized, seed, "cuda" if ON_GPU else "cpu")
     try:
-        outputs = guarded(stitched)(*inputs, size=size)
+        outputs = with_guard_bands(stitched)(*inputs, size=size)
         if ON_GPU:
             torch.cuda.synchronize()
-        return judge(replace(stitched, graph=sized), inputs, outputs)
-    except Stray as stray:
+        return find_value_errors(replace(stitched, graph=sized), inputs, outputs)
+    except OutOfBoundsWrite as stray:
         return [str(stray)]
     except Exception as error:  # any failure to compile or run a kernel is a result
         return [f"{type(error).__name__}: {error}"]
 
 
 def draw_graphs(
-    count: int, seed_number: int, floats: tuple[str, ...], check: Callable[[Made], None]
+    count: int, seed_number: int, floats: tuple[str, ...], check: Callable[[RandomGraph], None]
 ) -> str:
     """Call ``check`` for ``count`` graphs of the hypothesis generator; returns their digest."""
     plain, varying = operator_graphs(floats), operator_graphs(floats, varying=VARYING)
-    turned = st.integers(0, 2**16).map(lambda number: Made(queries(number, floats), number))
+    turned = st.integers(0, 2**16).map(lambda number: RandomGraph(queries(number, floats), number))
     digest = hashlib.sha256()
 
     @seed(seed_number)
@@ -145,7 +150,7 @@ def draw_graphs(
         suppress_health_check=list(HealthCheck),
     )
     @given(st.one_of(plain, plain, varying, small_dots(floats), turned))
-    def run_one(made: Made) -> None:
+    def run_one(made: RandomGraph) -> None:
         digest.update(f"{made.graph} {made.seed}\n".encode())
         check(made)
 
@@ -161,9 +166,9 @@ def check_graphs(
     failures: list[dict[str, Any]] = []
     start = time.monotonic()
 
-    def check(sample: Made) -> None:
+    def check(sample: RandomGraph) -> None:
         seen["graphs"] += 1
-        in_bfloat16 = sample.in_bfloat16 if ON_GPU else None
+        in_bfloat16 = sample.as_bfloat16 if ON_GPU else None
         seen["graphs once more in bf16"] += in_bfloat16 is not None
         for variant in (sample, in_bfloat16):
             if variant is not None and (wrong := check_graph(variant, folder, seen)):
@@ -226,7 +231,7 @@ def check_dropout(folder: Path) -> list[str]:
 
 def check_random_numbers(folder: Path) -> list[str]:
     """Random numbers of kernels of all schemes that differ in any bit from the reference."""
-    results = drawn_numbers(folder, "cuda" if ON_GPU else "cpu")
+    results = random_number_errors(folder, "cuda" if ON_GPU else "cpu")
     return [f"{name}: {text}" for name, wrong in results for text in wrong]
 
 
@@ -274,7 +279,7 @@ def main(options: argparse.Namespace) -> None:
     if not ON_GPU:
         os.environ["TRITON_INTERPRET"] = "1"  # must be set before Triton is imported
         prepare()
-    planning.EVICT_FIRST_BYTES = 0  # allow evict-first stores of all outputs
+    legality.EVICT_FIRST_BYTES = 0  # allow evict-first stores of all outputs
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="nostall-") as folder:
         floats = tuple(options.floats.split(","))

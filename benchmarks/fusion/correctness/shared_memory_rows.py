@@ -31,8 +31,13 @@ from pathlib import Path
 from typing import Any, get_args
 
 import torch
-from tests.unit.fusion.codegen.accuracy import Stray, guarded, inputs_for, judge
-from tests.unit.fusion.codegen.padded_rows import labelled
+from tests.unit.fusion.codegen.accuracy import (
+    OutOfBoundsWrite,
+    find_value_errors,
+    random_inputs,
+    with_guard_bands,
+)
+from tests.unit.fusion.codegen.label_columns import two_label_gradient
 from tests.unit.fusion.codegen.wide_rows import wide_rows
 
 from benchmarks.harness.gpu_pool import run_jobs, visible_gpus
@@ -94,7 +99,7 @@ def draw_case(seed: int) -> tuple[Graph, Schedule, KernelPlan, Reuse] | None:
     columns = generator.choice(COLUMNS)
     rows = MANY_ROWS if on_gpu() and columns <= FEWER_COLUMNS else 5
     if seed % LABELLED == 1:
-        graph = labelled((rows, columns), generator.choice(dtypes()[0]))
+        graph = two_label_gradient((rows, columns), generator.choice(dtypes()[0]))
     else:
         graph = wide_rows(seed, columns, *dtypes(), rows)
     of = schedule_operators(graph, graph.operators)
@@ -155,19 +160,19 @@ def find_failures(
     change_inputs: Callable[[list[torch.Tensor]], None] | None = None,
 ) -> list[str]:
     """Failures of a graph's kernels in several runs, with inputs altered by ``change_inputs``."""
-    inputs = inputs_for(stitched.graph, seed, "cuda" if on_gpu() else "cpu")
+    inputs = random_inputs(stitched.graph, seed, "cuda" if on_gpu() else "cpu")
     if change_inputs:
         change_inputs(inputs)
     try:
-        first = guarded(stitched)(*inputs)
-        failures = judge(stitched, inputs, first)
+        first = with_guard_bands(stitched)(*inputs)
+        failures = find_value_errors(stitched, inputs, first)
         for _ in range(repeats()):
             rerun = stitched(*inputs)
             are_equal = (torch.equal(_bits(a), _bits(b)) for a, b in zip(first, rerun, strict=True))
             if not all(are_equal):
                 return [*failures, "repeated runs give different bits"]
         return failures
-    except Stray as stray:
+    except OutOfBoundsWrite as stray:
         return [str(stray)]
     except Exception as error:  # any failure to compile or run a kernel is a result
         text = f"{type(error).__name__}: {error}"

@@ -35,7 +35,7 @@ from nostall.fusion.codegen.cost.default_plan import modelled_seconds
 from nostall.fusion.codegen.runtime.stitched_graph import schedule_operators
 from nostall.fusion.codegen.tiling.plan_space import plans
 from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel
-from tests.unit.fusion.codegen.process import in_the_interpreter
+from tests.unit.fusion.codegen.process import run_interpreted
 
 CHAIN = "SwiGLU 16384x5504"
 
@@ -155,7 +155,7 @@ def test_launches_find_the_binaries_of_the_pool(
 @pytest.fixture(scope="module")
 def interpreted(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("kernels")
-    return in_the_interpreter("tests.unit.fusion.evaluate.evaluator_cases", folder)
+    return run_interpreted("tests.unit.fusion.evaluate.evaluator_cases", folder)
 
 
 def test_plans_are_timed_and_wrong_results_detected(interpreted: Any) -> None:

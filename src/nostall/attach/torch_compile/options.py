@@ -14,8 +14,8 @@ SelectionPolicy = Literal["measure", "stitched", "inductor"]
 Fallback = Literal["inductor", "eager"]
 KeepRule = Literal["faster", "all"]
 DEFAULT_TUNED_PLANS = 4
-"""Fewer than the default of :class:`~nostall.fusion.codegen.autotune.autotuner.Autotuner`, because the
-user's process waits for the tuning."""
+"""Fewer than the default of :class:`~nostall.fusion.codegen.autotune.autotuner.Autotuner`, because
+the user's process waits for the tuning."""
 ALIASES = {"extent": "fuse", "rest": "fallback", "race": "tuned_plans"}
 """Earlier keys, still accepted, and the options that they set."""
 

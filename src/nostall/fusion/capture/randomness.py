@@ -40,8 +40,8 @@ def seeds(count: int, device: torch.device) -> Tensor:
     """Draw ``count`` int64 seeds from PyTorch's generator of the device.
 
     In a CUDA graph, the kernel that draws them runs in parallel with the kernels before it
-    (:func:`~nostall.gpu.capture_branch.run_on_branch`). On its own it would leave the GPU nearly idle
-    for microseconds.
+    (:func:`~nostall.gpu.capture_branch.run_on_branch`). On its own it would leave the GPU nearly
+    idle for microseconds.
     """
     if device.type != "cuda":
         return seeds_in_order(count, device)

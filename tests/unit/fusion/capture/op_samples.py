@@ -170,17 +170,21 @@ def graph_errors(sample: Sample, captured: CapturedSample) -> list[str]:
 def kernel_errors(sample: Sample, captured: CapturedSample, folder: Path, device: str) -> list[str]:
     """Differences between the generated kernels of a sample and its graph."""
     from nostall.fusion.codegen.runtime.stitched_graph import stitch
-    from tests.unit.fusion.codegen.accuracy import Stray, guarded, judge
+    from tests.unit.fusion.codegen.accuracy import (
+        OutOfBoundsWrite,
+        find_value_errors,
+        with_guard_bands,
+    )
 
     stitched = stitch(captured.captured.graph, folder=folder)
     inputs = [x.to(device) for x in captured.inputs(sample.inputs)]
     try:
-        outputs = guarded(stitched)(*inputs)
-    except Stray as stray:
+        outputs = with_guard_bands(stitched)(*inputs)
+    except OutOfBoundsWrite as stray:
         return [f"{sample}: {stray}"]
     except Exception as error:  # one failing sample must not hide the others
         return [f"{sample}: {type(error).__name__}: {error}"]
-    return [f"{sample}: {text}" for text in judge(stitched, inputs, outputs)]
+    return [f"{sample}: {text}" for text in find_value_errors(stitched, inputs, outputs)]
 
 
 @dataclass

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from benchmarks.harness.result_file import load, results
 
-from tests.unit.fusion.codegen.process import in_the_interpreter
+from tests.unit.fusion.codegen.process import run_interpreted
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -37,7 +37,7 @@ def test_graphs_of_operators_equal_pytorch() -> None:
 
 
 def test_kernels_of_operators_equal_their_graphs(tmp_path: Path) -> None:
-    result = in_the_interpreter("tests.unit.fusion.capture.op_samples", tmp_path, 1, 7, SLICES)
+    result = run_interpreted("tests.unit.fusion.capture.op_samples", tmp_path, 1, 7, SLICES)
     assert result["wrong"] == []
     assert result["seen"]["kernels"] >= 20
 

@@ -1,7 +1,7 @@
-"""Run in a process of its own: stitched kernels in Triton's interpreter, results as JSON.
+"""Stitched kernels in Triton's interpreter.
 
-``python -m tests.unit.fusion.codegen.interpreting FOLDER EXAMPLES`` prints, for every chain, for random
-graphs and for kernels that were broken on purpose, what was found wrong.
+``python -m tests.unit.fusion.codegen.interpreting FOLDER EXAMPLES`` prints as JSON the errors of
+the fixed patterns, of random graphs and of kernels that were damaged on purpose.
 """
 
 from __future__ import annotations
@@ -25,41 +25,55 @@ from nostall.fusion.codegen.emit.emit import emit
 from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.runtime.kernel import load_kernel
 from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, schedule_operators, stitch
-from nostall.fusion.codegen.tiling import kernel_plan as planning
+from nostall.fusion.codegen.tiling import legality
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
 from nostall.fusion.codegen.tiling.plan_space import plans
 from nostall.fusion.codegen.tiling.plan_variants import single_chunk_kernels, with_evict_first
 from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel, plan_kernel
 from nostall.fusion.graph.graph import Graph
 from nostall.fusion.testing.triton_interpreter import prepare
-from tests.unit.fusion.codegen.accuracy import Stray, guarded, inputs_for, judge
-from tests.unit.fusion.codegen.on_chip_rows import broken as broken_on_chip
-from tests.unit.fusion.codegen.on_chip_rows import odd_rows_on_chip, rows_on_chip
-from tests.unit.fusion.codegen.padded_rows import broken as broken_marks
-from tests.unit.fusion.codegen.padded_rows import marked_rows
-from tests.unit.fusion.codegen.philox_graphs import drawn_numbers
-from tests.unit.fusion.codegen.random_graphs import Made
+from tests.unit.fusion.codegen.accuracy import (
+    OutOfBoundsWrite,
+    find_value_errors,
+    random_inputs,
+    with_guard_bands,
+)
+from tests.unit.fusion.codegen.label_columns import (
+    damaged_kernel_errors as damaged_label_column_errors,
+)
+from tests.unit.fusion.codegen.label_columns import label_column_errors
+from tests.unit.fusion.codegen.on_chip_rows import (
+    damaged_kernel_errors as damaged_on_chip_errors,
+)
+from tests.unit.fusion.codegen.on_chip_rows import (
+    rows_on_chip_errors,
+    unaligned_rows_on_chip_errors,
+)
+from tests.unit.fusion.codegen.philox_graphs import random_number_errors
+from tests.unit.fusion.codegen.random_graphs import RandomGraph
 from tests.unit.fusion.codegen.small_dots import small_dots
 from tests.unit.fusion.patterns import DYNAMIC, PACKED, PATTERNS, as_int8
 from tests.unit.tuning.fusing.functions import fused_and_plain
 
 GRAPHS = 300
-"""That are drawn, of which some are interpreted."""
-STRANGE, PLAIN = 3, 1
-"""Seeds with and without NaN and Inf among the inputs."""
+"""Random graphs in the digest; only the first of them are interpreted."""
+SPECIAL_SEED, FINITE_SEED = 3, 1
+"""Seeds of inputs with and without NaN and Inf."""
 
 
-def different(schedule: Schedule) -> list[KernelPlan]:
-    """A plan of every scheme, with one and several chunks and parts: those of each kind that run
-    the fewest programs, which is what takes time here."""
+def representative_plans(schedule: Schedule) -> list[KernelPlan]:
+    """Plans of all schemes, with one and several chunks and splits.
+
+    Of each kind the plan that runs the fewest programs, because programs take the time here.
+    """
     kinds: dict[object, KernelPlan] = {}
     for plan in sorted(plans(schedule).legal_plans, key=lambda plan: programs(schedule, plan)):
-        ahead = plan.async_copies and plan.scheme != "shared"
-        kinds.setdefault((plan.scheme, len(plan.chunks) > 1, plan.splits > 1, ahead), plan)
-    early = [replace(plan, eager_loads=True) for plan in kinds.values()]
+        copies = plan.async_copies and plan.scheme != "shared"
+        kinds.setdefault((plan.scheme, len(plan.chunks) > 1, plan.splits > 1, copies), plan)
+    eager = [replace(plan, eager_loads=True) for plan in kinds.values()]
     streamed = [
         kernel.plan
-        for plan in early
+        for plan in eager
         if (kernel := with_evict_first(PlannedKernel(schedule, plan))) is not None
     ]
     wide = [
@@ -71,31 +85,35 @@ def different(schedule: Schedule) -> list[KernelPlan]:
 
 
 def programs(schedule: Schedule, plan: KernelPlan) -> float:
+    """The number of programs of a kernel, roughly."""
     if plan.scheme == "thread":
         return schedule.row_count / plan.chunks[0]
     return schedule.row_count / plan.rows * plan.splits
 
 
-def wrong(graph: Graph, stitched: StitchedGraph, seed: int) -> list[str]:
-    inputs = inputs_for(graph, seed)
+def find_errors(graph: Graph, stitched: StitchedGraph, seed: int) -> list[str]:
+    """Run a stitched graph on random inputs and describe wrong values and stray writes."""
+    inputs = random_inputs(graph, seed)
     try:
-        return judge(stitched, inputs, guarded(stitched)(*inputs))
-    except Stray as stray:
+        return find_value_errors(stitched, inputs, with_guard_bands(stitched)(*inputs))
+    except OutOfBoundsWrite as stray:
         return [str(stray)]
 
 
-def chains(folder: Path) -> Iterator[tuple[str, list[str]]]:
+def pattern_errors(folder: Path) -> Iterator[tuple[str, list[str]]]:
+    """Errors of each fixed pattern, with all representative plans."""
     for name, make in PATTERNS.items():
         graph = make()
-        found: list[str] = []
-        for at, plan in enumerate(different(schedule_operators(graph, graph.operators))):
-            whole = stitch(
+        errors: list[str] = []
+        for at, plan in enumerate(representative_plans(schedule_operators(graph, graph.operators))):
+            stitched = stitch(
                 graph, [graph.operators], choice=lambda s, p=plan: plan_kernel(s, p), folder=folder
             )
-            found += [f"refused: {reason}" for reason in whole.illegal_reasons]
-            # NaN stays in its row: other rows show the numbers.
-            found += [f"{plan}: {text}" for text in wrong(graph, whole, PLAIN if at else STRANGE)]
-        yield name, found
+            errors += [f"refused: {reason}" for reason in stitched.illegal_reasons]
+            # One plan is enough for NaN and Inf, which hide other errors in their rows.
+            seed = FINITE_SEED if at else SPECIAL_SEED
+            errors += [f"{plan}: {text}" for text in find_errors(graph, stitched, seed)]
+        yield name, errors
 
 
 INTERPRETED = (
@@ -107,57 +125,58 @@ INTERPRETED = (
     "attention",
     "weighed history",
 )
-"""Of the dynamic chains those that differ in what they do with rows; the source of all of them is
-held to be independent of their number."""
+"""The dynamic patterns that differ in how they use rows. Other tests check for all patterns that
+the source does not depend on the number of rows."""
 
 
-def dynamic(folder: Path) -> Iterator[tuple[str, list[str]]]:
-    """Chains whose number of rows is known at run time only, with one kernel for all of them."""
+def dynamic_errors(folder: Path) -> Iterator[tuple[str, list[str]]]:
+    """Errors of patterns with a dynamic number of rows, one kernel for several numbers."""
     for name in INTERPRETED:
         graph = DYNAMIC[name]()
-        found: list[str] = []
-        for plan in different(schedule_operators(graph, graph.operators)):
-            whole = stitch(
+        errors: list[str] = []
+        for plan in representative_plans(schedule_operators(graph, graph.operators)):
+            stitched = stitch(
                 graph, [graph.operators], choice=lambda s, p=plan: plan_kernel(s, p), folder=folder
             )
-            found += [f"refused: {reason}" for reason in whole.illegal_reasons]
-            found += [f"{plan}, {text}" for text in wrong_at_sizes(graph, whole)]
-        yield name, found
+            errors += [f"refused: {reason}" for reason in stitched.illegal_reasons]
+            errors += [f"{plan}, {text}" for text in errors_at_sizes(graph, stitched)]
+        yield name, errors
 
 
-def wrong_at_sizes(graph: Graph, stitched: StitchedGraph) -> Iterator[str]:
-    """What is wrong at one row, at an odd number and at more than planned."""
+def errors_at_sizes(graph: Graph, stitched: StitchedGraph) -> Iterator[str]:
+    """Errors with one row, an odd number of rows and more rows than the graph was traced with."""
     for rows in (1, 5, 16):
         sized = Graph(tuple(n.resized(graph.varying, rows) for n in graph), graph.outputs)
-        inputs = inputs_for(sized, PLAIN)
+        inputs = random_inputs(sized, FINITE_SEED)
         try:
-            outputs = guarded(stitched)(*inputs)
-            found = judge(replace(stitched, graph=sized), inputs, outputs)
-        except Stray as stray:
-            found = [str(stray)]
-        yield from (f"{rows} rows: {text}" for text in found)
+            outputs = with_guard_bands(stitched)(*inputs)
+            errors = find_value_errors(replace(stitched, graph=sized), inputs, outputs)
+        except OutOfBoundsWrite as stray:
+            errors = [str(stray)]
+        yield from (f"{rows} rows: {text}" for text in errors)
 
 
-def packs(folder: Path) -> Iterator[tuple[str, list[str]]]:
-    """Chains of different shapes in one kernel."""
+def packing_errors(folder: Path) -> Iterator[tuple[str, list[str]]]:
+    """Errors of independent kernels of different shapes that are packed into one."""
     for name, make in PACKED.items():
         graph = make()
-        whole = stitch(graph, [graph.operators], folder=folder)
-        found = [f"{whole.kernels} kernels"] if len(whole.steps) != 1 else []
+        stitched = stitch(graph, [graph.operators], folder=folder)
+        errors = [f"{stitched.kernels} kernels"] if len(stitched.steps) != 1 else []
         if graph.varying:
-            found += wrong_at_sizes(graph, whole)
+            errors += errors_at_sizes(graph, stitched)
         else:
-            found += wrong(graph, whole, STRANGE) + wrong(graph, whole, PLAIN)
-        yield name, found
+            errors += find_errors(graph, stitched, SPECIAL_SEED)
+            errors += find_errors(graph, stitched, FINITE_SEED)
+        yield name, errors
 
 
-BEYOND = (57344.0, 61440.0, 65536.0, 1e30, float("inf"))
-"""The largest number of e5m2, the first that rounds to infinity, and more."""
+LARGE_VALUES = (57344.0, 61440.0, 65536.0, 1e30, float("inf"))
+"""The largest finite e5m2 value, the first that rounds to infinity, and larger values."""
 
 
-def infinities(folder: Path) -> list[str]:
-    """Casts to e5m2 beyond the largest number: the bytes, which no conversion decides."""
-    x = torch.tensor([*BEYOND, *(-value for value in BEYOND), 0.0, -1.5])[None]
+def e5m2_cast_errors(folder: Path) -> list[str]:
+    """Large values that a kernel casts to other e5m2 bytes than PyTorch."""
+    x = torch.tensor([*LARGE_VALUES, *(-value for value in LARGE_VALUES), 0.0, -1.5])[None]
     build = Builder()
     graph = build.graph(build("cast", build.input(tuple(x.shape)), dtype="float8_e5m2"))
     (made,) = stitch(graph, folder=folder)(x)
@@ -166,8 +185,8 @@ def infinities(folder: Path) -> list[str]:
     return [f"{value}" for value, right in zip(x[0].tolist(), same, strict=True) if not right]
 
 
-def halves(folder: Path) -> list[str]:
-    """Numbers between two whole ones, and beyond int8, as int8: which ones they become."""
+def int8_rounding_errors(folder: Path) -> list[str]:
+    """Quarters and values outside int8 that a kernel quantizes to other integers than PyTorch."""
     x = torch.arange(-130, 130.5, 0.25)
     x = torch.cat([x, torch.tensor([3e9, -3e9, float("inf"), float("-inf"), float("nan")])])[None]
     build = Builder()
@@ -194,42 +213,44 @@ def examples_of(count: int, number: int = 0) -> Callable[[Any], Any]:
     return lambda test: fixed_seed(number)(options(test))
 
 
-def random_dots(folder: Path, examples: int) -> tuple[list[str], int]:
-    """What is wrong with chains around small dots, each one kernel; how many there were."""
-    found: list[str] = []
+def random_dot_errors(folder: Path, examples: int) -> tuple[list[str], int]:
+    """Errors of random graphs around small dots, each in one kernel, and the number of graphs."""
+    errors: list[str] = []
     seen: list[str] = []
 
     @examples_of(examples)
     @given(small_dots())
-    def check(made: Made) -> None:
-        graph = made.graph
+    def check(example: RandomGraph) -> None:
+        graph = example.graph
         stitched = stitch(graph, [graph.operators], folder=folder)
         seen.append(graph.key)
         problems = [f"refused: {reason}" for reason in stitched.illegal_reasons]
         if len(stitched.steps) != 1:
             problems.append(f"{len(stitched.steps)} kernels")
-        for text in problems or wrong(graph, stitched, made.seed):
-            found.append(f"{text}\n{graph}")
+        for text in problems or find_errors(graph, stitched, example.seed):
+            errors.append(f"{text}\n{graph}")
 
     check()
-    return found, len(seen)
+    return errors, len(seen)
 
 
-def random_graphs(folder: Path, examples: int) -> tuple[list[str], Counter[str], str]:
-    """What is wrong with the first ``examples`` of the graphs that run on a GPU, too; what was
-    seen; and a digest of all of those."""
-    found: list[str] = []
+def random_graph_errors(folder: Path, examples: int) -> tuple[list[str], Counter[str], str]:
+    """Errors of random graphs, counts of what was run, and a digest of :data:`GRAPHS` graphs.
+
+    A benchmark runs the same graphs on a GPU; the first ``examples`` of them run here.
+    """
+    errors: list[str] = []
     seen: Counter[str] = Counter()
 
-    def check(made: Made) -> None:
+    def check(example: RandomGraph) -> None:
         if seen["graphs"] < examples:
             seen["graphs"] += 1
-            found.extend(f"{text}\n{made.graph}" for text in check_graph(made, folder, seen))
+            errors.extend(f"{text}\n{example.graph}" for text in check_graph(example, folder, seen))
 
-    return found, seen, draw_graphs(GRAPHS, 0, FLOATS, check)
+    return errors, seen, draw_graphs(GRAPHS, 0, FLOATS, check)
 
 
-# What is damaged: the chain, a pattern whose last match is replaced, and by what.
+# Damages: the graph pattern, a regular expression whose last match is replaced, the replacement.
 DAMAGES = {
     "masked lanes count": ("layer norm, two chunks", r"tl\.where\(inside\w*, (\w+), 0\)", r"\1"),
     "lanes beyond the end are stored": ("bias and gelu", r", mask=inside\)", ")"),
@@ -242,46 +263,46 @@ DAMAGES = {
 }
 
 
-def broken(folder: Path) -> Iterator[tuple[str, list[str]]]:
-    """What is found when right kernels are damaged."""
+def damaged_kernel_errors(folder: Path) -> Iterator[tuple[str, list[str]]]:
+    """The errors that are found in damaged kernels; there should be some for each damage."""
     for name, (chain, pattern, damaged) in DAMAGES.items():
         graph = PATTERNS[chain]()
         schedule = schedule_operators(graph, graph.operators)
-        right = [emit(plan_kernel(schedule, plan)) for plan in different(schedule)]
+        correct = [emit(plan_kernel(schedule, plan)) for plan in representative_plans(schedule)]
         program, match = next(
             (program, found[-1])
-            for program in right
+            for program in correct
             if (found := list(re.finditer(pattern, program.source)))
         )
         source = program.source[: match.start()] + match.expand(damaged)
         source += program.source[match.end() :]
         kernel = load_kernel(replace(program, source=source), folder)
-        yield name, wrong(graph, StitchedGraph(graph, (kernel,), Counter()), STRANGE)
+        yield name, find_errors(graph, StitchedGraph(graph, (kernel,), Counter()), SPECIAL_SEED)
 
 
 def main() -> None:
     prepare()
-    planning.EVICT_FIRST_BYTES = 0  # all outputs may be streamed
+    legality.EVICT_FIRST_BYTES = 0  # allows evict_first for all outputs
     torch.set_num_threads(1)
     folder, examples = Path(sys.argv[1]), int(sys.argv[2])
-    found, seen, digest = random_graphs(folder, 20 * examples)
+    errors, seen, digest = random_graph_errors(folder, 20 * examples)
     result = {
-        "chains": dict(chains(folder)),
-        "dynamic": dict(dynamic(folder)),
-        "packed": dict(packs(folder)),
-        "drawn": dict(drawn_numbers(folder)),
-        "random": found,
+        "chains": dict(pattern_errors(folder)),
+        "dynamic": dict(dynamic_errors(folder)),
+        "packed": dict(packing_errors(folder)),
+        "drawn": dict(random_number_errors(folder)),
+        "random": errors,
         "seen": seen,
         "digest": digest,
-        "dots": random_dots(folder, 2 * examples),
-        "on chip": rows_on_chip(folder, examples),
-        "odd on chip": odd_rows_on_chip(folder, 2 * examples),
-        "marked": marked_rows(folder),
-        "infinities": infinities(folder),
-        "halves": halves(folder),
-        "broken": dict(broken(folder)),
-        "broken on chip": dict(broken_on_chip(folder)),
-        "broken marks": dict(broken_marks(folder)),
+        "dots": random_dot_errors(folder, 2 * examples),
+        "on chip": rows_on_chip_errors(folder, examples),
+        "odd on chip": unaligned_rows_on_chip_errors(folder, 2 * examples),
+        "marked": label_column_errors(folder),
+        "infinities": e5m2_cast_errors(folder),
+        "halves": int8_rounding_errors(folder),
+        "broken": dict(damaged_kernel_errors(folder)),
+        "broken on chip": dict(damaged_on_chip_errors(folder)),
+        "broken marks": dict(damaged_label_column_errors(folder)),
         "fused": fused_and_plain(folder),
     }
     print(json.dumps(result))

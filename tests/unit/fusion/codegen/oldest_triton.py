@@ -1,4 +1,4 @@
-"""Stitched kernels compiled by the oldest Triton that is supported, in a process of its own."""
+"""Compile stitched kernels with the oldest supported Triton, in a subprocess."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from nostall.fusion.codegen.emit.program import Program
 from nostall.fusion.codegen.runtime.launch_specs import launch_specs
 
-OLDEST = Path(__file__).resolve().parents[4] / ".cache" / "triton-3.6.0"
+INSTALLATION = Path(__file__).resolve().parents[4] / ".cache" / "triton-3.6.0"
 _COMPILE = """
 import json
 import sys
@@ -42,8 +42,9 @@ for line in sys.stdin:
 
 @cache
 def _compiler() -> subprocess.Popen[str]:
-    """Answers a line with a folder by one of JSON: shared memory of its kernels, or a failure."""
-    path = f"{OLDEST}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    """A process that compiles the folder in each input line and answers with a line of JSON: the
+    bytes of shared memory of its kernels, or a traceback."""
+    path = f"{INSTALLATION}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     process = subprocess.Popen(
         [sys.executable, "-c", _COMPILE],
         env=os.environ | {"PYTHONPATH": path},
@@ -60,10 +61,12 @@ def _end(process: subprocess.Popen[str]) -> None:
     process.communicate()
 
 
-def compiled(program: Program, folder: Path) -> list[tuple[bytes, int]]:
-    """The cubin for sm_90 of each kernel, and its bytes of shared memory; the test is skipped where
-    that Triton is missing."""
-    if not OLDEST.is_dir():
+def compile_program(program: Program, folder: Path) -> list[tuple[bytes, int]]:
+    """The sm_90 cubin of each kernel and its bytes of shared memory.
+
+    Skips the test if that Triton version is not installed in ``.cache``.
+    """
+    if not INSTALLATION.is_dir():
         pytest.skip("no Triton 3.6.0 in .cache (see tests/corpus/build.py)")
     launches = launch_specs(program)
     texts = {name: launch.model_dump_json() for name, launch in launches.items()}
@@ -73,17 +76,17 @@ def compiled(program: Program, folder: Path) -> list[tuple[bytes, int]]:
     assert process.stdin and process.stdout
     process.stdin.write(f"{folder}\n")
     process.stdin.flush()
-    told = process.stdout.readline()
-    if not told:
+    line = process.stdout.readline()
+    if not line:
         _compiler.cache_clear()
         raise AssertionError(f"Triton 3.6.0 ended with {process.wait()}")
-    answer = json.loads(told)
+    answer = json.loads(line)
     assert isinstance(answer, list), answer
     cubins = [(folder / f"{name}.cubin").read_bytes() for name in launches]
     return list(zip(cubins, answer, strict=True))
 
 
 def shared_bytes(program: Program, folder: Path) -> int:
-    """Of the only kernel of a program."""
-    ((_, shared),) = compiled(program, folder)
+    """The bytes of shared memory of a program with one kernel."""
+    ((_, shared),) = compile_program(program, folder)
     return shared

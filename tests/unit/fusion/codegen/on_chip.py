@@ -1,4 +1,4 @@
-"""Kernels in Gluon for tests: emitted by a plan, compiled for sm_90."""
+"""Emit and compile kernels of the scheme ``shared`` for tests (Gluon, sm_90)."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from nostall.fusion.graph.graph import Graph
 from nostall.tuning.source import Source, compile_triton
 
 
-def program_of(graph: Graph, plan: KernelPlan, reuse: Reuse = "order") -> Program:
+def emit_program(graph: Graph, plan: KernelPlan, reuse: Reuse = "order") -> Program:
     schedule = schedule_operators(graph, graph.operators)
     assert illegal_reason(schedule, plan) is None
     return emit_shared(plan_kernel(schedule, plan), reuse)
 
 
-def compiled(program: Program, folder: Path) -> Source:
+def compile_program(program: Program, folder: Path) -> Source:
     path = folder / f"{program.launches[0].name}.py"
     path.write_text(program.source)
     ((name, launch),) = launch_specs(program).items()
@@ -37,9 +37,9 @@ def shared_bytes(source: Source) -> int:
     return launch.shared
 
 
-def everything(columns: int = 3000) -> Graph:
-    """Operators with templates of their own, on both sides of reductions of every kind; values of
-    every dtype are kept."""
+def all_operators_graph(columns: int = 3000) -> Graph:
+    """Operators of all kinds before and after all kinds of reductions, so that kernels keep values
+    of all dtypes on chip."""
     build = Builder()
     shape = (8, columns)
     x, y = build.input(shape, "float32"), build.input(shape, "bfloat16")
@@ -52,11 +52,11 @@ def everything(columns: int = 3000) -> Graph:
         value = build("add", value, build(op, x))
     value = build("add", value, build("remainder", x, build("pow", x, y)))
     reduced = [build(op, value, dims=(1,), keepdim=True) for op in ("sum", "prod", "amax", "amin")]
-    told = build("any", build("isnan", value), dims=(1,), keepdim=True)
+    has_nan = build("any", build("isnan", value), dims=(1,), keepdim=True)
     total = build("sum", count, dims=(1,), keepdim=True, dtype="int64")
     for one in (*reduced, total):
         value = build("add", value, one)
-    value = build("where", told, build("add", value, y), build("cast", count, dtype="float32"))
+    value = build("where", has_nan, build("add", value, y), build("cast", count, dtype="float32"))
     value = build("where", mask, value, x)
     for one in narrow:
         value = build("add", value, build("cast", one, dtype="float32"))

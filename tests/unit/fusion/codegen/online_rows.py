@@ -1,5 +1,7 @@
-"""Kernels that reduce a maximum and the sum of exp(x - maximum) in one walk, in Triton's
-interpreter: ``python -m tests.unit.fusion.codegen.online_rows FOLDER EXAMPLES`` prints what is wrong."""
+"""Kernels with online softmax and kernels of peeled rows, in Triton's interpreter.
+
+``python -m tests.unit.fusion.codegen.online_rows FOLDER EXAMPLES`` prints errors as JSON.
+"""
 
 from __future__ import annotations
 
@@ -25,44 +27,52 @@ from nostall.fusion.codegen.tiling.planned_kernel import plan_kernel
 from nostall.fusion.graph.builder import Builder
 from nostall.fusion.graph.graph import Graph
 from nostall.fusion.testing.triton_interpreter import prepare
-from tests.unit.fusion.codegen.accuracy import Stray, guarded, inputs_for, judge
-from tests.unit.fusion.codegen.cupti_counts import Watched
+from tests.unit.fusion.codegen.accuracy import (
+    OutOfBoundsWrite,
+    find_value_errors,
+    random_inputs,
+    with_guard_bands,
+)
+from tests.unit.fusion.codegen.bounds_checking import BoundsCheckedKernel
 from tests.unit.fusion.codegen.wide_rows import wide_rows
 
 INF, LEAST = float("inf"), -3.4028234663852886e38
 ROWS, COLUMNS = 9, 411
-"""Rows for each kind of :func:`strange`; columns that no width divides, in rows at odd places."""
+"""One row for each case of :func:`insert_special_rows`, and columns that no chunk width divides;
+the rows are unaligned."""
 
 
-def reduced(build: Builder, op: str, value: int) -> int:
+def reduce_row(build: Builder, op: str, value: int) -> int:
     return build(op, value, dims=(1,), keepdim=True)
 
 
 def softmax(build: Builder, x: int, *, guard: bool = False) -> tuple[int, int, int]:
-    """The maximum of x, x - maximum, and the sum of its powers; where ``guard`` as logsumexp
-    subtracts it: 0 where it is infinite."""
-    highest = shift = reduced(build, "amax", x)
+    """The maximum of x, x - maximum, and the sum of exp(x - maximum).
+
+    ``guard``: as in logsumexp, 0 replaces an infinite maximum.
+    """
+    highest = shift = reduce_row(build, "amax", x)
     if guard:
-        told = build("eq", build("abs", highest), build.constant(INF))
-        shift = build("where", told, build.constant(0.0), highest)
+        is_infinite = build("eq", build("abs", highest), build.constant(INF))
+        shift = build("where", is_infinite, build.constant(0.0), highest)
     centred = build("sub", x, shift)
-    return shift, centred, reduced(build, "sum", build("exp", centred))
+    return shift, centred, reduce_row(build, "sum", build("exp", centred))
 
 
 def cross_entropy(shape: tuple[int, int], dtype: str) -> Graph:
-    """The loss of each row and its gradient, as PyTorch's decompositions spell them."""
+    """Cross-entropy and its gradient for each row, as in PyTorch's decompositions."""
     build = Builder()
     x, target = build.input(shape, dtype), build.input((shape[0], 1), "int64")
     _, centred, total = softmax(build, build("cast", x, dtype="float32"))
     log_p = build("sub", centred, build("log", total))
     hit = build("eq", build("iota", shape=shape[1:], dtype="int64", start=0, step=1), target)
-    loss = build("neg", reduced(build, "sum", build("where", hit, log_p, build.constant(0.0))))
+    loss = build("neg", reduce_row(build, "sum", build("where", hit, log_p, build.constant(0.0))))
     gradient = build("sub", build("exp", log_p), build("cast", hit, dtype="float32"))
     return build.graph(loss, build("cast", gradient, dtype=dtype))
 
 
 def lse_and_softmax(shape: tuple[int, int], dtype: str) -> Graph:
-    """Of one x twice, each with a maximum of its own; all reductions are outputs too."""
+    """Logsumexp and softmax of one tensor, each with its own maximum, and all reductions."""
     build = Builder()
     x = build("cast", build.input(shape, dtype), dtype="float32")
     shift, _, total = softmax(build, x, guard=True)
@@ -72,8 +82,8 @@ def lse_and_softmax(shape: tuple[int, int], dtype: str) -> Graph:
     return build.graph(loss, highest, total, other, build("cast", share, dtype=dtype))
 
 
-def drawn(seed: int, shape: tuple[int, int] = (ROWS, COLUMNS)) -> Graph:
-    """Softmaxes of one or two values, some guarded, with other reductions beside and after."""
+def random_graph(seed: int, shape: tuple[int, int] = (ROWS, COLUMNS)) -> Graph:
+    """Softmaxes of one or two values, some guarded, and other reductions beside and after them."""
     draw = random.Random(seed)
     build = Builder()
     inputs = [build.input(shape, draw.choice(("float16", "float32"))) for _ in range(2)]
@@ -89,20 +99,20 @@ def drawn(seed: int, shape: tuple[int, int] = (ROWS, COLUMNS)) -> Graph:
         elif kind == "share":
             outputs.append(build("div", build("exp", centred), total))
         elif kind == "powers":
-            # What is written between both reductions leaves no walk to save.
+            # An output between both reductions needs a pass of its own.
             outputs += [build("exp", centred), total]
         else:
             log_p = build("sub", centred, build("log", total))
-            outputs.append(reduced(build, "sum", build("mul", build("exp", log_p), log_p)))
-    outputs.append(reduced(build, draw.choice(("sum", "amin", "amax")), y))
+            outputs.append(reduce_row(build, "sum", build("mul", build("exp", log_p), log_p)))
+    outputs.append(reduce_row(build, draw.choice(("sum", "amin", "amax")), y))
     if not draw.randint(0, 3):
-        outputs.append(build("add", x, reduced(build, "amax", x)))
+        outputs.append(build("add", x, reduce_row(build, "amax", x)))
     return build.graph(*outputs)
 
 
-def strange(value: torch.Tensor, *, largest: float = 300.0) -> None:
-    """A kind of trouble for each row: where a lane, a part or all of it is infinite or NaN, or it
-    grows.  ``largest``: of the row that does."""
+def insert_special_rows(value: torch.Tensor, *, largest: float = 300.0) -> None:
+    """Fill rows 1 to 8 with special cases: lanes, parts or all of a row infinite or NaN, or values
+    that grow along the row up to ``largest`` in magnitude."""
     last = value.shape[1] - 1
     value[1, last] = float("nan")
     value[2] = -INF
@@ -114,7 +124,7 @@ def strange(value: torch.Tensor, *, largest: float = 300.0) -> None:
     value[8, 3], value[8, last] = INF, -INF
 
 
-# Parts behind the last column have nothing to do.
+# Some splits are behind the last column and have nothing to reduce.
 PLANS = [
     KernelPlan("looped", 1, (256,), 1),
     KernelPlan("looped", 4, (256,), 4),
@@ -127,41 +137,41 @@ PLANS = [
 ]
 
 
-def wrong(program: Program, seed: int, folder: Path) -> list[str]:
-    watched = Watched(load_kernel(program, folder))
-    whole = StitchedGraph(program.graph, (watched,), Counter())  # type: ignore[arg-type]
-    inputs = inputs_for(program.graph, seed, special=False)
+def find_errors(program: Program, seed: int, folder: Path) -> list[str]:
+    """Run a program, with special rows if ``seed`` is even, and describe errors."""
+    kernel = BoundsCheckedKernel(load_kernel(program, folder))
+    stitched = StitchedGraph(program.graph, (kernel,), Counter())  # type: ignore[arg-type]
+    inputs = random_inputs(program.graph, seed, special=False)
     for value in inputs:
         if value.dtype.is_floating_point and value.shape[0] == ROWS and not seed % 2:
-            strange(value)
+            insert_special_rows(value)
     try:
-        found = judge(whole, inputs, guarded(whole)(*inputs))
-    except Stray as stray:
-        found = [str(stray)]
-    return [f"{program.plan}: {t}\n{program.graph}" for t in [*found, *watched.strays]]
+        errors = find_value_errors(stitched, inputs, with_guard_bands(stitched)(*inputs))
+    except OutOfBoundsWrite as stray:
+        errors = [str(stray)]
+    return [f"{program.plan}: {t}\n{program.graph}" for t in [*errors, *kernel.violations]]
 
 
-def random_rows(folder: Path, examples: int) -> tuple[list[str], int]:
-    """What is wrong with chains and random graphs, and how many had a pair with one walk."""
+def online_softmax_errors(folder: Path, examples: int) -> tuple[list[str], int]:
+    """Errors of fixed and random graphs, and the number of graphs with an online softmax."""
     graphs = [make((ROWS, COLUMNS), "float16") for make in (cross_entropy, lse_and_softmax)]
-    found: list[str] = []
+    errors: list[str] = []
     paired = 0
     for seed in range(examples):
-        graph = graphs[seed] if seed < len(graphs) else drawn(seed)
+        graph = graphs[seed] if seed < len(graphs) else random_graph(seed)
         schedule = schedule_operators(graph, graph.operators)
         paired += bool(online_pairs(schedule))
-        # Many rows in a program take less time here.
-        few = (PLANS[1], PLANS[3], PLANS[4 + seed % 4])
-        for at, plan in enumerate(PLANS if seed < len(graphs) else few):
+        # Plans with several rows in a program run faster in the interpreter.
+        fast_plans = (PLANS[1], PLANS[3], PLANS[4 + seed % 4])
+        for at, plan in enumerate(PLANS if seed < len(graphs) else fast_plans):
             if illegal_reason(schedule, plan) is None:
-                found += wrong(emit(plan_kernel(schedule, plan)), (seed + at) // 2, folder)
-    return found, paired
+                errors += find_errors(emit(plan_kernel(schedule, plan)), (seed + at) // 2, folder)
+    return errors, paired
 
 
-def odd_rows(folder: Path, examples: int) -> tuple[list[str], int]:
-    """What is wrong with random graphs whose rows begin at odd places and are read by lanes, and
-    how many kernels there were."""
-    found: list[str] = []
+def peeled_row_errors(folder: Path, examples: int) -> tuple[list[str], int]:
+    """Errors of random graphs with unaligned, peeled rows, and the number of kernels."""
+    errors: list[str] = []
     kernels = 0
     for seed in range(examples):
         graph = wide_rows(seed, COLUMNS)
@@ -169,11 +179,11 @@ def odd_rows(folder: Path, examples: int) -> tuple[list[str], int]:
         plan = PLANS[4 + seed % 2]
         if illegal_reason(schedule, plan) is None:
             kernels += 1
-            found += wrong(emit(plan_kernel(schedule, plan)), 1, folder)
-    return found, kernels
+            errors += find_errors(emit(plan_kernel(schedule, plan)), 1, folder)
+    return errors, kernels
 
 
-# What is damaged in the kernel of log-sum-exp and softmax: a pattern, and what stands for it.
+# Damages to the kernel of logsumexp and softmax: a regular expression and its replacement.
 DAMAGES = {
     "the sum is not scaled": (r"s \* below \+ 1\.0", "s + 1.0"),
     "the maximum counts once too often": (r"s \* below \+ 1\.0", "(s + 1.0) * below + 1.0"),
@@ -186,9 +196,12 @@ DAMAGES = {
 }
 
 
-# And in that of cross-entropy, whose rows are peeled.
+# Damages to the kernel of cross-entropy with peeled rows.
 PEELED_DAMAGES = {
-    "the last row is read as far as others": (r"(whole = )\w+\.minimum\((.*), behind\)", r"\1\2"),
+    "the last row is read as far as others": (
+        r"(whole = )\w+\.minimum\((.*), behind\)",
+        r"\1\2",
+    ),
     "its last elements are left out": (r"if whole < ahead \+ \d+:", "if whole < 0:"),
     "a row too many": (r"\(\(count - 1\)", "((count)"),
     "the row before is written": (r"lowest = .*", "lowest = 0"),
@@ -198,15 +211,15 @@ PEELED_DAMAGES = {
 }
 
 
-def broken(
+def damaged_kernel_errors(
     folder: Path, graph: Graph, plan: KernelPlan, seed: int, damages: dict[str, tuple[str, str]]
 ) -> Iterator[tuple[str, list[str]]]:
-    """What is found when a right kernel is damaged."""
-    right = emit(plan_kernel(schedule_operators(graph, graph.operators), plan))
+    """The errors that are found in damaged kernels; there should be some for each damage."""
+    correct = emit(plan_kernel(schedule_operators(graph, graph.operators), plan))
     for name, (pattern, damaged) in damages.items():
-        source, times = re.subn(pattern, damaged, right.source)
+        source, times = re.subn(pattern, damaged, correct.source)
         assert times, name
-        yield name, wrong(replace(right, source=source), seed, folder)
+        yield name, find_errors(replace(correct, source=source), seed, folder)
 
 
 def main() -> None:
@@ -218,15 +231,15 @@ def main() -> None:
         cross_entropy((ROWS, COLUMNS), "float32"),
         KernelPlan("looped", 1, (256,), 1, peeled=True),
     )
-    kept = peeled[0], PLANS[-1]
-    found = {
-        "rows": random_rows(folder, examples),
-        "odd": odd_rows(folder, examples),
-        "broken": dict(broken(folder, *online, 0, DAMAGES)),
-        "broken peeled": dict(broken(folder, *peeled, 1, PEELED_DAMAGES)),
-        "broken on chip": dict(broken(folder, *kept, 1, PEELED_DAMAGES)),
+    on_chip = peeled[0], PLANS[-1]
+    result = {
+        "rows": online_softmax_errors(folder, examples),
+        "odd": peeled_row_errors(folder, examples),
+        "broken": dict(damaged_kernel_errors(folder, *online, 0, DAMAGES)),
+        "broken peeled": dict(damaged_kernel_errors(folder, *peeled, 1, PEELED_DAMAGES)),
+        "broken on chip": dict(damaged_kernel_errors(folder, *on_chip, 1, PEELED_DAMAGES)),
     }
-    print(json.dumps(found))
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Operator graphs for tests: by hand, and drawn."""
+"""Operator graphs for tests of evaluation and exploration: two fixed ones and random ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from nostall.fusion import Builder, Graph
 
 
 def layer_norm(rows: int = 64, columns: int = 768) -> Graph:
-    """Two reductions one after the other, broadcast weights, a residual."""
+    """A layer norm with a residual: two dependent reductions and broadcast weights."""
     build = Builder()
     x, residual = build.input((rows, columns)), build.input((rows, columns))
     weight = build.input((columns,))
@@ -22,7 +22,7 @@ def layer_norm(rows: int = 64, columns: int = 768) -> Graph:
 
 
 def norm_gradient(rows: int = 4096, columns: int = 1024) -> Graph:
-    """A row reduction that is used, and a column reduction at the end."""
+    """The gradient of a norm: a sum over columns that rows read, and a final sum over rows."""
     build = Builder()
     gradient, x = build.input((rows, columns)), build.input((rows, columns))
     both = build("mul", gradient, x)
@@ -33,7 +33,7 @@ def norm_gradient(rows: int = 4096, columns: int = 1024) -> Graph:
 
 @st.composite
 def operator_graphs(draw: st.DrawFn, most: int = 9) -> Graph:
-    """Elementwise operators, row and column reductions, broadcasts, views and borders."""
+    """Random graphs of elementwise operators, reductions, broadcasts, views, opaque operators."""
     build = Builder()
     rows, columns = draw(st.sampled_from([(128, 96), (4096, 2048), (1, 64)]))
     full = [build.input((rows, columns)) for _ in range(draw(st.integers(1, 2)))]

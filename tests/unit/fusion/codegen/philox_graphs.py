@@ -1,4 +1,4 @@
-"""Kernels of every scheme that write down the random numbers they make, held to the reference."""
+"""Random numbers of kernels of all schemes, compared with the reference implementation."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from tests.unit.fusion.patterns import ROWS
 
 SEED = -1234567890123
 SIZES = (1, 6)
-"""Of what varies."""
-DRAWN = 3
-"""Outputs of a case that are numbers or a mask."""
+"""Values of the dynamic size."""
+RANDOM_OUTPUTS = 3
+"""The first outputs of a case: two random tensors and a mask."""
 
 
 class _Case:
-    """Numbers of two kinds and a mask, which are outputs, and what is computed from their sum."""
+    """A graph under construction: outputs are two random tensors and a mask; inputs are added."""
 
     def __init__(
         self, shape: Shape, dtype: str = "float32", kinds: tuple[int, int] = (4, 1)
@@ -39,63 +39,63 @@ class _Case:
             self.build("random", seed, shape=shape, dtype=dtype, words=words) for words in kinds
         ]
         one, two = self.drawn
-        # Nothing but a comparison reads these: no number is made of them.
+        # Only a comparison reads these, so kernels need not convert them to floats.
         halves = self.build("random", seed, shape=shape, dtype="float32", words=8)
         mask = self.build("gt", halves, self.build.constant(0.3))
         self.drawn.append(mask)
         kept = self.build("mul", self.build("mul", mask, two), self.build.constant(1.25))
         self.sum = self.build("add", one, kept)
 
-    def beside(self, shape: Shape, value: int | None = None) -> int:
-        """The numbers, or a view of them, and a tensor."""
+    def add_input(self, shape: Shape, value: int | None = None) -> int:
+        """The sum of the random numbers, or of a view of them, and an input."""
         return self.build("add", self.build.input(shape), self.sum if value is None else value)
 
     def graph(self, *outputs: int) -> Graph:
         return self.build.graph(*self.drawn, *outputs)
 
-    def summed(self, value: int, *dims: int) -> int:
-        """A value over its sum."""
+    def normalized(self, value: int, *dims: int) -> int:
+        """A value divided by its sum."""
         total = self.build("sum", value, dims=dims, keepdim=True)
         return self.build("div", value, total)
 
 
 def _flat(shape: Shape, dtype: str = "float32", kinds: tuple[int, int] = (4, 8)) -> Graph:
     case = _Case(shape, dtype, kinds)
-    return case.graph(case.beside(shape))
+    return case.graph(case.add_input(shape))
 
 
 def _rows(shape: Shape, axis: int) -> Graph:
     case = _Case(shape)
-    return case.graph(case.summed(case.beside(shape), axis))
+    return case.graph(case.normalized(case.add_input(shape), axis))
 
 
 def _both(shape: Shape) -> Graph:
-    """Sums over columns beside one over rows."""
+    """A graph with sums over columns and one over rows."""
     case = _Case(shape)
-    value = case.summed(case.beside(shape), 1)
+    value = case.normalized(case.add_input(shape), 1)
     return case.graph(value, case.build("sum", value, dims=(0,), keepdim=False))
 
 
 def _viewed(shape: Shape, other: Shape) -> Graph:
     case = _Case(shape)
-    value = case.beside(other, case.build("view", case.sum, shape=other))
-    return case.graph(case.summed(value, len(other) - 1))
+    value = case.add_input(other, case.build("view", case.sum, shape=other))
+    return case.graph(case.normalized(value, len(other) - 1))
 
 
 def _permuted(shape: Shape) -> Graph:
     case = _Case(shape)
-    value = case.beside(shape[::-1], case.build("permute", case.sum, dims=(1, 0)))
-    return case.graph(case.summed(value, 1))
+    value = case.add_input(shape[::-1], case.build("permute", case.sum, dims=(1, 0)))
+    return case.graph(case.normalized(value, 1))
 
 
 def _stretched(shape: Shape, wide: Shape) -> Graph:
     case = _Case(shape)
-    return case.graph(case.summed(case.beside(wide), 1))
+    return case.graph(case.normalized(case.add_input(wide), 1))
 
 
 def _dotted(batch: int, m: int, k: int) -> Graph:
     case = _Case((batch, m, k))
-    left = case.beside((batch, m, k))
+    left = case.add_input((batch, m, k))
     return case.graph(case.build("dot", left, case.build.input((batch, k, 5))))
 
 
@@ -117,7 +117,7 @@ CASES: dict[str, Callable[[], Graph]] = {
     "dots": lambda: _dotted(3, 9, 18),
     "dots, rows of 20": lambda: _dotted(3, 17, 20),
 }
-"""Without bf16, which the interpreter rounds in its own way."""
+"""Without bf16, which the interpreter rounds differently."""
 DYNAMIC: dict[str, Callable[[], Graph]] = {
     "rows": lambda: _rows((ROWS, 44), 1),
     "odd rows": lambda: _flat((ROWS, 2, 45)),
@@ -127,28 +127,31 @@ DYNAMIC: dict[str, Callable[[], Graph]] = {
 }
 
 
-def drawn_numbers(folder: Path, device: str = "cpu") -> Iterator[tuple[str, list[str]]]:
-    """What is wrong with the numbers of each case, whatever its kernel; every case has kernels."""
+def random_number_errors(folder: Path, device: str = "cpu") -> Iterator[tuple[str, list[str]]]:
+    """Errors in the random numbers of each case, with all representative plans."""
     for name, make in CASES.items():
-        yield name, list(_wrong(make(), folder, (None,), device))
+        yield name, list(_errors(make(), folder, (None,), device))
     for name, make in DYNAMIC.items():
-        yield f"dynamic {name}", list(_wrong(replace(make(), varying=ROWS), folder, SIZES, device))
+        yield f"dynamic {name}", list(_errors(replace(make(), varying=ROWS), folder, SIZES, device))
 
 
-def _wrong(graph: Graph, folder: Path, sizes: Sequence[int | None], device: str) -> Iterator[str]:
+def _errors(graph: Graph, folder: Path, sizes: Sequence[int | None], device: str) -> Iterator[str]:
     for plan in _plans(schedule_operators(graph, graph.operators)):
-        whole = stitch(
+        stitched = stitch(
             graph, [graph.operators], choice=lambda s, p=plan: plan_kernel(s, p), folder=folder
         )
-        yield from (f"{plan}: refused: {reason}" for reason in whole.illegal_reasons)
+        yield from (f"{plan}: refused: {reason}" for reason in stitched.illegal_reasons)
         for size in sizes:
-            found = _unequal(graph, whole, size, device)
-            yield from (f"{plan}, {size}: {text}" for text in found)
+            errors = _differences(graph, stitched, size, device)
+            yield from (f"{plan}, {size}: {text}" for text in errors)
 
 
 def _plans(schedule: Schedule) -> list[KernelPlan]:
-    """One of every scheme with one and several chunks and parts: of each kind one with the fewest
-    programs, which are what takes time here, but several where there are such."""
+    """Plans of all schemes, with one and several chunks and splits.
+
+    Of each kind the plan with the fewest programs, because programs take the time here, but with at
+    least two programs if possible.
+    """
 
     def programs(plan: KernelPlan) -> tuple[bool, int]:
         at_once = plan.chunks[0] if plan.scheme == "thread" else plan.rows
@@ -157,17 +160,22 @@ def _plans(schedule: Schedule) -> list[KernelPlan]:
 
     kinds: dict[object, KernelPlan] = {}
     for plan in sorted(plans(schedule).legal_plans, key=programs):
-        held = "held" if plan.scheme in ("warp", "block") else plan.scheme
-        kinds.setdefault((held, len(plan.chunks) > 1, plan.has_equal_chunks, plan.splits > 1), plan)
+        scheme = "register rows" if plan.scheme in ("warp", "block") else plan.scheme
+        kinds.setdefault(
+            (scheme, len(plan.chunks) > 1, plan.has_equal_chunks, plan.splits > 1), plan
+        )
     return list(kinds.values())
 
 
-def _unequal(graph: Graph, stitched: StitchedGraph, size: int | None, device: str) -> Iterator[str]:
+def _differences(
+    graph: Graph, stitched: StitchedGraph, size: int | None, device: str
+) -> Iterator[str]:
     sized = Graph(tuple(node.resized(graph.varying, size) for node in graph), graph.outputs)
-    given = [torch.tensor([SEED]), *(torch.ones(sized[i].shape) for i in graph.inputs[1:])]
-    made = stitched(*(value.to(device) for value in given))
-    wanted = interpret(sized, [value.numpy() for value in given])
-    for index, one, right in zip(graph.outputs[:DRAWN], made, wanted, strict=False):
-        if not torch.equal(one.cpu(), torch.from_numpy(right).to(one.dtype)):
-            share = np.mean(one.double().cpu().numpy() != right)
-            yield f"{share:.0%} of {graph[index]} are others"
+    inputs = [torch.tensor([SEED]), *(torch.ones(sized[i].shape) for i in graph.inputs[1:])]
+    outputs = stitched(*(value.to(device) for value in inputs))
+    expected = interpret(sized, [value.numpy() for value in inputs])
+    random_outputs = zip(graph.outputs[:RANDOM_OUTPUTS], outputs, expected, strict=False)
+    for index, output, reference in random_outputs:
+        if not torch.equal(output.cpu(), torch.from_numpy(reference).to(output.dtype)):
+            share = np.mean(output.double().cpu().numpy() != reference)
+            yield f"{share:.0%} of {graph[index]} differ from the reference"

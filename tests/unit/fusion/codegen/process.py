@@ -1,4 +1,4 @@
-"""A module in a process of its own: Triton has to know before it is imported that it interprets."""
+"""Run a module in a subprocess with Triton's interpreter, which is enabled before the import."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 _ROOT = Path(__file__).resolve().parents[4]
 
 
-def in_the_interpreter(module: str, *arguments: object) -> Any:
-    """What ``python -m module arguments`` prints, which is JSON."""
+def run_interpreted(module: str, *arguments: object) -> Any:
+    """The JSON that ``python -m module arguments`` prints, with Triton's interpreter enabled."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", module, *map(str, arguments)],
         cwd=_ROOT,

@@ -1,8 +1,9 @@
-"""Random operator graphs for code generation: a hypothesis strategy.
+"""Random operator graphs for tests of code generation: a Hypothesis strategy.
 
 Mixed dtypes, broadcasts, reductions over any axes with and without keepdim, views, permutations,
-slices, strided inputs, axes of 1.  Operators that jump (floor, comparisons, remainders) only see
-inputs, whose values are exact; of a computed value nobody could say which side is right.
+slices, strided inputs, axes of size 1. Discontinuous operators (floor, comparisons, remainders)
+only read inputs, whose values are exact: a rounding error of a computed value could change their
+result.
 """
 
 from __future__ import annotations
@@ -24,50 +25,52 @@ SMOOTH = (
     "sin", "cos", "erf", "expm1", "log1p", "copy",
 )
 # fmt: on
-JUMPING = ("sign", "floor", "ceil", "round", "trunc")
+DISCONTINUOUS = ("sign", "floor", "ceil", "round", "trunc")
 PAIRS = ("add", "mul", "sub", "maximum", "minimum", "div")
-HALF, BRAIN = "float16", "bfloat16"
+FLOAT16, BFLOAT16 = "float16", "bfloat16"
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 
 
 @dataclass(frozen=True)
-class Made:
-    """A graph, and a plan choice and input values that are the same in every process."""
+class RandomGraph:
+    """A graph and the seed of its plans and input values; equal in all processes."""
 
     graph: Graph
     seed: int
 
     @property
-    def in_bfloat16(self) -> Made | None:
-        """The same with bfloat16 for float16; None where there is none of it."""
-        if all(node.dtype != HALF for node in self.graph):
+    def as_bfloat16(self) -> RandomGraph | None:
+        """The graph with bfloat16 in place of float16; None if it has no float16."""
+        if all(node.dtype != FLOAT16 for node in self.graph):
             return None
-        nodes = tuple(_in_bfloat16(node) for node in self.graph)
+        nodes = tuple(_node_as_bfloat16(node) for node in self.graph)
         return replace(self, graph=replace(self.graph, nodes=nodes))
 
 
-def _in_bfloat16(node: Node) -> Node:
-    told = ((name, BRAIN if value == HALF else value) for name, value in node.attributes)
-    dtype = BRAIN if node.dtype == HALF else node.dtype
-    return replace(node, dtype=dtype, attributes=tuple(told))
+def _node_as_bfloat16(node: Node) -> Node:
+    attributes = (
+        (name, BFLOAT16 if value == FLOAT16 else value) for name, value in node.attributes
+    )
+    dtype = BFLOAT16 if node.dtype == FLOAT16 else node.dtype
+    return replace(node, dtype=dtype, attributes=tuple(attributes))
 
 
 @st.composite
 def operator_graphs(
     draw: st.DrawFn,
     floats: tuple[str, ...] = ("float32", "float16"),
-    most: int = 12,
+    max_steps: int = 12,
     varying: int | None = None,
     empty: bool = False,
-) -> Made:
-    """Graphs of up to ``most`` steps over inputs of the given float dtypes, int32 and bool.
+) -> RandomGraph:
+    """Graphs of up to ``max_steps`` steps over inputs of the given float dtypes, int32 and bool.
 
-    ``varying``: the first axis is that long and varies.  ``empty``: an axis has no elements.
+    ``varying``: the size of the first axis, which is dynamic. ``empty``: an axis has size 0.
     """
-    return _Drawing(draw, floats, varying, empty).made(most)
+    return _GraphGenerator(draw, floats, varying, empty).generate(max_steps)
 
 
-class _Drawing:
+class _GraphGenerator:
     def __init__(
         self, draw: st.DrawFn, floats: tuple[str, ...], varying: int | None, empty: bool
     ) -> None:
@@ -85,23 +88,23 @@ class _Drawing:
         self.frame = tuple(frame)
         self.values: list[int] = []
 
-    def made(self, most: int) -> Made:
+    def generate(self, max_steps: int) -> RandomGraph:
         for _ in range(self.draw(st.integers(1, 3))):
             self.values.append(self.input())
-        for _ in range(self.draw(st.integers(1, most))):
-            made = self.step()
-            if made is not None:
-                self.values.append(made)
+        for _ in range(self.draw(st.integers(1, max_steps))):
+            value = self.step()
+            if value is not None:
+                self.values.append(value)
         nodes = self.build.nodes
         read = {index for node in nodes for index in node.inputs}
         ends = [v for v in self.values if v not in read and nodes[v].op != "input"]
         if not ends:
             ends = [self.build("copy", self.values[0])]
-        # Some values are read here and outside.
+        # Some outputs are also read inside the graph.
         others = [v for v in self.values if v in read and nodes[v].op != "input"]
         extra = self.draw(st.lists(st.sampled_from(others), max_size=2)) if others else []
         outputs = list(dict.fromkeys([*ends, *extra]))
-        return Made(self.build.graph(*outputs), self.draw(st.integers(0, 2**16)))
+        return RandomGraph(self.build.graph(*outputs), self.draw(st.integers(0, 2**16)))
 
     # -- values ----------------------------------------------------------------------------------
 
@@ -112,7 +115,7 @@ class _Drawing:
             shape = self.frame
         strides = contiguous_strides(shape)
         if not self.draw(st.integers(0, 3)):
-            # Lies in memory with another order of axes, and with gaps.
+            # Another order of axes in memory, and gaps between elements.
             order = self.draw(st.permutations(range(len(shape))))
             laid = contiguous_strides(tuple(shape[axis] for axis in order))
             gap = self.draw(st.sampled_from((1, 2)))
@@ -136,21 +139,23 @@ class _Drawing:
 
     def step(self) -> int | None:
         kinds = "smooth smooth pair pair pair reduce reduce view permute slice expand cast"
-        kind = self.draw(st.sampled_from(f"{kinds} jump choose number iota logic random".split()))
+        kind = self.draw(
+            st.sampled_from(f"{kinds} discontinuous choose number iota logic random".split())
+        )
         return getattr(self, f"_{kind}")()
 
     def _smooth(self) -> int:
         return self.build(self.draw(st.sampled_from(SMOOTH)), self.pick(floating=True))
 
-    def _jump(self) -> int:
+    def _discontinuous(self) -> int:
         value = self.pick(exact=True)
         if self.build.nodes[value].dtype == "bool":
             return self.build("logical_not", value)
-        return self.build(self.draw(st.sampled_from(JUMPING)), value)
+        return self.build(self.draw(st.sampled_from(DISCONTINUOUS)), value)
 
     def _pair(self) -> int | None:
         left, right = self.pick(floating=True), self.pick()
-        # PyTorch subtracts no bools.
+        # PyTorch does not subtract bools.
         arithmetic = PAIRS[:2] if self.build.nodes[right].dtype == "bool" else PAIRS
         return self.fitting(self.draw(st.sampled_from(arithmetic)), left, right)
 
@@ -180,7 +185,7 @@ class _Drawing:
         axes = st.sets(st.integers(0, len(node.shape) - 1), min_size=1)
         dims = tuple(sorted(self.draw(axes)))
         keepdim = self.draw(st.booleans())
-        # Nothing has no largest number.
+        # An empty axis has no maximum.
         is_empty = math.prod(node.shape[dim] for dim in dims) == 0
         if node.dtype == "bool":
             op = self.draw(st.sampled_from(("any", "all")))
@@ -189,12 +194,12 @@ class _Drawing:
             dtype = "int64" if op == "sum" else None
             return self.build(op, value, dims=dims, keepdim=keepdim, dtype=dtype)
         else:
-            every = ("sum", "sum", "prod") if is_empty else ("sum", "sum", "amax", "amin", "prod")
-            op = self.draw(st.sampled_from(every))
+            ops = ("sum", "sum", "prod") if is_empty else ("sum", "sum", "amax", "amin", "prod")
+            op = self.draw(st.sampled_from(ops))
         return self.build(op, value, dims=dims, keepdim=keepdim)
 
     def _view(self) -> int:
-        """Two neighbouring axes become one, or an axis becomes two."""
+        """A view that merges two neighbouring axes or splits one."""
         value = self.pick()
         shape = self.build.nodes[value].shape
         if len(shape) > 1 and self.draw(st.booleans()):
@@ -241,11 +246,11 @@ class _Drawing:
 
     def _choose(self) -> int | None:
         left, right = self.pick(exact=True), self.pick(exact=True)
-        told = self.fitting(self.draw(st.sampled_from(COMPARISONS)), left, right)
-        if told is None:
+        condition = self.fitting(self.draw(st.sampled_from(COMPARISONS)), left, right)
+        if condition is None:
             return None
         yes, no = self.pick(floating=True), self.pick(floating=True)
-        return self.fitting("where", told, yes, no, dtype=self.build.nodes[yes].dtype)
+        return self.fitting("where", condition, yes, no, dtype=self.build.nodes[yes].dtype)
 
     def _iota(self) -> int | None:
         size = self.frame[-1]
@@ -260,7 +265,7 @@ class _Drawing:
         return self._dropped(seed) or drawn if words == 8 else drawn
 
     def _dropped(self, seed: int) -> int | None:
-        """A value that numbers of 16 bits drop elements of: they are read by nothing else."""
+        """Dropout with random numbers of 16 bits that no other operator reads."""
         drawn = self.build("random", seed, shape=self.frame, dtype="float32", words=8)
         number = self.build.constant(self.draw(st.floats(-0.5, 1.5, width=32)))
         mask = self.build(self.draw(st.sampled_from(("lt", "le", "gt", "ge"))), drawn, number)
@@ -268,7 +273,7 @@ class _Drawing:
         return None if kept is None else self.build("mul", kept, self.build.constant(1.25))
 
     def _logic(self) -> int | None:
-        one = self.build("isnan", self.pick(floating=True))
-        other = self.build("isinf", self.pick(floating=True))
+        is_nan = self.build("isnan", self.pick(floating=True))
+        is_inf = self.build("isinf", self.pick(floating=True))
         op = self.draw(st.sampled_from(("logical_and", "logical_or", "logical_xor")))
-        return self.fitting(op, one, other)
+        return self.fitting(op, is_nan, is_inf)

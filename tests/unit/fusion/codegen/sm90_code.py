@@ -1,4 +1,4 @@
-"""The instructions of stitched kernels in code for sm_90, compiled without a GPU."""
+"""Opcodes of stitched kernels compiled for sm_90 without a GPU."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from nostall.tuning.source import compile_triton
 
 
 def opcodes(program: Program, folder: Path) -> list[str]:
-    """Of the first kernel of a program."""
+    """The opcodes of the first kernel of a program."""
     name, launch = next(iter(launch_specs(program).items()))
     path = folder / f"{name}.py"
     path.write_text(program.source)
-    return opcodes_of(compile_triton(path, name, launch, "sm_90").cubin)
+    return cubin_opcodes(compile_triton(path, name, launch, "sm_90").cubin)
 
 
-def opcodes_of(cubin: bytes) -> list[str]:
-    return [one.opcode for one in SassProgram.from_cubin(cubin).kernel().instructions]
+def cubin_opcodes(cubin: bytes) -> list[str]:
+    return [each.opcode for each in SassProgram.from_cubin(cubin).kernel().instructions]

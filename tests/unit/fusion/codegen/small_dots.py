@@ -1,7 +1,8 @@
-"""Random chains around small batched dots: a hypothesis strategy.
+"""Random graphs around small batched dots: a Hypothesis strategy.
 
-A product, what attention does with it (scale, mask, softmax along either axis, dropout), a second
-product on either side, an end; any layout in memory, axes of 1, values that are read outside, too.
+A dot, operators of attention (scale, mask, softmax along either axis, dropout), optionally a second
+dot on either side, and a final operator. Inputs have any memory layout and axes of size 1, and some
+intermediate values are outputs.
 """
 
 from __future__ import annotations
@@ -10,33 +11,33 @@ from hypothesis import strategies as st
 
 from nostall.fusion.graph.builder import Builder
 from nostall.fusion.graph.shapes import contiguous_strides
-from tests.unit.fusion.codegen.random_graphs import Made
+from tests.unit.fusion.codegen.random_graphs import RandomGraph
 
 SIZES = (1, 2, 5, 16, 17, 24)
 BATCHES = ((3,), (2, 2), (1, 4))
 
 
 @st.composite
-def small_dots(draw: st.DrawFn, floats: tuple[str, ...] = ("float32", "float16")) -> Made:
-    """Graphs whose operators have to be one kernel."""
+def small_dots(draw: st.DrawFn, floats: tuple[str, ...] = ("float32", "float16")) -> RandomGraph:
+    """Graphs whose operators must form one kernel."""
     build, dtype = Builder(), draw(st.sampled_from(floats))
     batch = draw(st.sampled_from(BATCHES))
-    turn = (*range(len(batch)), len(batch) + 1, len(batch))
+    transpose = (*range(len(batch)), len(batch) + 1, len(batch))
 
     def matrix(rows: int, columns: int, kind: str = dtype) -> int:
-        """An input (batch, rows, columns), which may lie otherwise or be shared by heads."""
+        """An input (batch, rows, columns), possibly permuted in memory or shared by heads."""
         shape = (*batch, rows, columns)
         order = draw(st.permutations(range(len(shape))))
         laid = contiguous_strides(tuple(shape[axis] for axis in order))
         strides = tuple(laid[order.index(axis)] for axis in range(len(shape)))
-        lies = draw(st.sampled_from(("any", "turned", "shared")))
-        if lies == "any":
+        layout = draw(st.sampled_from(("any", "transposed", "shared")))
+        if layout == "any":
             return build.input(shape, kind, strides)
-        if lies == "shared":
-            one = build.input((*batch[:-1], 1, rows, columns), kind)
-            return build("expand", one, shape=shape)
-        turned = build.input((*batch, columns, rows), kind)
-        return build("permute", turned, dims=turn)
+        if layout == "shared":
+            shared = build.input((*batch[:-1], 1, rows, columns), kind)
+            return build("expand", shared, shape=shape)
+        transposed = build.input((*batch, columns, rows), kind)
+        return build("permute", transposed, dims=transpose)
 
     m, n, width = (draw(st.sampled_from(SIZES)) for _ in range(3))
     k = draw(st.sampled_from(SIZES[1:]))
@@ -62,7 +63,7 @@ def small_dots(draw: st.DrawFn, floats: tuple[str, ...] = ("float32", "float16")
     if draw(st.booleans()):
         value = build("cast", value, dtype=dtype)
     if draw(st.booleans()):
-        value, m, n = build("permute", value, dims=turn), n, m
+        value, m, n = build("permute", value, dims=transpose), n, m
     side = draw(st.sampled_from(("left", "right", "none")))
     if side == "left":
         value = build("dot", value, matrix(n, width))
@@ -74,4 +75,4 @@ def small_dots(draw: st.DrawFn, floats: tuple[str, ...] = ("float32", "float16")
         value = build("sum", value, dims=dims, keepdim=draw(st.booleans()))
     else:
         value = build("tanh", value)
-    return Made(build.graph(*dict.fromkeys([*outputs, value])), draw(st.integers(0, 2**16)))
+    return RandomGraph(build.graph(*dict.fromkeys([*outputs, value])), draw(st.integers(0, 2**16)))

@@ -1,5 +1,7 @@
-"""Every kernel of the benchmark's chains, and those of random graphs, get through ptxas for sm_90:
-on a machine without a GPU nothing else would say that they do not."""
+"""Tests that ptxas compiles the kernels of benchmark programs and random graphs for sm_90.
+
+Without a GPU no other test would find kernels that do not compile.
+"""
 
 from __future__ import annotations
 
@@ -23,22 +25,22 @@ from nostall.fusion.codegen.runtime.stitched_graph import stitch
 from nostall.fusion.explore.default_partition import default_partition
 from nostall.fusion.graph.graph import Graph
 from nostall.tuning.source import compile_triton
-from tests.unit.fusion.codegen.random_graphs import Made
+from tests.unit.fusion.codegen.random_graphs import RandomGraph
 
 SHARES, GRAPHS, DRAWN = 5, 20, 300
-"""Tests that random graphs are dealt to, how many there are, and of how many that run elsewhere."""
+"""Test cases that share the random graphs, graphs to compile, and graphs to generate."""
 
 
 @cache
-def graphs() -> list[Made]:
-    """The first of those that are interpreted, and run on a GPU."""
-    every: list[Made] = []
-    draw_graphs(DRAWN, 0, FLOATS, every.append)
-    return every[:GRAPHS]
+def graphs() -> list[RandomGraph]:
+    """The first of the graphs that are also interpreted and run on a GPU."""
+    generated: list[RandomGraph] = []
+    draw_graphs(DRAWN, 0, FLOATS, generated.append)
+    return generated[:GRAPHS]
 
 
-def compiled(graph: Graph, choice: PlanChooser, folder: Path) -> int:
-    """How many kernels the explorer's plan of a graph has; each is compiled for sm_90."""
+def count_compiled_kernels(graph: Graph, choice: PlanChooser, folder: Path) -> int:
+    """Compile all kernels of the explorer's partition for sm_90 and return their number."""
     stitched = stitch(graph, default_partition(graph), choice=choice, folder=folder)
     programs = [step.program for step in stitched.steps if not isinstance(step, int)]
     count = 0
@@ -52,16 +54,18 @@ def compiled(graph: Graph, choice: PlanChooser, folder: Path) -> int:
 
 
 @pytest.mark.parametrize("name", CHAINS)
-def test_kernels_of_a_chain_compile(name: str, tmp_path: Path) -> None:
-    assert compiled(chain_graph(CHAINS[name]), default_plan, tmp_path) >= 1
+def test_kernels_of_benchmark_programs_compile(name: str, tmp_path: Path) -> None:
+    assert count_compiled_kernels(chain_graph(CHAINS[name]), default_plan, tmp_path) >= 1
 
 
 @pytest.mark.parametrize("share", range(SHARES))
 def test_kernels_of_random_graphs_compile_in_all_dtypes(share: int, tmp_path: Path) -> None:
     kernels = 0
     for made in graphs()[share::SHARES]:
-        for one in (made, made.in_bfloat16):
+        for one in (made, made.as_bfloat16):
             if one is not None and one.graph.operators:
                 draw = random.Random(one.seed)
-                kernels += compiled(one.graph, lambda of, d=draw: draw_plan(of, d), tmp_path)
+                kernels += count_compiled_kernels(
+                    one.graph, lambda of, d=draw: draw_plan(of, d), tmp_path
+                )
     assert kernels > 2

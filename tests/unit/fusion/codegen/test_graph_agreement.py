@@ -1,4 +1,4 @@
-"""What explorers put into one kernel is what code generation can write."""
+"""Tests that code generation has a kernel for all groups of operators that explorers choose."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nostall.fusion.explore import explore, greedy_partition, refine
 from nostall.fusion.graph.partition import Mask, members, to_mask
 from nostall.fusion.graph.regions import find_regions
 from tests.unit.fusion.codegen import operator_graphs, random_graphs
-from tests.unit.fusion.codegen.random_graphs import Made
+from tests.unit.fusion.codegen.random_graphs import RandomGraph
 from tests.unit.fusion.patterns import (
     attention,
     attention_backward,
@@ -25,8 +25,8 @@ from tests.unit.fusion.patterns import (
 )
 
 
-def planned(graph: Graph, *, annealed: bool = True) -> set[Mask]:
-    """Kernels of several operators in the plans of all explorers."""
+def explored_kernels(graph: Graph, *, annealed: bool = True) -> set[Mask]:
+    """The groups of several operators in the partitions of all explorers."""
     delta = DeltaEvaluator(graph)
     found = explore(delta)
     plans = [found.partition, found.connected, found.from_beam, greedy_partition(delta)]
@@ -35,12 +35,12 @@ def planned(graph: Graph, *, annealed: bool = True) -> set[Mask]:
     return {mask for plan in plans for mask in plan.groups if mask & (mask - 1)}
 
 
-def unwritten(graph: Graph, kernels: Iterable[Mask]) -> list[str]:
-    """Why code generation has no kernel for some of them."""
-    return [why for mask in kernels if (why := not_generated(graph, mask)) is not None]
+def generation_errors(graph: Graph, kernels: Iterable[Mask]) -> list[str]:
+    """The errors of code generation for groups of operators; empty if all have a kernel."""
+    return [why for mask in kernels if (why := generation_error(graph, mask)) is not None]
 
 
-def not_generated(graph: Graph, mask: Mask) -> str | None:
+def generation_error(graph: Graph, mask: Mask) -> str | None:
     try:
         return None if generate(graph, members(mask)).source else "no source"
     except BadInput as error:
@@ -49,21 +49,21 @@ def not_generated(graph: Graph, mask: Mask) -> str | None:
 
 @settings(max_examples=10)
 @given(random_graphs.operator_graphs())
-def test_plans_of_random_graphs_can_be_written(made: Made) -> None:
-    assert not unwritten(made.graph, planned(made.graph))
+def test_partitions_of_random_graphs_can_be_generated(made: RandomGraph) -> None:
+    assert not generation_errors(made.graph, explored_kernels(made.graph))
 
 
 @settings(max_examples=8)
 @given(operator_graphs.operator_graphs())
-def test_plans_of_large_random_graphs_can_be_written(graph: Graph) -> None:
+def test_partitions_of_large_random_graphs_can_be_generated(graph: Graph) -> None:
     for part in find_regions(graph):
-        assert not unwritten(part.graph, planned(part.graph))
+        assert not generation_errors(part.graph, explored_kernels(part.graph))
 
 
 @settings(max_examples=8)
 @given(random_graphs.operator_graphs(varying=17))
-def test_plans_for_dynamic_sizes_can_be_written(made: Made) -> None:
-    assert not unwritten(made.graph, planned(made.graph))
+def test_partitions_with_dynamic_sizes_can_be_generated(made: RandomGraph) -> None:
+    assert not generation_errors(made.graph, explored_kernels(made.graph))
 
 
 DOTS = {
@@ -75,14 +75,14 @@ DOTS = {
 
 
 @pytest.mark.parametrize("name", DOTS)
-def test_explorers_put_attention_into_one_kernel(name: str) -> None:
+def test_explorers_fuse_attention_into_one_kernel(name: str) -> None:
     graph = DOTS[name]()
     (kernel,) = explore(DeltaEvaluator(graph)).partition.groups
     assert members(kernel) == graph.operators
-    assert not unwritten(graph, [kernel])
+    assert not generation_errors(graph, [kernel])
 
 
-def test_tensor_cores_count_fewer_instructions() -> None:
+def test_tensor_cores_take_fewer_modelled_instructions() -> None:
     wide, narrow = (attention((8, 4, 32, 64), dtype) for dtype in ("float32", "float16"))
     (one, *_), (other, *_) = (
         [DeltaEvaluator(g).work.instructions[i] for i in g.operators if g[i].kind == "dot"]
@@ -93,8 +93,8 @@ def test_tensor_cores_count_fewer_instructions() -> None:
 
 @settings(max_examples=15)
 @given(operator_graphs.operator_graphs())
-def test_a_pattern_is_judged_alike_wherever_it_stands(graph: Graph) -> None:
-    """Answers are kept by pattern, cut out of its graph."""
+def test_fusion_decisions_do_not_depend_on_the_position_in_the_graph(graph: Graph) -> None:
+    """The evaluator caches decisions by pattern, without the surrounding graph."""
     delta = DeltaEvaluator(graph)
     pairs = (1 << i | 1 << j for i in graph.operators for j in graph.consumers[i])
     wider = (one | other for one, other in combinations(explore(delta).partition.groups, 2))
@@ -103,21 +103,21 @@ def test_a_pattern_is_judged_alike_wherever_it_stands(graph: Graph) -> None:
 
 
 @pytest.mark.parametrize("name", ["cross-entropy", "quantised-norm"])
-def test_plans_of_models_can_be_written(name: str) -> None:
+def test_partitions_of_models_can_be_generated(name: str) -> None:
     pytest.importorskip("torch", reason="capture needs the extra nostall[torch]")
     from benchmarks.fusion.graphs import capture_passes
 
     kernels = 0
     for found in capture_passes(name, small=True).values():
         for part in find_regions(found.graph):
-            masks = planned(part.graph, annealed=False)
-            assert not unwritten(part.graph, masks)
+            masks = explored_kernels(part.graph, annealed=False)
+            assert not generation_errors(part.graph, masks)
             kernels += len(masks)
     assert kernels
 
 
-def test_what_the_cost_model_alone_would_join_is_not_joined() -> None:
-    """A value and its transpose: legal by bytes and rows, but no kernel walks both ways."""
+def test_fusions_without_a_kernel_are_rejected() -> None:
+    """A value plus its transpose has a modelled time, but no kernel can loop over both layouts."""
     build = Builder()
     made = build("exp", build.input((64, 64)))
     graph = build.graph(build("add", made, build("permute", made, dims=(1, 0))))
@@ -127,7 +127,7 @@ def test_what_the_cost_model_alone_would_join_is_not_joined() -> None:
     assert len(explore(delta).partition.groups) == 2
 
 
-def test_what_has_no_kernel_alone_has_none_with_others() -> None:
+def test_operators_without_a_kernel_cannot_be_fused() -> None:
     build = Builder()
     x = build.input((8, 16), "float64")
     graph = build.graph(build("exp", build("neg", x)))

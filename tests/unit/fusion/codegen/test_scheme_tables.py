@@ -1,4 +1,4 @@
-"""Every scheme has an entry in each table of code generation, and no table has another key."""
+"""Tests that the tables of code generation have exactly one entry for each scheme."""
 
 from __future__ import annotations
 

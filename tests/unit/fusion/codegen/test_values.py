@@ -1,4 +1,4 @@
-"""What stitched kernels compute, in Triton's interpreter in a process of its own."""
+"""Tests of the values that stitched kernels compute, in Triton's interpreter in a subprocess."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from benchmarks.harness.result_file import load, results
 
-from tests.unit.fusion.codegen.process import in_the_interpreter
+from tests.unit.fusion.codegen.process import run_interpreted
 from tests.unit.fusion.patterns import PACKED, PATTERNS
 
 pytest.importorskip("triton")
@@ -19,32 +19,32 @@ EXAMPLES = 5
 @pytest.fixture(scope="module")
 def interpreted(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("kernels")
-    return in_the_interpreter("tests.unit.fusion.codegen.interpreting", folder, EXAMPLES)
+    return run_interpreted("tests.unit.fusion.codegen.interpreting", folder, EXAMPLES)
 
 
 @pytest.mark.parametrize("name", PATTERNS)
-def test_a_chain_is_right_in_every_scheme(interpreted: Any, name: str) -> None:
+def test_patterns_are_correct_in_all_schemes(interpreted: Any, name: str) -> None:
     assert interpreted["chains"][name] == []
 
 
-def test_one_kernel_is_right_for_several_numbers_of_rows(interpreted: Any) -> None:
+def test_one_kernel_is_correct_for_several_numbers_of_rows(interpreted: Any) -> None:
     assert len(interpreted["dynamic"]) == 7
     assert [wrong for wrong in interpreted["dynamic"].values() if wrong] == []
 
 
 @pytest.mark.parametrize("name", PACKED)
-def test_parts_of_different_shapes_are_right_in_one_kernel(interpreted: Any, name: str) -> None:
+def test_packed_kernels_are_correct(interpreted: Any, name: str) -> None:
     assert interpreted["packed"][name] == []
 
 
-def test_random_graphs_are_stitched_and_right(interpreted: Any) -> None:
+def test_random_graphs_are_stitched_and_correct(interpreted: Any) -> None:
     assert interpreted["random"] == []
     assert interpreted["seen"]["graphs"] == 20 * EXAMPLES
     assert interpreted["seen"]["kernels"] > 20 * EXAMPLES
 
 
 @pytest.mark.parametrize("where", ["h200", "interpreted"])
-def test_the_same_graphs_were_right_elsewhere(interpreted: Any, where: str) -> None:
+def test_recorded_runs_of_the_same_graphs_had_no_errors(interpreted: Any, where: str) -> None:
     kept = load(results("fusion") / f"random_graphs_{where}.json")
     assert kept["digest of the graphs drawn"] == interpreted["digest"]
     assert kept["seen"]["graphs"] == 300
@@ -52,44 +52,46 @@ def test_the_same_graphs_were_right_elsewhere(interpreted: Any, where: str) -> N
     assert kept["wrong"] == []
 
 
-def test_random_numbers_are_the_same_in_every_kernel(interpreted: Any) -> None:
+def test_random_numbers_are_the_same_in_all_kernels(interpreted: Any) -> None:
     assert len(interpreted["drawn"]) == 24
     assert {name: wrong for name, wrong in interpreted["drawn"].items() if wrong} == {}
 
 
-def test_random_chains_of_small_dots_are_one_kernel_and_right(interpreted: Any) -> None:
+def test_random_graphs_of_small_dots_are_one_correct_kernel(interpreted: Any) -> None:
     wrong, seen = interpreted["dots"]
     assert wrong == []
     assert seen == 2 * EXAMPLES
 
 
-def test_rows_in_shared_memory_are_right_whatever_is_kept_there(interpreted: Any) -> None:
+def test_rows_in_shared_memory_are_correct_with_all_rematerialization_options(
+    interpreted: Any,
+) -> None:
     wrong, kernels = interpreted["on chip"]
     assert wrong == []
     assert kernels > EXAMPLES
 
 
-def test_rows_at_odd_places_in_shared_memory_are_right(interpreted: Any) -> None:
+def test_unaligned_rows_in_shared_memory_are_correct(interpreted: Any) -> None:
     wrong, kernels = interpreted["odd on chip"]
     assert wrong == []
     assert min(kernels["read"], kernels["ahead"]) >= EXAMPLES and kernels["demoted"]
 
 
-def test_turns_with_and_without_the_column_of_a_label_are_right(interpreted: Any) -> None:
+def test_index_splitting_at_label_columns_is_correct(interpreted: Any) -> None:
     assert interpreted["marked"] == []
     assert len(interpreted["broken marks"]) == 3
     assert [name for name, wrong in interpreted["broken marks"].items() if not wrong] == []
 
 
-def test_casts_to_e5m2_end_at_infinity(interpreted: Any) -> None:
+def test_casts_to_e5m2_overflow_to_infinity(interpreted: Any) -> None:
     assert interpreted["infinities"] == []
 
 
-def test_halves_become_the_even_integer(interpreted: Any) -> None:
+def test_halves_round_to_the_even_integer(interpreted: Any) -> None:
     assert interpreted["halves"] == []
 
 
-def test_damaged_kernels_are_found(interpreted: Any) -> None:
+def test_damaged_kernels_are_detected(interpreted: Any) -> None:
     assert len(interpreted["broken"]) == 8
     assert [name for name, wrong in interpreted["broken"].items() if not wrong] == []
     assert len(interpreted["broken on chip"]) == 4
@@ -101,14 +103,14 @@ def test_dropout_is_the_same_in_both_passes_and_for_the_same_seed(interpreted: A
     assert found["refused"] == 0
     assert len(found["kernels"]) == 2
     assert found["again"] and found["fresh"]
-    # Of 3072 elements each, independent of each other: six standard deviations.
+    # Tolerance: six standard deviations of two independent masks of 3072 elements.
     assert found["kept"] == pytest.approx([0.75, 0.5], abs=0.055)
     assert found["together"] == pytest.approx(0.375, abs=0.055)
-    assert found["forward"] < 1e-2  # of values up to 5439, in fp32
+    assert found["forward"] < 1e-2  # absolute, for fp32 values up to 5439
     assert found["backward"] < 1e-2
 
 
-def test_a_fused_module_and_its_gradients_are_as_before(interpreted: Any) -> None:
+def test_a_fused_module_has_the_same_results_and_gradients(interpreted: Any) -> None:
     result = interpreted["fused"]
     assert result["forward"] < 1e-5
     assert result["backward"] < 1e-4
@@ -123,7 +125,7 @@ def test_a_fused_module_and_its_gradients_are_as_before(interpreted: Any) -> Non
     assert result["refused"] == ["aten.sort.default: unsupported operator"]
 
 
-def test_assertions_stay_where_they_are(interpreted: Any) -> None:
+def test_assertions_are_not_fused(interpreted: Any) -> None:
     found = interpreted["fused"]["asserted"]
     assert found["difference"] < 1e-6
     assert found["refused"] == ["aten._assert_async.msg"]

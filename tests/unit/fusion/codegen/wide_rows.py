@@ -1,4 +1,4 @@
-"""Graphs whose rows are too wide for registers: well-known chains, and random ones by a seed."""
+"""Graphs with rows too wide for registers: two fixed ones, and random ones from a seed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PAIRS = ("add", "sub", "mul", "maximum", "minimum", "div")
 
 
 def softmax_norm(shape: tuple[int, int], dtype: str) -> Graph:
-    """Softmax, weights, and a norm: a row of values of which each needs the one before only."""
+    """Softmax, weights and a norm: a sequence of values that each depend on the previous one."""
     build = Builder()
     x, weights = build.input(shape, dtype), build.input(shape[-1:], dtype)
     powers = build("exp", build("sub", x, _reduced(build, "amax", x)))
@@ -27,8 +27,8 @@ def softmax_norm(shape: tuple[int, int], dtype: str) -> Graph:
 
 
 def late_input(shape: tuple[int, int], dtype: str) -> Graph:
-    """The log-sum-exp of one tensor, by which another one is scaled: that is first read when the
-    first one is dead, and nothing computed stands between them."""
+    """A tensor scaled by the logsumexp of another tensor. It is first read when the other tensor
+    is dead, and no computed value is live between both."""
     build = Builder()
     x, y = build.input(shape, dtype), build.input(shape, dtype)
     highest = _reduced(build, "amax", x)
@@ -50,19 +50,19 @@ def wide_rows(
     most_rows: int = 5,
     pairs: tuple[str, ...] = PAIRS,
 ) -> Graph:
-    """Some levels of reductions over the last axis, with operators between them that read inputs
-    and earlier values again.  Equal seeds give equal graphs.
+    """Several levels of reductions over the last axis, and operators between them that read inputs
+    and earlier values again. Equal seeds give equal graphs.
 
-    Inputs are of ``floats``, of ``others`` (which are cast) and of bool; some are shared by all
-    rows, some are one number for each row, some lie with gaps.  ``pairs``: operators on two values.
+    Inputs have the dtypes ``floats``, ``others`` (which are cast) and bool. Some are shared by all
+    rows, some have one value for each row, some have gaps in memory. ``pairs``: binary operators.
     """
     draw = random.Random(seed)
     shape = draw.randint(1, most_rows), columns
-    return _Drawing(draw, shape, floats, others, pairs).made()
+    return _GraphGenerator(draw, shape, floats, others, pairs).generate()
 
 
 def with_column_sums(graph: Graph, draw: random.Random) -> Graph:
-    """The graph with sums over rows of one or two of its values, as weight gradients have them."""
+    """The graph with additional sums over rows of one or two values, as in weight gradients."""
     build = Builder()
     build.nodes.extend(graph.nodes)
     shape = max((graph[index].shape for index in graph.operators), key=len)
@@ -76,7 +76,7 @@ def with_column_sums(graph: Graph, draw: random.Random) -> Graph:
     return build.graph(*graph.outputs, *sums)
 
 
-class _Drawing:
+class _GraphGenerator:
     def __init__(
         self,
         draw: random.Random,
@@ -94,10 +94,10 @@ class _Drawing:
         self.wide: list[int] = []
         self.narrow: list[int] = []
 
-    def made(self) -> Graph:
+    def generate(self) -> Graph:
         draw, build = self.draw, self.build
         self.wide += [self.input() for _ in range(draw.randint(1, 3))]
-        # What all inputs are part of has its columns in common with whatever reads one of them.
+        # The sum of all inputs makes all operators share the columns.
         self.wide.append(functools.reduce(lambda a, b: build("add", a, b), self.wide))
         ends: list[int] = []
         for _ in range(draw.randint(1, 4)):
@@ -114,7 +114,7 @@ class _Drawing:
         return build.graph(*dict.fromkeys(ends))
 
     def input(self) -> int:
-        """A tensor with rows and columns, as a float."""
+        """An input with rows and columns, cast to a float if necessary."""
         dtype = self.draw.choice((*self.floats * 2, *self.others))
         gap = self.draw.choice((1, 1, 1, 2))
         strides = (self.shape[1] * gap + self.draw.choice((0, 0, 3)), gap)
@@ -122,7 +122,7 @@ class _Drawing:
         return value if dtype in self.floats else self.build("cast", value, dtype="float32")
 
     def pick(self) -> int:
-        """A value: often a late one, so that graphs are deep."""
+        """A value, often a recent one, so that graphs become deep."""
         return self.draw.choice(self.wide[-3:] if self.draw.randint(0, 1) else self.wide)
 
     def step(self) -> int:
@@ -136,8 +136,8 @@ class _Drawing:
         if kind == "weight":
             return build("mul", value, build.input(self.shape[1:], draw.choice(self.floats)))
         if kind == "column":
-            every = [*self.narrow, build.input((self.shape[0], 1), draw.choice(self.floats))]
-            return build("add", value, draw.choice(every))
+            row_values = [*self.narrow, build.input((self.shape[0], 1), draw.choice(self.floats))]
+            return build("add", value, draw.choice(row_values))
         if kind == "cast":
             return build("cast", value, dtype=draw.choice(self.floats))
         if kind == "mask":
@@ -151,5 +151,5 @@ class _Drawing:
         op = draw.choice(("sum", "sum", "amax", "amin", "any"))
         if op != "any":
             return build(op, self.pick(), dims=(1,), keepdim=True)
-        told = build("any", build("isnan", self.pick()), dims=(1,), keepdim=True)
-        return build("cast", told, dtype="float32")
+        has_nan = build("any", build("isnan", self.pick()), dims=(1,), keepdim=True)
+        return build("cast", has_nan, dtype="float32")

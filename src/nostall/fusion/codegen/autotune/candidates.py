@@ -43,7 +43,7 @@ def neighbours(kernel: PlannedKernel) -> tuple[PlannedKernel, ...]:
     """The kernels that differ in one respect from a kernel of the same schedule.
 
     A respect is: half or twice the rows, warps or columns of a loop iteration; the next number of
-    splits; another cut of a row; ``async_copies``; ``eager_loads``; ``evict_first``. The variants of
+    splits; other chunks of a row; ``async_copies``; ``eager_loads``; ``evict_first``. Variants of
     :func:`~nostall.fusion.codegen.tiling.plan_variants.single_chunk_kernels` are neighbours, too.
     """
     near = []
@@ -86,7 +86,7 @@ def _plan_distance(first: KernelPlan, second: KernelPlan) -> int:
 
 def _scheme_family(plan: KernelPlan) -> str:
     """The scheme. ``warp`` and ``block`` are one family: they differ in rows and warps only."""
-    return "held" if plan.scheme in ("warp", "block") else plan.scheme
+    return "register rows" if plan.scheme in ("warp", "block") else plan.scheme
 
 
 def fastest_modelled(times: Mapping[KernelPlan, float], most: int) -> tuple[KernelPlan, ...]:

@@ -36,7 +36,8 @@ OPERATOR_INSTRUCTIONS: Mapping[str, float] = {
 """Instructions of an operator for each fp32 element; 1 for operators that are not in the table.
 
 Counted in kernels of one operator. ``sin`` and ``cos``: without the path for large numbers.
-``random``: of one Philox counter, which several elements may share. ``share``: the exp of a softmax.
+``random``: of one Philox counter, which several elements may share. ``share``: the exp of a
+softmax.
 """
 
 
@@ -44,8 +45,9 @@ Counted in kernels of one operator. ``sin`` and ``cos``: without the path for la
 class CostCoefficients:
     """Instructions of a warp besides those of operators, and registers of a thread.
 
-    Fitted to what Triton 3.6 compiled for sm_90, by ``python -m benchmarks run fusion.cost_model_fit``.
-    In ``benchmarks/results/fusion_evaluator.json``, measured later, the modelled instructions are
+    Fitted to what Triton 3.6 compiled for sm_90, by
+    ``python -m benchmarks run fusion.cost_model_fit``.
+    In ``benchmarks/fusion/results/cost_model.json.gz``, measured later, the modelled instructions are
     within 14 % for half of 544 kernels without loops, and the modelled registers for half of 1,201
     kernels that do not spill. No kernel there uses ``int64_registers``, which is an earlier fit.
     """

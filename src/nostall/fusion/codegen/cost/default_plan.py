@@ -17,7 +17,7 @@ def default_plan(schedule: Schedule) -> PlannedKernel:
     """The kernel with the least modelled time.  Raises :class:`BadInput` if no plan is legal."""
     space = plans(schedule)
     if not space.legal:
-        reasons = "; ".join(f"{one.plan}: {one.reason}" for one in space.illegal[:3])
+        reasons = "; ".join(f"{each.plan}: {each.reason}" for each in space.illegal[:3])
         raise BadInput(
             f"none of {len(space.illegal)} plans fits ({reasons}); make smaller kernels of these "
             "operators"

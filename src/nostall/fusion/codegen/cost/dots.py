@@ -23,8 +23,8 @@ from nostall.fusion.graph.operations import DTYPE_BYTES
 _MMA_PRODUCTS = 16 * 8 * 16
 """Products of one tensor-core instruction of a warp (``mma.m16n8k16``)."""
 _MMA_ROWS = 16
-"""Rows of one such instruction. Triton gives the warps of a program different rows; warps beyond the
-last row repeat the work of others."""
+"""Rows of one such instruction. Triton gives the warps of a program different rows; warps behind
+the last row repeat the work of others."""
 _FACTOR_BYTES = 2
 """Bytes of an element of a tensor-core factor in shared memory."""
 _FACTORS_PER_ACCESS = ACCESS_BYTES // _FACTOR_BYTES
@@ -39,7 +39,7 @@ def dot_cost(kernel: PlannedKernel, coefficients: CostCoefficients) -> KernelCos
     model = _DotModel(kernel, coefficients)
     in_memory: set[Operand] = set()
     for index in mapping.operators:
-        in_memory.update(one for one in mapping.operands[index] if mapping.is_in_memory(one))
+        in_memory.update(filter(mapping.is_in_memory, mapping.operands[index]))
         model.add(index)
     model.instructions += coefficients.access * model.access_count(in_memory)
     moved = sum(graph[index].bytes for index in (*mapping.inputs, *mapping.outputs))
@@ -83,7 +83,7 @@ class _DotModel:
 
     def _add_matrix_product(self, index: int, elements: float) -> None:
         mapping = self.schedule.mapping
-        factors = sum(self._lanes(loops_used(one.accesses)) for one in mapping.operands[index])
+        factors = sum(self._lanes(loops_used(o.accesses)) for o in mapping.operands[index])
         on_tensor_cores = mapping.graph[index].dtype != "float32"
         products = elements * WARP_SIZE / _MMA_PRODUCTS if on_tensor_cores else elements
         self.instructions += products
@@ -100,10 +100,10 @@ class _DotModel:
         mapping = self.schedule.mapping
         is_dot = mapping.graph[index].kind == "dot"
         self.instructions += elements * (2 if is_dot else 1)
-        kept = self._lanes(mapping.loops[index])
+        result = self._lanes(mapping.loops[index])
         reduced = self._lanes(mapping.reduced_loops[index])
         vector = self._contiguous_per_thread(index) if is_dot else self.threads
-        layout = thread_layout(kept, reduced, self.num_warps, min(vector, _FACTORS_PER_ACCESS))
+        layout = thread_layout(result, reduced, self.num_warps, min(vector, _FACTORS_PER_ACCESS))
         crosses_warps = layout.warps_per_row > 1
         shuffles = SHUFFLE_INSTRUCTIONS * math.log2(layout.lanes_per_row)
         row = shuffles + self.coefficients.cross_warp * crosses_warps

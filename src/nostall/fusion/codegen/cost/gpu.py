@@ -18,8 +18,10 @@ from nostall.fusion.codegen.tiling.tile_sizes import WARP_SIZE
 from nostall.fusion.hardware import H200 as HARDWARE
 
 REGISTER_UNCERTAINTY = (0.85, 1.0, 1.2)
-"""Registers of the compiler, relative to the modelled ones: half of all kernels are within 15 %, and
-a few registers more or less decide how many programs are resident."""
+"""Registers of the compiled kernel as fractions of the modelled ones, for a sensitivity range.
+
+Half of all kernels are within 15 %, and a few registers decide how many programs are resident.
+"""
 _SPILL_BYTES = 8
 """Bytes for each register that does not fit: it is stored and loaded again."""
 
@@ -80,8 +82,8 @@ H200 = Gpu(
     l1_bytes=192e3,
     l2_bytes=HARDWARE.l2_bytes,
     # Fitted to the measured times of 1,251 plans on an H200, without programmatic dependent launch,
-    # by `python -m benchmarks run fusion.cost_model_fit`. Exceptions: program_start_s was measured by
-    # `python -m benchmarks run fusion.program_start_rate`; half_sharpness_programs was chosen
+    # by `python -m benchmarks run fusion.cost_model_fit`. Exceptions: program_start_s was measured
+    # by `python -m benchmarks run fusion.program_start_rate`; half_sharpness_programs was chosen
     # among 0, 1, 2 and 4 by benchmarks/results/cost_model.json.
     launch_s=0.61e-6,
     issue_rate=3.35,
@@ -137,7 +139,7 @@ def _seconds_with_registers(cost: KernelCost, gpu: Gpu) -> float:
     limits = (
         max(1.0, programs_per_sm / resident) * latency - exposed,
         programs_per_sm * issue,
-        # Starting programs issue the loads: the slower one of both hides the other one.
+        # Starting programs issue the loads: the slower of the two hides the other.
         cost.programs * max(memory, start),
         cost.programs * l2,
     )

@@ -1,4 +1,4 @@
-"""Modelled cost of kernels that loop over the columns of a row: ``looped``, ``split``, ``shared``."""
+"""Modelled cost of kernels that loop over columns: schemes ``looped``, ``split``, ``shared``."""
 
 from __future__ import annotations
 

@@ -100,18 +100,18 @@ class _SequenceModel:
             self.other_instructions += instructions
 
     def _exchange_cost(self, index: int) -> tuple[float, bool]:
-        """Instructions by which lanes exchange their parts of a reduction; whether warps do, too."""
+        """Instructions that reduce values across lanes, and whether warps exchange values, too."""
         mapping = self.schedule.mapping
-        kept = self._lanes(mapping.loops[index])
+        result = self._lanes(mapping.loops[index])
         reduced = self._lanes(mapping.reduced_loops[index])
         vector = ACCESS_BYTES // DTYPE_BYTES["float16"]
         if index in self.tiling.accumulated:
             # The positions are spread over the lanes and warps that the other axis leaves.
-            layout = thread_layout(reduced, kept, self.num_warps, vector)
+            layout = thread_layout(reduced, result, self.num_warps, vector)
             lanes, rows = WARP_SIZE // layout.lanes_per_row, layout.vector
             crosses_warps = self.num_warps > 1
         else:
-            layout = thread_layout(kept, reduced, self.num_warps, vector)
+            layout = thread_layout(result, reduced, self.num_warps, vector)
             lanes, rows = layout.lanes_per_row, layout.rows_per_thread
             crosses_warps = layout.warps_per_row > 1
         shuffles = SHUFFLE_INSTRUCTIONS * math.log2(max(1, lanes))
@@ -121,7 +121,7 @@ class _SequenceModel:
         """Loads and stores of a thread: in one loop iteration, and outside of the loop."""
         mapping = self.schedule.mapping
         positions = set(self.schedule.loop_groups[self.tiling.group])
-        tensors = [(one.source, loops_used(one.accesses)) for one in mapping.memory_operands]
+        tensors = [(o.source, loops_used(o.accesses)) for o in mapping.memory_operands]
         tensors += [(index, mapping.loops[index]) for index in mapping.outputs]
         counts = {True: 0.0, False: 0.0}
         for node, loops in tensors:

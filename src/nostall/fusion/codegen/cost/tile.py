@@ -88,9 +88,9 @@ class _TileModel:
         self.has_equal_chunks = len(set(chunks)) == 1
         self.tensors = self._tensors()
         # Triton gives tensors of one shape the layout of the one with the widest accesses.
-        vectors = [one.max_vector for one in self.tensors if one.has_rows or self.rows == 1]
+        vectors = [t.max_vector for t in self.tensors if t.has_rows or self.rows == 1]
         self.broadcast_vectors = [
-            one.max_vector for one in self.tensors if not (one.has_rows or self.rows == 1)
+            t.max_vector for t in self.tensors if not (t.has_rows or self.rows == 1)
         ]
         vector = max(vectors, default=_DEFAULT_VECTOR)
         self.layouts = [
@@ -112,7 +112,7 @@ class _TileModel:
             instructions=self.instructions,
             registers=self._registers(),
             elements=self.elements,
-            accesses=sum(max(1.0, one.elements_per_thread / one.vector) for one in self.layouts),
+            accesses=sum(max(1.0, each.elements_per_thread / each.vector) for each in self.layouts),
             conversion_bytes=conversion_bytes,
             # A single warp exchanges values between lanes, without barriers.
             barriers=self.barriers if self.plan.num_warps > 1 else 0,

@@ -1,7 +1,8 @@
-"""Running maxima and minima of what is fp16 in memory: kept as fp16, which is exact.
+"""Accumulation of maxima and minima of fp16 tensors in fp16.
 
-The result is one of the values, and hardware compares two of 16 bits at a time.  So it does with
-bf16, but Triton 3.6 compares that in fp32.
+This is exact because the result is one of the values, and faster because hardware compares two fp16
+values in one instruction. The hardware also does so with bf16, but Triton 3.6 compares bf16 in
+fp32.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ from nostall.fusion.codegen.loops.schedule import Schedule
 
 
 def accumulator(schedule: Schedule, index: int) -> Reduction:
-    """How a walk over columns keeps the running value of a reduction."""
+    """The reduction, with the dtype in which a loop over columns accumulates it."""
     mapping, graph = schedule.mapping, schedule.mapping.graph
-    how = make_reduction(graph[index])
+    reduction = make_reduction(graph[index])
     if graph[index].op not in ("amax", "amin"):
-        return how
+        return reduction
     (operand,) = mapping.operands[index]
     while operand.source in mapping.operands and graph[operand.source].op == "cast":
         if graph[operand.source].dtype != "float32":
-            return how
+            return reduction
         (operand,) = mapping.operands[operand.source]
-    is_narrow = mapping.is_in_memory(operand) and graph[operand.source].dtype == "float16"
-    return replace(how, dtype="float16") if is_narrow else how
+    is_fp16 = mapping.is_in_memory(operand) and graph[operand.source].dtype == "float16"
+    return replace(reduction, dtype="float16") if is_fp16 else reduction

@@ -1,7 +1,8 @@
-"""Triton's operators said in Gluon, which has the same ones, with layouts that the kernel names.
+"""Translation of Triton lines to Gluon, for kernels that use shared memory.
 
-Gluon (``triton.experimental.gluon``) can name shared memory.  It has no random numbers and no
-broadcast to a shape; layouts of tensors are said where they are made and followed from there.
+Gluon (``triton.experimental.gluon``) has the operators of Triton under the same names, except
+random numbers and broadcasts to a shape, and it can name shared memory. A tensor gets its layout
+where it is created; results of operators inherit the layout.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from nostall.fusion.codegen.emit.program import Language
 from nostall.fusion.codegen.loops.addresses import ZERO_TENSOR
 
 LAYOUT = "row"
-"""What kernels call the layout of their tensors."""
+"""The name of the register layout in the kernels."""
 
 HEAD = """# ruff: noqa
 import triton.language as tl
@@ -36,7 +37,7 @@ _NAME = re.compile(rf"\btl\.(?!(?:{'|'.join(_ONLY_IN_TRITON)})\b)")
 
 
 def translate_to_gluon(text: str) -> str:
-    """Lines of Triton as Gluon."""
+    """The source of a Triton file as Gluon."""
     zero = f"{ZERO_TENSOR[:-1]}, {LAYOUT})"
     return _NAME.sub("gl.", text.replace(ZERO_TENSOR, zero)).replace("@triton.jit", "@gluon.jit")
 

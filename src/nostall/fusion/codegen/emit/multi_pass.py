@@ -1,10 +1,10 @@
-"""Rows that are not held in registers: one pass over the columns for each level of reductions.
+"""Emission of multi-pass kernels: the schemes ``looped`` and ``split``.
 
-What the reductions of the next level and the outputs need is computed again from memory.  *Looped*
-runs the passes (:mod:`nostall.fusion.codegen.loops.reduction_levels`) in one kernel.  *Split* shares a row among
-several programs and runs a kernel for each pass; partial results go through memory and every
-program of the next kernel adds them up in the same order, so the result does not depend on which
-program was first.
+Rows do not stay in registers. Each level of reductions is a pass over the columns
+(:mod:`~nostall.fusion.codegen.loops.reduction_levels`), and later passes compute their operands
+again from memory. ``looped`` runs all passes in one kernel. ``split`` distributes a row over
+several programs and launches a kernel for each pass. Its partial results go through memory, and
+every program of the next kernel combines them in the same order, so results are deterministic.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def write_looped(kernel: PlannedKernel, lines: Lines) -> int:
 
 
 def emit_split(kernel: PlannedKernel) -> Program:
-    """The program of the scheme ``split``: one kernel for each level of reductions."""
+    """The program of the scheme ``split``: one kernel for each pass."""
     schedule, plan = kernel.schedule, kernel.plan
     kernels = []
     graph = schedule.mapping.graph
@@ -74,7 +74,7 @@ def emit_split(kernel: PlannedKernel) -> Program:
             for index in part.accumulators(part.finished_reductions):
                 _load_partial(tile, index, plan.splits)
             _write_results(tile, part, part.finished_reductions, plan.splits)
-            write_row_operators(tile, part, only=zero_condition("part"))
+            write_row_operators(tile, part, zero_condition("part"))
             if part.has_columns:
                 lines(f"start = part * {span}")
                 stop = f"tl.minimum(start + {span}, {_end_lane(kernel)})"
@@ -82,8 +82,14 @@ def emit_split(kernel: PlannedKernel) -> Program:
                 _store_partials(tile, part, plan.splits)
         arguments = _pass_arguments(schedule, part)
         grid = (Extent(schedule.row_count, plan.rows), plan.splits if part.has_columns else 1)
-        told = f"{name}_{number}", arguments, (schedule.outer_row_count,), grid, plan.num_warps
-        launch = Launch(*told, specializes_counts(schedule))
+        launch = Launch(
+            f"{name}_{number}",
+            arguments,
+            (schedule.outer_row_count,),
+            grid,
+            plan.num_warps,
+            specializes_counts(schedule),
+        )
         kernels.append((lines, launch))
     partial = {i for part in passes(schedule) for i in part.accumulators(part.reductions)}
     workspaces = tuple(
@@ -95,170 +101,188 @@ def emit_split(kernel: PlannedKernel) -> Program:
 
 
 def _end_lane(kernel: PlannedKernel) -> str:
-    """The first column, or lane, that is none."""
+    """The end of the columns, or of the lanes if rows are peeled (exclusive)."""
     columns = kernel.schedule.column_count
     return f"ahead + {columns}" if kernel.plan.peeled else str(columns)
 
 
 def _make_tile(kernel: PlannedKernel, rows: Rows, lines: Lines) -> Tile:
+    """The tile of one iteration over the columns; writes the bounds of peeled rows."""
     schedule, plan = kernel.schedule, kernel.plan
-    width, lies = plan.chunks[0], find_peeling(schedule) if plan.peeled else None
-    if lies:
-        lies.write_row_bounds(lines, schedule.column_count, row_limit(schedule))
-    chunk = Chunk(width, "c", "inside" if lies or schedule.column_count % width else None, "", lies)
+    width, peeling = plan.chunks[0], find_peeling(schedule) if plan.peeled else None
+    if peeling:
+        peeling.write_row_bounds(lines, schedule.column_count, row_limit(schedule))
+    mask = "inside" if peeling or schedule.column_count % width else None
+    chunk = Chunk(width, "c", mask, "", peeling)
     return Tile(schedule, schedule.columns, rows, (chunk,), lines)
 
 
-def write_row_operators(tile: Tile, part: Pass, only: str | None = None) -> None:
-    """The operators of a pass that have no columns, and their stores."""
+def write_row_operators(tile: Tile, part: Pass, store_condition: str | None = None) -> None:
+    """Write the operators of a pass that have no columns, and their stores.
+
+    Programs in which ``store_condition`` is false store nothing.
+    """
     for index in part.row_operators:
         if (index, "") not in tile.values:
             tile.compute(index)
     for index in part.row_outputs:
-        tile.store(index, only)
+        tile.store(index, store_condition)
 
 
-def _write_column_loops(tile: Tile, part: Pass, start: str, stop: str, ahead: bool) -> None:
-    """Loops over columns that accumulate the reductions of a pass and store its outputs: turns of
-    which every lane exists, which may be copied ``ahead``, and what is before and behind them."""
+def _write_column_loops(tile: Tile, part: Pass, start: str, stop: str, async_copies: bool) -> None:
+    """Write the loops over columns that accumulate the reductions of a pass and store its outputs.
+
+    The main loop has no masks, and it can copy asynchronously. Loops with masks do the rest of a
+    row, before and behind it.
+    """
     lines, (chunk,) = tile.lines, tile.chunks
-    online = {pair.first_maximum: pair.first_sum for pair in part.reduced_pairs}
+    sums_by_maximum = {pair.first_maximum: pair.first_sum for pair in part.reduced_pairs}
     for index in part.accumulators(part.reductions):
-        how = make_reduction(tile.graph[index])
+        reduction = make_reduction(tile.graph[index])
         shape = f"({tile.rows.count}, {chunk.width})"
-        # The difference of -inf with itself would be NaN.
-        begin = repr(-LARGEST_FLOAT) if index in online else how.neutral
-        lines(f"a{index} = tl.full({shape}, {begin}, {TRITON_DTYPES[how.dtype]})")
-    for first, last, some in _loop_ranges(tile, start, stop):
-        counted = loop_range(first, last, chunk.width, ahead and some.mask is None)
-        _write_loop(tile.with_chunk(some), part, counted, online)
-    for index, total in online.items():
-        lines(f'a{index} = tl.where(a{total} == 0.0, float("-inf"), a{index})')
+        # Not -inf, because -inf - -inf is NaN.
+        initial = repr(-LARGEST_FLOAT) if index in sums_by_maximum else reduction.neutral
+        lines(f"a{index} = tl.full({shape}, {initial}, {TRITON_DTYPES[reduction.dtype]})")
+    for begin, end, loop_chunk in _loop_ranges(tile, start, stop):
+        iterations = loop_range(begin, end, chunk.width, async_copies and loop_chunk.mask is None)
+        _write_loop(tile.with_chunk(loop_chunk), part, iterations, sums_by_maximum)
+    for maximum, total in sums_by_maximum.items():
+        lines(f'a{maximum} = tl.where(a{total} == 0.0, float("-inf"), a{maximum})')
 
 
 def _loop_ranges(tile: Tile, start: str, stop: str) -> list[tuple[str, str, Chunk]]:
-    """Where the turns of each loop begin and end, and their lanes."""
+    """The begin, the end and the chunk of each loop over columns; writes the lines they need."""
     lines, (chunk,), columns = tile.lines, tile.chunks, tile.schedule.column_count
     if chunk.mask is None:
         return [(start, stop, chunk)]
-    width, lies = chunk.width, chunk.peeling
-    whole = replace(chunk, mask=None, peeling=replace(lies, is_interior=True) if lies else None)
-    if lies:
+    width, peeling = chunk.width, chunk.peeling
+    interior = replace(peeling, is_interior=True) if peeling else None
+    full = replace(chunk, mask=None, peeling=interior)
+    if peeling:
         lines(f"begin = {start} + ({start} < lowest).to(tl.int32) * {width}")
         within = f"tl.minimum({stop}, highest) - begin"
         lines(f"rest = begin + tl.maximum({within}, 0) // {width} * {width}")
         before = (start, f"tl.minimum(begin, {stop})", chunk)
-        return [before, ("begin", "rest", whole), ("rest", stop, chunk)]
+        return [before, ("begin", "rest", full), ("rest", stop, chunk)]
     if start == "0":
         rest = columns // width * width
-        return [*([("0", str(rest), whole)] if rest else []), (str(rest), stop, chunk)]
+        return [*([("0", str(rest), full)] if rest else []), (str(rest), stop, chunk)]
     lines(f"rest = {start} + tl.maximum({stop} - {start}, 0) // {width} * {width}")
-    return [(start, "rest", whole), ("rest", stop, chunk)]
+    return [(start, "rest", full), ("rest", stop, chunk)]
 
 
-def _write_loop(tile: Tile, part: Pass, counted: str, online: Mapping[int, int]) -> None:
-    """One loop.  Names that are first used in it do not exist after it."""
+def _write_loop(
+    tile: Tile, part: Pass, iterations: str, sums_by_maximum: Mapping[int, int]
+) -> None:
+    """Write one loop over columns. Names that are first used in it do not exist after it."""
     lines, (chunk,) = tile.lines, tile.chunks
-    with lines.block(f"for first in {counted}:"):
+    with lines.block(f"for first in {iterations}:"):
         if chunk.peeling:
-            every = f"tl.arange(0, {chunk.width})[None, :]"
-            chunk.peeling.write_lane_indices(lines, tile.schedule.column_count, every)
+            lanes = f"tl.arange(0, {chunk.width})[None, :]"
+            chunk.peeling.write_lane_indices(lines, tile.schedule.column_count, lanes)
         else:
             lines(f"c = first + tl.arange(0, {chunk.width})[None, :]")
             if chunk.mask:
                 lines(f"inside = c < {tile.schedule.column_count}")
         tile.write(part.column_operators, part.column_outputs)
         for index in part.accumulators(part.reductions):
-            if index not in online.values():
-                _accumulate(tile, index, online.get(index))
+            if index not in sums_by_maximum.values():
+                _accumulate(tile, index, sums_by_maximum.get(index))
 
 
 def _accumulate(tile: Tile, index: int, total: int | None) -> None:
-    """Take the columns of a turn into the running value of a reduction; ``total`` is the sum whose
-    maximum it is, where both run together."""
-    lines, (chunk,), how = tile.lines, tile.chunks, make_reduction(tile.graph[index])
+    """Combine the accumulator of a reduction with the columns of an iteration.
+
+    ``total``: the exponential sum that is accumulated together with this maximum (online softmax,
+    arXiv:1805.02867); None for other reductions.
+    """
+    lines, (chunk,), reduction = tile.lines, tile.chunks, make_reduction(tile.graph[index])
     lines(f"# {tile.graph.describe(index)}")
     if total is None:
-        lines(f"a{index} = {tile.accumulate(index, how, chunk)}")
+        lines(f"a{index} = {tile.accumulate(index, reduction, chunk)}")
     else:
-        text, _ = tile.partial_result(index, how, chunk)
+        text, _ = tile.partial_result(index, reduction, chunk)
         lines(f"# {tile.graph.describe(total)}")
         lines(f"a{index}, a{total} = _online(a{index}, a{total}, {text})")
 
 
-def _write_results(tile: Tile, part: Pass, reductions: Iterable[int], parts: int = 0) -> None:
-    """The results of reductions from running values or, where there are ``parts``, partial results;
-    those of pairs first."""
-    wanted = set(reductions)
+def _write_results(tile: Tile, part: Pass, reductions: Iterable[int], splits: int = 0) -> None:
+    """Write the results of reductions, pairs of online softmax first.
+
+    ``splits``: the number of partial results of a row; 0 if the accumulators hold one value a lane.
+    """
+    remaining = set(reductions)
     for pair in part.online_pairs:
-        _write_pair_results(tile, pair, wanted.intersection(pair.members), parts)
-        wanted.difference_update(pair.members)
-    for index in sorted(wanted):
-        how = make_reduction(tile.graph[index])
-        tile.write_reduced(index, how, _reduce(tile, how, f"a{index}", parts), rows=True)
+        _write_pair_results(tile, pair, remaining.intersection(pair.members), splits)
+        remaining.difference_update(pair.members)
+    for index in sorted(remaining):
+        reduction = make_reduction(tile.graph[index])
+        text = _reduce(tile, reduction, f"a{index}", splits)
+        tile.write_reduction_result(index, reduction, text, has_rows=True)
 
 
-def _write_pair_results(tile: Tile, pair: OnlinePair, wanted: Collection[int], parts: int) -> None:
-    """Those members of a pair that are wanted; all from one maximum and one sum."""
-    if not wanted:
+def _write_pair_results(
+    tile: Tile, pair: OnlinePair, members: Collection[int], splits: int
+) -> None:
+    """Write the results of some members of a pair, all from its one maximum and its one sum."""
+    if not members:
         return
-    how = make_reduction(tile.graph[pair.first_maximum])
-    tile.write_reduced(
-        pair.first_maximum, how, _reduce(tile, how, f"a{pair.first_maximum}", parts), rows=True
-    )
-    highest, total = f"v{pair.first_maximum}", f"s{pair.first_sum}"
-    lanes = _rescaled_sum(pair, highest)
-    tile.lines(
-        f"{total} = {_reduce(tile, make_reduction(tile.graph[pair.first_sum]), lanes, parts)}"
-    )
+    reduction = make_reduction(tile.graph[pair.first_maximum])
+    text = _reduce(tile, reduction, f"a{pair.first_maximum}", splits)
+    tile.write_reduction_result(pair.first_maximum, reduction, text, has_rows=True)
+    maximum, total = f"v{pair.first_maximum}", f"s{pair.first_sum}"
+    reduction = make_reduction(tile.graph[pair.first_sum])
+    tile.lines(f"{total} = {_reduce(tile, reduction, _rescaled_sum(pair, maximum), splits)}")
     for index in pair.members[1:]:
         if index in pair.maxima:
-            text = highest
+            text = maximum
         elif index in pair.guarded_sums:
-            text = f'tl.where({highest} == float("inf"), float("inf"), {total})'
+            text = f'tl.where({maximum} == float("inf"), float("inf"), {total})'
         else:
             text = f'tl.where({total} == 0.0, float("nan"), {total})'
-        if index in wanted:
-            tile.write_reduced(index, make_reduction(tile.graph[index]), text, rows=True)
+        if index in members:
+            reduction = make_reduction(tile.graph[index])
+            tile.write_reduction_result(index, reduction, text, has_rows=True)
 
 
-def _reduce(tile: Tile, how: Reduction, text: str, parts: int) -> str:
-    """What a reduction comes to for each row, from a tensor of rows and ``parts`` (0: lanes)."""
-    if parts and tile.rows.count == 1:
-        return how.reduce_all(f"tl.reshape({text}, ({parts},))")
-    return how.reduce(text, 1)
+def _reduce(tile: Tile, reduction: Reduction, text: str, splits: int) -> str:
+    """The result of a reduction for each row, from (rows, splits), or (rows, lanes) if 0 splits."""
+    if splits and tile.rows.count == 1:
+        return reduction.reduce_all(f"tl.reshape({text}, ({splits},))")
+    return reduction.reduce(text, 1)
 
 
-def _rescaled_sum(pair: OnlinePair, highest: str) -> str:
-    """The running sums of a pair, relative to the maximum of all of them."""
-    return f"_rescaled(a{pair.first_sum}, a{pair.first_maximum}, {highest})"
+def _rescaled_sum(pair: OnlinePair, maximum: str) -> str:
+    """The accumulated sums of a pair, rescaled to the ``maximum`` of all lanes or splits."""
+    return f"_rescaled(a{pair.first_sum}, a{pair.first_maximum}, {maximum})"
 
 
-def _load_partial(tile: Tile, index: int, parts: int) -> None:
-    """The partial results that the kernel before has left."""
+def _load_partial(tile: Tile, index: int, splits: int) -> None:
+    """Load the partial results of a reduction that the previous kernel stored."""
     tile.lines(f"# {tile.graph.describe(index)}")
     mask = f", mask={tile.rows.mask}" if tile.rows.mask else ""
-    tile.lines(f"a{index} = tl.load(w{index} + r * {parts} + tl.arange(0, {parts})[None, :]{mask})")
+    offset = f"r * {splits} + tl.arange(0, {splits})[None, :]"
+    tile.lines(f"a{index} = tl.load(w{index} + {offset}{mask})")
 
 
-def _store_partials(tile: Tile, part: Pass, parts: int) -> None:
-    """What the kernel of a pass leaves to the next one, as its program number ``part`` found it."""
+def _store_partials(tile: Tile, part: Pass, splits: int) -> None:
+    """Store the partial results of a pass for the next kernel, at the program's split number."""
     texts = {
         index: make_reduction(tile.graph[index]).reduce(f"a{index}", 1)
         for index in part.accumulators(part.reductions)
     }
     for pair in part.reduced_pairs:
-        highest = f"s{pair.first_maximum}"
-        tile.lines(f"{highest} = {texts[pair.first_maximum]}")
-        total = make_reduction(tile.graph[pair.first_sum]).reduce(_rescaled_sum(pair, highest), 1)
-        texts |= {pair.first_maximum: highest, pair.first_sum: total}
+        maximum = f"s{pair.first_maximum}"
+        tile.lines(f"{maximum} = {texts[pair.first_maximum]}")
+        total = make_reduction(tile.graph[pair.first_sum]).reduce(_rescaled_sum(pair, maximum), 1)
+        texts |= {pair.first_maximum: maximum, pair.first_sum: total}
     mask = f", mask={tile.rows.mask}" if tile.rows.mask else ""
     for index, text in texts.items():
-        tile.lines(f"tl.store(w{index} + r * {parts} + part, {text}{mask})")
+        tile.lines(f"tl.store(w{index} + r * {splits} + part, {text}{mask})")
 
 
 def _pass_arguments(schedule: Schedule, part: Pass) -> tuple[str, ...]:
-    """What the kernel of a pass reads and writes."""
+    """The tensors and workspaces that the kernel of a pass accesses, as argument names."""
     mapping = schedule.mapping
     operators = [*part.column_operators, *part.row_operators, *part.reductions]
     reads = mapping.inputs_of(operators)

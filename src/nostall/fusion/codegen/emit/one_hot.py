@@ -1,7 +1,7 @@
-"""Sums that have one value of a row at most: the one at the column whose number the row knows.
+"""Detection of one-hot sums: sums over a row with at most one nonzero term.
 
-``gather`` of one element is such a sum, of ``where(column == number, value, 0)``.  A walk over
-columns takes the value as it is; nothing is added.
+``gather`` of one element is captured as such a sum, of ``where(column == number, value, 0)``. A
+loop over columns selects the value and adds nothing.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ _INTEGERS = ("int64", "int32", "int16", "int8", "uint8")
 
 
 def one_hot_operands(schedule: Schedule, index: int) -> tuple[Operand, Operand] | None:
-    """Which column a sum has and what it has of it, as operands of the ``where`` that it reads;
-    None of other reductions."""
+    """The condition and the value of a one-hot sum; None for other reductions."""
     mapping, graph = schedule.mapping, schedule.mapping.graph
-    chosen = mapping.operands[index][0].source
-    if graph[index].op != "sum" or chosen not in mapping.operands or graph[chosen].op != "where":
+    source = mapping.operands[index][0].source
+    if graph[index].op != "sum" or source not in mapping.operands or graph[source].op != "where":
         return None
-    condition, value, other = mapping.operands[chosen]
+    condition, value, other = mapping.operands[source]
     is_zero = (
         graph[other.source].kind == "constant" and constant_value(graph[other.source]).number == 0
     )
@@ -28,18 +27,19 @@ def one_hot_operands(schedule: Schedule, index: int) -> tuple[Operand, Operand] 
 
 
 def is_one_hot(schedule: Schedule, index: int) -> bool:
-    """Whether a condition compares the number of each column with one that a row has."""
+    """Whether an operator compares each column number with an integer that a row has once."""
     mapping, graph = schedule.mapping, schedule.mapping.graph
     if graph[index].op != "eq" or index not in mapping.operands:
         return False
     counters = [o for o in mapping.operands[index] if graph[o.source].op == "iota"]
     others = [o for o in mapping.operands[index] if graph[o.source].op != "iota"]
-    # A counter of fewer bits may begin again.
-    numbered = [
-        loops_used(one.accesses) == frozenset(schedule.columns)
-        and graph[one.source].dtype in ("int32", "int64")
-        for one in counters
+    # Narrower counters may wrap around.
+    are_column_numbers = [
+        loops_used(operand.accesses) == frozenset(schedule.columns)
+        and graph[operand.source].dtype in ("int32", "int64")
+        for operand in counters
     ]
-    # As floats two columns beyond 2^24 would be equal.
-    whole = all(graph[one.source].dtype in _INTEGERS for one in others)
-    return numbered == [True] and whole and not any(map(schedule.operand_has_columns, others))
+    # fp32 cannot distinguish column numbers above 2^24.
+    are_integers = all(graph[operand.source].dtype in _INTEGERS for operand in others)
+    has_columns = any(map(schedule.operand_has_columns, others))
+    return are_column_numbers == [True] and are_integers and not has_columns

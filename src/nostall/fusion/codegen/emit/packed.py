@@ -19,7 +19,7 @@ from nostall.fusion.graph.dynamic_size import Total
 
 
 def emit_packed(kernels: Sequence[PlannedKernel]) -> Program:
-    """The source and the launch of several kernels of one graph, all of the same number of warps."""
+    """The source and the launch of several kernels of a graph with equal numbers of warps."""
     schedules = [kernel.schedule for kernel in kernels]
     functions, main = [], Lines()
     counts: list[int] = []

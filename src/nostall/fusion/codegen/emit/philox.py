@@ -1,10 +1,15 @@
-"""Which random number each element takes: where Philox counts from.
+"""Philox counters of random tensors: which random number each element gets.
 
-A counter gives four words of 32 bits.  Where a tensor's ``words`` are 4, element i in row-major
-order takes word ``i % 4`` of counter ``i // 4``: what a number is follows from the tensor alone,
-whatever kernel makes it, and four neighbours in a thread's registers cost one counter.  Where they
-are 8, it takes half ``i % 2`` (the low one first) of word ``i // 2 % 4`` of counter ``i // 8``; the
-number is (h + 1/2) / 65536 for a half h.
+A Philox counter gives four words of 32 bits. The attribute ``words`` of a random tensor says how
+many elements share a counter; i is the number of an element in row-major order:
+
+- 1: element i has counter i.
+- 4: element i has word ``i % 4`` of counter ``i // 4``. Four neighbours in the registers of a
+  thread cost one counter.
+- 8: element i has half ``i % 2`` (the low half first) of word ``i // 2 % 4`` of counter ``i // 8``.
+  The random number of a half h is (h + 1/2) / 65536.
+
+So a random number depends on the tensor and the element, not on the kernel that computes it.
 """
 
 from __future__ import annotations
@@ -18,22 +23,30 @@ from nostall.fusion.graph.shapes import contiguous_strides
 
 
 def counter_offsets(
-    node: Node, places: Sequence[AxisAccess], sizes: Sequence[int], sides: Sequence[Loops]
+    node: Node,
+    accesses: Sequence[AxisAccess],
+    sizes: Sequence[int],
+    loop_groups: Sequence[Loops],
 ) -> tuple[Offset, ...]:
-    """What the template of a random tensor at ``places`` takes: the number of each element where
-    ``words`` is 1, else (first, place), ``words * first + place`` being that number.
+    """The operands of a random tensor's template: (element number,) if ``words`` is 1, else
+    (counter, remainder) with ``words * counter + remainder`` = element number.
 
-    ``sides``: the loops of each counter of the kernel.  What goes in steps of whole counters
-    through one of them is in ``first``: the rest is short, and a compiler sees who shares one.
+    ``loop_groups``: the loops that share an index of the kernel, such as all column loops. A group
+    whose steps are multiples of ``words`` is in the counter part, so the remainder is short and the
+    compiler sees which elements share a counter.
     """
-    number = tensor_offset(places, contiguous_strides(node.shape), sizes)
+    number = tensor_offset(accesses, contiguous_strides(node.shape), sizes)
     words = node["words"]
     assert isinstance(words, int)
     if words == 1:
         return (number,)
-    weights = number.strides
-    whole = [side for side in sides if all(weights.get(loop, 0) % words == 0 for loop in side)]
-    apart = {loop for side in whole for loop in side}
-    first = {loop: weight // words for loop, weight in weights.items() if loop in apart}
-    place = {loop: weight for loop, weight in weights.items() if loop not in apart}
-    return Offset(strides=first), Offset(strides=place)
+    strides = number.strides
+    counter_loops = {
+        loop
+        for group in loop_groups
+        if all(strides.get(loop, 0) % words == 0 for loop in group)
+        for loop in group
+    }
+    counter = {loop: step // words for loop, step in strides.items() if loop in counter_loops}
+    remainder = {loop: step for loop, step in strides.items() if loop not in counter_loops}
+    return Offset(strides=counter), Offset(strides=remainder)

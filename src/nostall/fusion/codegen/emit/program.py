@@ -1,4 +1,4 @@
-"""What code generation hands over: source text and how its kernels are launched, one by one."""
+"""Generated programs: the source text of kernels and the parameters of their launches."""
 
 from __future__ import annotations
 
@@ -23,21 +23,25 @@ import triton.language as tl
 
 @dataclass(frozen=True)
 class Language:
-    """What a file of kernels begins with, and how a line of Triton is written in it."""
+    """A language of generated files."""
 
+    # The first lines of a file.
     head: str
+    # Translates a file's Triton source.
     translate: Callable[[str], str]
 
 
 TRITON = Language(HEAD, str)
 LAUNCH_DEPENDENTS = "_release()"
-"""The line from which on the next kernel may begin, in kernels that do not begin with it.  No
-compiler moves what is read above it below."""
+"""The line after which the next kernel may start, in kernels that first load something.
+
+Compilers do not move loads from above this line to below it.
+"""
 
 
 @dataclass(frozen=True)
 class Workspace:
-    """Memory for partial results between the kernels of one program."""
+    """Global memory for partial results that one kernel of a program passes to the next."""
 
     name: str
     dtype: str
@@ -46,41 +50,47 @@ class Workspace:
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel.  ``arguments`` name tensors (``argument_names`` of the program, or workspaces), ``counts``
-    are the 32-bit integers that follow them; counts and grid are those of the graph's own sizes.
-    ``specializes_counts``: Triton compiles again for counts that are multiples of 16.  ``aligned``:
-    tensors begin at multiples of 16 bytes, or it cannot be compiled.  ``follows``: it waits for the
-    kernel before by itself, and may be launched before that one has ended (programmatic dependent
-    launch)."""
+    """One kernel of a program and the parameters of its launch."""
 
+    # Of the kernel function.
     name: str
+    # Tensors (``argument_names`` of the program) and workspaces.
     arguments: tuple[str, ...]
+    # The int32 arguments behind the tensors, for the sizes in the graph.
     counts: tuple[int, ...]
+    # Programs along both axes, for the sizes in the graph.
     grid: tuple[int, int]
     num_warps: int
+    # Whether Triton compiles separate kernels for counts that are multiples of 16.
     specializes_counts: bool = False
+    # The parameter names of ``counts``; there may be more names than counts.
     count_names: tuple[str, ...] = ("count", "span")
+    # Whether tensors must begin at multiples of 16 bytes for the kernel to compile.
     aligned: bool = False
+    # Whether the kernel itself waits for the previous kernel and may be launched before that kernel
+    # has ended (programmatic dependent launch).
     follows: bool = False
 
 
 @dataclass(frozen=True)
 class Program:
-    """Source and launches of one stitched pattern; ``inputs`` and ``outputs`` are graph nodes,
-    ``argument_names`` what kernels call those, inputs first."""
+    """The source and the launches of one stitched pattern."""
 
     graph: Graph = field(repr=False)
     plan: KernelPlan | PackedPlan
     source: str = field(repr=False)
+    # Graph nodes.
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
+    # Names of the inputs, then of the outputs, in the arguments of launches.
     argument_names: tuple[str, ...]
+    # In the order of execution.
     launches: tuple[Launch, ...]
     workspaces: tuple[Workspace, ...] = ()
 
     @property
     def nodes_by_argument(self) -> dict[str, int]:
-        """The nodes by the names of the kernels' arguments, inputs first."""
+        """The graph node of each argument name, inputs first."""
         return dict(zip(self.argument_names, (*self.inputs, *self.outputs), strict=True))
 
     @property
@@ -89,33 +99,36 @@ class Program:
         return hashlib.sha256(self.source.encode()).hexdigest()
 
     def dynamic_size(self, inputs: Sequence[Sized]) -> int | None:
-        """The varying size that tensors for ``inputs`` have; None where nothing varies."""
+        """The value of the graph's dynamic size in tensors for ``inputs``; None if it has none."""
         return find_dynamic_size(self.graph, self.inputs, inputs)
 
 
 class Sized(Protocol):
-    """A tensor, as far as code without PyTorch has to know it."""
+    """Anything with a shape; a protocol because this module does not import PyTorch."""
 
     @property
     def shape(self) -> Sequence[int]: ...
 
 
 def find_dynamic_size(graph: Graph, inputs: Sequence[int], tensors: Sequence[Sized]) -> int | None:
-    """The varying size of a graph, as the first of ``tensor_arguments`` that has it says (they are given for
-    the nodes ``inputs``); None where nothing varies or no tensor has it."""
+    """The value of a graph's dynamic size, read from the first tensor whose shape depends on it.
+
+    ``tensors`` are arguments for the nodes ``inputs``. None if the graph has no dynamic size or no
+    tensor depends on it.
+    """
     for index, tensor in zip(inputs, tensors, strict=False):
-        for planned, size in zip(graph[index].shape, tensor.shape, strict=False):
-            if graph.varying and varies(planned, graph.varying):
-                return size // (planned // graph.varying)
+        for traced_size, size in zip(graph[index].shape, tensor.shape, strict=False):
+            if graph.varying and varies(traced_size, graph.varying):
+                return size // (traced_size // graph.varying)
     return None
 
 
 def kernel_name(kernel: PlannedKernel) -> str:
-    """A name for profiles: the first operators that are not trivial, and the scheme."""
+    """A kernel name for profiles: the first four nontrivial operators and the scheme."""
     mapping, plan = kernel.schedule.mapping, kernel.plan
-    ops = [mapping.graph[i] for i in mapping.operators]
-    telling = [n.op for n in ops if n.kind != "light"] or [n.op for n in ops]
-    return "_".join(["stitched", *list(dict.fromkeys(telling))[:4], plan.scheme])
+    nodes = [mapping.graph[i] for i in mapping.operators]
+    operators = [n.op for n in nodes if n.kind != "light"] or [n.op for n in nodes]
+    return "_".join(["stitched", *list(dict.fromkeys(operators))[:4], plan.scheme])
 
 
 def assemble_program(
@@ -126,19 +139,29 @@ def assemble_program(
 ) -> Program:
     """Assemble the file of a planned kernel; ``launches`` has the body of each launch."""
     mapping, plan = kernel.schedule.mapping, kernel.plan
-    names = NodeNumbering(mapping.inputs)
-    source, named = assemble_file(str(plan), launches, names, language=language)
-    spaces = tuple(replace(space, name=names.renumber(space.name)) for space in workspaces)
+    numbers = NodeNumbering(mapping.inputs)
+    source, final_launches = assemble_file(str(plan), launches, numbers, language=language)
     inputs, outputs = mapping.inputs, mapping.outputs
-    called = names.tensor_arguments((*inputs, *outputs))
-    return Program(mapping.graph, plan, source, inputs, outputs, called, named, spaces)
+    return Program(
+        mapping.graph,
+        plan,
+        source,
+        inputs,
+        outputs,
+        numbers.tensor_arguments((*inputs, *outputs)),
+        final_launches,
+        tuple(replace(each, name=numbers.renumber(each.name)) for each in workspaces),
+    )
 
 
 class NodeNumbering:
-    """Numbers of a kernel's own in place of those of a graph's nodes, so that equal patterns of
-    one graph are one kernel: its inputs, then what else it names, in the order of the text."""
+    """Replaces graph node numbers in kernel source by consecutive numbers of the kernel.
 
-    # Memory (p, w), what is loaded (x) and computed (v, s, a, t), and nodes in comments.
+    Equal patterns at different nodes of a graph then have equal source. The inputs come first,
+    then all other nodes in the order of the text.
+    """
+
+    # Memory (p, w), loaded values (x), computed values (v, s, a, t), and nodes in comments (%).
     _NUMBERED = re.compile(r"(?<![\w.])([pwxvsat%])(\d+)")
 
     def __init__(self, inputs: Iterable[int]) -> None:
@@ -149,42 +172,42 @@ class NodeNumbering:
         return self._NUMBERED.sub(self._renumber_match, text)
 
     def tensor_arguments(self, nodes: Iterable[int]) -> tuple[str, ...]:
-        """What kernels call the memory of these nodes."""
+        """The argument names of the tensors of graph nodes."""
         return tuple(self.renumber(f"p{index}") for index in nodes)
 
-    def _renumber_match(self, found: re.Match[str]) -> str:
-        kind, node = found.groups()
+    def _renumber_match(self, match: re.Match[str]) -> str:
+        kind, node = match.groups()
         return f"{kind}{self._numbers.setdefault(node, len(self._numbers))}"
 
 
 def assemble_file(
     title: str,
     kernels: Sequence[tuple[Lines, Launch]],
-    names: NodeNumbering,
-    parts: str = "",
+    numbers: NodeNumbering,
+    functions: str = "",
     language: Language = TRITON,
 ) -> tuple[str, tuple[Launch, ...]]:
-    """The text of a file of kernels, behind ``parts`` that they call, and how they are launched.
+    """The text of a file of kernels and their launches; ``functions`` are those they call.
 
-    The names carry a hash of the text, so equal patterns and plans give equal bytes and different
-    ones never share a name.
+    Kernel names end with a hash of the text. Equal patterns and plans give equal bytes, and
+    different kernels have different names.
     """
     head = [language.head]
-    parts = names.renumber(parts)
-    texts = [_with_wait(names.renumber(str(lines))) for lines, _ in kernels]
-    bodies = parts + "".join(texts)
+    functions = numbers.renumber(functions)
+    texts = [_with_wait(numbers.renumber(str(lines))) for lines, _ in kernels]
+    bodies = functions + "".join(texts)
     helpers = [f"\n\n{text}" for text in used_helpers(_helper_calls(bodies))]
     if "libdevice." in "".join([*helpers, bodies]):
         head.append("from triton.language.extra import libdevice\n")
     head.append(f"\n# {title}\n")
     head += helpers
-    head.append(parts)
+    head.append(functions)
     digest = hashlib.sha256("".join([*head, *texts]).encode()).hexdigest()[:8]
     launches = []
     text = "".join(head)
     for body, (_, launch) in zip(texts, kernels, strict=True):
         name = f"{launch.name}_{digest}"
-        arguments = tuple(map(names.renumber, launch.arguments))
+        arguments = tuple(map(numbers.renumber, launch.arguments))
         signature = ", ".join([*arguments, *_count_names(launch)])
         text += f"\n\n@triton.jit{_jit_options(launch)}\ndef {name}({signature}):\n{body}"
         launches.append(replace(launch, name=name, arguments=arguments, follows=True))
@@ -192,12 +215,12 @@ def assemble_file(
 
 
 def _with_wait(body: str) -> str:
-    """A body behind the wait for the kernel before: ahead of it no memory may be touched."""
+    """A kernel body that first waits for the previous kernel, before any access to memory."""
     return f"    {'_behind' if LAUNCH_DEPENDENTS in body else '_follow'}()\n{body}"
 
 
 def _helper_calls(bodies: str) -> str:
-    # tl.reduce names its function without calling it.
+    """The bodies with calls of all helpers: ``tl.reduce`` only names its combine function."""
     return (
         bodies.replace(", _max,", ", _max(")
         .replace(", _min,", ", _min(")
@@ -210,7 +233,7 @@ def _count_names(launch: Launch) -> tuple[str, ...]:
 
 
 def _jit_options(launch: Launch) -> str:
-    # Otherwise Triton compiles again for a batch of 1 and for multiples of 16.
+    # Without this Triton compiles separate kernels for a count of 1 and for multiples of 16.
     if launch.specializes_counts:
         return ""
     names = ", ".join(f'"{name}"' for name in _count_names(launch))

@@ -1,4 +1,4 @@
-"""The first lines of a kernel: which rows and columns its program has."""
+"""Kernel prologue: lines that compute the row and column indices of a program."""
 
 from __future__ import annotations
 
@@ -10,27 +10,30 @@ from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel
 
 
 def zero_condition(scalar: str) -> str:
-    """A condition on a number of the program, as the tensor that a mask has to be."""
+    """The condition that a scalar is 0, as a tensor of shape (1, 1): a mask must be a tensor."""
     return f"{scalar} + {ZERO_TENSOR} == 0"
 
 
 COUNT_ALIGNMENT = 16
-"""What Triton looks for in counts when it chooses how wide accesses are."""
+"""Triton specializes kernels for counts that are multiples of this, for wider accesses."""
 
 
 def specializes_counts(schedule: Schedule) -> bool:
-    """Whether the count's own divisibility decides how wide accesses along the rows are."""
+    """Whether the width of accesses along the rows depends on the divisibility of the count."""
     return schedule.is_column_major and schedule.inner_row_count % COUNT_ALIGNMENT != 0
 
 
 def row_limit(schedule: Schedule) -> str:
-    """The number of all rows.  The factor stands in the text: Triton reads from it that masks end
-    at multiples of it, without which it loads element by element."""
+    """The number of rows of a schedule, as text.
+
+    The constant factor tells Triton that masks end at a multiple of it. Without the factor Triton
+    would load element by element.
+    """
     return f"count * {schedule.inner_row_count}" if schedule.inner_row_count > 1 else "count"
 
 
 def write_row_block(kernel: PlannedKernel, lines: Lines, block: str) -> Rows:
-    """Write the row indices of a program; ``block`` is the number of its block of rows."""
+    """Write the row indices of a program; ``block`` is the text of its row block number."""
     schedule, plan = kernel.schedule, kernel.plan
     if plan.rows == 1:
         lines(f"r = {block} + {ZERO_TENSOR}")

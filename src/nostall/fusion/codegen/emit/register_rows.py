@@ -56,7 +56,7 @@ def write_register_rows(kernel: PlannedKernel, lines: Lines) -> int:
     tile.evict_first = large_outputs(schedule) if plan.evict_first else frozenset()
     tile.preload(schedule.body)
     if plan.eager_loads and schedule.late_broadcast_operands:
-        tile.preload(schedule.body, by_row=False)
+        tile.preload(schedule.body, row_dependent=False)
     elif plan.eager_loads:
         lines(LAUNCH_DEPENDENTS)
     tile.write(schedule.body)

@@ -1,7 +1,7 @@
-"""The body of a kernel: loads, operators, reductions and stores of one tile, line by line.
+"""Kernel bodies of one tile: Triton lines for its loads, operators, reductions and stores.
 
-A tile has ``has_rows`` rows and one or more chunks of columns.  Values are kept at the shape they
-need: (rows, 1) where a value has no columns, (1, columns) where it has no rows.
+A tile is a block of rows times one or more chunks of columns. A value has the smallest shape that
+holds it: (rows, columns), (rows, 1) without columns, (1, columns) without rows, or (1, 1).
 """
 
 from __future__ import annotations
@@ -42,46 +42,52 @@ from nostall.fusion.graph.operations import COMPARISONS
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of a tile: the ``int32_text`` is (count, 1); ``mask`` says which exist (None: all);
-    ``first`` is true, for all of them, where they begin with row 0.  ``start``: the number of the
-    first one, where that is a multiple of the count."""
+    """The rows of a tile, as texts of the kernel."""
 
     loops: Loops
     count: int
+    # The row numbers, a tensor of shape (count, 1).
     counter: str
+    # Which of the rows exist; None if all do.
     mask: str | None
-    first: str
+    # A condition that is true in all rows of the tile that begins with row 0.
+    is_first_block: str
+    # The number of the first row if it is a multiple of ``count``, else empty.
     start: str = ""
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some columns of a tile: the ``int32_text`` is (1, width).  ``suffix`` tells names apart.
-    ``peeling``: tensors with such rows are read and written by lanes, 16 bytes at a time.
-    ``first`` of a turn and ``lanes``, the same in all turns, add up to the counter."""
+    """A range of columns of a tile, as texts of the kernel."""
 
     width: int
+    # The column numbers, a tensor of shape (1, width).
     counter: str
+    # Which of the columns exist; None if all do.
     mask: str | None
+    # Distinguishes the names of values of different chunks.
     suffix: str
+    # Tensors whose rows are peeled are accessed by lanes, 16 bytes at a time.
     peeling: Peeling | None = None
-    first: str = ""
+    # In loops over chunks that are written in Gluon: ``counter`` is ``start`` + ``lanes``, and
+    # ``lanes`` is the same tensor in all iterations.
+    start: str = ""
     lanes: str = ""
 
 
 @dataclass(frozen=True)
 class TileValue:
-    """A value and whether its tensor has rows and columns; of a counter in 64 bits also its text in
-    32, between whose ends it lies."""
+    """A value of the kernel and the axes of its tensor."""
 
     value: Value
     has_rows: bool = False
     has_columns: bool = False
+    # The same value as int32, if it is an int64 counter whose values all fit.
     int32_text: str = ""
 
 
 class Tile:
-    """Writes the values of one tile; every value once."""
+    """Writes the lines that compute the values of one tile, each value once."""
 
     def __init__(
         self,
@@ -99,38 +105,36 @@ class Tile:
         self.chunks = chunks
         self.lines = lines
         self.values: dict[tuple[int | Operand, str], TileValue] = {}
-        # What is read again in another loop or kernel, so it has to be made as it is.
+        # Values that another loop or kernel reads, so no shorter form may replace them.
         self.materialized = frozenset(schedule.mapping.outputs)
-        # Outputs that are too large to be found in L2 afterwards.
+        # Outputs that are too large for L2; their stores get the eviction policy evict_first.
         self.evict_first: frozenset[int] = frozenset()
-        # Conditions that hold nowhere in this turn, and how that is written.
+        # Comparisons that are false in this whole iteration, with the text of that value.
         self.false_conditions: dict[int, str] = {}
-        # The same node may be read at several places; names count them.
+        # A node may be loaded with several accesses; the names of the values number them.
         self._loaded_operands: dict[int, list[Operand]] = {}
 
     def with_rows(self, rows: Rows) -> Tile:
-        """The tile of other rows, inside of a loop: what has been read before is there."""
+        """A tile of other rows inside a loop. Values written before the loop stay usable."""
         return self._copy_with(rows, self.chunks)
 
     def with_chunk(self, chunk: Chunk) -> Tile:
-        """The tile of other columns, inside of a loop."""
+        """A tile of another chunk of columns inside a loop."""
         return self._copy_with(self.rows, (chunk,))
 
     def with_false_conditions(self, conditions: dict[int, str]) -> Tile:
-        """The tile of a turn in which conditions hold nowhere."""
-        found = self._copy_with(self.rows, self.chunks)
-        found.false_conditions = conditions
-        return found
+        """A tile in which the given comparisons are false in all columns."""
+        tile = self._copy_with(self.rows, self.chunks)
+        tile.false_conditions = conditions
+        return tile
 
     def _copy_with(self, rows: Rows, chunks: tuple[Chunk, ...]) -> Tile:
-        found = Tile(self.schedule, self.columns, rows, chunks, self.lines)
-        found.values, found.materialized, found._loaded_operands = (
-            dict(self.values),
-            self.materialized,
-            self._loaded_operands,
-        )
-        found.evict_first = self.evict_first
-        return found
+        tile = Tile(self.schedule, self.columns, rows, chunks, self.lines)
+        tile.values, tile.materialized = dict(self.values), self.materialized
+        tile.evict_first = self.evict_first
+        # Shared, so that names of loads stay unique.
+        tile._loaded_operands = self._loaded_operands
+        return tile
 
     def has_columns(self, index: int) -> bool:
         return bool(self.mapping.loops[index] & set(self.columns))
@@ -138,28 +142,30 @@ class Tile:
     # -- operators -------------------------------------------------------------------------------
 
     def write(self, indices: Iterable[int], stores: Container[int] | None = None) -> None:
-        """Write operators in topological order, with the stores of those that are outputs (or
-        of those among ``stores``)."""
-        chosen = self.mapping.outputs if stores is None else stores
+        """Write operators in topological order and the stores of ``stores`` (None: all outputs)."""
+        stored = self.mapping.outputs if stores is None else stores
         for index in indices:
             self.compute(index)
-            if index in chosen:
+            if index in stored:
                 self.store(index)
 
-    def preload(self, indices: Iterable[int], by_row: bool = True) -> None:
-        """Read what operators take from memory row by row, before any of them: it is on its way
-        when threads meet for a reduction.  What all rows share is in a cache and can wait; or that
-        is read, where rows are worked on in turns (not ``by_row``)."""
+    def preload(self, indices: Iterable[int], row_dependent: bool = True) -> None:
+        """Load the memory operands of operators before any operator, so that the loads overlap
+        with the barriers of reductions.
+
+        By default these are the operands that differ from row to row. Operands that all rows share
+        are in a cache and can be loaded late; ``row_dependent=False`` loads those instead.
+        """
         for index in indices:
             for operand in self.mapping.operands[index]:
                 loops = loops_used(operand.accesses)
-                if bool(loops & set(self.schedule.rows)) == by_row and self.mapping.is_in_memory(
-                    operand
-                ):
+                is_wanted = bool(loops & set(self.schedule.rows)) == row_dependent
+                if is_wanted and self.mapping.is_in_memory(operand):
                     for chunk in self.chunks if loops & set(self.columns) else (None,):
                         self.operand_value(operand, chunk)
 
     def compute(self, index: int) -> None:
+        """Write an operator for all chunks, behind a comment that names it."""
         self.lines(f"# {self.graph.describe(index)}")
         if self.mapping.reduced_loops.get(index):
             self._reduce(index)
@@ -180,13 +186,13 @@ class Tile:
         values = [o.value for o in operands]
         if index in self.false_conditions:
             text, named = self.false_conditions[index], Value(name, "bool")
-        elif found := deferred_value(self.graph, index, values, self.materialized, name):
-            text, named = found
+        elif deferred := deferred_value(self.graph, index, values, self.materialized, name):
+            text, named = deferred
         else:
             if node.kind == "reduce":
-                # It removes axes of 1 only.
-                how = make_reduction(node)
-                value = how.from_partial(how.to_partial(values[0]))
+                # This reduction only removes axes of size 1.
+                reduction = make_reduction(node)
+                value = reduction.from_partial(reduction.to_partial(values[0]))
             else:
                 value = operator_value(self.graph, index, values, self.materialized)
             text, named = value.text, Value(name, value.dtype)
@@ -198,68 +204,64 @@ class Tile:
         self.values[index, chunk.suffix if chunk else ""] = entry
 
     def operand_value(self, operand: Operand, chunk: Chunk | None) -> TileValue:
-        """The value of an operand, for the columns of ``chunk`` where it has any."""
+        """The value of an operand in the columns of ``chunk``; None if it has no columns."""
         node = self.graph[operand.source]
         if node.op == "iota":
             return self._iota_value(operand, chunk)
         if node.kind == "constant":
             return TileValue(constant_value(node))
         if operand.source in self.mapping.accesses:
-            wide = self.has_columns(operand.source)
-            assert chunk or not wide
-            return self.values[operand.source, chunk.suffix if chunk and wide else ""]
+            has_columns = self.has_columns(operand.source)
+            assert chunk or not has_columns
+            return self.values[operand.source, chunk.suffix if chunk and has_columns else ""]
         return self._load(operand, chunk)
 
     def _iota_value(self, operand: Operand, chunk: Chunk | None) -> TileValue:
-        """A counter: its value follows from its place."""
+        """The value of an iota, computed from the row and column numbers."""
         node = self.graph[operand.source]
-        by_row, by_column = self._tensor_terms(operand.accesses, (1,), chunk)
-        begin = tensor_offset(operand.accesses, (1,), self.mapping.loop_sizes).start
-        count = " + ".join(
-            [*([str(begin)] if begin else []), *((by_row + by_column) or [ZERO_TENSOR])]
-        )
+        row_terms, column_terms = self._tensor_terms(operand.accesses, (1,), chunk)
+        start = tensor_offset(operand.accesses, (1,), self.mapping.loop_sizes).start
+        terms = (row_terms + column_terms) or [ZERO_TENSOR]
+        steps = " + ".join([*([str(start)] if start else []), *terms])
         dtype = compute_dtype(node.dtype)
-        text = counter_text(node, f"({count}).to({TRITON_DTYPES[dtype]})")
-        short = fits_int32(node, self.graph.varying is not None)
-        counter = counter_text(node, f"({count})") if short else ""
-        return TileValue(Value(text, dtype), bool(by_row), bool(by_column), counter)
+        text = counter_text(node, f"({steps}).to({TRITON_DTYPES[dtype]})")
+        is_narrow = fits_int32(node, self.graph.varying is not None)
+        int32_text = counter_text(node, f"({steps})") if is_narrow else ""
+        return TileValue(Value(text, dtype), bool(row_terms), bool(column_terms), int32_text)
 
     def _random_counters(self, index: int, chunk: Chunk | None) -> Iterator[TileValue]:
-        """What says which random number each element takes."""
-        sides = (self.rows.loops, self.columns)
-        places, sizes = self.mapping.accesses[index], self.mapping.loop_sizes
-        for where in counter_offsets(self.graph[index], places, sizes, sides):
-            by_row, by_column = self._offset_terms(where, chunk)
-            text = " + ".join((by_row + by_column) or [ZERO_TENSOR])
-            yield TileValue(Value(text, "int32"), bool(by_row), bool(by_column))
+        """The operands of a random tensor that select the random number of each element."""
+        loop_groups = (self.rows.loops, self.columns)
+        accesses, sizes = self.mapping.accesses[index], self.mapping.loop_sizes
+        for offset in counter_offsets(self.graph[index], accesses, sizes, loop_groups):
+            row_terms, column_terms = self._offset_terms(offset, chunk)
+            text = " + ".join((row_terms + column_terms) or [ZERO_TENSOR])
+            yield TileValue(Value(text, "int32"), bool(row_terms), bool(column_terms))
 
     # -- memory ----------------------------------------------------------------------------------
 
     def _tensor_terms(
-        self, places: tuple[AxisAccess, ...], strides: tuple[int, ...], chunk: Chunk | None
+        self, accesses: tuple[AxisAccess, ...], strides: tuple[int, ...], chunk: Chunk | None
     ) -> tuple[list[str], list[str]]:
-        """Offset of a tensor by row and by column, without its constant part."""
-        return self._offset_terms(tensor_offset(places, strides, self.mapping.loop_sizes), chunk)
+        """The terms of a tensor's offset by row and by column, without its constant part."""
+        return self._offset_terms(tensor_offset(accesses, strides, self.mapping.loop_sizes), chunk)
 
-    def _offset_terms(self, where: Offset, chunk: Chunk | None) -> tuple[list[str], list[str]]:
-        by_row = offset_terms(where, self.rows.loops, self.mapping.loop_sizes, self.rows.counter)
-        by_column = (
-            offset_terms(where, self.columns, self.mapping.loop_sizes, chunk.counter)
-            if chunk
-            else []
-        )
-        return by_row, by_column
+    def _offset_terms(self, offset: Offset, chunk: Chunk | None) -> tuple[list[str], list[str]]:
+        sizes = self.mapping.loop_sizes
+        row_terms = offset_terms(offset, self.rows.loops, sizes, self.rows.counter)
+        column_terms = offset_terms(offset, self.columns, sizes, chunk.counter) if chunk else []
+        return row_terms, column_terms
 
     def _load(self, operand: Operand, chunk: Chunk | None) -> TileValue:
         node = self.graph[operand.source]
-        address, mask, rows, columns = self.load_address(operand, chunk)
-        suffix = chunk.suffix if chunk and columns else ""
+        address, mask, has_rows, has_columns = self.load_address(operand, chunk)
+        suffix = chunk.suffix if chunk and has_columns else ""
         if (operand, suffix) in self.values:
             return self.values[operand, suffix]
         name = self.value_name(operand, suffix)
         text = f"tl.load({address}{f', mask={mask}' if mask else ''})"
-        if chunk and (peeled := self._find_peeling(f"p{operand.source}", address, chunk)):
-            peeled.write_load(self.lines, name, f"p{operand.source}", self.schedule.column_count)
+        if chunk and (peeling := self._peeling(f"p{operand.source}", address, chunk)):
+            peeling.write_load(self.lines, name, f"p{operand.source}", self.schedule.column_count)
             text = name
         dtype = compute_dtype(node.dtype)
         if node.dtype == "bool":
@@ -268,151 +270,163 @@ class Tile:
             text = f"{text}.to({TRITON_DTYPES[dtype]})"
         if text != name:
             self.lines(f"{name} = {text}")
-        entry = TileValue(Value(name, dtype), rows, columns)
+        entry = TileValue(Value(name, dtype), has_rows, has_columns)
         self.values[operand, suffix] = entry
         return entry
 
     def load_address(self, operand: Operand, chunk: Chunk | None) -> tuple[str, str, bool, bool]:
-        """Where an operand is in memory, which lanes of it exist ("": all), and whether it has rows
-        and columns."""
-        node = self.graph[operand.source]
-        where = tensor_offset(operand.accesses, node.strides, self.mapping.loop_sizes)
-        by_row, by_column = self._offset_terms(where, chunk)
-        begin = [f"p{operand.source}", *([str(where.start)] if where.start else [])]
-        if self.rows.start and self.schedule.is_block_uniform(where.strides, self.rows.count):
-            # One number for all rows: read once, it takes few registers.
-            begin += offset_terms(where, self.rows.loops, self.mapping.loop_sizes, self.rows.start)
-            by_row = []
-        address = " + ".join([*begin, *((by_row + by_column) or [ZERO_TENSOR])])
-        masks = [self.rows.mask if by_row else None, chunk.mask if chunk and by_column else None]
-        return address, " & ".join(m for m in masks if m), bool(by_row), bool(by_column)
+        """The address of an operand, its mask (empty: all lanes exist), and whether it has rows
+        and whether it has columns."""
+        node, sizes = self.graph[operand.source], self.mapping.loop_sizes
+        offset = tensor_offset(operand.accesses, node.strides, sizes)
+        row_terms, column_terms = self._offset_terms(offset, chunk)
+        base = [f"p{operand.source}", *([str(offset.start)] if offset.start else [])]
+        if self.rows.start and self.schedule.is_block_uniform(offset.strides, self.rows.count):
+            # All rows of the tile have the same address: a single load takes few registers.
+            base += offset_terms(offset, self.rows.loops, sizes, self.rows.start)
+            row_terms = []
+        address = " + ".join([*base, *((row_terms + column_terms) or [ZERO_TENSOR])])
+        row_mask = self.rows.mask if row_terms else None
+        column_mask = chunk.mask if chunk and column_terms else None
+        mask = " & ".join(m for m in (row_mask, column_mask) if m)
+        return address, mask, bool(row_terms), bool(column_terms)
 
-    def _find_peeling(self, memory: str, address: str, chunk: Chunk) -> Peeling | None:
-        """How a tensor is read or written by lanes; None where its rows lie otherwise."""
-        peeled = chunk.peeling
-        by_lanes = peeled and address == f"{memory} + {peeled.row_offset} + {chunk.counter}"
-        return peeled if by_lanes else None
+    def _peeling(self, memory: str, address: str, chunk: Chunk) -> Peeling | None:
+        """The peeling of a tensor that is accessed by lanes; None if its rows lie otherwise."""
+        peeling = chunk.peeling
+        by_lanes = peeling and address == f"{memory} + {peeling.row_offset} + {chunk.counter}"
+        return peeling if by_lanes else None
 
     def value_name(self, operand: Operand, suffix: str) -> str:
-        """What a value read from memory is called."""
-        known = self._loaded_operands.setdefault(operand.source, [])
-        if operand not in known:
-            known.append(operand)
-        at = known.index(operand)
+        """The name of a value that is loaded from memory."""
+        loaded = self._loaded_operands.setdefault(operand.source, [])
+        if operand not in loaded:
+            loaded.append(operand)
+        at = loaded.index(operand)
         return f"x{operand.source}{f'at{at}' if at else ''}{suffix}"
 
-    def store(self, index: int, only: str | None = None) -> None:
-        """Write an output to memory, by those programs only for which ``only`` holds."""
+    def store(self, index: int, condition: str | None = None) -> None:
+        """Store an output; programs in which ``condition`` is false store nothing."""
         for chunk in self.chunks if self.has_columns(index) else (None,):
-            self._store(index, chunk, only)
+            self._store(index, chunk, condition)
 
-    def _store(self, index: int, chunk: Chunk | None, only: str | None) -> None:
-        node, places = self.graph[index], self.mapping.accesses[index]
-        by_row, by_column = self._tensor_terms(places, node.strides, chunk)
+    def _store(self, index: int, chunk: Chunk | None, condition: str | None) -> None:
+        node, accesses = self.graph[index], self.mapping.accesses[index]
+        row_terms, column_terms = self._tensor_terms(accesses, node.strides, chunk)
         loops, sizes = self.mapping.loops[index], self.mapping.loop_sizes
-        masks = [f"({only})"] if only else []
+        masks = [f"({condition})"] if condition else []
         entry = self.values[index, chunk.suffix if chunk else ""]
-        if by_row:
+        if row_terms:
             masks += [self.rows.mask] if self.rows.mask else []
             masks += missing_loop_masks(loops, self.rows.loops, sizes, self.rows.counter)
         elif entry.has_rows:
-            # All rows have the same value.
-            by_row = [f"{self.rows.counter} * 0"]
+            # All rows have the same value; row 0 stores it.
+            row_terms = [f"{self.rows.counter} * 0"]
             masks.append(f"({self.rows.counter} == 0)")
         elif self.rows.loops or not chunk:
-            # Every program has this value; the first one writes it.
-            masks.append(f"({self.rows.first})")
+            # All programs have the same value; the first program stores it.
+            masks.append(f"({self.rows.is_first_block})")
         if chunk:
             masks += [chunk.mask] if chunk.mask else []
             masks += missing_loop_masks(loops, self.columns, sizes, chunk.counter)
-        address = " + ".join([f"p{index}", *((by_row + by_column) or [ZERO_TENSOR])])
+        address = " + ".join([f"p{index}", *((row_terms + column_terms) or [ZERO_TENSOR])])
         text = to_storage(entry.value.text, node.dtype)
-        peeled = self._find_peeling(f"p{index}", address, chunk) if chunk else None
-        if chunk and peeled and masks == ([chunk.mask] if chunk.mask else []):
-            peeled.write_store(self.lines, f"p{index}", text, chunk.width)
+        peeling = self._peeling(f"p{index}", address, chunk) if chunk else None
+        if chunk and peeling and masks == ([chunk.mask] if chunk.mask else []):
+            peeling.write_store(self.lines, f"p{index}", text, chunk.width)
             return
         mask = f", mask={' & '.join(masks)}" if masks else ""
-        first = ', eviction_policy="evict_first"' if index in self.evict_first else ""
-        self.lines(f"tl.store({address}, {text}{mask}{first})")
+        eviction = ', eviction_policy="evict_first"' if index in self.evict_first else ""
+        self.lines(f"tl.store({address}, {text}{mask}{eviction})")
 
     # -- reductions ------------------------------------------------------------------------------
 
     def _reduce(self, index: int) -> None:
-        how = make_reduction(self.graph[index])
-        total, rows = self.reduce_columns(index, how)
-        self.write_reduced(index, how, total, rows)
+        reduction = make_reduction(self.graph[index])
+        total, has_rows = self.reduce_columns(index, reduction)
+        self.write_reduction_result(index, reduction, total, has_rows)
 
-    def reduce_columns(self, index: int, how: Reduction) -> tuple[str, bool]:
-        """The operand of a reduction with all its columns put together, and whether it has rows.
+    def reduce_columns(self, index: int, reduction: Reduction) -> tuple[str, bool]:
+        """The operand of a reduction reduced over all columns, and whether it has rows.
 
-        Equal chunks are put together element by element first: threads meet once.
+        Chunks of equal width are first combined element by element, so that threads exchange
+        values once and not once for each chunk.
         """
-        partials = [self.partial_result(index, how, chunk) for chunk in self.chunks]
+        partials = [self.partial_result(index, reduction, chunk) for chunk in self.chunks]
         has_rows = partials[0][1]
         if len({chunk.width for chunk in self.chunks}) == 1:
-            name, together = f"s{index}", partials[0][0]
+            name, combined = f"s{index}", partials[0][0]
             for text, _ in partials[1:]:
-                self.lines(f"{name} = {how.combine(together, text)}")
-                together = name
-            self.lines(f"{name} = {how.reduce(together, 1)}")
+                self.lines(f"{name} = {reduction.combine(combined, text)}")
+                combined = name
+            self.lines(f"{name} = {reduction.reduce(combined, 1)}")
             return name, has_rows
         for chunk, (text, _) in zip(self.chunks, partials, strict=True):
-            self.lines(f"s{index}{chunk.suffix} = {how.reduce(text, 1)}")
+            self.lines(f"s{index}{chunk.suffix} = {reduction.reduce(text, 1)}")
         names = [f"s{index}{chunk.suffix}" for chunk in self.chunks]
-        return reduce(how.combine, names), has_rows
+        return reduce(reduction.combine, names), has_rows
 
-    def partial_result(self, index: int, how: Reduction, chunk: Chunk) -> tuple[str, bool]:
-        """What ``chunk`` gives to the reduction ``index``, as a tensor with columns, and whether
-        it has rows; lanes beyond the last column are neutral."""
+    def partial_result(self, index: int, reduction: Reduction, chunk: Chunk) -> tuple[str, bool]:
+        """The operand of a reduction in ``chunk`` as a tensor with columns, and whether it has
+        rows. Lanes behind the last column hold the neutral element."""
         entry = self.operand_value(self.mapping.operands[index][0], chunk)
-        text = how.to_partial(entry.value)
+        text = reduction.to_partial(entry.value)
         if not entry.has_columns:
             count = self.rows.count if entry.has_rows else 1
             text = f"tl.broadcast_to({text}, ({count}, {chunk.width}))"
         if chunk.mask:
-            text = f"tl.where({chunk.mask}, {text}, {how.neutral})"
+            text = f"tl.where({chunk.mask}, {text}, {reduction.neutral})"
         return text, entry.has_rows
 
-    def accumulate(self, index: int, how: Reduction, chunk: Chunk) -> str:
-        """The running value of a reduction with what ``chunk`` gives to it."""
-        found = one_hot_operands(self.schedule, index) if chunk.mask is None else None
-        if found and all(self._is_available(operand, chunk) for operand in found):
-            chosen, value = (self.operand_value(operand, chunk).value for operand in found)
-            return f"tl.where({convert(chosen, 'bool')}, {as_tensor(value, how.dtype)}, a{index})"
-        return how.combine(f"a{index}", self.partial_result(index, how, chunk)[0])
+    def accumulate(self, index: int, reduction: Reduction, chunk: Chunk) -> str:
+        """The accumulator of a reduction combined with the columns of ``chunk``."""
+        one_hot = one_hot_operands(self.schedule, index) if chunk.mask is None else None
+        if one_hot and all(self._is_available(operand, chunk) for operand in one_hot):
+            condition, value = (self.operand_value(operand, chunk).value for operand in one_hot)
+            chosen = as_tensor(value, reduction.dtype)
+            return f"tl.where({convert(condition, 'bool')}, {chosen}, a{index})"
+        return reduction.combine(f"a{index}", self.partial_result(index, reduction, chunk)[0])
 
     def _is_available(self, operand: Operand, chunk: Chunk) -> bool:
-        """Whether an operand can be written in this loop: what is computed may be so in another."""
-        inside = operand.source in self.mapping.accesses
-        suffix = chunk.suffix if inside and self.has_columns(operand.source) else ""
-        return not inside or (operand.source, suffix) in self.values
+        """Whether this loop has the value of an operand: another loop may compute it."""
+        is_computed = operand.source in self.mapping.accesses
+        suffix = chunk.suffix if is_computed and self.has_columns(operand.source) else ""
+        return not is_computed or (operand.source, suffix) in self.values
 
-    def write_reduced(self, index: int, how: Reduction, text: str, rows: bool) -> None:
-        """Name the result of a reduction."""
-        result = how.from_partial(text)
+    def write_reduction_result(
+        self, index: int, reduction: Reduction, text: str, has_rows: bool
+    ) -> None:
+        """Assign the result of a reduction to its name; ``text`` is the reduced accumulator."""
+        result = reduction.from_partial(text)
         self.lines(f"v{index} = {result.text}")
-        self.values[index, ""] = TileValue(Value(f"v{index}", result.dtype), rows)
+        self.values[index, ""] = TileValue(Value(f"v{index}", result.dtype), has_rows)
 
 
-def _narrow_comparison(node: Node, given: list[TileValue], chunk: Chunk | None) -> list[TileValue]:
-    """The operands of a comparison with a counter in 32 bits: 64 are compared half by half, element
-    by element.  What a row has once and is beyond the ends compares alike from there."""
-    if not any(entry.int32_text for entry in given):
-        return given
+def _narrow_comparison(
+    node: Node, operands: list[TileValue], chunk: Chunk | None
+) -> list[TileValue]:
+    """The operands of a comparison with an int64 counter as int32, if possible.
+
+    A GPU compares int64 in two halves. An operand that a row has once is clamped to the ends of
+    int32; no counter has these values, so the comparison gives the same result.
+    """
+    if not any(operand.int32_text for operand in operands):
+        return operands
     texts = [
-        entry.int32_text or narrow_to_int32(entry.value, not entry.has_columns) for entry in given
+        operand.int32_text or narrow_to_int32(operand.value, not operand.has_columns)
+        for operand in operands
     ]
     if not all(texts):
-        return given
+        return operands
     counter = f"({chunk.counter})" if chunk and chunk.lanes else ""
-    others = [at for at, entry in enumerate(given) if not entry.int32_text]
+    others = [at for at, operand in enumerate(operands) if not operand.int32_text]
     if chunk and node.op in ("eq", "ne") and counter in texts and others:
-        # LLVM would count in 64 bits, for the sake of addresses, and compare so.
+        # LLVM would widen the column numbers to 64 bits, as addresses need them, and compare those.
         (at,) = others
-        if given[at].value.number is None:
-            texts = [f"({texts[at]} - {chunk.first})"] * 2
+        if operands[at].value.number is None:
+            texts = [f"({texts[at]} - {chunk.start})"] * 2
             texts[1 - at] = chunk.lanes
     return [
-        TileValue(Value(text, "int32", entry.value.number), entry.has_rows, entry.has_columns)
-        for text, entry in zip(texts, given, strict=True)
+        TileValue(Value(text, "int32", operand.value.number), operand.has_rows, operand.has_columns)
+        for text, operand in zip(texts, operands, strict=True)
     ]

@@ -1,11 +1,11 @@
-"""Sums over rows beside sums over columns: each program walks over a group of rows.
+"""Emission of two-stage row reductions: the scheme ``column``.
 
-The first kernel does what a row kernel does, row block after row block, and keeps the tails (the
-reductions over rows) in registers; at the end it writes one partial result for its group.  The
-second kernel reduces those, all at once and so in a fixed order, and goes on with what follows.
-No atomics: the bits are the same in every run.
+A program of the first kernel loops over a group of rows, block by block. It computes what a row
+kernel computes, accumulates the reductions over rows in registers and stores one partial result for
+its group. The second kernel reduces the partial results in a fixed order and computes the epilogue.
+There are no atomics, so results are bit-identical from run to run.
 
-Plans that are ``ahead`` copy the rows of the next turns meanwhile (``stages``).
+With ``async_copies`` the loop copies the rows of later iterations while it computes.
 """
 
 from __future__ import annotations
@@ -37,77 +37,88 @@ from nostall.fusion.graph.dynamic_size import Extent
 def emit_two_stage(kernel: PlannedKernel) -> Program:
     """The program of the scheme ``column``: the kernels of both stages."""
     schedule, plan = kernel.schedule, kernel.plan
-    tails = [_RowReduction(schedule, index) for index in schedule.row_reductions]
-    first, last = _first_stage(kernel, tails), _second_stage(kernel, tails)
+    reductions = [_RowReduction(schedule, index) for index in schedule.row_reductions]
+    stages = [_first_stage(kernel, reductions), _second_stage(kernel, reductions)]
     workspaces = tuple(
-        Workspace(f"w{tail.index}", tail.reduction.dtype, plan.splits * tail.results)
-        for tail in tails
+        Workspace(f"w{each.index}", each.reduction.dtype, plan.splits * each.results)
+        for each in reductions
     )
-    return assemble_program(kernel, [first, last], workspaces)
+    return assemble_program(kernel, stages, workspaces)
 
 
 class _RowReduction:
-    """A reduction over rows.  ``keeps_columns``: it keeps the columns."""
+    """A reduction over rows, and possibly over columns, too."""
 
     def __init__(self, schedule: Schedule, index: int) -> None:
         self.index = index
         self.reduction: Reduction = make_reduction(schedule.mapping.graph[index])
         (operand,) = schedule.mapping.operands[index]
-        self.over_columns = bool(schedule.mapping.reduced_loops[index] & set(schedule.columns))
-        self.reads_columns = schedule.operand_has_columns(operand)
-        self.keeps_columns = self.reads_columns and not self.over_columns
-        self.result_rows = schedule.count(_result_rows(schedule))
-        self.results = self.result_rows * (schedule.column_count if self.keeps_columns else 1)
+        self.reduces_columns = bool(schedule.mapping.reduced_loops[index] & set(schedule.columns))
+        # Whether the result has columns.
+        self.keeps_columns = schedule.operand_has_columns(operand) and not self.reduces_columns
+        # Elements of the result.
+        result_rows = schedule.count(_result_rows(schedule))
+        self.results = result_rows * (schedule.column_count if self.keeps_columns else 1)
+
+    def accumulator(self, chunk: Chunk | None) -> str:
+        """The name of the accumulator; one for each chunk if the result has columns."""
+        return f"a{self.index}{chunk.suffix if chunk else ''}"
 
 
 def _result_rows(schedule: Schedule) -> tuple[int, ...]:
+    """The row loops that no reduction removes: those of the result."""
     return schedule.rows[: len(schedule.rows) - len(schedule.reduced_rows)]
 
 
-def _first_stage(kernel: PlannedKernel, tails: list[_RowReduction]) -> tuple[Lines, Launch]:
+def _first_stage(kernel: PlannedKernel, reductions: list[_RowReduction]) -> tuple[Lines, Launch]:
+    """The kernel that reduces a group of rows for each program: its body and its launch."""
     schedule, plan = kernel.schedule, kernel.plan
     lines = Lines()
-    summed = schedule.count(schedule.reduced_rows)
-    span = Extent(summed, plan.rows * plan.splits, plan.rows)
-    kept = schedule.count(_result_rows(schedule))
+    reduced_rows = schedule.count(schedule.reduced_rows)
+    span = Extent(reduced_rows, plan.rows * plan.splits, plan.rows)
+    result_rows = schedule.count(_result_rows(schedule))
     with lines.block():
         lines("kept = tl.program_id(0)")
         lines("group = tl.program_id(1)")
         chunks = write_row_chunks(kernel, lines)
-        for tail in tails:
-            for chunk in chunks if tail.keeps_columns else (None,):
+        for each in reductions:
+            for chunk in chunks if each.keeps_columns else (None,):
                 shape = f"({plan.rows}, {chunk.width if chunk else 1})"
-                dtype = TRITON_DTYPES[tail.reduction.dtype]
-                lines(
-                    f"{_accumulator(tail, chunk)} = tl.full({shape}, {tail.reduction.neutral}, {dtype})"
-                )
+                fill = f"{each.reduction.neutral}, {TRITON_DTYPES[each.reduction.dtype]}"
+                lines(f"{each.accumulator(chunk)} = tl.full({shape}, {fill})")
         lines("start = group * span")
-        above = Tile(schedule, schedule.columns, Rows((), 1, "0", None, ""), chunks, lines)
+        before_loop = Tile(schedule, schedule.columns, Rows((), 1, "0", None, ""), chunks, lines)
         if plan.async_copies:
-            # In the loop it would be copied again and again.
-            above.preload((*schedule.body, *schedule.row_reductions), by_row=False)
+            # In the loop, every iteration would copy these operands again.
+            before_loop.preload((*schedule.body, *schedule.row_reductions), row_dependent=False)
         stop = "tl.minimum(start + span, count)"
-        with lines.block(
-            f"for first in {loop_range('start', stop, plan.rows, plan.async_copies)}:"
-        ):
-            tile = above.with_rows(_rows_of_group(kernel, lines))
+        iterations = loop_range("start", stop, plan.rows, plan.async_copies)
+        with lines.block(f"for first in {iterations}:"):
+            tile = before_loop.with_rows(_write_row_block(kernel, lines))
             tile.write(schedule.body)
-            for tail in tails:
-                _accumulate(tile, tail)
-        for tail in tails:
-            for chunk in chunks if tail.keeps_columns else (None,):
-                text = _accumulator(tail, chunk)
-                text = tail.reduction.reduce(text, 0) if plan.rows > 1 else text
-                _store_partial(lines, tail, chunk, kept, schedule.column_count, text)
+            for each in reductions:
+                _accumulate(tile, each)
+        for each in reductions:
+            for chunk in chunks if each.keeps_columns else (None,):
+                text = each.accumulator(chunk)
+                text = each.reduction.reduce(text, 0) if plan.rows > 1 else text
+                group = f"(group * {result_rows} + kept)" if result_rows > 1 else "group"
+                _store_partial(lines, each, chunk, group, schedule.column_count, text)
     stores = [i for i in schedule.body if i in schedule.mapping.outputs]
     reads = schedule.mapping.inputs_of((*schedule.body, *schedule.row_reductions))
-    arguments = (*(f"p{i}" for i in [*reads, *stores]), *(f"w{t.index}" for t in tails))
+    arguments = _stage_arguments([*reads, *stores], reductions)
     name = f"{kernel_name(kernel)}_0"
-    return lines, Launch(name, arguments, (summed, span), (kept, plan.splits), plan.num_warps)
+    grid = (result_rows, plan.splits)
+    return lines, Launch(name, arguments, (reduced_rows, span), grid, plan.num_warps)
 
 
-def _rows_of_group(kernel: PlannedKernel, lines: Lines) -> Rows:
-    """``count`` rows are summed for each kept one."""
+def _stage_arguments(tensors: list[int], reductions: list[_RowReduction]) -> tuple[str, ...]:
+    """Argument names of a kernel: its tensors, then the workspaces of all partial results."""
+    return (*(f"p{index}" for index in tensors), *(f"w{each.index}" for each in reductions))
+
+
+def _write_row_block(kernel: PlannedKernel, lines: Lines) -> Rows:
+    """Write the row indices of one iteration; ``count`` rows are reduced to each result row."""
     schedule, plan = kernel.schedule, kernel.plan
     if plan.rows == 1:
         lines(f"r = kept * count + first + {ZERO_TENSOR}")
@@ -118,57 +129,59 @@ def _rows_of_group(kernel: PlannedKernel, lines: Lines) -> Rows:
     return Rows(schedule.rows, plan.rows, "r", "live", zero_condition("kept + first"))
 
 
-def _accumulator(tail: _RowReduction, chunk: Chunk | None) -> str:
-    return f"a{tail.index}{chunk.suffix if chunk else ''}"
-
-
-def _accumulate(tile: Tile, tail: _RowReduction) -> None:
-    tile.lines(f"# {tile.graph.describe(tail.index)}")
-    if tail.keeps_columns:
+def _accumulate(tile: Tile, row_reduction: _RowReduction) -> None:
+    """Add the rows of one iteration to the accumulators of a reduction."""
+    index, reduction = row_reduction.index, row_reduction.reduction
+    tile.lines(f"# {tile.graph.describe(index)}")
+    if row_reduction.keeps_columns:
         for chunk in tile.chunks:
-            text, has_rows = tile.partial_result(tail.index, tail.reduction, chunk)
-            _add(tile, tail, _accumulator(tail, chunk), text, has_rows, chunk.width)
-        return
-    if not tail.over_columns:
-        entry = tile.operand_value(tile.mapping.operands[tail.index][0], None)
-        _add(
-            tile,
-            tail,
-            _accumulator(tail, None),
-            tail.reduction.to_partial(entry.value),
-            entry.has_rows,
-            1,
-        )
-        return
-    total, has_rows = tile.reduce_columns(tail.index, tail.reduction)
-    _add(tile, tail, _accumulator(tail, None), total, has_rows, 1)
+            text, has_rows = tile.partial_result(index, reduction, chunk)
+            _combine(tile, row_reduction, chunk, text, has_rows)
+    elif row_reduction.reduces_columns:
+        text, has_rows = tile.reduce_columns(index, reduction)
+        _combine(tile, row_reduction, None, text, has_rows)
+    else:
+        entry = tile.operand_value(tile.mapping.operands[index][0], None)
+        text = reduction.to_partial(entry.value)
+        _combine(tile, row_reduction, None, text, entry.has_rows)
 
 
-def _add(tile: Tile, tail: _RowReduction, held: str, text: str, has_rows: bool, width: int) -> None:
-    """Put the rows of this block to what a tail holds; rows that do not exist are neutral."""
+def _combine(
+    tile: Tile, row_reduction: _RowReduction, chunk: Chunk | None, text: str, has_rows: bool
+) -> None:
+    """Combine an accumulator with ``text``; rows that do not exist become the neutral element."""
+    reduction, accumulator = row_reduction.reduction, row_reduction.accumulator(chunk)
     if tile.rows.mask:
         if not has_rows:
-            text = f"tl.broadcast_to({text}, ({tile.rows.count}, {width}))"
-        text = f"tl.where({tile.rows.mask}, {text}, {tail.reduction.neutral})"
-    tile.lines(f"{held} = {tail.reduction.combine(held, text)}")
+            shape = f"({tile.rows.count}, {chunk.width if chunk else 1})"
+            text = f"tl.broadcast_to({text}, {shape})"
+        text = f"tl.where({tile.rows.mask}, {text}, {reduction.neutral})"
+    tile.lines(f"{accumulator} = {reduction.combine(accumulator, text)}")
 
 
 def _store_partial(
-    lines: Lines, tail: _RowReduction, chunk: Chunk | None, kept: int, columns: int, text: str
+    lines: Lines,
+    row_reduction: _RowReduction,
+    chunk: Chunk | None,
+    group: str,
+    columns: int,
+    text: str,
 ) -> None:
-    group = f"(group * {kept} + kept)" if kept > 1 else "group"
+    """Store the partial result of a group of rows in the workspace of the reduction."""
+    workspace = f"w{row_reduction.index}"
     if chunk is None:
-        lines(f"tl.store(w{tail.index} + {group} + {ZERO_TENSOR}, {text})")
+        lines(f"tl.store({workspace} + {group} + {ZERO_TENSOR}, {text})")
         return
     mask = f", mask={chunk.mask}" if chunk.mask else ""
-    lines(f"tl.store(w{tail.index} + {group} * {columns} + {chunk.counter}, {text}{mask})")
+    lines(f"tl.store({workspace} + {group} * {columns} + {chunk.counter}, {text}{mask})")
 
 
-def _second_stage(kernel: PlannedKernel, tails: list[_RowReduction]) -> tuple[Lines, Launch]:
+def _second_stage(kernel: PlannedKernel, reductions: list[_RowReduction]) -> tuple[Lines, Launch]:
+    """The kernel that reduces the partial results and computes the epilogue: body and launch."""
     schedule, plan = kernel.schedule, kernel.plan
-    kept = _result_rows(schedule)
-    # Results are walked over as one long row: kept rows, and columns where a tail has them.
-    loops = kept + (schedule.columns if any(tail.keeps_columns for tail in tails) else ())
+    # All results form one long row: the result rows, and the columns if a reduction keeps them.
+    keeps_columns = any(each.keeps_columns for each in reductions)
+    loops = _result_rows(schedule) + (schedule.columns if keeps_columns else ())
     results = schedule.count(loops)
     width, warps = finish_tile(plan.splits, results)
     lines = Lines()
@@ -179,34 +192,34 @@ def _second_stage(kernel: PlannedKernel, tails: list[_RowReduction]) -> tuple[Li
         lines(f"group = tl.arange(0, {plan.splits})[:, None]")
         rows = Rows((), 1, "0", None, zero_condition("pid"))
         tile = Tile(schedule, loops, rows, (Chunk(width, "c", "inside", ""),), lines)
-        for tail in tails:
-            _write_total(tile, tail, results)
+        for each in reductions:
+            _write_final_result(tile, each, results)
         tile.write(schedule.epilogue)
     outputs = [
         i for i in (*schedule.row_reductions, *schedule.epilogue) if i in schedule.mapping.outputs
     ]
     reads = schedule.mapping.inputs_of(schedule.epilogue)
-    arguments = (*(f"p{i}" for i in [*reads, *outputs]), *(f"w{t.index}" for t in tails))
+    arguments = _stage_arguments([*reads, *outputs], reductions)
     name = f"{kernel_name(kernel)}_1"
     grid = (-(-results // width), 1)
     return lines, Launch(name, arguments, (), grid, warps)
 
 
-def _write_total(tile: Tile, tail: _RowReduction, results: int) -> None:
-    lines, index = tile.lines, tail.index
+def _write_final_result(tile: Tile, row_reduction: _RowReduction, results: int) -> None:
+    """Reduce the partial results of all groups; the tile has ``results`` columns."""
+    lines, index, reduction = tile.lines, row_reduction.index, row_reduction.reduction
+    count = row_reduction.results
     lines(f"# {tile.graph.describe(index)}")
-    if tail.results == results:
-        where, mask = "c", ", mask=inside"
-    elif tail.results == 1:
-        where, mask = ZERO_TENSOR, ""
+    if count == results:
+        offset, mask = "c", ", mask=inside"
+    elif count == 1:
+        offset, mask = ZERO_TENSOR, ""
     else:
-        where, mask = f"c // {results // tail.results}", ", mask=inside"
-    lines(f"a{index} = tl.load(w{index} + group * {tail.results} + {where}{mask})")
-    result = tail.reduction.from_partial(tail.reduction.reduce(f"a{index}", 0))
+        offset, mask = f"c // {results // count}", ", mask=inside"
+    lines(f"a{index} = tl.load(w{index} + group * {count} + {offset}{mask})")
+    result = reduction.from_partial(reduction.reduce(f"a{index}", 0))
     lines(f"v{index} = {result.text}")
-    entry = TileValue(
-        Value(f"v{index}", result.dtype), has_rows=False, has_columns=tail.results > 1
-    )
-    tile.values[index, ""] = entry
+    value = Value(f"v{index}", result.dtype)
+    tile.values[index, ""] = TileValue(value, has_rows=False, has_columns=count > 1)
     if index in tile.mapping.outputs:
         tile.store(index)

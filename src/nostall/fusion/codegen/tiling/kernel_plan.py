@@ -47,7 +47,7 @@ class KernelPlan:
     ..              warp        the columns of a row, in one or more powers of two
     ..              block       as for ``warp``
     ..              column      as for ``warp``
-    ..              looped      one chunk: columns of one loop iteration (also ``shared``, ``split``)
+    ..              looped      one chunk: columns of one loop iteration (``shared``, ``split`` too)
     ..              matrix      one chunk: lanes of the largest tensor
     ..              turned      one chunk: lanes of the largest tensor of one tile
     splits          split       programs that share a row
@@ -59,7 +59,7 @@ class KernelPlan:
     ..              looped      loop iterations are copied to shared memory in advance (also
                                 ``split``, ``column``)
     eager_loads     thread      all inputs are loaded before anything is computed
-    ..              warp        operands that all rows share are loaded with the row (also ``block``)
+    ..              warp        operands that rows share are loaded with the row (also ``block``)
     ==============  ==========  ====================================================================
     """
 

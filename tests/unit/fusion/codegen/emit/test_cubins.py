@@ -1,4 +1,4 @@
-"""Stitched kernels compiled for sm_90 on a machine without a GPU."""
+"""Tests of kernels compiled for sm_90 without a GPU: safety and instruction counts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from nostall.sass import Program as SassProgram
 from nostall.sass import validate
 from nostall.tuning.source import compile_triton
 from tests.unit.fusion.codegen import oldest_triton
-from tests.unit.fusion.codegen.sm90_code import opcodes, opcodes_of
+from tests.unit.fusion.codegen.sm90_code import cubin_opcodes, opcodes
 from tests.unit.fusion.patterns import DYNAMIC, PACKED, attention_backward, norm_backward
 
 pytest.importorskip("triton")
@@ -32,17 +32,17 @@ pytest.importorskip("torch")
 FROM_LIBDEVICE = ("tanh", "expm1", "log1p", "round", "trunc")
 
 
-def by_each_triton(program: Program, folder: Path) -> list[list[str]]:
-    """The instructions of a kernel by the installed Triton and, where it is there, the oldest."""
+def opcodes_by_version(program: Program, folder: Path) -> list[list[str]]:
+    """Opcodes of a kernel by the installed Triton and, if available, the oldest supported one."""
     found = [opcodes(program, folder)]
-    if oldest_triton.OLDEST.is_dir():
-        ((cubin, _),) = oldest_triton.compiled(program, folder)
-        found.append(opcodes_of(cubin))
+    if oldest_triton.INSTALLATION.is_dir():
+        ((cubin, _),) = oldest_triton.compile_program(program, folder)
+        found.append(cubin_opcodes(cubin))
     return found
 
 
-def _everything() -> Graph:
-    """An operator of every kind that has a template of its own."""
+def _all_operators() -> Graph:
+    """A graph with all operators that have their own templates."""
     build = Builder()
     x, y = build.input((8, 64)), build.input((8, 64))
     value = build("add", x, y)
@@ -63,7 +63,7 @@ def _everything() -> Graph:
 CASES = {
     "column": (norm_backward((64, 768), "bfloat16"), KernelPlan("column", 1, (512, 256), 8, 16)),
     "dots": (attention_backward((8, 4, 24, 32), "bfloat16"), KernelPlan("matrix", 1, (1024,), 4)),
-    "everything": (_everything(), KernelPlan("warp", 4, (64,), 4)),
+    "everything": (_all_operators(), KernelPlan("warp", 4, (64,), 4)),
 }
 
 
@@ -73,7 +73,7 @@ def _program(name: str) -> Program:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_kernels_compile_and_their_code_is_safe(name: str, tmp_path: Path) -> None:
+def test_kernels_compile_to_safe_code(name: str, tmp_path: Path) -> None:
     program = _program(name)
     path = tmp_path / "kernels.py"
     path.write_text(program.source)
@@ -84,7 +84,9 @@ def test_kernels_compile_and_their_code_is_safe(name: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("make", [PACKED["dynamic"], DYNAMIC["dropout"]])
-def test_packs_and_random_numbers_compile(make: Callable[[], Graph], tmp_path: Path) -> None:
+def test_packed_kernels_and_random_numbers_compile(
+    make: Callable[[], Graph], tmp_path: Path
+) -> None:
     graph = make()
     program = generate(graph, graph.operators)
     path = tmp_path / "kernels.py"
@@ -110,9 +112,9 @@ def _softmax_dropout(words: int) -> Graph:
 @pytest.mark.parametrize(
     "plan", [KernelPlan("block", 1, (2048,), 4), KernelPlan("block", 2, (2048,), 4)]
 )
-def test_neighbours_share_a_counter(plan: KernelPlan, tmp_path: Path) -> None:
-    """In code for sm_90: 20 wide products for each four elements, or eight, and no layout is
-    changed."""
+def test_neighbouring_elements_share_a_philox_counter(plan: KernelPlan, tmp_path: Path) -> None:
+    """Philox takes 20 wide multiplications for four (or eight) elements, and there are no layout
+    conversions."""
     found = {}
     for words in (1, 4, 8):
         graph = _softmax_dropout(words)
@@ -121,7 +123,7 @@ def test_neighbours_share_a_counter(plan: KernelPlan, tmp_path: Path) -> None:
         path.write_text(program.source)
         ((name, launch),) = launch_specs(program).items()
         cubin = compile_triton(path, name, launch, "sm_90").cubin
-        found[words] = opcodes_of(cubin)
+        found[words] = cubin_opcodes(cubin)
     wide = {
         words: sum(code.startswith(("IMAD.WIDE", "IMAD.HI")) for code in codes)
         for words, codes in found.items()
@@ -135,20 +137,20 @@ def test_neighbours_share_a_counter(plan: KernelPlan, tmp_path: Path) -> None:
     assert shared[0] == shared[1] == shared[2]
 
 
-def test_softmax_and_dropout_take_few_instructions(tmp_path: Path) -> None:
-    """For each element.  With words of 32 bits and two products by what is kept they were 28.3."""
+def test_softmax_with_dropout_takes_few_instructions(tmp_path: Path) -> None:
+    """At most 21.7 per element; 28.3 with 32-bit words and two multiplications by the mask."""
     graph, plan = _softmax_dropout(8), KernelPlan("block", 1, (2048,), 2)
     program = emit(plan_kernel(schedule_operators(graph, graph.operators), plan))
     elements = 2048 / (32 * plan.num_warps)
-    for codes in by_each_triton(program, tmp_path):
+    for codes in opcodes_by_version(program, tmp_path):
         assert sum(not code.startswith("NOP") for code in codes) <= 21.7 * elements
-        # No number is made of random bits; exp, the share and what is kept are a product each.
+        # Random bits are not converted to floats; exp, division and dropout are a product each.
         assert not any(code.startswith("I2F") for code in codes)
         assert sum(code == "FMUL" for code in codes) <= 3.2 * elements
 
 
-def test_flat_kernels_load_several_elements_at_once(tmp_path: Path) -> None:
-    """For every number of rows: the mask ends at a multiple of the row, and the text says so."""
+def test_flat_kernels_load_vectors(tmp_path: Path) -> None:
+    """For any number of rows, because the mask text shows that it ends at a multiple of a row."""
     graph = DYNAMIC["bias and gelu"]()
     schedule = schedule_operators(graph, graph.operators)
     program = emit(plan_kernel(schedule, KernelPlan("thread", 1, (512,), 2)))
@@ -164,8 +166,8 @@ def test_flat_kernels_load_several_elements_at_once(tmp_path: Path) -> None:
     assert any(".128" in opcode for opcode in loads), loads
 
 
-def _odd_rows(columns: int) -> Graph:
-    """A layer norm whose result is multiplied with another input, fp16."""
+def _unaligned_norm(columns: int) -> Graph:
+    """A layer norm multiplied by another input, in fp16."""
     build = Builder()
     x, other = (build.input((64, columns), "float16") for _ in range(2))
     weight = build.input((columns,), "float16")
@@ -180,10 +182,10 @@ def _odd_rows(columns: int) -> Graph:
     ("columns", "chunks", "warps", "access"),
     [(5000, (1024,) * 5, 4, "128"), (768, (256,) * 3, 1, "128"), (2500, (512,) * 5, 4, "64")],
 )
-def test_odd_rows_are_read_as_widely_as_they_are_aligned_and_stay_in_their_threads(
+def test_accesses_are_as_wide_as_rows_are_aligned_without_layout_conversions(
     columns: int, chunks: tuple[int, ...], warps: int, access: str, tmp_path: Path
 ) -> None:
-    graph = _odd_rows(columns)
+    graph = _unaligned_norm(columns)
     scheme = "warp" if warps == 1 else "block"
     program = emit(
         plan_kernel(
@@ -194,28 +196,28 @@ def test_odd_rows_are_read_as_widely_as_they_are_aligned_and_stay_in_their_threa
     path.write_text(program.source)
     ((name, launch),) = launch_specs(program).items()
     cubin = compile_triton(path, name, launch, "sm_90").cubin
-    codes = opcodes_of(cubin)
+    codes = cubin_opcodes(cubin)
     of_memory = {code for code in codes if code.startswith(("LDG", "STG"))}
     assert of_memory == {f"LDG.E.{access}", f"STG.E.{access}"}
-    # No layout is changed: shared memory holds what warps tell each other, a number for each.
+    # No layout conversions: shared memory only holds one value of each warp.
     assert not {code for code in codes if code.startswith(("STS.", "LDS.", "LDSM"))}
     barriers = [at for at, code in enumerate(codes) if code.startswith("BAR")]
     assert len(barriers) <= (3 if warps > 1 else 0)
-    # Both inputs with rows are asked for before warps meet.
+    # Both inputs with rows are loaded before the first barrier.
     if barriers:
         before = [code for code in codes[: barriers[0]] if code.startswith("LDG")]
         assert len(before) >= 2 * len(chunks)
 
 
-MOST_OF_AN_ELEMENT = {"erf": 17.5, "tanh": 11.5, "sigmoid": 4}
-"""libdevice's erf takes 28 and its tanh 17, with branches; by Triton 3.6 22."""
+MAX_INSTRUCTIONS_PER_ELEMENT = {"erf": 17.5, "tanh": 11.5, "sigmoid": 4}
+"""libdevice's erf takes 28 and its tanh 17 (Triton 3.6: 22), with branches."""
 
 
-def test_functions_have_no_branches_and_few_instructions(tmp_path: Path) -> None:
+def test_special_functions_have_no_branches_and_few_instructions(tmp_path: Path) -> None:
     build = Builder()
     x = build.input((8, 8192), "float32")
     counts = {}
-    for op in ("neg", *MOST_OF_AN_ELEMENT):
+    for op in ("neg", *MAX_INSTRUCTIONS_PER_ELEMENT):
         graph = build.graph(build(op, x))
         program = emit(
             plan_kernel(
@@ -224,14 +226,16 @@ def test_functions_have_no_branches_and_few_instructions(tmp_path: Path) -> None
         )
         codes = opcodes(program, tmp_path)
         counts[op] = sum(not code.startswith("NOP") for code in codes)
-        # One for a store that is masked, one behind the end; none for the 16 elements.
+        # One for a masked store and one behind the end; none for the 16 elements.
         assert sum(code.startswith("BRA") for code in codes) <= 2
-    each = {op: (counts[op] - counts["neg"]) / 16 for op in MOST_OF_AN_ELEMENT}
-    assert {op: most for op, most in MOST_OF_AN_ELEMENT.items() if each[op] > most} == {}, each
+    each = {op: (counts[op] - counts["neg"]) / 16 for op in MAX_INSTRUCTIONS_PER_ELEMENT}
+    assert {
+        op: most for op, most in MAX_INSTRUCTIONS_PER_ELEMENT.items() if each[op] > most
+    } == {}, each
 
 
 def _gelu_times(op: str) -> Graph:
-    """GELU as PyTorch takes it apart, by tanh or erf, times another input, fp16."""
+    """GELU as PyTorch decomposes it, with tanh or erf, times another input, in fp16."""
     build = Builder()
     given, other = build.input((64, 4096), "float16"), build.input((64, 4096), "float16")
     x = build("cast", given, dtype="float32")
@@ -246,22 +250,20 @@ def _gelu_times(op: str) -> Graph:
 
 
 @pytest.mark.parametrize(("op", "each"), [("tanh", 17), ("erf", 21)])
-def test_gelu_takes_half_of_the_time_that_memory_takes(
-    op: str, each: float, tmp_path: Path
-) -> None:
-    """An H200 has time for 42 instructions while it copies the 6 bytes of an element."""
+def test_gelu_takes_half_of_the_memory_time(op: str, each: float, tmp_path: Path) -> None:
+    """An H200 can issue 42 instructions while it copies the 6 bytes of an element."""
     graph = _gelu_times(op)
     program = emit(
         plan_kernel(schedule_operators(graph, graph.operators), KernelPlan("thread", 1, (1024,), 4))
     )
-    for codes in by_each_triton(program, tmp_path):
+    for codes in opcodes_by_version(program, tmp_path):
         assert len(codes) <= 8 * each
         assert sum(code == "MUFU.EX2" for code in codes) == 8
         assert sum(code == "MUFU.RCP" for code in codes) == 8
 
 
-def _less_than_0_or_0(case: str) -> Graph:
-    """Numbers of which LLVM sees that they are -1 or 0, in bf16."""
+def _minus_one_or_zero(case: str) -> Graph:
+    """A bf16 output for which LLVM can derive that values are -1 or 0 (or 1)."""
     build = Builder()
     x = build.input((64, 512), "bfloat16")
     if case == "sign":
@@ -277,23 +279,23 @@ def _less_than_0_or_0(case: str) -> Graph:
 
 
 @pytest.mark.parametrize("case", ["sign", "neg", "a mask less 1", "a mask less 1, long"])
-def test_minus_1_stays_minus_1_in_pairs_of_bf16(case: str, tmp_path: Path) -> None:
-    """LLVM of Triton 3.6 makes 1 of it where it converts a pair of bools to signed bf16."""
-    graph = _less_than_0_or_0(case)
+def test_minus_one_keeps_its_sign_in_pairs_of_bf16(case: str, tmp_path: Path) -> None:
+    """The LLVM of Triton 3.6 turns -1 into 1 if it converts a pair of bools to signed bf16."""
+    graph = _minus_one_or_zero(case)
     program = emit(
         plan_kernel(schedule_operators(graph, graph.operators), KernelPlan("thread", 1, (512,), 4))
     )
-    for codes in by_each_triton(program, tmp_path):
+    for codes in opcodes_by_version(program, tmp_path):
         assert "LDG.E.64" in codes  # pairs
         assert not any(code.startswith("I2F.BF16") for code in codes)
 
 
-def test_the_oldest_triton_compiles_them_too(tmp_path: Path) -> None:
+def test_the_oldest_triton_compiles_all_operators(tmp_path: Path) -> None:
     assert oldest_triton.shared_bytes(_program("everything"), tmp_path) >= 0
 
 
-def test_row_values_of_partial_results_are_in_every_thread(tmp_path: Path) -> None:
-    """Triton 3.6 would lay them out anew by 1,024 stores to shared memory for each warp."""
+def test_results_of_partial_reductions_need_no_layout_conversion(tmp_path: Path) -> None:
+    """A conversion in Triton 3.6 would take 1,024 stores to shared memory for each warp."""
     from tests.unit.fusion.codegen.online_rows import lse_and_softmax
 
     graph = lse_and_softmax((64, 131072), "float16")
@@ -303,15 +305,15 @@ def test_row_values_of_partial_results_are_in_every_thread(tmp_path: Path) -> No
             KernelPlan("split", 1, (4096,), 16, splits=16),
         )
     )
-    *_, (last, _) = oldest_triton.compiled(program, tmp_path)
-    codes = opcodes_of(last)
+    *_, (last, _) = oldest_triton.compile_program(program, tmp_path)
+    codes = cubin_opcodes(last)
     assert not any(code.startswith(("STS", "BAR")) for code in codes)
 
 
 @pytest.mark.parametrize(("dtype", "kind"), [("float8_e4m3fn", "e4m3"), ("float8_e5m2", "e5m2")])
 def test_casts_to_fp8_are_instructions(dtype: str, kind: str, tmp_path: Path) -> None:
-    """The conversion ends at the largest finite number, infinity included: NaN (e4m3) is put in
-    before it, infinity (e5m2) behind it, as a byte."""
+    """The instruction saturates at the largest finite value, even for infinity. The kernel inserts
+    NaN before it (e4m3) or the byte of infinity after it (e5m2)."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -381,8 +383,8 @@ def _softmax_of_a_product(columns: int) -> Graph:
     ],
     ids=str,
 )
-def test_a_product_less_its_maximum_is_no_fused_operation(plan: KernelPlan, tmp_path: Path) -> None:
-    """As an FMA it is the product less its own rounding: 1e30 for 1e37, and exp of that."""
+def test_a_product_minus_its_maximum_is_not_contracted(plan: KernelPlan, tmp_path: Path) -> None:
+    """An FMA would give the rounding error of the product (1e30 for 1e37) instead of 0."""
     graph = _softmax_of_a_product(4096)
     program = emit(plan_kernel(schedule_operators(graph, graph.operators), plan))
     fused = []
@@ -406,13 +408,13 @@ def test_a_product_less_its_maximum_is_no_fused_operation(plan: KernelPlan, tmp_
     assert fused[1] - fused[0] >= each, fused
 
 
-def test_large_outputs_are_stored_to_leave_l2_first(tmp_path: Path) -> None:
+def test_large_outputs_are_stored_with_evict_first(tmp_path: Path) -> None:
     build = Builder()
     graph = build.graph(build("exp", build.input((16384, 2048), "float16")))
     schedule, plan = schedule_operators(graph, graph.operators), KernelPlan("thread", 1, (1024,), 4)
     for streamed in (False, True):
         program = emit(plan_kernel(schedule, replace(plan, evict_first=streamed)))
-        for codes in by_each_triton(program, tmp_path):
+        for codes in opcodes_by_version(program, tmp_path):
             stores = [code for code in codes if code.startswith("STG.")]
             assert stores and {".EF" in code for code in stores} == {streamed}
             waits = [at for at, code in enumerate(codes) if code.startswith("BAR.SYNC")]

@@ -1,4 +1,4 @@
-"""Kernels that begin while the one before ends: they wait before they touch memory."""
+"""Tests of programmatic dependent launch: kernels wait before their first access to memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from nostall.fusion.graph.graph import Graph
 from nostall.tuning.source import compile_triton
 from nostall.tuning.triton_target import pretend_target
 from tests.unit.fusion.codegen import oldest_triton
-from tests.unit.fusion.codegen.sm90_code import opcodes_of
+from tests.unit.fusion.codegen.sm90_code import cubin_opcodes
 from tests.unit.fusion.patterns import (
     PACKED,
     attention_backward,
@@ -38,7 +38,7 @@ pytest.importorskip("torch")
 WAIT, TRIGGER = "ACQBULK", "PREEXIT"
 MEMORY = ("LD", "ST", "ATOM", "RED", "UTMA", "UBLK", "CCTL")
 CONSTANTS = ("LDC",)
-"""Loads of what a kernel was launched with."""
+"""Loads of kernel arguments, which are allowed before the wait."""
 
 PLANS: dict[str, tuple[Graph, KernelPlan]] = {
     "thread": (bias_gelu((64, 3000), "bfloat16"), KernelPlan("thread", 1, (1024,), 4)),
@@ -67,7 +67,7 @@ PLANS: dict[str, tuple[Graph, KernelPlan]] = {
 }
 
 
-def program_of(name: str) -> Program:
+def emit_program(name: str) -> Program:
     if name == "packed":
         graph = PACKED["three"]()
         return generate(graph, graph.operators)
@@ -82,55 +82,59 @@ def cubins(program: Program, folder: Path, arch: str) -> Iterator[bytes]:
         yield compile_triton(path, name, launch, arch).cubin
 
 
-def early(codes: list[str]) -> list[str]:
-    """What touches memory before the wait; all that does where nothing waits."""
+def early_accesses(codes: list[str]) -> list[str]:
+    """Opcodes that access memory before the wait; all such opcodes if there is no wait."""
     before = codes[: codes.index(WAIT)] if WAIT in codes else codes
     return [code for code in before if code.startswith(MEMORY) and not code.startswith(CONSTANTS)]
 
 
 @pytest.mark.parametrize("name", [*PLANS, "packed"])
-def test_nothing_is_touched_before_the_kernel_before_has_ended(name: str, tmp_path: Path) -> None:
-    program = program_of(name)
+def test_kernels_access_no_memory_before_the_previous_kernel_has_ended(
+    name: str, tmp_path: Path
+) -> None:
+    program = emit_program(name)
     assert all(launch.follows for launch in program.launches)
-    found = [opcodes_of(cubin) for cubin in cubins(program, tmp_path, "sm_90")]
-    if oldest_triton.OLDEST.is_dir():
-        found += [opcodes_of(cubin) for cubin, _ in oldest_triton.compiled(program, tmp_path)]
+    found = [cubin_opcodes(cubin) for cubin in cubins(program, tmp_path, "sm_90")]
+    if oldest_triton.INSTALLATION.is_dir():
+        found += [
+            cubin_opcodes(cubin) for cubin, _ in oldest_triton.compile_program(program, tmp_path)
+        ]
     for codes in found:
-        assert early(codes) == []
-        # Whoever begins early may count on all that ended before the kernel in front of it began.
+        assert early_accesses(codes) == []
+        # A kernel that starts early relies on the end of all kernels before its predecessor.
         assert codes.index(TRIGGER) > codes.index(WAIT)
 
 
 @pytest.mark.parametrize("name", ["early thread", "early block"])
-def test_everything_early_has_been_read_when_the_next_kernel_may_begin(
-    name: str, tmp_path: Path
-) -> None:
-    program = program_of(name)
-    found = [opcodes_of(cubin) for cubin in cubins(program, tmp_path, "sm_90")]
-    if oldest_triton.OLDEST.is_dir():
-        found += [opcodes_of(cubin) for cubin, _ in oldest_triton.compiled(program, tmp_path)]
+def test_eager_loads_precede_the_start_of_the_next_kernel(name: str, tmp_path: Path) -> None:
+    program = emit_program(name)
+    found = [cubin_opcodes(cubin) for cubin in cubins(program, tmp_path, "sm_90")]
+    if oldest_triton.INSTALLATION.is_dir():
+        found += [
+            cubin_opcodes(cubin) for cubin, _ in oldest_triton.compile_program(program, tmp_path)
+        ]
     for codes in found:
         reads = [at for at, code in enumerate(codes) if code.startswith("LDG")]
         assert len(reads) >= 2 and reads[-1] < codes.index(TRIGGER)
 
 
-def test_a_wait_that_comes_late_or_never_is_seen(tmp_path: Path) -> None:
-    program = program_of("thread")
+def test_a_late_or_missing_wait_is_detected(tmp_path: Path) -> None:
+    program = emit_program("thread")
     call, end = "    _follow()\n", "    tl.store("
     assert program.source.count(call) == 1
     without = program.source.replace(call, "")
     for source in (without, without.replace(end, call + end)):
         (cubin,) = cubins(replace(program, source=source), tmp_path, "sm_90")
-        assert early(opcodes_of(cubin))
+        assert early_accesses(cubin_opcodes(cubin))
 
 
-def test_gpus_that_cannot_are_not_asked_to(tmp_path: Path) -> None:
-    (cubin,) = cubins(program_of("thread"), tmp_path, "sm_80")
-    assert not {WAIT, TRIGGER} & set(opcodes_of(cubin))
+def test_older_gpus_get_no_dependent_launch_instructions(tmp_path: Path) -> None:
+    (cubin,) = cubins(emit_program("thread"), tmp_path, "sm_80")
+    assert not {WAIT, TRIGGER} & set(cubin_opcodes(cubin))
 
 
 class Driver:
-    """What Triton asks for the GPU that is there."""
+    """A Triton driver that reports a fixed target."""
 
     def __init__(self, backend: str, arch: int | str) -> None:
         self.target = triton.backends.compiler.GPUTarget(backend, arch, 32)
@@ -143,27 +147,27 @@ class Driver:
     ("backend", "arch", "early"),
     [("cuda", 80, False), ("cuda", 90, True), ("cuda", 100, True), ("hip", "gfx942", False)],
 )
-def test_only_a_kernel_that_waits_is_launched_early(
+def test_only_kernels_that_wait_are_launched_early(
     backend: str, arch: int | str, early: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(triton.runtime.driver, "_active", Driver(backend, arch))
-    (launch,) = program_of("thread").launches
+    (launch,) = emit_program("thread").launches
     assert launch_options(launch).get("launch_pdl", False) is early
     assert "launch_pdl" not in launch_options(replace(launch, follows=False))
     assert launch_options(launch)["num_warps"] == launch.num_warps
 
 
-def test_a_compiler_for_another_gpu_leaves_triton_with_the_one_that_is_there(
+def test_compiling_for_another_gpu_keeps_the_active_driver(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = Driver("cuda", 80)
-    monkeypatch.setattr(triton.runtime.driver, "_active", here)
-    (cubin,) = cubins(program_of("thread"), tmp_path, "sm_90")
-    assert WAIT in opcodes_of(cubin)
-    assert triton.runtime.driver.active is here
+    driver = Driver("cuda", 80)
+    monkeypatch.setattr(triton.runtime.driver, "_active", driver)
+    (cubin,) = cubins(emit_program("thread"), tmp_path, "sm_90")
+    assert WAIT in cubin_opcodes(cubin)
+    assert triton.runtime.driver.active is driver
 
 
-def test_who_compiles_at_once_takes_turns_and_the_gpu_can_still_be_asked() -> None:
+def test_concurrent_targets_are_serialized_and_keep_driver_utilities() -> None:
     class Config:
         """``triton.runtime.driver`` on a machine with a GPU."""
 
@@ -178,8 +182,8 @@ def test_who_compiles_at_once_takes_turns_and_the_gpu_can_still_be_asked() -> No
         def set_active(self, driver: Any) -> None:
             self._active = driver
 
-    config, heard = Config(), []
-    here = config.active
+    config, targets = Config(), []
+    driver = config.active
     inside, leave = threading.Event(), threading.Event()
 
     def compile_for(arch: int, *, first: bool) -> None:
@@ -187,16 +191,16 @@ def test_who_compiles_at_once_takes_turns_and_the_gpu_can_still_be_asked() -> No
             inside.set()
             if first:
                 leave.wait(10)
-            heard.append((config.active.get_current_target().arch, config.active.utils))
+            targets.append((config.active.get_current_target().arch, config.active.utils))
 
     one = threading.Thread(target=compile_for, args=(90,), kwargs={"first": True})
     one.start()
     assert inside.wait(10)
     other = threading.Thread(target=compile_for, args=(100,), kwargs={"first": False})
     other.start()
-    other.join(0.2)  # it has to wait
+    other.join(0.2)  # does not end, because it waits for the first thread
     leave.set()
     one.join(10)
     other.join(10)
-    assert heard == [(90, "the GPU's"), (100, "the GPU's")]
-    assert config.active is here
+    assert targets == [(90, "the GPU's"), (100, "the GPU's")]
+    assert config.active is driver

@@ -1,4 +1,4 @@
-"""Which running maxima are kept as fp16, and that hardware then compares two at a time."""
+"""Tests of maxima and minima that accumulate in fp16, two values in an instruction."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from nostall.fusion import Builder
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
 from nostall.fusion.graph.graph import Graph
 from tests.unit.fusion.codegen import oldest_triton
-from tests.unit.fusion.codegen.on_chip import compiled, program_of
-from tests.unit.fusion.codegen.sm90_code import opcodes_of
+from tests.unit.fusion.codegen.on_chip import compile_program, emit_program
+from tests.unit.fusion.codegen.sm90_code import cubin_opcodes
 
 pytest.importorskip("triton")
 pytest.importorskip("torch")
@@ -21,7 +21,7 @@ PLAN = KernelPlan("shared", 1, (1024,), 4, async_copies=True)
 SHAPE = (64, 4096)
 
 
-def below_the_highest(dtype: str, is_cast: bool, op: str = "amax") -> Graph:
+def subtracted_extremum(dtype: str, is_cast: bool, op: str = "amax") -> Graph:
     build = Builder()
     x = value = build.input(SHAPE, dtype)
     if is_cast:
@@ -33,22 +33,22 @@ def below_the_highest(dtype: str, is_cast: bool, op: str = "amax") -> Graph:
 @pytest.mark.parametrize("is_oldest", [False, True])
 @pytest.mark.parametrize("is_cast", [False, True])
 @pytest.mark.parametrize("op", ["amax", "amin"])
-def test_two_values_are_compared_at_a_time(
+def test_fp16_values_are_compared_in_pairs(
     op: str, is_cast: bool, is_oldest: bool, tmp_path: Path
 ) -> None:
-    program = program_of(below_the_highest("float16", is_cast, op), PLAN)
+    program = emit_program(subtracted_extremum("float16", is_cast, op), PLAN)
     assert "gl.float16, row)\n" in program.source
     if is_oldest:
-        ((cubin, _),) = oldest_triton.compiled(program, tmp_path)
+        ((cubin, _),) = oldest_triton.compile_program(program, tmp_path)
     else:
-        cubin = compiled(program, tmp_path).cubin
-    codes = Counter(code.split(".")[0] for code in opcodes_of(cubin))
-    # Threads and warps meet with one value each.
+        cubin = compile_program(program, tmp_path).cubin
+    codes = Counter(code.split(".")[0] for code in cubin_opcodes(cubin))
+    # Reductions across threads and warps compare single values.
     assert codes["FMNMX"] == 0
     assert codes["HMNMX2"] + codes["VHMNMX"] > 0
 
 
-def _otherwise(case: str) -> Graph:
+def _fp32_accumulated(case: str) -> Graph:
     build = Builder()
     x = build.input(SHAPE, "float16")
     value = build("cast", x, dtype="float32")
@@ -78,8 +78,8 @@ def _otherwise(case: str) -> Graph:
         "rounded on the way",
     ],
 )
-def test_other_reductions_run_in_32_bits(case: str) -> None:
+def test_other_reductions_accumulate_in_fp32(case: str) -> None:
     assert (
         "gl.float32, row)\n"
-        in program_of(_otherwise(case), KernelPlan("shared", 1, (1024,), 4)).source
+        in emit_program(_fp32_accumulated(case), KernelPlan("shared", 1, (1024,), 4)).source
     )

@@ -1,4 +1,4 @@
-"""What operators cost in code for sm_90: instructions of kernels, compiled without a GPU."""
+"""Instruction counts of kernels compiled for sm_90 without a GPU."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def count(codes: list[str], *starts: str) -> int:
     return sum(code.startswith(starts) for code in codes)
 
 
-def test_exp_of_a_softmax_is_a_product_and_one_more(tmp_path: Path) -> None:
+def test_exp_of_a_softmax_is_one_multiplication_and_ex2(tmp_path: Path) -> None:
     build = Builder()
     x = build.input((64, 2048))
     powers = build("exp", build("sub", x, build("amax", x, dims=(1,), keepdim=True)))
@@ -40,14 +40,14 @@ def test_exp_of_a_softmax_is_a_product_and_one_more(tmp_path: Path) -> None:
     codes = opcodes(written(graph, KernelPlan("block", 1, (2048,), 4)), tmp_path)
     elements = 2048 // (32 * 4)
     assert count(codes, "MUFU.EX2") == elements
-    # One before each exp, one behind for the division, and a few of the row's.
+    # One before each exp, one for the division, and a few for each row.
     assert 2 * elements <= count(codes, "FMUL") < 2.5 * elements
-    # exp with subnormals asks for each number whether it would be one.
+    # An exp that handles subnormals would compare every value.
     assert count(codes, "FSETP") < elements / 2
 
 
 @pytest.mark.parametrize("scheme", ["shared", "block"])
-def test_a_counter_is_compared_in_32_bits(scheme: str, tmp_path: Path) -> None:
+def test_counters_are_compared_in_32_bits(scheme: str, tmp_path: Path) -> None:
     graph = cross_entropy((64, 8000), "float16")
     plans = {
         "shared": KernelPlan("shared", 1, (2048,), 8),
@@ -55,36 +55,38 @@ def test_a_counter_is_compared_in_32_bits(scheme: str, tmp_path: Path) -> None:
     }
     codes = opcodes(written(graph, plans[scheme]), tmp_path)
     elements = plans[scheme].chunks[0] // (32 * 8)
-    # Of 64 bits each comparison would be two instructions, the second with .EX.
+    # A 64-bit comparison would be two instructions, the second with .EX.
     assert count(codes, "ISETP.NE", "ISETP.EQ") >= elements
     assert not [c for c in codes if c.startswith(("ISETP.NE", "ISETP.EQ")) and c.endswith(".EX")]
 
 
-def test_rows_of_the_next_turns_are_copied(tmp_path: Path) -> None:
+def test_rows_of_later_iterations_are_copied_asynchronously(tmp_path: Path) -> None:
     graph = norm_backward((64, 16, 4096), "float16")
     plan = KernelPlan("column", 1, (4096,), 8, 16, async_copies=True)
     program = written(graph, plan)
     codes = opcodes(program, tmp_path)
-    # Two inputs of 4096 columns, 8 elements in each copy of a thread.
+    # Two inputs of 4096 columns; a copy of a thread has 8 elements.
     assert count(codes, "LDGSTS") >= NUM_STAGES * 2 * 4096 // (32 * 8 * 8)
-    # What is left are the weights, which are read once.
+    # The remaining loads are the weights, before the loop.
     assert count(codes, "LDG.") <= 4096 // (32 * 8 * 8)
-    for _, shared in oldest_triton.compiled(program, tmp_path)[:1]:
+    for _, shared in oldest_triton.compile_program(program, tmp_path)[:1]:
         assert shared >= async_copy_bytes(schedule_operators(graph, graph.operators), 4096)
 
 
 @pytest.mark.parametrize(("width", "once"), [(128, True), (48, False)])
-def test_what_rows_of_a_block_share_is_read_once(width: int, once: bool, tmp_path: Path) -> None:
+def test_values_that_rows_of_a_block_share_are_loaded_once(
+    width: int, once: bool, tmp_path: Path
+) -> None:
     graph = weighed_history((64, 200, width), "float16")
     pool = [index for index in graph.operators if graph[index].op in ("mul", "sum")][-2:]
     program = emit(plan_kernel(schedule_operators(graph, pool), KernelPlan("warp", 32, (256,), 4)))
     codes = opcodes(program, tmp_path)
-    # Blocks of 32 rows are within one sequence of 128, not of 48.
+    # A block of 32 rows lies within one sequence if the width is 128, but not if it is 48.
     values, weights = 32 * 200 // (32 * 4 * 8) + 1, 256 // (32 * 4)
     assert (count(codes, "LDG.") <= values + weights) == once
 
 
-def test_rows_along_memory_are_copied_ahead(tmp_path: Path) -> None:
+def test_column_major_rows_are_copied_asynchronously(tmp_path: Path) -> None:
     build = Builder()
     dy, x = build.input((4096, 768), "float16"), build.input((4096, 768), "float16")
     product = build("mul", build("cast", dy, dtype="float32"), x)
@@ -96,7 +98,7 @@ def test_rows_along_memory_are_copied_ahead(tmp_path: Path) -> None:
     assert not count(codes, "LDG.")
 
 
-def test_matrices_are_read_before_any_are_multiplied(tmp_path: Path) -> None:
+def test_all_matrices_are_loaded_before_the_first_dot(tmp_path: Path) -> None:
     graph = attention_backward((8, 4, 48, 64), "float16")
     codes = opcodes(written(graph, KernelPlan("matrix", 1, (4096,), 4)), tmp_path)
     reads = [at for at, code in enumerate(codes) if code.startswith("LDG.")]

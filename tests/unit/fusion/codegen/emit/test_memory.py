@@ -1,4 +1,4 @@
-"""What a stitched graph holds on to: nothing, once its results are dropped."""
+"""Tests that stitched graphs and modules keep no references to their results."""
 
 from __future__ import annotations
 
@@ -25,40 +25,41 @@ from nostall.fusion.fuse import stitch_module
 
 
 @pytest.fixture(autouse=True)
-def _without_a_collector() -> Iterator[None]:
-    """Whatever is part of a cycle stays."""
+def _without_garbage_collector() -> Iterator[None]:
+    """Disable garbage collection, so that reference cycles keep objects alive."""
     gc.collect()
     gc.disable()
     yield
     gc.enable()
 
 
-def none(schedule: Schedule) -> PlannedKernel:
-    """No kernel: operators run in PyTorch, one by one."""
+def no_kernel(schedule: Schedule) -> PlannedKernel:
+    """A plan chooser without kernels: operators run in PyTorch, one by one."""
     raise BadFusion("no plan")
 
 
-def dropped(run: Callable[[], Any]) -> bool:
+def are_results_freed(run: Callable[[], Any]) -> bool:
+    """Whether all results of a call are freed when the caller drops them."""
     results = run()
-    watched = [weakref.ref(result) for result in results]
+    references = [weakref.ref(result) for result in results]
     del results
-    return bool(watched) and all(reference() is None for reference in watched)
+    return bool(references) and all(reference() is None for reference in references)
 
 
-def test_results_of_a_graph_go_when_the_program_drops_them() -> None:
+def test_graph_results_are_freed_with_their_last_reference() -> None:
     graph = layer_norm((4, 8), "float32")
     inputs = [torch.randn(graph[index].shape) for index in graph.inputs]
-    whole = stitch(graph, choice=none)
-    assert not whole.kernels
-    assert dropped(lambda: whole(*inputs))
+    stitched = stitch(graph, choice=no_kernel)
+    assert not stitched.kernels
+    assert are_results_freed(lambda: stitched(*inputs))
 
 
-def test_results_of_a_module_go_when_the_program_drops_them() -> None:
+def test_module_results_are_freed_with_their_last_reference() -> None:
     class Doubled(torch.nn.Module):
         def forward(self, x: Any) -> Any:
             return (torch.softmax(x, -1) * 2.0,)
 
     x = torch.randn(4, 8)
-    module = stitch_module(inference_graph(Doubled(), x), choice=none)
+    module = stitch_module(inference_graph(Doubled(), x), choice=no_kernel)
     assert not module.kernels
-    assert dropped(lambda: module(x))
+    assert are_results_freed(lambda: module(x))

@@ -1,4 +1,4 @@
-"""Kernels are named by what they compute: layers that are equal share theirs."""
+"""Tests of kernel names and node numbering: equal layers share their kernels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 
 def stack(layers: int) -> list[Graph]:
-    """Forward and backward pass of a few equal layers."""
+    """The forward and backward graphs of several equal layers."""
     from torch._subclasses import FakeTensorMode
 
     from nostall.fusion.capture import capture, training_graphs
@@ -31,7 +31,7 @@ def stack(layers: int) -> list[Graph]:
     with FakeTensorMode():
         module = torch.nn.Sequential(*(Layer() for _ in range(layers)))
         passes = training_graphs(module, torch.randn(64, 96, requires_grad=True))
-        return [capture(one).graph for one in passes]
+        return [capture(each).graph for each in passes]
 
 
 def programs(graph: Graph) -> list[Program]:
@@ -39,31 +39,32 @@ def programs(graph: Graph) -> list[Program]:
 
 
 def test_equal_layers_share_their_kernels() -> None:
-    """Of three layers the first and the last may differ from the one between."""
+    """The first and the last of three layers may have other kernels than the middle one."""
     forward, backward = ([p.source for p in programs(graph)] for graph in stack(3))
     assert (len(forward), len(set(forward))) == (6, 3)
     assert (len(backward), len(set(backward))) == (7, 5)
 
 
-def test_where_inputs_come_from_names_no_kernel() -> None:
-    """The same operators on inputs in another order, behind other nodes."""
+def test_kernel_names_do_not_depend_on_node_numbers() -> None:
+    """Equal operators at other nodes of a graph, with inputs in another order."""
     build = Builder()
     x, row = build.input((64, 96)), build.input((96,))
     first = build("mul", build("exp", x), row)
     wall = build.opaque("matmul", first, shape=(64, 96), dtype="float32")
     second = build("mul", build("exp", wall), row)
     graph = build.graph(first, second)
-    one, other = (generate(graph, (last - 1, last)) for last in (first, second))
-    assert one.source == other.source and one.launches == other.launches
-    assert (one.argument_names, one.inputs, other.inputs) == (
+    programs = [generate(graph, (last - 1, last)) for last in (first, second)]
+    assert programs[0].source == programs[1].source
+    assert programs[0].launches == programs[1].launches
+    assert (programs[0].argument_names, programs[0].inputs, programs[1].inputs) == (
         ("p0", "p1", "p3"),
         (x, row),
         (wall, row),
     )
-    assert one.nodes_by_argument == {"p0": x, "p1": row, "p3": first}
+    assert programs[0].nodes_by_argument == {"p0": x, "p1": row, "p3": first}
 
 
-def test_only_what_names_a_node_is_renumbered() -> None:
+def test_only_node_names_are_renumbered() -> None:
     names = NodeNumbering([7, 40])
     text = "v40_0 = x7at1 * 1e7 + tl.float8e5(a12) % 7 + count7  # %40 = exp(%12)"
     assert names.renumber(text) == (

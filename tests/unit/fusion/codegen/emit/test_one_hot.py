@@ -1,4 +1,4 @@
-"""Which walks take the value at a row's number as it is, and which add up."""
+"""Tests of one-hot sums: loops select the value at a label's column instead of adding."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from nostall.fusion.codegen.tiling.planned_kernel import plan_kernel
 from nostall.fusion.graph.graph import Graph
 from tests.unit.fusion.patterns import cross_entropy
 
-WALK = KernelPlan("looped", 1, (256,), 1)
+LOOPED = KernelPlan("looped", 1, (256,), 1)
 SHAPE = (4, 600)
 
 
-def source(graph: Graph, plan: KernelPlan = WALK) -> str:
+def source(graph: Graph, plan: KernelPlan = LOOPED) -> str:
     return emit(plan_kernel(schedule_operators(graph, graph.operators), plan)).source
 
 
-def test_whole_turns_take_the_value_of_the_label() -> None:
+def test_loops_without_masks_select_the_value_of_the_label() -> None:
     text = source(cross_entropy(SHAPE, "float16"))
     assert text.count("a6 = tl.where(v7, v10, a6)") == 1
-    # The turn with masks adds.
+    # The masked loop adds.
     assert text.count("a6 = a6 + tl.where(inside, v11, 0)") == 1
 
 
-def test_rows_in_shared_memory_do_so_too() -> None:
+def test_kernels_in_shared_memory_select_the_value_of_the_label() -> None:
     text = source(cross_entropy((4, 4096), "float16"), KernelPlan("shared", 1, (1024,), 4))
-    # In the turn of the label and, where a compiler drops it, in the others.
+    # In the branch with the label, and in the other branch, from which the compiler removes it.
     assert text.count("a7 = gl.where(v8, v10, a7)") == 2
 
 
-def _otherwise(case: str) -> Graph:
+def _other_sum(case: str) -> Graph:
     build = Builder()
     x, label = build.input(SHAPE), build.input((4, 1), "int64")
     count = build("iota", shape=(600,), dtype="int64", start=0, step=1)
@@ -71,8 +71,8 @@ def _otherwise(case: str) -> Graph:
         "a counter for pairs of columns",
     ],
 )
-def test_other_sums_add(case: str) -> None:
-    text = source(_otherwise(case))
+def test_other_sums_are_added(case: str) -> None:
+    text = source(_other_sum(case))
     added = re.findall(r"(a\d+) = \1 \+ ", text)
     assert len(added) == 2
     assert f", {added[0]})" not in text

@@ -1,4 +1,4 @@
-"""Patterns of different shapes in one launch, without running any."""
+"""Tests of packing: independent kernels of different shapes in one launch (nothing is run)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def packed(name: str) -> tuple[Graph, Program]:
     return graph, generate(graph, graph.operators)
 
 
-def test_parts_exchange_nothing() -> None:
+def test_parts_are_independent() -> None:
     graph, _ = packed("three")
     parts = independent_parts(graph, graph.operators)
     assert len(parts) == 3
@@ -29,7 +29,7 @@ def test_parts_exchange_nothing() -> None:
     assert not sources[0] & sources[1] and not sources[1] & sources[2]
 
 
-def test_every_part_has_its_own_programs() -> None:
+def test_each_part_has_its_own_programs() -> None:
     graph, program = packed("three")
     (launch,) = program.launches
     assert isinstance(program.plan, PackedPlan)
@@ -42,7 +42,7 @@ def test_every_part_has_its_own_programs() -> None:
     assert set(program.outputs) == set(graph.outputs)
 
 
-def test_the_grid_grows_with_the_parts_that_vary() -> None:
+def test_the_grid_grows_with_dynamic_parts() -> None:
     graph, program = packed("dynamic")
     (launch,) = program.launches
     at_1, at_9999 = (resized(launch.grid[0], graph.varying, size) for size in (1, 9999))
@@ -53,14 +53,14 @@ def test_the_grid_grows_with_the_parts_that_vary() -> None:
     assert resized(static, graph.varying, 9999) == static
 
 
-def test_parts_with_second_kernels_are_not_packed() -> None:
-    """Rows that are only reachable through partial results in memory need two launches."""
+def test_schemes_of_several_kernels_are_not_packed() -> None:
+    """The scheme ``split`` needs two launches, because partial results go through memory."""
     graph = disjoint_union(layer_norm((5, 100), "float32"), PACKED["three"]())
     parts = [schedule_operators(graph, part) for part in independent_parts(graph, graph.operators)]
     assert all(kernel.plan.scheme != "split" for kernel in plan_packed(parts))
 
 
-def test_the_explorer_packs_what_can_be_packed() -> None:
+def test_the_explorer_packs_independent_kernels() -> None:
     graph = disjoint_union(layer_norm((64, 100), "float16"), layer_norm((32, 40), "float32"))
     found = explore(DeltaEvaluator(graph))
     assert len(found.connected.groups) == 2
@@ -68,7 +68,7 @@ def test_the_explorer_packs_what_can_be_packed() -> None:
     assert no_kernel_reason(graph, graph.operators) is None
 
 
-def test_a_part_that_is_no_kernel_refuses_the_pack() -> None:
+def test_a_part_without_a_kernel_prevents_packing() -> None:
     graph = disjoint_union(column_sum((530, 12), "float64"), layer_norm((5, 100), "float32"))
     reason = no_kernel_reason(graph, graph.operators)
     assert reason is not None and "float64" in reason

@@ -26,16 +26,16 @@ from nostall.sass import Program as SassProgram
 from nostall.sass import validate
 from nostall.tuning.source import compile_triton
 from tests.unit.fusion.codegen import oldest_triton
-from tests.unit.fusion.codegen.process import in_the_interpreter
+from tests.unit.fusion.codegen.process import run_interpreted
 from tests.unit.fusion.codegen.sequence_layouts import (
     DAMAGES,
     ROWS,
-    among_places,
-    attended,
-    scored,
-    several_rows,
+    attention_scores,
+    query_attention,
+    query_from_sequence,
+    sequence_plans,
     softmax,
-    turned,
+    sum_of_softmaxes,
 )
 from tests.unit.fusion.codegen.sm90_code import opcodes
 from tests.unit.fusion.patterns import attention, attention_backward, pooling
@@ -49,127 +49,134 @@ EXAMPLES = 12
 @pytest.fixture(scope="module")
 def interpreted(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("kernels")
-    return in_the_interpreter("tests.unit.fusion.codegen.sequence_layouts", folder, EXAMPLES)
+    return run_interpreted("tests.unit.fusion.codegen.sequence_layouts", folder, EXAMPLES)
 
 
-def test_sequences_are_right_with_infinities_and_nan(interpreted: Any) -> None:
+def test_sequence_kernels_are_correct_with_infinities_and_nan(interpreted: Any) -> None:
     wrong, kernels = interpreted["sequences"]
     assert wrong == []
     assert kernels > EXAMPLES
 
 
-def test_damaged_kernels_are_found(interpreted: Any) -> None:
+def test_damaged_kernels_are_detected(interpreted: Any) -> None:
     assert interpreted["broken"].keys() == DAMAGES.keys()
     assert [name for name, wrong in interpreted["broken"].items() if not wrong] == []
 
 
-def _of(graph: Graph) -> Schedule:
+def _schedule(graph: Graph) -> Schedule:
     return schedule_operators(graph, graph.operators)
 
 
-def _reason(graph: Graph) -> str:
-    """Why a graph is not taken by turns; it still is one kernel."""
-    schedule = _of(graph)
-    found = find_sequence_tiling(schedule)
-    assert isinstance(found, str)
+def _untiled_reason(graph: Graph) -> str:
+    """The reason why a graph has no sequence tiling; the scheme ``matrix`` must still be legal."""
+    schedule = _schedule(graph)
+    tiling = find_sequence_tiling(schedule)
+    assert isinstance(tiling, str)
     assert {plan.scheme for plan in plans(schedule).legal_plans} == {"matrix"}
-    (refused,) = (one for one in plans(schedule).illegal if one.plan.scheme == "turned")
-    assert refused.reason == found
+    (illegal,) = (one for one in plans(schedule).illegal if one.plan.scheme == "turned")
+    assert illegal.reason == tiling
     with pytest.raises(BadFusion, match="does not fit"):
-        emit(plan_kernel(schedule, refused.plan))
-    return found
+        emit(plan_kernel(schedule, illegal.plan))
+    return tiling
 
 
-def test_a_softmax_is_taken_apart() -> None:
-    schedule = _of(attended(100, 64, "float16"))
-    found = find_sequence_tiling(schedule)
-    assert isinstance(found, SequenceTiling)
+def test_softmax_operators_are_classified() -> None:
+    schedule = _schedule(query_attention(100, 64, "float16"))
+    tiling = find_sequence_tiling(schedule)
+    assert isinstance(tiling, SequenceTiling)
     ops = schedule.mapping.graph
-    assert schedule.count(schedule.loop_groups[found.group]) == 100
-    assert [ops[index].op for index in found.accumulated] == ["amax", "sum", "dot"]
-    assert [ops[index].op for index in sorted(found.pass_through)] == ["div", "cast"]
-    ((maximum, total),) = found.softmax_sums.items()
+    assert schedule.count(schedule.loop_groups[tiling.group]) == 100
+    assert [ops[index].op for index in tiling.accumulated] == ["amax", "sum", "dot"]
+    assert [ops[index].op for index in sorted(tiling.pass_through)] == ["div", "cast"]
+    ((maximum, total),) = tiling.softmax_sums.items()
     assert (ops[maximum].op, ops[total].op) == ("amax", "sum")
-    assert found.accumulated[-1] in found.needs_division and total not in found.needs_division
+    assert tiling.accumulated[-1] in tiling.needs_division and total not in tiling.needs_division
 
 
-@pytest.mark.parametrize(("places", "turns"), [(7, []), (9, [8]), (32, [8, 16]), (99, [8, 16, 32])])
-def test_turns_have_fewer_places_than_there_are(places: int, turns: list[int]) -> None:
-    graph = attended(places, 24, "float16")
-    schedule = _of(graph)
-    tiles = [PlannedKernel(schedule, plan).positions_per_tile for plan in turned(graph)]
-    assert tiles == turns
+@pytest.mark.parametrize(
+    ("length", "tile_sizes"), [(7, []), (9, [8]), (32, [8, 16]), (99, [8, 16, 32])]
+)
+def test_tiles_are_shorter_than_the_sequence(length: int, tile_sizes: list[int]) -> None:
+    graph = query_attention(length, 24, "float16")
+    schedule = _schedule(graph)
+    tiles = [PlannedKernel(schedule, plan).positions_per_tile for plan in sequence_plans(graph)]
+    assert tiles == tile_sizes
     assert any(plan.scheme == "matrix" for plan in plans(schedule).legal_plans)
     assert sum(plan.scheme == "turned" for plan in plans(schedule).legal_plans) <= 9
 
 
-def test_the_sequence_is_walked_over_also_where_it_is_short() -> None:
-    schedule = _of(attended(9, 64, "float16"))
-    found = find_sequence_tiling(schedule)
-    assert isinstance(found, SequenceTiling)
-    assert schedule.count(schedule.loop_groups[found.group]) == 9
+def test_the_sequence_axis_is_tiled_even_if_it_is_shorter_than_the_width() -> None:
+    schedule = _schedule(query_attention(9, 64, "float16"))
+    tiling = find_sequence_tiling(schedule)
+    assert isinstance(tiling, SequenceTiling)
+    assert schedule.count(schedule.loop_groups[tiling.group]) == 9
 
 
-def test_single_places_are_no_sequence() -> None:
-    assert "is added up" in _reason(pooling((4, 2, 8), "float16"))
+def test_short_sequences_are_not_tiled() -> None:
+    assert "is added up" in _untiled_reason(pooling((4, 2, 8), "float16"))
 
 
-def test_what_needs_all_places_first_is_not_taken_by_turns() -> None:
+def test_operators_that_need_the_whole_softmax_are_not_tiled() -> None:
     build = Builder()
     x, query = build.input((ROWS, 100, 64), "float16"), build.input((ROWS, 1, 64), "float16")
-    share, *_ = softmax(build, scored(build, x, query, biased=False), "float16")
+    share, *_ = softmax(build, attention_scores(build, x, query, biased=False), "float16")
     made = build("dot", share, x)
-    assert "an output that needs all positions first" in _reason(build.graph(made, share))
+    assert "an output that needs all positions first" in _untiled_reason(build.graph(made, share))
     squares = build("dot", build("mul", share, share), x)
-    assert "needs all positions before it can compute one" in _reason(build.graph(squares))
+    assert "needs all positions before it can compute one" in _untiled_reason(build.graph(squares))
     scaled = build("mul", share, build.constant(1e5))
     narrow = build("cast", scaled, dtype="bfloat16")
-    # This cast may do more than round: it could be infinite.
-    assert "needs all positions" in _reason(build.graph(build("dot", narrow, x, dtype="bfloat16")))
+    # This cast may overflow to infinity, so it cannot be left out.
+    assert "needs all positions" in _untiled_reason(
+        build.graph(build("dot", narrow, x, dtype="bfloat16"))
+    )
 
 
-def test_softmaxes_of_several_rows_are_not_added_up_by_turns() -> None:
-    found = find_sequence_tiling(_of(several_rows()))
-    assert isinstance(found, SequenceTiling)  # of the query's width
-    assert not found.scaled_by
+def test_sums_of_several_softmaxes_are_not_tiled_along_the_sequence() -> None:
+    tiling = find_sequence_tiling(_schedule(sum_of_softmaxes()))
+    assert isinstance(tiling, SequenceTiling)  # along the width of the query
+    assert not tiling.scaled_by
 
 
 @pytest.mark.parametrize("count", [1, 8])
-def test_what_is_read_with_places_and_without_has_two_names(count: int, tmp_path: Path) -> None:
-    schedule = _of(among_places(count))
-    program = emit(plan_kernel(schedule, turned(schedule.mapping.graph)[0]))
+def test_loads_with_and_without_positions_have_different_names(count: int, tmp_path: Path) -> None:
+    schedule = _schedule(query_from_sequence(count))
+    program = emit(plan_kernel(schedule, sequence_plans(schedule.mapping.graph)[0]))
     assert opcodes(program, tmp_path)
     assert {"x0 = ", "x0at1 = "} <= set(re.findall(r"x0\w* = ", program.source))
 
 
-def test_products_of_matrices_are_not_taken_by_turns() -> None:
-    assert "product of matrices" in _reason(attention((2, 3, 20, 24), "float16"))
-    assert "product of matrices" in _reason(attention_backward((2, 3, 20, 24), "float16"))
+def test_matrix_products_are_not_tiled() -> None:
+    assert "product of matrices" in _untiled_reason(attention((2, 3, 20, 24), "float16"))
+    assert "product of matrices" in _untiled_reason(attention_backward((2, 3, 20, 24), "float16"))
 
 
-def test_powers_without_a_sum_are_not_taken_by_turns() -> None:
+def test_exponentials_without_a_sum_are_not_tiled() -> None:
     build = Builder()
     x, query = build.input((ROWS, 100, 64)), build.input((ROWS, 1, 64))
-    scores = scored(build, x, query, biased=False)
+    scores = attention_scores(build, x, query, biased=False)
     centred = build("sub", scores, build("amax", scores, dims=(2,), keepdim=True))
     graph = build.graph(build("dot", build("exp", centred), x))
-    assert "exponentials have no sum" in _reason(graph)
+    assert "exponentials have no sum" in _untiled_reason(graph)
 
 
-def test_the_model_and_the_race_know_of_them() -> None:
-    schedule = _of(attended(100, 64, "float16"))
+def test_sequence_plans_are_modelled_and_are_autotuning_candidates() -> None:
+    schedule = _schedule(query_attention(100, 64, "float16"))
     assert "turned" in {kernel.plan.scheme for kernel in candidates(schedule, 1)}
-    for plan in turned(schedule.mapping.graph):
+    for plan in sequence_plans(schedule.mapping.graph):
         assert illegal_reason(schedule, plan) is None
         assert 0 < modelled_seconds(PlannedKernel(schedule, plan)) < 1
         assert str(plan) == f"turned 1x{plan.chunks[0]}, {plan.num_warps} warps"
-    few, many = _of(attended(16, 64, "float16")), _of(attended(128, 64, "float16"))
+    few, many = (
+        _schedule(query_attention(16, 64, "float16")),
+        _schedule(query_attention(128, 64, "float16")),
+    )
     plan = KernelPlan("turned", 1, (512,), 1)
     assert modelled_seconds(PlannedKernel(few, plan)) < modelled_seconds(PlannedKernel(many, plan))
 
 
-def _in_the_loop(cubin: bytes) -> list[str]:
-    """The instructions of the only loop: its last one jumps to its first."""
+def _loop_opcodes(cubin: bytes) -> list[str]:
+    """The opcodes of the only loop of a kernel: a basic block that is its own successor."""
     kernel = SassProgram.from_cubin(cubin).kernel()
     codes = [one.opcode for one in kernel.instructions]
     blocks = enumerate(kernel.blocks)
@@ -177,21 +184,21 @@ def _in_the_loop(cubin: bytes) -> list[str]:
     return codes[loop.start : loop.end]
 
 
-def test_a_turn_of_one_warp_needs_no_shared_memory(tmp_path: Path) -> None:
-    """By both Tritons; the query is laid out before the loop, the result behind it."""
-    schedule = _of(attended(100, 64, "float16"))
+def test_the_loop_of_a_single_warp_uses_no_shared_memory(tmp_path: Path) -> None:
+    """With both Triton versions. Layout conversions of query and result are outside the loop."""
+    schedule = _schedule(query_attention(100, 64, "float16"))
     program = emit(plan_kernel(schedule, KernelPlan("turned", 1, (512,), 1)))
     ((name, launch),) = launch_specs(program).items()
     path = tmp_path / "kernels.py"
     path.write_text(program.source)
     cubins = [compile_triton(path, name, launch, "sm_90").cubin]
     assert validate(cubins[0]).safe
-    if oldest_triton.OLDEST.is_dir():
-        ((cubin, _),) = oldest_triton.compiled(program, tmp_path)
+    if oldest_triton.INSTALLATION.is_dir():
+        ((cubin, _),) = oldest_triton.compile_program(program, tmp_path)
         cubins.append(cubin)
     for cubin in cubins:
-        loop = _in_the_loop(cubin)
+        loop = _loop_opcodes(cubin)
         assert not [code for code in loop if code.startswith(("STS", "LDS", "BAR", "LDL", "STL"))]
-        # 16 bytes at a time, two of them for each thread, and the bias of its two places.
+        # A thread loads two vectors of 16 bytes and the bias of its two positions.
         assert sum(code == "LDG.E.128" for code in loop) == 2
         assert sum(code.startswith("SHFL") for code in loop) == 2 * 3

@@ -1,4 +1,4 @@
-"""Kernels in Gluon that keep rows in shared memory: their text, and what a compiler makes of it."""
+"""Tests of Gluon kernels that keep rows in shared memory: source text and compiled code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,12 @@ from nostall.fusion.codegen.tiling.on_chip import MAX_SHARED_BYTES, rematerializ
 from nostall.fusion.codegen.tiling.shared_memory import Reuse
 from nostall.sass import validate
 from tests.unit.fusion.codegen import oldest_triton
-from tests.unit.fusion.codegen.on_chip import compiled, everything, program_of, shared_bytes
+from tests.unit.fusion.codegen.on_chip import (
+    all_operators_graph,
+    compile_program,
+    emit_program,
+    shared_bytes,
+)
 from tests.unit.fusion.codegen.wide_rows import softmax_norm
 
 pytest.importorskip("triton")
@@ -28,12 +33,12 @@ ROW = 8192
 # -- text ------------------------------------------------------------------------------------------
 
 
-def test_the_source_of_a_small_chain() -> None:
+def test_the_source_of_a_small_graph() -> None:
     build = Builder()
     x = build.input((32, 5000), "float16")
     largest = build("amax", x, dims=(1,), keepdim=True)
     graph = build.graph(build("cast", build("sub", x, largest), dtype="float16"))
-    source = program_of(graph, KernelPlan("shared", 1, (2048,), 4)).source
+    source = emit_program(graph, KernelPlan("shared", 1, (2048,), 4)).source
     assert (
         source[source.index("@gluon.jit(do") :].split("\n", 2)[2]
         == """\
@@ -84,12 +89,12 @@ def test_the_source_of_a_small_chain() -> None:
     )
 
 
-def test_rows_that_are_copied_ahead_arrive_before_they_are_read() -> None:
+def test_async_copies_complete_before_they_are_read() -> None:
     build = Builder()
     x = build.input((32, 5000), "float16")
     largest = build("amax", x, dims=(1,), keepdim=True)
     graph = build.graph(build("cast", build("sub", x, largest), dtype="float16"))
-    program = program_of(graph, KernelPlan("shared", 1, (2048,), 4, async_copies=True))
+    program = emit_program(graph, KernelPlan("shared", 1, (2048,), 4, async_copies=True))
     source = program.source
     assert (
         source[source.index("    # pass 0\n") : source.index("    # pass 1")]
@@ -120,61 +125,61 @@ def test_rows_that_are_copied_ahead_arrive_before_they_are_read() -> None:
     assert program.launches[0].aligned
 
 
-def test_a_row_that_fills_no_chunk_has_masks_only() -> None:
+def test_rows_shorter_than_a_chunk_are_always_masked() -> None:
     build = Builder()
     x = build.input((32, 1000), "float16")
     largest = build("amax", x, dims=(1,), keepdim=True)
     graph = build.graph(build("sub", x, largest))
-    source = program_of(graph, KernelPlan("shared", 1, (1024,), 4)).source
+    source = emit_program(graph, KernelPlan("shared", 1, (1024,), 4)).source
     accesses = [line for line in source.splitlines() if "gl.load(p" in line or "gl.store(" in line]
     assert len(accesses) == 2
     assert all("mask=inside" in line for line in accesses)
 
 
-def test_a_tensor_that_begins_at_an_odd_place_is_copied() -> None:
+def test_unaligned_tensors_are_copied_to_aligned_memory() -> None:
     import torch
 
     from nostall.fusion.codegen.runtime.kernel import align_tensor
 
-    whole = torch.arange(66, dtype=torch.float16)
-    odd = whole[1:].as_strided((4, 8), (16, 2))
-    moved = align_tensor(odd)
-    assert odd.data_ptr() % 16 and not moved.data_ptr() % 16
-    assert moved.stride() == odd.stride()
-    assert torch.equal(moved, odd)
-    assert align_tensor(whole) is whole
+    aligned = torch.arange(66, dtype=torch.float16)
+    unaligned = aligned[1:].as_strided((4, 8), (16, 2))
+    copied = align_tensor(unaligned)
+    assert unaligned.data_ptr() % 16 and not copied.data_ptr() % 16
+    assert copied.stride() == unaligned.stride()
+    assert torch.equal(copied, unaligned)
+    assert align_tensor(aligned) is aligned
 
 
 def test_equal_patterns_and_plans_give_equal_bytes() -> None:
     plan = KernelPlan("shared", 1, (1024,), 4)
-    sources = [program_of(softmax_norm((rows, ROW), "float16"), plan).source for rows in (64, 64)]
+    sources = [emit_program(softmax_norm((rows, ROW), "float16"), plan).source for rows in (64, 64)]
     assert sources[0] == sources[1]
 
 
 def test_the_source_does_not_depend_on_the_number_of_rows() -> None:
-    def source(rows: int, ahead: bool) -> str:
+    def source(rows: int, copies: bool) -> str:
         build = Builder(rows)
         x = build.input((rows, 5000), "float16")
         total = build("sum", x, dims=(1,), keepdim=True)
         graph = build.graph(build("div", x, total))
-        return program_of(graph, KernelPlan("shared", 1, (2048,), 4, async_copies=ahead)).source
+        return emit_program(graph, KernelPlan("shared", 1, (2048,), 4, async_copies=copies)).source
 
-    for ahead in (False, True):
-        assert source(13, ahead) == source(17, ahead)
+    for copies in (False, True):
+        assert source(13, copies) == source(17, copies)
 
 
-def _drawn(build: Builder, shape: tuple[int, ...]) -> int:
+def _random(build: Builder, shape: tuple[int, ...]) -> int:
     return build("random", build.input((1,), "int64"), shape=shape, words=4)
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda b, x: b("add", x, _drawn(b, (8, 3000))), "random"),
+        (lambda b, x: b("add", x, _random(b, (8, 3000))), "random"),
         (lambda b, x: b("expand", b.input((8, 1)), shape=(8, 3000)), "no broadcast"),
     ],
 )
-def test_what_gluon_cannot_say_is_refused(change: object, reason: str) -> None:
+def test_operators_without_a_gluon_form_are_illegal(change: object, reason: str) -> None:
     build = Builder()
     x = build.input((8, 3000))
     value = change(build, x)  # type: ignore[operator]
@@ -188,29 +193,31 @@ def test_what_gluon_cannot_say_is_refused(change: object, reason: str) -> None:
 # -- cubins ----------------------------------------------------------------------------------------
 
 
-def test_reuse_is_seen_in_the_bytes_of_the_cubin(tmp_path: Path) -> None:
-    """Four buffers, of which no two but neighbours live together."""
+def test_reuse_reduces_the_shared_memory_of_the_cubin(tmp_path: Path) -> None:
+    """Four buffers; only neighbouring ones have overlapping live ranges."""
     graph = softmax_norm((64, ROW), "float32")
     plan = KernelPlan("shared", 1, (1024,), 8)
-    programs = {reuse: program_of(graph, plan, reuse) for reuse in get_args(Reuse)}
+    programs = {reuse: emit_program(graph, plan, reuse) for reuse in get_args(Reuse)}
     assert programs["dominance"].source == programs["order"].source
-    apart, together = (compiled(programs[reuse], tmp_path) for reuse in ("none", "order"))
+    without_reuse, with_reuse = (
+        compile_program(programs[reuse], tmp_path) for reuse in ("none", "order")
+    )
     row = 4 * ROW
-    scratch = 64  # what reductions across 8 warps take at most
-    assert 4 * row <= shared_bytes(apart) <= 4 * row + scratch
-    assert row <= shared_bytes(together) <= row + scratch
-    verdict = validate(together.cubin)
+    scratch = 64  # bytes that reductions across 8 warps use at most
+    assert 4 * row <= shared_bytes(without_reuse) <= 4 * row + scratch
+    assert row <= shared_bytes(with_reuse) <= row + scratch
+    verdict = validate(with_reuse.cubin)
     assert verdict.safe, verdict.findings[:3]
 
 
-def test_copies_are_the_hardware_s_and_of_16_bytes(tmp_path: Path) -> None:
-    """And nothing goes through registers on its way."""
+def test_async_copies_are_cp_async_of_16_bytes(tmp_path: Path) -> None:
+    """No loads to registers remain."""
     build = Builder()
     x = build.input((32, 16384), "float16")
     largest = build("amax", x, dims=(1,), keepdim=True)
     graph = build.graph(build("cast", build("sub", x, largest), dtype="float16"))
-    source = compiled(
-        program_of(graph, KernelPlan("shared", 1, (4096,), 8, async_copies=True)), tmp_path
+    source = compile_program(
+        emit_program(graph, KernelPlan("shared", 1, (4096,), 8, async_copies=True)), tmp_path
     )
     assert source.ptx is not None
     assert len(re.findall(r"cp\.async\.cg\.shared\.global .*0x10", source.ptx)) >= 2
@@ -218,38 +225,44 @@ def test_copies_are_the_hardware_s_and_of_16_bytes(tmp_path: Path) -> None:
     assert validate(source.cubin).safe
 
 
-def test_passes_are_kept_apart_by_barriers(tmp_path: Path) -> None:
-    """In the code, between the last access of a pass and the first of the next one."""
+def test_barriers_separate_passes(tmp_path: Path) -> None:
+    """In the PTX, between the last access of a pass and the first access of the next."""
     graph = softmax_norm((64, ROW), "float32")
-    source = compiled(program_of(graph, KernelPlan("shared", 1, (2048,), 8), "none"), tmp_path)
+    source = compile_program(
+        emit_program(graph, KernelPlan("shared", 1, (2048,), 8), "none"), tmp_path
+    )
     assert source.ptx is not None
     accesses = re.findall(r"bar\.sync|(?:st|ld)\.shared\.v4\.b32", source.ptx)
     runs = "".join({"b": "|", "s": "s", "l": "l"}[text[0]] for text in accesses)
-    # Each pass reads what the one before wrote; no row-wide read follows a write directly.
+    # Each pass reads what the previous pass wrote, so a barrier precedes each read after a write.
     assert runs.count("s") and runs.count("l")
     assert "sl" not in runs
 
 
-def test_operators_of_every_kind_compile(tmp_path: Path) -> None:
-    program = program_of(everything(), KernelPlan("shared", 1, (512,), 4))
-    held = rematerialization_options(schedule_operators(program.graph, program.graph.operators))[
-        0
-    ].arena(512)
-    assert {buffer.element_bytes for buffer in held.buffers} == {1, 2, 4}
-    assert held.total_bytes <= shared_bytes(compiled(program, tmp_path)) <= held.total_bytes + 1024
+def test_all_operator_kinds_compile(tmp_path: Path) -> None:
+    program = emit_program(all_operators_graph(), KernelPlan("shared", 1, (512,), 4))
+    arena_bytes = rematerialization_options(
+        schedule_operators(program.graph, program.graph.operators)
+    )[0].arena(512)
+    assert {buffer.element_bytes for buffer in arena_bytes.buffers} == {1, 2, 4}
+    assert (
+        arena_bytes.total_bytes
+        <= shared_bytes(compile_program(program, tmp_path))
+        <= arena_bytes.total_bytes + 1024
+    )
 
 
-def test_the_oldest_triton_compiles_it_to_as_many_bytes(tmp_path: Path) -> None:
-    program = program_of(everything(), KernelPlan("shared", 1, (512,), 4))
-    held = (
+def test_the_oldest_triton_uses_as_much_shared_memory(tmp_path: Path) -> None:
+    program = emit_program(all_operators_graph(), KernelPlan("shared", 1, (512,), 4))
+    arena_bytes = (
         rematerialization_options(schedule_operators(program.graph, program.graph.operators))[0]
         .arena(512)
         .total_bytes
     )
-    assert held <= oldest_triton.shared_bytes(program, tmp_path) <= held + 1024
+    assert arena_bytes <= oldest_triton.shared_bytes(program, tmp_path) <= arena_bytes + 1024
 
 
-def test_the_widest_row_that_is_allowed_compiles(tmp_path: Path) -> None:
+def test_the_widest_legal_row_compiles(tmp_path: Path) -> None:
     build = Builder()
     columns = MAX_SHARED_BYTES // 4 // 1024 * 1024
     x = build.input((4, columns))
@@ -257,5 +270,5 @@ def test_the_widest_row_that_is_allowed_compiles(tmp_path: Path) -> None:
     graph = build.graph(
         build("div", x, total), build("add", x, build("amax", x, dims=(1,), keepdim=True))
     )
-    source = compiled(program_of(graph, KernelPlan("shared", 1, (1024,), 4)), tmp_path)
+    source = compile_program(emit_program(graph, KernelPlan("shared", 1, (1024,), 4)), tmp_path)
     assert shared_bytes(source) <= 227 * 1024

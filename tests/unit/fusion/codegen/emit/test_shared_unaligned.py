@@ -1,4 +1,4 @@
-"""Kernels in Gluon that keep rows at odd places: their text, and what a compiler makes of it."""
+"""Tests of Gluon kernels that keep unaligned rows: source text and compiled code."""
 
 from __future__ import annotations
 
@@ -20,20 +20,27 @@ from nostall.fusion.codegen.tiling.on_chip import rematerialization_options
 from nostall.sass import Program as SassProgram
 from nostall.sass import validate
 from tests.unit.fusion.codegen import oldest_triton
-from tests.unit.fusion.codegen.on_chip import compiled, everything, program_of, shared_bytes
+from tests.unit.fusion.codegen.on_chip import (
+    all_operators_graph,
+    compile_program,
+    emit_program,
+    shared_bytes,
+)
 from tests.unit.fusion.codegen.online_rows import cross_entropy
 
 pytest.importorskip("triton")
 pytest.importorskip("torch")
 
 
-def test_rows_at_odd_places_are_copied_by_lanes() -> None:
-    """16 bytes at a time, whatever lies there; in chunks between the ends nothing is masked."""
+def test_unaligned_rows_are_copied_by_lanes() -> None:
+    """Copies have 16 bytes and may include lanes outside the row; interior chunks have no masks."""
     build = Builder()
     x = build.input((32, 5001), "float16")
     largest = build("amax", x, dims=(1,), keepdim=True)
     graph = build.graph(build("cast", build("sub", x, largest), dtype="float16"))
-    program = program_of(graph, KernelPlan("shared", 1, (1024,), 4, async_copies=True, peeled=True))
+    program = emit_program(
+        graph, KernelPlan("shared", 1, (1024,), 4, async_copies=True, peeled=True)
+    )
     source = program.source
     assert (
         source[source.index("    base = ") : source.index("    v1 = ")]
@@ -92,10 +99,10 @@ gl.load(p0 + base + lane, mask=inside & (lane >= whole))))
     step=st.sampled_from((4, 8, 16)),
     data=st.data(),
 )
-def test_whole_chunks_lie_within_any_row(
+def test_interior_chunks_lie_within_the_row(
     columns: int, gap: int, rows: int, width: int, step: int, data: st.DataObject
 ) -> None:
-    """And what is left for loads of one element each is in one chunk."""
+    """The elements that are loaded one by one are all in one chunk."""
     lines, stride = Lines(), columns + gap
     Peeling(stride, step).write_row_bounds(lines, columns, "rows")
     at: dict[str, Any] = {"pid": data.draw(st.integers(0, rows - 1)), "rows": rows}
@@ -114,40 +121,42 @@ def test_whole_chunks_lie_within_any_row(
 
 
 @pytest.mark.parametrize("is_oldest", [False, True])
-def test_rows_at_odd_places_are_kept_16_bytes_at_a_time(is_oldest: bool, tmp_path: Path) -> None:
-    """And two of them on an SM; what is narrower is branched around."""
+def test_unaligned_rows_are_accessed_16_bytes_at_a_time(is_oldest: bool, tmp_path: Path) -> None:
+    """Two programs fit on an SM, and narrower accesses are behind branches."""
     graph = cross_entropy((64, 50257), "float16")
-    program = program_of(graph, KernelPlan("shared", 1, (2048,), 8, async_copies=True, peeled=True))
+    program = emit_program(
+        graph, KernelPlan("shared", 1, (2048,), 8, async_copies=True, peeled=True)
+    )
     if is_oldest:
-        ((cubin, shared),) = oldest_triton.compiled(program, tmp_path)
+        ((cubin, shared),) = oldest_triton.compile_program(program, tmp_path)
     else:
-        source = compiled(program, tmp_path)
+        source = compile_program(program, tmp_path)
         cubin, shared = source.cubin, shared_bytes(source)
     assert blocks_per_sm(8, 64, shared) == 2
     assert validate(cubin).safe
     codes = Counter(i.opcode for i in SassProgram.from_cubin(cubin).kernel().instructions)
     assert codes["LDGSTS.E.BYPASS.128"] and codes["LDS.128"] >= 2 * 3
-    assert codes["STG.E.128"] == 3  # in whole chunks with the label or without it, and at the ends
+    assert codes["STG.E.128"] == 3  # interior chunks with and without the label, and the ends
     assert {c for c in codes if c.startswith("LDGSTS")} == {"LDGSTS.E.BYPASS.128"}
-    # Elements beyond the last 16 bytes, of the last row only; the target.
+    # Elements behind the last 16 bytes, for the last row only, and the target.
     assert codes["LDG.E.U16"] == 8 and codes["LDG.E.64"] == 1
     assert not any(code.startswith(("LDL", "STL")) for code in codes)
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_operators_of_every_kind_compile_in_rows_at_odd_places(ahead: bool, tmp_path: Path) -> None:
+def test_all_operator_kinds_compile_for_unaligned_rows(ahead: bool, tmp_path: Path) -> None:
     plan = KernelPlan("shared", 1, (512,), 4, async_copies=ahead, peeled=True)
-    program = program_of(everything(3001), plan)
+    program = emit_program(all_operators_graph(3001), plan)
     kept = rematerialization_options(
         schedule_operators(program.graph, program.graph.operators), ahead, is_peeled=True
     )[0]
-    assert kept.arena(512).total_bytes <= shared_bytes(compiled(program, tmp_path))
+    assert kept.arena(512).total_bytes <= shared_bytes(compile_program(program, tmp_path))
     assert kept.arena(512).total_bytes <= oldest_triton.shared_bytes(program, tmp_path)
 
 
 @pytest.mark.parametrize("columns", [3072, 3001])
-def test_bytes_beside_long_integers_are_not_copied(columns: int, tmp_path: Path) -> None:
-    """A thread has two of each side by side, and the hardware copies 4 bytes at least."""
+def test_int8_beside_int64_is_not_copied_asynchronously(columns: int, tmp_path: Path) -> None:
+    """A thread has two neighbouring elements of each, and the hardware copies at least 4 bytes."""
     build = Builder()
     x, y = (build.input((8, columns), dtype) for dtype in ("int8", "int64"))
     value = build("add", build("cast", x, dtype="int64"), y)
@@ -158,4 +167,6 @@ def test_bytes_beside_long_integers_are_not_copied(columns: int, tmp_path: Path)
         schedule_operators(graph, graph.operators), True, is_peeled
     )
     assert {(buffer.element_bytes, buffer.is_prefetched) for buffer in kept.buffers} >= {(1, False)}
-    compiled(program_of(graph, KernelPlan("shared", 1, (512,), 4, 1, 0, True, is_peeled)), tmp_path)
+    compile_program(
+        emit_program(graph, KernelPlan("shared", 1, (512,), 4, 1, 0, True, is_peeled)), tmp_path
+    )

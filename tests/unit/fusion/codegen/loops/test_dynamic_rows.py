@@ -17,7 +17,7 @@ from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
 from nostall.fusion.codegen.tiling.plan_space import plans
 from nostall.fusion.codegen.tiling.planned_kernel import plan_kernel
 from nostall.fusion.graph.dynamic_size import Extent, placeholder_prime, resized
-from tests.unit.fusion.codegen.random_graphs import Made, operator_graphs
+from tests.unit.fusion.codegen.random_graphs import RandomGraph, operator_graphs
 from tests.unit.fusion.patterns import DYNAMIC, layer_norm
 
 SIZE, OTHER_SIZE = 17, 23
@@ -86,7 +86,7 @@ def test_the_source_of_every_plan_is_the_same_for_all_sizes(name: str) -> None:
 
 @settings(max_examples=30)
 @given(operator_graphs(varying=SIZE))
-def test_sources_of_legal_patterns_do_not_depend_on_the_size(made: Made) -> None:
+def test_sources_of_legal_patterns_do_not_depend_on_the_size(made: RandomGraph) -> None:
     graph, resized_graph = made.graph, with_size(made.graph, OTHER_SIZE)
     for operators in {graph.operators, *((index,) for index in graph.operators)} - {()}:
         try:
@@ -137,7 +137,7 @@ def _outer_product(build: Builder, x: int) -> int:
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (_reduced, "dynamic size is reduced"),
+        (_reduced, "dynamic size is reduce_row"),
         (_column_major, "not the slowest"),
         (_outer_product, "several"),
     ],

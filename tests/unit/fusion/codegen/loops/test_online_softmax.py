@@ -31,10 +31,10 @@ from tests.unit.fusion.codegen.online_rows import (
     PEELED_DAMAGES,
     cross_entropy,
     lse_and_softmax,
-    reduced,
+    reduce_row,
     softmax,
 )
-from tests.unit.fusion.codegen.process import in_the_interpreter
+from tests.unit.fusion.codegen.process import run_interpreted
 
 pytest.importorskip("triton")
 pytest.importorskip("torch")
@@ -46,7 +46,7 @@ WIDE = (64, 50257)
 @pytest.fixture(scope="module")
 def interpreter_results(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("kernels")
-    return in_the_interpreter("tests.unit.fusion.codegen.online_rows", folder, EXAMPLES)
+    return run_interpreted("tests.unit.fusion.codegen.online_rows", folder, EXAMPLES)
 
 
 def test_sums_are_right_in_rows_with_infinities_and_nan(interpreter_results: Any) -> None:
@@ -105,13 +105,13 @@ def test_an_output_between_maximum_and_sum_needs_a_loop_of_its_own() -> None:
 def test_other_sums_are_no_pairs(case: str) -> None:
     build = Builder()
     x, y = build.input(WIDE), build.input(WIDE)
-    shift = highest = reduced(build, "amin" if case == "a lowest value" else "amax", x)
+    shift = highest = reduce_row(build, "amin" if case == "a lowest value" else "amax", x)
     if case == "another shift":
         is_infinite = build("eq", build("abs", highest), build.constant(float("inf")))
         shift = build("where", is_infinite, build.constant(1.0), highest)
     centered = build("sub", y if case == "another value" else x, shift)
     exponentials = build("exp2" if case == "exp2" else "exp", centered)
-    graph = build.graph(reduced(build, "sum", exponentials), build("add", x, y))
+    graph = build.graph(reduce_row(build, "sum", exponentials), build("add", x, y))
     assert online_pairs(_schedule(graph)) == ()
 
 
@@ -120,7 +120,7 @@ def test_two_softmaxes_save_a_pass_only_together() -> None:
     x, y = build.input(WIDE), build.input(WIDE)
     totals = [softmax(build, value)[2] for value in (x, y)]
     difference = build("sub", build("div", x, totals[0]), build("div", y, totals[1]))
-    schedule = _schedule(build.graph(reduced(build, "sum", difference)))
+    schedule = _schedule(build.graph(reduce_row(build, "sum", difference)))
     assert len(online_pairs(schedule)) == 2
     assert _count_column_loops(schedule) == 2
 

@@ -1,4 +1,4 @@
-"""Loops, rows and columns, plans and source of stitched kernels, without running any."""
+"""Tests of loops, schedules, plans and source of stitched kernels (nothing is run)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from tests.unit.fusion.patterns import (
 )
 
 
-def scheduled(graph: Graph) -> Schedule:
+def schedule_pattern(graph: Graph) -> Schedule:
     return build_schedule(map_pattern(graph, graph.operators))
 
 
@@ -61,7 +61,7 @@ def test_axes_split_at_their_common_factors() -> None:
     assert factors((wide,)) == factors((heads, width))
 
 
-def test_axes_without_common_factors_do_not_fit() -> None:
+def test_axes_without_common_factors_are_rejected() -> None:
     with pytest.raises(AxisMismatch):
         unify((Axis(6), Axis(4)), (Axis(4), Axis(6)))
     with pytest.raises(AxisMismatch):
@@ -69,61 +69,63 @@ def test_axes_without_common_factors_do_not_fit() -> None:
 
 
 @given(st.lists(st.integers(2, 6), min_size=1, max_size=5), st.randoms())
-def test_groups_of_loops_are_the_same_loops(sizes: list[int], random: object) -> None:
+def test_regrouping_keeps_loops(sizes: list[int], random: object) -> None:
     row = tuple(Axis(size) for size in sizes)
-    whole = Axis(1)
+    merged = Axis(1)
     for axis in row:
-        whole = Axis(whole.size * axis.size)
-    groups = regroup((whole,), sizes)
+        merged = Axis(merged.size * axis.size)
+    groups = regroup((merged,), sizes)
     assert [axis.size for group in groups for axis in group] == sizes
-    assert factors((whole,)) == tuple(axis for group in groups for axis in group)
+    assert factors((merged,)) == tuple(axis for group in groups for axis in group)
 
 
-def test_a_view_in_the_middle_splits_loops() -> None:
-    schedule = scheduled(PATTERNS["heads"]())
+def test_a_view_between_operators_splits_loops() -> None:
+    schedule = schedule_pattern(PATTERNS["heads"]())
     assert [schedule.mapping.loop_sizes[loop] for loop in schedule.columns] == [16]
     assert schedule.row_count == 2 * 4
 
 
-def test_rows_are_in_the_order_of_memory() -> None:
-    """A tensor that lies transposed is walked as it lies."""
+def test_loops_follow_the_memory_layout() -> None:
+    """The loops over a transposed tensor follow its strides."""
     build = Builder()
     x = build.input((8, 16, 4), strides=(4, 32, 1))
     graph = build.graph(build("relu", x, strides=(4, 32, 1)))
-    program = emit(plan_kernel(scheduled(graph), KernelPlan("thread", 1, (128,), 1)))
+    program = emit(plan_kernel(schedule_pattern(graph), KernelPlan("thread", 1, (128,), 1)))
     assert "tl.load(p0 + c)" in program.source
 
 
 @pytest.mark.parametrize(("columns", "varying"), [(128, None), (100, None), (128, 17)])
-def test_only_elements_that_may_not_exist_are_asked_for(columns: int, varying: int | None) -> None:
+def test_only_incomplete_tiles_have_masks(columns: int, varying: int | None) -> None:
     build = Builder(varying)
     x = build.input((varying or 16, columns))
     program = emit(
-        plan_kernel(scheduled(build.graph(build("relu", x))), KernelPlan("thread", 1, (128,), 1))
+        plan_kernel(
+            schedule_pattern(build.graph(build("relu", x))), KernelPlan("thread", 1, (128,), 1)
+        )
     )
     masked = varying is not None or columns == 100
     assert ("mask=inside" in program.source) == ("inside = " in program.source) == masked
 
 
-def test_an_early_thread_reads_all_it_needs_before_it_lets_the_next_kernel_begin() -> None:
+def test_eager_flat_kernels_load_all_inputs_before_they_release_the_next_kernel() -> None:
     build = Builder()
     x, y = build.input((64, 128)), build.input((64, 128))
-    schedule = scheduled(build.graph(build("mul", build("tanh", build("exp", x)), y)))
+    schedule = schedule_pattern(build.graph(build("mul", build("tanh", build("exp", x)), y)))
     plain = KernelPlan("thread", 1, (128,), 1)
-    twin = with_eager_loads(PlannedKernel(schedule, plain))
-    assert twin is not None and str(twin) == "thread 1x128, 1 warps, early"
-    lines = emit(twin).source.splitlines()
+    variant = with_eager_loads(PlannedKernel(schedule, plain))
+    assert variant is not None and str(variant) == "thread 1x128, 1 warps, early"
+    lines = emit(variant).source.splitlines()
     body = [line.strip() for line in lines[lines.index("    _behind()") :]]
     reads = [at for at, line in enumerate(body) if "tl.load(" in line]
     assert reads == [3, 4] and body[5] == "_release()"
     assert "_release" not in emit(plan_kernel(schedule, plain)).source
 
 
-def test_dots_in_fp32_are_smaller_than_those_of_tensor_cores() -> None:
-    """Their products are unrolled."""
-    wide = scheduled(attention_backward((64, 8, 64, 64), "float32"))
+def test_the_size_limit_of_dots_is_lower_in_fp32() -> None:
+    """Triton unrolls the products of fp32 dots."""
+    wide = schedule_pattern(attention_backward((64, 8, 64, 64), "float32"))
     assert "products in fp32" in str(first_illegal_reason(wide))
-    narrow = scheduled(attention_backward((64, 8, 64, 64), "float16"))
+    narrow = schedule_pattern(attention_backward((64, 8, 64, 64), "float16"))
     assert {plan.scheme for plan in plans(narrow).legal_plans} == {"matrix"}
 
 
@@ -131,68 +133,68 @@ AXES = st.tuples(st.integers(1, 4), st.integers(0, 3), st.integers(1, 2), st.int
 
 
 @given(st.lists(AXES, min_size=1, max_size=4))
-def test_places_on_several_axes_are_walked_in_equal_steps_or_not_at_all(
+def test_merged_axes_have_a_single_step(
     axes: list[tuple[int, int, int, int]],
 ) -> None:
-    """Of neighbouring axes (length, start, step, count) seen as one."""
-    run, places = [], [0]
+    """``axes`` are neighbouring axes (size, start, step, count) that are merged into one."""
+    run, positions = [], [0]
     for size, start, step, count in axes:
         long = start + step * (count - 1) + size
         run.append((long, AccessDraft(new_axes(count), start, step)))
-        places = [at * long + start + step * i for at in places for i in range(count)]
-    found = _merge_axes(run)
-    steps = {b - a for a, b in pairwise(places)}
-    if found is None:
+        positions = [at * long + start + step * i for at in positions for i in range(count)]
+    merged = _merge_axes(run)
+    steps = {b - a for a, b in pairwise(positions)}
+    if merged is None:
         assert len(steps) > 1
     else:
-        count = math.prod(axis.size for axis in found.axes)
-        assert places == [found.start + found.step * i for i in range(count)]
+        count = math.prod(axis.size for axis in merged.axes)
+        assert positions == [merged.start + merged.step * i for i in range(count)]
 
 
-def test_an_axis_of_a_dot_is_not_too_long() -> None:
+def test_long_axes_of_dots_are_rejected() -> None:
     with pytest.raises(BadFusion, match="300 along an axis"):
-        scheduled(attention((2, 2, 300, 16), "float16"))
+        schedule_pattern(attention((2, 2, 300, 16), "float16"))
 
 
-def test_a_norm_over_all_heads_is_another_kernel() -> None:
+def test_reductions_across_the_batch_of_a_dot_are_rejected() -> None:
     build = Builder()
     x = build.input((4, 3, 12, 16))
     made = build("dot", x, build.input((4, 3, 16, 16)))
     graph = build.graph(build("amax", made, dims=(1, 3), keepdim=True))
     with pytest.raises(BadFusion, match="one element of the batch"):
-        scheduled(graph)
+        schedule_pattern(graph)
 
 
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
         (lambda b, x: b("add", b("exp", x), b("permute", b("exp", x), dims=(1, 0))), None),
-        (lambda b, x: _twice(b, x), "diagonal"),
+        (lambda b, x: _value_and_transpose(b, x), "diagonal"),
         (lambda b, x: b("relu", b("view", b("exp", x), shape=(2, 18))), None),
-        (lambda b, x: _three_ways(b, x), "without common factors"),
+        (lambda b, x: _incompatible_views(b, x), "without common factors"),
         (lambda b, x: b("relu", _first_half(b, b("exp", x))), "reads a part"),
         (lambda b, x: b("relu", b("cast", x, dtype="float64")), "float64"),
         (lambda b, x: b("dot", x, x), "no batch"),
         (lambda b, x: b("amax", b("isnan", x), dims=(0,), keepdim=False), "no amax of bools"),
     ],
 )
-def test_what_is_no_kernel_says_why(make: object, reason: str | None) -> None:
+def test_unsupported_patterns_raise_with_a_reason(make: object, reason: str | None) -> None:
     build = Builder()
     x = build.input((6, 6))
     graph = build.graph(make(build, x))  # type: ignore[operator]
     if reason is None:
-        assert scheduled(graph).mapping.outputs
+        assert schedule_pattern(graph).mapping.outputs
     else:
         with pytest.raises(BadFusion, match=reason):
-            scheduled(graph)
+            schedule_pattern(graph)
 
 
-def _twice(build: Builder, x: int) -> int:
+def _value_and_transpose(build: Builder, x: int) -> int:
     made = build("exp", x)
     return build("add", made, build("permute", made, dims=(1, 0)))
 
 
-def _three_ways(build: Builder, x: int) -> int:
+def _incompatible_views(build: Builder, x: int) -> int:
     made = build("exp", x)
     as_rows = build("relu", build("view", made, shape=(4, 9)))
     return build("add", as_rows, build("view", build("exp", made), shape=(4, 9)))
@@ -202,31 +204,31 @@ def _first_half(build: Builder, x: int) -> int:
     return build("slice", x, shape=(6, 3), dim=1, start=0, step=1)
 
 
-def test_a_sum_over_rows_that_rows_need_is_no_tail() -> None:
+def test_row_reductions_that_rows_depend_on_are_rejected() -> None:
     build = Builder()
     x = build.input((6, 10))
     by_row = build("sub", x, build("sum", x, dims=(1,), keepdim=True))
     graph = build.graph(build("sub", by_row, build("sum", by_row, dims=(0,), keepdim=True)))
     with pytest.raises(BadFusion, match="sum over rows within the rows"):
-        scheduled(graph)
+        schedule_pattern(graph)
 
 
-def test_sums_over_rows_are_tails() -> None:
+def test_sums_over_rows_are_row_reductions() -> None:
     graph = norm_backward((3, 7, 80), "float16")
-    schedule = scheduled(graph)
+    schedule = schedule_pattern(graph)
     assert schedule.kind == "dual"
     assert {graph[i].op for i in schedule.row_reductions} == {"sum"}
     assert len(schedule.row_reductions) == 2
     assert {graph[i].op for i in schedule.epilogue} == {"cast"}
 
 
-def test_a_sum_over_rows_of_what_is_in_memory_is_a_tail() -> None:
-    """The gradient of a bias reads its operand straight from memory."""
+def test_a_row_reduction_can_read_its_operand_from_memory() -> None:
+    """The gradient of a bias reads its operand from memory."""
     build = Builder()
     dy, x = build.input((64, 96)), build.input((64, 96))
     along = build("sum", build("mul", dy, x), dims=(1,), keepdim=True)
     dx = build("mul", x, along)
-    schedule = scheduled(build.graph(dx, build("sum", dy, dims=(0,), keepdim=False)))
+    schedule = schedule_pattern(build.graph(dx, build("sum", dy, dims=(0,), keepdim=False)))
     assert schedule.kind == "dual"
     assert plans(schedule).legal_plans
 
@@ -246,12 +248,12 @@ def test_a_sum_over_rows_of_what_is_in_memory_is_a_tail() -> None:
         (4096, (4096,)),
     ],
 )
-def test_odd_rows_are_cut_into_powers_of_two(columns: int, chunks: tuple[int, ...]) -> None:
+def test_mixed_chunks_are_powers_of_two(columns: int, chunks: tuple[int, ...]) -> None:
     assert mixed_chunks(columns) == chunks
 
 
 @given(st.integers(1, 1 << 20))
-def test_cuts_leave_few_lanes_idle_and_mask_the_last_chunk_only(columns: int) -> None:
+def test_chunks_leave_few_idle_lanes_and_only_the_last_is_masked(columns: int) -> None:
     assert idle_share(columns, mixed_chunks(columns)) <= MAX_IDLE_SHARE
     if equal_chunks(columns)[0] > MIN_CHUNK:
         assert idle_share(columns, equal_chunks(columns)) <= MAX_IDLE_SHARE
@@ -263,14 +265,14 @@ def test_cuts_leave_few_lanes_idle_and_mask_the_last_chunk_only(columns: int) ->
     assert len(equal_chunks(columns)) < 2 / MAX_IDLE_SHARE
 
 
-def test_equal_chunks_are_put_together_before_threads_meet() -> None:
-    schedule = scheduled(layer_norm((64, 3000), "float16"))
+def test_equal_chunks_are_combined_before_one_reduction() -> None:
+    schedule = schedule_pattern(layer_norm((64, 3000), "float16"))
     source = emit(plan_kernel(schedule, KernelPlan("block", 1, (1024,) * 3, 4))).source
     mixed = emit(plan_kernel(schedule, KernelPlan("block", 1, (2048, 1024), 4))).source
     assert source.count("tl.sum(") == 2 and mixed.count("tl.sum(") == 4
 
 
-def test_the_table_in_the_docs_is_what_cut_does() -> None:
+def test_the_chunk_table_of_the_documentation_is_up_to_date() -> None:
     text = (Path(__file__).parents[5] / "docs" / "explanation" / "codegen.md").read_text()
     cell, percent = r"([\d +x]+) \| ", r"([\d.]+) % \|"
     row = rf"^\| (\d+) \| {percent} {cell}{percent} {cell}{percent}$"
@@ -286,15 +288,15 @@ def test_the_table_in_the_docs_is_what_cut_does() -> None:
         assert masked == f"{100 * idle_share(count, mixed_chunks(count)):.1f}"
 
 
-def test_one_chunk_of_a_wide_odd_row_is_refused_with_the_share() -> None:
-    found = plans(scheduled(layer_norm((64, 3000), "float16")))
-    reasons = {r.reason for r in found.illegal if r.plan.chunks == (4096,)}
+def test_chunks_with_many_masked_lanes_are_illegal() -> None:
+    space = plans(schedule_pattern(layer_norm((64, 3000), "float16")))
+    reasons = {r.reason for r in space.illegal if r.plan.chunks == (4096,)}
     assert "27% of the lanes would be masked; 6.2% are possible" in reasons
-    assert {(2048, 1024), (1024,) * 3} <= {plan.chunks for plan in found.legal_plans}
+    assert {(2048, 1024), (1024,) * 3} <= {plan.chunks for plan in space.legal_plans}
 
 
-def test_a_row_in_one_chunk_is_a_plan_that_only_a_race_takes() -> None:
-    schedule = scheduled(layer_norm((64, 3000), "float16"))
+def test_single_chunk_plans_are_only_variants() -> None:
+    schedule = schedule_pattern(layer_norm((64, 3000), "float16"))
     plan = KernelPlan("block", 1, (1024,) * 3, 4, eager_loads=True)
     wide, half = (kernel.plan for kernel in single_chunk_kernels(PlannedKernel(schedule, plan)))
     assert wide == KernelPlan("block", 1, (4096,), 16, eager_loads=True)
@@ -306,30 +308,30 @@ def test_a_row_in_one_chunk_is_a_plan_that_only_a_race_takes() -> None:
     assert single_chunk_kernels(PlannedKernel(schedule, KernelPlan("looped", 1, (1024,), 4))) == ()
 
 
-def test_only_what_is_larger_than_l2_is_streamed() -> None:
+def test_evict_first_requires_outputs_larger_than_l2() -> None:
     build = Builder()
     x = build.input((16384, 2048), "float16")
     total = build("sum", x, dims=(1,), keepdim=True)
     graph = build.graph(total, build("add", x, total))
-    schedule, plan = scheduled(graph), KernelPlan("block", 1, (2048,), 4)
-    twin = with_evict_first(PlannedKernel(schedule, plan))
-    assert twin is not None and str(twin) == "block 1x2048, 4 warps, streamed"
-    assert twin not in plans(schedule).legal and twin in plans_with_variants(schedule)
-    stores = [line for line in emit(twin).source.splitlines() if "tl.store(" in line]
+    schedule, plan = schedule_pattern(graph), KernelPlan("block", 1, (2048,), 4)
+    variant = with_evict_first(PlannedKernel(schedule, plan))
+    assert variant is not None and str(variant) == "block 1x2048, 4 warps, streamed"
+    assert variant not in plans(schedule).legal and variant in plans_with_variants(schedule)
+    stores = [line for line in emit(variant).source.splitlines() if "tl.store(" in line]
     assert ["evict_first" in line for line in stores] == [False, True]
     assert "evict_first" not in emit(plan_kernel(schedule, plan)).source
     assert with_evict_first(PlannedKernel(schedule, KernelPlan("looped", 1, (1024,), 4))) is None
-    fewer = scheduled(layer_norm((8192, 2048), "float16"))
+    fewer = schedule_pattern(layer_norm((8192, 2048), "float16"))
     assert with_evict_first(PlannedKernel(fewer, plan)) is None
     with pytest.raises(BadFusion, match="outputs of more than 37 MB"):
         emit(plan_kernel(fewer, replace(plan, evict_first=True)))
 
 
-def test_warps_without_rows_write_large_outputs_together() -> None:
+def test_flat_kernels_store_large_outputs_behind_a_barrier() -> None:
     build = Builder()
     x = build.input((16384, 2048), "float16")
     graph = build.graph(build("exp", x), build("relu", x))
-    schedule, plan = scheduled(graph), KernelPlan("thread", 1, (1024,), 4, eager_loads=True)
+    schedule, plan = schedule_pattern(graph), KernelPlan("thread", 1, (1024,), 4, eager_loads=True)
     lines = [
         line.strip()
         for line in emit(plan_kernel(schedule, replace(plan, evict_first=True))).source.splitlines()
@@ -341,16 +343,16 @@ def test_warps_without_rows_write_large_outputs_together() -> None:
     assert "debug_barrier" not in emit(plan_kernel(schedule, plan)).source
 
 
-def test_a_row_of_32000_can_be_held_by_a_block() -> None:
-    found = plans(scheduled(layer_norm((64, 32000), "float16")))
-    assert any((p.scheme, p.chunks) == ("block", (32768,)) for p in found.legal_plans)
-    reasons = [r.reason for r in found.illegal if r.plan == KernelPlan("block", 1, (32768,), 2)]
+def test_a_block_can_keep_a_row_of_32000_in_registers() -> None:
+    space = plans(schedule_pattern(layer_norm((64, 32000), "float16")))
+    assert any((p.scheme, p.chunks) == ("block", (32768,)) for p in space.legal_plans)
+    reasons = [r.reason for r in space.illegal if r.plan == KernelPlan("block", 1, (32768,), 2)]
     assert len(reasons) == 1
     assert "255 at 64 threads" in reasons[0]
 
 
-def test_a_plan_that_was_refused_is_not_emitted() -> None:
-    schedule = scheduled(layer_norm((64, 3000), "float16"))
+def test_illegal_plans_are_not_emitted() -> None:
+    schedule = schedule_pattern(layer_norm((64, 3000), "float16"))
     (plan,) = [r.plan for r in plans(schedule).illegal if str(r.plan) == "warp 64x1024x3, 1 warps"]
     with pytest.raises(BadFusion, match="take one of"):
         emit(plan_kernel(schedule, plan))
@@ -359,12 +361,12 @@ def test_a_plan_that_was_refused_is_not_emitted() -> None:
 # -- source ----------------------------------------------------------------------------------------
 
 
-def test_what_all_rows_share_may_be_read_with_the_row() -> None:
-    schedule = scheduled(layer_norm((64, 128), "float16"))
+def test_eager_loads_include_operands_that_all_rows_share() -> None:
+    schedule = schedule_pattern(layer_norm((64, 128), "float16"))
     plan = KernelPlan("block", 1, (128,), 4)
-    twin = with_eager_loads(PlannedKernel(schedule, plan))
-    assert twin is not None and str(twin) == "block 1x128, 4 warps, early"
-    lines = emit(twin).source.splitlines()
+    variant = with_eager_loads(PlannedKernel(schedule, plan))
+    assert variant is not None and str(variant) == "block 1x128, 4 warps, early"
+    lines = emit(variant).source.splitlines()
     at = [number for number, line in enumerate(lines) if "tl.load(" in line]
     assert lines[at[0]].lstrip().startswith("x0 = ") and len(at) == 3
     assert at[-1] < next(number for number, line in enumerate(lines) if "tl.sum(" in line)
@@ -373,17 +375,17 @@ def test_what_all_rows_share_may_be_read_with_the_row() -> None:
 
 
 @pytest.mark.parametrize("scheme", ["looped", "shared", "split"])
-def test_rows_that_are_not_in_registers_have_nothing_early(scheme: str) -> None:
-    schedule = scheduled(layer_norm((64, 1024), "float16"))
+def test_schemes_without_register_rows_have_no_eager_loads(scheme: str) -> None:
+    schedule = schedule_pattern(layer_norm((64, 1024), "float16"))
     assert with_eager_loads(PlannedKernel(schedule, KernelPlan(scheme, 1, (256,), 4))) is None  # type: ignore[arg-type]
 
 
-def test_rows_that_share_nothing_are_read_before_the_next_kernel_may_begin() -> None:
-    schedule = scheduled(softmax_outer((2, 24, 32), "float32"))
+def test_eager_loads_of_rows_precede_the_release_of_the_next_kernel() -> None:
+    schedule = schedule_pattern(softmax_outer((2, 24, 32), "float32"))
     plan = KernelPlan("warp", 8, (32,), 1)
-    twin = with_eager_loads(PlannedKernel(schedule, plan))
-    assert twin is not None
-    lines = [line.strip() for line in emit(twin).source.splitlines()]
+    variant = with_eager_loads(PlannedKernel(schedule, plan))
+    assert variant is not None
+    lines = [line.strip() for line in emit(variant).source.splitlines()]
     at = lines.index("_release()")
     assert "_behind()" in lines[:at]
     loads = [place for place, line in enumerate(lines) if "tl.load(" in line]
@@ -392,17 +394,21 @@ def test_rows_that_share_nothing_are_read_before_the_next_kernel_may_begin() -> 
 
 
 def test_equal_patterns_and_plans_give_equal_bytes() -> None:
-    schedule, again = (scheduled(layer_norm((64, 3000), "float16")) for _ in range(2))
+    schedule, equal_schedule = (
+        schedule_pattern(layer_norm((64, 3000), "float16")) for _ in range(2)
+    )
     sources = {emit(plan_kernel(schedule, plan)).source for plan in plans(schedule).legal_plans}
     assert len(sources) == len(plans(schedule).legal_plans)
-    assert sources == {emit(plan_kernel(again, plan)).source for plan in plans(again).legal_plans}
+    assert sources == {
+        emit(plan_kernel(equal_schedule, plan)).source for plan in plans(equal_schedule).legal_plans
+    }
 
 
-def test_the_source_of_a_small_chain() -> None:
+def test_the_source_of_a_small_graph() -> None:
     build = Builder()
     x, bias = build.input((32, 256), "float16"), build.input((256,), "float16")
     total = build("sum", build("add", x, bias), dims=(1,), keepdim=True)
-    schedule = scheduled(build.graph(total))
+    schedule = schedule_pattern(build.graph(total))
     source = emit(plan_kernel(schedule, KernelPlan("warp", 4, (256,), 4))).source
     body = source[source.index("    pid") :]
     assert (

@@ -1,4 +1,4 @@
-"""Kernels that are interpreted with every address held to the memory of their tensors."""
+"""Interpreted kernels whose loads and stores are checked against the memory of their tensors."""
 
 from __future__ import annotations
 
@@ -11,17 +11,21 @@ from torch import Tensor
 from nostall.fusion.codegen.runtime.kernel import StitchedKernel
 
 Memory = list[tuple[int, int]]
+"""Address ranges: first byte, end (exclusive)."""
 
 
-class Watched:
-    """A kernel whose loads and stores must be within its tensors, to the byte, masked lanes apart;
-    ``strays`` are the others."""
+class BoundsCheckedKernel:
+    """A kernel in Triton's interpreter that records accesses outside its tensors.
+
+    Loads must be within the tensors of the launch and stores within outputs and workspaces; masked
+    lanes may be anywhere. ``violations`` describes all other accesses.
+    """
 
     def __init__(self, kernel: StitchedKernel) -> None:
         self.kernel = kernel
         self.program = kernel.program
         self.file = kernel.file
-        self.strays: list[str] = []
+        self.violations: list[str] = []
 
     def launch(
         self,
@@ -50,15 +54,17 @@ class Watched:
         finally:
             Builder.create_masked_load, Builder.create_masked_store = load, store
 
-    def _check(self, told: str, at: Any, mask: Any, memory: Memory) -> None:
-        places = at.data[np.broadcast_to(mask.data, at.data.shape)].astype(np.int64)
-        inside = np.zeros(places.shape, dtype=bool)
+    def _check(self, access: str, at: Any, mask: Any, memory: Memory) -> None:
+        addresses = at.data[np.broadcast_to(mask.data, at.data.shape)].astype(np.int64)
+        inside = np.zeros(addresses.shape, dtype=bool)
         for first, end in memory:
-            inside |= (places >= first) & (places < end)
+            inside |= (addresses >= first) & (addresses < end)
         if not inside.all():
-            self.strays.append(f"{int((~inside).sum())} elements are {told} outside of all tensors")
+            count = int((~inside).sum())
+            self.violations.append(f"{count} elements are {access} outside of all tensors")
 
 
 def _memory(tensor: Tensor) -> tuple[int, int]:
+    """The address range of a tensor."""
     extent = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) + 1
     return tensor.data_ptr(), tensor.data_ptr() + extent * tensor.element_size()
