@@ -46,8 +46,8 @@ class CostCoefficients:
     """Instructions of a warp besides those of operators, and registers of a thread.
 
     Fitted to what Triton 3.6 compiled for sm_90, by
-    ``python -m benchmarks run fusion.cost_model_fit``.
-    In ``benchmarks/fusion/results/cost_model.json.gz``, measured later, the modelled instructions are
+    ``python -m benchmarks run fusion.cost_model_fit``. In
+    ``benchmarks/fusion/results/cost_model.json.gz``, measured later, the modelled instructions are
     within 14 % for half of 544 kernels without loops, and the modelled registers for half of 1,201
     kernels that do not spill. No kernel there uses ``int64_registers``, which is an earlier fit.
     """

@@ -84,7 +84,7 @@ H200 = Gpu(
     # Fitted to the measured times of 1,251 plans on an H200, without programmatic dependent launch,
     # by `python -m benchmarks run fusion.cost_model_fit`. Exceptions: program_start_s was measured
     # by `python -m benchmarks run fusion.program_start_rate`; half_sharpness_programs was chosen
-    # among 0, 1, 2 and 4 by benchmarks/results/cost_model.json.
+    # among 0, 1, 2 and 4 by benchmarks/fusion/results/cost_model.json.gz.
     launch_s=0.61e-6,
     issue_rate=3.35,
     load_latency_s=0.693e-6,

@@ -137,7 +137,7 @@ def _outer_product(build: Builder, x: int) -> int:
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (_reduced, "dynamic size is reduce_row"),
+        (_reduced, "dynamic size is reduced"),
         (_column_major, "not the slowest"),
         (_outer_product, "several"),
     ],
