@@ -179,7 +179,8 @@ def execute(
     ``launcher`` are the arguments of Python that run nostall, by default ``-m nostall``. Raises
     subprocess.TimeoutExpired if a program takes longer than ``timeout`` seconds.
     """
-    paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    inherited = os.environ.get("PYTHONPATH")
+    paths = os.pathsep.join([str(ROOT / "src"), str(ROOT), *([inherited] if inherited else [])])
     environment = {
         **os.environ,
         "PYTHONPATH": paths,
