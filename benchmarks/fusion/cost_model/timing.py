@@ -1,7 +1,8 @@
-"""Timing of a chain on a GPU: each sampled plan of its kernels, and whole partitions.
+"""Timing of a chain of operators on a GPU: sampled plans of its kernels, and whole partitions.
 
-Everything runs as CUDA graphs over copies of its memory larger than L2; replays are interleaved,
-and the first graph of a round rotates.  Before a plan is timed, its outputs are filled with poison
+A partition is a set of kernels that computes the chain. Everything runs as CUDA graphs. Each graph
+has several copies of its tensors, together larger than L2; replays are interleaved, and the first
+graph of a round rotates.  Before a plan is timed, its outputs are filled with poison
 values, and its results are compared with those of the first plan.
 """
 

@@ -12,14 +12,14 @@ from nostall.core.launch import LaunchSpec
 from nostall.gpu import Kernel, LocalGpu
 from nostall.sass.binary import fatbin
 from nostall.sass.binary.cubin import Cubin
-from nostall.tuning.assemblers import (
+from nostall.tuning.job import Settings
+from nostall.tuning.ptxas_versions import (
     assemble_all,
     compare_on_device,
     compare_on_model,
     find_assemblers,
     select_start,
 )
-from nostall.tuning.job import Settings
 from nostall.tuning.source import Source, compile_triton, load_cubin
 
 DEFAULT_ARCH = "sm_90"

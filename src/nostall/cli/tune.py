@@ -37,9 +37,9 @@ from nostall.core import BadInput
 from nostall.gpu import sanitizer as compute_sanitizer
 from nostall.report import write_report
 from nostall.store import BadStore, Row, Store
-from nostall.tuning.assemblers import ASSEMBLER_KEY
 from nostall.tuning.job import Settings, TuningResult
 from nostall.tuning.job import tune as run_job
+from nostall.tuning.ptxas_versions import ASSEMBLER_KEY
 from nostall.tuning.source import Source
 from nostall.tuning.store_records import record_result
 from nostall.tuning.strategies import LOG_FOLDER, make_strategy

@@ -9,8 +9,8 @@ from nostall.cli.console import Format, err, out, show_json
 from nostall.cli.tune_runs import TuneRun
 from nostall.sass.model.agreement import model_caution
 from nostall.store import Row
-from nostall.tuning.assemblers import ASSEMBLER_KEY
 from nostall.tuning.job import Settings, TuningResult
+from nostall.tuning.ptxas_versions import ASSEMBLER_KEY
 
 
 def show_result(

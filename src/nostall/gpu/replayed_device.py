@@ -50,7 +50,7 @@ class OutcomeRecord(BaseModel):
 
     @property
     def outcome(self) -> Outcome:
-        """The recorded outcome."""
+        """This record as the :class:`Outcome` of evaluating one candidate on a device."""
         timing = None
         if self.original:
             timing = Timing(self.original, self.candidate, self.null, self.loads)

@@ -243,9 +243,9 @@ class DeltaEvaluator:
         return KernelTime(memory, stages * (hardware.launch_s + hardware.ramp_s), overhead)
 
     def _moved_bytes(self, mask: Mask, layout: RowLayout) -> tuple[float, float]:
-        """Bytes that a kernel moves once, and bytes that it moves again.
+        """Bytes that a kernel moves once, and bytes that it reads a second time.
 
-        A kernel reads data again if a row does not fit on chip, or if a row needs data of others.
+        A kernel reads a row a second time if the row does not fit on chip, or if other rows need it.
         """
         aligned: dict[int, dict[int, int]] = {}
         across: dict[int, int] = {}

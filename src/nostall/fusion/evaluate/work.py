@@ -149,7 +149,10 @@ class GraphWork:
         return _broadcast_rows(shape, node.shape)
 
     def _view_rows(self, operand: int, base: int) -> int:
-        """Rows in which a chain of views is aligned with its base; 0 for any number."""
+        """The largest number of rows into which both a chain of views and its base can be cut alike.
+
+        Any divisor of it works, too. 0 if every number of rows works.
+        """
         rows = 0
         while operand != base:
             node = self.graph[operand]

@@ -68,7 +68,7 @@ def _not_measured(kernel: FusedKernel) -> float | None:
 def draw_pass(
     traced_pass: Pass, measured: Callable[[FusedKernel], float | None] = _not_measured
 ) -> Markup:
-    """The drawing of a pass as an SVG element.
+    """The drawing of a forward or backward pass as an SVG element.
 
     ``measured`` returns the measured seconds of a kernel, or None; all other times are modelled.
     """

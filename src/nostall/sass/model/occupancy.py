@@ -120,7 +120,10 @@ def _round_up(value: int, unit: int) -> int:
 
 
 def block_limits(resources: Resources, parameters: SmParameters) -> dict[str, int]:
-    """Resource -> blocks per SM that it admits; of equal limits the first one counts."""
+    """Blocks per SM that each resource (registers, shared memory, ...) allows.
+
+    The smallest one limits the occupancy; if several are equal, the first of them is reported.
+    """
     per_warp = _round_up(max(resources.registers, 1) * WARP, _REGISTER_UNIT)
     warps = parameters.registers // SUB_CORES // per_warp * SUB_CORES
     shared = _round_up(resources.shared, parameters.shared_unit)

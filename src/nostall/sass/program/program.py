@@ -121,7 +121,7 @@ class Program:
         return self.function(name)
 
     def with_function(self, changed: Function) -> Program:
-        """A copy in which ``changed`` replaces the function of the same name."""
+        """A copy of the program in which ``changed`` replaces the function of the same name."""
         return replace(
             self,
             functions=tuple(changed if f.name == changed.name else f for f in self.functions),

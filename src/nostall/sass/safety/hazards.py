@@ -16,7 +16,7 @@ from nostall.sass.program import registers
 from nostall.sass.program.blocks import Block
 from nostall.sass.program.instruction import Instruction
 from nostall.sass.program.program import Function
-from nostall.sass.safety.barrier_distance import short_barrier_distances
+from nostall.sass.safety.bar_sync_distance import short_barrier_distances
 from nostall.sass.safety.facts import InstructionFacts, instruction_facts, register_numbers
 from nostall.sass.safety.in_flight import (
     COMPLETION,

@@ -155,7 +155,10 @@ def ceilings(floors: Rows, exact: Rows) -> dict[str, int]:
 
 
 def _producer_class(name: str) -> str:
-    """The producer class in the name of a pair, as :func:`.pairing.producer_class` spells it."""
+    """The class (pipe and register file) of the producer in the name of a producer-consumer pair.
+
+    Names of pairs and classes are those of :mod:`.pairing`, such as ``fma>R``.
+    """
     opcode, _, register = name.partition("|")[0].partition(">")
     row = lookup(opcode.partition(".")[0])
     file = register.partition("@")[0].rstrip("0123456789")

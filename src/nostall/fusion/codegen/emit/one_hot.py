@@ -14,7 +14,10 @@ _INTEGERS = ("int64", "int32", "int16", "int8", "uint8")
 
 
 def one_hot_operands(schedule: Schedule, index: int) -> tuple[Operand, Operand] | None:
-    """The condition and the value of a one-hot sum; None for other reductions."""
+    """The operands of a sum of ``where(condition, value, 0)`` with at most one true condition per row.
+
+    Returns (condition, value), or None for other reductions.
+    """
     mapping, graph = schedule.mapping, schedule.mapping.graph
     source = mapping.operands[index][0].source
     if graph[index].op != "sum" or source not in mapping.operands or graph[source].op != "where":

@@ -15,7 +15,7 @@ from nostall.cli import main
 from nostall.core import BadInput
 from nostall.gpu import Outcome, Timing
 from nostall.sass import Program, validate
-from nostall.tuning.assemblers import (
+from nostall.tuning.ptxas_versions import (
     ASSEMBLER_KEY,
     Assembler,
     StartBinary,
