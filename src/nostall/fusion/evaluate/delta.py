@@ -245,7 +245,7 @@ class DeltaEvaluator:
     def _moved_bytes(self, mask: Mask, layout: RowLayout) -> tuple[float, float]:
         """Bytes that a kernel moves once, and bytes that it reads a second time.
 
-        A kernel reads a row a second time if the row does not fit on chip, or if other rows need it.
+        A kernel reads a row a second time if it does not fit on chip, or if other rows need it.
         """
         aligned: dict[int, dict[int, int]] = {}
         across: dict[int, int] = {}

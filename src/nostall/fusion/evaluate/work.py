@@ -149,7 +149,7 @@ class GraphWork:
         return _broadcast_rows(shape, node.shape)
 
     def _view_rows(self, operand: int, base: int) -> int:
-        """The largest number of rows into which both a chain of views and its base can be cut alike.
+        """The largest number of rows into which a chain of views and its base can be cut alike.
 
         Any divisor of it works, too. 0 if every number of rows works.
         """

@@ -14,7 +14,7 @@ _INTEGERS = ("int64", "int32", "int16", "int8", "uint8")
 
 
 def one_hot_operands(schedule: Schedule, index: int) -> tuple[Operand, Operand] | None:
-    """The operands of a sum of ``where(condition, value, 0)`` with at most one true condition per row.
+    """Operands of a sum of ``where(condition, value, 0)`` with one true condition per row at most.
 
     Returns (condition, value), or None for other reductions.
     """
