@@ -23,7 +23,10 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def wrapped(text: str) -> str:
     """A paragraph in lines of at most 100 characters."""
-    return fill(text, 100, break_long_words=False, break_on_hyphens=False)
+    # MyST takes a line that begins with a percent sign as a comment.
+    joined = text.replace(" %", "\0%")
+    lines = fill(joined, 100, break_long_words=False, break_on_hyphens=False)
+    return lines.replace("\0", " ")
 
 
 def link(path: Path, text: str = "JSON") -> str:

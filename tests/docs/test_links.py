@@ -44,3 +44,9 @@ def test_relative_links_exist(page: Path) -> None:
         if is_missing or (anchor and anchor not in anchors(file.read_text())):
             broken.append(target)
     assert broken == []
+
+
+def test_no_line_begins_with_a_percent_sign() -> None:
+    """MyST would take the line as a comment and leave it out."""
+    pages = [page for page in markdown_files() if "docs" in page.parts]
+    assert [page for page in pages if re.search("^ {0,3}%", page.read_text(), re.MULTILINE)] == []
