@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import argparse
 import ast
+import io
 import json
+import tokenize
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -20,6 +22,10 @@ MAX_LINES = 60
 """Allowed lines of a function, decorators excluded."""
 MAX_PARAMETERS = 8
 """Allowed parameters of a function, ``self`` and ``cls`` excluded."""
+_NOT_CODE = {
+    tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
+    tokenize.ENDMARKER,
+}  # fmt: skip
 _BROAD = {"Exception", "BaseException"}
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -30,6 +36,8 @@ class Structure:
 
     lines: int
     """Lines of all Python files, comments and blank lines included."""
+    code_lines: int
+    """Lines of code: without comments, docstrings and blank lines."""
     modules: int
     """Python files, ``__init__.py`` included."""
     largest_folder: str
@@ -44,6 +52,20 @@ class Structure:
     """Functions with more than ``MAX_PARAMETERS``, outside ``cli`` and numba kernels."""
     broad_excepts: list[str]
     """Handlers and ``suppress`` calls that catch ``Exception`` or all exceptions."""
+
+
+def count_code_lines(source: str) -> int:
+    """Lines with a token that is neither a comment nor part of a docstring or bare string."""
+    strings: set[int] = set()
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Expr(value=ast.Constant(value=str())):
+                strings.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in _NOT_CODE:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    return len(lines - strings)
 
 
 def module_name(file: Path, source: Path) -> str:
@@ -161,6 +183,7 @@ def measure(root: Path, source: Path) -> Structure:
     definitions = [(file, function) for file, tree in trees.items() for function in functions(tree)]
     return Structure(
         lines=sum(len(file.read_text("utf-8").splitlines()) for file in files),
+        code_lines=sum(count_code_lines(file.read_text("utf-8")) for file in files),
         modules=len(files),
         largest_folder=folder,
         largest_folder_modules=modules,
@@ -184,6 +207,7 @@ def measure(root: Path, source: Path) -> Structure:
 def table(structure: Structure) -> str:
     lines = [
         f"lines of source                         {structure.lines:,}",
+        f"lines of code                           {structure.code_lines:,}",
         f"modules                                 {structure.modules}",
         f"modules in the largest folder           {structure.largest_folder_modules} "
         f"({structure.largest_folder})",
