@@ -97,7 +97,7 @@ def test_the_command_trains_resumes_and_rejects_wrong_options(
     command.train(["x"], out, rollouts=2, resume=True)
     assert load_policy(out / "policy.safetensors")[1]["about"]["rollouts"] == 2
     assert list((out / "tensorboard").glob("events.*"))
-    with pytest.raises(BadRun, match="holds none yet"):
+    with pytest.raises(BadRun, match="holds no training yet"):
         command.train(["x"], tmp_path / "other", resume=True)
     for wrong in ({"objective": "gpu"}, {"rollouts": 0}, {"seed": -1}):
         with pytest.raises(BadInput, match="train got"):
