@@ -25,7 +25,9 @@ class Tolerance(StrictModel):
         if not all(math.isfinite(x) and x >= 0 for x in (self.rtol, self.atol)):
             raise ValueError(f"rtol {self.rtol} and atol {self.atol}; both must be finite, >= 0")
         if self.rtol == self.atol == 0:
-            raise ValueError("rtol and atol are both 0; leave the tolerance out instead")
+            raise ValueError(
+                "rtol and atol are both 0; at least one must be above 0, or leave the tolerance out"
+            )
         return self
 
     @classmethod

@@ -52,7 +52,12 @@ class Cluster:
         if n == 0:
             raise BadCluster(f"cluster {self.name!r} has no GPUs; give at least one GPU")
         shapes = {a.shape for a in (self.latency, self.bandwidth, self.allreduce_bandwidth)}
-        if shapes != {(n, n)} or len(self.server) != n:
+        if len(self.server) != n:
+            raise BadCluster(
+                f"cluster {self.name!r} has {n} GPUs and the servers of {len(self.server)}; give"
+                " one server for each GPU"
+            )
+        if shapes != {(n, n)}:
             raise BadCluster(
                 f"cluster {self.name!r} has {n} GPUs and matrices of shapes {sorted(shapes)}; "
                 f"allowed is ({n}, {n}); give one row and one column per GPU"

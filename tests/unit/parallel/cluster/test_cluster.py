@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -76,3 +77,9 @@ def test_slices_within_a_server_do_not_use_its_port() -> None:
 def test_invalid_clusters_are_rejected_with_the_field(text: str, message: str) -> None:
     with pytest.raises(BadCluster, match=message):
         parse_cluster(text)
+
+
+def test_a_missing_server_is_reported_rather_than_the_matrices() -> None:
+    cluster = load_cluster(EXAMPLES[0])
+    with pytest.raises(BadCluster, match="give one server for each GPU"):
+        replace(cluster, server=cluster.server[:-1])
