@@ -57,4 +57,4 @@ def model_caution() -> str:
     """The warning that nostall prints beside a modelled gain."""
     agreement = load_agreement()
     advice = f": {agreement.sentence}. Measure" if agreement is not None else ": measure"
-    return f"A model ranks schedules only roughly{advice} on a GPU before you believe it."
+    return f"A model ranks schedules only roughly{advice} on a GPU before you use the result."
