@@ -35,7 +35,7 @@ from nostall.fusion.codegen.cost.default_plan import modelled_seconds
 from nostall.fusion.codegen.runtime.stitched_graph import schedule_operators
 from nostall.fusion.codegen.tiling.plan_space import plans
 from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel
-from tests.unit.fusion.codegen.process import run_interpreted
+from tests.unit.fusion.codegen.interpreter_process import run_interpreted
 
 CHAIN = "SwiGLU 16384x5504"
 

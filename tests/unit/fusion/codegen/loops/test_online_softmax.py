@@ -34,7 +34,7 @@ from tests.unit.fusion.codegen.online_rows import (
     reduce_row,
     softmax,
 )
-from tests.unit.fusion.codegen.process import run_interpreted
+from tests.unit.fusion.codegen.interpreter_process import run_interpreted
 
 pytest.importorskip("triton")
 pytest.importorskip("torch")
