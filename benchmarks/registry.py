@@ -63,7 +63,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
          "stall_reasons.json", "sass.md"),
     _row("sass.random_walks_on_gpu", "GPU", "Do legal schedules compute the same bits?",
          "random_walks_on_gpu.json", "sass.md"),
-    _row("sass.soak", "GPU", "Does a search survive moves that break kernels on purpose?",
+    _row("sass.soak", "GPU", "Does a search continue after moves that break kernels on purpose?",
          "soak.json soak_more.json", "sass.md"),
     _row("sass.measurement_checks", "GPU", "Do inputs, comparisons, clocks and nulls hold?",
          "measurement_checks.json", "sass.md"),
@@ -118,7 +118,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     # torch.compile
     _row("torch_compile.models", "GPU", "How fast are whole models with backend=\"nostall\"?",
          "models models_repeated models_slow_host", "torch-compile.md"),
-    _row("torch_compile.guarantees", "GPU", "Does the backend keep what its page promises?",
+    _row("torch_compile.guarantees", "GPU", "Do the documented guarantees of the backend hold?",
          "guarantees_h200.json", "torch-compile.md"),
     # Pipeline plans
     _row("parallel.dapple_tables", "CPU and public data", "Which published DAPPLE rows match?",

@@ -1,4 +1,4 @@
-"""Run the shortest slice of every benchmark that needs a GPU: does each script still start and end?
+"""Run the shortest slice of every benchmark that needs a GPU: does each script start and end?
 
     python -m benchmarks.smoke --out FOLDER [--only PART ...] [--workers N] [--limit S]
 

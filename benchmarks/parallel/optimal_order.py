@@ -58,12 +58,12 @@ def free_optimum(work: Workload, incumbent: float) -> FreeOptimum:
         if solved >= MAX_SOLVED:
             return FreeOptimum(best, False, solved)
         solved += 1
-        seconds, is_proven = scheduled(costs(work, plan), work.micro_batches, best)
+        seconds, is_proven = best_order(costs(work, plan), work.micro_batches, best)
         best, proven = min(best, seconds), proven and is_proven
     return FreeOptimum(best, proven, solved)
 
 
-def scheduled(found: Costs, micro_batches: int, limit: float) -> tuple[float, bool]:
+def best_order(costs: Costs, micro_batches: int, limit: float) -> tuple[float, bool]:
     """(seconds of the best order of a plan with these costs, whether it is proven optimal).
 
     The seconds are ``limit`` if no order is faster.
@@ -71,23 +71,25 @@ def scheduled(found: Costs, micro_batches: int, limit: float) -> tuple[float, bo
     model = cp_model.CpModel()
     top = round(limit / TICK_S)
     busy: defaultdict[tuple[str, int], list[Any]] = defaultdict(list)
-    made = _Variables(model, top, busy)
-    stages, split = len(found.forward), any(found.weight_gradient)
+    variables = _Variables(model, top, busy)
+    stages, split = len(costs.forward), any(costs.weight_gradient)
     ends: dict[tuple[str, int, int], Any] = {}
     for m in range(micro_batches):
         for s in range(stages):
             after = (
-                [made.transfer(found.forward_transfers[s - 1], ends["F", s - 1, m])] if s else []
+                [variables.transfer(costs.forward_transfers[s - 1], ends["F", s - 1, m])]
+                if s
+                else []
             )
-            ends["F", s, m] = made.work(found.worker[s], found.forward[s], after)
+            ends["F", s, m] = variables.work(costs.worker[s], costs.forward[s], after)
         for s in reversed(range(stages)):
             after = [ends["F", s, m]]
             if s + 1 < stages:
-                after.append(made.transfer(found.backward_transfers[s], ends["B", s + 1, m]))
-            ends["B", s, m] = made.work(found.worker[s], found.backward[s], after)
+                after.append(variables.transfer(costs.backward_transfers[s], ends["B", s + 1, m]))
+            ends["B", s, m] = variables.work(costs.worker[s], costs.backward[s], after)
             if split:
-                ends["W", s, m] = made.work(
-                    found.worker[s], found.weight_gradient[s], [ends["B", s, m]]
+                ends["W", s, m] = variables.work(
+                    costs.worker[s], costs.weight_gradient[s], [ends["B", s, m]]
                 )
     for (kind, s, m), end in ends.items():
         if m:
@@ -95,7 +97,7 @@ def scheduled(found: Costs, micro_batches: int, limit: float) -> tuple[float, bo
     total = model.new_int_var(0, top, "total")
     for s in range(stages):
         last = [ends[kind, s, micro_batches - 1] for kind in ("W" if split else "B")]
-        model.add(total >= made.transfer(found.allreduce[s], *last))
+        model.add(total >= variables.transfer(costs.allreduce[s], *last))
     for intervals in busy.values():
         model.add_no_overlap(intervals)
     model.minimize(total)

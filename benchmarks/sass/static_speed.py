@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness.result_file import save
-from benchmarks.kernels.grown import LAUNCHES
+from benchmarks.kernels.scaled_sizes import LAUNCHES
 from nostall.core.launch import LaunchSpec
 from nostall.sass import Program
 from nostall.sass.model import SmModel
@@ -44,7 +44,7 @@ KERNELS = (
     "many_registers-spill.sm_90",
 )
 """About 500, 1,000, 2,500 and 7,000 instructions."""
-GROWN = ROOT / "benchmarks" / "kernels" / "grown.py"
+SCALED_SIZES = ROOT / "benchmarks" / "kernels" / "scaled_sizes.py"
 """One kernel of about 500, 2,500 and 10,000 instructions, to measure how times grow with size."""
 TARGETS = {
     "parse_and_analyse_s": ("at 2,500 instructions", "<=", 0.4),
@@ -211,8 +211,8 @@ def main(options: argparse.Namespace) -> int:
         _print_row(measure(name, (CORPUS / f"{name}.cubin").read_bytes(), launch, options.samples))
         for name, launch in _corpus()
     ]
-    grown = [
-        _print_row(measure(name, compile_triton(GROWN, name).cubin, launch, options.samples))
+    scaled = [
+        _print_row(measure(name, compile_triton(SCALED_SIZES, name).cubin, launch, options.samples))
         for name, launch in LAUNCHES.items()
     ]
     targets = check_targets(rows)
@@ -221,7 +221,7 @@ def main(options: argparse.Namespace) -> int:
         print(
             f"{row['figure']:22} {row['where']}: {row['value']:g} (target {row['target']}): {met}"
         )
-    growth_by_figure = {key: growth(grown, key) for key in ("parse_and_analyse_s", "verify_s")}
+    growth_by_figure = {key: growth(scaled, key) for key in ("parse_and_analyse_s", "verify_s")}
     for key, steps in growth_by_figure.items():
         print(f"growth of {key} against n log n: {[s['against_n_log_n'] for s in steps]}")
     if options.out:
@@ -231,6 +231,6 @@ def main(options: argparse.Namespace) -> int:
             targets=targets,
             growth=growth_by_figure,
             kernels=rows,
-            grown=grown,
+            grown=scaled,
         )
     return 0

@@ -405,11 +405,11 @@ def main() -> None:
     about = {"model": setup.model, "part": setup.part, "gpu": gpu, "torch": torch.__version__}
     about |= {"dtype": setup.dtype, "small": setup.small}
 
-    def store(**found: Any) -> None:
+    def store(**fields: Any) -> None:
         # A lazy import: it imports nostall, which must be part of nostall's first step.
         from benchmarks.harness.result_file import save
 
-        save(out, **about, **found)
+        save(out, **about, **fields)
 
     if setup.part in (PAIRED, AGAIN):
         runs = json.loads(out.read_text())["runs"] if out.exists() else []
@@ -422,7 +422,7 @@ def main() -> None:
     elif setup.part in PROCESS_COUNTS:
         rounds = json.loads(out.read_text())["rounds"] if out.exists() else []
         latest: dict[str, Any] = {}
-        measure_interleaved(model, setup, lambda **found: latest.update(found))
+        measure_interleaved(model, setup, lambda **fields: latest.update(fields))
         complete = latest.pop("complete") and len(rounds) + 1 == PROCESS_COUNTS[setup.part]
         store(rounds=[*rounds, latest], complete=complete)
     else:

@@ -53,8 +53,8 @@ def build_kernel(rows: int, folder: Path, *, has_wait: bool = True) -> StitchedK
     half_mean = build("mul", row_sum, build.constant(0.5 / COLUMNS))
     result = build("add", build("sub", x, half_mean), build.constant(0.25))
     graph = build.graph(result)
-    of = schedule_operators(graph, graph.operators)
-    program = emit(plan_kernel(of, KernelPlan("block", 1, (COLUMNS,), 4)))
+    schedule = schedule_operators(graph, graph.operators)
+    program = emit(plan_kernel(schedule, KernelPlan("block", 1, (COLUMNS,), 4)))
     if not has_wait:
         assert WAIT in program.source
         program = replace(program, source=program.source.replace(WAIT, "pass"))

@@ -74,7 +74,7 @@ class Case:
         return chain_graph(WIDE_ROW_CHAINS[self.name])
 
     @cached_property
-    def of(self) -> Schedule:
+    def schedule(self) -> Schedule:
         return schedule_operators(self.graph, self.graph.operators)
 
     @cached_property
@@ -104,8 +104,8 @@ class Case:
 
     def _ranked(self) -> list[KernelPlan]:
         time = {
-            plan: modelled_seconds(PlannedKernel(self.of, plan))
-            for plan in plans(self.of).legal_plans
+            plan: modelled_seconds(PlannedKernel(self.schedule, plan))
+            for plan in plans(self.schedule).legal_plans
         }
         return sorted(time, key=lambda plan: (time[plan], str(plan)))
 
@@ -113,7 +113,7 @@ class Case:
         return stitch(
             self.graph,
             [self.graph.operators],
-            choice=lambda of: plan_kernel(of, plan),
+            choice=lambda schedule: plan_kernel(schedule, plan),
             folder=folder,
         )
 
@@ -125,7 +125,10 @@ def variant_resources(case: Case) -> list[dict[str, Any]]:
     """The modelled best plan of every variant that fits, and its cubin with each kind of reuse."""
     records = []
     for (rematerialized, async_copies), ranked in case.shared_plans.items():
-        options, plan = rematerialization_options(case.of, async_copies)[rematerialized], ranked[0]
+        options, plan = (
+            rematerialization_options(case.schedule, async_copies)[rematerialized],
+            ranked[0],
+        )
         records.append(
             {
                 "plan": str(plan),
@@ -144,9 +147,9 @@ def variant_resources(case: Case) -> list[dict[str, Any]]:
 
 def cubin_resources(case: Case, plan: KernelPlan, reuse: Reuse) -> dict[str, Any]:
     """Shared memory (bytes), registers and blocks per SM of a plan; 0 blocks if it does not fit."""
-    program = emit_shared(plan_kernel(case.of, plan), reuse)
+    program = emit_shared(plan_kernel(case.schedule, plan), reuse)
     arena = (
-        rematerialization_options(case.of, plan.async_copies)[plan.rematerialized]
+        rematerialization_options(case.schedule, plan.async_copies)[plan.rematerialized]
         .arena(plan.chunks[0], reuse)
         .total_bytes
     )

@@ -145,10 +145,10 @@ def chosen_plans(descriptions: Sequence[str]) -> list[str]:
     return [plan for plan in reversed(descriptions) if not re.match(r"packed \(", plan)]
 
 
-def _next_plan(remaining: list[str], of: Schedule) -> PlannedKernel:
+def _next_plan(remaining: list[str], schedule: Schedule) -> PlannedKernel:
     """Take the last plan off ``remaining`` if the schedule has it; otherwise the default plan."""
-    for kernel in plans_with_variants(of):
+    for kernel in plans_with_variants(schedule):
         if remaining and str(kernel) == remaining[-1]:
             remaining.pop()
             return kernel
-    return default_plan(of)
+    return default_plan(schedule)

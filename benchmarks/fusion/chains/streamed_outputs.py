@@ -77,9 +77,9 @@ def is_comparable(stitched: StitchedGraph) -> bool:
     """Whether a chain is one kernel whose only output can be streamed."""
     if len(kernel_plans(stitched)) != 1 or len(stitched.graph.outputs) != 1:
         return False
-    of = schedule_operators(stitched.graph, stitched.graph.operators)
+    schedule = schedule_operators(stitched.graph, stitched.graph.operators)
     (plan,) = kernel_plans(stitched)
-    kernels = plans_with_variants(of)
+    kernels = plans_with_variants(schedule)
     return any(str(kernel) == plan and with_evict_first(kernel) for kernel in kernels)
 
 

@@ -69,8 +69,10 @@ def draw_case(seed: int) -> tuple[Graph, Schedule, KernelPlan] | None:
         graph = online_rows.random_graph(seed, shape)
     else:
         graph = kind(shape, generator.choice(dtypes()[0]))  # type: ignore[operator]
-    of = schedule_operators(graph, graph.operators)
-    legal = [plan for plan in plans(of).legal_plans if plan.scheme in ("looped", "split", "column")]
+    schedule = schedule_operators(graph, graph.operators)
+    legal = [
+        plan for plan in plans(schedule).legal_plans if plan.scheme in ("looped", "split", "column")
+    ]
     for field in (
         "peeled",
         "async_copies",
@@ -78,7 +80,7 @@ def draw_case(seed: int) -> tuple[Graph, Schedule, KernelPlan] | None:
     ):  # draw each field first, so that rare values are tested often
         value = generator.choice(sorted({getattr(plan, field) for plan in legal}) or [None])
         legal = [plan for plan in legal if getattr(plan, field) == value]
-    return (graph, of, generator.choice(legal)) if legal else None
+    return (graph, schedule, generator.choice(legal)) if legal else None
 
 
 def check_graph(seed: int) -> dict[str, Any]:
@@ -87,16 +89,21 @@ def check_graph(seed: int) -> dict[str, Any]:
     case = draw_case(seed)
     if case is None:
         return {"seed": seed, "plan": None}
-    graph, of, plan = case
+    graph, schedule, plan = case
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="nostall-") as folder:
         whole = StitchedGraph(
-            graph, (load_kernel(emit(plan_kernel(of, plan)), Path(folder)),), Counter()
+            graph, (load_kernel(emit(plan_kernel(schedule, plan)), Path(folder)),), Counter()
         )
         failures = find_failures(
-            whole, seed, _insert_special_values if online_pairs(of) and seed % 2 else None
+            whole, seed, _insert_special_values if online_pairs(schedule) and seed % 2 else None
         )
-    record = {"seed": seed, "plan": str(plan), "online": len(online_pairs(of)), "wrong": failures}
+    record = {
+        "seed": seed,
+        "plan": str(plan),
+        "online": len(online_pairs(schedule)),
+        "wrong": failures,
+    }
     record["seconds"] = round(time.monotonic() - start, 1)
     return record | ({"graph": str(graph)} if failures else {})
 

@@ -71,18 +71,18 @@ MAX_INTERPRETED_PROGRAMS = 64
 """Maximum programs of one kernel in the interpreter, if a legal plan has that few."""
 
 
-def draw_plan(of: Schedule, generator: random.Random) -> PlannedKernel:
+def draw_plan(schedule: Schedule, generator: random.Random) -> PlannedKernel:
     """Draw a legal plan; its scheme is drawn first, so that rare schemes are tested often."""
-    legal = plans(of).legal_plans
+    legal = plans(schedule).legal_plans
     if not ON_GPU:
         small_plans = [
-            p for p in legal if of.row_count / p.rows * p.splits <= MAX_INTERPRETED_PROGRAMS
+            p for p in legal if schedule.row_count / p.rows * p.splits <= MAX_INTERPRETED_PROGRAMS
         ]
         legal = tuple(small_plans) or legal
     schemes: dict[tuple[str, bool], list[KernelPlan]] = {}
     for plan in legal:
         schemes.setdefault((plan.scheme, len(plan.chunks) > 1), []).append(plan)
-    kernel = PlannedKernel(of, generator.choice(schemes[generator.choice(sorted(schemes))]))
+    kernel = PlannedKernel(schedule, generator.choice(schemes[generator.choice(sorted(schemes))]))
     for make_variant in (with_eager_loads, with_evict_first):
         variant = make_variant(kernel)
         kernel = variant if variant is not None and generator.random() < 0.5 else kernel
@@ -93,8 +93,8 @@ def check_graph(sample: RandomGraph, folder: Path, seen: Counter[str]) -> list[s
     """Failures of one graph; counts schemes, kernels and refused operators in ``seen``."""
     generator = random.Random(sample.seed)
 
-    def choose(of: Schedule) -> PlannedKernel:
-        kernel = draw_plan(of, generator)
+    def choose(schedule: Schedule) -> PlannedKernel:
+        kernel = draw_plan(schedule, generator)
         plan = kernel.plan
         seen[f"{plan.scheme}, chunks" if len(plan.chunks) > 1 else plan.scheme] += 1
         return kernel

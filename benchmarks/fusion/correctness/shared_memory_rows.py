@@ -102,8 +102,8 @@ def draw_case(seed: int) -> tuple[Graph, Schedule, KernelPlan, Reuse] | None:
         graph = two_label_gradient((rows, columns), generator.choice(dtypes()[0]))
     else:
         graph = wide_rows(seed, columns, *dtypes(), rows)
-    of = schedule_operators(graph, graph.operators)
-    legal = [plan for plan in plans(of).legal_plans if plan.scheme == "shared"]
+    schedule = schedule_operators(graph, graph.operators)
+    legal = [plan for plan in plans(schedule).legal_plans if plan.scheme == "shared"]
     if not legal:
         return None
     for field in (
@@ -115,11 +115,18 @@ def draw_case(seed: int) -> tuple[Graph, Schedule, KernelPlan, Reuse] | None:
         legal = [plan for plan in legal if getattr(plan, field) == value]
     plan = generator.choice(legal)
     # Legal plans fit if buffers share memory by order; with less reuse they may not fit.
-    return graph, of, plan, generator.choice(get_args(Reuse)) if _fits(of, plan) else "order"
+    return (
+        graph,
+        schedule,
+        plan,
+        generator.choice(get_args(Reuse)) if _fits(schedule, plan) else "order",
+    )
 
 
-def _fits(of: Schedule, plan: KernelPlan) -> bool:
-    options = rematerialization_options(of, plan.async_copies, plan.peeled)[plan.rematerialized]
+def _fits(schedule: Schedule, plan: KernelPlan) -> bool:
+    options = rematerialization_options(schedule, plan.async_copies, plan.peeled)[
+        plan.rematerialized
+    ]
     return options.arena(plan.chunks[0], "none").total_bytes <= MAX_SHARED_BYTES
 
 
@@ -129,9 +136,9 @@ def check_graph(seed: int) -> dict[str, Any]:
     case = draw_case(seed)
     if case is None:
         return {"seed": seed, "plan": None}
-    graph, of, plan, reuse = case
+    graph, schedule, plan, reuse = case
     start = time.monotonic()
-    program = emit_shared(plan_kernel(of, plan), reuse)
+    program = emit_shared(plan_kernel(schedule, plan), reuse)
     with tempfile.TemporaryDirectory(prefix="nostall-") as folder:
         stitched = StitchedGraph(graph, (load_kernel(program, Path(folder)),), Counter())
         failures = find_failures(

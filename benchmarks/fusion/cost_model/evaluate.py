@@ -196,9 +196,9 @@ def print_sample(names: Sequence[str], options: argparse.Namespace) -> None:
         counts = {partition: len(kernels) for partition, kernels in sample.partitions.items()}
         print(f"{name}: {counts} kernels")
         for kernel in sample.kernels:
-            print(f"  {len(kernel.plans)} of {kernel.legal} plans ({kernel.of.kind})")
+            print(f"  {len(kernel.plans)} of {kernel.legal} plans ({kernel.schedule.kind})")
             for plan in kernel.plans:
-                seconds = modelled_seconds(PlannedKernel(kernel.of, plan))
+                seconds = modelled_seconds(PlannedKernel(kernel.schedule, plan))
                 print(f"    modelled {1e6 * seconds:9.1f} us: {plan}")
     print(f"{programs} programs")
 

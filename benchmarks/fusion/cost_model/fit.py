@@ -114,7 +114,7 @@ Model = Callable[["Point"], float]
 class Point:
     """A data point of the fit: a plan and its measurement."""
 
-    of: Schedule
+    schedule: Schedule
     plan: KernelPlan
     row: Mapping[str, Any]
     """Record in the result file."""
@@ -143,11 +143,13 @@ def load_kernels(chains: Mapping[str, Any]) -> list[Kernel]:
         graph = chain_graph(CHAINS[name])
         for number, kernel in enumerate(chain["kernels"]):
             try:
-                of = schedule_operators(graph, kernel["operators"])
+                schedule = schedule_operators(graph, kernel["operators"])
             except BadInput:
                 continue
-            points = tuple(Point(of, plan_from_record(row), row) for row in measured_plans(kernel))
-            if len(points) > 1 and of.kind == kernel["kind"]:
+            points = tuple(
+                Point(schedule, plan_from_record(row), row) for row in measured_plans(kernel)
+            )
+            if len(points) > 1 and schedule.kind == kernel["kind"]:
                 loaded.append(Kernel(name, number, kernel, points))
     return loaded
 
@@ -171,7 +173,7 @@ def fit_coefficients(kernels: Sequence[Kernel]) -> CostCoefficients:
             # Of several kernels the first does most of the work.
             used, demand = (
                 point.row["kernels"][0],
-                kernel_costs(PlannedKernel(point.of, point.plan), counts)[0],
+                kernel_costs(PlannedKernel(point.schedule, point.plan), counts)[0],
             )
             has_no_loops = point.plan.scheme in ("thread", "warp", "block")
             if has_no_loops and not used["stack_bytes"]:
@@ -194,7 +196,7 @@ def fit_coefficients(kernels: Sequence[Kernel]) -> CostCoefficients:
 def fit_gpu(kernels: Sequence[Kernel], counts: CostCoefficients) -> Gpu:
     """Fit the GPU's parameters to measured times; every kernel has the same weight."""
     points = [point for kernel_index in kernels for point in kernel_index.points]
-    asked = [kernel_costs(PlannedKernel(point.of, point.plan), counts) for point in points]
+    asked = [kernel_costs(PlannedKernel(point.schedule, point.plan), counts) for point in points]
     measured = np.array([median_us(point.row) for point in points])
     plan_counts = [len(kernel_index.points) for kernel_index in kernels]
     kernel_index, weights = (
@@ -239,7 +241,7 @@ def make_model(counts: CostCoefficients, gpu: Gpu) -> Model:
     def modelled(point: Point) -> float:
         return sum(
             kernel_seconds(kernel, gpu)
-            for kernel in kernel_costs(PlannedKernel(point.of, point.plan), counts)
+            for kernel in kernel_costs(PlannedKernel(point.schedule, point.plan), counts)
         )
 
     return modelled
@@ -271,8 +273,8 @@ def evaluate(kernel: Kernel, modelled: Model) -> dict[str, Any]:
 
 def evaluate_with_tuning(kernel: Kernel, modelled: Model) -> dict[str, Any]:
     """As :func:`evaluate`, with the results of tuning with this model."""
-    of = kernel.points[0].of
-    times = {plan: modelled(Point(of, plan, {})) for plan in plans(of).legal_plans}
+    schedule = kernel.points[0].schedule
+    times = {plan: modelled(Point(schedule, plan, {})) for plan in plans(schedule).legal_plans}
     samples = {point.plan: point.row["samples_us"] for point in kernel.points}
     return {**evaluate(kernel, modelled), "races": replay_tuning(times, samples)}
 

@@ -44,14 +44,14 @@ class KernelSample:
     """A kernel of the explorer's partition, and its plans to be measured."""
 
     operators: Group
-    of: Schedule
+    schedule: Schedule
     plans: tuple[KernelPlan, ...]
     """In modelled order, best first."""
     legal: int
     """Number of legal plans."""
 
     def programs(self) -> list[Program]:
-        return [emit(plan_kernel(self.of, plan)) for plan in self.plans]
+        return [emit(plan_kernel(self.schedule, plan)) for plan in self.plans]
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,9 @@ class ChainSample:
         programs = [program for kernel in self.kernels for program in kernel.programs()]
         groups = {group for partition in self.partitions.values() for group in partition}
         for group in sorted(groups):
-            of = find_schedule(self.graph, group)
-            if of is not None:
-                programs += [emit(candidate) for candidate in candidates(of, MAX_CANDIDATES)]
+            schedule = find_schedule(self.graph, group)
+            if schedule is not None:
+                programs += [emit(candidate) for candidate in candidates(schedule, MAX_CANDIDATES)]
         return list({program.key: program for program in programs}.values())
 
 
@@ -88,13 +88,16 @@ def sample_chain(chain: Chain, max_plans: int = MAX_PLANS, seed: int = 0) -> Cha
     }
     kernels, packed = [], []
     for group in partitions["explorer"]:
-        of = find_schedule(graph, group)
-        if of is None:
+        schedule = find_schedule(graph, group)
+        if schedule is None:
             packed.append(group)
         else:
             kernels.append(
                 KernelSample(
-                    group, of, sample_plans(of, max_plans, seed), len(plans(of).legal_plans)
+                    group,
+                    schedule,
+                    sample_plans(schedule, max_plans, seed),
+                    len(plans(schedule).legal_plans),
                 )
             )
     return ChainSample(chain, graph, partitions, kernels, packed)
@@ -108,16 +111,16 @@ def find_schedule(graph: Graph, group: Group) -> Schedule | None:
         return None
 
 
-def sample_plans(of: Schedule, max_plans: int, seed: int) -> tuple[KernelPlan, ...]:
+def sample_plans(schedule: Schedule, max_plans: int, seed: int) -> tuple[KernelPlan, ...]:
     """At most ``max_plans`` legal plans, but always all tuning candidates, in modelled order."""
     ranked = sorted(
-        plans(of).legal_plans,
-        key=lambda plan: (modelled_seconds(PlannedKernel(of, plan)), str(plan)),
+        plans(schedule).legal_plans,
+        key=lambda plan: (modelled_seconds(PlannedKernel(schedule, plan)), str(plan)),
     )
-    selected = {kernel.plan for kernel in candidates(of, MAX_CANDIDATES)}.intersection(ranked)
+    selected = {kernel.plan for kernel in candidates(schedule, MAX_CANDIDATES)}.intersection(ranked)
     remaining = [plan for plan in ranked if plan not in selected]
     drawn_count = min(len(remaining), max(0, max_plans - len(selected)))
-    generator = random.Random(f"{seed} {emit(plan_kernel(of, ranked[0])).key}")
+    generator = random.Random(f"{seed} {emit(plan_kernel(schedule, ranked[0])).key}")
     for piece in range(drawn_count):
         selected.add(
             generator.choice(

@@ -70,7 +70,7 @@ def time_plans(
     rows, captured, reference = [], [], None
     for plan, program in zip(kernel.plans, programs, strict=True):
         row = plan_record(plan) | {
-            "modelled_us": 1e6 * modelled_seconds(PlannedKernel(kernel.of, plan))
+            "modelled_us": 1e6 * modelled_seconds(PlannedKernel(kernel.schedule, plan))
         }
         rows.append(row)
         row.update(resources.get(program.key, {"error": "the compilation did not end in time"}))
@@ -91,11 +91,11 @@ def time_plans(
         row["samples_us"] = sample
     return {
         "operators": list(kernel.operators),
-        "kind": kernel.of.kind,
+        "kind": kernel.schedule.kind,
         "legal": kernel.legal,
-        "first": str(default_plan(kernel.of)),
+        "first": str(default_plan(kernel.schedule)),
         "launches_in_a_graph": len(sets),
-        "modelled_us": evaluator_us(kernel.of.mapping.graph, kernel.operators),
+        "modelled_us": evaluator_us(kernel.schedule.mapping.graph, kernel.operators),
         "plans": rows,
     }
 

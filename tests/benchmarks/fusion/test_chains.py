@@ -182,8 +182,8 @@ def test_captured_graphs_compute_what_the_chains_compute(name: str) -> None:
 def test_chains_become_one_kernel_with_the_expected_scheme(name: str) -> None:
     graph = chain_graph(CHAINS[name])
     (group,) = grow_partition(graph)
-    of = schedule_operators(graph, group)
-    program = emit(default_plan(of))
+    schedule = schedule_operators(graph, group)
+    program = emit(default_plan(schedule))
     assert str(program.plan).startswith(FIRST[name])
     assert program.outputs == tuple(sorted(graph.results))
 
@@ -208,9 +208,9 @@ def test_copies_exceed_l2_and_each_tensor_counts_once() -> None:
 def test_looped_programs_have_one_row_so_that_it_stays_in_l2() -> None:
     """With many rows in each program, L2 overflows and every pass reads DRAM."""
     graph = chain_graph(CHAINS["log-sum-exp + softmax 8192x32000"])
-    of = schedule_operators(graph, graph.operators)
-    looped = [plan for plan in plans(of).legal_plans if plan.scheme == "looped"]
-    assert min(looped, key=lambda plan: sort_key(PlannedKernel(of, plan))).rows == 1
+    schedule = schedule_operators(graph, graph.operators)
+    looped = [plan for plan in plans(schedule).legal_plans if plan.scheme == "looped"]
+    assert min(looped, key=lambda plan: sort_key(PlannedKernel(schedule, plan))).rows == 1
 
 
 # -- time ------------------------------------------------------------------------------------------

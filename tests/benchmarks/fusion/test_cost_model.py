@@ -35,21 +35,21 @@ from nostall.fusion.codegen.cost.default_plan import modelled_seconds
 from nostall.fusion.codegen.runtime.stitched_graph import schedule_operators
 from nostall.fusion.codegen.tiling.plan_space import plans
 from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel
-from tests.unit.fusion.codegen.process import run_interpreted
+from tests.unit.fusion.codegen.interpreter_process import run_interpreted
 
 CHAIN = "SwiGLU 16384x5504"
 
 
 def test_a_sample_has_the_tuning_candidates_and_the_whole_range() -> None:
     graph = chain_graph(CHAINS["residual + RMSNorm 16384x4096"])
-    of = schedule_operators(graph, graph.operators)
-    plan_sample = sample_plans(of, 20, seed=0)
+    schedule = schedule_operators(graph, graph.operators)
+    plan_sample = sample_plans(schedule, 20, seed=0)
     ranked = sorted(
-        plans(of).legal_plans,
-        key=lambda plan: (modelled_seconds(PlannedKernel(of, plan)), str(plan)),
+        plans(schedule).legal_plans,
+        key=lambda plan: (modelled_seconds(PlannedKernel(schedule, plan)), str(plan)),
     )
     assert len(plan_sample) == len(set(plan_sample)) == 20
-    tuned = {k.plan for k in candidates(of, MAX_CANDIDATES) if not k.plan.eager_loads}
+    tuned = {k.plan for k in candidates(schedule, MAX_CANDIDATES) if not k.plan.eager_loads}
     assert tuned <= set(plan_sample) <= set(ranked)
     ranks = [ranked.index(plan) for plan in plan_sample]
     assert ranks == sorted(ranks)
@@ -58,8 +58,8 @@ def test_a_sample_has_the_tuning_candidates_and_the_whole_range() -> None:
     assert piece_size > 1  # so the sample leaves plans out
     assert max(b - a for a, b in pairwise(ranks)) <= 2 * piece_size + len(tuned)
     assert ranks[-1] >= len(ranked) - piece_size
-    assert sample_plans(of, 20, seed=0) == plan_sample != sample_plans(of, 20, seed=1)
-    assert sample_plans(of, 1000, seed=0) == tuple(ranked)
+    assert sample_plans(schedule, 20, seed=0) == plan_sample != sample_plans(schedule, 20, seed=1)
+    assert sample_plans(schedule, 1000, seed=0) == tuple(ranked)
     assert [plan_from_record(plan_record(plan)) for plan in plan_sample] == list(plan_sample)
 
 

@@ -46,17 +46,17 @@ FIT, HELD_OUT = "softmax + mask 16384x3000", "residual + RMSNorm 16384x4096"
 def make_chain(gpu: Gpu, name: str) -> dict[str, Any]:
     """A synthetic measurement of a chain with the modelled times of ``gpu``."""
     graph = chain_graph(CHAINS[name])
-    of = schedule_operators(graph, graph.operators)
+    schedule = schedule_operators(graph, graph.operators)
     rows = []
-    for plan in sample_plans(of, 16, seed=0):
+    for plan in sample_plans(schedule, 16, seed=0):
         time = 1e6 * sum(
             kernel_seconds(cost, gpu)
-            for cost in kernel_costs(PlannedKernel(of, plan), COEFFICIENTS)
+            for cost in kernel_costs(PlannedKernel(schedule, plan), COEFFICIENTS)
         )
         resources = {"registers": 32, "stack_bytes": 0, "instructions": 200}
         measurement = {"modelled_us": 1.0 / time, "samples_us": [time], "kernels": [resources]}
         rows.append({**told_plan(plan), **measurement})
-    kernel: dict[str, Any] = {"operators": graph.operators, "kind": of.kind, "plans": rows}
+    kernel: dict[str, Any] = {"operators": graph.operators, "kind": schedule.kind, "plans": rows}
     best = min(row["samples_us"][0] for row in rows)
     kernel["modelled_us"] = {"delta": best, "latency": 1.0 / best}
     names = ("explorer, first", "explorer, raced")

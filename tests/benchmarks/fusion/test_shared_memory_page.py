@@ -29,7 +29,7 @@ def test_timed_plans_have_all_schemes_and_shared_memory_variants(name: str) -> N
         if plan.scheme == "shared"
     }
     assert variants == set(case.shared_plans)
-    assert all(illegal_reason(case.of, plan) is None for plan in case.timed_plans)
+    assert all(illegal_reason(case.schedule, plan) is None for plan in case.timed_plans)
 
 
 def test_reuse_of_buffers_raises_the_blocks_of_an_sm() -> None:

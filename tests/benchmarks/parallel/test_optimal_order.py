@@ -9,7 +9,7 @@ from tests.unit.parallel.cases import pipeline, straight
 pytest.importorskip("ortools", reason="the free order needs OR-tools (extra nostall[dev])")
 
 from benchmarks.parallel.instances import small_problem
-from benchmarks.parallel.optimal_order import free_optimum, scheduled
+from benchmarks.parallel.optimal_order import best_order, free_optimum
 
 from nostall.parallel.planners import Effort, make_plan
 from nostall.parallel.simulate import costs, simulated_s
@@ -17,10 +17,10 @@ from nostall.parallel.simulate import costs, simulated_s
 
 def test_balanced_pipeline_has_the_textbook_bubble() -> None:
     work = pipeline(3, 4, forward=1e-3, backward=2e-3)
-    seconds, proven = scheduled(costs(work, straight([1, 2, 3], "list")), 4, 1.0)
+    seconds, proven = best_order(costs(work, straight([1, 2, 3], "list")), 4, 1.0)
     assert proven and seconds == pytest.approx((4 + 2) * 3e-3)
     split = pipeline(3, 4, forward=1e-3, backward=2e-3, parameters=1e-9)
-    seconds, proven = scheduled(costs(split, straight([1, 2, 3], "zero-bubble")), 4, 1.0)
+    seconds, proven = best_order(costs(split, straight([1, 2, 3], "zero-bubble")), 4, 1.0)
     # F, I and W take one millisecond: the bubble is two forward passes until the last stage starts.
     assert proven and seconds == pytest.approx(4 * 3e-3 + 2e-3)
 

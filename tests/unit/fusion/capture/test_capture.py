@@ -348,8 +348,8 @@ def test_attention_by_einsum_becomes_dots_in_both_passes() -> None:
         assert not captured.report.unsupported
         (region,) = find_regions(captured.graph)
         assert sum(node.op == "dot" for node in region.graph) >= 2
-        of = schedule_operators(region.graph, region.graph.operators)
-        assert of.kind == "dots"
+        schedule = schedule_operators(region.graph, region.graph.operators)
+        assert schedule.kind == "dots"
 
 
 def test_small_matrix_products_are_fused() -> None:

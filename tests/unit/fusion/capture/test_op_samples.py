@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from benchmarks.harness.result_file import load, results
 
-from tests.unit.fusion.codegen.process import run_interpreted
+from tests.unit.fusion.codegen.interpreter_process import run_interpreted
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")

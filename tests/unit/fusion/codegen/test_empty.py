@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.fusion.codegen.process import run_interpreted
+from tests.unit.fusion.codegen.interpreter_process import run_interpreted
 
 pytest.importorskip("triton")
 pytest.importorskip("torch")

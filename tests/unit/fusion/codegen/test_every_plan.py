@@ -66,6 +66,6 @@ def test_kernels_of_random_graphs_compile_in_all_dtypes(share: int, tmp_path: Pa
             if one is not None and one.graph.operators:
                 draw = random.Random(one.seed)
                 kernels += count_compiled_kernels(
-                    one.graph, lambda of, d=draw: draw_plan(of, d), tmp_path
+                    one.graph, lambda schedule, d=draw: draw_plan(schedule, d), tmp_path
                 )
     assert kernels > 2

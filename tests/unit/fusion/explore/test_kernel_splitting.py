@@ -25,8 +25,8 @@ def attention_pooling(features: int) -> Graph:
 
 
 def seconds(graph: Graph, group: tuple[int, ...]) -> float:
-    of = schedule_operators(graph, group)
-    return modelled_seconds(default_plan(of))
+    schedule = schedule_operators(graph, group)
+    return modelled_seconds(default_plan(schedule))
 
 
 def test_weights_of_many_features_become_a_kernel() -> None:

@@ -26,7 +26,7 @@ from nostall.sass import Program as SassProgram
 from nostall.sass import validate
 from nostall.tuning.source import compile_triton
 from tests.unit.fusion.codegen import oldest_triton
-from tests.unit.fusion.codegen.process import run_interpreted
+from tests.unit.fusion.codegen.interpreter_process import run_interpreted
 from tests.unit.fusion.codegen.sequence_layouts import (
     DAMAGES,
     ROWS,

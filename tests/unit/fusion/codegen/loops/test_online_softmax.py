@@ -26,6 +26,7 @@ from nostall.fusion.graph.graph import Graph
 from nostall.sass import Program as SassProgram
 from nostall.sass import validate
 from nostall.tuning.source import compile_triton
+from tests.unit.fusion.codegen.interpreter_process import run_interpreted
 from tests.unit.fusion.codegen.online_rows import (
     DAMAGES,
     PEELED_DAMAGES,
@@ -34,7 +35,6 @@ from tests.unit.fusion.codegen.online_rows import (
     reduce_row,
     softmax,
 )
-from tests.unit.fusion.codegen.process import run_interpreted
 
 pytest.importorskip("triton")
 pytest.importorskip("torch")
