@@ -83,7 +83,7 @@ def _starts(loaded: Mapping[str, Model]) -> list[str]:
 
 
 def _pairs(loaded: Mapping[str, Model]) -> list[str]:
-    pairs = {name: ratios for name, m in loaded.items() if any(ratios := _every_pair(m))}
+    pairs = {name: ratios for name, m in loaded.items() if any(ratios := _all_pair_ratios(m))}
     records = [loaded[name][part] for name in pairs for part in _IN_PAIRS if part in loaded[name]]
     rows = [
         [name, *_where(loaded[name]), *chain(*map(_spread, ratios)), *_inside(loaded[name])]
@@ -255,55 +255,59 @@ def _step(name: str, result: Mapping[str, Any]) -> list[str]:
     base = result["looped"]["base"]
     ms = 1e3 * median(result["looped"]["samples_s"][base])
     kernels = result.get("kernels", {})
-    counts = [kernels.get(which, {}).get("launches", "?") for which in INTERLEAVED["steady"][:3]]
+    counts = [kernels.get(method, {}).get("launches", "?") for method in INTERLEAVED["steady"][:3]]
     runs = "; ".join(f"{g['state']}: {g['reason']}" for g in result["graphs"]["nostall"])
-    ratios = [_ratio(result, kind, n) for kind in ("looped", "replayed") for n in _OURS]
+    ratios = [_ratio(result, kind, n) for kind in ("looped", "replayed") for n in _NOSTALL_METHODS]
     eager = _ratio(result, "looped", "eager")
     return [name, f"{ms:.2f}", *ratios, eager, " → ".join(map(str, counts)), runs]
 
 
-_OURS = ("nostall", "always")
+_NOSTALL_METHODS = ("nostall", "always")
 _STITCHED = "stitched_"
 
 
 def _generated(name: str, result: Mapping[str, Any]) -> list[str]:
-    plain, ours, every = INTERLEAVED["steady"][:3]
-    both = ("triton_", _STITCHED)
+    inductor, nostall, always_fused = INTERLEAVED["steady"][:3]
+    prefixes = ("triton_", _STITCHED)
     cells = [
-        _launches(result, plain, both),
-        _launches(result, ours, both),
-        _launches(result, ours, (_STITCHED,)),
+        _launches(result, inductor, prefixes),
+        _launches(result, nostall, prefixes),
+        _launches(result, nostall, (_STITCHED,)),
     ]
-    return [name, *cells, _launches(result, every, both)]
+    return [name, *cells, _launches(result, always_fused, prefixes)]
 
 
-def _launches(result: Mapping[str, Any], which: str, prefixes: tuple[str, ...]) -> str:
+def _launches(result: Mapping[str, Any], method: str, prefixes: tuple[str, ...]) -> str:
     """Launches and microseconds of the kernels whose names begin with one of ``prefixes``."""
-    rows = result.get("kernels", {}).get(which, {}).get("by_name")
-    if rows is None:
+    kernels = result.get("kernels", {}).get(method, {}).get("by_name")
+    if kernels is None:
         return NONE
-    taken = [(count, spent) for kernel, count, spent in rows if kernel.startswith(prefixes)]
-    return f"{sum(n for n, _ in taken)}: {1e6 * sum(spent for _, spent in taken):.0f} us"
+    rows = [(count, seconds) for name, count, seconds in kernels if name.startswith(prefixes)]
+    return f"{sum(n for n, _ in rows)}: {1e6 * sum(seconds for _, seconds in rows):.0f} us"
 
 
 def _start(name: str, model: Model) -> list[str]:
-    ours, theirs = model["nostall"]["starts"], model["inductor"]["starts"]
+    nostall_starts = model["nostall"]["starts"]
+    inductor_starts = model["inductor"]["starts"]
     cells = [name]
     for state in ("cold", "warm"):
-        if state not in ours or state not in theirs:
+        if state not in nostall_starts or state not in inductor_starts:
             cells.append(NONE)
             continue
-        mine, its = ours[state]["first_s"], theirs[state]["first_s"]
-        cells.append(f"{mine:.1f} ({its:.1f}): {mine / its:.2f}x")
-    first = theirs["cold"]
-    chosen = ours["cold"]["until_chosen_s"]
-    state = "" if ours["cold"]["chosen"] else " (not yet)"
-    cells += [f"{chosen:.1f}{state}", f"{chosen / first['first_s']:.2f}x"]
-    cells.append(f"{ours['cold']['until_chosen_cpu_s']:.0f} ({first['first_cpu_s']:.0f})")
-    if "held_up_s" not in ours["cold"]:
+        nostall_s = nostall_starts[state]["first_s"]
+        inductor_s = inductor_starts[state]["first_s"]
+        cells.append(f"{nostall_s:.1f} ({inductor_s:.1f}): {nostall_s / inductor_s:.2f}x")
+    nostall_cold, inductor_cold = nostall_starts["cold"], inductor_starts["cold"]
+    chosen = nostall_cold["until_chosen_s"]
+    state = "" if nostall_cold["chosen"] else " (not yet)"
+    cells += [f"{chosen:.1f}{state}", f"{chosen / inductor_cold['first_s']:.2f}x"]
+    cells.append(f"{nostall_cold['until_chosen_cpu_s']:.0f} ({inductor_cold['first_cpu_s']:.0f})")
+    if "held_up_s" not in nostall_cold:
         return [*cells, NONE, NONE]
-    longest = ", ".join(f"{one:.1f}" for one in ours["cold"]["longest_steps_s"] if one >= 0.05)
-    return [*cells, f"{ours['cold']['held_up_s']:.1f}", longest or "under 0.1"]
+    longest = ", ".join(
+        f"{step_s:.1f}" for step_s in nostall_cold["longest_steps_s"] if step_s >= 0.05
+    )
+    return [*cells, f"{nostall_cold['held_up_s']:.1f}", longest or "under 0.1"]
 
 
 def _waits(model: Model) -> list[str]:
@@ -315,7 +319,7 @@ def _waits(model: Model) -> list[str]:
     return [*(f"{s:.1f}" for s in (*seconds, sum(seconds))), held_up]
 
 
-def _every_pair(model: Model) -> list[list[float]]:
+def _all_pair_ratios(model: Model) -> list[list[float]]:
     return [*(_paired(model, part) for part in _IN_PAIRS), _paired(model, AGAIN, "always")]
 
 
@@ -325,25 +329,28 @@ def _where(model: Model) -> list[str]:
 
 def _inside(model: Model) -> tuple[str, str]:
     """Processor time of the main thread and time of the collector in warm first steps."""
-    every = [_paired(model, AGAIN, method, "first_thread_s") for method in _OURS]
-    thread = ", ".join(f"{geometric_mean(one):.2f}x" for one in every if one)
+    ratios = [_paired(model, AGAIN, method, "first_thread_s") for method in _NOSTALL_METHODS]
+    thread = ", ".join(f"{geometric_mean(pairs):.2f}x" for pairs in ratios if pairs)
     name, runs = "first_collector_s", model[AGAIN]["runs"] if AGAIN in model else []
-    taken = [
-        [r[name] for r in runs if r["method"] == one and name in r] for one in START_METHODS[AGAIN]
+    seconds = [
+        [run[name] for run in runs if run["method"] == method and name in run]
+        for method in START_METHODS[AGAIN]
     ]
-    return thread or NONE, ", ".join(f"{median(one):.2f} s" for one in taken if one) or NONE
+    return thread or NONE, ", ".join(f"{median(row):.2f} s" for row in seconds if row) or NONE
 
 
-def _paired(model: Model, part: str, method: str = "nostall", what: str = "first_s") -> list[float]:
+def _paired(
+    model: Model, part: str, method: str = "nostall", field: str = "first_s"
+) -> list[float]:
     """A method's first step divided by Inductor's, for every complete pair."""
     runs = model[part]["runs"] if part in model else []
-    runs = [one for one in runs if what in one]
-    size = len({one["method"] for one in runs}) or 1
-    taken = [
-        {one["method"]: one[what] for one in runs[at : at + size]}
+    runs = [run for run in runs if field in run]
+    size = len({run["method"] for run in runs}) or 1
+    rows = [
+        {run["method"]: run[field] for run in runs[at : at + size]}
         for at in range(0, len(runs) - size + 1, size)
     ]
-    return [pair[method] / pair["inductor"] for pair in taken if method in pair]
+    return [pair[method] / pair["inductor"] for pair in rows if method in pair]
 
 
 def _spread(ratios: Sequence[float]) -> list[str]:
@@ -354,20 +361,25 @@ def _spread(ratios: Sequence[float]) -> list[str]:
 
 
 def _mode(name: str, result: Mapping[str, Any]) -> list[str]:
-    return [name, *(_ratio(result, "looped", which) for which in INTERLEAVED[IN_ONE][1:])]
+    return [name, *(_ratio(result, "looped", method) for method in INTERLEAVED[IN_ONE][1:])]
 
 
 def _rounds(name: str, result: Mapping[str, Any]) -> list[str]:
-    every = result["rounds"]
-    base, ours, untouched, again = INTERLEAVED[IN_ROUNDS]
-    samples = [one["looped"]["samples_s"] for one in every]
-    cells = [name, f"{1e3 * median(median(one[base]) for one in samples):.2f}"]
-    for slow, quick in ((base, ours), (base, untouched), (base, again), (again, ours)):
-        taken = [zip(one[slow], one[quick], strict=True) for one in samples]
-        ratios = [median(a / b for a, b in pairs) for pairs in taken]
+    runs = result["rounds"]
+    base, nostall, untouched, second_copy = INTERLEAVED[IN_ROUNDS]
+    samples = [run["looped"]["samples_s"] for run in runs]
+    cells = [name, f"{1e3 * median(median(sample[base]) for sample in samples):.2f}"]
+    for slow, quick in (
+        (base, nostall),
+        (base, untouched),
+        (base, second_copy),
+        (second_copy, nostall),
+    ):
+        rows = [zip(sample[slow], sample[quick], strict=True) for sample in samples]
+        ratios = [median(a / b for a, b in pairs) for pairs in rows]
         cells.append(f"{geometric_mean(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})")
-    runs = dict.fromkeys(g["state"] for one in every for g in one["graphs"][ours])
-    return [*cells, str(len(every)), ", ".join(runs)]
+    states = dict.fromkeys(g["state"] for run in runs for g in run["graphs"][nostall])
+    return [*cells, str(len(runs)), ", ".join(states)]
 
 
 def load_models(folder: Path = FOLDER) -> dict[str, Model]:

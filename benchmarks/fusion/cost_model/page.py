@@ -85,10 +85,10 @@ def _method(measured: Row) -> str:
     )
 
 
-def _verdict(told: Row, measured: Row, kernels: int) -> list[str]:
+def _verdict(evaluation: Row, measured: Row, kernels: int) -> list[str]:
     """Whether the targets are met by coefficients that were not fitted to the kernels judged."""
-    held, summary = told["held out"], measured["summary"]
-    tau, regret = held["tau"]["mean"], held["regret"]["mean"]
+    held_out, summary = evaluation["held out"], measured["summary"]
+    tau, regret = held_out["tau"]["mean"], held_out["regret"]["mean"]
     reached = [
         f"tau {tau:.2f} ({'reached' if tau >= TAU else 'not reached'}: {TAU})",
         f"regret {100 * regret:.1f} % ({'reached' if regret <= REGRET else 'not reached'}: "
@@ -111,12 +111,12 @@ def _verdict(told: Row, measured: Row, kernels: int) -> list[str]:
 
 
 def _mean(name: str, figures: Row) -> list[str]:
-    tau, regret, off = figures["tau"], figures["regret"], figures["off"]
+    tau, regret, relative_error = figures["tau"], figures["regret"], figures["off"]
     return [
         name,
         f"{tau['mean']:.2f} ({tau['median']:.2f})",
         f"{100 * regret['mean']:.1f} % ({100 * regret['median']:.1f} %)",
-        f"{100 * off['mean']:.0f} %",
+        f"{100 * relative_error['mean']:.0f} %",
     ]
 
 
@@ -128,15 +128,15 @@ def _kernels(chains: Mapping[str, Any], rows: Sequence[Row]) -> list[Row]:
 def _kernel(row: Row, kernel: Row) -> list[str]:
     times = {plan["plan"]: median_us(plan) for plan in measured_plans(kernel)}
     best = min(times, key=lambda plan: times[plan])
-    today = row["today"]
+    current = row["today"]
     taus = ["–" if row[key]["tau"] is None else f"{row[key]['tau']:.2f}" for key in _TAUS]
     return [
         row["chain"],
         str(row["plans"]),
         *taus,
-        f"{100 * today['regret']:.1f} %",
-        f"{100 * today['races'][str(MAX_CANDIDATES)]['regret']:.1f} %",
-        f"{today['first']}: {times[today['first']]:.1f} us",
+        f"{100 * current['regret']:.1f} %",
+        f"{100 * current['races'][str(MAX_CANDIDATES)]['regret']:.1f} %",
+        f"{current['first']}: {times[current['first']]:.1f} us",
         f"{best}: {times[best]:.1f} us",
     ]
 
@@ -152,8 +152,9 @@ def _across(rows: Sequence[Row], kernels: Sequence[Row]) -> str:
     sentences = []
     for name, times in modelled_us.items():
         modelled = np.array(times)
-        tau, off = kendall(modelled, best), float(np.median(np.abs(modelled / best - 1)))
-        sentences.append(f"{name} tau {tau:.2f}, off by {100 * off:.0f} % in the median")
+        tau = kendall(modelled, best)
+        relative_error = float(np.median(np.abs(modelled / best - 1)))
+        sentences.append(f"{name} tau {tau:.2f}, off by {100 * relative_error:.0f} % in the median")
     return (
         "Across kernels: the modelled time of each kernel (of the explorer's evaluators when it "
         "was measured; of the cost model its present first plan) against its fastest measured "
@@ -161,7 +162,7 @@ def _across(rows: Sequence[Row], kernels: Sequence[Row]) -> str:
     )
 
 
-def _races(told: Row) -> list[str]:
+def _races(evaluation: Row) -> list[str]:
     """Tuning replayed from the samples, by how many of the modelled best plans take part."""
     intro = wrapped(
         "Tuning measures the best plan of every scheme and some of the best plans overall, "
@@ -174,11 +175,12 @@ def _races(told: Row) -> list[str]:
         "eager loads of shared operands take part as well; there are no samples of them."
     )
     rows = []
-    today, held = told["today"]["races"], told["held out"]["races"]
-    for most, race in today.items():
+    current, held_out = evaluation["today"]["races"], evaluation["held out"]["races"]
+    for max_candidates, race in current.items():
         count = race["candidates"]
         cells = [f"{count['mean']:.1f} ({count['most']})", f"{race['unknown']['mean']:.1f}"]
-        rows.append([most, *cells, _regret(race["regret"]), _regret(held[most]["regret"])])
+        regrets = [_regret(race["regret"]), _regret(held_out[max_candidates]["regret"])]
+        rows.append([max_candidates, *cells, *regrets])
     return [intro, table(_RACES, rows)]
 
 
