@@ -207,9 +207,9 @@ class HazardValidator:
         One scoreboard may replace another, but some units never release any.
         """
         for name in ("write_sb", "read_sb"):
-            had = getattr(before.control, name) < 6
-            has = getattr(after.control, name) < 6
-            if has and not had:
+            is_set_before = getattr(before.control, name) < 6
+            is_set_after = getattr(after.control, name) < 6
+            if is_set_after and not is_set_before:
                 report(
                     "illegal-encoding",
                     after,

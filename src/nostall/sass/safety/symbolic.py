@@ -1,4 +1,4 @@
-"""Symbolic translation validation: does each block of the candidate compute what the original does?
+"""Symbolic translation validation: check that each block computes the same as in the original.
 
 :mod:`.symbolic_machine` executes each block of both with uninterpreted functions and explicit time.
 Original and candidate must then agree on:
@@ -113,7 +113,7 @@ class SymbolicValidator:
             concerned = first.defs if role == "result" else queues.late_sources(first, self.sm)
             for register in concerned:
                 touching.setdefault(register, []).append((first, role, since))
-        for at, instruction in enumerate(order):
+        for position, instruction in enumerate(order):
             defs = set(instruction.defs)
             for register in {*instruction.uses, *defs}:
                 for first, role, since in touching.get(register, ()):
@@ -123,7 +123,7 @@ class SymbolicValidator:
                         yield _finding(
                             "entry-weaker",
                             function,
-                            start + at,
+                            start + position,
                             instruction.text,
                             f"{registers.name(register)} may be in flight from {first.text} when "
                             "the block begins; the wait or distance of the original is required",
@@ -175,13 +175,13 @@ class SymbolicValidator:
         return SymbolicMachine(self.sm, self.table, terms).run(order)
 
 
-def _finding(kind: str, function: Function, at: int, text: str, reason: str) -> Finding:
-    return Finding(kind, function.name, at * 16, text, reason, "symbolic")
+def _finding(kind: str, function: Function, position: int, text: str, reason: str) -> Finding:
+    return Finding(kind, function.name, position * 16, text, reason, "symbolic")
 
 
 def _poison_findings(function: Function, start: int, outcome: Outcome) -> Iterator[Finding]:
-    for at, instruction, reason in outcome.poison:
-        yield _finding("poison", function, start + at, instruction.text, reason)
+    for position, instruction, reason in outcome.poison:
+        yield _finding("poison", function, start + position, instruction.text, reason)
 
 
 def _result_differences(
