@@ -25,7 +25,7 @@ MAX_FAILURES = 100
 
 
 def comparison_settings(checks: int, tolerance: Tolerance | None) -> dict[str, Any]:
-    """How the outputs of the result were compared: number of random inputs, and the tolerance."""
+    """Settings of the comparison of outputs: number of random inputs, and the tolerance."""
     return {
         "checks": checks,
         "equal": f"within {tolerance}" if tolerance else "bit by bit",

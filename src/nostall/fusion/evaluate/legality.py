@@ -32,7 +32,7 @@ _LAST_AXIS = -1
 
 @dataclass(frozen=True, slots=True)
 class RowLayout:
-    """How a kernel of connected operators divides their elements into independent rows."""
+    """Division of the elements of a kernel of connected operators into independent rows."""
 
     rows: int
     columns: int

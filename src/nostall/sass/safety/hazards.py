@@ -38,7 +38,7 @@ Distances = dict[tuple[int, int, HazardKind, int], int]
 
 @dataclass(frozen=True)
 class Analysis:
-    """What one pass over a function found.  Instructions are named by original index."""
+    """Results of one pass over a function.  Instructions are named by original index."""
 
     findings: list[Finding]
     """Violations of the absolute rules."""

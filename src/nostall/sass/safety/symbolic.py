@@ -70,7 +70,7 @@ class SymbolicValidator:
         return findings
 
     def _entry_arrivals(self, function: Function, outcomes: list[Outcome]) -> list[Arrivals]:
-        """What may be in flight when each block begins: the union over all paths to it."""
+        """Operations that may be in flight at the start of each block: the union over all paths."""
         by_index = {i.index: i for i in function.instructions}
         arrivals: list[Arrivals] = [{} for _ in function.blocks]
         worklist = list(range(len(function.blocks)))
@@ -219,7 +219,7 @@ def _result_differences(
 
 
 def _departures(outcome: Outcome) -> Iterator[tuple[tuple[int, str], int]]:
-    """What a block itself leaves in flight: ((index, role), cycles since issue)."""
+    """Operations of a block that are in flight at its end: ((index, role), cycles since issue)."""
     for index, (since, _) in outcome.results_out.items():
         yield (index, "result"), since
     for index in outcome.sources_out:
@@ -229,7 +229,7 @@ def _departures(outcome: Outcome) -> Iterator[tuple[tuple[int, str], int]]:
 def _weaker_exit(
     function: Function, start: int, order: Sequence[Instruction], old: Outcome, new: Outcome
 ) -> Iterator[Finding]:
-    """What is in flight at the end: not more, later or less covered than in the original."""
+    """Operations in flight at the end that are new, later or less covered than in the original."""
     end = start + len(order) - 1
     texts = {i.index: i.text for i in order}
     for index, (since, scoreboards) in new.results_out.items():

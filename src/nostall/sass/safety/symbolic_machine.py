@@ -81,7 +81,7 @@ class IssuedInstruction:
 
 
 class Protection(NamedTuple):
-    """What protects an instruction when it issues against what was in flight at block entry."""
+    """Protection of an instruction, at its issue, against operations in flight at block entry."""
 
     waited: int
     """Bit mask of the scoreboards waited for since the block began."""
