@@ -61,11 +61,11 @@ class SpaceWithIllegalMoves(ScheduleSpace):
         self._patcher = Patcher(program, function)
 
     def draw(
-        self, state: Schedule, rng: np.random.Generator, wanted: Tags = NO_TAGS
+        self, state: Schedule, rng: np.random.Generator, required_tags: Tags = NO_TAGS
     ) -> ScheduleMove | UnverifiedMove | None:
         # With tags, the caller only checks whether such moves exist.
-        if wanted or rng.random() >= self.share:
-            return super().draw(state, rng, wanted)
+        if required_tags or rng.random() >= self.share:
+            return super().draw(state, rng, required_tags)
         # Prefer memory accesses: wrong addresses are what causes faults.
         pool = (
             self._movable_memory if self._movable_memory and rng.random() < 0.7 else self._movable

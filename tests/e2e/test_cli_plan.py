@@ -98,7 +98,7 @@ def test_other_invalid_input_ends_with_one_line(profile: Path, tmp_path: Path) -
     short = tmp_path / "short-pbs-4.txt"
     short.write_text(_graph(3))
     too_few_layers = nostall("plan", short, "--cluster", CLUSTER, "--planner", "even")
-    assert "16 stages wanted for 3 layers" in error_line(too_few_layers)
+    assert "needs 16 stages and the profile has 3 layers" in error_line(too_few_layers)
     without_batch = tmp_path / "model.txt"
     without_batch.write_text(_graph())
     assert "--micro-batch" in error_line(nostall("plan", without_batch, "--cluster", CLUSTER))

@@ -24,7 +24,7 @@ class Check:
     needed: bool
     """Whether nostall cannot work without the part."""
     remedy: str = ""
-    """What to do if the part is missing."""
+    """Advice if the part is missing."""
 
     @property
     def ok(self) -> bool:

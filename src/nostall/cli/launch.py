@@ -75,7 +75,7 @@ def launch(
     """Train by a pipeline plan and measure each iteration.
 
     torchrun's agent starts one process per GPU. Exit code 1 if `--check` finds a difference, 3 if
-    a rank dies or hangs.
+    a rank fails or hangs.
     """
     _check_options(engine, deadline, nodes, endpoint)
     workload, loaded, _ = load_plan(plan)

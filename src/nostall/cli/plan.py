@@ -96,7 +96,7 @@ GpuMemoryOption = Annotated[
 
 @dataclass(frozen=True)
 class _ModuleProfiling:
-    """How the profile of a module is measured."""
+    """Settings of the measurement of a module's profile."""
 
     micro_batch: int | None
     layers: str

@@ -32,7 +32,7 @@ class Buffer(StrictModel):
     dtype: DType
     shape: tuple[int, ...]
     role: Role = "in"
-    """How the kernel uses it.  ``inout`` buffers are restored before each checked launch."""
+    """Use by the kernel.  ``inout`` buffers are restored before each checked launch."""
     low: float = -1.0
     """Floating-point values are uniform in [low, high)."""
     high: float = 1.0

@@ -141,8 +141,8 @@ class Channel:
         return data
 
     def _set_timeout(self, deadline: float | None) -> None:
-        left = None if deadline is None else max(_MIN_TIMEOUT, deadline - monotonic())
-        self._socket.settimeout(left)
+        remaining_s = None if deadline is None else max(_MIN_TIMEOUT, deadline - monotonic())
+        self._socket.settimeout(remaining_s)
 
 
 class _Handle(Protocol):

@@ -39,8 +39,8 @@ class Space(ABC, Generic[S, M]):
         """The state in which every search starts (the original program)."""
 
     @abstractmethod
-    def draw(self, state: S, rng: np.random.Generator, wanted: Tags = NO_TAGS) -> M | None:
-        """Draw one move, uniform over all conceivable moves that have every tag in ``wanted``.
+    def draw(self, state: S, rng: np.random.Generator, required_tags: Tags = NO_TAGS) -> M | None:
+        """Draw one move, uniform over all conceivable moves that have all ``required_tags``.
 
         Returns None if the move is illegal in ``state``.
         """
@@ -68,14 +68,16 @@ class Space(ABC, Generic[S, M]):
     def load(self, text: str) -> S:
         """Restore a state from the text of :meth:`dump`."""
 
-    def propose(self, state: S, rng: np.random.Generator, wanted: Tags = NO_TAGS) -> M | None:
-        """Draw a legal move, uniform over those that have every tag in ``wanted``.
+    def propose(
+        self, state: S, rng: np.random.Generator, required_tags: Tags = NO_TAGS
+    ) -> M | None:
+        """Draw a legal move, uniform over those that have all ``required_tags``.
 
         Returns None if no legal move has these tags.
         """
         for _ in range(self.max_draws):
-            move = self.draw(state, rng, wanted)
+            move = self.draw(state, rng, required_tags)
             if move is not None:
                 return move
-        legal = [move for move in self.moves(state) if wanted <= move.tags]
+        legal = [move for move in self.moves(state) if required_tags <= move.tags]
         return legal[int(rng.integers(len(legal)))] if legal else None

@@ -32,7 +32,7 @@ def make_local_gpu(kernel: Kernel, plan: MeasurementPlan, ordinal: int) -> Devic
 
 @dataclass(frozen=True)
 class DeviceSpec:
-    """What a worker needs to open its device.  It is pickled and sent to the worker."""
+    """Data with which a worker opens its device.  It is pickled and sent to the worker."""
 
     kernel: Kernel
     plan: MeasurementPlan

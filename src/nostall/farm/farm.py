@@ -16,9 +16,9 @@ B = TypeVar("B")
 GPU_VARIABLE = "NOSTALL_WORKER_GPU"
 """Environment variable of a worker: the number of its GPU, 0 by default."""
 CONNECT_SECONDS = 10.0
-"""How long to wait for a scheduler's answer."""
+"""Time limit for a scheduler's answer."""
 WAIT_SECONDS = 20.0
-"""How long to wait for a worker, at the start and after the last one is lost."""
+"""Time limit for the wait for a worker, at the start and after the last one is lost."""
 _POLL_SECONDS = 1.0
 _IGNORE_SIGINT = {"preload": ["nostall.farm.ignore_sigint"]}
 """Option of local workers, which Ctrl-C in the terminal would end otherwise."""
@@ -26,7 +26,7 @@ _SCHEDULER_GONE = "the Dask scheduler is gone; start the run anew"
 
 
 class WorkerPool(Protocol):
-    """What a search on several devices needs: :class:`Farm`, or a test's fake."""
+    """Interface of the workers of a search on several devices: :class:`Farm`, or a test's fake."""
 
     @property
     def workers(self) -> int: ...

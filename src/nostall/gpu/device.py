@@ -21,7 +21,7 @@ Status = Literal["timed", "agrees", "wrong", "rejected", "fault", "hang"]
 """
 
 TimingMethod = Literal["graph", "events", "cupti"]
-"""How launches are timed:
+"""Method by which launches are timed:
 
 - ``graph``: many launches in one CUDA graph, between two events
 - ``events``: launches sent one by one by the host, between two events
@@ -42,7 +42,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class MeasurementPlan:
-    """How candidates are checked and timed."""
+    """Settings of the checks and the timing of candidates."""
 
     batch_us: float = 150.0
     """Microseconds of GPU work in one timed sample."""

@@ -19,7 +19,7 @@ _SLOTS = 2
 """A step of a search has two possible next candidates: accepted or not."""
 _HINT = "prefetch"
 _HINT_WAIT_SECONDS = 5e-4
-"""How long a worker waits for a hint: about one step of a search on the host."""
+"""Time for which a worker waits for a hint: about one step of a search on the host."""
 
 
 class PrefetchSlots:

@@ -27,7 +27,7 @@ _SLOT_MARGIN = 4096
 
 
 class Evaluator(Protocol):
-    """What the worker process runs: :class:`~nostall.gpu.engine.Engine`, or a test's fake."""
+    """Evaluator in the worker process: :class:`~nostall.gpu.engine.Engine`, or a test's fake."""
 
     def info(self) -> Mapping[str, str]: ...
 

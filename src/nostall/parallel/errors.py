@@ -28,6 +28,6 @@ class BadModel(BadInput):
 
 
 class RunFailed(NostallError):
-    """A run of a plan ended early: a rank died or waited longer than its deadline."""
+    """A run of a plan ended early: a rank failed or waited longer than its deadline."""
 
     exit_code: ClassVar[int] = 3

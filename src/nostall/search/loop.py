@@ -266,14 +266,14 @@ def move_to(
 
 
 def draw_legal(
-    space: Space[S, M], state: S, rng: np.random.Generator, wanted: Tags
+    space: Space[S, M], state: S, rng: np.random.Generator, required_tags: Tags
 ) -> tuple[M | None, int]:
     """A legal move as from ``Space.propose``, None without any, and the number of illegal draws."""
     for rejected in range(space.max_draws):
-        move = space.draw(state, rng, wanted)
+        move = space.draw(state, rng, required_tags)
         if move is not None:
             return move, rejected
-    legal = [move for move in space.moves(state) if wanted <= move.tags]
+    legal = [move for move in space.moves(state) if required_tags <= move.tags]
     return (legal[int(rng.integers(len(legal)))] if legal else None), space.max_draws
 
 

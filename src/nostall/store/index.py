@@ -18,7 +18,7 @@ from nostall.store.errors import BadStore
 
 VERSION = 1
 _LOCK_WAIT_SECONDS = 30.0
-"""How long SQLite waits for another writer."""
+"""Time for which SQLite waits for another writer."""
 
 Origin = Literal["tuned", "imported"]
 

@@ -42,7 +42,7 @@ class Store:
     """A folder of cubins and provenance files with an index.
 
     Writers exclude each other with a lock file, whose lock the operating system releases when a
-    process dies.  Readers take no lock.  A record becomes visible when its row is added, after all
+    process ends.  Readers take no lock.  A record becomes visible when its row is added, after all
     of its files are on disk.
     """
 

@@ -92,13 +92,15 @@ class InterruptedSpace(Space[S, M]):
         self.calls = calls
         self.max_draws = inner.max_draws
 
-    def draw(self, state: S, rng: np.random.Generator, wanted: Tags = NO_TAGS) -> M | None:
-        move = self.inner.draw(state, rng, wanted)
+    def draw(self, state: S, rng: np.random.Generator, required_tags: Tags = NO_TAGS) -> M | None:
+        move = self.inner.draw(state, rng, required_tags)
         self._count()
         return move
 
-    def propose(self, state: S, rng: np.random.Generator, wanted: Tags = NO_TAGS) -> M | None:
-        move = self.inner.propose(state, rng, wanted)
+    def propose(
+        self, state: S, rng: np.random.Generator, required_tags: Tags = NO_TAGS
+    ) -> M | None:
+        move = self.inner.propose(state, rng, required_tags)
         self._count()
         return move
 

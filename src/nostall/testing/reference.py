@@ -50,8 +50,10 @@ class Permutations(Space[Order, Slide]):
     def start(self) -> Order:
         return tuple(reversed(range(self.size)))
 
-    def draw(self, state: Order, rng: np.random.Generator, wanted: Tags = NO_TAGS) -> Slide | None:
-        distances = [far for far in range(1, self.reach + 1) if wanted <= _tags(far)]
+    def draw(
+        self, state: Order, rng: np.random.Generator, required_tags: Tags = NO_TAGS
+    ) -> Slide | None:
+        distances = [far for far in range(1, self.reach + 1) if required_tags <= _tags(far)]
         if not distances:
             return None
         position = int(rng.integers(self.size))

@@ -181,12 +181,12 @@ def _check_proposals(
 ) -> None:
     """Check legality, tags and repeatability of ``draw`` and ``propose``."""
     legal_moves = set(legal)
-    for wanted in _tag_filters(legal):
-        fitting = [move for move in legal if wanted <= move.tags]
+    for required_tags in _tag_filters(legal):
+        fitting = [move for move in legal if required_tags <= move.tags]
         seed = int(rng.integers(2**32))
         proposals = []
         for number, method in enumerate((space.draw, space.propose) * 3):
-            move = method(state, np.random.default_rng(seed + number // 2), wanted)
+            move = method(state, np.random.default_rng(seed + number // 2), required_tags)
             proposals.append(move)
             name = "propose" if number % 2 else "draw"
             require(
@@ -197,21 +197,21 @@ def _check_proposals(
                 "check legality in draw(), and compare moves by value",
             )
             require(
-                move is None or wanted <= move.tags,
-                f"{name}() ignores the wanted tags {sorted(wanted)}",
+                move is None or required_tags <= move.tags,
+                f"{name}() ignores the wanted tags {sorted(required_tags)}",
                 move,
                 "a move that carries them all, or None",
                 "draw only from the moves with these tags",
             )
         require(
             all((move is None) == (not fitting) for move in proposals[1::2]),
-            f"propose() returns None for the wanted tags {sorted(wanted)} at the wrong time",
+            f"propose() returns None for the wanted tags {sorted(required_tags)} at the wrong time",
             proposals[1::2],
             "None if there is no such move, and only then",
             "fall back to moves() if draw() returns None",
         )
         repeated = [
-            method(state, np.random.default_rng(seed + number // 2), wanted)
+            method(state, np.random.default_rng(seed + number // 2), required_tags)
             for number, method in enumerate((space.draw, space.propose) * 3)
         ]
         require(
@@ -238,19 +238,19 @@ def _check_uniform(space: Space[S, M], rng: np.random.Generator) -> None:
     legal = list(space.moves(state))
     if len(legal) > _UNIFORM_MOVES:
         return
-    for wanted in _tag_filters(legal):
-        fitting = [move for move in legal if wanted <= move.tags]
+    for required_tags in _tag_filters(legal):
+        fitting = [move for move in legal if required_tags <= move.tags]
         if len(fitting) < 2:
             continue
         counts = [0] * len(fitting)
         for _ in range(_UNIFORM_DRAWS * len(fitting)):
-            move = space.propose(state, rng, wanted)
+            move = space.propose(state, rng, required_tags)
             if move is not None:
                 counts[fitting.index(move)] += 1
         chi_square = sum((count - _UNIFORM_DRAWS) ** 2 / _UNIFORM_DRAWS for count in counts)
         require(
             chi_square <= _chi_square_bound(len(fitting) - 1),
-            f"propose() is not uniform over the moves with tags {sorted(wanted)}",
+            f"propose() is not uniform over the moves with tags {sorted(required_tags)}",
             counts,
             f"about {_UNIFORM_DRAWS} of each",
             "draw each conceivable move with the same probability and reject illegal ones",

@@ -37,7 +37,7 @@ class ChangeEffect:
 
 @dataclass(frozen=True, slots=True)
 class Ablation:
-    """How much time each change of a schedule gains: the loss if that change alone is undone."""
+    """Time gained by each change of a schedule: the loss if that change alone is undone."""
 
     effects: tuple[ChangeEffect, ...]
     """The changes that were undone one by one, largest loss first."""

@@ -85,7 +85,7 @@ class Settings:
 
     @property
     def measurement_plan(self) -> MeasurementPlan:
-        """How a device checks and times candidates."""
+        """Settings with which a device checks and times candidates."""
         return MeasurementPlan(
             cold=self.cold, clock=self.clock, tolerance=self.tolerance, seed=self.seed
         )

@@ -25,7 +25,7 @@ MAX_FAILURES = 100
 
 
 def comparison_settings(checks: int, tolerance: Tolerance | None) -> dict[str, Any]:
-    """How the outputs of the result were compared: number of random inputs, and the tolerance."""
+    """Settings of the comparison of outputs: number of random inputs, and the tolerance."""
     return {
         "checks": checks,
         "equal": f"within {tolerance}" if tolerance else "bit by bit",
@@ -95,10 +95,10 @@ def result_record(
         "model": dict(search.start_measurement.provenance),
     }
     if measured is not None and result.decision is not None:
-        how = comparison_settings(settings.checks, settings.tolerance)
+        comparison_fields = comparison_settings(settings.checks, settings.tolerance)
         reports = {tool: vars(report) for tool, report in result.sanitizer_reports.items()}
         record |= {
-            "comparison": comparison_record(result.decision) | how,
+            "comparison": comparison_record(result.decision) | comparison_fields,
             "fates": dict(measured.outcome_counts),
             "spent": {phase: round(s, 3) for phase, s in measured.phase_seconds.items()},
             "faults": measured.failures[:MAX_FAILURES],
@@ -112,7 +112,7 @@ def provenance_record(
 ) -> Mapping[str, Any]:
     """Contents of ``provenance.json``: origin, toolchain and verification of the best cubin."""
     kind = result.search.best_measurement.kind
-    how = comparison_settings(settings.checks, settings.tolerance)
+    comparison_fields = comparison_settings(settings.checks, settings.tolerance)
     return {
         "nostall": __version__,
         "python": platform.python_version(),
@@ -124,7 +124,7 @@ def provenance_record(
         "best_sha256": hashlib.sha256(result.cubin).hexdigest(),
         "source": dict(source.provenance),
         "verified": verdict_record(result.verdict),
-        "compared": how if result.decision is not None else None,
+        "compared": comparison_fields if result.decision is not None else None,
         "gain": {"kind": kind, "ratio": result.ratio},
         "notes": cubin_notes(sm, kind),
     }

@@ -47,7 +47,7 @@ EACH = pytest.mark.parametrize("search", ALL, ids=lambda search: search.name)
 class Immovable(Permutations):
     """A space in which nothing can move."""
 
-    def draw(self, state, rng, wanted=frozenset()):
+    def draw(self, state, rng, required_tags=frozenset()):
         return None
 
     def moves(self, state):
@@ -216,7 +216,7 @@ def test_random_returns_to_the_start():
 
 def test_illegal_draws_are_counted_and_then_enumerated():
     class NeverDraws(Permutations):
-        def draw(self, state, rng, wanted=frozenset()):
+        def draw(self, state, rng, required_tags=frozenset()):
             return None
 
     rng = np.random.default_rng(0)

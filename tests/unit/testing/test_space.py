@@ -138,8 +138,8 @@ class OrderedPair(Permutations):
         after = super().apply(state, move)
         return after.index(1) < after.index(0)
 
-    def draw(self, state, rng, wanted=NO_TAGS):
-        move = super().draw(state, rng, wanted)
+    def draw(self, state, rng, required_tags=NO_TAGS):
+        move = super().draw(state, rng, required_tags)
         return move if move is not None and self._legal(state, move) else None
 
     def moves(self, state):
@@ -164,13 +164,13 @@ class WrongErrorForIllegal(OrderedPair):
 
 
 class OffersIllegal(OrderedPair):
-    def draw(self, state, rng, wanted=NO_TAGS):
-        return Permutations.draw(self, state, rng, wanted)
+    def draw(self, state, rng, required_tags=NO_TAGS):
+        return Permutations.draw(self, state, rng, required_tags)
 
 
 class ProposesIllegal(OrderedPair):
-    def propose(self, state, rng, wanted=NO_TAGS):
-        return Permutations(self.size, self.reach).propose(state, rng, wanted)
+    def propose(self, state, rng, required_tags=NO_TAGS):
+        return Permutations(self.size, self.reach).propose(state, rng, required_tags)
 
 
 class TwiceListed(Permutations):
@@ -189,37 +189,39 @@ class ShuffledMoves(Permutations):
 
 
 class IgnoresTags(Permutations):
-    def draw(self, state, rng, wanted=NO_TAGS):
+    def draw(self, state, rng, required_tags=NO_TAGS):
         return super().draw(state, rng)
 
 
 class GivesUpEarly(Permutations):
     """Returns None although legal moves exist."""
 
-    def propose(self, state, rng, wanted=NO_TAGS):
-        return self.draw(state, rng, wanted)
+    def propose(self, state, rng, required_tags=NO_TAGS):
+        return self.draw(state, rng, required_tags)
 
 
 class OwnRandomness(Permutations):
     own = np.random.default_rng(0)
 
-    def draw(self, state, rng, wanted=NO_TAGS):
-        return super().draw(state, self.own, wanted)
+    def draw(self, state, rng, required_tags=NO_TAGS):
+        return super().draw(state, self.own, required_tags)
 
 
 class Biased(Permutations):
-    def draw(self, state, rng, wanted=NO_TAGS):
-        move = super().draw(state, rng, wanted)
-        return super().draw(state, rng, wanted) if move is None or move.position == 0 else move
+    def draw(self, state, rng, required_tags=NO_TAGS):
+        move = super().draw(state, rng, required_tags)
+        return (
+            super().draw(state, rng, required_tags) if move is None or move.position == 0 else move
+        )
 
 
 class BiasedByTag(Permutations):
     """Uniform only without wanted tags."""
 
-    def draw(self, state, rng, wanted=NO_TAGS):
-        if not wanted:
+    def draw(self, state, rng, required_tags=NO_TAGS):
+        if not required_tags:
             return super().draw(state, rng)
-        moves = [move for move in self.moves(state) if wanted <= move.tags]
+        moves = [move for move in self.moves(state) if required_tags <= move.tags]
         return moves[int(rng.integers(len(moves))) // 2] if moves else None
 
 

@@ -13,7 +13,7 @@ State = Literal["inductor", "compiling", "stitched"]
 
 @dataclass
 class GraphReport:
-    """What became of one graph that Dynamo traced.
+    """Outcome of a graph that Dynamo traced.
 
     The version that runs first is compiled for the user, so its time is not part of
     ``cpu_seconds``.

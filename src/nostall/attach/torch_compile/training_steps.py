@@ -53,7 +53,7 @@ class TrainingSteps:
             self._backward_passes.add(number)
             hook = _BackwardHook(self._backward_passes, number, on_retained)
             node.register_hook(hook)
-            # The node owns the hook, so the hook dies when the backward pass cannot run any more.
+            # The node owns the hook, so the hook is freed when the backward pass cannot run again.
             weakref.finalize(hook, self._backward_passes.discard, number)
 
     def run_between_steps(self, action: Action) -> None:
@@ -89,7 +89,7 @@ def _backward_nodes(result: Any) -> list[Any]:
     """The autograd nodes of a result's backward passes.
 
     Values that a compiled function computed have AOTAutograd's node.  Outputs that are views of an
-    input have another node, which is unrelated to this backward pass and may live longer.
+    input have another node, which is unrelated to this backward pass and can outlive it.
     """
     values = result if isinstance(result, (tuple, list)) else (result,)
     candidates = (x.grad_fn for x in values if isinstance(x, Tensor) and x.requires_grad)

@@ -130,7 +130,7 @@ def _e4m3_saturates() -> bool:
         return not bool(torch.tensor(2 * MAX_E4M3).to(torch.float8_e4m3fn).float().isnan())
 
 
-def _same(call: Call) -> Value:
+def _identity(call: Call) -> Value:
     return call.tensor(0)
 
 
@@ -318,7 +318,7 @@ _ELEMENTWISE = {
     "copy": "clone.default",
 }
 
-_OTHER: list[tuple[Rule, str]] = [
+_MISCELLANEOUS_RULES: list[tuple[Rule, str]] = [
     (_add_or_sub("add"), "add.Tensor add.Scalar"),
     (_add_or_sub("sub"), "sub.Tensor sub.Scalar"),
     (_power, "pow.Tensor_Scalar"),
@@ -334,7 +334,7 @@ _OTHER: list[tuple[Rule, str]] = [
     (mean, "mean.dim mean.default"),
     (var, "var.correction"),
     (var_mean, "var_mean.correction"),
-    (_same, "alias.default detach.default lift_fresh_copy.default"),
+    (_identity, "alias.default detach.default lift_fresh_copy.default"),
     (_view, "view.default reshape.default _unsafe_view.default unsqueeze.default"),
     (_view, "squeeze.dims squeeze.dim squeeze.default"),
     (_expand, "expand.default"),
@@ -357,7 +357,7 @@ RULES: dict[str, Rule] = {
         for op, names in _ELEMENTWISE.items()
         for name in names.split()
     },
-    **{f"aten.{name}": rule for rule, names in _OTHER for name in names.split()},
+    **{f"aten.{name}": rule for rule, names in _MISCELLANEOUS_RULES for name in names.split()},
     "prims.convert_element_type.default": _cast,
     "prims.fma.default": _fma,
     "prims.inductor_lookup_seed.default": inductor_seed,

@@ -217,8 +217,8 @@ class DeltaEvaluator:
         moved = instructions = warps = delay = 0.0
         stages = 1
         for mask, layout in zip(parts, layouts, strict=True):
-            once, again = self._moved_bytes(mask, layout)
-            moved += once + again
+            first_bytes, reread_bytes = self._moved_bytes(mask, layout)
+            moved += first_bytes + reread_bytes
             instructions += self.instructions(mask, layout)
             warps += self._warps(mask, layout)
             delay = max(delay, layout.levels * _BARRIER_CYCLES / hardware.clock_hz)
@@ -267,8 +267,8 @@ class DeltaEvaluator:
                 partial += self._partial_bytes(index)
         read = [min(self.work.bytes[s], sum(views.values())) for s, views in aligned.items()]
         wide = sum(size for size in read if size * _NARROW > max(read)) if layout.levels else 0
-        again = wide * layout.levels if wide > _ON_CHIP_BYTES * layout.rows else 0
-        return float(written + sum(read)), float(again + partial + sum(across.values()))
+        reread_bytes = wide * layout.levels if wide > _ON_CHIP_BYTES * layout.rows else 0
+        return float(written + sum(read)), float(reread_bytes + partial + sum(across.values()))
 
     def _partial_bytes(self, index: int) -> int:
         """Bytes of the partial results of a reduction across blocks.

@@ -32,7 +32,7 @@ _LAST_AXIS = -1
 
 @dataclass(frozen=True, slots=True)
 class RowLayout:
-    """How a kernel of connected operators divides their elements into independent rows."""
+    """Division of the elements of a kernel of connected operators into independent rows."""
 
     rows: int
     columns: int
@@ -99,8 +99,10 @@ def _outer_layout(work: GraphWork, mask: Mask, levels: int) -> RowLayout | None:
     if mask not in work.outer_rows:
         pattern = extract_region(work.graph, list(members(mask))).graph
         try:
-            of = schedule_operators(pattern, pattern.operators)
-            work.outer_rows[mask] = (of.row_count, of.column_count) if of.kind == "rows" else None
+            schedule = schedule_operators(pattern, pattern.operators)
+            work.outer_rows[mask] = (
+                (schedule.row_count, schedule.column_count) if schedule.kind == "rows" else None
+            )
         except BadInput:
             work.outer_rows[mask] = None
     sizes = work.outer_rows[mask]

@@ -63,7 +63,7 @@ class Edge:
     view: int
     """The operand, which may be a view of the source; tells apart different parts of the source."""
     reuse: float
-    """How many times the operator uses each element of the source."""
+    """Number of times that the operator uses each element of the source."""
 
 
 class GraphWork:

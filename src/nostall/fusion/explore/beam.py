@@ -107,7 +107,10 @@ def _extended(
 
 
 def _settled(state: _Partial) -> _Partial:
-    """The state with its last pattern added to ``kernels``; only surviving states pay the copy."""
+    """The state with its last pattern added to a copy of ``kernels``.
+
+    The copy is made only for states that stay in the beam.
+    """
     if state.previous is None or state.kernels is not state.previous.kernels:
         return state
     kernels = state.kernels.copy()

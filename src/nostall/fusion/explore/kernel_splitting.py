@@ -85,8 +85,10 @@ def _small_operators(work: GraphWork, group: Group) -> frozenset[int]:
 
 def _is_faster_split(graph: Graph, group: Group, parts: Iterable[Group]) -> bool:
     try:
-        whole = _kernel_seconds(graph, group)
-        return sum(_kernel_seconds(graph, part) for part in parts) < MAX_TIME_RATIO * whole
+        unsplit_seconds = _kernel_seconds(graph, group)
+        return (
+            sum(_kernel_seconds(graph, part) for part in parts) < MAX_TIME_RATIO * unsplit_seconds
+        )
     except BadInput:  # the kernel is packed (no common loops), or no plan fits a part
         return False
 

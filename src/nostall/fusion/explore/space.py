@@ -62,9 +62,11 @@ class PartitionSpace(Space[Partition, Move]):
         return self.first
 
     def draw(
-        self, state: Partition, rng: np.random.Generator, wanted: Tags = NO_TAGS
+        self, state: Partition, rng: np.random.Generator, required_tags: Tags = NO_TAGS
     ) -> Move | None:
-        candidates = self._all if not wanted else [m for m in self._all if wanted <= m.tags]
+        candidates = (
+            self._all if not required_tags else [m for m in self._all if required_tags <= m.tags]
+        )
         if not candidates:
             return None
         move = candidates[int(rng.integers(len(candidates)))]

@@ -48,7 +48,7 @@ def varies(number: int, varying: int | None) -> bool:
 
 
 class Extent(int):
-    """The int ``ceil(length / step) * unit``, which remembers its parts for :func:`resized`.
+    """The int ``ceil(length / step) * unit``, with its parts as attributes, for :func:`resized`.
 
     As an int it has the value for the size that its graph was built with.
     """
@@ -64,7 +64,7 @@ class Extent(int):
 
 
 class Total(int):
-    """A sum of extents, as an int that remembers its terms for :func:`resized`."""
+    """A sum of extents, as an int with its terms as an attribute, for :func:`resized`."""
 
     extents: tuple[int, ...]
 

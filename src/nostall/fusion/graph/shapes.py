@@ -33,34 +33,34 @@ def broadcast_shape(shapes: Sequence[Shape]) -> Shape | None:
 
 
 def result_shape(
-    op: str, operands: Sequence[Shape], attributes: Mapping[str, Attribute], wanted: Shape
+    op: str, operands: Sequence[Shape], attributes: Mapping[str, Attribute], shape: Shape
 ) -> Shape | None:
     """The shape of the result of ``op``; None if operands or attributes do not fit.
 
-    ``wanted`` is the shape for operations whose operands do not determine it: inputs, constants,
+    ``shape`` is the shape for operations whose operands do not determine it: inputs, constants,
     opaque nodes, views, expand, slice, iota and random.
     """
     kind = OPERATIONS[op].kind
     if op == "iota":
-        return wanted if len(wanted) == 1 else None
+        return shape if len(shape) == 1 else None
     if op == "random":
         is_valid = attributes.get("words") in (1, 4, 8) and operands[0] == (1,)
-        return wanted if is_valid and wanted else None
+        return shape if is_valid and shape else None
     if kind in ELEMENTWISE:
         return broadcast_shape(operands)
     if kind == "reduce":
         return _reduced_shape(operands[0], attributes["dims"], bool(attributes["keepdim"]))
     if op == "view":
-        return wanted if math.prod(wanted) == math.prod(operands[0]) else None
+        return shape if math.prod(shape) == math.prod(operands[0]) else None
     if op == "expand":
-        return wanted if broadcast_shape([operands[0], wanted]) == wanted else None
+        return shape if broadcast_shape([operands[0], shape]) == shape else None
     if op == "permute":
         return _permuted_shape(operands[0], attributes["dims"])
     if op == "slice":
-        return _sliced_shape(operands[0], attributes, wanted)
+        return _sliced_shape(operands[0], attributes, shape)
     if kind == "dot":
         return _dot_shape(*operands)
-    return wanted
+    return shape
 
 
 def _axes(value: Attribute, rank: int) -> tuple[int, ...] | None:
@@ -86,17 +86,17 @@ def _permuted_shape(operand: Shape, dims: Attribute) -> Shape | None:
 
 
 def _sliced_shape(
-    operand: Shape, attributes: Mapping[str, Attribute], wanted: Shape
+    operand: Shape, attributes: Mapping[str, Attribute], shape: Shape
 ) -> Shape | None:
     dim, start, step = (attributes[name] for name in ("dim", "start", "step"))
     if not (isinstance(dim, int) and isinstance(start, int) and isinstance(step, int)):
         return None
-    if not (0 <= dim < len(operand) == len(wanted) and start >= 0 and step >= 1):
+    if not (0 <= dim < len(operand) == len(shape) and start >= 0 and step >= 1):
         return None
-    last = start + step * (wanted[dim] - 1)
-    if wanted[dim] and last >= operand[dim]:
+    last = start + step * (shape[dim] - 1)
+    if shape[dim] and last >= operand[dim]:
         return None
-    return (*operand[:dim], wanted[dim], *operand[dim + 1 :])
+    return (*operand[:dim], shape[dim], *operand[dim + 1 :])
 
 
 def _dot_shape(left: Shape, right: Shape) -> Shape | None:

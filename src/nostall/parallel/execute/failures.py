@@ -25,7 +25,7 @@ _CONNECTION_LOST_PHRASES = (
     "socket closed",
     "remote process",
 )
-"""What messages of gloo, NCCL and torch's store contain, in lower case, if the peer is gone."""
+"""Parts of messages of gloo, NCCL and torch's store if the peer is gone, in lower case."""
 _LAUNCHER_KILLS_AFTER_S = 20.0
 """torchrun's agent kills (SIGKILL) ranks that have not ended 30 s after the first failure; a rank
 killed at least this many seconds after the first exit counts as killed by the agent."""
@@ -45,7 +45,7 @@ class RankFailure:
 
 @dataclass(frozen=True)
 class RankExit:
-    """How the process of a rank ended."""
+    """Exit of a rank's process."""
 
     code: int
     """Exit code; below 0 it is the negative number of a signal."""

@@ -45,7 +45,7 @@ def launch_ranks(
 
     ``folder`` holds the config, results and logs.  Returns None on machines other than that of rank
     0.  Raises the root cause if a rank fails: :class:`BadInput`, :class:`MissingPart`, or
-    :class:`RunFailed` if a rank died or waited longer than the deadline.
+    :class:`RunFailed` if a rank failed or waited longer than the deadline.
     """
     nodes = nodes or Nodes()
     if gpus % nodes.count:

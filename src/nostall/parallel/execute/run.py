@@ -27,7 +27,7 @@ ENGINES: tuple[Engine, ...] = get_args(Engine)
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How a plan is run."""
+    """Options of a run of a plan."""
 
     steps: int
     """Iterations."""

@@ -19,7 +19,7 @@ for any plan; ``auto``: ``torch`` if it supports the plan, else ``p2p``."""
 
 @dataclass(frozen=True)
 class RunConfig:
-    """What each rank of ``nostall launch`` does."""
+    """Configuration of each rank of ``nostall launch``."""
 
     plan: str
     """Path of the plan file."""

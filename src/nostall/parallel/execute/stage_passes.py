@@ -21,7 +21,7 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclass
 class _InFlight:
-    """What one micro-batch keeps from its forward pass to the end of its backward pass."""
+    """Data of one micro-batch, kept from its forward pass to the end of its backward pass."""
 
     segment: Segment
     inputs: Tensors

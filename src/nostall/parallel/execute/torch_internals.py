@@ -17,7 +17,7 @@ import torch
 from nostall.core.errors import MissingPart
 
 ParameterGroups = list[dict[str, Any]]
-"""What torch keeps between the two halves of a split backward pass."""
+"""State that torch keeps between the two halves of a split backward pass."""
 _PACKAGE = "torch.distributed.pipelining"
 _STAGE = "stage.PipelineStage"
 _RUNTIME = "schedules._PipelineScheduleRuntime"

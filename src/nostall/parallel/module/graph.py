@@ -52,7 +52,7 @@ class TracedJob:
     samples: int
     graph_module: torch.fx.GraphModule
     sources: dict[str, tuple[SourceKind, Any]]
-    """What each placeholder stands for: a parameter, buffer or constant with its name, or an input
+    """Source of each placeholder: a parameter, buffer or constant with its name, or an input
     with its number among the leaves of (inputs, targets)."""
     nodes: tuple[Node, ...]
     """Operations that the loss depends on, in an order in which they can run."""

@@ -71,8 +71,8 @@ def _stage_per_gpu(workload: Workload) -> int:
     layers, gpus = len(workload.profile), len(workload.cluster)
     if layers < gpus:
         raise BadPlan(
-            f"{gpus} stages wanted for {layers} layers; a stage needs at least one layer; use "
-            "fewer GPUs or a planner that replicates stages"
+            f"the planner needs {gpus} stages and the profile has {layers} layers; a stage needs "
+            "at least one layer; use fewer GPUs or a planner that replicates stages"
         )
     return gpus
 

@@ -22,7 +22,7 @@ from nostall.parallel.planners.cut_positions import candidate_cuts
 Floats = NDArray[np.float64]
 Longs = NDArray[np.int64]
 AllReduceModel = Literal["shared", "hidden"]
-"""How the all-reduce counts in a stage's load: ``shared`` adds 1/M of it (synchronous training);
+"""Model of the all-reduce in a stage's load: ``shared`` adds 1/M of it (synchronous training);
 ``hidden`` takes the larger of compute and all-reduce (PipeDream, once per micro-batch)."""
 MAX_STEPS = 3e8
 """Steps of the inner loop that an exact search may take; a larger search merges layers and tries
@@ -33,7 +33,7 @@ MAX_STAGES = 16
 
 @dataclass(frozen=True, slots=True)
 class SearchGrid:
-    """What the dynamic programming searches."""
+    """Values over which the dynamic programming searches."""
 
     cuts: tuple[int, ...]
     """Positions at which a stage may begin."""

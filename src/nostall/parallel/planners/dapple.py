@@ -189,17 +189,17 @@ def _new_search(
 
 
 def _cut_arrays(workload: Workload, cuts: Sequence[int], recompute: bool) -> _CutArrays:
-    at = [*cuts, len(workload.profile)]
-    forward = np.array(workload.forward_s)[at]
-    cut_bytes = np.array(workload.cut_bytes)[at]
+    boundaries = [*cuts, len(workload.profile)]
+    forward = np.array(workload.forward_s)[boundaries]
+    cut_bytes = np.array(workload.cut_bytes)[boundaries]
     return _CutArrays(
         forward,
-        np.array(workload.backward_s)[at] + (forward if recompute else 0.0),
-        np.array(workload.parameter_bytes)[at],
-        np.zeros(len(at)) if recompute else np.array(workload.stored_bytes)[at],
+        np.array(workload.backward_s)[boundaries] + (forward if recompute else 0.0),
+        np.array(workload.parameter_bytes)[boundaries],
+        np.zeros(len(boundaries)) if recompute else np.array(workload.stored_bytes)[boundaries],
         cut_bytes,
-        np.array(workload.gradient_bytes)[at],
-        cut_bytes if recompute else np.zeros(len(at)),
+        np.array(workload.gradient_bytes)[boundaries],
+        cut_bytes if recompute else np.zeros(len(boundaries)),
     )
 
 
@@ -212,23 +212,23 @@ def _run_search(search: _Search, effort: Effort, bound: float) -> None:
     workload, arrays, states = search.workload, search.arrays, search.states
     is_large = len(workload.cluster) > ALL_SIZES
     steps: dict[GpuCounts, list[_Step]] = {}
-    for at in range(len(search.cuts)):
-        effort.report_progress(at / len(search.cuts), "dapple")
-        by_latency = sorted(states, key=lambda used: float(states[used].value[at]))
+    for cut in range(len(search.cuts)):
+        effort.report_progress(cut / len(search.cuts), "dapple")
+        by_latency = sorted(states, key=lambda used: float(states[used].value[cut]))
         for used in by_latency[:BEAM_WIDTH] if is_large else by_latency:
             state = states[used]
-            if not np.isfinite(state.value[at]) or len(state.stages[at]) >= search.max_stages - 1:
+            if not np.isfinite(state.value[cut]) or len(state.stages[cut]) >= search.max_stages - 1:
                 continue
             remaining_s = arrays.forward[-1] + arrays.backward[-1]
-            remaining_s -= arrays.forward[at] + arrays.backward[at]
+            remaining_s -= arrays.forward[cut] + arrays.backward[cut]
             unused = len(workload.cluster) - sum(used)
             if (workload.micro_batches - 1) * remaining_s / unused >= bound:
                 continue
-            actual = _used_gpus(workload, state.stages[at])
+            actual = _used_gpus(workload, state.stages[cut])
             if actual not in steps:
                 steps[actual] = list(_steps(workload, actual, search.sizes))
             for step in steps[actual]:
-                least = _extend(search, state, at, step, bound)
+                least = _extend(search, state, cut, step, bound)
                 bound = min(bound, least) if search.sizes == "any" else bound
         if effort.is_over:
             break
@@ -238,13 +238,13 @@ def _complete_plans(search: _Search) -> Iterator[tuple[float, tuple[Stage, ...]]
     """Latency and stages of each partial plan with its last stage added."""
     workload = search.workload
     for state in search.states.values():
-        for at in np.flatnonzero(np.isfinite(state.value)):
-            placed = state.stages[at]
+        for cut in np.flatnonzero(np.isfinite(state.value)):
+            placed = state.stages[cut]
             if placed:
                 used = {g for s in placed for g in s.gpus}
                 rest = tuple(g for g in range(len(workload.cluster)) if g not in used)
                 last = Stage(placed[-1].end, len(workload.profile), rest)
-                yield float(state.value[at]), (*placed, last)
+                yield float(state.value[cut]), (*placed, last)
 
 
 def _used_gpus(workload: Workload, stages: tuple[Stage, ...]) -> GpuCounts:
@@ -298,25 +298,25 @@ def _group_costs(workload: Workload, gpus: tuple[int, ...]) -> _GroupCosts:
     return _GroupCosts(float(len(gpus)), *workload.allreduce_line(gpus), memory)
 
 
-def _extend(search: _Search, state: _State, at: int, step: _Step, bound: float) -> float:
-    """Try every end of a new stage that begins at cut ``at``; keep what improves the target state.
+def _extend(search: _Search, state: _State, cut: int, step: _Step, bound: float) -> float:
+    """Try every end of a new stage that begins at ``cut``; keep what improves the target state.
 
     Returns the least latency in seconds of a plan whose last stage fits into memory.
     """
     workload, arrays = search.workload, search.arrays
-    placed = state.stages[at]
+    placed = state.stages[cut]
     key = tuple(sorted(step.used)) if workload.cluster.is_symmetric else step.used
     target = search.states.get(key)
     if target is None:
         target = search.states[key] = _State.empty(len(search.cuts))
-    sequence = state.sequences[at].copy()
+    sequence = state.sequences[cut].copy()
     n = 2 * len(placed)
     if placed:
         route = workload.route(placed[-1].gpus, step.gpus)
-        sequence[0, n - 1] = route.latency_s + arrays.cut[at] * route.s_per_byte
-        sequence[1, n - 1] = route.latency_s + arrays.gradient[at] * route.s_per_byte
+        sequence[0, n - 1] = route.latency_s + arrays.cut[cut] * route.s_per_byte
+        sequence[1, n - 1] = route.latency_s + arrays.gradient[cut] * route.s_per_byte
     better, least = _improve(
-        at,
+        cut,
         n,
         workload.micro_batches,
         bound,
@@ -328,13 +328,13 @@ def _extend(search: _Search, state: _State, at: int, step: _Step, bound: float) 
         step.costs,
     )
     for end in better:
-        target.stages[end] = (*placed, Stage(search.cuts[at], search.cuts[end], step.gpus))
+        target.stages[end] = (*placed, Stage(search.cuts[cut], search.cuts[end], step.gpus))
     return float(least)
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator]
 def _improve(
-    at: int,
+    cut: int,
     n: int,
     micro_batches: int,
     bound: float,
@@ -345,7 +345,7 @@ def _improve(
     cuts: _CutArrays,
     step: _StepCosts,
 ) -> tuple[list[int], float]:
-    """Try every end of a stage that begins at cut ``at`` as entry ``n`` of ``sequence``.
+    """Try every end of a stage that begins at ``cut`` as entry ``n`` of ``sequence``.
 
     Writes improvements to ``value`` and ``sequences``, the arrays of a :class:`_State`.  Returns
     the ends that improved, and the least latency of a plan whose last stage fits into memory.
@@ -354,13 +354,13 @@ def _improve(
     least = np.inf
     better = [0 for _ in range(0)]
     last = cuts.forward.shape[0] - 1
-    for end in range(at + 1, last):
-        size = cuts.parameters[end] - cuts.parameters[at]
-        held = (cuts.held[end] - cuts.held[at] + cuts.stage_input[at]) / new.replicas
+    for end in range(cut + 1, last):
+        size = cuts.parameters[end] - cuts.parameters[cut]
+        held = (cuts.held[end] - cuts.held[cut] + cuts.stage_input[cut]) / new.replicas
         if state_factor * size + held > new.memory:
             break  # a longer stage needs more memory
-        sequence[0, n] = (cuts.forward[end] - cuts.forward[at]) / new.replicas
-        sequence[1, n] = (cuts.backward[end] - cuts.backward[at]) / new.replicas
+        sequence[0, n] = (cuts.forward[end] - cuts.forward[cut]) / new.replicas
+        sequence[1, n] = (cuts.backward[end] - cuts.backward[cut]) / new.replicas
         if (micro_batches - 1) * (sequence[0, n] + sequence[1, n]) >= bound:
             break  # a longer stage takes more time
         sequence[2, n] = _allreduce_s(new, size)

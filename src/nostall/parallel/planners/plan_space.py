@@ -76,9 +76,11 @@ class PlanSpace(Space[Plan, Move]):
     def start(self) -> Plan:
         return self.first
 
-    def draw(self, state: Plan, rng: np.random.Generator, wanted: Tags = NO_TAGS) -> Move | None:
+    def draw(
+        self, state: Plan, rng: np.random.Generator, required_tags: Tags = NO_TAGS
+    ) -> Move | None:
         """A move drawn uniformly from all candidates, legal or not; None if it is illegal."""
-        counts = {k: self._candidate_count(state, k) for k in self.KINDS if wanted <= {k}}
+        counts = {k: self._candidate_count(state, k) for k in self.KINDS if required_tags <= {k}}
         total = sum(counts.values())
         if not total:
             return None

@@ -65,7 +65,7 @@ class TransferArrays(NamedTuple):
 
 
 class _Problem(NamedTuple):
-    """What is simulated; does not change while the simulation runs."""
+    """Constant inputs of a simulation."""
 
     stages: StageArrays
     transfers: TransferArrays
@@ -222,7 +222,7 @@ def _start_transfers(
 
 @njit(**_NO_REFERENCE_COUNTS)  # type: ignore[untyped-decorator]
 def _next_greedy(problem: _Problem, state: _State, worker: int) -> int:
-    """What an idle worker starts under a greedy policy: kind * stages + stage, -1 if nothing."""
+    """Next task of an idle worker under a greedy policy: kind * stages + stage, -1 if nothing."""
     counts = state.counts
     first, end = problem.worker_start[worker], problem.worker_start[worker + 1]
     best, earliest = -1, problem.micro_batches
@@ -250,7 +250,7 @@ def _next_greedy(problem: _Problem, state: _State, worker: int) -> int:
 
 @njit(**_INLINE)  # type: ignore[untyped-decorator]
 def _next_in_order(problem: _Problem, state: _State, worker: int) -> int:
-    """What an idle worker starts by its fixed order: kind * stages + stage, -1 if not ready."""
+    """Next task of an idle worker by its fixed order: kind * stages + stage, -1 if not ready."""
     at = problem.stages.order_start[worker] + state.order_position[worker]
     if at >= problem.stages.order_start[worker + 1]:
         return -1

@@ -65,7 +65,7 @@ class ScoreboardWait:
     waiter: int
     producer: int
     role: str
-    """What ends: the producer's ``result``, its ``sources`` or its ``completion``."""
+    """The item that ends: the producer's ``result``, its ``sources`` or its ``completion``."""
     scoreboards: int
     """Bit mask."""
 

@@ -47,7 +47,7 @@ class ComparisonRecord(BaseModel):
     checks: int | None = None
     """Random inputs on which the outputs were compared."""
     equal: str = "bit by bit"
-    """How the outputs were compared."""
+    """Rule by which the outputs were compared."""
     samples: SampleSets
 
     @property

@@ -49,7 +49,7 @@ class Summary:
     """Findings of the verifier."""
     next_command: str
     next_reason: str
-    """What the next command is for."""
+    """Purpose of the next command."""
     counts: tuple[tuple[str, str], ...]
     provenance: tuple[tuple[str, str], ...]
 

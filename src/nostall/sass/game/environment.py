@@ -164,9 +164,9 @@ class AssemblyGame(GameEnvironment):
     """Gymnasium environment of CuAsmRL's assembly game on one kernel.
 
     Actions: one line up or down for each global and shared memory access, and an action that ends
-    the episode and is never legal. ``info["action_mask"]`` and :meth:`action_masks` tell which
-    actions are legal; an illegal action changes nothing. The reward is the change of throughput in
-    per cent of the original's.
+    the episode and is never legal. ``info["action_mask"]`` and :meth:`action_masks` give the legal
+    actions; an illegal action changes nothing. The reward is the change of throughput in per cent
+    of the original's.
 
     Observations: ``"matrix"`` is CuAsmRL's (float32 [1, instructions, columns]); ``"graph"`` is a
     dictionary of ``nodes`` [n, features], ``edges`` [E, 2] and ``edge_values`` [E, 3].

@@ -62,7 +62,7 @@ class Server(IntEnum):
 
 
 class SyncKind(IntEnum):
-    """How an instruction synchronises with others."""
+    """Kind of synchronisation of an instruction with others."""
 
     PLAIN = 0
     DEPBAR = 1

@@ -50,7 +50,7 @@ class Occupancy:
     warps_per_scheduler: int
     """Warps of the resident blocks on one scheduler of the busiest SM."""
     rounds: float
-    """How often an SM is filled until all blocks have run; the last round counts by its share."""
+    """Rounds of resident blocks on an SM until all have run; the last one counts by its share."""
     active_sms: int
     """SMs that have a block."""
     limit: str

@@ -47,7 +47,7 @@ class Issue(NamedTuple):
     warp: int
     cycle: int
     reason: Reason
-    """What the warp waited for longest before this issue."""
+    """The longest wait of the warp before this issue."""
 
 
 @dataclass(frozen=True)

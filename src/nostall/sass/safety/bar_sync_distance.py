@@ -1,7 +1,7 @@
 """Issue distances between scheduling barriers and the instructions around them.
 
 Measured on hardware: a load that issues fewer than about five cycles after ``BAR.SYNC`` overtakes
-the barrier, although no scoreboard or wait of either instruction tells so.  Compilers keep a
+the barrier, although no scoreboard or wait of either instruction shows this.  Compilers keep a
 distance, and a candidate schedule must keep it as well.
 """
 

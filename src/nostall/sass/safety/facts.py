@@ -18,7 +18,7 @@ NEVER = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class InstructionFacts:
-    """What one instruction reads and writes, when, and under which guard."""
+    """Reads and writes of one instruction, their times and their guard."""
 
     instruction: Instruction
     fixed_latency: bool

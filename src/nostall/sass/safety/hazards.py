@@ -38,7 +38,7 @@ Distances = dict[tuple[int, int, HazardKind, int], int]
 
 @dataclass(frozen=True)
 class Analysis:
-    """What one pass over a function found.  Instructions are named by original index."""
+    """Results of one pass over a function.  Instructions are named by original index."""
 
     findings: list[Finding]
     """Violations of the absolute rules."""
@@ -207,9 +207,9 @@ class HazardValidator:
         One scoreboard may replace another, but some units never release any.
         """
         for name in ("write_sb", "read_sb"):
-            had = getattr(before.control, name) < 6
-            has = getattr(after.control, name) < 6
-            if has and not had:
+            is_set_before = getattr(before.control, name) < 6
+            is_set_after = getattr(after.control, name) < 6
+            if is_set_after and not is_set_before:
                 report(
                     "illegal-encoding",
                     after,

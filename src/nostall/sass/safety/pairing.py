@@ -124,7 +124,7 @@ def _result_part(instruction: Instruction, register: int) -> str:
 
 
 def _consumer_role(instruction: Instruction, register: int, kind: HazardKind) -> str:
-    """How ``instruction`` takes ``register``: as guard, address, accumulator, data or result."""
+    """Role of ``register`` in ``instruction``: guard, address, accumulator, data or result."""
     pipe = instruction.pipe
     if kind != "RAW":
         return f"{pipe}:write"

@@ -17,21 +17,25 @@ def stale_reuse(order: Sequence[Instruction]) -> Iterator[tuple[Instruction, str
 
     Yields (instruction, reason).
     """
-    for at, first in enumerate(order):
+    for position, first in enumerate(order):
         if not first.control.reuse or first.has_batch_field:
             continue
         for slot in range(3):
             if first.control.reuse >> slot & 1:
                 register = slot_register(first, slot)
-                if register is not None and (reason := _stale_reason(order, at, slot, register)):
+                if register is not None and (
+                    reason := _stale_reason(order, position, slot, register)
+                ):
                     yield first, reason
 
 
-def _stale_reason(order: Sequence[Instruction], at: int, slot: int, register: int) -> str | None:
-    """Why the operand that instruction ``at`` keeps in ``slot`` becomes stale, or None."""
+def _stale_reason(
+    order: Sequence[Instruction], position: int, slot: int, register: int
+) -> str | None:
+    """Why the operand that instruction ``position`` keeps in ``slot`` becomes stale, or None."""
     redefinition: Instruction | None = None
-    for later in order[at:]:
-        if later is not order[at] and slot_register(later, slot) is not None:
+    for later in order[position:]:
+        if later is not order[position] and slot_register(later, slot) is not None:
             if redefinition is not None and slot_register(later, slot) == register:
                 return (
                     f"keeps R{register} in slot {SLOTS[slot]} of the reuse cache for "

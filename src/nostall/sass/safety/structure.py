@@ -68,14 +68,14 @@ def _match_instructions(original: Function, candidate: Function) -> list[Instruc
         unmatched: dict[int, deque[Instruction]] = defaultdict(deque)
         for instruction in original.instructions[block.start : block.end]:
             unmatched[instruction.payload].append(instruction)
-        for at in range(block.start, block.end):
-            word = candidate.instructions[at]
+        for position in range(block.start, block.end):
+            word = candidate.instructions[position]
             if not unmatched[word.payload]:
                 findings.append(
                     Finding(
                         "not-a-permutation",
                         original.name,
-                        at * 16,
+                        position * 16,
                         word.text,
                         "is not in this block of the original, or appears there less often; a "
                         "block must keep its instructions",
@@ -94,31 +94,34 @@ def _fixed_findings(original: Program, candidate: Function) -> list[Finding]:
     before = original.function(candidate.name)
     findings: list[Finding] = []
 
-    def report(kind: str, at: int, instruction: Instruction, reason: str) -> None:
+    def report(kind: str, position: int, instruction: Instruction, reason: str) -> None:
         findings.append(
-            Finding(kind, candidate.name, at * 16, instruction.text, reason, "structure")
+            Finding(kind, candidate.name, position * 16, instruction.text, reason, "structure")
         )
 
-    for at, instruction in enumerate(candidate.instructions):
+    for position, instruction in enumerate(candidate.instructions):
         old = before.instructions[instruction.index]
-        if instruction.index in before.pinned and at != instruction.index:
+        if instruction.index in before.pinned and position != instruction.index:
             report(
                 "pinned-moved",
-                at,
+                position,
                 instruction,
                 "moved, but a record of unknown layout may name its offset; it must not move",
             )
-        if instruction.index in before.frozen and (at, instruction) != (instruction.index, old):
+        if instruction.index in before.frozen and (position, instruction) != (
+            instruction.index,
+            old,
+        ):
             report(
                 "open-changed",
-                at,
+                position,
                 instruction,
                 "changed, but code outside this function may run next to its block; the block "
                 "must stay as it is",
             )
         if instruction.is_barrier:
             for kind, reason in _barrier_changes(old, instruction):
-                report(kind, at, instruction, reason)
+                report(kind, position, instruction, reason)
     return findings
 
 

@@ -1,4 +1,4 @@
-"""Symbolic translation validation: does each block of the candidate compute what the original does?
+"""Symbolic translation validation: check that each block computes the same as in the original.
 
 :mod:`.symbolic_machine` executes each block of both with uninterpreted functions and explicit time.
 Original and candidate must then agree on:
@@ -70,7 +70,7 @@ class SymbolicValidator:
         return findings
 
     def _entry_arrivals(self, function: Function, outcomes: list[Outcome]) -> list[Arrivals]:
-        """What may be in flight when each block begins: the union over all paths to it."""
+        """Operations that may be in flight at the start of each block: the union over all paths."""
         by_index = {i.index: i for i in function.instructions}
         arrivals: list[Arrivals] = [{} for _ in function.blocks]
         worklist = list(range(len(function.blocks)))
@@ -113,7 +113,7 @@ class SymbolicValidator:
             concerned = first.defs if role == "result" else queues.late_sources(first, self.sm)
             for register in concerned:
                 touching.setdefault(register, []).append((first, role, since))
-        for at, instruction in enumerate(order):
+        for position, instruction in enumerate(order):
             defs = set(instruction.defs)
             for register in {*instruction.uses, *defs}:
                 for first, role, since in touching.get(register, ()):
@@ -123,7 +123,7 @@ class SymbolicValidator:
                         yield _finding(
                             "entry-weaker",
                             function,
-                            start + at,
+                            start + position,
                             instruction.text,
                             f"{registers.name(register)} may be in flight from {first.text} when "
                             "the block begins; the wait or distance of the original is required",
@@ -175,13 +175,13 @@ class SymbolicValidator:
         return SymbolicMachine(self.sm, self.table, terms).run(order)
 
 
-def _finding(kind: str, function: Function, at: int, text: str, reason: str) -> Finding:
-    return Finding(kind, function.name, at * 16, text, reason, "symbolic")
+def _finding(kind: str, function: Function, position: int, text: str, reason: str) -> Finding:
+    return Finding(kind, function.name, position * 16, text, reason, "symbolic")
 
 
 def _poison_findings(function: Function, start: int, outcome: Outcome) -> Iterator[Finding]:
-    for at, instruction, reason in outcome.poison:
-        yield _finding("poison", function, start + at, instruction.text, reason)
+    for position, instruction, reason in outcome.poison:
+        yield _finding("poison", function, start + position, instruction.text, reason)
 
 
 def _result_differences(
@@ -219,7 +219,7 @@ def _result_differences(
 
 
 def _departures(outcome: Outcome) -> Iterator[tuple[tuple[int, str], int]]:
-    """What a block itself leaves in flight: ((index, role), cycles since issue)."""
+    """Operations of a block that are in flight at its end: ((index, role), cycles since issue)."""
     for index, (since, _) in outcome.results_out.items():
         yield (index, "result"), since
     for index in outcome.sources_out:
@@ -229,7 +229,7 @@ def _departures(outcome: Outcome) -> Iterator[tuple[tuple[int, str], int]]:
 def _weaker_exit(
     function: Function, start: int, order: Sequence[Instruction], old: Outcome, new: Outcome
 ) -> Iterator[Finding]:
-    """What is in flight at the end: not more, later or less covered than in the original."""
+    """Operations in flight at the end that are new, later or less covered than in the original."""
     end = start + len(order) - 1
     texts = {i.index: i.text for i in order}
     for index, (since, scoreboards) in new.results_out.items():

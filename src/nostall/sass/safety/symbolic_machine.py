@@ -81,7 +81,7 @@ class IssuedInstruction:
 
 
 class Protection(NamedTuple):
-    """What protects an instruction when it issues against what was in flight at block entry."""
+    """Protection of an instruction, at its issue, against operations in flight at block entry."""
 
     waited: int
     """Bit mask of the scoreboards waited for since the block began."""
@@ -136,10 +136,10 @@ class SymbolicMachine:
 
     def run(self, order: Sequence[Instruction]) -> Outcome:
         """Execute the instructions of a block in this order."""
-        for at, instruction in enumerate(order):
-            self._wait(at, instruction)
-            operands = [self._read(at, instruction, r) for r in instruction.uses]
-            self._check_overwrites(at, instruction)
+        for position, instruction in enumerate(order):
+            self._wait(position, instruction)
+            operands = [self._register_term(position, instruction, r) for r in instruction.uses]
+            self._check_overwrites(position, instruction)
             self._execute(instruction, operands)
             self.outcome.protection[instruction.index] = Protection(
                 self.waited, self.resolved, self.now
@@ -148,7 +148,7 @@ class SymbolicMachine:
         self._finish()
         return self.outcome
 
-    def _wait(self, at: int, instruction: Instruction) -> None:
+    def _wait(self, position: int, instruction: Instruction) -> None:
         """Apply the wait mask of an instruction, and the wait of a DEPBAR."""
         partial = queues.partial_wait(instruction)
         if partial is not None:
@@ -164,7 +164,7 @@ class SymbolicMachine:
                 exempt = earlier.instruction.is_barrier or instruction.base == "DEPBAR"
                 if self.now - earlier.issued < SCOREBOARD_GAP and not exempt:
                     self._poison(
-                        at,
+                        position,
                         instruction,
                         f"waits for the scoreboard of {earlier.instruction.text} less than "
                         f"{SCOREBOARD_GAP} cycles after that issued; {SCOREBOARD_GAP} are required",
@@ -186,7 +186,7 @@ class SymbolicMachine:
             if is_done and covering >> scoreboard & 1:
                 earlier.is_written = earlier.is_read = True
 
-    def _read(self, at: int, instruction: Instruction, register: int) -> Term:
+    def _register_term(self, position: int, instruction: Instruction, register: int) -> Term:
         """The term that the instruction reads from ``register``."""
         value = self.outcome.values.get(register)
         if value is None:
@@ -194,7 +194,7 @@ class SymbolicMachine:
         for writer in self.visible_writers.get(register, ()):
             if self._may_still_write(writer, instruction, register, "RAW"):
                 self._poison(
-                    at,
+                    position,
                     instruction,
                     f"reads {registers.name(register)} before {writer.instruction.text} has "
                     "written it; a wait or a larger distance is required",
@@ -223,7 +223,7 @@ class SymbolicMachine:
             and guard[1] != earlier.guard[1]
         )
 
-    def _check_overwrites(self, at: int, instruction: Instruction) -> None:
+    def _check_overwrites(self, position: int, instruction: Instruction) -> None:
         """Poison writes to a register that an earlier instruction may still write or read."""
         result_queue = queues.result_queue(instruction, self.sm)
         for register in instruction.defs:
@@ -233,7 +233,7 @@ class SymbolicMachine:
                 )
                 if not is_ordered and self._may_still_write(writer, instruction, register, "WAW"):
                     self._poison(
-                        at,
+                        position,
                         instruction,
                         f"writes {registers.name(register)} before {writer.instruction.text} has "
                         "written it; a wait or a larger distance is required",
@@ -247,7 +247,7 @@ class SymbolicMachine:
                 continue
             if self._may_still_read(reader, instruction, overwritten):
                 self._poison(
-                    at,
+                    position,
                     instruction,
                     f"overwrites {registers.name(min(overwritten))} before "
                     f"{reader.instruction.text} has read it; a wait or a larger distance is "
@@ -344,8 +344,8 @@ class SymbolicMachine:
             return None
         return self._value(instruction.guard_registers[0]), instruction.guard.startswith("!")
 
-    def _poison(self, at: int, instruction: Instruction, reason: str) -> None:
-        self.outcome.poison.append((at, instruction, reason))
+    def _poison(self, position: int, instruction: Instruction, reason: str) -> None:
+        self.outcome.poison.append((position, instruction, reason))
 
     def _finish(self) -> None:
         """Record what is in flight at the end of the block."""
@@ -378,9 +378,13 @@ def drained_scoreboards(instruction: Instruction) -> Iterator[int]:
     """Scoreboards that a DEPBAR waits for until they are 0."""
     if instruction.base != "DEPBAR":
         return
-    for at, operand in enumerate(instruction.operands):
+    for position, operand in enumerate(instruction.operands):
         if operand.startswith("SB"):
-            count = instruction.operands[at + 1] if at + 1 < len(instruction.operands) else "0x0"
+            count = (
+                instruction.operands[position + 1]
+                if position + 1 < len(instruction.operands)
+                else "0x0"
+            )
             if count == "0x0":
                 yield int(operand[2:])
         elif operand.startswith("{"):

@@ -24,7 +24,7 @@ class Finding:
     instruction: str
     """Text of the instruction."""
     reason: str
-    """What is wrong, and what is required."""
+    """The violation, and the requirement."""
     part: Part
 
     def __str__(self) -> str:

@@ -11,7 +11,7 @@ from nostall.sass.safety.verdict import Finding, Verdict
 
 
 def validate(data: bytes) -> Verdict:
-    """Check one cubin: is everything in flight protected, is each control word legal?
+    """Check that a cubin protects every result in flight and that its control words are legal.
 
     Raises :class:`~nostall.core.errors.BadBinary` if ``data`` is not a readable cubin.
     """

@@ -213,7 +213,7 @@ class _RegisterTracker:
         ]
 
     def _add_proofs(self, instruction: Instruction) -> None:
-        """Let the scoreboards of an in-order queue announce its earlier operations, too."""
+        """Mark earlier operations of an in-order queue as covered by a later one's scoreboards."""
         control = instruction.control
         sources = queues.source_queue(instruction, self.sm)
         if not sources:

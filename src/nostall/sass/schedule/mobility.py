@@ -1,4 +1,4 @@
-"""How many instructions of a kernel can move, and why the others cannot."""
+"""Mobility of a kernel: the number of instructions that can move, and why the others cannot."""
 
 from __future__ import annotations
 

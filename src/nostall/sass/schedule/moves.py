@@ -131,7 +131,7 @@ class FlipReuse:
 
 @dataclass(frozen=True, slots=True)
 class SetScoreboard:
-    """Let another scoreboard announce a result, or that the sources are read.
+    """Replace the scoreboard that covers an instruction's result, or the reading of its sources.
 
     Legal if exactly one instruction of the block waits for it. That instruction then waits for
     the new scoreboard, and stops waiting for the old one if no other operation needs this wait.

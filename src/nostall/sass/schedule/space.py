@@ -77,23 +77,27 @@ class ScheduleSpace(Space[Schedule, ScheduleMove]):
         return self.program.with_function(state.impose(self.function))
 
     def draw(
-        self, state: Schedule, rng: np.random.Generator, wanted: Tags = NO_TAGS
+        self, state: Schedule, rng: np.random.Generator, required_tags: Tags = NO_TAGS
     ) -> ScheduleMove | None:
         """One uniform draw over all instructions and all variants of a move.
 
-        If ``wanted`` has the tags of slides by one position, only exact slides are drawn: SIP's
-        move, which leaves control words unchanged.
+        If ``required_tags`` has the tags of slides by one position, only exact slides are drawn:
+        SIP's move, which leaves control words unchanged.
         """
-        pool = self._movable_memory if "memory" in wanted else self._movable
+        pool = self._movable_memory if "memory" in required_tags else self._movable
         if not pool:
             return None
         index = pool[int(rng.integers(len(pool)))]
-        if "slide" in wanted and "distance=1" in wanted:
+        if "slide" in required_tags and "distance=1" in required_tags:
             variant = len(_OFFSETS) + int(rng.integers(2))
         else:
             variant = int(rng.integers(_VARIANTS))
         move = self._variant(state, index, variant)
-        if move is None or not wanted <= move.tags or self.apply_if_legal(state, move) is None:
+        if (
+            move is None
+            or not required_tags <= move.tags
+            or self.apply_if_legal(state, move) is None
+        ):
             return None
         return move
 

@@ -118,15 +118,15 @@ class _FuseJob:
         """Partition each region and generate the source of its kernels."""
         passes = self.traced.passes
         total = sum(len(find_regions(captured.graph)) for captured in passes.values())
-        done = 0
+        num_completed = 0
         with tempfile.TemporaryDirectory(prefix="nostall-") as folder:
             for name, captured in passes.items():
                 self.progress(0.0, f"planning {name}")
                 for plan in plan_regions(captured, self.settings.strategy, Path(folder)):
                     self.plans[name].append(plan)
-                    done += 1
-                    message = f"planning {name}: region {done} of {total}"
-                    self.progress(self.share * done / total, message)
+                    num_completed += 1
+                    message = f"planning {name}: region {num_completed} of {total}"
+                    self.progress(self.share * num_completed / total, message)
 
     @property
     def programs(self) -> list[Program]:
@@ -160,8 +160,8 @@ class _FuseJob:
         if self.settings.tuning is None:
             return
         for at, kernel in enumerate(self.kernels.values()):
-            done = 1 - 2 * self.share * (1 - at / len(self.kernels))
-            self.progress(done, f"tuning {at + 1} of {len(self.kernels)}")
+            completed_share = 1 - 2 * self.share * (1 - at / len(self.kernels))
+            self.progress(completed_share, f"tuning {at + 1} of {len(self.kernels)}")
             record, interrupted = tune_kernel(
                 kernel,
                 self.run,

@@ -22,7 +22,7 @@ class Resource(StrEnum):
 
 
 class Architecture(StrEnum):
-    """How the replicas of a job exchange weights and gradients (arXiv:1910.05930)."""
+    """Method by which the replicas of a job exchange weights and gradients (arXiv:1910.05930)."""
 
     SINGLE = "1w1g"
     """One worker with one GPU: no exchange."""

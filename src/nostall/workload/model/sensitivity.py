@@ -45,7 +45,7 @@ def sweep_rate(
 
 @dataclass(frozen=True, slots=True)
 class Sensitivity:
-    """How much the step of a job depends on the rate of one resource."""
+    """Dependence of a job's step time on the rate of one resource."""
 
     resource: Resource
     time_share: float

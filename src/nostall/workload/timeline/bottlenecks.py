@@ -27,7 +27,7 @@ class Bottleneck:
     remedy: str
     """The part of nostall that works on the problem, or what else to do."""
     method: str
-    """How ``recoverable_seconds`` is derived from the trace."""
+    """Derivation of ``recoverable_seconds`` from the trace."""
 
 
 def find_bottlenecks(timeline: Timeline, kernels: Sequence[KernelTime] = ()) -> list[Bottleneck]:

@@ -139,7 +139,7 @@ def test_plans_fit_into_memory() -> None:
 
 def test_too_many_stages_and_unknown_names_are_rejected() -> None:
     work = Workload(profile(2), servers(1, 4), 4)
-    with pytest.raises(BadPlan, match="4 stages wanted for 2 layers"):
+    with pytest.raises(BadPlan, match="needs 4 stages and the profile has 2 layers"):
         make_plan(work, "even")
     with pytest.raises(BadPlan, match="allowed are nostall"):
         make_plan(work, "alpa")

@@ -1,8 +1,8 @@
-"""Have Inductor's generated code call stitched kernels as plain functions, not as operators.
+"""Direct calls: Inductor's generated code calls stitched kernels as functions, not as operators.
 
-PyTorch's dispatcher costs more host time than the launch.  Inductor knows the layout of every
-tensor, so what the operator checks at each call is checked here once, when Inductor generates its
-code.
+PyTorch's dispatcher costs more host time than the launch.  Inductor fixes the layout of each tensor
+at compile time.  So the checks that the operator makes at each call run once, when Inductor
+generates its code.
 """
 
 from __future__ import annotations

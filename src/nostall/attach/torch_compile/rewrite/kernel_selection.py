@@ -33,7 +33,7 @@ class KernelMatch:
 
 @dataclass
 class RewriteResult:
-    """What one compilation did with its graphs; filled in while they are rewritten."""
+    """Result of rewriting the graphs of one compilation; filled in while they are rewritten."""
 
     # Names of the inserted kernels, in the order of the graphs.
     kernels: list[str] = field(default_factory=list)

@@ -143,7 +143,7 @@ def _is_dynamic(graph: Graph, nodes: Iterable[int]) -> bool:
 
 
 def _limit_dynamic_size(captured: CapturedGraph, *, only_as_guard: bool = False) -> None:
-    """Have PyTorch compile again for dynamic sizes with more elements than kernels can count.
+    """Make PyTorch compile again for dynamic sizes with more elements than kernels can count.
 
     Evaluating the comparison of the symbolic size becomes a guard while Dynamo compiles.
     ``only_as_guard``: do nothing if Dynamo has already written its guards.

@@ -25,7 +25,7 @@ PTXAS_VARIABLE = "TRITON_PTXAS_PATH"
 
 
 def use_inductor_ptxas() -> None:
-    """Have Triton use the ptxas that Inductor selects at its first compilation.
+    """Make Triton use the ptxas that Inductor selects at its first compilation.
 
     PyTorch may bring its own ptxas.  Triton's cache keys contain the version of ptxas, so binaries
     that are compiled before Inductor selects it, or in a process without Inductor, would not be

@@ -184,7 +184,7 @@ class Launcher:
 
 
 def _compile_argument_parser(binary: Any) -> None:
-    """Have Triton 3.6 compile the C code that passes arguments of this signature.
+    """Make Triton 3.6 compile the C code that passes arguments of this signature.
 
     Triton would compile it at the first launch; the result is kept on disk.
     """

@@ -214,7 +214,7 @@ class CandidateBuilder:
                         yield partial(compile_kernel, kernel, device)
 
     def _compared_regions(self, regions: int) -> int:
-        """So many regions if their kernels are compared with baselines in this process, else 0."""
+        """The number of regions if this process compares their kernels with baselines, else 0."""
         return regions if self.comparisons.graphs and RankSync.current().is_leader else 0
 
     def _about(self) -> dict[str, str]:

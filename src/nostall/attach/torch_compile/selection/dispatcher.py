@@ -43,7 +43,7 @@ Returns None if a background task does it first: call it again when the tasks ar
 
 @dataclass(frozen=True)
 class SelectionContext:
-    """What a dispatcher needs to select a version."""
+    """Context in which a dispatcher selects a version."""
 
     # Key of the graph.
     graph: str

@@ -9,7 +9,7 @@ from nostall.attach.torch_compile.store.records import Version
 
 
 class Phase(Enum):
-    """What happens to a graph; Inductor's version runs in all phases but the last."""
+    """Phase of a graph; Inductor's version runs in all phases but the last."""
 
     # Inductor compiles its version, and its graphs are observed; the first step runs.
     OBSERVED = auto()

@@ -86,7 +86,7 @@ class Precompiler:
             CODEGEN_WORKER.start()
 
     def attach_workers(self, compared_regions: int) -> None:
-        """Let workers use the GPU: they will compile the graph and baselines of its regions."""
+        """Allow workers to use the GPU, to compile the graph and the baselines of its regions."""
         if not self._state.is_decided:
             for worker in self._inductor_workers(compared_regions):
                 worker.attach_gpu()
@@ -98,7 +98,7 @@ class Precompiler:
     def generate_kernels(
         self, graphs: Sequence[Graph], tuning: PlanTuning, device: torch.device
     ) -> Sequence[PlanCandidates] | None:
-        """Have kernels of regions generated, and their compilation started.
+        """Start the generation of regions' kernels and their compilation in a worker.
 
         Returns the kernels whose plans are to be measured; None if this process has to do the work.
         """
@@ -145,7 +145,7 @@ class Precompiler:
     def compile_baselines(
         self, comparisons: KernelComparisons, compiler: GraphCompiler, worker: Worker
     ) -> None:
-        """Have a worker compile baselines, beside the workers of other threads.
+        """Compile baselines in a worker, in parallel with the workers of other threads.
 
         Ends after the first failure, or after about the time that the comparisons may take.
         """

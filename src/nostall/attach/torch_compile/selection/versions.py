@@ -77,7 +77,7 @@ class GraphVersions:
         ``copy``: the graph to use in the second case, because Inductor modifies ``module``; it may
         be ``module`` itself.  By default the graph is copied beforehand.
         """
-        spare = clone_graph(module) if copy is None else copy
+        module_copy = clone_graph(module) if copy is None else copy
         try:
             return self.timed(
                 "plain", lambda: self.compiler.compile_baseline(module, inputs, observe)
@@ -86,7 +86,7 @@ class GraphVersions:
             warn_once(f"Inductor is not available, PyTorch's operators run one by one: {error}")
             self.compiler = EagerCompiler()
             return self.timed(
-                "plain", lambda: self.compiler.compile_baseline(clone_graph(spare), inputs)
+                "plain", lambda: self.compiler.compile_baseline(clone_graph(module_copy), inputs)
             )
 
     def compile_candidate(
@@ -121,8 +121,8 @@ class GraphVersions:
 
     def kernel_filter(self, selection: Selection) -> KernelFilter:
         """The filter for the kernels of a selection."""
-        kept = selection.kept_in_inductor
-        return KernelFilter(self.options.fuse, kept, selection.regions)
+        inductor_matches = selection.kept_in_inductor
+        return KernelFilter(self.options.fuse, inductor_matches, selection.regions)
 
     def timed(self, activity: str, work: Callable[[], T]) -> T:
         """Do some work, and report its wall time."""

@@ -37,7 +37,7 @@ MAX_WAIT_S = 60.0
 
 @dataclass(frozen=True)
 class CodegenResult:
-    """What the worker has done since the last job."""
+    """Results of the worker since the last job."""
 
     # Kernels whose plans are to be measured.
     plan_candidates: tuple[PlanCandidates, ...] = ()

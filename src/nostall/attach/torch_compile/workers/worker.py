@@ -92,7 +92,7 @@ class Worker:
         self._process: ChildProcess | None = None
 
     def reset_after_fork(self) -> None:
-        """In a forked process: forget the worker process, which belongs to the parent."""
+        """In a forked process: drop the reference to the worker process of the parent."""
         if self._process is not None:
             self._process.reap()
         self._reset()

@@ -138,8 +138,8 @@ def shared_cost(kernel: PlannedKernel, coefficients: CostCoefficients) -> Kernel
         tile = _iteration_cost(kernel, part, coefficients)
         reads = [v for v in part.operands if isinstance(v, Operand) and v not in part.on_chip]
         prefetched = [value for value in reads if on_chip.is_prefetched(value)]
-        again = [v for v in reads if v in already_read and v in with_rows]
-        reread += sum(tensor_bytes(schedule, [value.source], ()) for value in again)
+        reread_values = [v for v in reads if v in already_read and v in with_rows]
+        reread += sum(tensor_bytes(schedule, [value.source], ()) for value in reread_values)
         already_read.update(reads)
         shared = coefficients.access * _shared_accesses(on_chip, part) * tile.accesses
         instructions += arena.chunks * (tile.instructions + shared)

@@ -67,7 +67,7 @@ def uses_int64(schedule: Schedule, index: int) -> bool:
 def elements_per_philox_counter(
     schedule: Schedule, index: int, vector: int, along_rows: bool
 ) -> int:
-    """How many of the ``vector`` contiguous elements of a thread share one Philox counter.
+    """Number of a thread's ``vector`` contiguous elements that share one Philox counter.
 
     ``along_rows``: contiguous elements are those of one column.
     """

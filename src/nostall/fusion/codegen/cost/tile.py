@@ -28,7 +28,7 @@ _DEFAULT_VECTOR = 4
 
 @dataclass(frozen=True, slots=True)
 class TileWork:
-    """What a program does with a tile."""
+    """Operators, stores and loop of a program for one tile."""
 
     operators: Collection[int]
     outputs: Collection[int]  # the operators whose results are stored

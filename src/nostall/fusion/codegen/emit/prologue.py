@@ -26,8 +26,8 @@ def specializes_counts(schedule: Schedule) -> bool:
 def row_limit(schedule: Schedule) -> str:
     """The number of rows of a schedule, as text.
 
-    The constant factor tells Triton that masks end at a multiple of it. Without the factor Triton
-    would load element by element.
+    The constant factor declares to Triton that masks end at a multiple of it. Without the factor
+    Triton would load element by element.
     """
     return f"count * {schedule.inner_row_count}" if schedule.inner_row_count > 1 else "count"
 

@@ -80,7 +80,7 @@ def _comparison_text(op: str, name: str, limit: float) -> str:
 
 
 def count_below(number: float, or_equal: bool) -> int:
-    """How many of the 65,536 random numbers are below ``number`` rounded to fp32.
+    """Number of the 65,536 random numbers that are below ``number`` rounded to fp32.
 
     ``or_equal`` counts numbers that are equal to it, too.
     """

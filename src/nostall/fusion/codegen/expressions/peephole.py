@@ -34,7 +34,7 @@ def operator_value(
 def deferred_value(
     graph: Graph, index: int, operands: Sequence[Value], materialized: Container[int], name: str
 ) -> tuple[str, Value] | None:
-    """How a deferred operator is written: the text to assign to ``name``, and the value for users.
+    """Code of a deferred operator: the text to assign to ``name``, and the value for users.
 
     The text is "" if nothing is to be assigned.  None if the operator is not deferred; then
     :func:`operator_value` is its value.

@@ -42,7 +42,7 @@ class AxisAccess:
 
 @dataclass(frozen=True)
 class Operand:
-    """What an operator reads: a node at an index."""
+    """Operand of an operator: a node at an index."""
 
     source: int  # the node, below all views
     accesses: tuple[AxisAccess, ...] = ()  # one for each axis of the source

@@ -193,7 +193,7 @@ def _import_source(path: Path) -> Any:
 
 
 def clear_source_cache() -> None:
-    """Forget imported sources, so that they are imported again.
+    """Clear the cache of imported sources, so that they are imported again.
 
     Triton keeps the binaries of an imported kernel in memory; a new import drops them.
     """

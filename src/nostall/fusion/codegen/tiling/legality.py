@@ -180,4 +180,4 @@ CONSTRAINTS: Mapping[Scheme, Constraint] = {
     "matrix": _matrix_reason,
     "turned": _sequence_reason,
 }
-"""What a plan of each scheme has to satisfy besides the limits of all schemes."""
+"""Conditions for plans of each scheme, besides the limits of all schemes."""

@@ -31,7 +31,7 @@ class PlannedKernel:
 
     @property
     def sequence_tiling(self) -> SequenceTiling:
-        """How the sequence is cut into tiles; for plans of the scheme ``turned`` only."""
+        """Division of the sequence into tiles; for plans of the scheme ``turned`` only."""
         tiling = find_sequence_tiling(self.schedule)
         assert isinstance(tiling, SequenceTiling)  # else the plan would be illegal
         return tiling
