@@ -23,7 +23,8 @@ def test_options_of_a_slice_are_accepted(name: str) -> None:
     benchmark = find(name)
     parser = make_parser(benchmark)
     benchmark.load().add_options(parser)
-    parser.parse_args(["--out", "folder", *SLICES[name]])
+    options = parser.parse_args(["--out", "folder", *SLICES[name]])
+    assert options.out == Path("folder")
 
 
 def test_a_failed_slice_reports_its_exit_code_and_output(

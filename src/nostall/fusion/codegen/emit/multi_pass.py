@@ -25,7 +25,8 @@ from nostall.fusion.codegen.emit.prologue import (
     write_row_block,
     zero_condition,
 )
-from nostall.fusion.codegen.emit.tile import Chunk, Rows, Tile
+from nostall.fusion.codegen.emit.tile import Tile
+from nostall.fusion.codegen.emit.tile_parts import Chunk, Rows
 from nostall.fusion.codegen.expressions.lines import Lines
 from nostall.fusion.codegen.expressions.templates import (
     LARGEST_FLOAT,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nostall.fusion.codegen.emit.tile import Chunk, Rows
+from nostall.fusion.codegen.emit.tile_parts import Chunk, Rows
 from nostall.fusion.codegen.expressions.lines import Lines
 from nostall.fusion.codegen.loops.addresses import ZERO_TENSOR
 from nostall.fusion.codegen.loops.schedule import Schedule

@@ -9,7 +9,8 @@ from nostall.fusion.codegen.emit.prologue import (
     write_row_chunks,
     zero_condition,
 )
-from nostall.fusion.codegen.emit.tile import Chunk, Rows, Tile
+from nostall.fusion.codegen.emit.tile import Tile
+from nostall.fusion.codegen.emit.tile_parts import Chunk, Rows
 from nostall.fusion.codegen.expressions.lines import Lines
 from nostall.fusion.codegen.tiling.legality import large_outputs
 from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel

@@ -37,7 +37,8 @@ from nostall.fusion.codegen.emit.index_splitting import (
 from nostall.fusion.codegen.emit.multi_pass import write_row_operators
 from nostall.fusion.codegen.emit.program import Launch, Program, assemble_program, kernel_name
 from nostall.fusion.codegen.emit.prologue import row_limit, specializes_counts, write_row_block
-from nostall.fusion.codegen.emit.tile import Chunk, Tile, TileValue
+from nostall.fusion.codegen.emit.tile import Tile
+from nostall.fusion.codegen.emit.tile_parts import Chunk, TileValue
 from nostall.fusion.codegen.expressions.lines import Lines
 from nostall.fusion.codegen.expressions.templates import TRITON_DTYPES, Value, compute_dtype
 from nostall.fusion.codegen.loops.reduction_levels import Pass, ValueKey
