@@ -9,6 +9,7 @@ Needs nvcc and nvdisasm.
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import shutil
 import subprocess
@@ -24,7 +25,7 @@ from benchmarks.sass.distances.kernel import replace_code
 from benchmarks.sass.distances.lines import SM, Line, assemble
 from benchmarks.sass.distances.pairs import Pair, all_pairs
 from benchmarks.sass.distances.windows import consumer_word, producer_word, target_register
-from nostall.core.errors import MissingPart
+from nostall.core.errors import BadInput, MissingPart
 from nostall.sass.program import registers
 from nostall.sass.program.instruction import Instruction
 from nostall.sass.program.program import Program
@@ -65,7 +66,7 @@ class Archive:
 
 
 def compile_template() -> bytes:
-    """The template's cubin for sm_90; raises :class:`MissingPart` without nvcc."""
+    """The template's cubin, with NOPs as code; raises :class:`MissingPart` without nvcc."""
     compiler = shutil.which("nvcc")
     if compiler is None:
         raise MissingPart("nvcc was not found on PATH; install the CUDA toolkit 13")
@@ -73,7 +74,7 @@ def compile_template() -> bytes:
         cubin = Path(folder, "template.cubin")
         command = [compiler, f"-arch=sm_{SM}", "-cubin", "-o", str(cubin), str(SOURCE)]
         subprocess.run(command, check=True, timeout=300)
-        return cubin.read_bytes()
+        return replace_code(cubin.read_bytes(), b"")
 
 
 def decode(template: bytes, words: Sequence[int]) -> Iterator[Instruction]:
@@ -97,6 +98,11 @@ def plan_rows(template: bytes, pairs: Sequence[Pair]) -> list[dict[str, Any]]:
     for pair, (first, second) in zip(pairs, pairs_words, strict=True):
         producer, consumer = decoded[first], decoded[second]
         tested = tested_register(pair)
+        if tested not in producer.defs or tested not in consumer.uses:
+            raise BadInput(
+                f"{pair.name}: {registers.name(tested)} is not written by {producer.text!r} and "
+                f"read by {consumer.text!r}; correct the tables of producers and consumers"
+            )
         names = pairing.exact_names(producer, consumer, tested, "RAW")
         seen = [attested[name][0] for name in names if name in attested]
         floor = table.min_distance(producer, consumer, tested, "RAW")
@@ -127,8 +133,11 @@ def tested_register(pair: Pair) -> int:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--template", type=Path, help="write the template's cubin here, too (.gz)")
     options = parser.parse_args(arguments)
     template = compile_template()
+    if options.template is not None:
+        options.template.write_bytes(gzip.compress(template, mtime=0))
     archive = Archive(template, plan_rows(template, all_pairs()))
     archive.write(options.out)
     print(f"{options.out}: {len(archive.plan)} pairs, {options.out.stat().st_size} bytes")

@@ -1,4 +1,4 @@
-"""Measure many pairs on worker processes: a fault or a hang ends only the worker of its pair."""
+"""Run many tasks on worker processes: a fault or a hang ends only the worker of its task."""
 
 from __future__ import annotations
 
@@ -8,28 +8,41 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any
+from typing import Any, Protocol
 
-from benchmarks.sass.distances.pairs import Pair
-from benchmarks.sass.distances.search import ALIGNMENTS, Prober, measure
+from benchmarks.sass.distances.search import Prober
 from nostall.core.process import Channel, ChildProcess, ProcessEnded
 
 START_SECONDS = 60.0
-PAIR_SECONDS = 10.0
-"""Deadline of one pair."""
+TASK_SECONDS = 10.0
+"""Deadline of one task."""
 _MAX_FAULTS = 40
 """Faults after which a worker gives up; each costs the start of a process."""
+
+MAX_SHARE = 4
+"""Largest share of a task: how many of its variations run."""
 
 MakeProber = Callable[[], Prober]
 
 
+class Task(Protocol):
+    """One measurement."""
+
+    @property
+    def name(self) -> str:
+        """Its name in the results."""
+        ...
+
+    def run(self, template: bytes, prober: Prober, share: int) -> dict[str, Any]:
+        """Measure ``share`` of 1 to MAX_SHARE variations; returns the row of the results."""
+        ...
+
+
 @dataclass
 class Campaign:
-    """Pairs to measure, and what has been found."""
+    """The results of tasks, and the time that they may take."""
 
     template: bytes
-    tops: dict[str, int]
-    """Name of a pair -> largest distance of its first run."""
     seconds: float
     results: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     faults: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
@@ -41,15 +54,13 @@ class Campaign:
         return self.seconds - (monotonic() - self.started)
 
 
-def run_campaign(
-    campaign: Campaign, pairs: Sequence[Pair], make: MakeProber, workers: int
-) -> None:
-    """Measure ``pairs`` in their order until the time is over; results go to ``campaign``."""
-    tasks: queue.SimpleQueue[tuple[int, Pair]] = queue.SimpleQueue()
-    for task in enumerate(pairs):
-        tasks.put(task)
+def run_campaign(campaign: Campaign, tasks: Sequence[Task], make: MakeProber, workers: int) -> None:
+    """Run ``tasks`` in their order until the time is over; results go to ``campaign``."""
+    waiting: queue.SimpleQueue[tuple[int, Task]] = queue.SimpleQueue()
+    for numbered in enumerate(tasks):
+        waiting.put(numbered)
     threads = [
-        threading.Thread(target=_serve_tasks, args=(campaign, tasks, make, len(pairs), workers))
+        threading.Thread(target=_serve_tasks, args=(campaign, waiting, make, len(tasks), workers))
         for _ in range(workers)
     ]
     for thread in threads:
@@ -60,7 +71,7 @@ def run_campaign(
 
 def _serve_tasks(
     campaign: Campaign,
-    tasks: queue.SimpleQueue[tuple[int, Pair]],
+    waiting: queue.SimpleQueue[tuple[int, Task]],
     make: MakeProber,
     total: int,
     workers: int,
@@ -73,55 +84,54 @@ def _serve_tasks(
             worker = ChildProcess.spawn(_work, make, campaign.template)
             message = worker.receive(START_SECONDS)
             if message != "ready":
-                campaign.faults.append({"pair": "start", "detail": str(message)})
+                campaign.faults.append({"task": "start", "detail": str(message)})
                 return
             while campaign.remaining > 0:
                 try:
-                    at, pair = tasks.get_nowait()
+                    at, task = waiting.get_nowait()
                 except queue.Empty:
                     return
                 since = monotonic()
-                count = _alignment_count(campaign, spent, done, (total - at) / workers)
-                order = ALIGNMENTS[at % 4 :] + ALIGNMENTS[: at % 4]
-                worker.send((pair, campaign.tops[pair.name], order[:count]))
-                answer = _receive(worker, pair, campaign)
+                share = _share(campaign, spent, done, (total - at) / workers)
+                worker.send((task, share))
+                answer = _receive(worker, task, campaign)
                 if answer is None:
                     break
                 campaign.results.append(answer)
-                spent, done = spent + (monotonic() - since) / (count + 1), done + 1
+                spent, done = spent + (monotonic() - since) / (share + 1), done + 1
             else:
                 return
         except (ProcessEnded, TimeoutError) as error:
-            campaign.faults.append({"pair": "start", "detail": str(error)})
+            campaign.faults.append({"task": "start", "detail": str(error)})
         finally:
             if worker is not None:
                 worker.reap(0.0)
 
 
-def _receive(worker: ChildProcess, pair: Pair, campaign: Campaign) -> dict[str, Any] | None:
-    """The summary of a pair; None, with a recorded fault, if the worker must be replaced."""
+def _receive(worker: ChildProcess, task: Task, campaign: Campaign) -> dict[str, Any] | None:
+    """The row of a task; None, with a recorded fault, if the worker must be replaced."""
     try:
-        answer = worker.receive(PAIR_SECONDS)
+        answer = worker.receive(TASK_SECONDS)
     except (TimeoutError, ProcessEnded) as error:
-        campaign.faults.append({"pair": pair.name, "detail": str(error)})
+        campaign.faults.append({"task": task.name, "detail": str(error)})
         return None
     if isinstance(answer, str):
-        campaign.faults.append({"pair": pair.name, "detail": answer})
+        campaign.faults.append({"task": task.name, "detail": answer})
         return None
     summary: dict[str, Any] = answer
     return summary
 
 
-def _alignment_count(campaign: Campaign, spent: float, done: int, left: float) -> int:
-    """How many alignments each remaining pair can have, judged by the time of those before."""
+def _share(campaign: Campaign, spent: float, done: int, left: float) -> int:
+    """The share that each remaining task can have, judged by the time of those before."""
     if done < 3:
         return 1
     affordable = campaign.remaining / max(1.0, left) / (spent / done) - 1
-    return max(1, min(len(ALIGNMENTS), int(affordable)))
+    return max(1, min(MAX_SHARE, int(affordable)))
 
 
 def _work(channel: Channel, make: MakeProber, template: bytes) -> None:
-    """Main function of a worker: measures the pairs that it receives."""
+    """Main function of a worker: runs the tasks that it receives."""
     try:
         prober = make()
     except Exception:  # any error of the driver; the parent records it
@@ -130,11 +140,11 @@ def _work(channel: Channel, make: MakeProber, template: bytes) -> None:
     channel.send("ready")
     while True:
         try:
-            pair, top, alignments = channel.receive()
+            task, share = channel.receive()
         except ProcessEnded:
             return
         try:
-            channel.send(measure(pair, top, template, prober, alignments).as_json())
+            channel.send(task.run(template, prober, share))
         except Exception:  # a faulted CUDA context cannot be used again
             channel.send(traceback.format_exc())
             return

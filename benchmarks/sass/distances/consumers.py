@@ -88,7 +88,7 @@ DATA: tuple[Consumer, ...] = (
     *_ports(f"LOP3.LUT {_ABC}, 0x96, !PT", _FLOATS, "a b c"),
     *_ports(f"SHF.R.U32 {_ABC}", "a=A b=FIVE c=C", "a b c"),
     *_ports("SEL R{d}, R{a}, R{b}, P{ps}", "a=A b=B ps=PT", "a"),
-    *_ports("SEL R{d}, R{a}, R{b}, P{ps}", "a=A b=B ps=P_FALSE", "b"),
+    *_ports("SEL R{d}, R{a}, R{b}, P{ps}", "a=A b=B ps=NO", "b"),
     *_ports(f"PRMT {_ABC}", "a=A b=BYTES c=C", "a b c"),
     *_ports("LEA R{d}, R{a}, R{b}, 0x1", "a=A b=B", "a b"),
     *_ports(f"LEA.HI {_ABC}, 0x4", _FLOATS, "a b c"),

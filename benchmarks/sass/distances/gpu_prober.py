@@ -8,23 +8,28 @@ from contextlib import suppress
 import numpy as np
 
 from benchmarks.sass.distances.consumers import Values
-from benchmarks.sass.distances.kernel import KERNEL, SCRATCH_OFFSET, Experiment
+from benchmarks.sass.distances.kernel import KERNEL, SCRATCH_OFFSET
 from benchmarks.sass.distances.observe import Blind, Condition, Words
+from benchmarks.sass.distances.search import Subject
 from benchmarks.sass.distances.values import KINDS, SLOT_BYTES, input_values
 from benchmarks.sass.distances.windows import PASSES, THREADS
 from nostall.core.launch import LaunchSpec
 from nostall.gpu.driver import Cuda, DriverError, KernelArguments, LoadedKernel
 
 GIB = 1 << 30
-_MARGIN = 1 << 20
+_LARGEST_LOW = 0x7F000000
+"""End of the lower address words that every producer passes on: positive and no NaN as a float."""
+_FAR_BYTES = 6 * GIB + (32 << 20)
+"""Bytes in which two such addresses, 4 GiB apart, always exist."""
+_NEAR_BYTES = 1 << 20
 
 
 class GpuProber:
     """The CUDA context of this process, with the buffers of all experiments."""
 
-    def __init__(self, seed: int, ordinal: int = 0) -> None:
+    def __init__(self, seed: int, cuda: Cuda | None = None) -> None:
         """``seed``: of the input values."""
-        self.cuda = Cuda(ordinal)
+        self.cuda = cuda or Cuda()
         self._loaded: tuple[bytes, LoadedKernel] | None = None
         self._out = self.cuda.allocate(SCRATCH_OFFSET + THREADS * 16)
         self._inputs: dict[Values, int] = {}
@@ -35,28 +40,31 @@ class GpuProber:
 
     def _slots(self) -> dict[Values, int]:
         """The global address of the slots for each kind of values that this GPU has memory for."""
-        near = _within_4_gib(self.cuda.allocate(_MARGIN))
-        slots: dict[Values, int] = {kind: near for kind in KINDS if kind != "global_high"}
         with suppress(DriverError):
-            slots["global_high"] = _within_4_gib(self.cuda.allocate(4 * GIB + _MARGIN))
-        return slots
+            far = harmless_slots(self.cuda.allocate(_FAR_BYTES))
+            return dict.fromkeys(KINDS, far)
+        near = self.cuda.allocate(_NEAR_BYTES)
+        kinds = [kind for kind in KINDS if not kind.startswith("global")]
+        if harmless_slots(near) == near:
+            kinds.append("global")
+        return dict.fromkeys(kinds, near)
 
-    def run(self, cubin: bytes, subject: Experiment, condition: Condition) -> tuple[Words, Words]:
+    def run(self, cubin: bytes, subject: Subject, condition: Condition) -> tuple[Words, Words]:
         """See :class:`.search.Prober`.  Raises DriverError if the kernel faults."""
         cuda = self.cuda
-        if subject.pair.values not in self._inputs:
-            raise Blind("this GPU has no memory for addresses that are 4 GiB apart")
+        if subject.values not in self._inputs:
+            raise Blind("this GPU has no memory for two addresses that are 4 GiB apart")
         loaded = self._load(cubin)
-        records = len(subject.windows) * PASSES
+        records = subject.count * PASSES
         threads = condition.warps * 32
         block = THREADS if condition.stream else threads
         spec = LaunchSpec(grid=(1, 1, 1), block=(block, 1, 1), args=())
-        values = (self._out, self._inputs[subject.pair.values], condition.stream, condition.warps)
+        values = (self._out, self._inputs[subject.values], condition.stream, condition.warps)
         types = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32)
         cuda.fill(self._out, 0xFF, records * THREADS * 8)
         cuda.launch(loaded, spec, KernelArguments((values, types)))
         raw = cuda.download(self._out, records * THREADS * 8).view(np.uint32)
-        table = raw.reshape(len(subject.windows), PASSES, THREADS, 2)[:, :, :threads]
+        table = raw.reshape(subject.count, PASSES, THREADS, 2)[:, :, :threads]
         return table[..., 0], table[..., 1]
 
     def _load(self, cubin: bytes) -> LoadedKernel:
@@ -75,8 +83,10 @@ class GpuProber:
         self.cuda.synchronize()
 
 
-def _within_4_gib(start: int) -> int:
-    """The first address from ``start`` whose slots do not cross a multiple of 4 GiB."""
-    size = SLOT_BYTES * THREADS
-    end = (start | 0xFFFFFFFF) + 1
-    return start if start + size <= end else end
+def harmless_slots(start: int) -> int:
+    """The first address from ``start`` on whose slots have lower words that are harmless.
+
+    The lower words stay below ``_LARGEST_LOW``, so no slot crosses a multiple of 4 GiB.
+    """
+    low = start & 0xFFFFFFFF
+    return start if low + SLOT_BYTES * THREADS <= _LARGEST_LOW else start - low + 4 * GIB

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from benchmarks.sass.distances import registers as r
+from benchmarks.sass.distances.consumers import Values
 from benchmarks.sass.distances.lines import (
     Align,
     Item,
@@ -54,6 +55,16 @@ class Experiment:
     windows: tuple[Window, ...]
     """The first is the reference, the second the blind window."""
 
+    @property
+    def count(self) -> int:
+        """The number of loops, each with PASSES records."""
+        return len(self.windows)
+
+    @property
+    def values(self) -> Values:
+        """What the values of a pass are."""
+        return self.pair.values
+
 
 def experiment(pair: Pair, alignment: int, windows: Sequence[Window]) -> Experiment:
     """An experiment with the reference and the blind window first."""
@@ -67,10 +78,16 @@ def build(template: bytes, subject: Experiment) -> bytes:
 
 def kernel_items(subject: Experiment) -> list[Item]:
     """All lines of the kernel."""
-    items: list[Item] = [*_prologue(), jump("tests", f"P{r.P_ROLE}"), *_streams(), Label("tests")]
+    items: list[Item] = []
     for at, window in enumerate(subject.windows):
         items += [Align(0), *window_items(subject.pair, window, f"w{at}", subject.alignment)]
-    return [*items, *_epilogue()]
+    return framed(items)
+
+
+def framed(items: Sequence[Item]) -> list[Item]:
+    """A kernel whose testing warps run ``items``."""
+    role = jump("tests", f"P{r.P_ROLE}")
+    return [*_prologue(), role, *_streams(), Label("tests"), *items, *_epilogue()]
 
 
 def replace_code(template: bytes, code: bytes) -> bytes:
@@ -116,6 +133,9 @@ def _prologue() -> tuple[Item, ...]:
         line("MOV R{d}, {i}", d=r.FLAG, i=FLAG_ADDRESS),
         line("MOV R{d}, {i}", d=r.RECORD, i=0),
         line("STS [R{a}], R{b}", a=r.FLAG, b=255),
+        line("MOV R{d}, {i}", d=r.CLOCK_BEFORE, i=SHARED_START),
+        line("IMAD R{d}, R{a}, {i}, R{c}", d=r.CLOCK_BEFORE, a=r.THREAD, i=32, c=r.CLOCK_BEFORE),
+        line("STS [R{a}], R{b}", a=r.CLOCK_BEFORE, b=r.CLOCK_BEFORE),
         line("BAR.SYNC.DEFER_BLOCKING 0x0"),
         line("SHF.R.U32.HI R{d}, R{a}, R{b}, R{c}", d=r.CLOCK_AFTER, a=255, b=number("FIVE"),
              c=r.THREAD),
@@ -126,7 +146,8 @@ def _prologue() -> tuple[Item, ...]:
 
 
 def _epilogue() -> list[Item]:
-    return settled([line("STS [R{a}], R{b}", a=r.FLAG, b=number("ONE")), line("EXIT")])
+    """End the streams; the NOPs that follow lead to the template's own EXIT."""
+    return settled([line("STS [R{a}], R{b}", a=r.FLAG, b=number("ONE"))])
 
 
 @cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchmarks.sass.distances.registers import NUMBERS
 from benchmarks.sass.distances.words import branch, word
@@ -35,12 +35,14 @@ class Line:
     guard: str = ""
     """Guard of a branch."""
 
+    @property
+    def control(self) -> Control:
+        """The control word."""
+        return Control(self.stall, self.yields, self.write_sb, self.read_sb, self.wait, self.reuse)
+
     def encoded(self, payload: int) -> int:
         """The instruction word with ``payload``."""
-        control = Control(
-            self.stall, self.yields, self.write_sb, self.read_sb, self.wait, self.reuse
-        )
-        return encode(payload, control)
+        return encode(payload, self.control)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,17 +101,12 @@ def settled(lines: Iterable[Item], waits: int = 0) -> list[Item]:
         if isinstance(item, Line):
             sets = SETTLED_SB in (item.write_sb, item.read_sb)
             if pending:
-                item = _with_wait(item, item.wait | pending)
+                item = replace(item, wait=item.wait | pending)
             pending = 1 << SETTLED_SB if sets else 0
         result.append(item)
     if pending:
         result.append(Line(word("NOP"), wait=pending))
     return result
-
-
-def _with_wait(item: Line, wait: int) -> Line:
-    return Line(item.payload, item.stall, item.yields, wait, item.write_sb, item.read_sb,
-                item.reuse, item.target, item.guard)  # fmt: skip
 
 
 def nops(count: int) -> list[Item]:

@@ -6,23 +6,27 @@
 
 For each pair a micro-kernel issues the consumer at decreasing distances from the producer until a
 result is wrong.  A minimum above a distance that compilers left means that the experiment is
-wrong: those pairs are listed first.  Needs a GPU of compute capability 9.0.
+wrong: those pairs are listed first.  With ``--part witnesses``, kernels show whether the hardware
+keeps the orders that rules of the verifier rely on.  Needs a GPU of compute capability 9.0.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.result_file import save
 from benchmarks.sass.distances.archive import Archive
-from benchmarks.sass.distances.campaign import Campaign, run_campaign
+from benchmarks.sass.distances.campaign import Campaign, Task, run_campaign
 from benchmarks.sass.distances.gpu_prober import GpuProber
-from benchmarks.sass.distances.pairs import Pair, all_pairs
+from benchmarks.sass.distances.pairs import all_pairs
+from benchmarks.sass.distances.tasks import DistanceTask, WitnessTask
+from benchmarks.sass.distances.witnesses import CASES
+from nostall.gpu.driver import Cuda
 
 _SHOWN = 12
 
@@ -30,10 +34,11 @@ _SHOWN = 12
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--archive", type=Path, default=Path("build/distances.zip"))
+    parser.add_argument("--part", choices=("distances", "witnesses"), default="distances")
     parser.add_argument("--seconds", type=float, default=240.0, help="stop after so many")
     parser.add_argument("--workers", type=int, default=6, help="processes on the GPU")
-    parser.add_argument("--match", default="", help="only pairs with this in their name")
-    parser.add_argument("--limit", type=int, default=0, help="at most so many pairs; 0 for all")
+    parser.add_argument("--match", default="", help="only names that contain this")
+    parser.add_argument("--limit", type=int, default=0, help="at most so many; 0 for all")
     parser.add_argument("--seed", type=int, default=0)
 
 
@@ -41,32 +46,31 @@ def main(options: argparse.Namespace) -> int:
     """Exit code 1 if a measured minimum is above a compiler's distance, else 0."""
     archive = Archive.read(options.archive)
     plan = {row["pair"]: row for row in archive.plan}
-    pairs = chosen_pairs(options.match, options.limit, options.seed)
-    tops = {name: row["top"] for name, row in plan.items()}
-    campaign = Campaign(archive.template, tops, options.seconds)
-    run_campaign(campaign, pairs, partial(GpuProber, options.seed), options.workers)
+    is_distances = options.part == "distances"
+    tasks = distance_tasks(plan, options.seed) if is_distances else list(map(WitnessTask, CASES))
+    tasks = [task for task in tasks if options.match in task.name]
+    tasks = tasks[: options.limit or None]
+    facts = {"gpu": gpu_facts(), "seed": options.seed, "wanted": len(tasks)}
+    campaign = Campaign(archive.template, options.seconds)
+    run_campaign(campaign, tasks, partial(GpuProber, options.seed), options.workers)
+    if not is_distances:
+        rows = sorted(campaign.results, key=lambda row: row["case"])
+        save(options.out, **facts, faults=campaign.faults, rows=rows)
+        print_witnesses(rows, campaign.faults)
+        return 0
     rows = [compared(result, plan[result["pair"]]) for result in campaign.results]
     rows.sort(key=lambda row: row["pair"])
-    suspicious = [row for row in rows if row.get("above_sighting")]
-    save(
-        options.out,
-        gpu=_gpu_facts(),
-        seed=options.seed,
-        pairs=len(pairs),
-        measured=len(rows),
-        faults=campaign.faults,
-        above_sighting=[row["pair"] for row in suspicious],
-        rows=rows,
-    )
-    print_summary(rows, campaign, len(pairs))
-    return int(bool(suspicious))
+    above = [row["pair"] for row in rows if row.get("above_sighting")]
+    save(options.out, **facts, faults=campaign.faults, above_sighting=above, rows=rows)
+    print_distances(rows, campaign.faults, len(tasks))
+    return int(bool(above))
 
 
-def chosen_pairs(match: str, limit: int, seed: int) -> list[Pair]:
-    """The pairs to measure, in a random order, so that a time limit leaves a sample."""
-    pairs = [pair for pair in all_pairs() if match in pair.name]
+def distance_tasks(plan: Mapping[str, dict[str, Any]], seed: int) -> list[Task]:
+    """A task for each pair, in a random order, so that a time limit leaves a sample."""
+    pairs = list(all_pairs())
     random.Random(seed).shuffle(pairs)
-    return pairs[:limit] if limit else pairs
+    return [DistanceTask(pair, plan[pair.name]["top"], at) for at, pair in enumerate(pairs)]
 
 
 def compared(result: dict[str, Any], plan: dict[str, Any]) -> dict[str, Any]:
@@ -82,27 +86,50 @@ def compared(result: dict[str, Any], plan: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
-def print_summary(rows: Sequence[dict[str, Any]], campaign: Campaign, wanted: int) -> None:
+def print_distances(
+    rows: Sequence[dict[str, Any]], faults: Sequence[dict[str, str]], wanted: int
+) -> None:
     """A short table: counts first, then the pairs that need an explanation."""
     measured = [row for row in rows if "minimum" in row]
     blind = [row for row in rows if "problem" in row]
     proven = [row for row in measured if row["smallest_right"] is not None]
     above = [row for row in measured if row["above_sighting"]]
     below = [row for row in proven if row["minimum"] + 2 < row["safe"]]
+    odd = [row for row in measured if row["wrong_but_not_stale"]]
     print(f"pairs wanted {wanted}, measured {len(measured)}, proven right {len(proven)}, "
-          f"blind {len(blind)}, faults {len(campaign.faults)}")  # fmt: skip
+          f"blind {len(blind)}, wrong but not stale {len(odd)}, faults {len(faults)}")  # fmt: skip
     print(f"above a compiler's distance {len(above)}, more than 2 below the table {len(below)}")
-    for title, group in (("ABOVE SIGHTING", above), ("BLIND", blind), ("BELOW TABLE", below)):
+    groups = (
+        ("ABOVE SIGHTING", above),
+        ("BLIND", blind),
+        ("NOT STALE", odd),
+        ("BELOW TABLE", below),
+    )
+    for title, group in groups:
         for row in group[:_SHOWN]:
-            print(f"{title:15} {row['pair'][:70]:70} minimum {row.get('minimum')}, "
+            print(f"{title:15} {row['pair'][:60]:60} minimum {row.get('minimum')}, "
                   f"seen {row['sighting']}, table {row['safe']}")  # fmt: skip
-    for fault in campaign.faults[:_SHOWN]:
+    _print_faults(faults)
+
+
+def print_witnesses(rows: Sequence[dict[str, Any]], faults: Sequence[dict[str, str]]) -> None:
+    """One line for each case: how many results were wrong with and without the wait."""
+    for row in rows:
+        control = "control" if row["is_control"] else ""
+        print(
+            f"{row['case'][:58]:58} {control:8} wrong {row['covered_wrong']:8} without wait "
+            f"{row['uncovered_wrong']:8} sensitive {row['sensitive'] / row['results']:.0%}"
+        )
+    _print_faults(faults)
+
+
+def _print_faults(faults: Sequence[dict[str, str]]) -> None:
+    for fault in faults[:_SHOWN]:
         last = fault["detail"].strip().splitlines()[-1:]
-        print(f"FAULT           {fault['pair'][:70]:70} {' '.join(last)[:120]}")
+        print(f"FAULT           {fault['task'][:60]:60} {' '.join(last)[:120]}")
 
 
-def _gpu_facts() -> dict[str, str]:
-    from nostall.gpu.driver import Cuda
-
+def gpu_facts() -> dict[str, str]:
+    """Name and architecture of the GPU."""
     cuda = Cuda()
     return {"gpu": cuda.name, "architecture": f"sm_{cuda.architecture}"}

@@ -50,7 +50,7 @@ PRODUCERS: tuple[Producer, ...] = (
     *_rows("R", """
         IADD3 R{d}, R{a}, R{b}, R{c} | a=SOURCE b=ZERO c=ZERO
         IADD3 R{d}, P{pd}, R{a}, R{b}, R{c} | a=SOURCE b=ZERO c=ZERO pd=PT
-        IADD3.X R{d}, R{a}, R{b}, R{c}, P{ps}, !PT | a=SOURCE b=ZERO c=ZERO ps=P_FALSE
+        IADD3.X R{d}, R{a}, R{b}, R{c}, P{ps}, !PT | a=SOURCE b=ZERO c=ZERO ps=NO
         LOP3.LUT R{d}, R{a}, R{b}, R{c}, 0x96, !PT | a=SOURCE b=ZERO c=ZERO
         SHF.R.U32.HI R{d}, R{a}, R{b}, R{c} | a=ZERO b=ZERO c=SOURCE
         SHF.R.U32 R{d}, R{a}, R{b}, R{c} | a=SOURCE b=ZERO c=ZERO
@@ -61,13 +61,13 @@ PRODUCERS: tuple[Producer, ...] = (
         PRMT R{d}, R{a}, R{b}, R{c} | a=SOURCE b=BYTES c=ZERO
         LEA R{d}, R{a}, R{b}, 0x1 | a=ZERO b=SOURCE
         LEA.HI R{d}, R{a}, R{b}, R{c}, 0x4 | a=ZERO b=SOURCE c=ZERO
-        LEA.HI.X R{d}, R{a}, R{b}, R{c}, 0x2, P{ps} | a=ZERO b=SOURCE c=ZERO ps=P_FALSE
+        LEA.HI.X R{d}, R{a}, R{b}, R{c}, 0x2, P{ps} | a=ZERO b=SOURCE c=ZERO ps=NO
         MOV R{d}, R{b} | b=SOURCE
         IABS R{d}, R{b} | b=SOURCE
         VIMNMX R{d}, R{a}, R{b}, PT | a=SOURCE b=SOURCE
         IMAD R{d}, R{a}, R{b}, R{c} | a=SOURCE b=ONE c=ZERO
         IMAD.MOV.U32 R{d}, RZ, RZ, R{c} | c=SOURCE
-        IMAD.X R{d}, R{a}, R{b}, R{c}, P{ps} | a=SOURCE b=ONE c=ZERO ps=P_FALSE
+        IMAD.X R{d}, R{a}, R{b}, R{c}, P{ps} | a=SOURCE b=ONE c=ZERO ps=NO
         VIADD R{d}, R{a}, {i} | a=SOURCE i=#0
         FFMA R{d}, R{a}, R{b}, R{c} | a=SOURCE b=FLOAT_ONE c=FLOAT_ZERO
         FADD R{d}, R{a}, R{b} | a=SOURCE b=FLOAT_ZERO
@@ -91,7 +91,7 @@ PRODUCERS: tuple[Producer, ...] = (
     *_rows("R", """
         IMAD.WIDE R{d}, R{a}, R{b}, R{c} | a=ZERO b=ONE c=FRESH_PAIR
         IMAD.WIDE.U32 R{d}, R{a}, R{b}, R{c} | a=ZERO b=ONE c=FRESH_PAIR
-        IMAD.WIDE.U32.X R{d}, R{a}, R{b}, R{c}, P{ps} | a=ZERO b=ONE c=FRESH_PAIR ps=P_FALSE
+        IMAD.WIDE.U32.X R{d}, R{a}, R{b}, R{c}, P{ps} | a=ZERO b=ONE c=FRESH_PAIR ps=NO
     """, words=2),
     *_rows("R", """
         DADD R{d}, R{a}, R{c} | a=FRESH_PAIR c=DOUBLE_ZERO
@@ -123,7 +123,7 @@ PRODUCERS: tuple[Producer, ...] = (
     """),
     *_rows("UR", """
         UIADD3 UR{ud}, UR{ua}, UR{ub}, UR{uc} | ua=U_SOURCE ub=U_ZERO uc=U_ZERO
-        UIADD3.X UR{ud}, UR{ua}, UR{ub}, UR{uc}, UP{ps}, !UPT | ua=U_SOURCE ub=U_ZERO uc=U_ZERO ps=P_FALSE
+        UIADD3.X UR{ud}, UR{ua}, UR{ub}, UR{uc}, UP{ps}, !UPT | ua=U_SOURCE ub=UZ uc=UZ ps=NO
         ULOP3.LUT UR{ud}, UR{ua}, UR{ub}, UR{uc}, 0x96, !UPT | ua=U_SOURCE ub=U_ZERO uc=U_ZERO
         UIMAD UR{ud}, UR{ua}, UR{ub}, UR{uc} | ua=U_SOURCE ub=U_ONE uc=U_ZERO
         USHF.R.U32.HI UR{ud}, UR{ua}, UR{ub}, UR{uc} | ua=U_ZERO ub=U_ZERO uc=U_SOURCE
@@ -147,8 +147,8 @@ PRODUCERS: tuple[Producer, ...] = (
     """, words=2, is_identity=False),
     *_rows("UP", """
         UISETP.NE.AND UP{pd}, UPT, UR{ua}, UR{ub}, UPT | ua=U_SOURCE ub=U_ZERO
-        UIADD3 UR{ud}, UP{pd}, UR{ua}, UR{ub}, UR{uc} | ua=U_SOURCE ub=U_MINUS_ONE uc=U_ZERO ud=U_ZERO
+        UIADD3 UR{ud}, UP{pd}, UR{ua}, UR{ub}, UR{uc} | ua=U_SOURCE ub=U_ALL uc=U_ZERO ud=U_ZERO
         VOTEU.ALL UP{pd}, P{ps} | ps=P_FRESH
     """),
 )  # fmt: skip
-"""All producers.  ``P_FALSE`` is a predicate that is false in every pass."""
+"""All producers.  ``NO`` is a predicate that is false in every pass."""

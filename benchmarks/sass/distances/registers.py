@@ -63,7 +63,7 @@ VALUES = {
 }
 """Name of a constant -> (general register, 32-bit value).  ``.1`` to ``.3`` are later words."""
 
-UNIFORM_VALUES = {"U_ONE": (20, "ONE"), "U_MINUS_ONE": (21, "ZERO_MINUS_ONE"),
+UNIFORM_VALUES = {"U_ONE": (20, "ONE"), "U_ALL": (21, "ZERO_MINUS_ONE"),
                   "U_BYTES": (22, "BYTES"), "U_A": (30, "A"), "U_A.1": (31, "A.1"),
                   "U_B": (28, "B"), "U_B.1": (29, "B.1")}  # fmt: skip
 """Name of a constant -> (uniform register, general constant with its value)."""
@@ -73,6 +73,7 @@ NUMBERS = {
     **{name: register for name, (register, _) in UNIFORM_VALUES.items()},
     "ZERO": RZ,
     "U_ZERO": URZ,
+    "UZ": URZ,
     "FRESH": FRESH,
     "STALE": STALE,
     "FRESH_PAIR": FRESH_PAIR,
@@ -85,7 +86,7 @@ NUMBERS = {
     "U_FRESH": U_FRESH,
     "P_FRESH": P_FRESH,
     "PT": 7,
-    "P_FALSE": P_FALSE,
+    "NO": P_FALSE,
     "FRESH_QUAD": FRESH_PAIR,
     "RESULT": RESULT,
     "RESULT.1": RESULT + 1,

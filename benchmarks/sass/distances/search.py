@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from benchmarks.sass.distances.kernel import STREAMS, Experiment, build, experiment
+from benchmarks.sass.distances.consumers import Values
+from benchmarks.sass.distances.kernel import STREAMS, build, experiment
 from benchmarks.sass.distances.observe import (
     Blind,
     Condition,
@@ -29,11 +30,25 @@ ALIGNMENTS = (0, 3, 5, 6)
 ALONE = Condition(0, 1)
 
 
+class Subject(Protocol):
+    """What a prober must know of a kernel."""
+
+    @property
+    def count(self) -> int:
+        """The number of loops, each with PASSES records."""
+        ...
+
+    @property
+    def values(self) -> Values:
+        """What the values of a pass are."""
+        ...
+
+
 class Prober(Protocol):
     """Runs a kernel of an experiment."""
 
-    def run(self, cubin: bytes, subject: Experiment, condition: Condition) -> tuple[Words, Words]:
-        """(hashes, cycles), each of shape (windows, passes, threads of the testing warps)."""
+    def run(self, cubin: bytes, subject: Subject, condition: Condition) -> tuple[Words, Words]:
+        """(hashes, cycles), each of shape (loops, passes, threads of the testing warps)."""
         ...
 
 
@@ -98,10 +113,11 @@ def measure(
     result = PairResult(pair)
     try:
         wrong = _first_run(result, top, template, prober)
+        low = max(1, wrong - BELOW)
         for turn, alignment in enumerate(alignments):
             if not has_time():
                 break
-            wrong = _confirm(result, wrong, (alignment, turn), template, prober)
+            wrong = _confirm(result, (low, wrong), (alignment, turn), template, prober)
     except Blind as blind:
         result.problem = f"blind: {blind}"
     return result
@@ -120,11 +136,19 @@ def _first_run(result: PairResult, top: int, template: bytes, prober: Prober) ->
 
 
 def _confirm(
-    result: PairResult, wrong: int, place: tuple[int, int], template: bytes, prober: Prober
+    result: PairResult,
+    bounds: tuple[int, int],
+    place: tuple[int, int],
+    template: bytes,
+    prober: Prober,
 ) -> int:
-    """Run the distances around ``wrong`` under all conditions of a module, and go up if needed."""
+    """Run the distances around the largest wrong one under all conditions of a module.
+
+    ``bounds``: smallest distance to run, and the largest wrong one so far.  ``place``: alignment
+    and turn of the module.
+    """
+    low, wrong = bounds
     alignment, turn = place
-    low = max(1, wrong - BELOW)
     while True:
         high = wrong + ABOVE
         windows = [Window(d, s) for d in range(low, high + 1) for s in _spacings(result.pair)]

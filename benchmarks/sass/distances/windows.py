@@ -8,11 +8,13 @@ scoreboard of the one before.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
 from benchmarks.sass.distances import registers as r
+from benchmarks.sass.distances.consumers import Result
 from benchmarks.sass.distances.lines import (
     Align,
     Item,
@@ -64,13 +66,18 @@ def window_items(pair: Pair, window: Window, name: str, alignment: int) -> list[
     ``name``: prefix of its labels.  ``alignment``: position of the first clock read, modulo 8.
     """
     head, tail = _around(pair)
-    loop = [line("MOV R{d}, {i}", d=r.PASS, i=0), Label(f"{name}.loop")]
+    return looped([*head, Align(alignment), *_tested(pair, window, name), *tail], name)
+
+
+def looped(body: Sequence[Item], name: str) -> list[Item]:
+    """A loop of PASSES passes; the body counts them."""
+    begin = [line("MOV R{d}, {i}", d=r.PASS, i=0), Label(f"{name}.loop")]
     end = [
         line("ISETP.LT.AND P{pd}, PT, R{a}, R{b}, PT", pd=r.P_LOOP, a=r.PASS, b=r.OTHER_TEMPORARY),
         *nops(1),
         jump(f"{name}.loop", f"P{r.P_LOOP}"),
     ]
-    return [*loop, *head, Align(alignment), *_tested(pair, window, name), *tail, *end]
+    return [*begin, *body, *end]
 
 
 def _tested(pair: Pair, window: Window, name: str) -> list[Item]:
@@ -163,6 +170,15 @@ def consumer_word(pair: Pair) -> int:
 @lru_cache(64)
 def _around(pair: Pair) -> tuple[list[Item], list[Item]]:
     """The settled lines before and after the tested part of a window."""
+    steps = [_step(step) for step in pair.consumer.before]
+    head = [*loaded_values(), *_prepared(pair), *steps, *nops(2)]
+    after = [_step(step) for step in pair.consumer.after]
+    tail = [*nops(4), *after, *reported(pair.consumer.result)]
+    return settled(head), settled(tail, waits=1 << _CONSUMER_SB)
+
+
+def loaded_values() -> list[Item]:
+    """Lines that load the values of the pass, copy them into pairs, and preset the result."""
     load = [
         line("IMAD.WIDE.U32 R{d}, R{a}, {i}, R{c}", d=r.IN, a=r.PASS, i=16 * THREADS, c=r.IN_BASE),
         line("IMAD.WIDE.U32 R{d}, R{a}, {i}, R{c}", d=r.OUT, a=r.RECORD, i=8 * THREADS,
@@ -173,18 +189,17 @@ def _around(pair: Pair) -> tuple[list[Item], list[Item]]:
         line("MOV R{d}, R{b}", d=r.FRESH_PAIR + k, b=b)
         for k, b in enumerate((r.FRESH, r.FRESH_HIGH, r.STALE, r.STALE_HIGH))
     ]
-    steps = [_step(step) for step in pair.consumer.before]
-    head = [*load, *copies, *_prepared(pair), *steps, *nops(2)]
-    tail = [*nops(4), *_reported(pair)]
-    return settled(head), settled(tail, waits=1 << _CONSUMER_SB)
+    presets = [
+        line("MOV R{d}, R{b}", d=r.RESULT + k, b=number("B" if k else "A")) for k in range(4)
+    ]
+    return [*load, *copies, *presets]
 
 
 def _prepared(pair: Pair) -> list[Item]:
     """Lines that set target and result registers to stale and fixed values."""
     producer, consumer = pair.producer, pair.consumer
     is_zero = "ISETP.NE.AND P{pd}, PT, R{a}, R{b}, PT"
-    lines: list[Item] = [_mov("RESULT", "A")]
-    lines += [line("MOV R{d}, R{b}", d=r.RESULT + k, b=number("B")) for k in range(1, 4)]
+    lines: list[Item] = []
     if {producer.file, consumer.file, consumer.result} & {"UR", "UP"}:
         lines += _uniform_prepared(pair)
     lines.append(line(is_zero, pd=r.P_FRESH, a=r.FRESH, b=number("ZERO")))
@@ -224,9 +239,8 @@ def _uniform_prepared(pair: Pair) -> list[Item]:
     return lines
 
 
-def _reported(pair: Pair) -> list[Item]:
+def reported(result: Result) -> list[Item]:
     """Lines that store the hash of the result with the elapsed cycles, and count the pass."""
-    result = pair.consumer.result
     select = line("SEL R{d}, R{a}, R{b}, P{ps}", d=r.RESULT, a=number("A"), b=number("B"),
                   ps=r.P_RESULT)  # fmt: skip
     to_predicate = line("PLOP3.LUT P{pd}, PT, PT, PT, UP{p3}, 0x80, 0x0", pd=r.P_RESULT,
@@ -254,8 +268,7 @@ def _reported(pair: Pair) -> list[Item]:
         line("MOV R{d}, {i}", d=r.OTHER_TEMPORARY, i=PASSES),
     ]
     store = line("STG.E.64 desc[UR4][R{a}.64], R{b}", a=r.OUT, b=r.RESULT)
-    after = [_step(step) for step in pair.consumer.after]
-    return [*after, *final[result], *mix, *cycles, store, *count]
+    return [*final[result], *mix, *cycles, store, *count]
 
 
 def _step(step: tuple[str, str, str]) -> Line:
