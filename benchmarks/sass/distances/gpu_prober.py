@@ -78,7 +78,7 @@ class GpuProber:
         return loaded
 
     def _upload(self, target: int, values: Words) -> None:
-        flat = np.ascontiguousarray(values)
+        flat = values.ravel()
         self.cuda.call("cuMemcpyHtoDAsync", target, flat, flat.nbytes, self.cuda.stream)
         self.cuda.synchronize()
 

@@ -114,7 +114,7 @@ def print_distances(
 
 def print_witnesses(rows: Sequence[dict[str, Any]], faults: Sequence[dict[str, str]]) -> None:
     """One line for each case: how many results were wrong with and without the wait."""
-    for row in rows:
+    for row in (row for row in rows if "problem" not in row):
         control = "control" if row["is_control"] else ""
         print(
             f"{row['case'][:58]:58} {control:8} wrong {row['covered_wrong']:8} without wait "
