@@ -96,10 +96,10 @@ class Case:
 
     @property
     def values(self) -> Values:
-        """What the values of a pass are."""
-        if "LDG" in (self.earlier, self.later):
+        """What the values of a pass are; LDG and LDC need addresses."""
+        if "LDG" in (self.earlier, self.later, self.pressure):
             return "global"
-        return "constant" if self.earlier == "LDC" else "uniform"
+        return "constant" if "LDC" in (self.earlier, self.later, self.pressure) else "uniform"
 
 
 def _cases(

@@ -124,6 +124,8 @@ def test_code_that_does_not_fit_is_refused(template: bytes) -> None:
 def test_witness_kernels_are_legal_and_wait_as_they_say(template: bytes) -> None:
     assert len({case.name for case in CASES}) == len(CASES)
     assert {c.family for c in CASES} == {c.family for c in CASES if c.is_control}
+    assert all(case.values == "global" for case in CASES if "LDG" in case.name)
+    assert all(case.values != "uniform" for case in CASES if "LDC" in case.name.split(",")[0])
     for case in CASES:
         lines = lines_of(framed(witness_items(case)))
         assert all(illegal_reason(line.control) is None for line in lines)
