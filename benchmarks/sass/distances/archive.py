@@ -21,10 +21,14 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from benchmarks.sass.distances.kernel import replace_code
-from benchmarks.sass.distances.lines import SM, Line, assemble
-from benchmarks.sass.distances.pairs import Pair, all_pairs
-from benchmarks.sass.distances.windows import consumer_word, producer_word, target_register
+from benchmarks.sass.distances.microkernels.kernel import replace_code
+from benchmarks.sass.distances.microkernels.lines import SM, Line, assemble
+from benchmarks.sass.distances.microkernels.pairs import Pair, all_pairs
+from benchmarks.sass.distances.microkernels.windows import (
+    consumer_word,
+    producer_word,
+    target_register,
+)
 from nostall.core.errors import BadInput, MissingPart
 from nostall.sass.program import registers
 from nostall.sass.program.instruction import Instruction
@@ -32,7 +36,7 @@ from nostall.sass.program.program import Program
 from nostall.sass.safety import pairing
 from nostall.sass.safety.latency import LatencyTable
 
-SOURCE = Path(__file__).with_name("template.cu")
+SOURCE = Path(__file__).with_name("microkernels") / "template.cu"
 TEMPLATE, PLAN = "template.cubin", "plan.json"
 _DECODED_AT_ONCE = 5000
 _LEAST_TOP, _LARGEST_TOP = 4, 40

@@ -7,12 +7,12 @@ from contextlib import suppress
 
 import numpy as np
 
-from benchmarks.sass.distances.consumers import Values
-from benchmarks.sass.distances.kernel import KERNEL, SCRATCH_OFFSET
+from benchmarks.sass.distances.microkernels.consumers import Values
+from benchmarks.sass.distances.microkernels.kernel import KERNEL, SCRATCH_OFFSET
+from benchmarks.sass.distances.microkernels.values import KINDS, SLOT_BYTES, input_values
+from benchmarks.sass.distances.microkernels.windows import PASSES, THREADS
 from benchmarks.sass.distances.observe import Blind, Condition, Words
 from benchmarks.sass.distances.search import Subject
-from benchmarks.sass.distances.values import KINDS, SLOT_BYTES, input_values
-from benchmarks.sass.distances.windows import PASSES, THREADS
 from nostall.core.launch import LaunchSpec
 from nostall.gpu.driver import Cuda, DriverError, KernelArguments, LoadedKernel
 

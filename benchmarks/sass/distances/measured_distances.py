@@ -23,9 +23,9 @@ from benchmarks.harness.result_file import save
 from benchmarks.sass.distances.archive import Archive
 from benchmarks.sass.distances.campaign import Campaign, Task, run_campaign
 from benchmarks.sass.distances.gpu_prober import GpuProber
-from benchmarks.sass.distances.pairs import all_pairs
+from benchmarks.sass.distances.microkernels.pairs import all_pairs
+from benchmarks.sass.distances.microkernels.witnesses import CASES
 from benchmarks.sass.distances.tasks import DistanceTask, WitnessTask
-from benchmarks.sass.distances.witnesses import CASES
 from nostall.gpu.driver import Cuda
 
 _SHOWN = 12

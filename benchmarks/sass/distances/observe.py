@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.sass.distances.kernel import STREAMS, Experiment
-from benchmarks.sass.distances.windows import LEAD, TAIL, Window
+from benchmarks.sass.distances.microkernels.kernel import STREAMS, Experiment
+from benchmarks.sass.distances.microkernels.windows import LEAD, TAIL, Window
 
 Words = NDArray[np.uint32]
 

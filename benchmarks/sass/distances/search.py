@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from benchmarks.sass.distances.consumers import Values
-from benchmarks.sass.distances.kernel import STREAMS, build, experiment
+from benchmarks.sass.distances.microkernels.consumers import Values
+from benchmarks.sass.distances.microkernels.kernel import STREAMS, build, experiment
+from benchmarks.sass.distances.microkernels.pairs import Pair
+from benchmarks.sass.distances.microkernels.windows import SPACINGS, Spacing, Window
 from benchmarks.sass.distances.observe import (
     Blind,
     Condition,
@@ -19,8 +21,6 @@ from benchmarks.sass.distances.observe import (
     sightings,
     smallest_right,
 )
-from benchmarks.sass.distances.pairs import Pair
-from benchmarks.sass.distances.windows import SPACINGS, Spacing, Window
 
 MAX_DISTANCE = 44
 """Largest distance that is tried."""

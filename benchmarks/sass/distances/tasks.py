@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.sass.distances.kernel import STREAMS, framed, replace_code
-from benchmarks.sass.distances.lines import assemble
+from benchmarks.sass.distances.microkernels.kernel import STREAMS, framed, replace_code
+from benchmarks.sass.distances.microkernels.lines import assemble
+from benchmarks.sass.distances.microkernels.pairs import Pair
+from benchmarks.sass.distances.microkernels.witnesses import VARIANTS, Case, witness_items
 from benchmarks.sass.distances.observe import Blind, Condition
-from benchmarks.sass.distances.pairs import Pair
 from benchmarks.sass.distances.search import ALIGNMENTS, Prober, measure
-from benchmarks.sass.distances.witnesses import VARIANTS, Case, witness_items
 
 LAUNCHES = 12
 """Times that each condition of a witness runs."""

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
-from benchmarks.sass.distances.kernel import Experiment
+from benchmarks.sass.distances.microkernels import registers as r
+from benchmarks.sass.distances.microkernels.kernel import Experiment
+from benchmarks.sass.distances.microkernels.windows import LEAD, PASSES, TAIL, producer_word
+from benchmarks.sass.distances.microkernels.words import word
 from benchmarks.sass.distances.observe import Condition, Words
-from benchmarks.sass.distances.windows import LEAD, PASSES, TAIL, producer_word
-from benchmarks.sass.distances.words import word
 
-from benchmarks.sass.distances import registers as r
 from nostall.sass.binary.cubin import Cubin
 from nostall.sass.binary.encoding import WORD_BYTES, decode
 

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 from benchmarks.sass.distances.gpu_prober import GIB, GpuProber, harmless_slots
-from benchmarks.sass.distances.kernel import build, experiment
+from benchmarks.sass.distances.microkernels.kernel import build, experiment
+from benchmarks.sass.distances.microkernels.pairs import all_pairs
+from benchmarks.sass.distances.microkernels.values import KINDS, SLOT_BYTES, input_values
+from benchmarks.sass.distances.microkernels.windows import PASSES, THREADS, Window
 from benchmarks.sass.distances.observe import Blind, Condition
-from benchmarks.sass.distances.pairs import all_pairs
-from benchmarks.sass.distances.values import KINDS, SLOT_BYTES, input_values
-from benchmarks.sass.distances.windows import PASSES, THREADS, Window
 
 from nostall.gpu.driver import Cuda
 from tests.unit.gpu.fake_driver import FakeDriver, Program

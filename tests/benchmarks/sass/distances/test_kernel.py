@@ -5,13 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from benchmarks.sass.distances.consumers import CONSUMERS
-from benchmarks.sass.distances.kernel import Experiment, build, experiment, framed, kernel_items
-from benchmarks.sass.distances.lines import Item, Line, assemble
-from benchmarks.sass.distances.pairs import Pair, all_pairs
-from benchmarks.sass.distances.producers import PRODUCERS
-from benchmarks.sass.distances.reuse_flags import reuse_flags
-from benchmarks.sass.distances.windows import (
+from benchmarks.sass.distances.microkernels.consumers import CONSUMERS
+from benchmarks.sass.distances.microkernels.kernel import (
+    Experiment,
+    build,
+    experiment,
+    framed,
+    kernel_items,
+)
+from benchmarks.sass.distances.microkernels.lines import Item, Line, assemble
+from benchmarks.sass.distances.microkernels.pairs import Pair, all_pairs
+from benchmarks.sass.distances.microkernels.producers import PRODUCERS
+from benchmarks.sass.distances.microkernels.reuse_flags import reuse_flags
+from benchmarks.sass.distances.microkernels.windows import (
     SAFE_DISTANCE,
     SPACINGS,
     Spacing,
@@ -19,7 +25,7 @@ from benchmarks.sass.distances.windows import (
     consumer_word,
     producer_word,
 )
-from benchmarks.sass.distances.witnesses import CASES, VARIANTS, witness_items
+from benchmarks.sass.distances.microkernels.witnesses import CASES, VARIANTS, witness_items
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -44,7 +50,7 @@ def test_every_producer_and_every_consumer_is_in_a_pair() -> None:
     assert {pair.consumer for pair in PAIRS} == set(CONSUMERS)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     st.sampled_from(PAIRS),
     st.integers(1, 44),
@@ -63,7 +69,7 @@ def test_the_stalls_between_the_pair_sum_to_the_distance(
     assert all(place == (alignment + 1) % 8 for _, place, _, _ in rows)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.sampled_from(PAIRS), st.integers(1, 44), st.sampled_from(SPACINGS))
 def test_all_control_words_are_legal(pair: Pair, distance: int, spacing: Spacing) -> None:
     for line in lines_of(kernel_items(experiment(pair, 0, [Window(distance, spacing)]))):
@@ -71,7 +77,7 @@ def test_all_control_words_are_legal(pair: Pair, distance: int, spacing: Spacing
         assert illegal_reason(control) is None, (line, illegal_reason(control))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.sampled_from(PAIRS), st.integers(1, 11), st.integers(1, 11))
 def test_experiments_differ_in_the_stall_of_the_producer_only(
     template: bytes, pair: Pair, first: int, second: int
@@ -84,12 +90,13 @@ def test_experiments_differ_in_the_stall_of_the_producer_only(
 
 def test_the_pair_is_what_was_asked(tmp_path: Path) -> None:
     pair = BY_NAME["IMAD.WIDE.U32>R+1|FFMA.b"]
-    assert disassembled([producer_word(pair), consumer_word(pair)], tmp_path) == [
+    guard = BY_NAME["ISETP.NE.AND>P|LDS.guard"]
+    words = [producer_word(pair), consumer_word(pair), consumer_word(guard)]
+    assert disassembled(words, tmp_path) == [
         "IMAD.WIDE.U32 R40, RZ, R25, R20",
         "FFMA R64, R44, R41, R32",
+        "@P0 LDS R64, [R62]",
     ]
-    guard = BY_NAME["ISETP.NE.AND>P|LDS.guard"]
-    assert disassembled([consumer_word(guard)], tmp_path) == ["@P0 LDS R64, [R62]"]
 
 
 def test_nostall_decodes_a_kernel_and_finds_the_dependence(template: bytes) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from benchmarks.sass.distances.kernel import STREAMS
+from benchmarks.sass.distances.microkernels.kernel import STREAMS
+from benchmarks.sass.distances.microkernels.pairs import Pair, all_pairs
 from benchmarks.sass.distances.observe import Condition
-from benchmarks.sass.distances.pairs import Pair, all_pairs
 from benchmarks.sass.distances.search import ALIGNMENTS, measure
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,7 +17,7 @@ PAIRS = {pair.name: pair for pair in all_pairs()}
 CHOSEN = [PAIRS[name] for name in list(PAIRS)[::701]]
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(st.sampled_from(CHOSEN), st.integers(1, 40), st.integers(4, 24))
 def test_the_minimum_is_that_of_the_device(
     template: bytes, pair: Pair, minimum: int, top: int

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.sass.distances.consumers import Values
-from benchmarks.sass.distances.kernel import SHARED_START
-from benchmarks.sass.distances.windows import PASSES, THREADS
+from benchmarks.sass.distances.microkernels.consumers import Values
+from benchmarks.sass.distances.microkernels.kernel import SHARED_START
+from benchmarks.sass.distances.microkernels.windows import PASSES, THREADS
 
 KINDS: tuple[Values, ...] = ("data", "uniform", "predicate", "shared", "global", "global_high",
                              "constant", "offset")  # fmt: skip

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from benchmarks.sass.distances.consumers import CONSUMERS, Consumer, Values
-from benchmarks.sass.distances.producers import PRODUCERS, Producer
+from benchmarks.sass.distances.microkernels.consumers import CONSUMERS, Consumer, Values
+from benchmarks.sass.distances.microkernels.producers import PRODUCERS, Producer
 
 _NEEDS_IDENTITY = ("shared", "global", "global_high", "constant", "offset")
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from benchmarks.sass.distances import registers as r
-from benchmarks.sass.distances.consumers import Values
-from benchmarks.sass.distances.lines import (
+from benchmarks.sass.distances.microkernels import registers as r
+from benchmarks.sass.distances.microkernels.consumers import Values
+from benchmarks.sass.distances.microkernels.lines import (
     Align,
     Item,
     Line,
@@ -24,8 +24,8 @@ from benchmarks.sass.distances.lines import (
     number,
     settled,
 )
-from benchmarks.sass.distances.windows import loaded_values, looped, reported
-from benchmarks.sass.distances.words import word
+from benchmarks.sass.distances.microkernels.windows import loaded_values, looped, reported
+from benchmarks.sass.distances.microkernels.words import word
 
 Variant = Literal["warm-up", "reference", "blind", "covered", "uncovered"]
 """What the reader waits for: both scoreboards (twice); nothing, and the earlier instruction is

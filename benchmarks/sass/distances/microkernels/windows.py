@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from benchmarks.sass.distances import registers as r
-from benchmarks.sass.distances.consumers import Result
-from benchmarks.sass.distances.lines import (
+from benchmarks.sass.distances.microkernels import registers as r
+from benchmarks.sass.distances.microkernels.consumers import Result
+from benchmarks.sass.distances.microkernels.lines import (
     Align,
     Item,
     Label,
@@ -27,9 +27,9 @@ from benchmarks.sass.distances.lines import (
     scoreboards,
     settled,
 )
-from benchmarks.sass.distances.pairs import Pair
-from benchmarks.sass.distances.reuse_flags import reuse_flags
-from benchmarks.sass.distances.words import word
+from benchmarks.sass.distances.microkernels.pairs import Pair
+from benchmarks.sass.distances.microkernels.reuse_flags import reuse_flags
+from benchmarks.sass.distances.microkernels.words import word
 
 Spacing = Literal["stall", "yield", "nops", "reuse"]
 """What fills the distance: the producer's stall without or with yield, NOPs of one cycle, or the

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from benchmarks.sass.distances import registers as r
-from benchmarks.sass.distances.consumers import Values
-from benchmarks.sass.distances.lines import (
+from benchmarks.sass.distances.microkernels import registers as r
+from benchmarks.sass.distances.microkernels.consumers import Values
+from benchmarks.sass.distances.microkernels.lines import (
     Align,
     Item,
     Label,
@@ -24,9 +24,15 @@ from benchmarks.sass.distances.lines import (
     number,
     settled,
 )
-from benchmarks.sass.distances.pairs import Pair
-from benchmarks.sass.distances.windows import BLIND, REFERENCE, THREADS, Window, window_items
-from benchmarks.sass.distances.words import word
+from benchmarks.sass.distances.microkernels.pairs import Pair
+from benchmarks.sass.distances.microkernels.windows import (
+    BLIND,
+    REFERENCE,
+    THREADS,
+    Window,
+    window_items,
+)
+from benchmarks.sass.distances.microkernels.words import word
 from nostall.core.errors import BadInput
 from nostall.sass.binary.cubin import Cubin
 from nostall.sass.binary.encoding import WORD_BYTES, Control, encode

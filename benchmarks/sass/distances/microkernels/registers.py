@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.sass.distances.words import RZ, URZ
+from benchmarks.sass.distances.microkernels.words import RZ, URZ
 
 # Values of one pass, loaded from the input buffer.
 FRESH, STALE, FRESH_HIGH, STALE_HIGH = 12, 13, 14, 15

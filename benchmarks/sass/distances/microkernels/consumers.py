@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from benchmarks.sass.distances.producers import File
+from benchmarks.sass.distances.microkernels.producers import File
 
 Values = Literal["data", "uniform", "predicate", "shared", "global", "global_high", "constant",
                  "offset"]  # fmt: skip

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from benchmarks.sass.distances.lines import base
-from benchmarks.sass.distances.words import FIELDS, FORMS
+from benchmarks.sass.distances.microkernels.lines import base
+from benchmarks.sass.distances.microkernels.words import FIELDS, FORMS
 from nostall.sass.binary.encoding import Control
 from nostall.sass.program.instruction import Instruction
 from nostall.sass.program.opcodes import Pipe

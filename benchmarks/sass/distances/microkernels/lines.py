@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from benchmarks.sass.distances.registers import NUMBERS
-from benchmarks.sass.distances.words import branch, word
+from benchmarks.sass.distances.microkernels.registers import NUMBERS
+from benchmarks.sass.distances.microkernels.words import branch, word
 from nostall.sass.binary.encoding import NO_SCOREBOARD, WORD_BYTES, Control, encode
 from nostall.sass.program.opcodes import lookup
 
