@@ -120,7 +120,7 @@ def _small_slices_note(replicas: int, sizes: str, fractions: bool) -> str:
         else "replicas without a sample wait"
     )
     return (
-        f"a stage has {replicas} replicas and a micro-batch {sizes} samples: {effect}; plan with "
+        f"a stage has {replicas} replicas and micro-batches have {sizes} samples: {effect}; plan with "
         "a larger --micro-batch"
     )
 
