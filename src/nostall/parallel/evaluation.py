@@ -120,8 +120,8 @@ def _small_slices_note(replicas: int, sizes: str, fractions: bool) -> str:
         else "replicas without a sample wait"
     )
     return (
-        f"a stage has {replicas} replicas and micro-batches have {sizes} samples: {effect}; plan with "
-        "a larger --micro-batch"
+        f"a stage has {replicas} replicas and micro-batches have {sizes} samples: {effect}; plan "
+        "with a larger --micro-batch"
     )
 
 
