@@ -12,7 +12,7 @@ from benchmarks.sass.distances.microkernels.witnesses import VARIANTS, Case, wit
 from benchmarks.sass.distances.observe import Blind, Condition
 from benchmarks.sass.distances.search import ALIGNMENTS, Prober, measure
 
-LAUNCHES = 12
+LAUNCHES = 100
 """Times that each condition of a witness runs."""
 WITNESS_CONDITIONS = (
     Condition(0, 1),

@@ -198,16 +198,16 @@ def loaded_values() -> list[Item]:
 def _prepared(pair: Pair) -> list[Item]:
     """Lines that set target and result registers to stale and fixed values."""
     producer, consumer = pair.producer, pair.consumer
-    is_zero = "ISETP.NE.AND P{pd}, PT, R{a}, R{b}, PT"
+    is_not_zero = "ISETP.NE.AND P{pd}, PT, R{a}, R{b}, PT"
     lines: list[Item] = []
     if {producer.file, consumer.file, consumer.result} & {"UR", "UP"}:
         lines += _uniform_prepared(pair)
-    lines.append(line(is_zero, pd=r.P_FRESH, a=r.FRESH, b=number("ZERO")))
-    lines.append(line(is_zero, pd=r.P_RESULT, a=number("ZERO"), b=number("ZERO")))
+    lines.append(line(is_not_zero, pd=r.P_FRESH, a=r.FRESH, b=number("ZERO")))
+    lines.append(line(is_not_zero, pd=r.P_RESULT, a=number("ZERO"), b=number("ZERO")))
     if producer.file == "P":
-        lines.append(line(is_zero, pd=r.P_TARGET, a=r.STALE, b=number("ZERO")))
+        lines.append(line(is_not_zero, pd=r.P_TARGET, a=r.STALE, b=number("ZERO")))
     if producer.label == "P2R>R":
-        lines.append(line(is_zero, pd=r.P_TARGET, a=r.FRESH, b=number("ZERO")))
+        lines.append(line(is_not_zero, pd=r.P_TARGET, a=r.FRESH, b=number("ZERO")))
     if producer.file == "R":
         first = target_register(pair) - r.TARGET
         produced = range(first, first + producer.words)
@@ -230,12 +230,12 @@ def _uniform_prepared(pair: Pair) -> list[Item]:
     ]
     move = "UMOV UR{ud}, UR{ub}"
     zero = number("U_ZERO")
-    is_zero = "UISETP.NE.AND UP{pd}, UPT, UR{ua}, UR{ub}, UPT"
+    is_not_zero = "UISETP.NE.AND UP{pd}, UPT, UR{ua}, UR{ub}, UPT"
     lines += [line(move, ud=r.U_TARGET + k, ub=r.U_STALE + k) for k in range(2)]
     lines += [line(move, ud=r.U_RESULT, ub=zero)]
-    lines.append(line(is_zero, pd=r.P_RESULT, ua=zero, ub=zero))
+    lines.append(line(is_not_zero, pd=r.P_RESULT, ua=zero, ub=zero))
     if pair.producer.file == "UP":
-        lines.append(line(is_zero, pd=r.P_TARGET, ua=r.U_STALE, ub=zero))
+        lines.append(line(is_not_zero, pd=r.P_TARGET, ua=r.U_STALE, ub=zero))
     return lines
 
 
