@@ -113,13 +113,18 @@ def print_distances(
 
 
 def print_witnesses(rows: Sequence[dict[str, Any]], faults: Sequence[dict[str, str]]) -> None:
-    """One line for each case: how many results were wrong with and without the wait."""
-    for row in (row for row in rows if "problem" not in row):
-        control = "control" if row["is_control"] else ""
-        print(
-            f"{row['case'][:58]:58} {control:8} wrong {row['covered_wrong']:8} without wait "
-            f"{row['uncovered_wrong']:8} sensitive {row['sensitive'] / row['results']:.0%}"
-        )
+    """Cases that were wrong and cases that show nothing, a line each; the others as counts."""
+    counted = [row for row in rows if "problem" not in row]
+    wrong = [row for row in counted if row["covered_wrong"] and not row["is_control"]]
+    controls = [row for row in counted if row["is_control"]]
+    silent = [row for row in counted if not row["uncovered_wrong"] and not row["is_control"]]
+    kept = len(counted) - len(controls) - len([r for r in counted if r in wrong or r in silent])
+    print(f"orders kept in {kept} cases, broken in {len(wrong)}, no evidence from {len(silent)}, "
+          f"controls {len(controls)}, not run {len(rows) - len(counted)}")  # fmt: skip
+    for title, group in (("BROKEN", wrong), ("CONTROL", controls), ("NO EVIDENCE", silent)):
+        for row in group[: 2 * _SHOWN]:
+            print(f"{title:11} {row['case'][:54]:54} wrong {row['covered_wrong']:8}, without "
+                  f"wait {row['uncovered_wrong']:8} of {row['results']}")  # fmt: skip
     _print_faults(faults)
 
 
