@@ -9,6 +9,9 @@ hardware limits nor NVIDIA's tables.  There are two kinds of numbers:
   protects the pair (:mod:`.evidence`), for an exact pair.  nostall never moves a pair closer than
   that.  If a pair was not seen, the limit is the largest attested distance of its class and of
   its producer.
+
+Distances at which results were wrong on a GPU (:mod:`.measured_distances`) raise both.  With
+``measured_latencies``, measured minima lower both.
 """
 
 from __future__ import annotations
@@ -21,7 +24,8 @@ from importlib import resources
 from nostall.core.errors import UnsupportedArchitecture
 from nostall.sass.program.instruction import Instruction
 from nostall.sass.program.opcodes import Pipe
-from nostall.sass.safety import pairing
+from nostall.sass.safety import measured_distances, pairing
+from nostall.sass.safety.measured_distances import Bounds, MeasuredDistances
 from nostall.sass.safety.pairing import HazardKind
 
 FAMILY = {75: 75, 80: 80, 86: 86, 89: 86, 90: 90, 100: 100, 120: 120}
@@ -79,6 +83,9 @@ class LatencyTable:
         attested: Rows,
         sufficient: Rows,
         ceilings: dict[str, int],
+        measured: MeasuredDistances | None = None,
+        *,
+        measured_latencies: bool = False,
     ) -> None:
         """Build a table from its parts.
 
@@ -86,18 +93,26 @@ class LatencyTable:
         ``attested``: smallest distance for each exact pair.
         ``sufficient``: largest attested distance of the well-seen pairs of a class or producer.
         ``ceilings``: producer class -> cycles after which its result has arrived everywhere.
+        ``measured``: distances measured on a GPU; ``measured_latencies``: whether they may lower
+        the others.
         """
         self.sm = sm
         self._floors, self._attested, self._sufficient = floors, attested, sufficient
         self._ceilings = ceilings
+        self._measured, self._lowers = measured, measured_latencies
+        self._bounds: dict[tuple[object, ...], Bounds] = {}
         self._class_floors: dict[tuple[str, str], int] = {}
         self._barrier_distances: dict[tuple[str, str, str], int] = {}
         self._safe_distances: dict[tuple[object, ...], tuple[int, bool]] = {}
 
     @classmethod
-    def load(cls, sm: int) -> LatencyTable:
-        """The table for ``sm``; raises :class:`UnsupportedArchitecture` if there is none."""
-        return _load(sm)
+    def load(cls, sm: int, *, measured_latencies: bool = False) -> LatencyTable:
+        """The table for ``sm``.
+
+        ``measured_latencies``: distances measured on a GPU may lower mined ones.  Raises
+        :class:`UnsupportedArchitecture` if there is no table.
+        """
+        return _load(sm, measured_latencies)
 
     def min_distance(
         self, first: Instruction, second: Instruction, register: int, kind: HazardKind
@@ -108,7 +123,37 @@ class LatencyTable:
         the producer's class, else the smallest row of all pairs with the producer's class.
         """
         names = pairing.coarse_names(first, second, register, kind)
-        return self._floor(first, second, names, kind)
+        floor = self._floor(first, second, names, kind)
+        return self._measured_bounds(first, second, register, kind).apply(floor, lower=self._lowers)
+
+    def _measured_bounds(
+        self, first: Instruction, second: Instruction, register: int, kind: HazardKind
+    ) -> Bounds:
+        """What measurements say of a pair."""
+        if self._measured is None:
+            return _NOT_MEASURED
+        key = pairing.pair_key(first, second, register, kind)
+        bounds = self._bounds.get(key)
+        if bounds is None:
+            names = pairing.exact_names(first, second, register, kind)
+            bounds = self._bounds[key] = self._measured.bounds(names, kind)
+        return bounds
+
+    def evidence(
+        self, first: Instruction, second: Instruction, register: int, kind: HazardKind, cycles: int
+    ) -> str:
+        """Where the requirement of ``cycles`` for a pair comes from, for a finding."""
+        bounds = self._measured_bounds(first, second, register, kind)
+        if self._measured is not None and (
+            cycles == bounds.wrong_below or (self._lowers and cycles == bounds.limit)
+        ):
+            return f"measured on {self._measured.gpu}: wrong below {bounds.wrong_below} cycles"
+        rows = self._attested.get(kind, {})
+        names = pairing.exact_names(first, second, register, kind)
+        seen = [row.seen for name in names if (row := rows.get(name)) and row.distance == cycles]
+        if seen:
+            return f"seen {sum(seen)} times in compiler output"
+        return "by the class of the pair in compiler output"
 
     def _floor(
         self, first: Instruction, second: Instruction, names: tuple[str, str], kind: HazardKind
@@ -136,7 +181,9 @@ class LatencyTable:
             cached = self._look_up_safe_distance(first, second, register, kind)
             self._safe_distances[key] = cached
         distance, lacks_row = cached
-        return max(distance, self.max_latency(first)) if lacks_row else distance
+        distance = max(distance, self.max_latency(first)) if lacks_row else distance
+        bounds = self._measured_bounds(first, second, register, kind)
+        return bounds.apply(distance, lower=self._lowers)
 
     def _look_up_safe_distance(
         self, first: Instruction, second: Instruction, register: int, kind: HazardKind
@@ -206,8 +253,11 @@ class LatencyTable:
         return self._class_floors[key]
 
 
+_NOT_MEASURED = Bounds()
+
+
 @cache
-def _load(sm: int) -> LatencyTable:
+def _load(sm: int, measured_latencies: bool) -> LatencyTable:
     family = FAMILY.get(sm)
     path = resources.files("nostall.sass.safety").joinpath("floors", f"sm_{family}.json")
     if family is None or not path.is_file():
@@ -215,6 +265,7 @@ def _load(sm: int) -> LatencyTable:
             f"there is no latency table for sm_{sm}; there are tables for {sorted(FAMILY)}; mine "
             "one with `python -m nostall.sass.safety.mining`"
         )
+    measured = MeasuredDistances.load(sm) if measured_latencies else measured_distances.find(sm)
     content = json.loads(path.read_text())
     floors, attested, sufficient = (
         {
@@ -223,4 +274,12 @@ def _load(sm: int) -> LatencyTable:
         }
         for part in ("floors", "attested", "suffices")
     )
-    return LatencyTable(sm, floors, attested, sufficient, content["ceilings"])
+    return LatencyTable(
+        sm,
+        floors,
+        attested,
+        sufficient,
+        content["ceilings"],
+        measured,
+        measured_latencies=measured_latencies,
+    )
