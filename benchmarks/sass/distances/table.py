@@ -6,7 +6,8 @@
 
 A pair has a minimum only if the experiment could have refuted it: a shorter distance gave wrong
 results, the minimum gave right ones, and it is not above a distance that compilers left.  Other
-pairs with wrong results are refuted at those distances.
+pairs with wrong results are refuted at those distances.  If an operand reads several words of a
+result, a wrong result does not say which word was late, so such a minimum refutes nothing.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ Rows = dict[str, dict[str, dict[str, int]]]
 
 @dataclass(frozen=True)
 class Table:
-    """The rows of the table."""
+    """The rows of the table; see :mod:`nostall.sass.safety.measured_distances`."""
 
     minima: Rows
+    joint: Rows
     refuted: Rows
     reasons: dict[str, int]
     """Why pairs have no minimum -> number of pairs; ``kept`` counts the others."""
@@ -66,26 +68,29 @@ def make_table(results: Iterable[Iterable[dict[str, Any]]]) -> Table:
         for row in rows:
             pair = row["pair"]
             last[pair] = row
-            wrong = row.get("largest_wrong", 0)
-            if wrong and not row["above_sighting"]:
-                wrong_below[pair] = max(wrong_below.get(pair, 0), wrong + 1)
+            if "problem" not in row and row["largest_wrong"] and not row["above_sighting"]:
+                wrong_below[pair] = max(wrong_below.get(pair, 0), row["largest_wrong"] + 1)
     pairs_of: dict[tuple[str, str], list[str]] = {}
     for pair, row in last.items():
         for name in row["names"]:
-            pairs_of.setdefault((row.get("kind", "RAW"), name), []).append(pair)
-    minima: Rows = {}
-    refuted: Rows = {}
+            pairs_of.setdefault((row["kind"], name), []).append(pair)
+    reasons = Counter(reason_to_drop(row).partition(":")[0] or "kept" for row in last.values())
+    table = Table({}, {}, {}, dict(reasons))
     for (kind, name), pairs in sorted(pairs_of.items()):
-        cycles = max(wrong_below.get(pair, 0) for pair in pairs)
+        single = max((wrong_below.get(p, 0) for p in pairs if not last[p]["joint"]), default=0)
+        joint = max((wrong_below.get(p, 0) for p in pairs if last[p]["joint"]), default=0)
         is_proven = not any(reason_to_drop(last[pair]) for pair in pairs)
         if is_proven:
-            cycles = max(cycles, *(last[pair]["smallest_right"] for pair in pairs))
-        if cycles:
-            producer, _, consumer = name.partition("|")
-            table = minima if is_proven else refuted
-            table.setdefault(kind, {}).setdefault(producer, {})[consumer] = cycles
-    reasons = Counter(reason_to_drop(row).partition(":")[0] or "kept" for row in last.values())
-    return Table(minima, refuted, dict(reasons))
+            cycles = max(single, joint, *(last[pair]["smallest_right"] for pair in pairs))
+            _add(table.joint if joint else table.minima, kind, name, cycles)
+        if single and (joint or not is_proven):
+            _add(table.refuted, kind, name, single)
+    return table
+
+
+def _add(rows: Rows, kind: str, name: str, cycles: int) -> None:
+    producer, _, consumer = name.partition("|")
+    rows.setdefault(kind, {}).setdefault(producer, {})[consumer] = cycles
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -104,13 +109,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "margin": MARGIN,
         "pairs": table.reasons,
         "minima": table.minima,
+        "joint": table.joint,
         "refuted": table.refuted,
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(options.out, text(body).encode())
     counts = {
         part: sum(len(row) for rows in getattr(table, part).values() for row in rows.values())
-        for part in ("minima", "refuted")
+        for part in ("minima", "joint", "refuted")
     }
     print(f"{options.out}: {counts} names; pairs: {table.reasons}")
 

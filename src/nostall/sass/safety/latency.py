@@ -112,7 +112,13 @@ class LatencyTable:
         ``measured_latencies``: distances measured on a GPU may lower mined ones.  Raises
         :class:`UnsupportedArchitecture` if there is no table.
         """
-        return _load(sm, measured_latencies)
+        measured = MeasuredDistances.load(sm) if measured_latencies else measured_distances.find(sm)
+        return _load(sm, measured, measured_latencies)
+
+    @classmethod
+    def mined(cls, sm: int) -> LatencyTable:
+        """The table for ``sm`` from compiler output alone, with which measurements are compared."""
+        return _load(sm, None, False)
 
     def min_distance(
         self, first: Instruction, second: Instruction, register: int, kind: HazardKind
@@ -257,7 +263,7 @@ _NOT_MEASURED = Bounds()
 
 
 @cache
-def _load(sm: int, measured_latencies: bool) -> LatencyTable:
+def _load(sm: int, measured: MeasuredDistances | None, measured_latencies: bool) -> LatencyTable:
     family = FAMILY.get(sm)
     path = resources.files("nostall.sass.safety").joinpath("floors", f"sm_{family}.json")
     if family is None or not path.is_file():
@@ -265,7 +271,6 @@ def _load(sm: int, measured_latencies: bool) -> LatencyTable:
             f"there is no latency table for sm_{sm}; there are tables for {sorted(FAMILY)}; mine "
             "one with `python -m nostall.sass.safety.mining`"
         )
-    measured = MeasuredDistances.load(sm) if measured_latencies else measured_distances.find(sm)
     content = json.loads(path.read_text())
     floors, attested, sufficient = (
         {

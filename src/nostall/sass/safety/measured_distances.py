@@ -1,14 +1,16 @@
 """Issue distances that were measured on a GPU, for exact pairs of instructions.
 
-``measured/sm_NN.json`` has two kinds of rows (``python -m benchmarks.sass.distances.table`` writes
-them from the results of ``sass.measured_distances``):
+``measured/sm_NN.json`` has three kinds of rows.  ``python -m benchmarks.sass.distances.table``
+writes them from the results of the benchmark ``sass.measured_distances``.
 
 * A *minimum* is the smallest distance at which every result was right.  One cycle less gave stale
   results.  With ``measured_latencies``, changes of a schedule may bring a pair as close as the
   minimum plus a margin.
+* A *joint* minimum is that of an operand that reads several words of one result.  It holds for each
+  word, but a word alone may arrive earlier.
 * A *refuted* row names a distance below which results were wrong, for a pair without a minimum.
 
-Results below either number were wrong, so no table may permit less.
+Results below a minimum or a refuted row were wrong, so no table may permit less.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ class Bounds:
         return max(distance, self.wrong_below)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class MeasuredDistances:
     """The measured distances of one architecture."""
 
@@ -51,6 +53,7 @@ class MeasuredDistances:
     margin: int
     """Cycles that the limits add to the minima."""
     minima: Rows
+    joint: Rows
     refuted: Rows
 
     @classmethod
@@ -67,12 +70,13 @@ class MeasuredDistances:
 
     def bounds(self, names: Sequence[str], kind: HazardKind) -> Bounds:
         """The bounds of a pair with these exact names, one for each operand."""
-        minima = [_row(self.minima, name, kind) for name in names]
-        refuted = [_row(self.refuted, name, kind) for name in names]
-        known = [cycles for cycles in minima if cycles is not None]
-        wrong_below = max([*known, *(cycles for cycles in refuted if cycles)], default=0)
-        limit = max(known) + self.margin if known and len(known) == len(names) else None
-        return Bounds(wrong_below, limit)
+        minima, joint, refuted = (
+            [_row(rows, name, kind) for name in names]
+            for rows in (self.minima, self.joint, self.refuted)
+        )
+        right = [max(row) for row in zip(minima, joint, strict=True)]
+        limit = max(right) + self.margin if right and all(right) else None
+        return Bounds(max(*minima, *refuted, 0), limit)
 
 
 def architectures() -> list[int]:
@@ -90,10 +94,15 @@ def find(sm: int) -> MeasuredDistances | None:
         return None
     content = json.loads(path.read_text())
     return MeasuredDistances(
-        content["gpu"], content["margin"], content["minima"], content["refuted"]
+        content["gpu"],
+        content["margin"],
+        content["minima"],
+        content["joint"],
+        content["refuted"],
     )
 
 
-def _row(rows: Rows, name: str, kind: HazardKind) -> int | None:
+def _row(rows: Rows, name: str, kind: HazardKind) -> int:
+    """The cycles of a row; 0 if there is none."""
     producer, _, consumer = name.partition("|")
-    return rows.get(kind, {}).get(producer, {}).get(consumer)
+    return rows.get(kind, {}).get(producer, {}).get(consumer, 0)

@@ -58,9 +58,7 @@ class ScheduleSpace(Space[Schedule, ScheduleMove]):
         self.program = program
         self.function = function
         with garbage_collector.paused():
-            self.graph = build_graph(
-                function, program.sm, measured_latencies=measured_latencies
-            )
+            self.graph = build_graph(function, program.sm, measured_latencies=measured_latencies)
         self._start = Schedule.from_function(function)
         self._asynchronous = 0
         for block in self.graph.blocks:

@@ -11,7 +11,10 @@ from benchmarks.sass.distances.measured_distances import (
     print_witnesses,
 )
 
-PLAN: dict[str, Any] = {"names": ["n"], "coarse": "c", "sighting": 5, "floor": 4, "safe": 9}
+PLAN: dict[str, Any] = {
+    "kind": "RAW", "joint": False, "names": ["n"], "coarse": "c", "sighting": 5, "floor": 4,
+    "safe": 9
+}  # fmt: skip
 RESULT: dict[str, Any] = {
     "pair": "A|B", "largest_wrong": 3, "smallest_right": 4, "wrong_but_not_stale": 0
 }  # fmt: skip
