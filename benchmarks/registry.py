@@ -62,7 +62,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     _row("sass.stall_reasons", "GPU", "What do the suite's kernels wait for (ncu)?",
          "stall_reasons.json", "sass.md"),
     _row("sass.random_walks_on_gpu", "GPU", "Do legal schedules compute the same bits?",
-         "random_walks_on_gpu.json", "sass.md"),
+         "random_walks_on_gpu.json", "sass.md", "sass.gpu_walks.random_walks_on_gpu"),
     _row("sass.measured_distances", "GPU",
          "How close may a fixed-latency result and its reader issue?",
          module="sass.distances.measured_distances"),
