@@ -124,21 +124,26 @@ def main(options: argparse.Namespace) -> int:
     rows = _earlier_rows(options.out, settings)
     done = {row["kernel"] for row in rows}
     jobs = [job for job in jobs if job.name not in done]
+    counts = _save(options.out, settings, rows)
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(options.workers, mp_context=context) as pool:
         futures = {pool.submit(run_kernel, job): job.name for job in jobs}
         for future in as_completed(futures):
-            if future.cancelled():
+            name = futures[future]
+            try:
+                row = future.result()
+            except Exception as error:  # the next run tries the kernel again
+                if not future.cancelled():
+                    print(f"{name}: {type(error).__name__}: {error}", flush=True)
                 continue
-            row = future.result()
             rows.append(row)
             counts = _save(options.out, settings, rows)
             state = row.get("skipped", f"{row['walks']} walks, {len(row['wrong'])} wrong")
-            print(f"{row['kernel']}: {state}", flush=True)
+            print(f"{name}: {state}", flush=True)
             if monotonic() - started > options.seconds:
                 for waiting in futures:
                     waiting.cancel()
-    walks, wrong, skipped = counts if jobs else _save(options.out, settings, rows)
+    walks, wrong, skipped = counts
     print(
         f"{len(rows) - skipped} kernels, {walks} walks executed, {wrong} wrong, {skipped} kernels "
         f"skipped, {len(done) + len(jobs) - len(rows)} kernels not reached"
