@@ -1,0 +1,1 @@
+"""PTX programs: parse, re-order and validate them, and assemble the result."""
