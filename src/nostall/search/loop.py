@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any, Generic, NamedTuple
+from typing import Any, Generic, NamedTuple, Protocol
 
 import numpy as np
 
@@ -37,6 +37,14 @@ _SECONDS = "seconds"
 """Key of a checkpoint's memory: seconds that the search has run."""
 
 
+class StateSet(Protocol):
+    """Immutable set of states that a strategy keeps from step to step."""
+
+    def dump(self, space: Any) -> list[dict[str, Any]]:
+        """The states as the field ``population`` of a checkpoint."""
+        ...
+
+
 class Point(NamedTuple, Generic[S]):
     """State of a search between two steps."""
 
@@ -53,6 +61,8 @@ class Point(NamedTuple, Generic[S]):
     """Numbers that the strategy keeps from step to step."""
     rng: Mapping[str, Any]
     """State of the random generator."""
+    population: Any = None
+    """Further states of the strategy (a :class:`StateSet`), or None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,19 +212,21 @@ def record_trial(
     accepted: bool,
     memory: dict[str, float],
     rejected: int = 0,
+    best: tuple[S, Measurement] | None = None,
 ) -> Point[S]:
     """Record the evaluation of ``candidate`` and notify observers; returns the next point.
 
     A failed candidate is never accepted and never the best, even if ``accepted`` is true.
-    ``rejected`` is the number of illegal proposals before this one.
+    ``rejected`` is the number of illegal proposals before this one.  ``best`` is the best state so
+    far; without it, the candidate is the best if its value is the lowest.
     """
     value = measurement.value
     failed = measurement.failure is not None
     accepted = accepted and not failed
-    better = not failed and value < point.best_measurement.value
-    best, best_measurement = (
-        (candidate, measurement) if better else (point.best, point.best_measurement)
-    )
+    if best is None:
+        better = not failed and value < point.best_measurement.value
+        best = (candidate, measurement) if better else (point.best, point.best_measurement)
+    best_state, best_measurement = best
     rejected += point.rejected
     if task.observers:
         # Observers get the trial before the search takes the point. After an interruption here
@@ -235,7 +247,7 @@ def record_trial(
     return Point(
         candidate if accepted else point.current,
         value if accepted else point.value,
-        best,
+        best_state,
         best_measurement,
         point.evaluations + 1,
         rejected,
@@ -291,6 +303,7 @@ def checkpoint(task: Task[S, M], point: Point[S], memory: Memory[S] | None = Non
         best_value=point.best_measurement.value,
         rng=dict(point.rng),
         memory={**memory_entries, _SECONDS: task.clock.elapsed},
+        population=[] if point.population is None else point.population.dump(task.space),
     )
 
 
