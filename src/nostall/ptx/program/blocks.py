@@ -50,6 +50,11 @@ class Block:
     depth: int
     """Number of loops around the block."""
 
+    @property
+    def start(self) -> int:
+        """Offset of its first unit, which identifies the block in its module."""
+        return self.units[0].start
+
     @cached_property
     def instructions(self) -> tuple[Instruction, ...]:
         """The instructions of all units."""

@@ -157,7 +157,9 @@ def walk(tree: Nested) -> Iterator[tuple[int | Label | Directive, tuple[Nested, 
     yield from _walk((tree,))
 
 
-def _walk(chain: tuple[Nested, ...]) -> Iterator[tuple[int | Label | Directive, tuple[Nested, ...]]]:
+def _walk(
+    chain: tuple[Nested, ...],
+) -> Iterator[tuple[int | Label | Directive, tuple[Nested, ...]]]:
     for item in chain[-1].items:
         if isinstance(item, Nested):
             yield from _walk((*chain, item))

@@ -77,13 +77,13 @@ def _target_lists(body: Body) -> dict[str, set[int]]:
     lists: dict[str, set[int]] = {}
     name: str | None = None
     for item, chain in walk(body.root):
-        is_directive = isinstance(item, Directive)
-        if is_directive and item.declared and item.declared[0].space == "label":
+        if not isinstance(item, Directive):
+            name = None
+        elif item.declared and item.declared[0].space == "label":
             name = item.declared[0].name
-            continue
-        if is_directive and name is not None:
+        elif name is not None:
             lists[name] = {label.start for label, _ in _named_labels(item.words, chain)}
-        name = None
+            name = None
     return lists
 
 

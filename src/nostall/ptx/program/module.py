@@ -68,6 +68,19 @@ class Module:
             i.opcode for function in self.functions for i in function.instructions if not i.is_known
         )
 
+    @cached_property
+    def outer_words(self) -> frozenset[str]:
+        """Names in the directives outside of functions, such as the initial values of a table."""
+        bodies = [(function.head.start, function.end) for function in self.functions]
+        return frozenset(
+            token.text
+            for statement in self.statements
+            if statement.kind is StatementKind.DIRECTIVE
+            and not any(start <= statement.start < end for start, end in bodies)
+            for token in statement.tokens
+            if token.kind is TokenKind.WORD
+        )
+
     def kernel(self, name: str | None = None) -> Function:
         """The kernel called ``name``; without a name, the only kernel.
 

@@ -68,7 +68,7 @@ def tokenize(text: str) -> list[Token]:
     kinds = {kind.value: kind for kind in TokenKind}
     while position < len(text):
         match = _PATTERN.match(text, position)
-        if match is None or text.startswith("/*", position) and match.lastgroup == "mark":
+        if match is None or (text.startswith("/*", position) and match.lastgroup == "mark"):
             problem, advice = _cause(text, position)
             raise bad_ptx(text, position, problem, advice)
         assert match.lastgroup is not None
@@ -89,5 +89,8 @@ def _cause(text: str, position: int) -> tuple[str, str]:
         return "a comment /* without its */", "close the comment"
     return _CAUSES.get(
         character,
-        (f"the character {character!r} begins no PTX token", "give a PTX text, such as a .ptx file"),
+        (
+            f"the character {character!r} begins no PTX token",
+            "give a PTX text, such as a .ptx file",
+        ),
     )
