@@ -1,1 +1,1 @@
-"""PTX programs: parse, re-order and validate them, and assemble the result."""
+"""Legal changes of PTX, the input of NVIDIA's assembler ptxas."""
