@@ -28,7 +28,7 @@ BuildStatus = Literal["built", "unproved", "error", "timeout", "serialized"]
 """
 
 
-class PtxState(Protocol):
+class AssemblerState(Protocol):
     """The fields of a state that change the command line."""
 
     @property
@@ -38,12 +38,8 @@ class PtxState(Protocol):
     def assembler(self) -> str: ...
 
 
-class PtxSpace(Protocol):
+class RendersPtx(Protocol):
     """The part of a space of PTX programs that a build needs."""
-
-    def start(self) -> Any: ...
-
-    def load(self, text: str) -> Any: ...
 
     def text(self, state: Any) -> str: ...
 
@@ -61,7 +57,7 @@ class BuildSpec:
     command: Command
     assemblers: tuple[Assembler, ...]
     """The first one is the compiler's own; states name the others by version."""
-    make_space: Callable[[str, str], PtxSpace]
+    make_space: Callable[[str, str], RendersPtx]
     """Makes the space from the PTX and the kernel's name.  A function that can be pickled."""
     make_check: Callable[[str], CheckPtx]
     """Makes the check from the original's PTX.  A function that can be pickled."""
@@ -77,7 +73,7 @@ class BuildSpec:
         known = ", ".join(a.version for a in self.assemblers)
         raise BadInput(f"a state names ptxas {version!r}, but this search has {known}")
 
-    def arguments(self, state: PtxState) -> tuple[str, ...]:
+    def arguments(self, state: AssemblerState) -> tuple[str, ...]:
         """All options of ptxas for a state, without the files."""
         return self.command.arguments(state.options)
 
@@ -86,8 +82,6 @@ class BuildSpec:
 class Build:
     """Result of building one state."""
 
-    state: str
-    """The state, as :meth:`Space.dump` writes it."""
     status: BuildStatus
     ptx_sha256: str
     cubin: bytes = field(default=b"", repr=False)
@@ -112,26 +106,21 @@ class Builder:
         self._folder = tempfile.TemporaryDirectory(prefix="nostall-", dir=_memory_folder())
         self._original_runs: dict[str, PtxasRun] = {}
 
-    def build(self, state_text: str) -> Build:
-        """Build the state that ``state_text`` describes.
-
-        The outcome, except its times, depends on the state alone.
-        """
+    def build(self, state: Any) -> Build:
+        """Build a state of the space.  The outcome, except its times, depends on it alone."""
         phases = {}
         start = perf_counter()
-        state = self.space.load(state_text)
         ptx = self.space.text(state)
         phases["render"] = (rendered := perf_counter()) - start
         sha256 = hashlib.sha256(ptx.encode()).hexdigest()
         objection = self.check(ptx) if ptx != self.spec.ptx else ""
         phases["prove"] = perf_counter() - rendered
         if objection:
-            return Build(state_text, "unproved", sha256, detail=objection, phase_seconds=phases)
+            return Build("unproved", sha256, detail=objection, phase_seconds=phases)
         run = self._assemble(ptx, state)
         phases["assemble"] = run.seconds
         if run.status != "assembled":
             return Build(
-                state_text,
                 run.status,
                 sha256,
                 messages=run.messages,
@@ -140,7 +129,6 @@ class Builder:
             )
         codes = new_codes(run.messages, self._original_messages(state.assembler))
         return Build(
-            state_text,
             "serialized" if codes else "built",
             sha256,
             b"" if codes else run.cubin,
@@ -155,7 +143,7 @@ class Builder:
         """Delete the files of the runs."""
         self._folder.cleanup()
 
-    def _assemble(self, ptx: str, state: PtxState) -> PtxasRun:
+    def _assemble(self, ptx: str, state: AssemblerState) -> PtxasRun:
         assembler = self.spec.assembler(state.assembler)
         folder = Path(self._folder.name)
         return run_ptxas(assembler, ptx, self.spec.arguments(state), folder, self.spec.timeout)
@@ -177,7 +165,7 @@ class Builder:
 def require_built(build: Build) -> bytes:
     """The cubin of a build; raises :class:`ContractBroken` with the reason without one."""
     if build.status != "built":
-        raise ContractBroken(f"state {build.state[:80]} was not built: {build.detail}")
+        raise ContractBroken(f"the state was not built ({build.status}): {build.detail}")
     return build.cubin
 
 

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
-Task = Callable[[Any, str], T]
+Task = Callable[[Any, Any], T]
 """Function of a worker: (its :class:`~nostall.ptx.assemble.builder.Builder`, argument)."""
 
 _builder: Any = None
@@ -43,7 +43,7 @@ class BuildPool(Generic[T]):
             initargs=(make,),
         )
 
-    def submit(self, argument: str) -> Future[T]:
+    def submit(self, argument: Any) -> Future[T]:
         """Run the task in a worker."""
         return self._executor.submit(_run, self._task, argument)
 
@@ -51,7 +51,7 @@ class BuildPool(Generic[T]):
         """Run another task in a worker."""
         return self._executor.submit(_run, task, argument)
 
-    def map(self, arguments: Iterable[str]) -> list[T]:
+    def map(self, arguments: Iterable[Any]) -> list[T]:
         """Results of the task, in the order of ``arguments``."""
         return [future.result() for future in [self.submit(a) for a in arguments]]
 

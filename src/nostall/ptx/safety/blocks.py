@@ -18,7 +18,9 @@ from nostall.ptx.safety.scope import PARAMETER_LEVEL, Registers, Scope
 
 _TABLE = re.compile(r"\.(?:branchtargets|callprototype|calltargets)\b")
 _BRANCH_TARGETS = re.compile(r"\.branchtargets\b(.*);", re.DOTALL)
-_HARMLESS_PRAGMA = re.compile(r'\.pragma\s+"(?:nounroll|enable_smem_spilling|frequency\b[^"]*)"\s*;')
+_HARMLESS_PRAGMA = re.compile(
+    r'\.pragma\s+"(?:nounroll|enable_smem_spilling|frequency\b[^"]*)"\s*;'
+)
 """Pragmas that change no result and belong to a place of the text."""
 _LOAD_PRAGMA = re.compile(r'\.pragma\s+"used_bytes_mask\b[^"]*"\s*;')
 """Pragma about the next instruction."""

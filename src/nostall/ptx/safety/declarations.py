@@ -31,9 +31,7 @@ _SPACES: dict[str, Space] = {
     "global": "global",
     "const": "const",
 }
-_DECLARATION = re.compile(
-    rf"\s*(?:\.(?:extern|visible|weak|common)\s+)*\.({'|'.join(_SPACES)})\b"
-)
+_DECLARATION = re.compile(rf"\s*(?:\.(?:extern|visible|weak|common)\s+)*\.({'|'.join(_SPACES)})\b")
 _LAST_NAME = re.compile(r"([\w$%]+)\s*(?:<\s*(\d+)\s*>)?\s*$")
 _IRRELEVANT = re.compile(r"\[[^\]]*\]|\([^()]*\)")
 """Array sizes and attributes."""

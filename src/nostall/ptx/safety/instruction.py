@@ -181,9 +181,7 @@ def _destinations(rule: Rule, operands: list[_Operand]) -> tuple[Rule, int]:
     return rule, written
 
 
-def _registers(
-    rule: Rule, operands: list[_Operand], written: int
-) -> tuple[list[int], list[int]]:
+def _registers(rule: Rule, operands: list[_Operand], written: int) -> tuple[list[int], list[int]]:
     """Declared registers that the operands read, and those that they write."""
     if rule.effect is Effect.UNKNOWN:
         named = [r for operand in operands for r in operand.registers]
@@ -195,15 +193,15 @@ def _registers(
     return [*reads, *kept], writes
 
 
-def _footprint(
-    rule: Rule, opcode: str, operands: list[_Operand]
-) -> tuple[list[int], list[int]]:
+def _footprint(rule: Rule, opcode: str, operands: list[_Operand]) -> tuple[list[int], list[int]]:
     """Pseudo registers that an instruction reads, and those that it writes."""
     before, after = (list(part) for part in FOOTPRINTS[rule.effect])
     if rule.effect in LOADS | STORES:
         addresses = [o for o in operands if "[" in o.text]
-        constant = rule.effect in LOADS and bool(addresses) and all(
-            o.names and all(n.space == "entry-param" for n in o.names) for o in addresses
+        constant = (
+            rule.effect in LOADS
+            and bool(addresses)
+            and all(o.names and all(n.space == "entry-param" for n in o.names) for o in addresses)
         )
         memory = touched_memory(opcode, constant)
         before += memory

@@ -23,8 +23,8 @@ def rename_kernel(data: bytes, name: str, new_name: str) -> bytes:
         return data
     if len(new_name) > len(name):
         raise BadBinary(
-            f"kernel {name!r} cannot get the longer name {new_name!r} in place; choose a name of at "
-            f"most {len(name)} characters"
+            f"kernel {name!r} cannot get the longer name {new_name!r} in place; choose a name of "
+            f"at most {len(name)} characters"
         )
     elf = Elf.parse(data)
     offsets = _name_offsets(elf)

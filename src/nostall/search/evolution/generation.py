@@ -25,10 +25,8 @@ from nostall.search.loop import Point, Task, move_to, record_trial
 
 CONFIRMATIONS = 2
 """Further measurements of a state that looks good, before it enters the population."""
-_MAX_VALUES = 12
+_MAX_VALUES = 60
 """Measurements of one member."""
-_TOP = 4
-"""Members that are measured again when the device would wait."""
 _HELPS = 0.998
 """Part of the start's value below which a state of the portfolio helps."""
 _PAIRED = 6
@@ -173,12 +171,12 @@ class Generation(Generic[S, M]):
         return tuple(pair for pair in pairs if pair is not None)
 
     def _measure_again(self, point: Point[S]) -> None:
-        """Measure the least measured of the best members once more."""
-        running = {ticket.member.key for ticket in self._tickets.values() if ticket.member}
-        top = [m for m in list(point.population)[:_TOP] if m.key not in running]
-        top = [m for m in top if len(m.values) < _MAX_VALUES]
-        if self.confirmations and top:
-            member = min(top, key=lambda m: len(m.values))
+        """Measure the least measured member once more, because the device would wait."""
+        busy = {ticket.member.key for ticket in self._tickets.values() if ticket.member}
+        busy.add(self.task.space.key(self.task.start))
+        free = [m for m in point.population if m.key not in busy and len(m.values) < _MAX_VALUES]
+        if self.confirmations and free:
+            member = min(free, key=lambda m: len(m.values))
             self._submit(Proposal(GIVEN, member.state), _Ticket("measure again", member=member))
 
     def _enter(self, point: Point[S], member: Member[S], measurement: Measurement) -> Population[S]:

@@ -130,4 +130,6 @@ def realize(space: Any, proposal: Proposal[S]) -> S:
 def _draw_block(weights: Sequence[float], rng: np.random.Generator) -> int:
     """A block, drawn by its weight."""
     share = np.asarray(weights, dtype=np.float64)
+    if not share.any():
+        share = np.ones(len(share))
     return int(rng.choice(len(share), p=share / share.sum()))

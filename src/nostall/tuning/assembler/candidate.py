@@ -51,8 +51,13 @@ def build_proposal(builder: Builder, proposal: Proposal[PtxState]) -> Candidate:
 
 def build_state(builder: Builder, state: PtxState) -> Candidate:
     """Build one state; its cubin gets the original's kernel name and a hash of its code."""
-    build: Build = builder.build(state.dump())
-    cubin, sha256, status, detail = build.cubin, "", cast(CandidateStatus, build.status), build.detail
+    build: Build = builder.build(state)
+    cubin, sha256, status, detail = (
+        build.cubin,
+        "",
+        cast(CandidateStatus, build.status),
+        build.detail,
+    )
     if build.status == "built":
         try:
             if state.kernel_name:

@@ -75,9 +75,7 @@ def open_setup(
             "instructions"
         )
     compiler = find_command(source, find_assemblers() if installed is None else installed)
-    levers = make_levers(
-        source.kernel, compiler.registers, source.launch, compiler.assemblers
-    )
+    levers = make_levers(source.kernel, compiler.registers, source.launch, compiler.assemblers)
     spec = BuildSpec(
         source.ptx,
         source.kernel,
@@ -133,9 +131,10 @@ class _AssemblerJob:
     ) -> tuple[TuningResult, Winner | None]:
         """All stages up to the decision."""
         found = self._search(search, observers, resume)
-        states = [m.state for m in finalists(found, self.setup.space)][:_FINALISTS]
-        states = [state for state in states if state != self.setup.space.start()]
-        ranked = race_states(self.objective, states)
+        start = self.setup.space.start()
+        states = [m.state for m in finalists(found, self.setup.space) if m.state != start]
+        safe = self.objective.safe_states(states)
+        ranked = race_states(self.objective, safe[:_FINALISTS])
         winner = None
         if ranked:
             candidate = self.objective.candidate(ranked[0])
@@ -180,9 +179,7 @@ class _AssemblerJob:
                 "max_registers": state.max_registers,
                 "options": list(state.options),
                 "assembler": state.assembler,
-                "moved_blocks": sum(
-                    order != tuple(range(len(order))) for order in state.orders
-                ),
+                "moved_blocks": sum(order != tuple(range(len(order))) for order in state.orders),
                 "registers": resources.registers if resources else None,
                 "spill_bytes": resources.spill_bytes if resources else None,
                 "native_moves": winner.schedule is not None,
@@ -225,9 +222,7 @@ class _AssemblerJob:
             return winner
         return replace(winner, cubin=improved.cubin, schedule=improved.schedule)
 
-    def _decide(
-        self, found: SearchResult[PtxState], winner: Winner | None
-    ) -> TuningResult:
+    def _decide(self, found: SearchResult[PtxState], winner: Winner | None) -> TuningResult:
         """Verify the winner and compare it with the original in a fresh process."""
         source, settings = self.setup.source, self.settings
         if winner is None:
@@ -265,5 +260,3 @@ class _AssemblerJob:
         kernel = self.setup.source.kernel
         findings = tuple(f for f in verdict.findings if f.function == kernel)
         return Verdict(findings, verdict.checked)
-
-

@@ -23,8 +23,6 @@ from nostall.search.evolution.pipeline import Finished
 from nostall.tuning.assembler.candidate import Candidate, build_proposal, find_hazards
 from nostall.tuning.assembler.space import AssemblerSpace
 
-_HAZARDS_AFTER = 2
-"""Measurements of a candidate after which the verifier of machine code checks it."""
 _QUEUED_PER_WORKER = 2
 _ALWAYS_QUEUED = 4
 """Proposals in the pipeline: this many for each worker, and these for the device."""
@@ -46,7 +44,11 @@ class Log(Protocol):
     """Receives each candidate that was measured or dropped."""
 
     def record(
-        self, number: int, proposal: Proposal[PtxState], candidate: Candidate, result: str,
+        self,
+        number: int,
+        proposal: Proposal[PtxState],
+        candidate: Candidate,
+        result: str,
         samples: Sequence[float],
     ) -> None: ...
 
@@ -58,8 +60,6 @@ class _Known:
     candidate: Candidate
     measured: int = 0
     """Number of measurements."""
-    verified: bool = False
-    """Whether the verifier of machine code accepts it."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,8 @@ class AssemblerObjective(Objective[PtxState]):
 
     The value is the original's time at the start of the search, times the median ratio candidate /
     original of interleaved pairs.  Outputs are compared with the original's before each timing.
-    The verifier of machine code checks a candidate before its third measurement, so each state that
-    enters the population was checked.
+    The verifier of machine code takes longer than ptxas, so it checks only what may be the result:
+    see :meth:`safe_states`.
     """
 
     kind: ClassVar[Kind] = "measured"
@@ -132,7 +132,7 @@ class AssemblerObjective(Objective[PtxState]):
             self._idle_since = monotonic()
         known = self._known.get(self.space.key(proposal.parent))
         if proposal.operator == GIVEN and known is not None and known.candidate.cubin:
-            self._measure_known(_Job(number, proposal, known))
+            self._ready.appendleft(_Job(number, proposal, known))
             return
         future = self.workers.submit_task(build_proposal, proposal)
         self._when_done(future, lambda built: self._built(number, proposal, built))
@@ -191,6 +191,22 @@ class AssemblerObjective(Objective[PtxState]):
             self._remember(candidate)
         return candidates
 
+    def safe_states(self, states: Sequence[PtxState]) -> list[PtxState]:
+        """The states whose cubin the verifier of machine code accepts, checked in parallel.
+
+        Rejected ones are counted as ``unsafe``.
+        """
+        futures = [self.workers.submit_task(find_hazards, self.cubin(state)) for state in states]
+        safe: list[PtxState] = []
+        for state, future in zip(states, futures, strict=True):
+            hazards = future.result()
+            if hazards:
+                self.outcome_counts["unsafe"] += 1
+                self.failures.append(f"unsafe: {hazards}")
+            else:
+                safe.append(state)
+        return safe
+
     def _evaluate(self, state: PtxState) -> Measurement:
         key = self.space.key(state)
         if key not in self._known:
@@ -240,26 +256,6 @@ class AssemblerObjective(Objective[PtxState]):
         key = self.space.key(candidate.state)
         first = self._code.setdefault(candidate.code_sha256, key) if candidate.cubin else key
         return self._known.setdefault(key, _Known(candidate)), first == key
-
-    def _measure_known(self, job: _Job) -> None:
-        """Queue a further measurement, after the verifier of machine code if it is time."""
-        known = job.known
-        if known.verified or known.measured < _HAZARDS_AFTER:
-            self._ready.appendleft(job)
-            return
-        future = self.workers.submit_task(find_hazards, known.candidate.cubin)
-        self._when_done(future, lambda text: self._verified(job, text))
-
-    def _verified(self, job: _Job, hazards: str) -> None:
-        if hazards:
-            self.failures.append(f"unsafe: {hazards}")
-            self._log(job, "unsafe", ())
-            self.outcome_counts["unsafe"] += 1
-            failed = self._failed(f"unsafe: {hazards}")
-            self._finished.append(Finished(job.number, job.known.candidate.state, failed))
-            return
-        job.known.verified = True
-        self._ready.appendleft(job)
 
     def _drop(
         self, number: int, proposal: Proposal[PtxState], candidate: Candidate, why: str

@@ -12,8 +12,8 @@ NAME_PREFIX = "cutlass_"
 """Start of a kernel's name for which ptxas schedules matrix instructions in another way."""
 OPTIONS: tuple[tuple[str, ...], ...] = (
     *((f"--register-usage-level={level}",) for level in range(11)),
-    ("-O1",),
-    ("-O2",),
+    ("--opt-level=1",),
+    ("--opt-level=2",),
     ("--disable-optimizer-constants",),
 )
 """Options of ptxas that change registers or order; none changes what a load or store does."""
@@ -33,7 +33,6 @@ def make_levers(
     registers: int,
     launch: LaunchSpec | None,
     assemblers: Sequence[Assembler],
-    hints: Sequence[str] = (),
 ) -> Levers:
     """The settings that a search of ``kernel`` may change.
 
@@ -45,7 +44,6 @@ def make_levers(
         max_registers=(None, *register_budgets(registers, launch)),
         options=((), *OPTIONS),
         assemblers=("", *(a.version for a in assemblers[1:])),
-        hints=tuple(hints),
     )
 
 

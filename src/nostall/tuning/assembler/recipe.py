@@ -94,9 +94,7 @@ def make_recipe(
     )
 
 
-def rebuild(
-    recipe: Recipe, ptx: str, find: Callable[[str], Assembler] = find_assembler
-) -> bytes:
+def rebuild(recipe: Recipe, ptx: str, find: Callable[[str], Assembler] = find_assembler) -> bytes:
     """Make the cubin of a recipe again, and check each hash on the way.
 
     The result has the machine code of the recipe; whether it is safe is the caller's question.

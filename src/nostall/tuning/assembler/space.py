@@ -10,7 +10,8 @@ import numpy as np
 from nostall.core import Space, Tags
 from nostall.core.space import NO_TAGS
 from nostall.ptx.program.module import parse
-from nostall.ptx.schedule.levers import Levers
+from nostall.ptx.schedule.hints import HINTS, allowed_hints
+from nostall.ptx.schedule.levers import Levers, with_lever
 from nostall.ptx.schedule.moves import PtxMove
 from nostall.ptx.schedule.space import PtxSpace
 from nostall.ptx.schedule.state import PtxState
@@ -63,20 +64,21 @@ class AssemblerSpace(Space[PtxState, PtxMove]):
         return self.ptx.reorder(state, rng, sigma, blocks)
 
     def recombine(self, first: PtxState, second: PtxState, rng: np.random.Generator) -> PtxState:
-        """Orders by block from either parent, and all settings from one of them."""
-        mixed = self.ptx.recombine(first, second, rng)
-        settings = first if rng.random() < 0.5 else second
-        return replace(mixed, **{name: getattr(settings, name) for name in _SETTINGS})
+        """The order of each block, and each setting, from one of the parents."""
+        return self.ptx.recombine(first, second, rng)
 
     def block_weights(self) -> tuple[float, ...]:
-        """See :meth:`PtxSpace.block_weights`."""
-        return tuple(self.ptx.block_weights())
+        """Weights by which ``hot`` blocks are drawn; see :meth:`PtxSpace.block_weights`."""
+        return self.ptx.block_weights()
 
     def portfolio(self) -> list[PtxState]:
-        """States that each have one setting of the levers, in the original order."""
+        """States that each have one setting of the levers, or one hint wherever it is allowed."""
         start = self.start()
-        changes = ({field: value} for field, value in self.levers.values())
-        states = [replace(start, **change) for change in changes]  # type: ignore[arg-type]
+        states = [with_lever(start, lever, value) for lever, value in self.levers.values()]
+        allowed = [(i.index, allowed_hints(i)) for i in self.ptx.kernel.instructions]
+        for hint in HINTS:
+            hints = tuple((index, hint) for index, possible in allowed if hint in possible)
+            states.append(replace(start, hints=hints))
         return list(dict.fromkeys(state for state in states if state != start))
 
     def combine(self, first: PtxState, second: PtxState) -> PtxState | None:
@@ -89,7 +91,7 @@ class AssemblerSpace(Space[PtxState, PtxMove]):
         also = {n for n in _SETTINGS if getattr(second, n) != getattr(start, n)}
         if changed & also == {"options"}:
             names = [option.partition("=")[0] for option in (*first.options, *second.options)]
-            if len(set(names)) < len(names) or sum(n.startswith("-O") for n in names) > 1:
+            if len(set(names)) < len(names):
                 return None
             return replace(first, options=(*first.options, *second.options))
         if changed & also:

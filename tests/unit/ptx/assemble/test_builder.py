@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from tests.unit.ptx.assemble.toy_space import PTX, ToyCheck, ToySpace, ToyState, make_space
+from tests.unit.ptx.assemble.toy_space import PTX, ToyCheck, ToyState, make_space
 
 from nostall.core.errors import BadInput, ContractBroken, MissingPart
 from nostall.ptx.assemble.builder import Builder, BuildSpec, require_built
@@ -18,7 +18,6 @@ from nostall.ptx.assemble.pool import BuildPool
 from nostall.ptx.assemble.ptxas import read_messages, read_resources, run_ptxas
 from nostall.ptx.assemble.versions import Assembler, find_assembler, find_assemblers
 
-SPACE = ToySpace()
 WGMMA_LOSS = (
     "ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are "
     "serialized due to insufficient register resources for the wgmma pipeline in the function 'f'"
@@ -38,12 +37,8 @@ def builder(spec: BuildSpec) -> Iterator[Builder]:
     built.close()
 
 
-def dump(**fields: object) -> str:
-    return SPACE.dump(ToyState(**fields))  # type: ignore[arg-type]
-
-
 def test_another_order_is_built_with_its_resources(builder: Builder) -> None:
-    build = builder.build(dump(exchanged=True))
+    build = builder.build(ToyState(exchanged=True))
     assert build.status == "built" and require_built(build)[:4] == b"\x7fELF"
     assert build.resources is not None and 4 <= build.resources.registers <= 255
     assert build.resources.spill_bytes == 0 and build.codes == {}
@@ -51,7 +46,7 @@ def test_another_order_is_built_with_its_resources(builder: Builder) -> None:
 
 
 def test_equal_states_give_equal_builds(builder: Builder) -> None:
-    first, second = (builder.build(dump(exchanged=True)) for _ in range(2))
+    first, second = (builder.build(ToyState(exchanged=True)) for _ in range(2))
     assert replace(first, phase_seconds={}) == replace(second, phase_seconds={})
 
 
@@ -62,13 +57,13 @@ def test_options_follow_those_of_the_compiler(spec: BuildSpec) -> None:
 
 
 def test_each_installed_assembler_builds(spec: BuildSpec, builder: Builder) -> None:
-    builds = [builder.build(dump(assembler=a.version)) for a in spec.assemblers]
+    builds = [builder.build(ToyState(assembler=a.version)) for a in spec.assemblers]
     assert [b.status for b in builds] == ["built"] * len(spec.assemblers)
-    assert builder.build(dump()).cubin == builds[0].cubin
+    assert builder.build(ToyState()).cubin == builds[0].cubin
 
 
 def test_a_candidate_that_is_not_proved_is_not_assembled(builder: Builder) -> None:
-    build = builder.build(dump(extra="	mov.u32 	%r2, %r1;\n"))
+    build = builder.build(ToyState(extra="	mov.u32 	%r2, %r1;\n"))
     assert (build.status, build.cubin, build.detail) == ("unproved", b"", "other lines")
     assert "assemble" not in build.phase_seconds
     with pytest.raises(ContractBroken, match="other lines"):
@@ -76,7 +71,7 @@ def test_a_candidate_that_is_not_proved_is_not_assembled(builder: Builder) -> No
 
 
 def test_an_unknown_option_is_an_error_with_the_message(builder: Builder) -> None:
-    build = builder.build(dump(options=("--no-such-option",)))
+    build = builder.build(ToyState(options=("--no-such-option",)))
     assert build.status == "error" and "no-such-option" in build.detail
 
 
@@ -97,7 +92,7 @@ def test_a_missing_assembler_is_named(tmp_path: Path) -> None:
 
 def test_a_state_with_an_unknown_assembler_is_refused(builder: Builder) -> None:
     with pytest.raises(BadInput, match=r"'1\.2\.3'"):
-        builder.build(dump(assembler="1.2.3"))
+        builder.build(ToyState(assembler="1.2.3"))
 
 
 def fake_ptxas(path: Path, message: str) -> Assembler:
@@ -116,8 +111,8 @@ def test_a_loss_of_asynchronous_execution_drops_the_candidate(
 ) -> None:
     assembler = fake_ptxas(tmp_path / "ptxas", WGMMA_LOSS)
     builder = Builder(replace(spec, assemblers=(assembler,)))
-    assert builder.build(dump()).status == "built"
-    build = builder.build(dump(exchanged=True))
+    assert builder.build(ToyState()).status == "built"
+    build = builder.build(ToyState(exchanged=True))
     assert (build.status, build.cubin, build.codes) == ("serialized", b"", {"C7510": 1})
     assert "1 x C7510" in build.detail
     builder.close()
@@ -149,14 +144,14 @@ def test_tritons_own_options_are_kept() -> None:
     assert all("--fmad=false" not in c.options for c in triton_commands(PTX, {}))
 
 
-def build_text(builder: Builder, text: str) -> str:
-    return builder.build(text).ptx_sha256
+def build_hash(builder: Builder, state: ToyState) -> str:
+    return builder.build(state).ptx_sha256
 
 
 def test_the_pool_gives_results_in_the_order_of_its_tasks(spec: BuildSpec) -> None:
-    texts = [dump(exchanged=n % 2 == 0, options=("-O1",) * (n % 3)) for n in range(6)]
-    with BuildPool(partial(Builder, spec), build_text, workers=2) as pool:
-        hashes = pool.map(texts)
+    states = [ToyState(exchanged=n % 2 == 0, options=("-O1",) * (n % 3)) for n in range(6)]
+    with BuildPool(partial(Builder, spec), build_hash, workers=2) as pool:
+        hashes = pool.map(states)
     builder = Builder(spec)
-    assert hashes == [builder.build(text).ptx_sha256 for text in texts]
+    assert hashes == [builder.build(state).ptx_sha256 for state in states]
     builder.close()

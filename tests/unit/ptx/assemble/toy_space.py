@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 PTX = """\
 .version 8.0
@@ -48,16 +47,6 @@ class ToyState:
 
 class ToySpace:
     """Renders states; has what a build needs."""
-
-    def start(self) -> ToyState:
-        return ToyState()
-
-    def dump(self, state: ToyState) -> str:
-        return json.dumps(asdict(state))
-
-    def load(self, text: str) -> ToyState:
-        values = json.loads(text)
-        return ToyState(**{**values, "options": tuple(values["options"])})
 
     def text(self, state: ToyState) -> str:
         lines = SECOND + FIRST if state.exchanged else FIRST + SECOND
