@@ -20,6 +20,7 @@ from nostall.core import (
 from nostall.core.search import Stop
 from nostall.core.space import M, S
 from nostall.search.evolution.generation import CONFIRMATIONS, Generation
+from nostall.search.evolution.given import MISSING_VALUE, portfolio_values
 from nostall.search.evolution.pipeline import Pipeline, Sequential
 from nostall.search.evolution.population import Member, Population
 from nostall.search.loop import Point, begin, run
@@ -91,6 +92,14 @@ class Evolve(Search):
             return run(task, point, step)
         finally:
             pipeline.discard()
+
+
+def best_of_portfolio(result: SearchResult[S], space: Space[S, M], count: int) -> list[S]:
+    """The states of the portfolio, and pairs of them, with the lowest values in a search."""
+    start = result.start_measurement.value
+    values = portfolio_values(space, result.checkpoint.memory, start)
+    ranked = sorted(values, key=lambda pair: pair[1])
+    return [state for state, value in ranked[:count] if value < MISSING_VALUE]
 
 
 def finalists(result: SearchResult[S], space: Space[S, M]) -> list[Member[S]]:

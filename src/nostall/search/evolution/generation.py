@@ -6,12 +6,12 @@ import math
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import combinations
 from typing import Generic
 
 from nostall.core import Measurement
 from nostall.core.space import M, S
 from nostall.search.evolution.bandit import Bandit
+from nostall.search.evolution.given import MISSING_VALUE, portfolio_pairs, value_key
 from nostall.search.evolution.operators import (
     GIVEN,
     Operator,
@@ -27,10 +27,6 @@ CONFIRMATIONS = 2
 """Further measurements of a state that looks good, before it enters the population."""
 _MAX_VALUES = 60
 """Measurements of one member."""
-_HELPS = 0.998
-"""Part of the start's value below which a state of the portfolio helps."""
-_PAIRED = 6
-"""States of the portfolio whose pairs are tried."""
 _DROP_WEIGHT = 0.3
 """Weight of a dropped proposal in the bandit: it costs no measurement."""
 _FULL_REWARD = 0.01
@@ -39,7 +35,6 @@ _FULL_REWARD = 0.01
 # Keys of a checkpoint's memory.
 _SUBMITTED = "submitted"
 _DROPS = "drops"
-_GIVEN_VALUE = "given"  # followed by the number in the portfolio
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,27 +143,14 @@ class Generation(Generic[S, M]):
     def _missing_given(self, point: Point[S]) -> Iterator[tuple[int, S]]:
         """States of the portfolio without a value, by number; then pairs of those that help."""
         running = {ticket.given for ticket in self._tickets.values()}
-        for number, state in enumerate(self._singles):
-            if f"{_GIVEN_VALUE}{number:04}" not in point.memory and number not in running:
+        if self._pairs is None and running <= {None}:
+            start_value = self.task.start_measurement.value
+            is_complete = all(value_key(n) in point.memory for n in range(len(self._singles)))
+            if is_complete:
+                self._pairs = portfolio_pairs(self.task.space, point.memory, start_value)
+        for number, state in enumerate((*self._singles, *(self._pairs or ()))):
+            if value_key(number) not in point.memory and number not in running:
                 yield number, state
-        if self._pairs is None and not any(n is not None for n in running):
-            self._pairs = self._make_pairs(point)
-        for number, state in enumerate(self._pairs or (), start=len(self._singles)):
-            if f"{_GIVEN_VALUE}{number:04}" not in point.memory and number not in running:
-                yield number, state
-
-    def _make_pairs(self, point: Point[S]) -> tuple[S, ...]:
-        """Pairs of the states of the portfolio that help most."""
-        space, limit = self.task.space, _HELPS * self.task.start_measurement.value
-        if not isinstance(space, PortfolioSpace):
-            return ()
-        values = [
-            (point.memory.get(f"{_GIVEN_VALUE}{n:04}", math.inf), n)
-            for n in range(len(self._singles))
-        ]
-        helpful = [self._singles[n] for value, n in sorted(values)[:_PAIRED] if value < limit]
-        pairs = (space.combine(a, b) for a, b in combinations(helpful, 2))
-        return tuple(pair for pair in pairs if pair is not None)
 
     def _measure_again(self, point: Point[S]) -> None:
         """Measure the least measured member once more, because the device would wait."""
@@ -218,7 +200,7 @@ class Generation(Generic[S, M]):
         """The memory after a result: counts, the portfolio's values and the bandit's rewards."""
         memory = {**point.memory, _SUBMITTED: float(self._submitted)}
         if ticket.given is not None:
-            memory[f"{_GIVEN_VALUE}{ticket.given:04}"] = min(value, 1e300)
+            memory[value_key(ticket.given)] = min(value, MISSING_VALUE)
         if ticket.operator is not None:
             population: Population[S] = point.population
             limit = min(population.threshold, self.task.start_measurement.value)

@@ -106,14 +106,17 @@ def tune_assembler(
     of the original against itself, with equal outputs.  Raises :class:`BadInput` if the original
     cannot be measured.
     """
-    job = _AssemblerJob(setup, settings, device, run)
+    job = AssemblerJob(setup, settings, device, run)
     result, winner = job.run_stages(search, observers, resume)
     job.record(result, winner)
     return result
 
 
-class _AssemblerJob:
-    """The stages of a run: search, race, moves of native instructions, decision, records."""
+class AssemblerJob:
+    """The stages of a run: search, race, moves of native instructions, decision, records.
+
+    :func:`tune_assembler` runs them; benchmarks use the parts.
+    """
 
     def __init__(self, setup: Setup, settings: Settings, device: Device, run: Run | None) -> None:
         self.setup, self.settings, self.device, self.run = setup, settings, device, run
