@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from nostall.ptx.safety.declarations import Declared, declared_names, is_declaration
 from nostall.ptx.safety.instruction import Instruction, Numbers, decode
@@ -18,7 +19,9 @@ from nostall.ptx.safety.scope import PARAMETER_LEVEL, Registers, Scope
 
 _TABLE = re.compile(r"\.(?:branchtargets|callprototype|calltargets)\b")
 _BRANCH_TARGETS = re.compile(r"\.branchtargets\b(.*);", re.DOTALL)
-_HARMLESS_PRAGMA = re.compile(r'\.pragma\s+"(?:nounroll|enable_smem_spilling|frequency\b[^"]*)"\s*;')
+_HARMLESS_PRAGMA = re.compile(
+    r'\.pragma\s+"(?:nounroll|enable_smem_spilling|frequency\b[^"]*)"\s*;'
+)
 """Pragmas that change no result and belong to a place of the text."""
 _LOAD_PRAGMA = re.compile(r'\.pragma\s+"used_bytes_mask\b[^"]*"\s*;')
 """Pragma about the next instruction."""
@@ -129,7 +132,7 @@ def _place_other(statement: Statement) -> Placed:
 
 def _mark_tables(placed: list[Placed]) -> None:
     """Labels before a table or prototype name it, and are no place to continue at."""
-    for label, table in zip(placed, placed[1:], strict=False):
+    for label, table in pairwise(placed):
         if label.label and _TABLE.match(table.layout):
             label.label = ""
 

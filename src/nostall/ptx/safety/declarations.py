@@ -17,8 +17,8 @@ class Declared(NamedTuple):
 
     name: str
     space: Space
-    count: int = 0
-    """With ``%r<5>``: 5, and the names are %r0 to %r4. 0 for a single name."""
+    size: int = 0
+    """Size of a range: of ``%r<5>`` 5, and the names are %r0 to %r4. 0 for a single name."""
     is_vector: bool = False
     """Whether it is a vector register, whose elements are ``name.x`` and so on."""
 
@@ -31,9 +31,7 @@ _SPACES: dict[str, Space] = {
     "global": "global",
     "const": "const",
 }
-_DECLARATION = re.compile(
-    rf"\s*(?:\.(?:extern|visible|weak|common)\s+)*\.({'|'.join(_SPACES)})\b"
-)
+_DECLARATION = re.compile(rf"\s*(?:\.(?:extern|visible|weak|common)\s+)*\.({'|'.join(_SPACES)})\b")
 _LAST_NAME = re.compile(r"([\w$%]+)\s*(?:<\s*(\d+)\s*>)?\s*$")
 _IRRELEVANT = re.compile(r"\[[^\]]*\]|\([^()]*\)")
 """Array sizes and attributes."""

@@ -86,9 +86,7 @@ def layout_finding(pair: BlockPair) -> Finding:
         f"the block has {found} where the original has {expected}; labels, braces, declarations "
         "and directives must be equal in each block"
     )
-    return Finding(
-        "layout", pair.function, line_of(pair.text, pair.candidate.start), found, reason
-    )
+    return Finding("layout", pair.function, line_of(pair.text, pair.candidate.start), found, reason)
 
 
 def content_finding(pair: BlockPair, all_numbers: frozenset[int]) -> Finding:

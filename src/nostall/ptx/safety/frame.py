@@ -80,9 +80,7 @@ def has_dynamic_budget(text: str) -> bool:
     return _DYNAMIC_BUDGET.search(text) is not None
 
 
-def budget_differences(
-    name: str, old: dict[str, str], new: dict[str, str]
-) -> tuple[str, ...]:
+def budget_differences(name: str, old: dict[str, str], new: dict[str, str]) -> tuple[str, ...]:
     """The differences between two register budgets, one sentence each."""
     return tuple(
         f"kernel {name} has {_directive(key, new)} instead of {_directive(key, old)}"

@@ -128,9 +128,7 @@ class Validator:
             checked += result.checked
         return Verdict(tuple(findings[:MAX_FINDINGS]), differences, checked)
 
-    def _compare_headers(
-        self, function: _Function, item: ModuleItem, text: str
-    ) -> tuple[str, ...]:
+    def _compare_headers(self, function: _Function, item: ModuleItem, text: str) -> tuple[str, ...]:
         """Allowed differences between two function headers."""
         old, old_budget = frame.split_budget(function.item.text)
         new, new_budget = frame.split_budget(item.text)
@@ -247,4 +245,3 @@ def _require_text(value: object, role: str) -> str:
             "Path(...).read_text()"
         )
     return value
-
