@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from nostall.ptx.program.body import Body, Directive, Label, Nested
+from nostall.ptx.program.body import Binding, Body, Directive, Label, Nested
 from nostall.ptx.program.control_flow import ControlFlow
 from nostall.ptx.program.declarations import Declaration
 from nostall.ptx.program.instruction import Instruction
@@ -66,7 +66,7 @@ class Block:
 
 def build_blocks(text: str, body: Body, flow: ControlFlow) -> tuple[Block, ...]:
     """The outermost blocks of a function; those of scopes are in their units."""
-    return tuple(_Splitter(text, body, flow).split(body.root))
+    return tuple(_Region(text, body, flow).split(body.root))
 
 
 def flatten(blocks: Iterable[Block]) -> Iterator[Block]:
@@ -105,55 +105,93 @@ def _mentions(words: frozenset[str], declared: Declaration) -> bool:
     return any(declared.declares(w) or declared.declares(w.rpartition(".")[0]) for w in words)
 
 
-class _Splitter:
-    """Splits the tree of one function into blocks."""
+class _Region:
+    """Collects the blocks between two braces."""
 
     def __init__(self, text: str, body: Body, flow: ControlFlow) -> None:
         self._text = text
         self._body = body
         self._flow = flow
+        self._finished: list[Block] = []
+        self._current = _OpenBlock()
+        self._prefix: Directive | None = None
+        """A directive that moves with the next instruction."""
+        self._is_next_alone = False
 
     def split(self, tree: Nested) -> list[Block]:
-        """The blocks between two braces."""
-        finished: list[Block] = []
-        current = _OpenBlock()
-
-        def cut() -> None:
-            nonlocal current
-            if current.units:
-                finished.append(current.finish(self._flow.depth(current.units[0].start)))
-            current = _OpenBlock()
-
+        """The blocks of ``tree``."""
         for item in tree.items:
             match item:
                 case Label():
+                    self._pin_prefix()
                     if item.start in self._flow.referenced:
-                        cut()
+                        self._cut()
                 case Directive():
-                    # A unit above uses another declaration of the name: it must stay above.
-                    if any(current.mentions(declared) for declared in item.declared):
-                        cut()
-                    for declared in item.declared:
-                        current.declare(declared)
+                    self._pin_prefix()
+                    self._directive(item)
                 case Nested():
-                    if item.start in self._flow.open_scopes:
-                        cut()
-                        finished += self.split(item)
-                        cut()
-                    else:
-                        current.add(self._scope_unit(item))
+                    self._pin_prefix()
+                    self._nested(item)
                 case _:
-                    instruction = self._body.instructions[item]
-                    if instruction.ends_block:
-                        cut()
-                    else:
-                        current.add(self._instruction_unit(instruction))
-        cut()
-        return finished
+                    self._instruction(self._body.instructions[item])
+        self._cut()
+        return self._finished
 
-    def _instruction_unit(self, instruction: Instruction) -> Unit:
+    def _cut(self) -> None:
+        """End the present block."""
+        if self._current.units:
+            depth = self._flow.depth(self._current.units[0].start)
+            self._finished.append(self._current.finish(depth))
+        self._current = _OpenBlock()
+
+    def _add(self, unit: Unit) -> None:
+        self._current.add(unit)
+        if self._is_next_alone:
+            self._cut()
+        self._is_next_alone = False
+
+    def _pin_next(self) -> None:
+        """Let the next unit keep its place."""
+        self._cut()
+        self._is_next_alone = True
+
+    def _pin_prefix(self) -> None:
+        """Pin what follows a directive for the next instruction, if no instruction follows it."""
+        if self._prefix is not None:
+            self._prefix = None
+            self._pin_next()
+
+    def _directive(self, directive: Directive) -> None:
+        if directive.binding is Binding.UNKNOWN:
+            self._pin_next()
+        elif directive.binding is Binding.NEXT:
+            self._prefix = directive
+        # A unit above uses another declaration of the name: it must stay above.
+        if any(self._current.mentions(declared) for declared in directive.declared):
+            self._cut()
+        for declared in directive.declared:
+            self._current.declare(declared)
+
+    def _nested(self, tree: Nested) -> None:
+        inner = _Region(self._text, self._body, self._flow).split(tree)
+        if tree.start in self._flow.open_scopes:
+            self._cut()
+            self._finished += inner
+        else:
+            self._add(self._scope_unit(tree, tuple(inner)))
+
+    def _instruction(self, instruction: Instruction) -> None:
+        start = instruction.start if self._prefix is None else self._prefix.start
+        self._prefix = None
+        if instruction.ends_block:
+            self._cut()
+            self._is_next_alone = False
+        else:
+            self._add(self._instruction_unit(start, instruction))
+
+    def _instruction_unit(self, start: int, instruction: Instruction) -> Unit:
         return Unit(
-            instruction.start,
+            start,
             self._end_with_comment(instruction.end),
             (instruction,),
             instruction.reads,
@@ -161,7 +199,7 @@ class _Splitter:
             instruction.words,
         )
 
-    def _scope_unit(self, tree: Nested) -> Unit:
+    def _scope_unit(self, tree: Nested, blocks: tuple[Block, ...]) -> Unit:
         """A scope as one unit. What it writes it may write or not, so it reads that, too."""
         instructions = tuple(self._instructions(tree))
         reads: frozenset[Reference] = frozenset().union(*(i.reads for i in instructions))
@@ -170,8 +208,7 @@ class _Splitter:
             writes |= {Resource.CONVERGENCE, Resource.WARP}
         words: frozenset[str] = frozenset().union(*(i.words for i in instructions))
         end = self._end_with_comment(tree.end)
-        inner = tuple(self.split(tree))
-        return Unit(tree.start, end, instructions, reads | writes, writes, words, inner)
+        return Unit(tree.start, end, instructions, reads | writes, writes, words, blocks)
 
     def _instructions(self, tree: Nested) -> Iterator[Instruction]:
         for item in tree.items:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
+from types import MappingProxyType
 
+from nostall.ptx.program.asynchronous import mark_asynchronous_registers
 from nostall.ptx.program.declarations import Declaration, Scope, declarations
 from nostall.ptx.program.instruction import Instruction, build_instruction
-from nostall.ptx.program.resources import Reference, Resource
 from nostall.ptx.text.lexer import TokenKind
 from nostall.ptx.text.statements import Statement, StatementKind
 
@@ -26,12 +28,21 @@ class Label:
     end: int
 
 
+class Binding(Enum):
+    """What a directive says about the instruction that follows it."""
+
+    NONE = "nothing"
+    NEXT = "it applies to the next instruction, and moves with it"
+    UNKNOWN = "it may apply to the next instruction: both keep their place"
+
+
 @dataclass(frozen=True, slots=True)
 class Directive:
     """A directive in a body, and the names that it declares for the statements after it."""
 
     declared: tuple[Declaration, ...]
     words: frozenset[str]
+    binding: Binding
     start: int
     end: int
 
@@ -98,7 +109,7 @@ class _Builder:
         if following.tokens[0].text in _LISTS:
             declared = Declaration(name, "label")
             scope.add(declared)
-            return Directive((declared,), frozenset(), statement.start, statement.end)
+            return Directive((declared,), frozenset(), Binding.NONE, statement.start, statement.end)
         label = Label(name, statement.start, statement.end)
         tree.labels[name] = label
         return label
@@ -111,7 +122,28 @@ def _directive(statement: Statement, scope: Scope) -> Directive:
     words: frozenset[str] = frozenset()
     if statement.tokens[0].text not in _NO_REFERENCE:
         words = frozenset(t.text for t in statement.tokens if t.kind is TokenKind.WORD)
-    return Directive(declared, words, statement.start, statement.end)
+    return Directive(declared, words, _binding(statement), statement.start, statement.end)
+
+
+_PRAGMAS = MappingProxyType(
+    {
+        "nounroll": Binding.NONE,
+        "frequency": Binding.NONE,
+        "enable_smem_spilling": Binding.NONE,
+        "used_bytes_mask": Binding.NEXT,
+    }
+)
+"""First word of a pragma -> its binding (PTX ISA 9.0, section 12)."""
+
+
+def _binding(statement: Statement) -> Binding:
+    """The strongest binding of the strings of a pragma; other directives have none."""
+    if statement.tokens[0].text != ".pragma":
+        return Binding.NONE
+    strings = [t.text.strip('"').split() for t in statement.tokens if t.kind is TokenKind.STRING]
+    found = {_PRAGMAS.get(words[0] if words else "", Binding.UNKNOWN) for words in strings}
+    order = (Binding.UNKNOWN, Binding.NEXT)
+    return next((binding for binding in order if binding in found), Binding.NONE)
 
 
 def build_body(statements: Sequence[Statement], scope: Scope) -> Body:
@@ -121,35 +153,7 @@ def build_body(statements: Sequence[Statement], scope: Scope) -> Body:
     """
     builder = _Builder(statements, scope)
     root = builder.nested(scope)
-    return Body(root, tuple(_with_asynchronous_registers(builder.instructions)))
-
-
-_ASYNCHRONOUS: tuple[tuple[str, Resource], ...] = (
-    ("wgmma.mma_async", Resource.WGMMA),
-    ("tcgen05", Resource.TCGEN05),
-)
-"""Opcode that uses registers after its issue -> resource that its waits and fences write."""
-
-
-def _with_asynchronous_registers(instructions: Sequence[Instruction]) -> list[Instruction]:
-    """Let each instruction that touches a register of an asynchronous one read its resource.
-
-    A wait names no register, but the program may read accumulators only after it, and write
-    fragments only before a fence. The registers of all such instructions of the function count:
-    those in flight at a wait may have been named in another block.
-    """
-    marked = list(instructions)
-    for opcode, resource in _ASYNCHRONOUS:
-        users = [i for i in marked if f"{i.opcode}.".startswith(f"{opcode}.")]
-        registers: set[Reference] = set()
-        for user in users:
-            registers |= user.registers
-        if registers:
-            marked = [
-                i.with_reads(resource) if i.registers & registers or i in users else i
-                for i in marked
-            ]
-    return marked
+    return Body(root, tuple(mark_asynchronous_registers(builder.instructions)))
 
 
 def walk(tree: Nested) -> Iterator[tuple[int | Label | Directive, tuple[Nested, ...]]]:

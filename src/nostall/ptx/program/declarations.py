@@ -9,6 +9,8 @@ from nostall.ptx.text.lexer import Token, TokenKind
 
 _SPACES = frozenset((".reg", ".local", ".shared", ".param", ".const", ".global", ".sreg", ".tex"))
 """State spaces: the first word of a declaration after its linkage."""
+KERNEL_PARAMETER = "kernel parameter"
+"""The space of an entry function's parameters: memory that never changes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +19,7 @@ class Declaration:
 
     name: str
     space: str
-    """The state space without its dot: reg, local, shared, param, const, global, tex."""
+    """The state space without its dot, KERNEL_PARAMETER, or ``label`` for a list of targets."""
     count: int | None = None
 
     def declares(self, word: str) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from nostall.ptx.errors import BadPtx
-from nostall.ptx.program.declarations import Scope
+from nostall.ptx.program.declarations import KERNEL_PARAMETER, Scope
 from nostall.ptx.program.opcodes import UNKNOWN, Rule, effect_of, find_rule
 from nostall.ptx.program.resources import EVERYTHING, PURE, Effect, Reference
 from nostall.ptx.program.special_registers import special_register
@@ -96,6 +96,8 @@ def build_instruction(index: int, statement: Statement, scope: Scope) -> Instruc
     rule = find_rule(opcode)
     qualifiers = tuple(opcode.split(".")[1:])
     effect = EVERYTHING if rule is None else effect_of(rule, qualifiers)
+    if _loads_parameter(opcode, operands, scope):
+        effect = PURE
     reads, writes = _registers(rule or UNKNOWN, operands, scope)
     if guard is not None:
         reads |= writes | {guard.register}
@@ -186,6 +188,14 @@ def _resolve(word: str, scope: Scope) -> tuple[str | None, bool]:
     if word.startswith("%") and special_register(word) is None:
         return word, False
     return None, False
+
+
+def _loads_parameter(opcode: str, operands: Sequence[Operand], scope: Scope) -> bool:
+    """Whether the instruction loads from a parameter of a kernel, which never changes."""
+    if not opcode.startswith("ld.param"):
+        return False
+    declared = (scope.find(word) for operand in operands[1:] for word in operand.words)
+    return any(found is not None and found[0].space == KERNEL_PARAMETER for found in declared)
 
 
 def _special_effect(words: frozenset[str], scope: Scope) -> Effect:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from nostall.core.errors import BadInput
@@ -12,7 +12,7 @@ from nostall.ptx.errors import BadPtx, bad_ptx
 from nostall.ptx.program.blocks import Block, build_blocks, flatten
 from nostall.ptx.program.body import build_body
 from nostall.ptx.program.control_flow import ControlFlow, analyse_control_flow
-from nostall.ptx.program.declarations import Scope, declarations
+from nostall.ptx.program.declarations import KERNEL_PARAMETER, Scope, declarations
 from nostall.ptx.program.instruction import Instruction
 from nostall.ptx.text.lexer import Token, TokenKind
 from nostall.ptx.text.statements import Statement, StatementKind, split
@@ -116,6 +116,13 @@ def _functions(text: str, statements: Sequence[Statement]) -> Iterator[Function]
         statement = statements[at]
         if statement.kind is StatementKind.DIRECTIVE:
             for declaration in declarations(statement.tokens):
+                if declaration.space == "reg":
+                    raise bad_ptx(
+                        text,
+                        statement.start,
+                        "a register outside of functions",
+                        "declare registers in functions, as PTX with an ABI does",
+                    )
                 module_scope.add(declaration)
         if statement.kind is not StatementKind.FUNCTION or statement.is_prototype:
             at += 1
@@ -137,12 +144,12 @@ def _body_end(statements: Sequence[Statement], start: int) -> int:
 
 
 def _function(text: str, head: Statement, body: Sequence[Statement], scope: Scope) -> Function:
+    is_kernel = any(token.text == ".entry" for token in head.tokens)
     for declaration in declarations(head.tokens):
-        scope.add(declaration)
+        scope.add(replace(declaration, space=KERNEL_PARAMETER) if is_kernel else declaration)
     tree = build_body(body, scope)
     flow = analyse_control_flow(tree)
     blocks = build_blocks(text, tree, flow)
-    is_kernel = any(token.text == ".entry" for token in head.tokens)
     name = function_name(head).text
     return Function(name, is_kernel, head, tree.instructions, blocks, flow, body[-1].end)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from nostall.ptx.safety.declarations import Declared, declared_names, is_declaration
 from nostall.ptx.safety.instruction import Instruction, Numbers, decode
@@ -131,7 +132,7 @@ def _place_other(statement: Statement) -> Placed:
 
 def _mark_tables(placed: list[Placed]) -> None:
     """Labels before a table or prototype name it, and are no place to continue at."""
-    for label, table in zip(placed, placed[1:], strict=False):
+    for label, table in pairwise(placed):
         if label.label and _TABLE.match(table.layout):
             label.label = ""
 

@@ -17,8 +17,8 @@ class Declared(NamedTuple):
 
     name: str
     space: Space
-    count: int = 0
-    """With ``%r<5>``: 5, and the names are %r0 to %r4. 0 for a single name."""
+    size: int = 0
+    """Size of a range: of ``%r<5>`` 5, and the names are %r0 to %r4. 0 for a single name."""
     is_vector: bool = False
     """Whether it is a vector register, whose elements are ``name.x`` and so on."""
 

@@ -37,6 +37,7 @@ _PARTS = re.compile(
 _OPERAND_NAME = re.compile(r"(?<![\w$%.])([A-Za-z_$%][\w$]*)((?:\.[a-z]\w*)?)")
 _VALID_OPERANDS = re.compile(r"[\w$%.,+\-*/()\[\]{}|!<>~&^?=]*")
 _SPACE = re.compile(r"\s+")
+_TORN_NAME = re.compile(r"[\w$%.]\s+[\w$%]")
 _BUILT_IN = frozenset({"WARP_SZ", "_"})
 
 
@@ -82,8 +83,10 @@ def decode(text: str, offset: int, scope: Scope, numbers: Numbers, prefix: str =
     Raises :class:`Unreadable` if a name is not declared in ``scope`` or the form is not PTX.
     """
     match = _PARTS.match(text)
-    operand_text = _SPACE.sub("", (match["operands"] or "") if match else "")
-    if match is None or not _VALID_OPERANDS.fullmatch(operand_text):
+    spaced = ((match["operands"] or "") if match else "").strip()
+    operand_text = _SPACE.sub("", spaced)
+    is_valid = _VALID_OPERANDS.fullmatch(operand_text) and not _TORN_NAME.search(spaced)
+    if match is None or not is_valid:
         raise Unreadable(offset, f"{normalise(text)!r} is not an instruction")
     full_opcode = _SPACE.sub("", match["opcode"])
     opcode, hints = split_hints(full_opcode)

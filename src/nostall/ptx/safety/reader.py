@@ -11,7 +11,8 @@ from typing import Literal, NamedTuple
 
 _BRACES = r"\{(?:[^{}\"]++|\{(?:[^{}\"]++|\{[^{}\"]*+\})*+\})*+\}"
 """An initialiser, with up to two levels of braces inside."""
-_STRING = r'"[^"\n]*+"'
+_STRING = r'"(?:[^"\\\n]|\\[^"\n])*+"'
+"""A string; a quotation mark cannot stand in it."""
 _NAME = r"[\w$%]++"
 _NOTE = rf"""
     \.loc\s+\d+\s+\d+\s+\d+

@@ -7,7 +7,6 @@ once for each scope.
 
 from __future__ import annotations
 
-import re
 from typing import NamedTuple
 
 from nostall.ptx.safety.declarations import Declared, Space
@@ -15,7 +14,6 @@ from nostall.ptx.safety.pseudo_registers import COUNT as FIRST_REGISTER
 
 MODULE_LEVEL, PARAMETER_LEVEL = -2, -1
 """Brace numbers of the scopes around a function's body, which has 0."""
-_INDEXED = re.compile(r"(.*?)(0|[1-9]\d*)$")
 
 
 class Name(NamedTuple):
@@ -63,8 +61,8 @@ class Scope:
         self.brace = brace
         """Number of the opening brace in the function; it distinguishes equal names."""
         self.registers = registers
-        self._single = {d.name: d for d in declared if not d.count}
-        self._ranges = {d.name: d for d in declared if d.count}
+        self._single = {d.name: d for d in declared if not d.size}
+        self._ranges = [d for d in declared if d.size]
         self._children: dict[tuple[str, int], Scope] = {}
         self._known: dict[str, Name | None] = {}
 
@@ -90,11 +88,11 @@ class Scope:
 
     def _find(self, name: str) -> Name | None:
         declared = self._single.get(name)
-        if declared is None and self._ranges:
-            match = _INDEXED.match(name)
-            ranged = self._ranges.get(match[1]) if match else None
-            if match and ranged and int(match[2]) < ranged.count:
-                declared = ranged
+        for ranged in self._ranges:
+            index = name[len(ranged.name) :]
+            if name.startswith(ranged.name) and index.isdecimal() and int(index) < ranged.size:
+                # ptxas takes %r01 for %r1.
+                declared, name = ranged, f"{ranged.name}{int(index)}"
         if declared is None:
             return self.parent.resolve(name) if self.parent else None
         symbol = f"{name}@{self.brace}"

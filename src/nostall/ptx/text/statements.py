@@ -52,7 +52,10 @@ class Statement:
     @property
     def is_prototype(self) -> bool:
         """Whether this is the head of a function that has no body here."""
-        return self.kind is StatementKind.FUNCTION and self.tokens[-1].text == ";"
+        if self.kind is not StatementKind.FUNCTION:
+            return False
+        texts = [token.text for token in self.tokens]
+        return texts.count(";") > texts.count(".pragma")
 
 
 def split(text: str) -> tuple[Statement, ...]:
