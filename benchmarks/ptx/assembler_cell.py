@@ -17,7 +17,7 @@ from nostall.gpu import Device, Kernel, LocalGpu, MeasurementPlan
 from nostall.search import Anneal, Sip
 from nostall.search.evolution.evolve import Evolve, best_of_portfolio
 from nostall.tuning.assembler.job import AssemblerJob, Setup, open_setup
-from nostall.tuning.assembler.objective import count_dropped, idle_share
+from nostall.tuning.assembler.objective import count_dropped
 from nostall.tuning.gpu_objective import Decision, decide, race_states
 from nostall.tuning.job import Settings, tune
 from nostall.tuning.source import Source
@@ -50,6 +50,8 @@ class Cell:
     """New random inputs on which the best candidate must be correct."""
     spike: Path | None = None
     workers: int | None = None
+    evaluations: int | None = None
+    """Limit in place of the seconds."""
     open: OpenDevice = LocalGpu
 
     @property
@@ -61,7 +63,8 @@ class Cell:
         return Settings(
             self.method,
             self.seed,
-            self.seconds,
+            None if self.evaluations else self.seconds,
+            self.evaluations,
             objective="gpu",
             checks=self.checks,
             rounds=_ROUNDS,
@@ -104,7 +107,7 @@ def _assembler(cell: Cell, source: Source, gpu: Device) -> dict[str, Any]:
         start = setup.space.start()
         ranked = race_states(job.objective, [start, *(s for s in states if s != start)])
         portfolio = ranked[0] if ranked else start
-        b_cubin = source.cubin if portfolio == start else job.objective.cubin(portfolio)
+        b_cubin = source.cubin if portfolio == start else job.objective.candidate(portfolio).cubin
         record = _search_record(setup, job, result.search.seconds)
     b = None if portfolio == start else _decide(cell, gpu, b_cubin)
     b_settings = {} if portfolio == start else _settings(portfolio)
@@ -130,7 +133,6 @@ def _search_record(setup: Setup, job: AssemblerJob, seconds: float) -> dict[str,
         "counts": dict(objective.outcome_counts),
         "dropped": count_dropped(objective.outcome_counts),
         "search": {
-            "idle_share": idle_share(objective, seconds),
             "waiting_s": round(objective.waiting_seconds, 3),
             "search_s": round(seconds, 2),
             "workers": setup.pool.workers,

@@ -120,10 +120,12 @@ class AssemblerJob:
 
     def __init__(self, setup: Setup, settings: Settings, device: Device, run: Run | None) -> None:
         self.setup, self.settings, self.device, self.run = setup, settings, device, run
+        self.idle_share = 0.0
+        """Part of the search in which the device measured nothing."""
         launch = setup.source.launch
         self.log = CandidateLog(run.path / CANDIDATES_FILE) if run is not None else None
         self.objective = AssemblerObjective(
-            setup.space, setup.pool, device, launch.flops if launch else None, self.log
+            setup.pool, device, launch.flops if launch else None, self.log
         )
         if run is not None:
             run.write("original.cubin", setup.source.cubin)
@@ -172,7 +174,7 @@ class AssemblerJob:
             "arguments": list(setup.compiler.command.arguments()),
             "reproduces": setup.compiler.reproduces,
             "registers": setup.compiler.registers,
-            "idle_share": idle_share(objective, result.search.seconds),
+            "idle_share": self.idle_share,
             "codes": dict(objective.codes),
         }
         if winner is not None:
@@ -196,7 +198,7 @@ class AssemblerJob:
         recorders: list[Observer] = [self.log] if self.log is not None else []
         if self.run is not None:
             recorders.append(self.run)
-        return search.run(
+        found = search.run(
             self.setup.space,
             self.objective,
             self._search_budget(),
@@ -204,6 +206,8 @@ class AssemblerJob:
             observers=[*observers, *recorders],
             resume=checkpoint,
         )
+        self.idle_share = idle_share(self.objective, found.seconds)
+        return found
 
     def _search_budget(self) -> Budget:
         """The limits without the share of the moves of native instructions."""

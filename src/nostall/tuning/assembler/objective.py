@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 import queue
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import count
 from time import monotonic
 from typing import Any, ClassVar, Protocol
 
@@ -21,11 +23,12 @@ from nostall.ptx.schedule.state import PtxState
 from nostall.search.evolution.operators import GIVEN, Proposal
 from nostall.search.evolution.pipeline import Finished
 from nostall.tuning.assembler.candidate import Candidate, build_proposal, find_hazards
-from nostall.tuning.assembler.space import AssemblerSpace
 
 _QUEUED_PER_WORKER = 2
 _ALWAYS_QUEUED = 4
 """Proposals in the pipeline: this many for each worker, and these for the device."""
+_MAX_CUBINS = 400
+"""Cubins that are kept: those of the candidates with the lowest values."""
 
 DEVICE_PHASES = ("load", "check", "time")
 """Phases of a device; the others are those of the workers."""
@@ -69,6 +72,7 @@ class _Job:
     number: int
     proposal: Proposal[PtxState]
     known: _Known
+    cubin: bytes
 
 
 class AssemblerObjective(Objective[PtxState]):
@@ -85,13 +89,12 @@ class AssemblerObjective(Objective[PtxState]):
 
     def __init__(
         self,
-        space: AssemblerSpace,
         workers: Workers,
         device: Device,
         flops: float | None = None,
         log: Log | None = None,
     ) -> None:
-        self.space, self.workers, self.device, self.flops = space, workers, device, flops
+        self.workers, self.device, self.flops = workers, device, flops
         self.log = log
         self.original_s: float | None = None
         """Time of the original in the first evaluation; None before it."""
@@ -105,10 +108,13 @@ class AssemblerObjective(Objective[PtxState]):
         """Time in which the device had nothing to measure, since the first submission."""
         self.failures: list[str] = []
         """Result and detail of candidates that failed on the device or in the verifier."""
-        self._known: dict[bytes, _Known] = {}
-        """Built candidates by the key of their state."""
-        self._code: dict[str, bytes] = {}
-        """Key of the first state with this machine code."""
+        self._known: dict[PtxState, _Known] = {}
+        """Candidates that were built."""
+        self._code: dict[str, PtxState] = {}
+        """The first state with this machine code."""
+        self._kept: list[tuple[float, int, _Known]] = []
+        """Heap of the candidates whose cubins are kept: (negative value, number), worst first."""
+        self._numbers = count()
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._ready: deque[_Job] = deque()
         self._finished: deque[Finished[PtxState]] = deque()
@@ -130,9 +136,9 @@ class AssemblerObjective(Objective[PtxState]):
         """As :meth:`Pipeline.submit`."""
         if self._idle_since is None and self._running is None:
             self._idle_since = monotonic()
-        known = self._known.get(self.space.key(proposal.parent))
+        known = self._known.get(proposal.parent)
         if proposal.operator == GIVEN and known is not None and known.candidate.cubin:
-            self._ready.appendleft(_Job(number, proposal, known))
+            self._ready.appendleft(_Job(number, proposal, known, known.candidate.cubin))
             return
         future = self.workers.submit_task(build_proposal, proposal)
         self._when_done(future, lambda built: self._built(number, proposal, built))
@@ -171,16 +177,18 @@ class AssemblerObjective(Objective[PtxState]):
     def evaluate(self, states: Sequence[PtxState]) -> list[Measurement]:
         return [self._evaluate(state) for state in states]
 
-    def cubin(self, state: PtxState) -> bytes:
-        """The cubin of a state that was built; raises :class:`ContractBroken` for another one."""
-        known = self._known.get(self.space.key(state))
-        if known is None or not known.candidate.cubin:
-            raise ContractBroken("the state was not built in this search, so it has no cubin")
-        return known.candidate.cubin
-
     def candidate(self, state: PtxState) -> Candidate:
-        """What is known of a state that was built."""
-        return self._known[self.space.key(state)].candidate
+        """A state with its cubin, which is built again if it was not kept.
+
+        Raises :class:`ContractBroken` for a state that cannot be built.
+        """
+        known = self._known.get(state)
+        if known is None or not known.candidate.cubin:
+            self.prepare([state])
+            known = self._known[state]
+        if not known.candidate.cubin:
+            raise ContractBroken(f"the state has no cubin: {known.candidate.detail}")
+        return known.candidate
 
     def prepare(self, states: Sequence[PtxState]) -> list[Candidate]:
         """Build states in parallel, without measuring them; in order."""
@@ -196,7 +204,8 @@ class AssemblerObjective(Objective[PtxState]):
 
         Rejected ones are counted as ``unsafe``.
         """
-        futures = [self.workers.submit_task(find_hazards, self.cubin(state)) for state in states]
+        cubins = [self.candidate(state).cubin for state in states]
+        futures = [self.workers.submit_task(find_hazards, cubin) for cubin in cubins]
         safe: list[PtxState] = []
         for state, future in zip(states, futures, strict=True):
             hazards = future.result()
@@ -208,10 +217,10 @@ class AssemblerObjective(Objective[PtxState]):
         return safe
 
     def _evaluate(self, state: PtxState) -> Measurement:
-        key = self.space.key(state)
-        if key not in self._known:
+        known = self._known.get(state)
+        if known is None or not known.candidate.cubin:
             self.prepare([state])
-        known = self._known[key]
+            known = self._known[state]
         if not known.candidate.cubin:
             return self._failed(f"{known.candidate.status}: {known.candidate.detail}")
         return self._measurement(known, self.device.evaluate(known.candidate.cubin))
@@ -239,23 +248,25 @@ class AssemblerObjective(Objective[PtxState]):
             event()
 
     def _built(self, number: int, proposal: Proposal[PtxState], candidate: Candidate) -> None:
-        seen = self.space.key(candidate.state) in self._known and proposal.operator != GIVEN
+        seen = candidate.state in self._known and proposal.operator != GIVEN
         known, is_first = self._remember(candidate)
         if candidate.status != "built":
             self._drop(number, proposal, candidate, candidate.status)
         elif seen or not is_first:
             self._drop(number, proposal, candidate, "duplicate")
         else:
-            self._ready.append(_Job(number, proposal, known))
+            self._ready.append(_Job(number, proposal, known, candidate.cubin))
 
     def _remember(self, candidate: Candidate) -> tuple[_Known, bool]:
         """The entry of a candidate, and whether it is the first state with its machine code."""
         for phase, seconds in candidate.phase_seconds.items():
             self.phase_seconds[phase] += seconds
         self.codes.update(candidate.codes)
-        key = self.space.key(candidate.state)
-        first = self._code.setdefault(candidate.code_sha256, key) if candidate.cubin else key
-        return self._known.setdefault(key, _Known(candidate)), first == key
+        state = candidate.state
+        first = self._code.setdefault(candidate.code_sha256, state) if candidate.cubin else state
+        known = self._known.setdefault(state, _Known(candidate))
+        known.candidate = candidate
+        return known, first == state
 
     def _drop(
         self, number: int, proposal: Proposal[PtxState], candidate: Candidate, why: str
@@ -273,15 +284,14 @@ class AssemblerObjective(Objective[PtxState]):
         if self._idle_since is not None:
             self.waiting_seconds += monotonic() - self._idle_since
             self._idle_since = None
-        cubin = job.known.candidate.cubin
         if not isinstance(self.device, AsyncDevice):
-            outcome = self.device.evaluate(cubin)
+            outcome = self.device.evaluate(job.cubin)
             self._running = job, PendingOutcome(lambda: True, lambda: outcome)
             return
-        pending = self.device.start(cubin)
+        pending = self.device.start(job.cubin)
         self._running = job, pending
         if self._ready:
-            pending.prefetch(self._ready[0].known.candidate.cubin)
+            pending.prefetch(self._ready[0].cubin)
 
     def _finish(self, job: _Job, outcome: Outcome) -> Finished[PtxState]:
         is_first = job.known.measured == 0
@@ -299,13 +309,26 @@ class AssemblerObjective(Objective[PtxState]):
             self.phase_seconds[phase] += seconds
         if outcome.timing is None:
             self.failures.append(f"{outcome.status}: {outcome.detail}")
+            _forget_cubin(known)
             return self._failed(self.failures[-1])
         original = np.asarray(outcome.timing.original)
         if self.original_s is None:
             self.original_s = float(np.median(original))
         ratios = np.asarray(outcome.timing.candidate) / original
         samples = tuple(float(x) for x in self.original_s * ratios)
-        return Measurement("s", samples, "measured", dict(self.device.info))
+        measurement = Measurement("s", samples, "measured", dict(self.device.info))
+        if known.measured == 1:
+            self._keep(known, measurement.value)
+        return measurement
+
+    def _keep(self, known: _Known, value: float) -> None:
+        """Keep the cubin of a candidate, and forget that of the candidate with the highest value.
+
+        All of a search would need gigabytes.
+        """
+        heapq.heappush(self._kept, (-value, next(self._numbers), known))
+        if len(self._kept) > _MAX_CUBINS:
+            _forget_cubin(heapq.heappop(self._kept)[2])
 
     def _log(self, job: _Job, result: str, ratios: Sequence[float]) -> None:
         if self.log is not None:
@@ -314,6 +337,10 @@ class AssemblerObjective(Objective[PtxState]):
     @staticmethod
     def _failed(why: str) -> Measurement:
         return Measurement("s", (), "measured", failure=why)
+
+
+def _forget_cubin(known: _Known) -> None:
+    known.candidate = replace(known.candidate, cubin=b"")
 
 
 def idle_share(objective: AssemblerObjective, seconds: float) -> float:

@@ -31,7 +31,7 @@ def setup(installed: list[Assembler], monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 def make_objective(setup: Setup, wrong_part: float = 0.0) -> AssemblerObjective:
     device = TimedDevice(setup.source.cubin, wrong_part=wrong_part)
-    return AssemblerObjective(setup.space, setup.pool, device)
+    return AssemblerObjective(setup.pool, device)
 
 
 def run_all(
@@ -134,7 +134,7 @@ def test_the_next_candidate_is_announced_and_an_ended_search_drops_its_proposals
 ) -> None:
     device = SlowDevice(setup.source.cubin)
     device.announced = []
-    objective = AssemblerObjective(setup.space, setup.pool, device)
+    objective = AssemblerObjective(setup.pool, device)
     start = setup.space.start()
     for number in range(6):
         objective.submit(number, Proposal(REORDER, start, seed=(number,)))
@@ -143,6 +143,21 @@ def test_the_next_candidate_is_announced_and_an_ended_search_drops_its_proposals
     objective.discard()
     objective.submit(9, Proposal(GIVEN, first.state))
     assert objective.collect().number == 9
+
+
+def test_a_cubin_that_was_not_kept_is_built_again(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nostall.tuning.assembler.objective._MAX_CUBINS", 2)
+    objective = make_objective(setup)
+    start = setup.space.start()
+    finished = run_all(objective, [Proposal(REORDER, start, seed=(n,)) for n in range(8)])
+    states = [one.state for one in finished.values() if one.measurement]
+    assert len(states) > 3
+    cubins = [objective.candidate(state).cubin for state in states]
+    assert all(cubins) and len(set(cubins)) == len(cubins)
+    again = run_all(objective, [Proposal(GIVEN, state) for state in states])
+    assert all(one.measurement and not one.measurement.failure for one in again.values())
 
 
 def test_the_idle_share_counts_what_the_device_did(setup: Setup) -> None:
