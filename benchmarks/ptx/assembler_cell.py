@@ -14,10 +14,12 @@ import numpy as np
 from benchmarks.ptx.spike_peer import run_spike
 from nostall.core import Comparison
 from nostall.gpu import Device, Kernel, LocalGpu, MeasurementPlan
+from nostall.sass.binary.code_hash import code_sha256
 from nostall.search import Anneal, Sip
 from nostall.search.evolution.evolve import Evolve, best_of_portfolio
 from nostall.tuning.assembler.job import AssemblerJob, Setup, open_setup
 from nostall.tuning.assembler.objective import count_dropped
+from nostall.tuning.assembler.recipe import Recipe, rebuild
 from nostall.tuning.gpu_objective import Decision, decide, race_states
 from nostall.tuning.job import Settings, tune
 from nostall.tuning.source import Source
@@ -119,6 +121,12 @@ def _assembler(cell: Cell, source: Source, gpu: Device) -> dict[str, Any]:
         "over_b": None,
     }
     record["search"] |= job.describe(result, winner)
+    if isinstance(result.recipe, Recipe) and source.ptx is not None:
+        record["recipe"] = {
+            "code": result.recipe.code,
+            "state": result.recipe.state,
+            "rebuilt": code_sha256(rebuild(result.recipe, source.ptx)) == result.recipe.code,
+        }
     if winner is not None:
         is_b = b is not None and b.faster
         record["over_b"] = (

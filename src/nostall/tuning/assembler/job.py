@@ -175,6 +175,7 @@ class AssemblerJob:
             "reproduces": setup.compiler.reproduces,
             "registers": setup.compiler.registers,
             "idle_share": self.idle_share,
+            "counts": dict(objective.outcome_counts),
             "codes": dict(objective.codes),
         }
         if winner is not None:
