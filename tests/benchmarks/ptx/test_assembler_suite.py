@@ -17,7 +17,7 @@ from benchmarks.ptx.spike_peer import describe
 from benchmarks.ptx import assembler_suite
 from nostall.gpu import Kernel, MeasurementPlan
 from nostall.ptx.assemble.versions import find_assemblers
-from nostall.tuning.assembler import job
+from nostall.tuning.assembler import job, objective
 from nostall.tuning.source import Source
 from tests.unit.tuning.assembler.kernel import InlineWorkers, TimedDevice, make_source
 
@@ -31,6 +31,7 @@ def open_fake(kernel: Kernel, plan: MeasurementPlan) -> Iterator[TimedDevice]:
 def source(monkeypatch: pytest.MonkeyPatch) -> Source:
     installed = find_assemblers()[:1]
     monkeypatch.setattr(job, "BuildPool", InlineWorkers)
+    monkeypatch.setattr(objective, "find_hazards", lambda builder, cubin: "")
     monkeypatch.setattr(job, "find_assemblers", lambda: installed)
     return make_source(installed[0])
 

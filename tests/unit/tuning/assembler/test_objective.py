@@ -12,6 +12,7 @@ from nostall.ptx.assemble.versions import Assembler, find_assemblers
 from nostall.ptx.schedule.state import PtxState
 from nostall.search.evolution.operators import GIVEN, Operator, Proposal
 from nostall.search.evolution.pipeline import Finished, Pipeline
+from nostall.tuning.assembler.candidate import find_hazards
 from nostall.tuning.assembler.job import Setup
 from nostall.tuning.assembler.objective import AssemblerObjective, idle_share
 
@@ -111,8 +112,9 @@ def test_states_with_hazards_are_not_safe(setup: Setup, monkeypatch: pytest.Monk
     objective = make_objective(setup)
     start = setup.space.start()
     objective.evaluate([start])
-    assert objective.safe_states([start]) == [start]
     module = "nostall.tuning.assembler.objective.find_hazards"
+    monkeypatch.setattr(module, find_hazards)
+    assert objective.safe_states([start]) == [start]
     monkeypatch.setattr(module, lambda builder, cubin: "1 findings, first: a race")
     assert objective.safe_states([start]) == []
     assert objective.outcome_counts["unsafe"] == 1
