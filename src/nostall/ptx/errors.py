@@ -9,7 +9,6 @@ class BadPtx(BadInput):
     """A text is not PTX, or has a construct that nostall cannot read."""
 
 
-def bad_ptx(text: str, offset: int, problem: str, advice: str) -> BadPtx:
-    """The error for the character at ``offset`` of ``text``; the message gives its line number."""
-    line = text.count("\n", 0, offset) + 1
+def bad_ptx(line: int, problem: str, advice: str = "give a complete PTX text") -> BadPtx:
+    """The error for a line of a PTX text, counted from 1."""
     return BadPtx(f"PTX line {line}: {problem}; {advice}")

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from nostall.ptx.errors import bad_ptx
 from nostall.ptx.text.lexer import Token, TokenKind
 
 _SPACES = frozenset((".reg", ".local", ".shared", ".param", ".const", ".global", ".sreg", ".tex"))
 """State spaces: the first word of a declaration after its linkage."""
+_MOST_DIGITS = 9
 KERNEL_PARAMETER = "kernel parameter"
 """The space of an entry function's parameters: memory that never changes."""
 
@@ -27,7 +29,7 @@ class Declaration:
         if self.count is None:
             return word == self.name
         number = word.removeprefix(self.name) if word.startswith(self.name) else ""
-        return number.isdecimal() and int(number) < self.count and str(int(number)) == number
+        return _is_number(number) and int(number) < self.count and str(int(number)) == number
 
 
 def declarations(tokens: tuple[Token, ...]) -> Iterator[Declaration]:
@@ -45,7 +47,10 @@ def declarations(tokens: tuple[Token, ...]) -> Iterator[Declaration]:
             continue
         follower = tokens[at + 1].text if at + 1 < len(tokens) else ""
         if follower == "<":
-            yield Declaration(token.text, space, int(tokens[at + 2].text, 0))
+            count = tokens[at + 2].text
+            if not _is_number(count):
+                raise bad_ptx(token.line, f"{count!r} is no number of registers")
+            yield Declaration(token.text, space, int(count))
         elif follower in (",", ";", ")", "[", "=") and not token.text[0].isdecimal():
             yield Declaration(token.text, space)
 
@@ -88,3 +93,8 @@ class Scope:
         if found is None or found[0].space != "reg":
             return None
         return word if found[1].number == 0 else f"{word}@{found[1].number}"
+
+
+def _is_number(text: str) -> bool:
+    """Whether ``text`` is a decimal number that a count of registers can be."""
+    return text.isdecimal() and len(text) <= _MOST_DIGITS

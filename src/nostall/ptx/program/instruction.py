@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from nostall.ptx.errors import BadPtx
 from nostall.ptx.program.declarations import KERNEL_PARAMETER, Scope
 from nostall.ptx.program.opcodes import UNKNOWN, Rule, effect_of, find_rule
 from nostall.ptx.program.resources import EVERYTHING, PURE, Effect, Reference
@@ -125,11 +124,6 @@ def _guard(tokens: Sequence[Token], scope: Scope) -> tuple[Guard | None, int]:
         return None, 0
     negated = len(tokens) > 1 and tokens[1].text == "!"
     at = 2 if negated else 1
-    if len(tokens) < at + 2 or tokens[at].kind is not TokenKind.WORD:
-        raise BadPtx(
-            f"the guard {''.join(t.text for t in tokens)!r} has no predicate or no instruction; "
-            "write @p or @!p and an instruction"
-        )
     name = tokens[at].text
     return Guard(scope.register(name) or name, negated), at + 1
 

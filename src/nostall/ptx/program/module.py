@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from nostall.core.errors import BadInput
-from nostall.ptx.errors import BadPtx, bad_ptx
+from nostall.ptx.errors import bad_ptx
 from nostall.ptx.program.blocks import Block, build_blocks, flatten
 from nostall.ptx.program.body import build_body
 from nostall.ptx.program.control_flow import ControlFlow, analyse_control_flow
 from nostall.ptx.program.declarations import KERNEL_PARAMETER, Scope, declarations
 from nostall.ptx.program.instruction import Instruction
-from nostall.ptx.text.lexer import Token, TokenKind
-from nostall.ptx.text.statements import Statement, StatementKind, split
+from nostall.ptx.text.lexer import TokenKind
+from nostall.ptx.text.statements import Statement, StatementKind, function_name, split
 
 
 @dataclass(frozen=True)
@@ -102,10 +102,10 @@ def parse(text: str) -> Module:
     """
     statements = split(text)
     if not any(statement.tokens[0].text == ".version" for statement in statements):
-        raise bad_ptx(text, 0, "the text has no .version directive", "give a complete PTX text")
+        raise bad_ptx(1, "the text has no .version directive")
     target = next((s.tokens[1].text for s in statements if s.tokens[0].text == ".target"), None)
     if target is None:
-        raise bad_ptx(text, 0, "the text has no .target directive", "give a complete PTX text")
+        raise bad_ptx(1, "the text has no .target directive")
     return Module(text, statements, tuple(_functions(text, statements)), target)
 
 
@@ -118,8 +118,7 @@ def _functions(text: str, statements: Sequence[Statement]) -> Iterator[Function]
             for declaration in declarations(statement.tokens):
                 if declaration.space == "reg":
                     raise bad_ptx(
-                        text,
-                        statement.start,
+                        statement.tokens[0].line,
                         "a register outside of functions",
                         "declare registers in functions, as PTX with an ABI does",
                     )
@@ -140,7 +139,8 @@ def _body_end(statements: Sequence[Statement], start: int) -> int:
         depth += (kind is StatementKind.OPEN) - (kind is StatementKind.CLOSE)
         if depth == 0:
             return at + 1
-    raise BadPtx("a function body has no closing brace; give a complete PTX text")
+    line = statements[start - 1].tokens[0].line
+    raise bad_ptx(line, "a function without a body")
 
 
 def _function(text: str, head: Statement, body: Sequence[Statement], scope: Scope) -> Function:
@@ -150,18 +150,6 @@ def _function(text: str, head: Statement, body: Sequence[Statement], scope: Scop
     tree = build_body(body, scope)
     flow = analyse_control_flow(tree)
     blocks = build_blocks(text, tree, flow)
-    name = function_name(head).text
-    return Function(name, is_kernel, head, tree.instructions, blocks, flow, body[-1].end)
-
-
-def function_name(head: Statement) -> Token:
-    """The token of a function's name: the first word outside of parentheses that is no directive.
-
-    Raises :class:`~nostall.ptx.errors.BadPtx` if there is none.
-    """
-    depth = 0
-    for token in head.tokens:
-        depth += (token.text == "(") - (token.text == ")")
-        if depth == 0 and token.kind is TokenKind.WORD and token.text[0] != ".":
-            return token
-    raise BadPtx(f"{' '.join(t.text for t in head.tokens)[:80]!r} names no function; give a name")
+    name = function_name(head)
+    assert name is not None
+    return Function(name.text, is_kernel, head, tree.instructions, blocks, flow, body[-1].end)

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 
 from nostall.core.errors import BadInput
 from nostall.ptx.program.declarations import declarations
-from nostall.ptx.program.module import Function, Module, function_name
+from nostall.ptx.program.module import Function, Module
 from nostall.ptx.schedule.edits import Edit
 from nostall.ptx.schedule.hints import allowed_hints, hint_edit
 from nostall.ptx.schedule.state import PtxState
 from nostall.ptx.text.lexer import TokenKind
-from nostall.ptx.text.statements import Statement, StatementKind
+from nostall.ptx.text.statements import Statement, StatementKind, function_name
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_$]*|[_$][A-Za-z0-9_$]+")
 
@@ -66,11 +66,15 @@ def _statements_that_see(module: Module, kernel: Function) -> Iterator[Statement
         if _redeclares(module, function, kernel.name)
     ]
     for statement in module.statements:
-        is_name = statement.kind is StatementKind.FUNCTION
-        if (is_name and function_name(statement).text == kernel.name) or not any(
-            statement.start in body for body in hidden
-        ):
+        if _is_head_of(statement, kernel.name) or not any(statement.start in h for h in hidden):
             yield statement
+
+
+def _is_head_of(statement: Statement, name: str) -> bool:
+    if statement.kind is not StatementKind.FUNCTION:
+        return False
+    token = function_name(statement)
+    return token is not None and token.text == name
 
 
 def _redeclares(module: Module, function: Function, name: str) -> bool:

@@ -25,11 +25,13 @@ class TokenKind(StrEnum):
 
 
 class Token(NamedTuple):
-    """One token: its text and the offset of its first character."""
+    """One token: its text, and the offset and the line of its first character."""
 
     kind: TokenKind
     text: str
     start: int
+    line: int
+    """Counted from 1."""
 
     @property
     def end(self) -> int:
@@ -65,15 +67,18 @@ def tokenize(text: str) -> list[Token]:
     """
     tokens: list[Token] = []
     position = 0
+    line = 1
     kinds = {kind.value: kind for kind in TokenKind}
     while position < len(text):
         match = _PATTERN.match(text, position)
         if match is None or (text.startswith("/*", position) and match.lastgroup == "mark"):
             problem, advice = _cause(text, position)
-            raise bad_ptx(text, position, problem, advice)
+            raise bad_ptx(line, problem, advice)
         assert match.lastgroup is not None
-        tokens.append(Token(kinds[match.lastgroup], match.group(), position))
+        token = Token(kinds[match.lastgroup], match.group(), position, line)
+        tokens.append(token)
         position = match.end()
+        line += token.text.count("\n")
     return tokens
 
 

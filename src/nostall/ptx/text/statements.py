@@ -74,7 +74,6 @@ class _Splitter:
     """Cursor over the code tokens of a text."""
 
     def __init__(self, text: str) -> None:
-        self._text = text
         self._tokens = code_tokens(tokenize(text))
         self._at = 0
 
@@ -110,6 +109,7 @@ class _Splitter:
         if self._text_at(self._at + 1) == ":" and token.kind is TokenKind.WORD:
             return self._take(StatementKind.LABEL, self._at + 2)
         if token.kind is TokenKind.WORD or token.text == "@":
+            self._check_guard()
             return self._take(StatementKind.INSTRUCTION, self._after_instruction())
         raise self._error(token, f"{token.text!r} begins no statement")
 
@@ -119,7 +119,10 @@ class _Splitter:
             at += 1
         word = self._text_at(at)
         if word in (".entry", ".func"):
-            return self._take(StatementKind.FUNCTION, self._after_head())
+            head = self._take(StatementKind.FUNCTION, self._after_head())
+            if function_name(head) is None:
+                raise self._error(head.tokens[0], "a function without a name")
+            return head
         end = _ENDS.get(word, _Splitter._after_semicolon)(self)
         return self._take(StatementKind.DIRECTIVE, end)
 
@@ -130,6 +133,15 @@ class _Splitter:
 
     def _text_at(self, at: int) -> str:
         return self._tokens[at].text if at < len(self._tokens) else ""
+
+    def _check_guard(self) -> None:
+        """Check that a guard at the cursor has a predicate, and an opcode after it."""
+        if self._text_at(self._at) != "@":
+            return
+        at = self._at + (2 if self._text_at(self._at + 1) == "!" else 1)
+        kinds = [token.kind for token in self._tokens[at : at + 2]]
+        if kinds != [TokenKind.WORD] * 2:
+            raise self._error(self._tokens[self._at], "a guard without predicate or instruction")
 
     def _after_semicolon(self) -> int:
         """Index after the next semicolon."""
@@ -199,7 +211,20 @@ class _Splitter:
         return at
 
     def _error(self, token: Token, problem: str) -> BadPtx:
-        return bad_ptx(self._text, token.start, problem, "give a complete PTX text")
+        return bad_ptx(token.line, problem)
+
+
+def function_name(head: Statement) -> Token | None:
+    """The token of a function's name: the first word outside of parentheses that is no directive.
+
+    None if there is none, which :func:`split` refuses.
+    """
+    depth = 0
+    for token in head.tokens:
+        depth += (token.text == "(") - (token.text == ")")
+        if depth == 0 and token.kind is TokenKind.WORD and token.text[0] != ".":
+            return token
+    return None
 
 
 _SINGLE = MappingProxyType(

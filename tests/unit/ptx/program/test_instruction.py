@@ -74,9 +74,7 @@ def test_registers(text: str, reads: str, writes: str) -> None:
         ("", "vadd.s32.s32.s32 %r1.h0, %r2.b1, %r3, %r1;", "%r1 %r2 %r3", "%r1"),
     ],
 )
-def test_named_and_partial_registers(
-    declaration: str, text: str, reads: str, writes: str
-) -> None:
+def test_named_and_partial_registers(declaration: str, text: str, reads: str, writes: str) -> None:
     found = instruction(text, declaration)
     assert registers(found.reads) == set(reads.split())
     assert registers(found.writes) == set(writes.split())

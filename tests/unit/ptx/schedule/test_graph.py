@@ -39,6 +39,7 @@ WGMMA = (
     "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%f1,%f2,%f3,%f4}, {%r1,%r2,%r3,%r4}, "
     "%rd2, 1, 1, 1, 0;"
 )
+COPY = "cp.async.ca.shared.global [%r1], [%rd1], 4;"
 TCGEN05_LD = "tcgen05.ld.sync.aligned.32x32b.x2.b32 {%r1, %r2}, [%r3];"
 CALL = "{ .param .b32 p; st.param.b32 [p], %r1; call f, (p); }"
 
@@ -82,9 +83,9 @@ ORDERED = {
     "constant load and atomic": "atom.global.add.u32 %r2, [%rd2], 1; ld.global.nc.b32 %r1, [%rd1];",
     "membar": "st.global.b32 [%rd1], %r1; membar.gl;",
     "fence": "fence.acq_rel.gpu; ld.global.b32 %r1, [%rd1];",
-    "texture": "st.global.b32 [%rd1], %r1; tld4.r.2d.v4.f32.f32 {%f1,%f2,%f3,%f4}, [%rd2,{%f5,%f6}];",
-    "asynchronous copy and load": "cp.async.ca.shared.global [%r1], [%rd1], 4; ld.shared.b32 %r2, [%r3];",
-    "asynchronous copy and its wait": "cp.async.ca.shared.global [%r1], [%rd1], 4; cp.async.wait_all;",
+    "texture": "st.global.b32 [%rd1], %r1; tex.1d.v2.f32.s32 {%f1,%f2}, [%rd2,{%r2}];",
+    "asynchronous copy and load": f"{COPY} ld.shared.b32 %r2, [%r3];",
+    "asynchronous copy and its wait": f"{COPY} cp.async.wait_all;",
     "load above wait": "cp.async.wait_group 0; ld.shared.b32 %r2, [%r3];",
     "barrier": "st.shared.b32 [%r1], %r2; bar.sync 0;",
     "mbarrier": "mbarrier.arrive.shared.b64 %rd1, [%r1]; ld.shared.b32 %r2, [%r3];",

@@ -29,7 +29,7 @@ def kinds(body: str) -> list[tuple[str, str]]:
 
 def test_statements_end_where_ptx_says() -> None:
     body = (
-        '.loc 1 2 3, function_name $L+4, inlined_at 1 5 6 L: @!%p1 mov.b32\n{%r1,\n%r2}, %r3 ; {'
+        ".loc 1 2 3, function_name $L+4, inlined_at 1 5 6 L: @!%p1 mov.b32\n{%r1,\n%r2}, %r3 ; {"
         '.reg .b32 t;} .pragma "nounroll";;P: .callprototype (.param .b32 _) _ ();'
     )
     assert kinds(body) == [
@@ -49,7 +49,7 @@ def test_statements_end_where_ptx_says() -> None:
 def test_everything_may_stand_on_one_line() -> None:
     text = (
         '.version 8.0 .target sm_80, debug .address_size 64 .file 1 "a", 1, 2 '
-        '.global .b32 t[2] = {1, 2}; .visible .func (.param .b32 r) f(.param .b32 x); '
+        ".global .b32 t[2] = {1, 2}; .visible .func (.param .b32 r) f(.param .b32 x); "
         '.entry k() .maxntid 1, 2 .pragma "nounroll"; { ret; } .section .debug_x { .b8 1 L: { } }'
         "@@DWARF .byte 1"
     )
