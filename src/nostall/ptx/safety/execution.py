@@ -8,7 +8,7 @@ memory, effects and convergence, so that they are compared as registers are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from nostall.ptx.safety.instruction import Instruction
@@ -38,7 +38,9 @@ class Execution:
 class Machine:
     """Executes blocks of one function; ``reads`` and ``writes`` are by instruction number."""
 
-    def __init__(self, reads: Sequence[tuple[int, ...]], writes: Sequence[tuple[int, ...]]) -> None:
+    def __init__(
+        self, reads: Mapping[int, tuple[int, ...]], writes: Mapping[int, tuple[int, ...]]
+    ) -> None:
         self.reads = reads
         self.writes = writes
 

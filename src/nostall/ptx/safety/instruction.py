@@ -55,7 +55,9 @@ class Instruction(NamedTuple):
     in_flight: frozenset[int]
     """Registers in use after the instruction, until a wait."""
     labels: frozenset[str]
-    """Labels among the operands."""
+    """Symbols of the labels among the operands."""
+    inner: tuple[Instruction, ...] = ()
+    """Of a compound instruction, those in its braces."""
 
     @property
     def ends_block(self) -> bool:

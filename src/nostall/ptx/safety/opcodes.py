@@ -38,6 +38,8 @@ class Effect(Enum):
     TERMINATOR = auto()
     UNKNOWN = auto()
     """Everything, calls included."""
+    COMPOUND = auto()
+    """A block in braces; see :mod:`.compound`."""
 
 
 _MEMORY = (*state.WRITABLE, state.EFFECTS)
@@ -63,6 +65,7 @@ FOOTPRINTS: dict[Effect, tuple[tuple[int, ...], tuple[int, ...]]] = {
     ),
     Effect.TERMINATOR: ((), ()),
     Effect.UNKNOWN: (_ALL, _ALL),
+    Effect.COMPOUND: ((), ()),
 }
 """Effect -> pseudo registers that it reads and writes, without the space of a load or store."""
 LOADS = frozenset({Effect.LOAD, Effect.ALIGNED_LOAD})
@@ -105,12 +108,12 @@ class Row(NamedTuple):
 _TYPE = re.compile(r"(?:[busf]\d+|bf\d+|tf32|e\dm\d|pred)(?:x\d+)?|v[248]|m\d+n\d+(?:k\d+)?|x[124]")
 _WEAK = _words(
     "weak global shared shared::cta shared::cluster local param param::entry param::func const nc "
-    "ca cg cs lu cv wb wt unified L1::evict_normal L1::evict_unchanged L1::evict_first "
+    "ca cg cs lu wb unified L1::evict_normal L1::evict_unchanged L1::evict_first "
     "L1::evict_last L1::no_allocate L2::evict_normal L2::evict_first L2::evict_last "
     "L2::cache_hint L2::64B L2::128B L2::256B"
 )
 """Modifiers of a weak load or store."""
-_STRONG = _words("volatile relaxed acquire release mmio cta cluster gpu sys")
+_STRONG = _words("volatile relaxed acquire release mmio cv wt cta cluster gpu sys")
 _NOT_PURE = _words("sync async aligned volatile relaxed acquire release mmio")
 _ALIGNED = _words("sync aligned")
 _MATRIX = _ALIGNED | _words("trans shared shared::cta b6x16_p32 b4x16_p64")
@@ -145,7 +148,9 @@ ROWS: tuple[Row, ...] = (
         Rule(0, Effect.ORDERED),
     ),
     Row(_words("alloca stacksave"), Rule(1, Effect.ORDERED)),
+    Row(_words("mbarrier"), Rule(1, Effect.PURE), requires=_words("pending_count")),
     Row(_words("mbarrier"), Rule(1, Effect.ORDERED, may_omit=True)),
+    Row(_words("clusterlaunchcontrol"), Rule(1, Effect.PURE), requires=_words("query_cancel")),
     Row(_words("clusterlaunchcontrol"), Rule(1, Effect.ORDERED, may_omit=True)),
     Row(_words("griddepcontrol"), Rule(0, Effect.DEPENDENCY)),
     # Operations of a warp.

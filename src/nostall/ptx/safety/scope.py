@@ -3,6 +3,10 @@
 A declaration holds from its place to the end of its braces, and hides outer names.  The scope after
 a declaration is a new object, and equal places of two texts have the same one: statements are read
 once for each scope.
+
+A scope has a *path*, which distinguishes equal names.  The path of a numbered brace is its parent's
+with the number; all compound statements of one scope share a path, since their names do not live
+longer than they do.
 """
 
 from __future__ import annotations
@@ -12,8 +16,8 @@ from typing import NamedTuple
 from nostall.ptx.safety.declarations import Declared, Space
 from nostall.ptx.safety.pseudo_registers import COUNT as FIRST_REGISTER
 
-MODULE_LEVEL, PARAMETER_LEVEL = -2, -1
-"""Brace numbers of the scopes around a function's body, which has 0."""
+MODULE_PATH, PARAMETER_PATH, BODY_PATH = "module", "parameters", ""
+_COMPOUND = ".c"
 
 
 class Name(NamedTuple):
@@ -33,14 +37,23 @@ class Registers:
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
         self._names: list[str] = []
+        self._paths: list[str] = []
 
-    def number(self, symbol: str, name: str) -> int:
-        """Number of the register with this distinguishing text."""
+    def number(self, name: str, path: str) -> int:
+        """Number of the register ``name`` of the scope with this path."""
+        symbol = _symbol(name, path)
         known = self._numbers.get(symbol)
         if known is None:
             known = self._numbers[symbol] = FIRST_REGISTER + len(self._names)
             self._names.append(name)
+            self._paths.append(path)
         return known
+
+    def is_inside(self, register: int, path: str) -> bool:
+        """Whether a register is declared in a scope with this path, or in one inside it."""
+        return register >= FIRST_REGISTER and self._paths[register - FIRST_REGISTER].startswith(
+            path
+        )
 
     def name(self, register: int) -> str:
         """Name of a register in the PTX text."""
@@ -53,28 +66,31 @@ class Scope:
     def __init__(
         self,
         parent: Scope | None,
-        brace: int,
+        path: str,
         registers: Registers,
         declared: tuple[Declared, ...] = (),
     ) -> None:
         self.parent = parent
-        self.brace = brace
-        """Number of the opening brace in the function; it distinguishes equal names."""
+        self.path = path
         self.registers = registers
         self._single = {d.name: d for d in declared if not d.size}
         self._ranges = [d for d in declared if d.size]
-        self._children: dict[tuple[str, int], Scope] = {}
+        self._children: dict[tuple[str, str], Scope] = {}
         self._known: dict[str, Name | None] = {}
 
     def declare(self, text: str, declared: tuple[Declared, ...]) -> Scope:
         """The scope after a declaration with this text."""
-        return self._child((text, self.brace), declared)
+        return self._child((text, self.path), declared)
 
-    def open(self, brace: int) -> Scope:
-        """The scope after the opening brace number ``brace`` of the function."""
-        return self._child(("{", brace), ())
+    def open(self, number: int) -> Scope:
+        """The scope after a brace that control may enter or leave elsewhere."""
+        return self._child(("{", f"{self.path}/{number}"), ())
 
-    def _child(self, key: tuple[str, int], declared: tuple[Declared, ...]) -> Scope:
+    def open_compound(self) -> Scope:
+        """The scope after the brace of a compound statement."""
+        return self._child(("{", self.path + _COMPOUND), ())
+
+    def _child(self, key: tuple[str, str], declared: tuple[Declared, ...]) -> Scope:
         child = self._children.get(key)
         if child is None:
             child = self._children[key] = Scope(self, key[1], self.registers, declared)
@@ -95,7 +111,14 @@ class Scope:
                 declared, name = ranged, f"{ranged.name}{int(index)}"
         if declared is None:
             return self.parent.resolve(name) if self.parent else None
-        symbol = f"{name}@{self.brace}"
-        is_register = declared.space == "reg"
-        number = self.registers.number(symbol, name) if is_register else -1
-        return Name(declared.space, number, symbol, declared.is_vector)
+        number = self.registers.number(name, self.path) if declared.space == "reg" else -1
+        return Name(declared.space, number, _symbol(name, self.path), declared.is_vector)
+
+
+def _symbol(name: str, path: str) -> str:
+    return f"{name}@{path}"
+
+
+def label_symbol(name: str) -> str:
+    """Symbol of a label; labels of inner scopes have the same one."""
+    return _symbol(name, BODY_PATH)

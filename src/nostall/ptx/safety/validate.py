@@ -25,11 +25,13 @@ By induction over the executed blocks both texts then compute the same.  What th
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from nostall.core.errors import BadInput
 from nostall.ptx.safety import frame, pseudo_registers
-from nostall.ptx.safety.blocks import FunctionReader, cut_blocks, jump_targets
+from nostall.ptx.safety.blocks import Block, cut_blocks, jump_targets
+from nostall.ptx.safety.compound import Compound
 from nostall.ptx.safety.declarations import (
     Declared,
     Header,
@@ -39,6 +41,7 @@ from nostall.ptx.safety.declarations import (
 )
 from nostall.ptx.safety.execution import Machine
 from nostall.ptx.safety.explain import BlockPair, content_finding, layout_finding, value_finding
+from nostall.ptx.safety.function import FunctionReader
 from nostall.ptx.safety.instruction import Instruction
 from nostall.ptx.safety.opcodes import Effect
 from nostall.ptx.safety.reader import (
@@ -49,7 +52,7 @@ from nostall.ptx.safety.reader import (
     read_module,
     strip_comments,
 )
-from nostall.ptx.safety.scope import MODULE_LEVEL, Registers, Scope
+from nostall.ptx.safety.scope import MODULE_PATH, Registers, Scope
 from nostall.ptx.safety.verdict import Finding, Verdict
 
 MAX_FINDINGS = 20
@@ -90,8 +93,7 @@ class Validator:
         return Counter(
             i.opcode
             for function in self._functions
-            for block in function.blocks
-            for i in block.instructions
+            for i in function.leaves()
             if i.effect is Effect.UNKNOWN and i.opcode.partition(".")[0] != "call"
         )
 
@@ -161,16 +163,21 @@ class _Function:
     def __init__(self, item: ModuleItem, module: Scope) -> None:
         self.item = item
         self.header: Header = read_header(item)
-        self._reader = FunctionReader(module, self.header.parameters, item.body)
+        self._reader = FunctionReader(module, self.header.parameters, item)
         placed = self._reader.place(item)
-        self._reader.freeze()
         self._targets = jump_targets(placed)
         self.blocks = cut_blocks(placed, self._targets, item.offset)
-        instructions = [i for block in self.blocks for i in block.instructions]
-        self._machine = _machine(instructions)
-        self._all_numbers = frozenset(i.number for i in instructions)
-        self._hints = sorted(_spelling(i) for i in instructions)
+        compounds = self._reader.compounds
+        parts = [self.blocks, *(c.blocks for c in compounds)]
+        self._machine = _machine([i for blocks in parts for b in blocks for i in b.instructions])
         self._executions = [self._machine.execute(b.instructions) for b in self.blocks]
+        self._compound_executions = {
+            c.instruction.number: [self._machine.execute(b.instructions) for b in c.blocks]
+            for c in compounds
+        }
+        self._reader.freeze(self._is_equal)
+        self._hints = sorted(_spellings(self.blocks))
+        self._all_numbers = frozenset(i.number for b in self.blocks for i in b.instructions)
 
     def compare(self, item: ModuleItem, text: str) -> _Result:
         """Compare a candidate's version of the function; ``text`` is the candidate's."""
@@ -185,9 +192,9 @@ class _Function:
             line = line_of(text, item.offset)
             reason = f"the function has {len(blocks)} blocks; the original has {len(self.blocks)}"
             findings.append(Finding("layout", self.header.name, line, "", reason))
-        instructions = [i for block in blocks for i in block.instructions]
-        differences = () if findings else self._hint_differences(instructions)
-        return _Result(findings, differences, len(instructions))
+        hints = sorted(_spellings(blocks))
+        differences = () if findings else self._hint_differences(hints)
+        return _Result(findings, differences, len(hints))
 
     def _compare_blocks(self, pair: BlockPair) -> Finding | None:
         if pair.original.layout != pair.candidate.layout:
@@ -200,31 +207,52 @@ class _Function:
             return None
         return value_finding(pair, position, self._machine, self._reader.registers)
 
-    def _hint_differences(self, instructions: list[Instruction]) -> tuple[str, ...]:
-        hints = sorted(_spelling(i) for i in instructions)
+    def _is_equal(self, compound: Compound, blocks: Sequence[Block]) -> bool:
+        """Whether blocks with the signature of a compound statement compute the same."""
+        executions = self._compound_executions[compound.instruction.number]
+        return all(
+            self._machine.follow(block.instructions, execution) is None
+            for block, execution in zip(blocks, executions, strict=True)
+        )
+
+    def _hint_differences(self, hints: list[tuple[int, str]]) -> tuple[str, ...]:
         if hints == self._hints:
             return ()
         changed = sum((Counter(hints) - Counter(self._hints)).values())
         return (f"{self.header.name} has other cache hints at {changed} loads and stores",)
 
+    def leaves(self) -> Iterator[Instruction]:
+        """All instructions, those of compound statements instead of these."""
+        return _leaves(i for block in self.blocks for i in block.instructions)
 
-def _spelling(instruction: Instruction) -> tuple[int, str]:
-    return instruction.number, instruction.hints
+
+def _leaves(instructions: Iterable[Instruction]) -> Iterator[Instruction]:
+    for instruction in instructions:
+        if instruction.inner:
+            yield from _leaves(instruction.inner)
+        else:
+            yield instruction
+
+
+def _spellings(blocks: Iterable[Block]) -> Iterator[tuple[int, str]]:
+    """(number, hints) of each instruction."""
+    for instruction in _leaves(i for block in blocks for i in block.instructions):
+        yield instruction.number, instruction.hints
 
 
 def _machine(instructions: list[Instruction]) -> Machine:
     """The machine for a function: accesses of asynchronous operands read their state as well."""
     in_flight = frozenset[int]().union(*(i.in_flight for i in instructions))
-    by_number = {i.number: i for i in instructions}
-    reads: list[tuple[int, ...]] = []
-    for number in range(len(by_number)):
-        instruction = by_number[number]
+    reads: dict[int, tuple[int, ...]] = {}
+    writes: dict[int, tuple[int, ...]] = {}
+    for instruction in instructions:
         known = instruction.reads
         is_access = not in_flight.isdisjoint((*instruction.reads, *instruction.writes))
         if is_access and pseudo_registers.ASYNCHRONOUS not in known:
             known = (*known, pseudo_registers.ASYNCHRONOUS)
-        reads.append(known)
-    return Machine(reads, [by_number[n].writes for n in range(len(by_number))])
+        reads[instruction.number] = known
+        writes[instruction.number] = instruction.writes
+    return Machine(reads, writes)
 
 
 def _module_scope(items: list[ModuleItem]) -> Scope:
@@ -235,7 +263,7 @@ def _module_scope(items: list[ModuleItem]) -> Scope:
             declared.append(Declared(read_header(item).name, "function"))
         elif item.kind == "directive" and is_declaration(item.text):
             declared += declared_names(item.text, item.offset)
-    return Scope(None, MODULE_LEVEL, Registers(), tuple(declared))
+    return Scope(None, MODULE_PATH, Registers(), tuple(declared))
 
 
 def _require_text(value: object, role: str) -> str:
