@@ -78,6 +78,9 @@ class Task(Generic[S, M]):
     observers: Sequence[Observer]
     start: S
     start_measurement: Measurement
+    chooses_best: bool = False
+    """Whether the strategy sets the best state of a point itself; otherwise the lowest value
+    decides."""
 
     def measure(self, state: S) -> Measurement:
         """Evaluate one state; raises :class:`ContractBroken` if it gets no single measurement."""
@@ -212,21 +215,19 @@ def record_trial(
     accepted: bool,
     memory: dict[str, float],
     rejected: int = 0,
-    best: tuple[S, Measurement] | None = None,
 ) -> Point[S]:
     """Record the evaluation of ``candidate`` and notify observers; returns the next point.
 
     A failed candidate is never accepted and never the best, even if ``accepted`` is true.
-    ``rejected`` is the number of illegal proposals before this one.  ``best`` is the best state so
-    far; without it, the candidate is the best if its value is the lowest.
+    ``rejected`` is the number of illegal proposals before this one.
     """
     value = measurement.value
     failed = measurement.failure is not None
     accepted = accepted and not failed
-    if best is None:
-        better = not failed and value < point.best_measurement.value
-        best = (candidate, measurement) if better else (point.best, point.best_measurement)
-    best_state, best_measurement = best
+    better = not (failed or task.chooses_best) and value < point.best_measurement.value
+    best, best_measurement = (
+        (candidate, measurement) if better else (point.best, point.best_measurement)
+    )
     rejected += point.rejected
     if task.observers:
         # Observers get the trial before the search takes the point. After an interruption here
@@ -247,7 +248,7 @@ def record_trial(
     return Point(
         candidate if accepted else point.current,
         value if accepted else point.value,
-        best_state,
+        best,
         best_measurement,
         point.evaluations + 1,
         rejected,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from nostall.core import (
@@ -78,6 +78,7 @@ class Evolve(Search):
             population = Population.load(self.population, resume.population, space)
         point = point._replace(population=population)
         confirmations = CONFIRMATIONS if objective.kind == "measured" else 0
+        task = replace(task, chooses_best=confirmations > 0)
         generation = Generation(task, pipeline, point, confirmations)
 
         def step(point: Point[S]) -> Point[S] | Stop:

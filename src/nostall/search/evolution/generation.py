@@ -105,16 +105,14 @@ class Generation(Generic[S, M]):
             member = Member(finished.state, self.task.space.key(finished.state), ())
         member = member.measured(measurement.value)
         population = self._enter(point, member, measurement)
-        best = self._best(point, population, member, measurement)
         recorded = record_trial(
             self.task,
-            point,
+            self._with_best(point, population, measurement),
             ticket.label,
             finished.state,
             measurement,
             population.find(member.key) is not None,
             memory,
-            best=best,
         )
         return recorded._replace(population=population)
 
@@ -175,24 +173,21 @@ class Generation(Generic[S, M]):
             return population
         return population.insert(member)
 
-    def _best(
-        self,
-        point: Point[S],
-        population: Population[S],
-        member: Member[S],
-        measurement: Measurement,
-    ) -> tuple[S, Measurement] | None:
-        """The best state of a measured search; None lets the value of this trial decide."""
-        if not self.confirmations:
-            return None
+    def _with_best(
+        self, point: Point[S], population: Population[S], measurement: Measurement
+    ) -> Point[S]:
+        """The point with the best member of a measured search, and all its values that count."""
         best = next(iter(population), None)
-        if best is None:
-            return point.best, point.best_measurement
+        if not self.confirmations or best is None:
+            return point
         if best.key == self.task.space.key(self.task.start):
-            return self.task.start, self.task.start_measurement
+            return point._replace(
+                best=self.task.start, best_measurement=self.task.start_measurement
+            )
         values = best.values[1:] or best.values
         kind, unit = self.task.objective.kind, self.task.objective.unit
-        return best.state, Measurement(unit, values, kind, measurement.provenance)
+        best_measurement = Measurement(unit, values, kind, measurement.provenance)
+        return point._replace(best=best.state, best_measurement=best_measurement)
 
     def _memory(
         self, point: Point[S], ticket: _Ticket[S], value: float, weight: float = 1.0
