@@ -98,10 +98,9 @@ def sightings(
         wrong = records.hashes[at] != reference
         stale = wrong & (records.hashes[at] == blind)
         torn = wrong & ~stale & _torn(records, at, subject.comparisons)
+        extra = overhead + window.lead - LEAD
         gaps = (
-            _gaps(records.cycles[at], overhead)
-            if has_clock
-            else np.full(wrong.shape, window.distance)
+            _gaps(records.cycles[at], extra) if has_clock else np.full(wrong.shape, window.distance)
         )
         on_time = gaps <= window.distance
         rows.append(

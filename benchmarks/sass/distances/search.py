@@ -172,7 +172,11 @@ def _confirm(
 
 
 def _spacings(pair: Pair) -> tuple[Spacing, ...]:
-    return SPACINGS if pair.producer.file == "R" else SPACINGS[:3]
+    """The spacings that a pair can have."""
+    without = set() if pair.producer.file == "R" else {"reuse"}
+    if pair.kind == "WAR":
+        without.add("burst")
+    return tuple(spacing for spacing in SPACINGS if spacing not in without)
 
 
 def _run(

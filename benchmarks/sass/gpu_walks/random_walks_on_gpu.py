@@ -198,9 +198,7 @@ def _earlier_rows(path: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
-def _save(
-    path: Path, settings: dict[str, Any], rows: list[dict[str, Any]]
-) -> tuple[int, int, int]:
+def _save(path: Path, settings: dict[str, Any], rows: list[dict[str, Any]]) -> tuple[int, int, int]:
     """Write the file; returns the numbers of walks, of wrong walks and of skipped kernels."""
     walks, wrong = sum(r["walks"] for r in rows), sum(len(r["wrong"]) for r in rows)
     rows.sort(key=lambda row: row["kernel"])

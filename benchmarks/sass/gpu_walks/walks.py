@@ -23,7 +23,7 @@ class Task(NamedTuple):
 
     name: str
     tighten: bool
-    """Whether moves that lengthen the schedule are skipped, and each stall is lowered at the end."""
+    """Whether moves that lengthen the schedule are skipped, and stalls are lowered at the end."""
     seed: int
     moves: int
 

@@ -18,6 +18,7 @@ _SECOND_FORMS = (
     "PLOP3.LUT P{pd}, PT, P{ps}, P{p2}, P{p3}, 0x80, 0x0",
     "UIADD3 UR{ud}, UR{ua}, UR{ub}, UR{uc}",
     "UMOV UR{ud}, UR{ub}",
+    "ULDC UR{ud}, c[0x0][0x220]",
     "UISETP.NE.AND UP{pd}, UPT, UR{ua}, UR{ub}, UPT",
 )
 """Fast producers that overwrite what an earlier instruction of a WAR pair reads."""
@@ -40,6 +41,7 @@ WRITERS: tuple[Consumer, ...] = (
     _writer("P", "PLOP3.LUT P{pd}, PT, P{ps}, P{p2}, P{p3}, 0x80, 0x0", "pd", "ps=NO p2=PT p3=PT"),
     _writer("UR", "UIADD3 UR{ud}, UR{ua}, UR{ub}, UR{uc}", "ud", "ua=U_A ub=U_ZERO uc=U_ZERO"),
     _writer("UR", "UMOV UR{ud}, UR{ub}", "ud", "ub=U_A"),
+    _writer("UR", "ULDC UR{ud}, c[0x0][0x220]", "ud", ""),
     _writer("UP", "UISETP.NE.AND UP{pd}, UPT, UR{ua}, UR{ub}, UPT", "pd", "ua=U_ZERO ub=U_ZERO"),
 )
 """Second instructions of WAW pairs; each writes a fixed value."""

@@ -31,19 +31,22 @@ from benchmarks.sass.distances.microkernels.pairs import Pair
 from benchmarks.sass.distances.microkernels.reuse_flags import reuse_flags
 from benchmarks.sass.distances.microkernels.words import PT, word
 
-Spacing = Literal["stall", "yield", "nops", "reuse"]
+Spacing = Literal["stall", "yield", "nops", "burst", "reuse"]
 """What fills the distance: the producer's stall without or with yield, NOPs of one cycle, or the
-stall with all reuse flags of both instructions."""
-SPACINGS: tuple[Spacing, ...] = ("stall", "yield", "nops", "reuse")
+stall with all reuse flags of both instructions.  ``burst``: the stall, behind instructions that
+keep the producer's unit busy."""
+SPACINGS: tuple[Spacing, ...] = ("stall", "yield", "nops", "burst", "reuse")
+BURST_LENGTH, BURST_STALL = 6, 2
 SAFE_DISTANCE = 66
 """Distance of the reference window, beyond every fixed latency."""
 PASSES = 8
 """Passes of each window; from the second on its instructions are in the instruction cache."""
 THREADS = 512
 LEAD = TAIL = 15
-"""Cycles from the first clock read to the producer, and from the consumer to the second read."""
+"""Cycles from the first clock read to the next instruction, and from the consumer to the second."""
 _MAX_STALL, _MAX_YIELDING_STALL = 11, 15
 _CONSUMER_SB = 1
+_OTHER_PREDICATE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,11 @@ class Window:
     producer (RAW) or the second writer (WAW), or the writer issues before the reader (WAR)."""
     stale_words: int = 0
     """Bit mask of the words of the result that are stale again when the consumer reads them."""
+
+    @property
+    def lead(self) -> int:
+        """Cycles from the first clock read to the first instruction of the pair."""
+        return LEAD + (BURST_LENGTH * BURST_STALL if self.spacing == "burst" else 0)
 
 
 REFERENCE = Window(SAFE_DISTANCE, "stall")
@@ -96,6 +104,8 @@ def _tested(pair: Pair, window: Window, name: str) -> list[Item]:
     if flags[1]:
         last = Line(second, stall=_MAX_STALL, yields=False, reuse=flags[1], **sets)
     items: list[Item] = [line("CS2R.32 R{d}, SR_CLOCKLO", d=r.CLOCK_BEFORE)]
+    if window.spacing == "burst":
+        items += _burst(pair)
     items += spaced(first, window.distance, window.spacing, flags[0])
     if pair.consumer.form == "BRA":
         items += [jump(f"{name}.skip", f"P{r.P_TARGET}"), _mov("RESULT", "B"),
@@ -106,6 +116,15 @@ def _tested(pair: Pair, window: Window, name: str) -> list[Item]:
             items.append(Line(word("NOP"), stall=TAIL - _MAX_STALL))
     items.append(line("CS2R.32 R{d}, SR_CLOCKLO", d=r.CLOCK_AFTER))
     return items
+
+
+def _burst(pair: Pair) -> list[Item]:
+    """Instructions of the producer's form that write other registers."""
+    others = {"R": range(76, 76 + 4 * BURST_LENGTH, 4), "UR": range(32, 32 + 2 * BURST_LENGTH, 2)}
+    targets = others.get(pair.producer.file, [_OTHER_PREDICATE] * BURST_LENGTH)
+    return [
+        Line(producer_word(pair, target), stall=BURST_STALL, yields=False) for target in targets
+    ]
 
 
 def ordered(pair: Pair, window: Window) -> tuple[tuple[str, int], tuple[str, int]]:
@@ -168,14 +187,15 @@ def target_register(pair: Pair) -> int:
     return r.TARGET + (pair.word if pair.producer.words == 1 else 0)
 
 
-def producer_word(pair: Pair) -> int:
-    """The producer's word."""
+def producer_word(pair: Pair, result: int | None = None) -> int:
+    """The producer's word; ``result``: register that it writes instead of the target."""
     producer, target = pair.producer, target_register(pair)
     sources = {"SOURCE": r.FRESH_PAIR, "U_SOURCE": r.U_FRESH}
     if producer.file == "R":
         sources["SOURCE"] += (target - r.TARGET) & 1
     fields = {f: sources[n] if n in sources else number(n) for f, n in producer.operands}
-    return word(producer.form, **{**fields, producer.target_field: target})
+    fields[producer.target_field] = target if result is None else result
+    return word(producer.form, **fields)
 
 
 def consumer_word(pair: Pair) -> int:

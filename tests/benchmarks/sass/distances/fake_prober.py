@@ -9,7 +9,7 @@ import numpy as np
 from benchmarks.sass.distances.microkernels import registers as r
 from benchmarks.sass.distances.microkernels.kernel import Experiment
 from benchmarks.sass.distances.microkernels.windows import (
-    LEAD,
+    BURST_LENGTH,
     PASSES,
     TAIL,
     consumer_word,
@@ -57,7 +57,7 @@ class FakeProber:
                 words[at] = mixed
             if subject.windows[at].stale_words:
                 words[at] = mixed if subject.windows[at].stale_words == 1 else stale ^ fresh
-            cycles[at] = LEAD + distance + TAIL + OVERHEAD + delays
+            cycles[at] = subject.windows[at].lead + distance + TAIL + OVERHEAD + delays
         return Records(words[..., 0] ^ words[..., 1] << 1, cycles, words)
 
 
@@ -73,15 +73,16 @@ def read_windows(cubin: bytes, subject: Experiment) -> list[tuple[int, int, bool
         for at in range(0, len(code), WORD_BYTES)
     ]
     starts = [at for at, (payload, _) in enumerate(words) if payload == FIRST_CLOCK]
-    both = [ordered(subject.pair, window) for window in subject.windows]
     is_war = subject.pair.kind == "WAR"
     rows: list[tuple[int, int, bool, bool]] = []
-    for window, start in zip(both, starts, strict=True):
+    for window, start in zip(subject.windows, starts, strict=True):
         end = next(at for at in range(start, len(words)) if words[at][0] == SECOND_CLOCK)
         cycles = sum(control.stall for _, control in words[start:end])
-        first, control = words[start + 1]
-        produces = first == window[0][1] != NOP and (window[1][1] != NOP)
+        place = start + 1 + (BURST_LENGTH if window.spacing == "burst" else 0)
+        first, control = words[place]
+        expected = [code for _, code in ordered(subject.pair, window)]
+        produces = first == expected[0] and NOP not in expected
         if is_war:
             produces = first == consumer_word(subject.pair)
-        rows.append((cycles - LEAD - TAIL, (start + 1) % 8, produces, control.yields))
+        rows.append((cycles - window.lead - TAIL, (start + 1) % 8, produces, control.yields))
     return rows
