@@ -11,7 +11,13 @@ from typing import Annotated
 import typer
 
 from nostall.cli.console import Format, FormatOption, QuietOption, err
-from nostall.cli.inputs import TARGET_HELP, ArchOption, KernelOption, LaunchOption
+from nostall.cli.inputs import (
+    TARGET_HELP,
+    ArchOption,
+    KernelOption,
+    LaunchOption,
+    MeasuredLatenciesOption,
+)
 from nostall.cli.interruption import Interruption
 from nostall.cli.measuring_options import (
     ChecksOption,
@@ -126,6 +132,7 @@ def tune(
     timing: TimingOption = "graph",
     cold: ColdOption = False,
     sanitizer: SanitizerOption = False,
+    measured_latencies: MeasuredLatenciesOption = False,
     format: FormatOption = Format.TABLE,
     quiet: QuietOption = False,
 ) -> None:
@@ -155,6 +162,7 @@ def tune(
             tolerance=parse_tolerance(tolerance),
             sanitizer=sanitizer,
             policy=policy,
+            measured_latencies=measured_latencies,
         )
         check_settings(settings, scheduler)
         run = start_run(KernelInput(target, kernel, launch, arch, assemblers), settings, out_dir)

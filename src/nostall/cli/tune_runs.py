@@ -95,6 +95,7 @@ def reopen_run(
             tolerance=Tolerance.model_validate(tolerance) if tolerance else None,
             sanitizer=saved.get("sanitizer", False),
             policy=path / POLICY_FILE if saved.get("policy") else None,
+            measured_latencies=saved.get("measured_latencies", False),
         )
         _ = settings.budget  # raises BadInput if the limits are not positive
     except (OSError, KeyError, TypeError, ValueError) as error:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from nostall.cli.console import Format, FormatOption, QuietOption, out, show_json, show_table
-from nostall.cli.inputs import read_cubin
+from nostall.cli.inputs import MeasuredLatenciesOption, read_cubin
 from nostall.sass import Verdict
 from nostall.sass.safety import validate
 from nostall.sass.safety import verify as verify_cubins
@@ -28,6 +28,7 @@ def verify(
     original: OriginalArgument,
     candidate: CandidateArgument = None,
     arch: ImageOption = None,
+    measured_latencies: MeasuredLatenciesOption = False,
     format: FormatOption = Format.TABLE,
     quiet: QuietOption = False,
 ) -> None:
@@ -39,9 +40,10 @@ def verify(
     """
     data = read_cubin(original, arch)
     if candidate is None:
-        verdict = validate(data)
+        verdict = validate(data, measured_latencies=measured_latencies)
     else:
-        verdict = verify_cubins(data, read_cubin(candidate, arch))
+        changed = read_cubin(candidate, arch)
+        verdict = verify_cubins(data, changed, measured_latencies=measured_latencies)
     _show(verdict, format, quiet)
     if not verdict.safe:
         raise typer.Exit(1)

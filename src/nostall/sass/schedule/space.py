@@ -57,6 +57,7 @@ class ScheduleSpace(Space[Schedule, ScheduleMove]):
         """
         self.program = program
         self.function = function
+        self.measured_latencies = measured_latencies
         with garbage_collector.paused():
             self.graph = build_graph(function, program.sm, measured_latencies=measured_latencies)
         self._start = Schedule.from_function(function)
