@@ -2,8 +2,8 @@
 
     python tests/corpus/ptx/build.py
 
-It needs nvcc 13.0 and Triton 3.9. Triton writes the paths of source files into its PTX: kernel files
-are copied to a folder that is the same everywhere, and Triton's own folder is replaced.
+It needs nvcc 13.0 and Triton 3.9. Triton writes the paths of source files into its PTX: kernel
+files are copied to a folder that is the same everywhere, and Triton's own folder is replaced.
 """
 
 from __future__ import annotations
