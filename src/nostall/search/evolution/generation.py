@@ -36,7 +36,9 @@ CONFIRMATIONS = 2
 IMMIGRANT_SHARE = 0.4
 """Share of new orders that do not descend from the population: they start from the portfolio."""
 IMMIGRANT_SIGMAS = (2.0, 6.0, 20.0, 80.0)
-_BASE_SCALE = 0.01
+_START_SHARE = 0.5
+"""Share of the immigrants that start from the start state."""
+_BASE_SCALE = 0.03
 """Loss of a portfolio state, relative to the best, at which it is e times less often a base."""
 _MAX_VALUES = 60
 """Measurements of one member."""
@@ -151,14 +153,16 @@ class Generation(Generic[S, M]):
     def _immigrant(self, point: Point[S]) -> tuple[Proposal[S], _Ticket[S]]:
         """A random order of the start state or of a state of the portfolio.
 
-        Children alone search the surroundings of the first good states.
+        Children alone search the surroundings of the first good states, and a setting that is best
+        for the original order need not be best for another one.
         """
         rng, start_value = self.task.rng, self.task.start_measurement.value
-        known = portfolio_values(self.task.space, point.memory, start_value)
-        bases = [(self.task.start, start_value), *known]
-        values = np.array([value for _, value in bases])
-        weights = np.exp((values.min() - values) / (_BASE_SCALE * start_value))
-        base, _ = bases[int(rng.choice(len(bases), p=weights / weights.sum()))]
+        base = self.task.start
+        known = list(portfolio_values(self.task.space, point.memory, start_value))
+        if known and rng.random() >= _START_SHARE:
+            values = np.array([value for _, value in known])
+            weights = np.exp((values.min() - values) / (_BASE_SCALE * start_value))
+            base, _ = known[int(rng.choice(len(known), p=weights / weights.sum()))]
         operator = Operator("reorder", float(rng.choice(IMMIGRANT_SIGMAS)))
         proposal = Proposal(operator, base, None, (self.task.seed, self._submitted))
         return proposal, _Ticket(f"immigrant sigma={operator.sigma:g}")
