@@ -79,3 +79,11 @@ def test_settings_assemble(tmp_path: Path) -> None:
     state = PtxState(kernel_name="cutlass_gemm", max_registers=80, hints=((index, "L2::128B"),))
     messages(own.text(state), tmp_path)
     assert b"cutlass_gemm" in (tmp_path / "k.cubin").read_bytes()
+
+
+def test_the_wait_of_a_dependent_launch_assembles(tmp_path: Path) -> None:
+    own = PtxSpace(parse(corpus("inline_assembly.sm_90")))
+    messages(own.text(PtxState(dependent_launch="wait+trigger")), tmp_path)
+    waiting = (tmp_path / "k.cubin").read_bytes()
+    messages(own.text(own.start()), tmp_path)
+    assert waiting != (tmp_path / "k.cubin").read_bytes()
