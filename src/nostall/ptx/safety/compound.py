@@ -85,7 +85,7 @@ def combine(
     inner = tuple(i for block in blocks for i in block.instructions)
     inside = {label_symbol(text[:-1]) for b in blocks for text in b.layout if text.endswith(":")}
     for instruction in inner:
-        if instruction.ends_block and not instruction.labels <= inside:
+        if instruction.ends_block and not (instruction.labels and instruction.labels <= inside):
             raise Unreadable(offset, f"{instruction.opcode} leaves its braces")
     writes = dict.fromkeys(r for i in inner for r in i.writes)
     reads = dict.fromkeys(r for i in inner for r in i.reads)

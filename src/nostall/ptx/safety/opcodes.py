@@ -137,13 +137,14 @@ ROWS: tuple[Row, ...] = (
     Row(_words("st"), Rule(0, Effect.ORDERED), requires=_words("async")),
     Row(_words("st"), Rule(0, Effect.ORDERED), requires=_words("bulk")),
     Row(_words("tex tld4"), Rule(1, Effect.LOAD)),
+    Row(_words("prefetch prefetchu"), Rule(0, Effect.LOAD)),
     Row(_words("atom suld"), Rule(1, Effect.ORDERED)),
     Row(_words("red sust sured"), Rule(0, Effect.ORDERED)),
     Row(_words("multimem"), Rule(1, Effect.ORDERED), requires=_words("ld_reduce")),
     Row(_words("multimem"), Rule(0, Effect.ORDERED), requires=_words("st")),
     Row(_words("multimem"), Rule(0, Effect.ORDERED), requires=_words("red")),
     Row(
-        _words("cp fence membar nanosleep prefetch prefetchu discard applypriority pmevent trap "
+        _words("cp fence membar nanosleep discard applypriority pmevent trap "
                "brkpt tensormap stackrestore"),
         Rule(0, Effect.ORDERED),
     ),
