@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 
 from tests.mutations.ptx.lines import Change, Line, Text, exchange, replace
 from tests.mutations.ptx.order_violations import NOTHING, Edit, Finder
@@ -52,9 +53,9 @@ def _duplicated(_: Text, __: int, line: Line) -> Iterator[str]:
 
 
 def _other_target(text: Text, _: int, line: Line) -> Iterator[str]:
-    labels = sorted({x.label for x in text.lines if x.depth == 1 and text.is_target(x.label)})
+    labels = text.target_labels if line.root == "bra" else ()
     for label in labels:
-        if line.root == "bra" and label in line.operands.split():
+        if label in line.operands.split():
             others = [
                 x for x in labels if x != label and x.rpartition("_")[0] == label.rpartition("_")[0]
             ]
@@ -105,7 +106,7 @@ def _exchanged_lines(pattern: str) -> Finder:
 
     def find(text: Text) -> Iterator[Edit]:
         found = [at for at, line in enumerate(text.lines) if re.search(pattern, line.text)]
-        for i, j in zip(found, found[1:], strict=False):
+        for i, j in pairwise(found):
             if j == i + 1 and text.lines[i].text.rstrip(",") != text.lines[j].text.rstrip(","):
                 ends = [
                     line.text[len(line.text.rstrip(",")) :]
@@ -183,7 +184,7 @@ def _function_order(text: Text) -> Iterator[Edit]:
         for at, line in enumerate(text.lines)
         if line.depth == 0 and re.match(r"\.(global|shared|const)\b.*;", line.text)
     ]
-    for i, j in zip(found, found[1:], strict=False):
+    for i, j in pairwise(found):
         yield NOTHING, exchange(text, i, j)
 
 
@@ -236,7 +237,6 @@ CONTENTS: dict[str, Finder] = {
     ),
     "call arguments exchanged": _call_arguments,
     "stored call parameters exchanged": _exchanged_lines(r"^\s*st\.param\b"),
-    "table of branch targets changed": _exchanged_lines(r"^\s*\$L__BB\w+[,;]?$"),
     "block size changed": _per_line(r"\.(reqntid|maxntid) (\d+)", r".\1 256", _anywhere),
     "target changed": _per_line(r"\.target sm_(\d+)a?", ".target sm_75", _anywhere),
     "linkage changed": _per_line(r"\.visible \.entry", ".entry", _anywhere),

@@ -19,9 +19,16 @@ _LABEL = re.compile(r"\s*(?P<name>[\w$]+):\s*(?://.*)?$")
 _REGISTER = re.compile(r"%[a-zA-Z_]\w*")
 _TABLE_ROW = re.compile(r"\s*(?:\.branchtargets\b.*|\$L__BB\w+\s*[,;]\s*)$")
 _SPECIAL = ("%tid", "%ntid", "%ctaid", "%nctaid", "%laneid", "%clock", "%warpid", "%smid")
-_WRITES_NOTHING = frozenset(
-    "st red bar barrier cp fence membar bra brx ret exit call wgmma tcgen05 griddepcontrol prefetch "
-    "nanosleep stmatrix trap sust tensormap setmaxnreg".split()
+
+
+def words(text: str) -> frozenset[str]:
+    """The words of a text as a set."""
+    return frozenset(text.split())
+
+
+_WRITES_NOTHING = words(
+    "st red bar barrier cp fence membar bra brx ret exit call wgmma tcgen05 griddepcontrol "
+    "prefetch nanosleep stmatrix trap sust tensormap setmaxnreg"
 )
 TERMINATORS = frozenset({"bra", "brx", "ret", "exit"})
 
@@ -125,6 +132,13 @@ class Text:
     def is_target(self, label: str) -> bool:
         """Whether a branch or table names the label."""
         return label in self._targets
+
+    @cached_property
+    def target_labels(self) -> tuple[str, ...]:
+        """The labels outside inner braces that a branch or table names."""
+        return tuple(
+            sorted({x.label for x in self.lines if x.depth == 1 and self.is_target(x.label)})
+        )
 
     def is_free(self, moved: int, to: int) -> bool:
         """Whether a line depends on no register of the lines between it and ``to``, included."""

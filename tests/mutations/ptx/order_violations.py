@@ -182,7 +182,7 @@ def _across(test: Test, border: Test, reach: int = 400) -> Finder:
 
 
 def _across_new(test: Test, inserted: str) -> Finder:
-    """The original has a further instruction beside one; in the candidate it is on its other side."""
+    """The original has a new instruction beside one; in the candidate it is on its other side."""
 
     def find(text: Text) -> Iterator[Edit]:
         for region in text.regions:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from nostall.ptx.safety.instruction import Instruction
-from nostall.ptx.safety.reader import Statement, normalise
+from nostall.ptx.safety.reader import Statement, canonical
 from nostall.ptx.safety.scope import label_symbol
 
 _TABLE = re.compile(r"\.(?:branchtargets|callprototype|calltargets)\b")
@@ -60,7 +60,7 @@ def place_other(statement: Statement, is_declaration: bool) -> Placed:
     kind, text, offset = statement
     if kind == "label":
         return Placed(offset, layout=text + ":", label=label_symbol(text))
-    layout = normalise(text)
+    layout = canonical(text)
     is_border = (
         kind == "directive"
         and not is_declaration

@@ -42,12 +42,12 @@ _STATE_RULES: dict[int, tuple[str, str]] = {
         "the operations of a warp and the barriers before it must be the original's",
     ),
     state.BARRIERS: ("convergence", "the barriers before it must be the original's"),
+    state.EFFECTS: ("effect-order", "the effects before it must be the original's, in order"),
     state.GLOBAL: ("memory-order", "the stores and effects on global memory before it differ"),
     state.SHARED: ("memory-order", "the stores and effects on shared memory before it differ"),
     state.LOCAL: ("memory-order", "the stores and effects on local memory before it differ"),
     state.PARAMETERS: ("memory-order", "the stores of call parameters before it differ"),
     state.READ_ONLY: ("memory-order", "it must not cross griddepcontrol or a call"),
-    state.EFFECTS: ("effect-order", "the effects before it must be the original's, in order"),
 }
 """Pseudo register -> kind of a difference in it, and the requirement; the first one counts."""
 

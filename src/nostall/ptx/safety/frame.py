@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nostall.ptx.safety.reader import ModuleItem, line_of, normalise
+from nostall.ptx.safety.reader import ModuleItem, canonical, line_of, normalise
 from nostall.ptx.safety.verdict import Finding
 
 _ENTRY_NAME = re.compile(r"\.entry\s+([\w$%]+)")
@@ -68,7 +68,7 @@ def undo_renaming(original: str, candidate: str) -> Renaming:
 
 def split_budget(header: str) -> tuple[str, dict[str, str]]:
     """(header without the register budget, directive -> value of the budget)."""
-    return normalise(_BUDGET.sub(" ", header)), dict(_BUDGET.findall(header))
+    return canonical(_BUDGET.sub(" ", header)), dict(_BUDGET.findall(header))
 
 
 def has_dynamic_budget(text: str) -> bool:
@@ -104,7 +104,7 @@ def compare_items(
         is_equal = old.kind == new.kind and (
             old.kind == "function"
             or old.text == new.text
-            or normalise(old.text) == normalise(new.text)
+            or canonical(old.text) == canonical(new.text)
         )
         if not is_equal:
             reason = f"the original has {_excerpt(old.text)} here; directives must be equal"

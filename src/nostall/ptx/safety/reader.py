@@ -154,3 +154,11 @@ def _excerpt(text: str) -> str:
 def normalise(text: str) -> str:
     """The text with each run of white space as one space."""
     return " ".join(text.split())
+
+
+_PUNCTUATION = re.compile(rf"({_STRING})|\s*([,;:()\[\]{{}}=<>])\s*")
+
+
+def canonical(text: str) -> str:
+    """A directive without white space that has no meaning; equal directives have equal ones."""
+    return _PUNCTUATION.sub(lambda m: m[1] or m[2], normalise(text))
