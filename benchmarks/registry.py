@@ -41,6 +41,9 @@ def _row(
 
 
 BENCHMARKS: tuple[Benchmark, ...] = (
+    # PTX orders
+    _row("ptx.random_orders", "CPU", "Does ptxas accept random orders of PTX without new messages?",
+         "random_orders.json"),
     # SASS schedules
     _row("sass.mobility", "CPU", "How many instructions of each example kernel can move?",
          "mobility.json", "sass-modelled.md"),

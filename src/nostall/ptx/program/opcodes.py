@@ -10,6 +10,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from nostall.ptx.program.accesses import (
+    Qualifiers,
+    aligned_load,
+    aligned_store,
+    load,
+    store,
+)
 from nostall.ptx.program.resources import (
     ALIGNED,
     BARRIER,
@@ -17,16 +24,12 @@ from nostall.ptx.program.resources import (
     EVERYTHING,
     EXCHANGE,
     FENCE,
-    MEMORY,
     PURE,
     Effect,
     Resource,
     reading,
     writing,
 )
-
-Qualifiers = tuple[str, ...]
-"""The parts of an opcode after its first one, such as ("global", "v4", "b32")."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +54,6 @@ class Rule:
 UNKNOWN = Rule((), effect=EVERYTHING, touches_all=True)
 """The rule of an opcode that the table lacks: a fence that touches each register it names."""
 
-_SPACE_RESOURCES = MappingProxyType(
-    {
-        "global": frozenset((Resource.GLOBAL,)),
-        "shared": frozenset((Resource.SHARED,)),
-        "local": frozenset((Resource.LOCAL,)),
-        "param": frozenset((Resource.PARAM,)),
-        "const": frozenset((Resource.STABLE,)),
-    }
-)
-"""State space -> what its accesses touch; an address without a space may mean all of MEMORY."""
 _QUALIFIER_EFFECTS: MappingProxyType[str, Effect] = MappingProxyType(
     {
         "cc": writing(Resource.CARRY),
@@ -76,33 +69,6 @@ _QUALIFIER_EFFECTS: MappingProxyType[str, Effect] = MappingProxyType(
     }
 )
 """Qualifiers that add an effect to any opcode."""
-
-
-def touched_memory(qualifiers: Qualifiers) -> frozenset[Resource]:
-    """The memory that an access with these qualifiers may touch."""
-    if "nc" in qualifiers:
-        return frozenset((Resource.STABLE,))
-    for qualifier in qualifiers:
-        space = qualifier.partition("::")[0]
-        if space in _SPACE_RESOURCES:
-            return _SPACE_RESOURCES[space]
-    return MEMORY
-
-
-def _load(qualifiers: Qualifiers) -> Effect:
-    return Effect(reads=touched_memory(qualifiers))
-
-
-def _store(qualifiers: Qualifiers) -> Effect:
-    return Effect(writes=touched_memory(qualifiers))
-
-
-def _aligned_load(qualifiers: Qualifiers) -> Effect:
-    return _load(qualifiers) | ALIGNED
-
-
-def _aligned_store(qualifiers: Qualifiers) -> Effect:
-    return _store(qualifiers) | ALIGNED
 
 
 _TEXTURE_LOAD = reading(Resource.GLOBAL)
@@ -121,9 +87,9 @@ _ROWS: tuple[tuple[str, Rule], ...] = (
     ("vabsdiff2 vadd2 vavrg2 vmax2 vmin2 vset2 vsub2", Rule()),
     ("vabsdiff4 vadd4 vavrg4 vmax4 vmin4 vset4 vsub4", Rule()),
     # Memory.
-    ("ld ldu", Rule(effect=_load)),
-    ("st", Rule((), effect=_store)),
-    ("prefetch prefetchu", Rule((), effect=_load)),
+    ("ld ldu", Rule(effect=load)),
+    ("st", Rule((), effect=store)),
+    ("prefetch prefetchu", Rule((), effect=load)),
     ("tex tld4 txq suq suld", Rule(effect=_TEXTURE_LOAD)),
     ("sust", Rule((), effect=writing(Resource.GLOBAL))),
     ("atom", Rule(effect=DEVICE_FENCE)),
@@ -154,8 +120,8 @@ _ROWS: tuple[tuple[str, Rule], ...] = (
     ("setmaxnreg", Rule((), effect=BARRIER)),
     # Matrices.
     ("mma movmatrix wmma.mma", Rule(effect=ALIGNED)),
-    ("ldmatrix wmma.load", Rule(effect=_aligned_load)),
-    ("stmatrix wmma.store", Rule((), effect=_aligned_store)),
+    ("ldmatrix wmma.load", Rule(effect=aligned_load)),
+    ("stmatrix wmma.store", Rule((), effect=aligned_store)),
     ("wgmma.mma_async", Rule((), (0,), FENCE | ALIGNED)),
     ("wgmma.fence wgmma.commit_group wgmma.wait_group", Rule((), effect=_WGMMA_WAIT)),
     ("tcgen05", Rule((), effect=DEVICE_FENCE | ALIGNED)),

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from nostall.ptx.schedule.state import PtxState
+from nostall.ptx.schedule.state import DependentLaunch, PtxState
 
-Lever = Literal["kernel_name", "max_registers", "options", "assembler"]
+Lever = Literal["kernel_name", "max_registers", "options", "assembler", "dependent_launch"]
 """Field of :class:`PtxState` that is a setting of the whole kernel."""
 LEVERS: tuple[Lever, ...] = get_args(Lever)
 LeverValue = str | int | tuple[str, ...] | None
@@ -28,6 +28,8 @@ class Levers:
     assemblers: tuple[str, ...] = ("",)
     hints: tuple[str, ...] = ()
     """Cache hints of :mod:`nostall.ptx.schedule.hints`."""
+    dependent_launch: tuple[DependentLaunch, ...] = ("",)
+    """``wait+trigger`` only if every kernel launched as a dependent of this one waits."""
 
     def values(self) -> Iterator[tuple[Lever, LeverValue]]:
         """Each field of the state that is a setting of the whole kernel, with each value."""
@@ -35,6 +37,7 @@ class Levers:
         yield from (("max_registers", count) for count in self.max_registers)
         yield from (("options", options) for options in self.options)
         yield from (("assembler", version) for version in self.assemblers)
+        yield from (("dependent_launch", value) for value in self.dependent_launch)
 
 
 NO_LEVERS = Levers()

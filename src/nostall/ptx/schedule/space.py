@@ -13,6 +13,7 @@ from nostall.core.space import NO_TAGS, Space, Tags
 from nostall.ptx.program.blocks import Block, Unit
 from nostall.ptx.program.module import Function, Module
 from nostall.ptx.program.resources import MEMORY, Resource
+from nostall.ptx.schedule.dependent_launch import can_wait, dependent_launch_edit
 from nostall.ptx.schedule.edits import EditedText
 from nostall.ptx.schedule.graph import BlockGraph, build_graph
 from nostall.ptx.schedule.hints import allowed_hints
@@ -92,6 +93,11 @@ class PtxSpace(Space[PtxState, PtxMove]):
         Options and assembler are no part of the text.
         """
         edits = kernel_edits(self.module, self.kernel, state)
+        if state.dependent_launch:
+            first = self.order(state, 0) if self.kernel.blocks else ()
+            edits.append(
+                dependent_launch_edit(self.module, self.functions, state.dependent_launch, first)
+            )
         orders = {
             self.blocks[number].start: order for number, order in enumerate(state.orders) if order
         }
@@ -217,8 +223,10 @@ class PtxSpace(Space[PtxState, PtxMove]):
         return replace(state, orders=tuple(entries) if any(entries) else ())
 
     def _all_settings(self) -> Iterator[SetLever | SetHint]:
+        waits = can_wait(self.module, self.functions)
         for lever, value in dict.fromkeys(self.levers.values()):
-            yield SetLever(lever, value, frozenset(("lever", lever)))
+            if lever != "dependent_launch" or waits:
+                yield SetLever(lever, value, frozenset(("lever", lever)))
         for instruction in self.kernel.instructions:
             hints = [h for h in self.levers.hints if h in allowed_hints(instruction)]
             for hint in dict.fromkeys(("", *hints) if hints else ()):

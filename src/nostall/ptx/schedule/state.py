@@ -5,9 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass
+from typing import Literal, get_args
 
 from nostall.core.errors import BadRun
 
+DependentLaunch = Literal["", "wait", "wait+trigger"]
+"""Values of :mod:`nostall.ptx.schedule.dependent_launch`."""
+_DEPENDENT_LAUNCH: dict[str, DependentLaunch] = {v: v for v in get_args(DependentLaunch)}
 Orders = tuple[tuple[int, ...], ...]
 """Per block, the original index of the unit at each position; () is the original order."""
 Hints = tuple[tuple[int, str], ...]
@@ -29,6 +33,8 @@ class PtxState:
     assembler: str = ""
     """Version of ptxas; "" is the default one."""
     hints: Hints = ()
+    dependent_launch: DependentLaunch = ""
+    """Instructions for programmatic dependent launch that are inserted."""
 
     def dump(self) -> str:
         """The state as one line of JSON."""
@@ -53,6 +59,7 @@ class PtxState:
                 options=tuple(map(str, fields["options"])),
                 assembler=str(fields["assembler"]),
                 hints=tuple((int(index), str(hint)) for index, hint in fields["hints"]),
+                dependent_launch=_DEPENDENT_LAUNCH[fields["dependent_launch"]],
             )
         except (ValueError, KeyError, TypeError) as error:
             raise BadRun(

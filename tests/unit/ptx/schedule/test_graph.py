@@ -77,6 +77,7 @@ ORDERED = {
     "volatile loads": "ld.volatile.global.b32 %r1, [%rd1]; ld.volatile.shared.b32 %r2, [%r3];",
     "load above acquire": "ld.acquire.gpu.global.b32 %r1, [%rd1]; ld.global.b32 %r2, [%rd2];",
     "store below release": "st.shared.b32 [%r1], %r2; st.release.gpu.global.b32 [%rd1], %r3;",
+    "qualifier that is not known": "ld.global.fresh.b32 %r1, [%rd1]; ld.global.b32 %r2, [%rd2];",
     "relaxed": "ld.relaxed.gpu.global.b32 %r1, [%rd1]; ld.relaxed.gpu.global.b32 %r2, [%rd1];",
     "atomics": "atom.global.add.u32 %r1, [%rd1], 1; red.shared.add.u32 [%r2], 1;",
     "load and atomic": "ld.global.b32 %r1, [%rd1]; atom.global.add.u32 %r2, [%rd2], 1;",
