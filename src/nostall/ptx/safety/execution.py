@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from nostall.ptx.safety.instruction import Instruction
+from nostall.ptx.safety.reading.instruction import Instruction
 
 _MAX_RESULTS = 1 << 12
 """More than an instruction writes: 256 registers and the pseudo registers."""

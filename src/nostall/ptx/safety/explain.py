@@ -22,12 +22,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nostall.ptx.safety import pseudo_registers as state
-from nostall.ptx.safety.blocks import Block
 from nostall.ptx.safety.execution import Execution, Machine
-from nostall.ptx.safety.instruction import FOREIGN
-from nostall.ptx.safety.reader import line_of, normalise
-from nostall.ptx.safety.scope import Registers
+from nostall.ptx.safety.reading import pseudo_registers as state
+from nostall.ptx.safety.reading.blocks import Block
+from nostall.ptx.safety.reading.instruction import FOREIGN
+from nostall.ptx.safety.reading.lexical import line_of, normalise
+from nostall.ptx.safety.reading.scope import Registers
 from nostall.ptx.safety.verdict import Finding
 
 _STATE_RULES: dict[int, tuple[str, str]] = {

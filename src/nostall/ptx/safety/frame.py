@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nostall.ptx.safety.reader import ModuleItem, canonical, line_of, normalise
+from nostall.ptx.safety.reading.lexical import ModuleItem, canonical, line_of, normalise
 from nostall.ptx.safety.verdict import Finding
 
 _ENTRY_NAME = re.compile(r"\.entry\s+([\w$%]+)")

@@ -13,9 +13,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from nostall.ptx.safety.instruction import Instruction
-from nostall.ptx.safety.reader import Statement, canonical
-from nostall.ptx.safety.scope import label_symbol
+from nostall.ptx.safety.reading.instruction import Instruction
+from nostall.ptx.safety.reading.lexical import Statement, canonical
+from nostall.ptx.safety.reading.scope import label_symbol
 
 _TABLE = re.compile(r"\.(?:branchtargets|callprototype|calltargets)\b")
 _BRANCH_TARGETS = re.compile(r"\.branchtargets\b(.*);", re.DOTALL)

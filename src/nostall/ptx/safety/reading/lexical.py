@@ -1,4 +1,4 @@
-"""Reader: PTX text to module items and statements, by regular expressions over text sans comments.
+"""Lexical structure of PTX: module items and the statements of functions, without comments.
 
 PTX ISA, chapters 4 (syntax) and 11 (directives).  A statement keeps its text; its meaning is found
 by :mod:`.scope` and :mod:`.instruction`.

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from nostall.ptx.safety.declarations import Declared, Space
-from nostall.ptx.safety.pseudo_registers import COUNT as FIRST_REGISTER
+from nostall.ptx.safety.reading.declarations import Declared, Space
+from nostall.ptx.safety.reading.pseudo_registers import COUNT as FIRST_REGISTER
 
 MODULE_PATH, PARAMETER_PATH, BODY_PATH = "module", "parameters", ""
 _COMPOUND = ".c"

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from nostall.ptx.safety.blocks import (
+from nostall.ptx.safety.reading.blocks import (
     Block,
     Placed,
     cut_blocks,
@@ -14,11 +14,11 @@ from nostall.ptx.safety.blocks import (
     mark_tables,
     place_other,
 )
-from nostall.ptx.safety.compound import Compound, combine, exact_key, is_closed, signature
-from nostall.ptx.safety.declarations import Declared, declared_names, is_declaration
-from nostall.ptx.safety.instruction import FOREIGN, Instruction, Numbers, decode
-from nostall.ptx.safety.reader import ModuleItem, Statement, Unreadable, normalise
-from nostall.ptx.safety.scope import BODY_PATH, PARAMETER_PATH, Registers, Scope
+from nostall.ptx.safety.reading.compound import Compound, combine, exact_key, is_closed, signature
+from nostall.ptx.safety.reading.declarations import Declared, declared_names, is_declaration
+from nostall.ptx.safety.reading.instruction import FOREIGN, Instruction, Numbers, decode
+from nostall.ptx.safety.reading.lexical import ModuleItem, Statement, Unreadable, normalise
+from nostall.ptx.safety.reading.scope import BODY_PATH, PARAMETER_PATH, Registers, Scope
 
 _LOAD_PRAGMA = re.compile(r'\.pragma\s+"used_bytes_mask\b[^"]*"\s*;')
 """Pragma about the next instruction."""

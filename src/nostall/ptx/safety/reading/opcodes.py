@@ -11,7 +11,7 @@ from enum import Enum, auto
 from functools import lru_cache
 from typing import NamedTuple
 
-from nostall.ptx.safety import pseudo_registers as state
+from nostall.ptx.safety.reading import pseudo_registers as state
 
 
 class Effect(Enum):

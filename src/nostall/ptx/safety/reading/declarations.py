@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Literal, NamedTuple
 
-from nostall.ptx.safety.reader import ModuleItem, Unreadable
+from nostall.ptx.safety.reading.lexical import ModuleItem, Unreadable
 
 Space = Literal[
     "reg", "param", "entry-param", "shared", "local", "global", "const", "function", "label"

@@ -11,12 +11,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nostall.ptx.safety import pseudo_registers as state
-from nostall.ptx.safety.blocks import Block
-from nostall.ptx.safety.instruction import Instruction
-from nostall.ptx.safety.opcodes import Effect
-from nostall.ptx.safety.reader import Statement, Unreadable
-from nostall.ptx.safety.scope import Registers, label_symbol
+from nostall.ptx.safety.reading import pseudo_registers as state
+from nostall.ptx.safety.reading.blocks import Block
+from nostall.ptx.safety.reading.instruction import Instruction
+from nostall.ptx.safety.reading.lexical import Statement, Unreadable
+from nostall.ptx.safety.reading.opcodes import Effect
+from nostall.ptx.safety.reading.scope import Registers, label_symbol
 
 _JUMP = re.compile(
     r"(?:@\s*!?\s*[\w$%]+\s*)?(?P<opcode>bra|brx|ret|exit)\b(?:.*?(?P<target>[\w$%]+)\s*)?;$",
