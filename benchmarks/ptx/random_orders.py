@@ -3,9 +3,9 @@
     python -m benchmarks run ptx.random_orders --orders 4 \\
         --out benchmarks/ptx/results/random_orders.json
 
-Triton kernels of the corpus are compiled for sm_80, sm_90 and sm_100; the PTX of tests/corpus/ptx is
-taken as it is. For each kernel: the start state gives the text back byte for byte, a random order
-parses to the same instructions in each block, the newest installed ptxas assembles it, and it
+Triton kernels of the corpus are compiled for sm_80, sm_90 and sm_100; the PTX of tests/corpus/ptx
+is taken as it is. For each kernel: the start state gives the text back byte for byte, a random
+order parses to the same instructions in each block, the newest installed ptxas assembles it, and it
 prints no message C7510 to C7519 (about asynchronous matrix instructions) that the original lacks.
 The result file is written after each kernel. A second run computes only kernels that are missing or
 whose PTX or code under test has changed.
@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tests.corpus.triton_kernels import ENTRIES
 
 from benchmarks.harness.result_file import save
 from nostall.core.errors import NostallError
@@ -34,7 +35,6 @@ from nostall.ptx.program.module import Module, parse
 from nostall.ptx.schedule.space import PtxSpace
 from nostall.tuning.ptxas_versions import Assembler, find_assemblers
 from nostall.tuning.source import compile_triton
-from tests.corpus.triton_kernels import ENTRIES
 
 ROOT = Path(__file__).resolve().parents[2]
 CAPABILITIES = (80, 90, 100)

@@ -10,7 +10,6 @@ from nostall.ptx.program.resources import ALIGNED, DEVICE_FENCE, MEMORY, PURE, E
 Qualifiers = tuple[str, ...]
 """The parts of an opcode after its first one, such as ("global", "v4", "b32")."""
 
-
 _SPACE_RESOURCES = MappingProxyType(
     {
         "global": frozenset((Resource.GLOBAL,)),
@@ -37,7 +36,7 @@ def touched_memory(qualifiers: Qualifiers) -> frozenset[Resource]:
 _ACCESS_QUALIFIER = re.compile(
     r"weak|volatile|relaxed|acquire|release|mmio|cta|cluster|gpu|sys|nc|sync|aligned|load|store"
     r"|tensormap|(?:global|shared|local|param|const)(?:::\w+)?|L[12](?:::\w+)?|c[agsv]|lu|w[bt]|v[248]"
-    r"|[busf]\d+(?:x\d+)?|unified|m\d+n\d+(?:k\d+)?|x[124]|trans|row|col|[abcd]|b\dx\d+_p\d+"
+    r"|[busf]\d+(?:x\d+)?|bf16(?:x2)?|tf32|unified|m\d+n\d+(?:k\d+)?|x[124]|trans|row|col|[abcd]|b\dx\d+_p\d+"
 )
 """Qualifiers of loads and stores that this table knows; another one makes them a fence."""
 

@@ -46,10 +46,6 @@ class Rule:
     touches_all: bool = False
     """Whether all registers that the instruction names count as read and written."""
 
-    def effect_of(self, qualifiers: Qualifiers) -> Effect:
-        """The effect with these qualifiers."""
-        return self.effect if isinstance(self.effect, Effect) else self.effect(qualifiers)
-
 
 UNKNOWN = Rule((), effect=EVERYTHING, touches_all=True)
 """The rule of an opcode that the table lacks: a fence that touches each register it names."""
@@ -69,11 +65,10 @@ _QUALIFIER_EFFECTS: MappingProxyType[str, Effect] = MappingProxyType(
     }
 )
 """Qualifiers that add an effect to any opcode."""
-
-
 _TEXTURE_LOAD = reading(Resource.GLOBAL)
 _WGMMA_WAIT = FENCE | ALIGNED | writing(Resource.WGMMA)
-_TCGEN05_WAIT = DEVICE_FENCE | ALIGNED | writing(Resource.TCGEN05)
+_TCGEN05 = DEVICE_FENCE | ALIGNED
+_TCGEN05_WAIT = _TCGEN05 | writing(Resource.TCGEN05)
 
 _ROWS: tuple[tuple[str, Rule], ...] = (
     # Arithmetic, comparison, selection, logic, conversion.
@@ -100,16 +95,17 @@ _ROWS: tuple[tuple[str, Rule], ...] = (
     ("alloca stacksave", Rule(effect=FENCE)),
     ("stackrestore", Rule((), effect=FENCE)),
     # Asynchronous copies.
-    ("cp.async", Rule((), effect=FENCE)),
+    ("cp.async.ca cp.async.cg cp.async.commit_group cp.async.mbarrier", Rule((), effect=FENCE)),
+    ("cp.async.wait_group cp.async.wait_all", Rule((), effect=FENCE)),
     ("cp.async.bulk cp.reduce.async", Rule((), effect=DEVICE_FENCE)),
-    ("tensormap", Rule((), effect=DEVICE_FENCE)),
+    ("tensormap.replace tensormap.cp_fenceproxy", Rule((), effect=DEVICE_FENCE)),
     # Fences and barriers.
     ("membar fence", Rule((), effect=DEVICE_FENCE)),
-    ("bar barrier", Rule((), effect=BARRIER)),
+    ("bar.sync bar.arrive bar.cta.sync bar.cta.arrive", Rule((), effect=BARRIER)),
+    ("barrier.sync barrier.arrive barrier.cta.sync barrier.cta.arrive", Rule((), effect=BARRIER)),
     ("bar.red bar.cta.red barrier.red barrier.cta.red", Rule(effect=BARRIER)),
     ("barrier.cluster", Rule((), effect=BARRIER | DEVICE_FENCE)),
     ("bar.warp.sync", Rule((), effect=BARRIER)),
-    ("mbarrier", Rule((), effect=DEVICE_FENCE, touches_all=True)),
     ("mbarrier.init mbarrier.inval", Rule((), effect=DEVICE_FENCE)),
     ("mbarrier.expect_tx mbarrier.complete_tx", Rule((), effect=DEVICE_FENCE)),
     ("mbarrier.arrive mbarrier.arrive_drop", Rule(effect=DEVICE_FENCE)),
@@ -124,8 +120,9 @@ _ROWS: tuple[tuple[str, Rule], ...] = (
     ("stmatrix wmma.store", Rule((), effect=aligned_store)),
     ("wgmma.mma_async", Rule((), (0,), FENCE | ALIGNED)),
     ("wgmma.fence wgmma.commit_group wgmma.wait_group", Rule((), effect=_WGMMA_WAIT)),
-    ("tcgen05", Rule((), effect=DEVICE_FENCE | ALIGNED)),
-    ("tcgen05.ld", Rule((0, 1), effect=DEVICE_FENCE | ALIGNED)),
+    ("tcgen05.alloc tcgen05.dealloc tcgen05.relinquish_alloc_permit", Rule((), effect=_TCGEN05)),
+    ("tcgen05.st tcgen05.cp tcgen05.shift tcgen05.mma", Rule((), effect=_TCGEN05)),
+    ("tcgen05.ld", Rule((0, 1), effect=_TCGEN05)),
     ("tcgen05.wait tcgen05.fence tcgen05.commit", Rule((), effect=_TCGEN05_WAIT)),
     # Control flow.
     ("bra brx ret exit", Rule((), effect=EVERYTHING, ends_block=True)),
@@ -158,7 +155,7 @@ def find_rule(opcode: str) -> Rule | None:
 
 def effect_of(rule: Rule, qualifiers: Qualifiers) -> Effect:
     """The effect of an instruction with this rule and these qualifiers."""
-    effect = rule.effect_of(qualifiers)
+    effect = rule.effect if isinstance(rule.effect, Effect) else rule.effect(qualifiers)
     for qualifier in qualifiers:
         effect |= _QUALIFIER_EFFECTS.get(qualifier, PURE)
     return effect

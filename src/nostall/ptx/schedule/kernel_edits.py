@@ -29,7 +29,7 @@ def kernel_edits(module: Module, kernel: Function, state: PtxState) -> list[Edit
     if state.max_registers is not None:
         edits.append(register_edit(kernel, state.max_registers))
     for index, hint in state.hints:
-        edits.append(_hint_edit(module, kernel, index, hint))
+        edits.append(_hint_edit(kernel, index, hint))
     return edits
 
 
@@ -102,7 +102,7 @@ def register_edit(kernel: Function, count: int) -> Edit:
     return Edit(kernel.head.end, kernel.head.end, f"\n.maxnreg {count}")
 
 
-def _hint_edit(module: Module, kernel: Function, index: int, hint: str) -> Edit:
+def _hint_edit(kernel: Function, index: int, hint: str) -> Edit:
     if not 0 <= index < len(kernel.instructions):
         raise BadInput(
             f"{kernel.name} has no instruction {index}; "
@@ -114,4 +114,4 @@ def _hint_edit(module: Module, kernel: Function, index: int, hint: str) -> Edit:
         raise BadInput(
             f"{instruction.opcode} cannot have the hint {hint!r}; allowed: {', '.join(allowed)}"
         )
-    return hint_edit(module.text, instruction, hint)
+    return hint_edit(instruction, hint)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -37,6 +38,13 @@ _Unit = tuple[int, int]
 """Number of a block, and index of a unit in it."""
 
 
+class _Pool(NamedTuple):
+    """Units whose shifts have the same tags."""
+
+    tags: Tags
+    units: list[_Unit]
+
+
 class PtxSpace(Space[PtxState, PtxMove]):
     """Legal orders of one kernel, and of the device functions that it may call."""
 
@@ -55,7 +63,9 @@ class PtxSpace(Space[PtxState, PtxMove]):
             for index, unit in enumerate(block.units):
                 if len(block) > 1:
                     self._units[_tags(unit)].append((number, index))
-        self._settings = tuple(self._all_settings())
+        self._settings = dict.fromkeys(self._all_settings())
+        self._pools: dict[Tags, tuple[list[_Pool], list[SetLever | SetHint]]] = {}
+        """Tags -> shifts and settings that have them all."""
 
     def start(self) -> PtxState:
         return PtxState()
@@ -147,9 +157,13 @@ class PtxSpace(Space[PtxState, PtxMove]):
         self, state: PtxState, rng: np.random.Generator, required_tags: Tags = NO_TAGS
     ) -> PtxMove | None:
         """One uniform draw over all shifts and settings that have the tags."""
-        pools = [(tags, units) for tags, units in self._units.items() if required_tags <= tags]
-        settings = [move for move in self._settings if required_tags <= move.tags]
-        shifts = sum(len(units) for _, units in pools) * len(_OFFSETS)
+        if required_tags not in self._pools:
+            self._pools[required_tags] = (
+                [_Pool(t, u) for t, u in self._units.items() if required_tags <= t],
+                [move for move in self._settings if required_tags <= move.tags],
+            )
+        pools, settings = self._pools[required_tags]
+        shifts = sum(len(pool.units) for pool in pools) * len(_OFFSETS)
         if shifts + len(settings) == 0:
             return None
         number = int(rng.integers(shifts + len(settings)))
@@ -224,12 +238,12 @@ class PtxSpace(Space[PtxState, PtxMove]):
 
     def _all_settings(self) -> Iterator[SetLever | SetHint]:
         waits = can_wait(self.module, self.functions)
-        for lever, value in dict.fromkeys(self.levers.values()):
+        for lever, value in self.levers.values():
             if lever != "dependent_launch" or waits:
                 yield SetLever(lever, value, frozenset(("lever", lever)))
         for instruction in self.kernel.instructions:
             hints = [h for h in self.levers.hints if h in allowed_hints(instruction)]
-            for hint in dict.fromkeys(("", *hints) if hints else ()):
+            for hint in ("", *hints) if hints else ():
                 yield SetHint(instruction.index, hint, frozenset(("lever", "hint")))
 
 
@@ -241,13 +255,13 @@ def _tags(unit: Unit) -> Tags:
     return _ORDER | {*memory, *convergent}
 
 
-def _shift(pools: Sequence[tuple[Tags, list[_Unit]]], number: int) -> Shift:
+def _shift(pools: Sequence[_Pool], number: int) -> Shift:
     """Shift number ``number`` of the units in ``pools``."""
     at, offset = divmod(number, len(_OFFSETS))
-    for tags, units in pools:
-        if at < len(units):
-            return Shift(*units[at], _OFFSETS[offset], tags)
-        at -= len(units)
+    for pool in pools:
+        if at < len(pool.units):
+            return Shift(*pool.units[at], _OFFSETS[offset], pool.tags)
+        at -= len(pool.units)
     raise AssertionError(f"{number} is beyond the shifts of the pools")
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from nostall.ptx.program.blocks import Block
 from nostall.ptx.program.module import Function, parse
-from nostall.ptx.program.resources import Resource
+from nostall.ptx.program.resources import BARRIER
 from tests.unit.ptx.ptx_texts import corpus, module
 
 
@@ -60,12 +60,12 @@ def test_a_closed_scope_is_a_unit_with_blocks_of_its_own() -> None:
     assert shape(f"{A}\n{scope} // end\n{C}") == [[A, f"{scope} // end", C], inner]
 
 
-def test_a_scope_with_a_loop_inside_is_a_unit_that_keeps_the_order_of_a_warp() -> None:
+def test_a_scope_with_a_loop_inside_is_a_unit_that_is_a_barrier() -> None:
     body = f"{A} {{ W: mbarrier.try_wait.shared.b64 %p1, [%r5], %rd1; @%p1 bra D; bra W; D: }} {B}"
     outer, inner = kernel(body).blocks
     assert len(outer) == 3
     assert len(inner) == 1
-    assert {Resource.CONVERGENCE, Resource.WARP, "%p1"} <= outer.units[1].writes
+    assert {*BARRIER.writes, "%p1"} <= outer.units[1].writes
     assert "%p1" in outer.units[1].reads
     assert (outer.depth, inner.depth) == (0, 1)
 

@@ -65,6 +65,8 @@ def test_a_kernel_that_begins_with_a_border_waits_at_once() -> None:
     assert opcodes("@%p1 bra L; ld.global.b32 %r1, [%rd1]; L:")[0] == WAIT
     assert opcodes("L: add.s32 %r1, %r1, 1; @%p1 bra L;")[:2] == ["add.s32", WAIT]
     assert opcodes("") == [WAIT]
+    empty = ".version 8.0\n.target sm_90\n.entry k() { }"
+    assert WAIT in PtxSpace(parse(empty)).text(WAITING)
 
 
 @pytest.mark.parametrize("path", [p for p in FILES if "sm_80" not in p.stem], ids=lambda p: p.stem)

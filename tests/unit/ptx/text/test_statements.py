@@ -78,6 +78,7 @@ def test_everything_may_stand_on_one_line() -> None:
         (".section .debug_x {", "a section without its braces"),
         (".version 8.0\n{ }", "line 2: a brace that opens no function body"),
         (".version", "a directive without its operands"),
+        (".entry k()" + "{" * 200, "too many braces inside each other"),
         (".entry k() { , }", "',' begins no statement"),
     ],
 )
