@@ -122,6 +122,21 @@ def _register_budget(text: Text, rng: random.Random) -> str | None:
     return re.sub(r"(\.(?:reqntid|maxntid) [\d, ]+)", rf"\1\n{budget} .minnctapersm 1", result)
 
 
+def _dependent_launch(text: Text, rng: random.Random) -> str | None:
+    """A wait for the kernels before is the first instruction of each kernel."""
+    if "griddepcontrol" in str(text):
+        return None
+    lines = [line.text for line in text.lines]
+    is_entry = False
+    for at, line in enumerate(text.lines):
+        is_entry = is_entry if line.depth else ".entry" in line.text or is_entry
+        if is_entry and line.opcode:
+            trigger = rng.choice(("", "\n\tgriddepcontrol.launch_dependents;"))
+            lines[at] = f"\tgriddepcontrol.wait;{trigger}\n{lines[at]}"
+            is_entry = False
+    return "\n".join(lines)
+
+
 def _spaced(text: Text, rng: random.Random) -> str:
     """Comments and white space change."""
     lines: list[str] = []
@@ -136,7 +151,7 @@ def _spaced(text: Text, rng: random.Random) -> str:
 def _all(text: Text, rng: random.Random) -> str | None:
     """Several edits, one after another."""
     result = str(text)
-    for edit in (_many, _hinted, _register_budget, _renamed, _spaced):
+    for edit in (_many, _hinted, _register_budget, _dependent_launch, _renamed, _spaced):
         result = edit(Text.parse(text.name, result), rng) or result
     return result
 
@@ -152,6 +167,7 @@ LEGAL_EDITS: dict[str, Edit] = {
     "kernels renamed": _renamed,
     "cache hints": _hinted,
     "register budget": _register_budget,
+    "dependent launch": _dependent_launch,
     "white space and comments": _spaced,
     "all of these": _all,
 }

@@ -252,6 +252,60 @@ def _pragma(text: Text) -> Iterator[Change]:
             yield move_up(at + 1, at)
 
 
+def _dependent_launch(place: Callable[[Text, int, int], tuple[int, str] | None]) -> Finder:
+    """The candidate of a kernel without griddepcontrol gets a wait at a wrong place.
+
+    ``place`` gets the first and the last instruction of a kernel, and returns the position of a
+    line and the text before it.
+    """
+
+    def find(text: Text) -> Iterator[Edit]:
+        if "griddepcontrol" in str(text):
+            return
+        ends = [at for at, line in enumerate(text.lines) if line.text == "}"]
+        for start, line in enumerate(text.lines):
+            if re.search(r"\.entry\s", line.text):
+                end = next(at for at in ends if at > start)
+                code = [at for at in range(start, end) if text.lines[at].opcode]
+                found = place(text, code[0], code[-1])
+                if found is not None:
+                    at, inserted = found
+                    yield NOTHING, replace(at, f"{inserted}\n{text.lines[at].text}")
+
+    return find
+
+
+def _after_access(text: Text, first: int, last: int) -> tuple[int, str] | None:
+    for at in range(first, last):
+        line = text.lines[at]
+        is_parameter = "param" in line.opcode.split(".")
+        if line.root in ("ld", "st", "cp", "atom", "red", "bar") and not is_parameter:
+            after = next(k for k in range(at + 1, last + 1) if text.lines[k].opcode)
+            return after, "\tgriddepcontrol.wait;"
+    return None
+
+
+def _last_block(text: Text, _: int, last: int) -> tuple[int, str] | None:
+    borders = [at for at in range(last) if text.is_target(text.lines[at].label)]
+    return (last, "\tgriddepcontrol.wait;") if borders else None
+
+
+def _only_trigger(_: Text, first: int, __: int) -> tuple[int, str] | None:
+    return first, "\tgriddepcontrol.launch_dependents;"
+
+
+def _guarded_wait(text: Text, first: int, last: int) -> tuple[int, str] | None:
+    writes = [at for at in range(first, last) if text.lines[at].root == "setp"]
+    if not writes:
+        return None
+    predicate = sorted(text.lines[writes[0]].written)[0]
+    return first, f"\t@{predicate} griddepcontrol.wait;"
+
+
+def _two_waits(_: Text, first: int, __: int) -> tuple[int, str] | None:
+    return first, "\tgriddepcontrol.wait;\n\tgriddepcontrol.wait;"
+
+
 ORDERS: dict[str, Finder] = {
     "accumulator above its wait": lambda t: _only(_accumulator_above_wait(t)),
     "tensor memory result above its wait": lambda t: _only(_tensor_memory_above_wait(t)),
@@ -277,6 +331,11 @@ ORDERS: dict[str, Finder] = {
     "store across a dependent launch": _across_new(
         _weak("st", "global"), "\tgriddepcontrol.launch_dependents;"
     ),
+    "inserted wait after an access": _dependent_launch(_after_access),
+    "inserted wait in the last block": _dependent_launch(_last_block),
+    "inserted trigger without a wait": _dependent_launch(_only_trigger),
+    "inserted wait with a guard": _dependent_launch(_guarded_wait),
+    "inserted wait twice": _dependent_launch(_two_waits),
     "matrix product across a warp barrier": _across_new(
         _is_matrix_product, "\tbar.warp.sync \t-1;"
     ),

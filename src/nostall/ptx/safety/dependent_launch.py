@@ -1,8 +1,8 @@
 """Inserted instructions for programmatic dependent launch, and when they are safe.
 
 With its launch attribute a kernel may start before the kernels before it end, and sees their
-results after ``griddepcontrol.wait`` only; without the attribute the wait does nothing (PTX ISA
-9.7.13.13).  The wait is safe in the first block of a kernel, which all paths pass, if nothing
+results after ``griddepcontrol.wait`` only; without the attribute the wait does nothing (PTX ISA,
+griddepcontrol).  The wait is safe in the first block of a kernel, which all paths pass, if nothing
 before it touches memory.  ``griddepcontrol.launch_dependents`` lets dependents start early; that is
 safe if each of them waits, which the texts do not tell.
 """

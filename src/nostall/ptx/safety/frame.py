@@ -75,7 +75,7 @@ def has_dynamic_budget(text: str) -> bool:
     """Whether a module changes register counts while it runs; then ``.maxnreg`` has an effect.
 
     The pool that setmaxnreg takes registers from is what the launch gives each thread: with another
-    budget it may wait for ever (PTX ISA 9.7.20.5).
+    budget it may wait for ever (PTX ISA, setmaxnreg).
     """
     return _DYNAMIC_BUDGET.search(text) is not None
 
