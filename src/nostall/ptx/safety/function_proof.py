@@ -48,7 +48,7 @@ class FunctionProof:
             for c in compounds
         }
         self._reader.freeze(self._is_equal)
-        self._hints = sorted(_spellings(self.blocks))
+        self._hints = _count_hints(self.blocks)
         self._all_numbers = frozenset(i.number for b in self.blocks for i in b.instructions)
 
     def compare(self, item: ModuleItem, text: str, may_insert: bool) -> Comparison:
@@ -60,7 +60,7 @@ class FunctionProof:
         blocks = cut_blocks(self._reader.place(item), self._targets, item.offset)
         differences: tuple[str, ...] = ()
         findings: list[Finding] = []
-        inserted = find_inserted(blocks) if may_insert else None
+        inserted = find_inserted(blocks) if may_insert and "griddepcontrol" in text else None
         if inserted is not None:
             if problem := inserted.problem(blocks):
                 number, position, reason = problem
@@ -69,9 +69,9 @@ class FunctionProof:
             blocks = inserted.blocks
             differences = inserted.differences(self.header.name)
         findings += self._block_findings(blocks, item, text)
-        hints = sorted(_spellings(blocks))
-        differences += self._hint_differences(hints)
-        return Comparison(findings, () if findings else differences, len(hints))
+        differences += self._hint_differences(blocks)
+        checked = sum(len(block.instructions) for block in blocks)
+        return Comparison(findings, () if findings else differences, checked)
 
     def _block_findings(self, blocks: list[Block], item: ModuleItem, text: str) -> list[Finding]:
         """The first difference of each block."""
@@ -109,10 +109,11 @@ class FunctionProof:
             for block, execution in zip(blocks, executions, strict=True)
         )
 
-    def _hint_differences(self, hints: list[tuple[int, str]]) -> tuple[str, ...]:
+    def _hint_differences(self, blocks: list[Block]) -> tuple[str, ...]:
+        hints = _count_hints(blocks)
         if hints == self._hints:
             return ()
-        changed = sum((Counter(hints) - Counter(self._hints)).values())
+        changed = max((hints - self._hints).total(), (self._hints - hints).total())
         return (f"{self.header.name} has other cache hints at {changed} loads and stores",)
 
     def leaves(self) -> Iterator[Instruction]:
@@ -128,10 +129,10 @@ def _leaves(instructions: Iterable[Instruction]) -> Iterator[Instruction]:
             yield instruction
 
 
-def _spellings(blocks: Iterable[Block]) -> Iterator[tuple[int, str]]:
-    """(number, hints) of each instruction."""
-    for instruction in _leaves(i for block in blocks for i in block.instructions):
-        yield instruction.number, instruction.hints
+def _count_hints(blocks: Iterable[Block]) -> Counter[tuple[int, str]]:
+    """(number of an instruction, its hints) -> how often, of instructions with hints."""
+    leaves = _leaves(i for block in blocks for i in block.instructions)
+    return Counter((i.number, i.hints) for i in leaves if i.hints)
 
 
 def _machine(instructions: list[Instruction]) -> Machine:

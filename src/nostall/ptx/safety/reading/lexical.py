@@ -51,6 +51,17 @@ _STATEMENT = re.compile(
 StatementKind = Literal["label", "instruction", "open", "close", "note", "directive"]
 
 
+class Body(NamedTuple):
+    """The statements of a function, as three lists of one length."""
+
+    kinds: list[str]
+    """A :data:`StatementKind` each."""
+    texts: list[str]
+    """Texts without comments and without white space at the ends; of a label its name only."""
+    offsets: list[int]
+    """Positions in the text without comments."""
+
+
 class Unreadable(Exception):
     """The text is not PTX that this reader understands."""
 
@@ -60,16 +71,6 @@ class Unreadable(Exception):
         self.reason = reason
 
 
-class Statement(NamedTuple):
-    """One statement of a function body."""
-
-    kind: StatementKind
-    text: str
-    """Text without comments and without white space at the ends; of a label its name only."""
-    offset: int
-    """Position in the text without comments."""
-
-
 class ModuleItem(NamedTuple):
     """One directive of the module, or one function."""
 
@@ -77,7 +78,7 @@ class ModuleItem(NamedTuple):
     text: str
     """Text of the directive; of a function its header."""
     offset: int
-    body: tuple[Statement, ...] = ()
+    body: Body = Body([], [], [])
 
 
 def strip_comments(text: str) -> str:
@@ -124,21 +125,25 @@ def read_module(text: str) -> list[ModuleItem]:
     return items
 
 
-def _read_body(text: str, position: int) -> tuple[tuple[Statement, ...], int]:
+def _read_body(text: str, position: int) -> tuple[Body, int]:
     """The statements from after a function's opening brace, and the position after its end."""
-    statements: list[Statement] = []
-    append, match_statement = statements.append, _STATEMENT.match
+    body = Body([], [], [])
+    kinds, texts, offsets = body
+    match_statement = _STATEMENT.match
     depth = 1
     while match := match_statement(text, position):
         position = match.end()
         kind = match.lastgroup
+        assert kind is not None
         if kind == "open":
             depth += 1
         elif kind == "close":
             depth -= 1
             if not depth:
-                return tuple(statements), position
-        append(Statement(kind, match[kind], match.start(kind)))  # type: ignore[arg-type,index]
+                return body, position
+        kinds.append(kind)
+        texts.append(match[kind])
+        offsets.append(match.start(kind))
     rest = text[position:].strip()
     offset = len(text) - len(text[position:].lstrip())
     raise Unreadable(
