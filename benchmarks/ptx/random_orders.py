@@ -3,12 +3,12 @@
     python -m benchmarks run ptx.random_orders --orders 4 \\
         --out benchmarks/ptx/results/random_orders.json
 
-Triton kernels of the corpus are compiled for sm_80, sm_90 and sm_100; the PTX of tests/corpus/ptx
-is taken as it is. For each kernel: the start state gives the text back byte for byte, a random
-order parses to the same instructions in each block, the newest installed ptxas assembles it, and it
-prints no message C7510 to C7519 (about asynchronous matrix instructions) that the original lacks.
-The result file is written after each kernel. A second run computes only kernels that are missing or
-whose PTX or code under test has changed.
+Triton kernels of the corpus are compiled for sm_80, sm_90 and sm_100; the committed PTX of
+tests/corpus/ptx is taken as it is. For each kernel: the start state gives the text back byte for
+byte, a random order parses to the same instructions in each block, the newest installed ptxas
+assembles it, and it prints no message C7500 to C7599 (about asynchronous matrix instructions) that
+the original lacks. The result file is written after each kernel. A second run computes only kernels
+that are missing or whose PTX or code under test has changed.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import re
-import subprocess
 import tempfile
 import time
 import zlib
@@ -27,13 +25,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tests.corpus.ptx_catalogue import ptx_texts
 from tests.corpus.triton_kernels import ENTRIES
 
 from benchmarks.harness.result_file import save
 from nostall.core.errors import NostallError
+from nostall.ptx.assemble.command import plain_command
+from nostall.ptx.assemble.messages import loss_codes, new_codes
+from nostall.ptx.assemble.ptxas import run_ptxas
+from nostall.ptx.assemble.versions import Assembler, find_assemblers
 from nostall.ptx.program.module import Module, parse
 from nostall.ptx.schedule.space import PtxSpace
-from nostall.tuning.ptxas_versions import Assembler, find_assemblers
 from nostall.tuning.source import compile_triton
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,8 +47,7 @@ Row = dict[str, Any]
 
 def texts(every: int) -> Iterator[tuple[str, str | None]]:
     """Name and PTX of every N-th kernel file; None if Triton does not compile it."""
-    for path in sorted((ROOT / "tests/corpus/ptx").glob("*.ptx"))[::every]:
-        yield path.stem, path.read_text()
+    yield from list(ptx_texts().items())[::every]
     pairs = [(e, c) for e in ENTRIES for c in e.capabilities if c in CAPABILITIES]
     for entry, capability in pairs[::every]:
         try:
@@ -61,26 +62,10 @@ def texts(every: int) -> Iterator[tuple[str, str | None]]:
 def code_digest() -> str:
     """Digest of the code under test."""
     digest = hashlib.sha256()
-    for path in sorted((ROOT / "src/nostall/ptx").rglob("*.py")):
-        if "safety" not in path.parts:
+    for part in ("text", "program", "schedule"):
+        for path in sorted((ROOT / "src/nostall/ptx" / part).glob("*.py")):
             digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
-
-
-def assemble(assembler: Assembler, text: str, target: str, folder: Path) -> Row:
-    """Exit code, hash of the cubin and counted messages of one run of ptxas."""
-    source, cubin = folder / "kernel.ptx", folder / "kernel.cubin"
-    source.write_text(text)
-    cubin.unlink(missing_ok=True)
-    command = [str(assembler.path), f"--gpu-name={target}", str(source), "-o", str(cubin)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-    output = result.stdout + result.stderr
-    return {
-        "exit_code": result.returncode,
-        "cubin": hashlib.sha256(cubin.read_bytes()).hexdigest() if cubin.exists() else None,
-        "messages": Counter(re.findall(r"\(C751\d\)", output)),
-        "output": output[-500:],
-    }
 
 
 def instructions(module: Module) -> list[Counter[str]]:
@@ -97,7 +82,8 @@ def check_kernel(
 ) -> Row:
     """Random orders of one kernel; "passed" tells whether all checks held."""
     space = PtxSpace(module, kernel)
-    original = assemble(assembler, module.text, module.target, folder)
+    arguments = plain_command(module.text).arguments()
+    original = run_ptxas(assembler, module.text, arguments, folder)
     row: Row = {
         "kernel": kernel,
         "target": module.target,
@@ -106,16 +92,16 @@ def check_kernel(
         "longest_block": max(map(len, space.blocks), default=0),
         "free_pairs": sum(graph.freedom for graph in space.graphs),
         "unknown_opcodes": dict(module.unknown_opcodes),
-        "messages": dict(original["messages"]),
+        "messages": dict(loss_codes(original.messages)),
         "orders": orders,
         "failures": [],
     }
     if space.text(space.start()) != module.text:
         row["failures"].append("the start state is not the text")
-    if original["exit_code"]:
-        row["failures"].append(f"the original does not assemble: {original['output']}")
+    if original.status != "assembled":
+        row["failures"].append(f"the original: {original.detail}")
         return {**row, "passed": False}
-    cubins = {original["cubin"]}
+    cubins = {original.cubin}
     rng = np.random.default_rng(zlib.crc32(kernel.encode()))
     began = time.perf_counter()
     for number in range(orders):
@@ -123,11 +109,11 @@ def check_kernel(
         text = space.text(state)
         if instructions(parse(text)) != instructions(module):
             row["failures"].append(f"order {number} has other instructions in a block")
-        found = assemble(assembler, text, module.target, folder)
-        cubins.add(found["cubin"])
-        new = found["messages"] - original["messages"]
-        if found["exit_code"] or new:
-            row["failures"].append(f"order {number}: {dict(new)} {found['output']}")
+        found = run_ptxas(assembler, text, arguments, folder)
+        cubins.add(found.cubin)
+        new = new_codes(found.messages, original.messages)
+        if found.status != "assembled" or new:
+            row["failures"].append(f"order {number}: {dict(new)} {found.detail}")
     row["seconds_an_order"] = round((time.perf_counter() - began) / max(orders, 1), 3)
     row["distinct_cubins"] = len(cubins) - 1
     return {**row, "passed": not row["failures"]}

@@ -103,15 +103,16 @@ def test_loops_nest_by_their_backward_branches() -> None:
 
 
 def test_debug_labels_do_not_cut_the_blocks_of_triton() -> None:
-    """With $L__tmp labels as borders the longest of 17 blocks had 244 instructions."""
-    (attention,) = parse(corpus("fused_attention-wgmma.sm_90")).kernels
-    sizes = sorted(map(len, attention.outer_blocks))
+    text = corpus("fused_attention.sm_90")
+    assert text.count("$L__tmp") > 20
+    (attention,) = parse(text).kernels
+    sizes = [len(block) for block in attention.outer_blocks]
     assert len(sizes) == 4
-    assert sizes[-1] >= 556
+    assert max(sizes) > 300
 
 
 def test_every_instruction_but_terminators_is_in_a_block() -> None:
-    for name in ("hopper.sm_90a", "calls.sm_90", "prints.sm_90"):
+    for name in ("nvcc-hopper.sm_90a", "nvcc-calls.sm_80", "prints.sm_80"):
         for function in parse(corpus(name)).functions:
             inside = [i.index for b in function.outer_blocks for i in b.instructions]
             ends = [i.index for i in function.instructions if i.ends_block]

@@ -65,13 +65,13 @@ def test_the_new_name_replaces_the_kernel_and_nothing_else() -> None:
 
 
 def test_parameters_keep_their_names() -> None:
-    text = corpus("rmsnorm_loop.sm_80")
-    renamed = PtxSpace(parse(text)).text(PtxState(kernel_name="cutlass_rmsnorm_loop"))
-    assert "rmsnorm_loop_param_0" in renamed
+    text = corpus("rmsnorm-512x128.sm_90")
+    renamed = PtxSpace(parse(text)).text(PtxState(kernel_name="cutlass_rmsnorm"))
+    assert "rmsnorm_param_0" in renamed
     differing = [
         (a, b) for a, b in zip(text.splitlines(), renamed.splitlines(), strict=True) if a != b
     ]
-    assert [a.strip() for a, _ in differing] == [".visible .entry rmsnorm_loop("]
+    assert [a.strip() for a, _ in differing] == [".visible .entry rmsnorm("]
 
 
 @pytest.mark.parametrize("name", ["a", "1k", "k-2", "", " ", "k", "é"])
