@@ -27,6 +27,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tests.corpus.ptx_catalogue import ptx_texts
+from tests.mutations.ptx.legal_edits import LEGAL_EDITS
+from tests.mutations.ptx.mutants import VIOLATIONS, all_texts, mutants, validator
 
 from benchmarks.harness.result_file import save
 from benchmarks.ptx.random_orders import texts
@@ -38,9 +41,6 @@ from nostall.ptx.schedule.hints import HINTS
 from nostall.ptx.schedule.levers import Levers
 from nostall.ptx.schedule.space import PtxSpace
 from nostall.ptx.schedule.state import PtxState
-from tests.corpus.ptx_catalogue import ptx_texts
-from tests.mutations.ptx.legal_edits import LEGAL_EDITS
-from tests.mutations.ptx.mutants import VIOLATIONS, all_texts, mutants, validator
 
 SIGMAS = (1.0, 3.0, 8.0, 20.0, 80.0, 300.0)
 SETTING_MOVES = 25
