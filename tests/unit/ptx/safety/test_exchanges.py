@@ -10,6 +10,10 @@ _WGMMA = (
     "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 "
     "{%r40,%r41,%r42,%r43}, {%r44,%r45,%r46,%r47}, %rd8, 1, 1, 1, 0;"
 )
+_SPARSE = (
+    "wgmma.mma_async.sp.sync.aligned.m64n8k32.f32.f16.f16 "
+    "{%r55,%r56,%r57,%r58}, %rd11, %rd12, %r54, 0, 1, 1, 1, 0, 0;"
+)
 _LEGAL = {
     "arithmetic": ("add.s32 %r1, %r2, %r3;", "sub.s32 %r4, %r2, %r3;"),
     "weak loads of one location": ("ld.global.b32 %r1, [%rd1];", "ld.global.b32 %r2, [%rd1];"),
@@ -167,6 +171,10 @@ _ILLEGAL = {
         "mul.async.b32 %r1, %r2, %r3;",
         "mul.async.b32 %r4, %r5, %r6;",
     ),
+    "metadata of a sparse product and wait": (
+        "wgmma.wait_group.sync.aligned 0;",
+        "mov.b32 %r54, 1;",
+    ),
     "accumulator and fence": ("mov.b32 %r40, 0;", "wgmma.fence.sync.aligned;"),
     "fragment and fence": ("mov.b32 %r47, %r1;", "wgmma.fence.sync.aligned;"),
     "accumulator and commit": ("mov.b32 %r1, %r41;", "wgmma.commit_group.sync.aligned;"),
@@ -180,7 +188,7 @@ _ILLEGAL = {
 _OUTER = ".extern .func f(.param .b32 x);"
 _BEFORE = ".param .b32 p;\n"
 _AFTER = (
-    f"\n{_WGMMA}\ntcgen05.ld.sync.aligned.32x32b.x2.b32 {{%r50,%r51}}, [%r1];\n"
+    f"\n{_WGMMA}\n{_SPARSE}\ntcgen05.ld.sync.aligned.32x32b.x2.b32 {{%r50,%r51}}, [%r1];\n"
     "tcgen05.st.sync.aligned.32x32b.x2.b32 [%r1], {%r52,%r53};"
 )
 

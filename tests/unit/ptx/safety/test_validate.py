@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import random
+import re
 from pathlib import Path
 
 import pytest
@@ -67,6 +69,22 @@ def test_a_candidate_that_cannot_be_read_is_refused() -> None:
         assert kinds(verdict) == {"unreadable"}
         assert verdict.findings[0].line > 1
     assert not validate(kernel(_ADDS), "").accepted
+
+
+def test_damaged_candidates_never_raise_and_are_accepted_only_if_they_mean_the_same() -> None:
+    text = ptx_texts()["lock_and_add.sm_90"]
+    validator, rng = Validator(text), random.Random(0)
+    accepted = 0
+    for _ in range(400):
+        at, length = rng.randrange(len(text)), rng.randrange(3)
+        inserted = rng.choice(("", " ", ";", "{", "}", ":", '"', "/*", "//", "0", "%", ",", "@"))
+        candidate = text[:at] + inserted + text[at + length :]
+        verdict = validator.check(candidate)
+        if verdict.accepted and not verdict.differences:
+            accepted += 1
+            code = [re.sub(r"//.*|/\*|\s", "", t) for t in (text, candidate)]
+            assert code[0] == code[1].replace("%r0", "%r"), (at, inserted)
+    assert 0 < accepted < 200
 
 
 @pytest.mark.parametrize("wrong", [Path("kernel.ptx"), b"text", None])

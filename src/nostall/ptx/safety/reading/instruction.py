@@ -31,7 +31,7 @@ FOREIGN = -1
 
 _PARTS = re.compile(
     r"""(?:@\s*(?P<negated>!?)\s*(?P<guard>[\w$%]+)\s*)?
-    (?P<opcode>[A-Za-z]\w*(?:\s*\.\s*\w+(?:::\w+)*)*)(?P<operands>[^A-Za-z0-9_.:](?:.|\n)*)?;$""",
+    (?P<opcode>[A-Za-z]\w*(?:\s*\.\w+(?:::\w+)*)*)(?P<operands>[^A-Za-z0-9_.:](?:.|\n)*)?;$""",
     re.VERBOSE,
 )
 _OPERAND_NAME = re.compile(r"(?<![\w$%.])([A-Za-z_$%][\w$]*)((?:\.[a-z]\w*)?)")

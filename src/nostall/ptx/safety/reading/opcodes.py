@@ -166,6 +166,12 @@ ROWS: tuple[Row, ...] = (
     Row(_words("bar barrier"), Rule(1, Effect.BARRIER), requires=_words("red")),
     Row(_words("bar barrier"), Rule(0, Effect.BARRIER)),
     # Asynchronous matrix operations.
+    # Of sparse products the metadata, a single register, counts as in use, too.
+    Row(
+        _words("wgmma"),
+        Rule(1, Effect.ALIGNED_ORDERED, in_flight="values", updates=True),
+        requires=_words("mma_async sp"),
+    ),
     Row(
         _words("wgmma"),
         Rule(1, Effect.ALIGNED_ORDERED, in_flight="vectors", updates=True),
