@@ -23,7 +23,9 @@ def test_every_legal_edit_is_accepted(kind: str) -> None:
         for _ in range(COUNT):
             candidate = LEGAL_EDITS[kind](text, rng)
             if candidate is not None:
-                verdict = validator(str(text)).check(candidate)
+                checks = validator(str(text))
+                assert not checks.unknown_opcodes
+                verdict = checks.check(candidate)
                 assert verdict.accepted, f"{text.name}: {verdict.findings[0]}"
                 assert verdict.checked > 0
                 made += 1

@@ -101,7 +101,7 @@ def _text(code: list[_Code]) -> str:
     return kernel("\n".join(lines))
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=80, deadline=None, derandomize=True)
 @given(st.lists(_CODE, min_size=2, max_size=9), st.randoms(use_true_random=False))
 def test_an_accepted_order_computes_the_same(code: list[_Code], rng: random.Random) -> None:
     validator = Validator(_text(code))
