@@ -68,7 +68,16 @@ def test_an_original_that_cannot_be_read_is_an_error(body: str) -> None:
 
 
 def test_a_candidate_that_cannot_be_read_is_refused() -> None:
-    for body in ("add.s32 %r1, %r2, %r99;", "add.s32 %r1, %r2", "}", "/* comment"):
+    for body in (
+        "add.s32 %r1, %r2, %r99;",
+        "add.s32 %r1, %r2",
+        "}",
+        "/* comment",
+        "{" * 2000 + "}" * 2000,
+        f"mov.b32 %r{'1' * 5000}, 1;",
+        f".reg .b32 %x<{'1' * 5000}>;",
+        "(" * 5000 + ";",
+    ):
         verdict = compare(_ADDS, body)
         assert kinds(verdict) == {"unreadable"}
         assert verdict.findings[0].line > 1

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from typing import Literal, NamedTuple
 
+_MAX_DEPTH = 50
+"""Most braces inside each other in a function."""
 _BRACES = r"\{(?:[^{}\"]++|\{(?:[^{}\"]++|\{[^{}\"]*+\})*+\})*+\}"
 """An initialiser, with up to two levels of braces inside."""
 _STRING = r'"(?:[^"\\\n]|\\[^"\n])*+"'
@@ -137,6 +139,8 @@ def _read_body(text: str, position: int) -> tuple[Body, int]:
         assert kind is not None
         if kind == "open":
             depth += 1
+            if depth > _MAX_DEPTH:
+                raise Unreadable(match.start(kind), f"more than {_MAX_DEPTH} braces are open")
         elif kind == "close":
             depth -= 1
             if not depth:
