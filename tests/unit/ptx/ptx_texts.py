@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from nostall.ptx.program.module import Module, parse
 from tests.corpus.ptx_catalogue import ptx_texts
 
@@ -45,3 +47,9 @@ def module(body: str, target: str = "sm_90a", outer: str = "") -> Module:
 def corpus(name: str) -> str:
     """The text of a file of the corpus."""
     return ptx_texts()[name]
+
+
+@lru_cache
+def corpus_module(name: str) -> Module:
+    """The module of a file of the corpus."""
+    return parse(corpus(name))

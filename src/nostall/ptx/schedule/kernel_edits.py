@@ -87,12 +87,22 @@ def _redeclares(module: Module, function: Function, name: str) -> bool:
     )
 
 
+def can_limit_registers(kernel: Function) -> bool:
+    """Whether the register budget may change: setmaxnreg waits for registers of other warps."""
+    return all(instruction.base != "setmaxnreg" for instruction in kernel.instructions)
+
+
 def register_edit(kernel: Function, count: int) -> Edit:
     """The edit that limits the registers of a thread by ``.maxnreg``.
 
     The directive, not ptxas's option --maxrregcount: it belongs to one kernel of the module, the
     text stays the whole recipe, and ptxas ignores the option where the kernel has directives.
     """
+    if not can_limit_registers(kernel):
+        raise BadInput(
+            f"{kernel.name} uses setmaxnreg, which may wait for ever with another register budget "
+            f"than its own (got {count}); leave max_registers empty"
+        )
     if not 16 <= count <= 255:
         raise BadInput(f"{count} registers a thread are not possible; give 16 to 255")
     tokens = kernel.head.tokens

@@ -18,7 +18,7 @@ from nostall.ptx.schedule.dependent_launch import can_wait, dependent_launch_edi
 from nostall.ptx.schedule.edits import EditedText
 from nostall.ptx.schedule.graph import BlockGraph, build_graph
 from nostall.ptx.schedule.hints import allowed_hints
-from nostall.ptx.schedule.kernel_edits import kernel_edits
+from nostall.ptx.schedule.kernel_edits import can_limit_registers, kernel_edits
 from nostall.ptx.schedule.levers import LEVERS, NO_LEVERS, Levers, lever_value, with_lever
 from nostall.ptx.schedule.moves import PtxMove, SetHint, SetLever, Shift
 from nostall.ptx.schedule.orders import random_order
@@ -53,9 +53,10 @@ class PtxSpace(Space[PtxState, PtxMove]):
     ) -> None:
         self.module = module
         self.kernel = module.kernel(kernel)
-        self.levers = levers
         self.functions = _reachable(module, self.kernel)
         """The kernel, and the functions of the module that it may call."""
+        self.levers = _allowed_levers(levers, module, self.functions)
+        """The values of ``levers`` that this kernel can have."""
         self.blocks: tuple[Block, ...] = tuple(b for f in self.functions for b in f.blocks)
         self.graphs: tuple[BlockGraph, ...] = tuple(map(build_graph, self.blocks))
         self._units: dict[Tags, list[_Unit]] = defaultdict(list)
@@ -237,10 +238,8 @@ class PtxSpace(Space[PtxState, PtxMove]):
         return replace(state, orders=tuple(entries) if any(entries) else ())
 
     def _all_settings(self) -> Iterator[SetLever | SetHint]:
-        waits = can_wait(self.module, self.functions)
         for lever, value in self.levers.values():
-            if lever != "dependent_launch" or waits:
-                yield SetLever(lever, value, frozenset(("lever", lever)))
+            yield SetLever(lever, value, frozenset(("lever", lever)))
         for instruction in self.kernel.instructions:
             hints = [h for h in self.levers.hints if h in allowed_hints(instruction)]
             for hint in ("", *hints) if hints else ():
@@ -263,6 +262,15 @@ def _shift(pools: Sequence[_Pool], number: int) -> Shift:
             return Shift(*pool.units[at], _OFFSETS[offset], pool.tags)
         at -= len(pool.units)
     raise AssertionError(f"{number} is beyond the shifts of the pools")
+
+
+def _allowed_levers(levers: Levers, module: Module, functions: tuple[Function, ...]) -> Levers:
+    """The levers without settings that the kernel ``functions[0]`` cannot have."""
+    if not can_wait(module, functions):
+        levers = replace(levers, dependent_launch=("",))
+    if not can_limit_registers(functions[0]):
+        levers = replace(levers, max_registers=(None,))
+    return levers
 
 
 def _reachable(module: Module, kernel: Function) -> tuple[Function, ...]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from nostall.ptx.program.blocks import Block
-from nostall.ptx.program.module import Function, parse
+from nostall.ptx.program.module import Function
 from nostall.ptx.program.resources import BARRIER
-from tests.unit.ptx.ptx_texts import corpus, module
+from tests.unit.ptx.ptx_texts import corpus, corpus_module, module
 
 
 def kernel(body: str) -> Function:
@@ -105,7 +105,7 @@ def test_loops_nest_by_their_backward_branches() -> None:
 def test_debug_labels_do_not_cut_the_blocks_of_triton() -> None:
     text = corpus("fused_attention.sm_90")
     assert text.count("$L__tmp") > 20
-    (attention,) = parse(text).kernels
+    (attention,) = corpus_module("fused_attention.sm_90").kernels
     sizes = [len(block) for block in attention.outer_blocks]
     assert len(sizes) == 4
     assert max(sizes) > 300
@@ -113,7 +113,7 @@ def test_debug_labels_do_not_cut_the_blocks_of_triton() -> None:
 
 def test_every_instruction_but_terminators_is_in_a_block() -> None:
     for name in ("nvcc-hopper.sm_90a", "nvcc-calls.sm_80", "prints.sm_80"):
-        for function in parse(corpus(name)).functions:
+        for function in corpus_module(name).functions:
             inside = [i.index for b in function.outer_blocks for i in b.instructions]
             ends = [i.index for i in function.instructions if i.ends_block]
             in_scopes = set(inside) & set(ends)

@@ -10,18 +10,18 @@ from nostall.core.errors import BadInput
 from nostall.ptx.errors import BadPtx
 from nostall.ptx.program.module import parse
 from nostall.ptx.text.lexer import tokenize
-from tests.unit.ptx.ptx_texts import NAMES, corpus, module, ptx
+from tests.unit.ptx.ptx_texts import NAMES, corpus, corpus_module, module, ptx
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_compiler_output_has_no_unknown_opcodes(name: str) -> None:
-    found = parse(corpus(name))
+    found = corpus_module(name)
     assert found.kernels
     assert not found.unknown_opcodes
 
 
 def test_functions_of_a_module() -> None:
-    found = parse(corpus("nvcc-calls.sm_80"))
+    found = corpus_module("nvcc-calls.sm_80")
     names = [function.name for function in found.functions]
     assert names[:2] == ["_Z3addff", "_Z3mulff"]
     assert len(names) == len(set(names))

@@ -11,7 +11,7 @@ from nostall.ptx.program.resources import MEMORY, Resource
 from nostall.ptx.schedule.levers import Levers
 from nostall.ptx.schedule.space import PtxSpace
 from nostall.ptx.schedule.state import PtxState
-from tests.unit.ptx.ptx_texts import FEW, corpus, module
+from tests.unit.ptx.ptx_texts import FEW, corpus_module, module
 
 WAIT = "griddepcontrol.wait"
 ACCESSES = MEMORY | {Resource.STABLE, Resource.FENCE}
@@ -69,7 +69,7 @@ def test_a_kernel_that_begins_with_a_border_waits_at_once() -> None:
 
 @pytest.mark.parametrize("name", [name for name in FEW if "sm_80" not in name])
 def test_no_access_of_compiler_output_stands_before_the_wait(name: str) -> None:
-    found = parse(corpus(name))
+    found = corpus_module(name)
     own = PtxSpace(found, found.kernels[0].name, Levers(dependent_launch=("", "wait")))
     state = own.reorder(WAITING, np.random.default_rng(0), 20.0)
     kernel = parse(own.text(state)).kernel(own.kernel.name)

@@ -40,7 +40,8 @@ def assemble(text: str, folder: Path) -> PtxasRun:
 @pytest.mark.parametrize(("name", "orders"), KERNELS)
 def test_random_orders_assemble_like_the_original(name: str, orders: int, tmp_path: Path) -> None:
     text = corpus(name)
-    own = PtxSpace(parse(text), parse(text).kernels[0].name)
+    found = parse(text)
+    own = PtxSpace(found, found.kernels[0].name)
     original = assemble(text, tmp_path)
     for seed in range(orders):
         state = own.reorder(own.start(), np.random.default_rng(seed), 20.0)

@@ -17,7 +17,7 @@ from nostall.ptx.schedule.moves import SetHint, SetLever, Shift
 from nostall.ptx.schedule.space import PtxSpace
 from nostall.ptx.schedule.state import PtxState
 from nostall.testing import check_space
-from tests.unit.ptx.ptx_texts import FEW, NAMES, corpus, module
+from tests.unit.ptx.ptx_texts import FEW, NAMES, corpus_module, module
 
 SMALL = """
 	ld.global.b32 %r1, [%rd1];
@@ -50,13 +50,13 @@ def test_the_contract_holds_for_a_small_kernel() -> None:
 
 
 def test_the_contract_holds_for_a_kernel_of_triton() -> None:
-    found = parse(corpus("inline_assembly.sm_90"))
+    found = corpus_module("inline_assembly.sm_90")
     check_space(PtxSpace(found, levers=default_levers("inline_assembly")), steps=2)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_start_state_is_the_text(name: str) -> None:
-    found = parse(corpus(name))
+    found = corpus_module(name)
     for kernel in found.kernels:
         own = PtxSpace(found, kernel.name)
         assert own.text(own.start()) == found.text
@@ -64,7 +64,7 @@ def test_the_start_state_is_the_text(name: str) -> None:
 
 @pytest.mark.parametrize("name", FEW)
 def test_random_states_keep_statements_and_borders(name: str) -> None:
-    found = parse(corpus(name))
+    found = corpus_module(name)
     own = PtxSpace(found, found.kernels[0].name)
     rng = np.random.default_rng(1)
     state = own.start()
@@ -194,7 +194,7 @@ def test_damaged_states_are_refused(text: str, problem: str) -> None:
 
 
 def test_functions_that_the_kernel_may_call_belong_to_its_space() -> None:
-    found = parse(corpus("nvcc-calls.sm_80"))
+    found = corpus_module("nvcc-calls.sm_80")
     own = PtxSpace(found, found.kernels[0].name)
     names = {function.name for function in own.functions}
     assert "_Z3addff" in names
