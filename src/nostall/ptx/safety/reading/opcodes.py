@@ -11,7 +11,7 @@ from enum import Enum, auto
 from functools import lru_cache
 from typing import NamedTuple
 
-from nostall.ptx.safety import pseudo_registers as state
+from nostall.ptx.safety.reading import pseudo_registers as state
 
 
 class Effect(Enum):
@@ -137,13 +137,14 @@ ROWS: tuple[Row, ...] = (
     Row(_words("st"), Rule(0, Effect.ORDERED), requires=_words("async")),
     Row(_words("st"), Rule(0, Effect.ORDERED), requires=_words("bulk")),
     Row(_words("tex tld4"), Rule(1, Effect.LOAD)),
+    Row(_words("prefetch prefetchu"), Rule(0, Effect.LOAD)),
     Row(_words("atom suld"), Rule(1, Effect.ORDERED)),
     Row(_words("red sust sured"), Rule(0, Effect.ORDERED)),
     Row(_words("multimem"), Rule(1, Effect.ORDERED), requires=_words("ld_reduce")),
     Row(_words("multimem"), Rule(0, Effect.ORDERED), requires=_words("st")),
     Row(_words("multimem"), Rule(0, Effect.ORDERED), requires=_words("red")),
     Row(
-        _words("cp fence membar nanosleep prefetch prefetchu discard applypriority pmevent trap "
+        _words("cp fence membar nanosleep discard applypriority pmevent trap "
                "brkpt tensormap stackrestore"),
         Rule(0, Effect.ORDERED),
     ),
@@ -165,6 +166,12 @@ ROWS: tuple[Row, ...] = (
     Row(_words("bar barrier"), Rule(1, Effect.BARRIER), requires=_words("red")),
     Row(_words("bar barrier"), Rule(0, Effect.BARRIER)),
     # Asynchronous matrix operations.
+    # Of sparse products the metadata, a single register, counts as in use, too.
+    Row(
+        _words("wgmma"),
+        Rule(1, Effect.ALIGNED_ORDERED, in_flight="values", updates=True),
+        requires=_words("mma_async sp"),
+    ),
     Row(
         _words("wgmma"),
         Rule(1, Effect.ALIGNED_ORDERED, in_flight="vectors", updates=True),
