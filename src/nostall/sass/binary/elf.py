@@ -21,7 +21,8 @@ MAX_SECTIONS = 1 << 16
 MAX_NAME = 1 << 16
 """Bytes of the longest symbol or section name."""
 
-SHT_PROGBITS, SHT_SYMTAB, SHT_STRTAB, SHT_RELA, SHT_NOBITS, SHT_REL = 1, 2, 3, 4, 8, 9
+SHT_NULL, SHT_PROGBITS, SHT_SYMTAB, SHT_STRTAB = 0, 1, 2, 3
+SHT_RELA, SHT_NOBITS, SHT_REL = 4, 8, 9
 SHT_CUDA_INFO = 0x70000000
 SHT_CUDA_SHARED = 0x7000000A
 WITHOUT_BYTES = frozenset((SHT_NOBITS, SHT_CUDA_SHARED))
@@ -33,7 +34,7 @@ STO_CUDA_ENTRY = 0x10
 ELF_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 ELF_SECTION = struct.Struct("<IIQQQQIIQQ")
 ELF_SYMBOL = struct.Struct("<IBBHQQ")
-_RELOCATION = {SHT_REL: struct.Struct("<QQ"), SHT_RELA: struct.Struct("<QQq")}
+RELOCATION = {SHT_REL: struct.Struct("<QQ"), SHT_RELA: struct.Struct("<QQq")}
 _PARSED_TYPES = frozenset((SHT_SYMTAB, SHT_REL, SHT_RELA, SHT_CUDA_INFO))
 
 
@@ -138,6 +139,11 @@ class Elf:
             return b""
         return self.data[section.offset : section.offset + section.size]
 
+    def raw_header(self, index: int) -> tuple[int, ...]:
+        """The ten fields of a section header, in the layout ``ELF_SECTION``."""
+        (table_at,) = struct.unpack_from("<Q", self.data, 0x28)
+        return ELF_SECTION.unpack_from(self.data, table_at + index * ELF_SECTION.size)
+
     def symbols(self) -> tuple[Symbol, ...]:
         """All symbols of all symbol tables."""
         symbols: list[Symbol] = []
@@ -156,7 +162,7 @@ class Elf:
         """All relocations of all REL and RELA sections."""
         relocations: list[Relocation] = []
         for table in self.sections:
-            layout = _RELOCATION.get(table.type)
+            layout = RELOCATION.get(table.type)
             if layout is None:
                 continue
             raw = self.content(table)

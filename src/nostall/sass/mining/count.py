@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from nostall.core.errors import BadBinary
@@ -13,7 +13,7 @@ from nostall.sass.binary.encoding import WORD_BYTES, Control
 from nostall.sass.binary.listing import Row
 from nostall.sass.mining.functions import CodeFunction
 from nostall.sass.mining.listing import Texts, marked_listings, plain_texts
-from nostall.sass.mining.marks import Marks, shape_of
+from nostall.sass.mining.marks import Marks
 from nostall.sass.mining.tallies import Tallies
 from nostall.sass.program.defuse import def_use
 from nostall.sass.program.instruction import Instruction, parse_text
@@ -25,7 +25,11 @@ _MAX_KEPT_TEXTS = 200_000
 """Instructions that are kept by their text; the store is emptied when it is full."""
 _NO_CONTROL = Control(1, False)
 _CHECKED_SHARE = 64
-"""One of this many functions is listed with marks although all its shapes are learnt."""
+"""One of this many functions is listed with marks, to check the shapes that were learnt."""
+_LESSONS = 3
+"""Instructions of one shape that are listed with marks at a time."""
+_EXIT = bytes.fromhex("4d790000000000000000800300ea0f00")
+"""``EXIT``, which ends a function."""
 
 _HIGH = encoding.CONTROL_MASK >> 64
 
@@ -57,51 +61,57 @@ class SightingCounter:
             self.add(functions[:middle])
             self.add(functions[middle:])
             return
-        marked = self._with_marks(functions, listed)
+        self._learn(functions, listed)
         for function, texts in zip(functions, listed, strict=True):
-            self._count(function, texts, marked.get(function.key))
+            self._count(function, texts)
 
-    def _with_marks(
-        self, functions: Sequence[CodeFunction], listed: Sequence[Texts]
-    ) -> dict[bytes, tuple[Row, ...]]:
-        """List with marks the functions that need it, learn from them, and return their rows."""
-        chosen: list[CodeFunction] = []
-        expected: set[str] = set()
+    def _learn(self, functions: Sequence[CodeFunction], listed: Sequence[Texts]) -> None:
+        """List instructions of unknown shapes with marks, in one function made of them alone.
+
+        Marks do not depend on the instructions around.  Some functions are also listed whole, to
+        check what was learnt.
+        """
+        lesson: dict[str, list[bytes]] = {}
         for function, texts in zip(functions, listed, strict=True):
-            if any("BRX" in text or "JMX" in text for text in texts.texts):
-                continue  # nvdisasm has no marks for a jump table without relocations
-            unknown = {
-                shape_of(text)[0]
-                for text in dict.fromkeys(texts.texts)
-                if text not in self._instructions
-                and self._instruction(text, None) is None
-                and self.marks.is_worth_learning(text)
-            }
-            if function.key[-1] % _CHECKED_SHARE == 0 or not unknown <= expected:
-                chosen.append(function)
-                expected |= unknown
-        if not chosen:
-            return {}
+            for at, text in enumerate(texts.texts):
+                if text in self._instructions or self._instruction(text) is not None:
+                    continue
+                shape, is_clear = self.marks.lesson(text)
+                if is_clear and len(words := lesson.setdefault(shape, [])) < _LESSONS:
+                    words.append(function.code[WORD_BYTES * at : WORD_BYTES * (at + 1)])
+        self._teach(functions[0], [word for words in lesson.values() for word in words])
+        for function, texts in zip(functions, listed, strict=True):
+            has_jump_table = any("BRX" in text or "JMX" in text for text in texts.texts)
+            if function.key[-1] % _CHECKED_SHARE == 0 and not has_jump_table:
+                self._learn_from(function)
+
+    def _teach(self, example: CodeFunction, words: list[bytes]) -> None:
+        """Learn from instruction words of the architecture of ``example``.
+
+        nvdisasm rejects some sequences of arbitrary instructions; a rejected list is halved.
+        """
+        if not words or self._learn_from(replace(example, code=b"".join(words) + _EXIT)):
+            return
+        if len(words) > 1:
+            middle = len(words) // 2
+            self._teach(example, words[:middle])
+            self._teach(example, words[middle:])
+
+    def _learn_from(self, function: CodeFunction) -> bool:
+        """List one function with marks and learn from each instruction; False if rejected."""
         try:
-            listings = marked_listings(chosen)
+            (listing,) = marked_listings((function,))
         except BadBinary:
-            return {}
-        rows = {f.key: m.rows for f, m in zip(chosen, listings, strict=True)}
-        for function_rows in rows.values():
-            for row in function_rows:
-                self.marks.learn(row)
-        return rows
+            return False
+        for row in listing.rows:
+            self.marks.learn(row)
+        return True
 
-    def _count(
-        self, function: CodeFunction, texts: Texts, rows: tuple[Row, ...] | None
-    ) -> None:
-        """Add the sightings in one function; ``rows`` has its register marks if it was listed."""
+    def _count(self, function: CodeFunction, texts: Texts) -> None:
+        """Add the sightings in one function."""
         code = function.code[: WORD_BYTES * len(texts.texts)]
         controls = [_control(high & _HIGH) for _, high in struct.iter_unpack("<QQ", code)]
-        marked = {row.offset // WORD_BYTES: row for row in rows or ()}
-        instructions = [
-            self._instruction(text, marked.get(at)) for at, text in enumerate(texts.texts)
-        ]
+        instructions = [self._instruction(text) for text in texts.texts]
         found: dict[tuple[str, str, str, str, int], int] = {}
         for start, run in _blocks(instructions, {*function.starts, *texts.labels}):
             pairs = zip(run, controls[start : start + len(run)], strict=True)
@@ -111,19 +121,18 @@ class SightingCounter:
                     found[key] = found.get(key, 0) + 1
         self.tallies.add_function(function.key, len(instructions), found)
 
-    def _instruction(self, text: str, row: Row | None) -> Instruction | None:
+    def _instruction(self, text: str) -> Instruction | None:
         """The instruction with a text, without its place and control word.
 
-        None if neither ``row`` nor its shape gives its register marks.
+        None if its shape was not learnt.
         """
         instruction = self._instructions.get(text)
         if instruction is None:
-            if row is None:
-                derived = self.marks.derive(text)
-                if derived is None:
-                    return None
-                row = Row(0, text, 0, *derived)
+            marks = self.marks.derive(text)
+            if marks is None:
+                return None
             guard, opcode, operands = parse_text(text)
+            row = Row(0, text, 0, *marks)
             registers = def_use(row, guard, opcode.partition(".")[0], operands)
             instruction = Instruction(0, text, 0, _NO_CONTROL, opcode, guard, operands, *registers)
             if len(self._instructions) >= _MAX_KEPT_TEXTS:

@@ -10,7 +10,7 @@ import heapq
 import struct
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from nostall.core.errors import BadBinary, UnsupportedArchitecture
 from nostall.sass.binary.cubin import ARCHITECTURES, Cubin, TextSection, upgrade_elf_header
 from nostall.sass.binary.elf import SHT_CUDA_INFO
 from nostall.sass.binary.encoding import WORD_BYTES
+from nostall.sass.binary.subset import cut
 from nostall.sass.mining.archive import images
 
 _CUDA_API_VERSION = 0x37
@@ -38,6 +39,8 @@ class CodeFunction:
     code: bytes = field(compare=False)
     starts: tuple[int, ...] = field(compare=False)
     """Positions that records of the cubin name, in instructions: control may enter there."""
+    cubin: bytes = field(compare=False, default=b"")
+    """A cubin with this function alone, if it was asked for."""
 
     @property
     def size(self) -> int:
@@ -64,12 +67,12 @@ class Contents:
 
 
 def read_source(
-    path: Path, seed: int, limit: int, max_size: int, known: frozenset[bytes] = frozenset()
+    path: Path, seed: int, limit: int, max_size: int, *, with_cubins: bool = False
 ) -> Contents:
     """Read a source and draw a random sample of its functions.
 
     ``limit``: functions of the sample for each architecture.  ``max_size``: instructions of the
-    largest function that is drawn.  ``known``: hashes of functions that are left out.
+    largest function that is drawn.  ``with_cubins``: each function has a cubin of its own.
     """
     contents = Contents()
     seen: set[bytes] = set()
@@ -81,24 +84,27 @@ def read_source(
         if not image.data:
             contents.unsupported[image.sm] += 1
             continue
-        for function in _functions(image.data, seed, contents):
+        for function, cubin, name in _functions(image.data, seed, contents):
             contents.functions[function.sm] += 1
             if function.key in seen:
                 continue
             seen.add(function.key)
             contents.distinct[function.sm] += 1
-            if function.key in known or function.size > max_size:
-                continue
             heap = heaps.setdefault(function.sm, [])
-            item = (-int.from_bytes(function.key, "big"), function)
-            (heapq.heappush if len(heap) < limit else heapq.heappushpop)(heap, item)
+            order = -int.from_bytes(function.key, "big")
+            if function.size > max_size or (len(heap) == limit and order < heap[0][0]):
+                continue
+            drawn = replace(function, cubin=cut(cubin.elf, (name,))) if with_cubins else function
+            (heapq.heappush if len(heap) < limit else heapq.heappushpop)(heap, (order, drawn))
     for sm, heap in heaps.items():
         contents.sample[sm] = sorted(function for _, function in heap)
     return contents
 
 
-def _functions(data: bytes, seed: int, contents: Contents) -> Iterator[CodeFunction]:
-    """The functions of one cubin; what cannot be read is counted in ``contents``."""
+def _functions(
+    data: bytes, seed: int, contents: Contents
+) -> Iterator[tuple[CodeFunction, Cubin, str]]:
+    """(function, its cubin, its name) of one image; ``contents`` counts what is unreadable."""
     try:
         cubin = Cubin.parse(data)
     except UnsupportedArchitecture:
@@ -116,7 +122,8 @@ def _functions(data: bytes, seed: int, contents: Contents) -> Iterator[CodeFunct
     for text in cubin.texts:
         code = data[text.file_offset : text.file_offset + text.size]
         digest = blake2b(code, digest_size=12, key=f"{seed} {cubin.sm}".encode())
-        yield CodeFunction(digest.digest(), cubin.sm, flags, cuda, code, _starts(text))
+        function = CodeFunction(digest.digest(), cubin.sm, flags, cuda, code, _starts(text))
+        yield function, cubin, text.name
 
 
 def _starts(text: TextSection) -> tuple[int, ...]:

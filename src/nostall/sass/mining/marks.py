@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from nostall.sass.binary.listing import Register, Row
-from nostall.sass.program.opcodes import Pipe, lookup
+from nostall.sass.program.opcodes import Effect, Pipe, lookup
 
 _REGISTER = re.compile(r"(?<![\w.$])(UR|UP|R|P)(\d+)(?![\w$])")
 _NUMBER = re.compile(r"(?<![\w.])-?(?:0x[0-9a-f]+|\d+(?:\.\d+)?(?:e[+-]?\d+)?)(?![\w.])")
@@ -21,9 +22,13 @@ _LABEL = re.compile(r"`?\(.*\)$")
 _SIGNS = str.maketrans("", "", "-~|!")
 _UNLEARNABLE = frozenset(("CALL", "RET"))
 """Opcodes whose marks are those of other functions."""
+_BRANCHES = frozenset(("BRA", "BSSY", "BSYNC", "EXIT"))
+"""Opcodes that read all registers that they name and write none."""
 
-MAX_ATTEMPTS = 24
-"""Instructions of a shape that may teach nothing before the shape is given up."""
+_GAP = 2
+"""Registers that the operands of a lesson are apart at least."""
+_PLAIN_PIPES = (Pipe.INT, Pipe.FMA, Pipe.HALF)
+_WIDE = frozenset(("WIDE", "64", "F64", "128", "X2"))
 
 Template = tuple[tuple[int, int], ...]
 """(operand that names a register, offset from that register) of each mark."""
@@ -37,8 +42,6 @@ class Shape:
     uses: Template | None = None
     is_irregular: bool = False
     """Whether two instructions disagree, so that no template is right."""
-    attempts: int = 0
-    """Instructions that taught nothing."""
 
 
 @dataclass(slots=True)
@@ -53,18 +56,20 @@ class Marks:
     def derive(self, text: str) -> tuple[tuple[Register, ...], tuple[Register, ...]] | None:
         """The registers that an instruction defines and uses; None if its shape is not learnt."""
         key, named = shape_of(text)
+        if _base(text) in _BRANCHES:
+            return (), named
         shape = self.shapes.get(key)
         if shape is None or shape.is_irregular or shape.defs is None or shape.uses is None:
             return None
         return _apply(shape.defs, named), _apply(shape.uses, named)
 
-    def is_worth_learning(self, text: str) -> bool:
-        """Whether an instruction with marks could still teach the shape of ``text``."""
+    def lesson(self, text: str) -> tuple[str, bool]:
+        """(the shape of ``text``, whether ``text`` with marks would teach it)."""
         key, named = shape_of(text)
         shape = self.shapes.get(key)
-        if shape is None:
-            return True
-        return shape.defs is None and not shape.is_irregular and shape.attempts < MAX_ATTEMPTS
+        is_known = shape is not None and (shape.is_irregular or shape.defs is not None)
+        is_clear = _are_apart(named) or _is_plain(text)
+        return key, not is_known and is_clear and not _ends_block(text)
 
     def learn(self, row: Row) -> None:
         """Learn from one instruction with marks, and check what was learnt."""
@@ -72,18 +77,15 @@ class Marks:
         shape = self.shapes.setdefault(key, Shape())
         if shape.is_irregular:
             return
-        if row.text.partition(" ")[0].partition(".")[0] in _UNLEARNABLE:
+        if _base(row.text) in _UNLEARNABLE:
             shape.is_irregular = True
             return
         if shape.defs is None or shape.uses is None:
-            defs, uses = _template(row.defs, named), _template(row.uses, named)
-            if defs is not None and uses is not None:
-                shape.defs, shape.uses = defs, uses
-            shape.attempts += 1
+            shape.defs, shape.uses = _templates(row, named, _visible_uses(row, named))
             return
         self.checked += 1
         agrees = set(_apply(shape.defs, named)) == set(row.defs)
-        if not agrees or set(_apply(shape.uses, named)) != set(row.uses):
+        if not agrees or set(_apply(shape.uses, named)) != set(_visible_uses(row, named)):
             self.disagreements += 1
             shape.is_irregular = True
 
@@ -92,12 +94,78 @@ def shape_of(text: str) -> tuple[str, tuple[Register, ...]]:
     """(the shape of an instruction, the registers that it names, in the order of the text)."""
     named = tuple((file, int(number)) for file, number in _REGISTER.findall(text))
     shape = _REGISTER.sub(r"\1#", text.replace(".reuse", ""))
-    words = shape.split(None, 2)
-    opcode = words[1] if words[0][0] == "@" and len(words) > 1 else words[0]
-    row = lookup(opcode.partition(".")[0])
+    row = lookup(_base(text))
     if row is not None and row.pipe is not Pipe.TEXTURE:  # a texture mask gives the result's width
         shape = _LABEL.sub("(L)", _NUMBER.sub("0", shape)).translate(_SIGNS)
     return shape, named
+
+
+def _base(text: str) -> str:
+    """The mnemonic of an instruction, without modifiers."""
+    words = text.split(None, 2)
+    opcode = words[1] if words[0][0] == "@" and len(words) > 1 else words[0]
+    return opcode.partition(".")[0]
+
+
+def _ends_block(text: str) -> bool:
+    """Whether an instruction makes sense only at its own place."""
+    row = lookup(_base(text))
+    return row is None or bool(row.effects & Effect.ENDS_BLOCK) or "`(" in text
+
+
+def _are_apart(named: tuple[Register, ...]) -> bool:
+    """Whether registers of one file are so far apart that each mark has one owner."""
+    by_file: dict[str, list[int]] = {}
+    for file, number in named:
+        by_file.setdefault(file, []).append(number)
+    for file, numbers in by_file.items():
+        gap = 1 if file.endswith("P") else _GAP
+        numbers.sort()
+        if any(second - first < gap for first, second in pairwise(numbers)):
+            return False
+    return True
+
+
+def _visible_uses(row: Row, named: tuple[Register, ...]) -> tuple[Register, ...]:
+    """The registers that a row marks as used, without hidden descriptors.
+
+    On some architectures nvdisasm marks the uniform registers of a memory descriptor that the text
+    does not name.  Uses that are left out can only hide a sighting.
+    """
+    if "[" not in row.text:
+        return row.uses
+    return tuple(
+        (file, number)
+        for file, number in row.uses
+        if file != "UR" or any(f == "UR" and 0 <= number - n <= 1 for f, n in named)
+    )
+
+
+def _templates(
+    row: Row, named: tuple[Register, ...], used: tuple[Register, ...]
+) -> tuple[Template | None, Template | None]:
+    """(template of the defined registers, of the used ones); (None, None) if it is not certain."""
+    defs, uses = _template(row.defs, named), _template(used, named)
+    if defs is not None and uses is not None:
+        return defs, uses
+    if _is_plain(row.text):
+        result = 1 if row.text.startswith("@") else 0
+        defs = ((result, 0),)
+        uses = tuple((at, 0) for at in range(len(named)) if at != result)
+        if set(_apply(defs, named)) == set(row.defs) and set(_apply(uses, named)) == set(used):
+            return defs, uses
+    return None, None
+
+
+def _is_plain(text: str) -> bool:
+    """Whether an instruction has one 32-bit result, its first operand, and 32-bit sources."""
+    words = text.split(None, 3)
+    at = 1 if words[0][0] == "@" else 0
+    base, *modifiers = words[at].split(".")
+    row = lookup(base)
+    is_general = len(words) > at + 1 and words[at + 1].startswith("R") and words[at][0] != "U"
+    is_alone = is_general and not re.match(r"R\d+, P", text.split(words[at], 1)[1].strip())
+    return row is not None and row.pipe in _PLAIN_PIPES and is_alone and not _WIDE & {*modifiers}
 
 
 def _template(marked: tuple[Register, ...], named: tuple[Register, ...]) -> Template | None:

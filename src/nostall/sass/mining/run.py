@@ -17,9 +17,9 @@ from nostall.sass.mining.marks import Marks
 from nostall.sass.mining.store import Store
 from nostall.sass.mining.tallies import Tallies
 
-BATCH_INSTRUCTIONS = 12_000
+BATCH_INSTRUCTIONS = 40_000
 """Instructions that are disassembled at a time: nvdisasm needs about 3 KB for each."""
-BATCH_FUNCTIONS = 60
+BATCH_FUNCTIONS = 200
 CHECKPOINT_SECONDS = 120
 
 

@@ -34,7 +34,7 @@ class Least:
     seen: int
     """Occurrences at all distances."""
     functions: int
-    """Functions with the distance that has most of them."""
+    """Different functions, at least."""
 
 
 @dataclass(slots=True)
@@ -84,5 +84,5 @@ def least(tallies: Iterable[tuple[int, Tally]]) -> Least | None:
             examples.add(tally.example)
             has_functions |= tally.functions >= MIN_FUNCTIONS
         if seen >= MIN_SEEN and (has_functions or len(examples) >= MIN_FUNCTIONS):
-            return Least(distance, total, most)
+            return Least(distance, total, max(most, len(examples)))
     return None

@@ -15,11 +15,15 @@ from typing import Literal, NamedTuple
 from nostall.sass.binary.encoding import Control
 from nostall.sass.program import registers
 from nostall.sass.program.instruction import Instruction
+from nostall.sass.program.opcodes import Pipe
 from nostall.sass.safety import pairing
 from nostall.sass.safety.latency import BARRIER_REACH
 
 HORIZON = 24
 """Cycles up to which distances between register accesses are counted."""
+
+MATRIX_HORIZON = 40
+"""The same for accesses by matrix instructions, whose results take up to 35 cycles."""
 
 BarrierSide = Literal["AFTER", "BEFORE"]
 """Whether an instruction is after or before a scheduling barrier."""
@@ -143,7 +147,9 @@ def _counts(first: _Issue, second: _Issue, state: _BlockState) -> bool:
     The first instruction must execute whenever the second one does: it has no guard, or the two
     have the same guard, whose predicate does not change between them.
     """
-    if second.cycle - first.cycle > HORIZON or first.waits != second.waits:
+    is_matrix = first.instruction.pipe is Pipe.MMA
+    horizon = MATRIX_HORIZON if is_matrix else HORIZON
+    if second.cycle - first.cycle > horizon or first.waits != second.waits:
         return False
     guard = first.instruction.guard
     if guard is None:
