@@ -168,6 +168,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-size", type=int, default=2000, help="instructions of a function")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so long")
     parser.add_argument("--restart", action="store_true", help="forget the answers of earlier runs")
+    parser.add_argument("--again", action="store_true", help="judge the refused functions again")
     parser.add_argument("--out", type=Path, required=True)
 
 
@@ -180,6 +181,8 @@ def main(options: argparse.Namespace) -> int:
     rows: dict[bytes, Row] = {}
     if kept.exists() and not options.restart:
         rows = pickle.loads(kept.read_bytes())
+        if options.again:
+            rows = {key: row for key, row in rows.items() if "kinds" not in row}
     for library, functions in batches(list(contents), options.state, set(rows)):
         for function, program in zip(functions, programs(functions), strict=True):
             rows[function.key] = {"library": library, **judge(function, program)}

@@ -19,7 +19,7 @@ from nostall.core.errors import UnsupportedArchitecture
 from nostall.sass.program.instruction import Instruction
 from nostall.sass.program.opcodes import Pipe
 from nostall.sass.safety import mined_tables, pairing
-from nostall.sass.safety.mined_tables import MinedTables
+from nostall.sass.safety.mined_tables import MinedTables, Row
 from nostall.sass.safety.pairing import HazardKind
 
 FAMILY = {75: 75, 80: 80, 86: 86, 89: 86, 90: 90, 100: 100, 120: 120}
@@ -50,6 +50,17 @@ _DONE_BEFORE_VARIABLE: dict[HazardKind, tuple[Pipe, ...]] = {
 """Pipes that have written (WAW) or read (WAR) before a later variable-latency result can arrive.
 
 Compilers leave one cycle between such a pair.
+"""
+
+
+_WRITE_ORDER: dict[str, tuple[Pipe, ...]] = {
+    "R": (Pipe.FMA, Pipe.INT, Pipe.HALF, Pipe.DOUBLE, Pipe.MMA),
+    "P": (Pipe.INT, Pipe.HALF, Pipe.FMA, Pipe.DOUBLE),
+}
+"""Register file -> pipes from the one that writes earliest after issue to the one that writes last.
+
+Source: the mined RAW floors, and the order in NVIDIA's tables (fixed-latency results on sm_75 to
+sm_120).  A distance that suffices before a write of one pipe suffices before later writes too.
 """
 
 
@@ -86,7 +97,7 @@ class LatencyTable:
         if floor is None:
             floor = self._look_up_floor(first, second, register, kind)
             self._floor_cache[key] = floor
-        return floor
+        return floor if kind == "WAR" else min(floor, self.max_latency(first))
 
     def _look_up_floor(
         self, first: Instruction, second: Instruction, register: int, kind: HazardKind
@@ -98,6 +109,8 @@ class LatencyTable:
         form, class_name = pairing.coarse_names(first, second, register, kind)
         rows = self._floors.get(kind, {})
         class_row, form_row = rows.get(class_name), rows.get(form)
+        if kind == "WAW":
+            class_row = self._overwrite_row(class_name, second)
         if kind == "RAW" and form_row is not None and form_row.seen >= WELL_OBSERVED:
             is_seen = self._is_well_observed(first, second, register, kind)
             if is_seen or class_row is None or class_row.distance > form_row.distance:
@@ -105,6 +118,24 @@ class LatencyTable:
         if class_row is not None and class_row.seen >= WELL_OBSERVED:
             return class_row.distance
         return self._producer_floor(class_name.partition("|")[0], kind)
+
+    def _overwrite_row(self, class_name: str, second: Instruction) -> Row | None:
+        """The WAW row of a class, or a smaller one before a write that is not later.
+
+        WAW distances hardly ever bind: a class with a few hundred occurrences may still have none
+        at the distance that suffices.
+        """
+        rows = self._floors.get("WAW", {})
+        own = rows.get(class_name)
+        producer = class_name.partition("|")[0]
+        order = _WRITE_ORDER.get(producer.partition(">")[2], ())
+        pipe = second.pipe
+        if pipe not in order or not second.has_fixed_latency(self.sm):
+            return own
+        names = (f"{producer}|{earlier}:write" for earlier in order[: order.index(pipe) + 1])
+        found = (rows.get(name) for name in names)
+        trusted = [row for row in found if row is not None and row.seen >= WELL_OBSERVED]
+        return min(trusted, key=lambda row: row.distance, default=own)
 
     def _is_well_observed(
         self, first: Instruction, second: Instruction, register: int, kind: HazardKind
