@@ -176,7 +176,7 @@ class LatencyTable:
                 continue
             coarser = (sufficient.get(class_name), sufficient.get(name.partition("|")[0]))
             distances = [row.distance for row in coarser if row is not None]
-            distance = max(distance, *distances)
+            distance = max((distance, *distances))
             lacks_row |= not distances
         return distance, lacks_row
 
