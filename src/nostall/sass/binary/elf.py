@@ -153,7 +153,9 @@ class Elf:
             names = _StringTable(self._linked_content(table, "string table"))
             raw = self.content(table)
             for i in range(len(raw) // ELF_SYMBOL.size):
-                name, info, other, index, value, size = ELF_SYMBOL.unpack_from(raw, i * ELF_SYMBOL.size)
+                name, info, other, index, value, size = ELF_SYMBOL.unpack_from(
+                    raw, i * ELF_SYMBOL.size
+                )
                 text = names.name(name, "symbol")
                 symbols.append(Symbol(text, info & 15, other, index, value, size))
         return tuple(symbols)

@@ -89,14 +89,12 @@ def unpack(data: bytes | mmap.mmap, entries: Sequence[Entry]) -> list[bytes | Ba
     ]
 
 
-def _decompressed(
-    data: bytes | mmap.mmap, entries: Sequence[Entry]
-) -> list[bytes] | list[bytes | BadBinary]:
+def _decompressed(data: bytes | mmap.mmap, entries: Sequence[Entry]) -> list[bytes | BadBinary]:
     """The cubins of compressed entries; halves the list until each rejected entry is alone."""
     if not entries:
         return []
     try:
-        return _run_cuobjdump(data, entries)
+        return list(_run_cuobjdump(data, entries))
     except BadBinary as error:
         if len(entries) == 1:
             return [error]

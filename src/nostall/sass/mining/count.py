@@ -140,9 +140,7 @@ class SightingCounter:
             self._instructions[text] = instruction
         return instruction
 
-    def _names_of(
-        self, kind: str, first: Instruction, second: Instruction, register: int
-    ) -> Names:
+    def _names_of(self, kind: str, first: Instruction, second: Instruction, register: int) -> Names:
         """The names of a pair."""
         if kind == "AFTER" or kind == "BEFORE":
             exact, coarse = pairing.barrier_pair(first, second)

@@ -133,7 +133,7 @@ def _starts(text: TextSection) -> tuple[int, ...]:
 
 
 def _stated_architecture(data: bytes) -> int:
-    (flags,) = struct.unpack_from("<I", data, 0x30)
+    flags = int.from_bytes(data[0x30:0x34], "little")
     return flags >> 8 & 0xFF if data[7] == 65 else flags & 0xFF
 
 

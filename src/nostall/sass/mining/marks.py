@@ -28,7 +28,7 @@ _BRANCHES = frozenset(("BRA", "BSSY", "BSYNC", "EXIT"))
 _GAP = 2
 """Registers that the operands of a lesson are apart at least."""
 _PLAIN_PIPES = (Pipe.INT, Pipe.FMA, Pipe.HALF)
-_WIDE = frozenset(("WIDE", "64", "F64", "128", "X2"))
+_WIDE = frozenset(("WIDE", "HI", "64", "F64", "128", "X2"))
 
 Template = tuple[tuple[int, int], ...]
 """(operand that names a register, offset from that register) of each mark."""
@@ -68,7 +68,7 @@ class Marks:
         key, named = shape_of(text)
         shape = self.shapes.get(key)
         is_known = shape is not None and (shape.is_irregular or shape.defs is not None)
-        is_clear = _are_apart(named) or _is_plain(text)
+        is_clear = _are_apart(named) or (_is_plain(text) and not _has_neighbours(named))
         return key, not is_known and is_clear and not _ends_block(text)
 
     def learn(self, row: Row) -> None:
@@ -148,13 +148,18 @@ def _templates(
     defs, uses = _template(row.defs, named), _template(used, named)
     if defs is not None and uses is not None:
         return defs, uses
-    if _is_plain(row.text):
+    if _is_plain(row.text) and not _has_neighbours(named):
         result = 1 if row.text.startswith("@") else 0
         defs = ((result, 0),)
         uses = tuple((at, 0) for at in range(len(named)) if at != result)
         if set(_apply(defs, named)) == set(row.defs) and set(_apply(uses, named)) == set(used):
             return defs, uses
     return None, None
+
+
+def _has_neighbours(named: tuple[Register, ...]) -> bool:
+    """Whether one operand may be the second word of another."""
+    return any((file, number + 1) in named for file, number in named)
 
 
 def _is_plain(text: str) -> bool:

@@ -6,7 +6,6 @@ earlier one at once, so sightings and progress never disagree.
 
 from __future__ import annotations
 
-import os
 import pickle
 from collections import Counter
 from dataclasses import dataclass, field
@@ -80,4 +79,4 @@ class Store:
         path = self.folder / name
         partial = path.with_name(name + ".partial")
         partial.write_bytes(pickle.dumps(content, pickle.HIGHEST_PROTOCOL))
-        os.replace(partial, path)
+        partial.replace(path)
