@@ -17,7 +17,7 @@ from functools import cache
 
 from nostall.core.errors import UnsupportedArchitecture
 from nostall.sass.program.instruction import Instruction
-from nostall.sass.program.opcodes import Pipe
+from nostall.sass.program.opcodes import Effect, Pipe
 from nostall.sass.safety import mined_tables, pairing
 from nostall.sass.safety.mined_tables import MinedTables, Row
 from nostall.sass.safety.pairing import HazardKind
@@ -63,6 +63,12 @@ Source: the mined RAW floors, and the order in NVIDIA's tables (fixed-latency re
 sm_120).  A distance that suffices before a write of one pipe suffices before later writes too.
 """
 
+_EARLY_UNIFORM = frozenset(("UMOV",))
+"""Uniform instructions that write earlier after issue than other uniform arithmetic.
+
+Source: NVIDIA's tables, in which UMOV has 2 cycles to a uniform reader and the others have 4.
+"""
+
 
 class LatencyTable:
     """The mined latency table of one architecture."""
@@ -105,6 +111,11 @@ class LatencyTable:
         if not second.has_fixed_latency(self.sm) and first.pipe in _DONE_BEFORE_VARIABLE.get(
             kind, ()
         ):
+            return 1
+        if kind == "WAR" and first.effects & Effect.ENDS_BLOCK:
+            return 1  # nothing issues after a branch that has not read its condition
+        is_early = first.base in _EARLY_UNIFORM and second.pipe is Pipe.UNIFORM
+        if kind == "WAW" and is_early and second.base not in _EARLY_UNIFORM:
             return 1
         form, class_name = pairing.coarse_names(first, second, register, kind)
         rows = self._floors.get(kind, {})
