@@ -59,6 +59,8 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     _row("sass.false_alarms", "CPU",
          "How many functions of libraries that were not mined does the verifier refuse?",
          "false_alarms.json"),
+    _row("sass.lowered_stalls", "CPU",
+         "Is each lowered stall between dependent neighbours refused?", "lowered_stalls.json"),
     _row("sass.kill_resume", "CPU", "Does a killed search resume to the same result?",
          "kill_resume.json"),
     _row("kernels.inductor", "GPU",

@@ -40,13 +40,13 @@ SHOWN_FINDINGS = 3
 EXPLANATIONS: tuple[tuple[str, str], ...] = (
     (
         "after R2UR",
-        "USETMAXREG in the DRAIN form stands between the two instructions; it empties the pipeline, "
-        "but the analysis of results in flight counts its stall as 0 cycles",
+        "USETMAXREG in the DRAIN form stands between the two instructions; it empties the "
+        "pipeline, but the analysis of results in flight counts its stall as 0 cycles",
     ),
     (
         "UMOV (originally",
-        "a uniform move whose result a load uses as its address after 2 cycles; no library that was "
-        "mined has this distance, so there is no evidence that it suffices",
+        "a uniform move whose result a load uses as its address after 2 cycles; no library that "
+        "was mined has this distance, so there is no evidence that it suffices",
     ),
     (
         "uncovered-waw",
