@@ -49,6 +49,11 @@ EXPLANATIONS: tuple[tuple[str, str], ...] = (
         "was mined has this distance, so there is no evidence that it suffices",
     ),
     (
+        "after IMAD.WIDE.U32",
+        "the carry of a wide product is read or overwritten closer than in the functions that were "
+        "mined for this architecture; more functions must be mined",
+    ),
+    (
         "uncovered-waw",
         "a load of another role of a warp-specialised kernel is in flight on a path that the "
         "analysis cannot exclude",
@@ -150,6 +155,13 @@ def explanation(text: str) -> str:
     return next((why for part, why in EXPLANATIONS if part in text), "")
 
 
+def _explained(row: Row) -> Row:
+    """An answer with its explanation of today."""
+    if "kinds" not in row:
+        return row
+    return {**row, "why": explanation(" ".join(row["findings"]))}
+
+
 def summary(rows: dict[bytes, Row]) -> Row:
     """Totals, and the functions and refusals by architecture, CUDA version and library."""
     alarms = [row for row in rows.values() if "kinds" in row]
@@ -199,7 +211,7 @@ def main(options: argparse.Namespace) -> int:
     kept = options.state / "answers"
     rows: dict[bytes, Row] = {}
     if kept.exists() and not options.restart:
-        rows = pickle.loads(kept.read_bytes())
+        rows = {key: _explained(row) for key, row in pickle.loads(kept.read_bytes()).items()}
         if options.again:
             rows = {key: row for key, row in rows.items() if "kinds" not in row}
     for library, functions in batches(list(contents), options.state, set(rows)):

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.result_file import save
+from nostall.core.errors import UnsupportedArchitecture
 from nostall.sass import Program
 from nostall.sass.program import Function, Instruction
 from nostall.sass.program.opcodes import Pipe
@@ -85,7 +86,10 @@ def main(options: argparse.Namespace) -> int:
     counts: Counter[str] = Counter()
     accepted: list[Row] = []
     for path in sorted((ROOT / "tests" / "corpus" / "nvcc").glob("*.cubin"))[:: options.every]:
-        program = Program.from_cubin(path.read_bytes())
+        try:
+            program = Program.from_cubin(path.read_bytes())
+        except UnsupportedArchitecture:
+            continue
         rng = random.Random(zlib.crc32(path.name.encode()))
         for function in program.functions:
             for row in judge(program, function, rng, options.limit):
