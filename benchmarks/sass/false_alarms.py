@@ -54,9 +54,14 @@ EXPLANATIONS: tuple[tuple[str, str], ...] = (
         "mined for this architecture; more functions must be mined",
     ),
     (
+        "after DSETP",
+        "a predicate of FP64 is overwritten closer than in the functions that were mined for this "
+        "architecture; more functions must be mined",
+    ),
+    (
         "uncovered-waw",
-        "a load of another role of a warp-specialised kernel is in flight on a path that the "
-        "analysis cannot exclude",
+        "a load of another part of a warp-specialised kernel is in flight on some path; whether "
+        "that path can be taken was not examined",
     ),
 )
 """(text in a finding, why the verifier refuses this code), the first match counts."""
@@ -212,9 +217,8 @@ def main(options: argparse.Namespace) -> int:
     rows: dict[bytes, Row] = {}
     if kept.exists() and not options.restart:
         rows = {key: _explained(row) for key, row in pickle.loads(kept.read_bytes()).items()}
-        if options.again:
-            rows = {key: row for key, row in rows.items() if "kinds" not in row}
-    for library, functions in batches(list(contents), options.state, set(rows)):
+    done = {key for key, row in rows.items() if not options.again or "kinds" not in row}
+    for library, functions in batches(list(contents), options.state, done):
         for function, program in zip(functions, programs(functions), strict=True):
             rows[function.key] = {"library": library, **judge(function, program)}
         if time.monotonic() - saved > SAVE_SECONDS:
