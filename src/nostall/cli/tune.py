@@ -1,10 +1,11 @@
-"""The command ``nostall tune``: search for a faster instruction schedule of a kernel."""
+"""The command ``nostall tune``: search for a faster way to run a kernel's instructions."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -33,16 +34,24 @@ from nostall.cli.tune_runs import (
     reopen_run,
     start_run,
 )
-from nostall.core import BadInput
+from nostall.core import BadInput, Observer, Search
+from nostall.gpu import Device
 from nostall.gpu import sanitizer as compute_sanitizer
 from nostall.report import write_report
 from nostall.store import BadStore, Row, Store
+from nostall.tuning.assembler.job import open_setup, tune_assembler
 from nostall.tuning.job import Settings, TuningResult
 from nostall.tuning.job import tune as run_job
 from nostall.tuning.ptxas_versions import ASSEMBLER_KEY
 from nostall.tuning.source import Source
 from nostall.tuning.store_records import record_result
-from nostall.tuning.strategies import LOG_FOLDER, make_strategy
+from nostall.tuning.strategies import (
+    ASSEMBLER,
+    LOG_FOLDER,
+    check_choice,
+    complete_choice,
+    make_strategy,
+)
 
 DEFAULT_SECONDS = 60.0
 """Time limit of a search without any limit."""
@@ -51,8 +60,9 @@ TargetArgument = Annotated[str | None, typer.Argument(help=TARGET_HELP)]
 StrategyOption = Annotated[
     str | None,
     typer.Option(
-        help="anneal (default), sip or random; cuasmrl and ppo learn, and need "
-        "`pip install 'nostall[rl]'`."
+        help="assembler (default for a kernel with PTX: order, registers and options that ptxas "
+        "is given); anneal (default for a cubin), sip and random move native instructions; cuasmrl "
+        "and ppo learn to, and need `pip install 'nostall[rl]'`."
     ),
 ]
 PolicyOption = Annotated[
@@ -60,7 +70,12 @@ PolicyOption = Annotated[
     typer.Option(help="Policy file of `nostall train` to start with; the strategy is then ppo."),
 ]
 ObjectiveOption = Annotated[
-    str, typer.Option(help="model (needs no GPU) or gpu (measures every candidate).")
+    str | None,
+    typer.Option(
+        help="gpu (measures every candidate); recorded (default for a kernel with PTX: replays "
+        "measurements of an earlier search, and verifies its result); model (default for a cubin: "
+        "modelled times, which rank candidates no better than chance)."
+    ),
 ]
 SeedOption = Annotated[
     int,
@@ -111,7 +126,7 @@ def tune(
     arch: ArchOption = None,
     strategy: StrategyOption = None,
     policy: PolicyOption = None,
-    objective: ObjectiveOption = "model",
+    objective: ObjectiveOption = None,
     seed: SeedOption = 0,
     seconds: SecondsOption = None,
     evaluations: EvaluationsOption = None,
@@ -142,12 +157,20 @@ def tune(
             raise BadInput("nothing to tune; give a .cubin, path.py:kernel, or --resume RUN")
         if seconds is None and evaluations is None:
             seconds = DEFAULT_SECONDS
+        choose = partial(
+            complete_choice,
+            strategy,
+            objective,
+            has_policy=policy is not None,
+            is_distributed=scheduler is not None or (workers or 1) > 1,
+        )
+        chosen_strategy, chosen_objective = choose(has_ptx=strategy == ASSEMBLER)
         settings = Settings(
-            strategy or ("ppo" if policy else "anneal"),
+            chosen_strategy,
             seed,
             seconds,
             evaluations,
-            objective=objective,
+            objective=chosen_objective,
             workers=workers,
             checks=require_checks(checks),
             clock=parse_timing(timing),
@@ -157,7 +180,16 @@ def tune(
             policy=policy,
         )
         check_settings(settings, scheduler)
-        run = start_run(KernelInput(target, kernel, launch, arch, assemblers), settings, out_dir)
+
+        def complete(source: Source) -> Settings:
+            """The settings with the strategy and the objective for this source."""
+            has_ptx = source.ptx is not None and not assemblers
+            chosen_strategy, chosen_objective = choose(has_ptx=has_ptx)
+            chosen = replace(settings, strategy=chosen_strategy, objective=chosen_objective)
+            check_settings(chosen, scheduler, source)
+            return chosen
+
+        run = start_run(KernelInput(target, kernel, launch, arch, assemblers), complete, out_dir)
     _tune(run, scheduler, store, _Output(format, quiet), resume=resume is not None)
 
 
@@ -183,25 +215,52 @@ def _tune(
         bar,
         Interruption() as interruption,
     ):
-        result = run_job(
-            source,
-            search,
-            settings,
-            run=run,
-            observers=[bar, interruption],
-            resume=resume,
-            device=device,
-        )
+        observers: list[Observer] = [bar, interruption]
+        result = _run_search(tune_run, search, device, observers, resume=resume)
         row = store_gain(source, settings, result, device.info if device else None, store)
     page = write_report(run.path)
     show_result(tune_run, result, page, row, output.format)
 
 
-def check_settings(settings: Settings, scheduler: str | None) -> None:
-    """Raise an error for settings that cannot work, before anything is compiled or written."""
+def _run_search(
+    tune_run: TuneRun,
+    search: Search,
+    device: Device | None,
+    observers: Sequence[Observer],
+    *,
+    resume: bool,
+) -> TuningResult:
+    """Run the job of the strategy."""
+    run, source, settings = tune_run.run, tune_run.source, tune_run.settings
+    if settings.strategy != ASSEMBLER or device is None:
+        return run_job(
+            source,
+            search,
+            settings,
+            run=run,
+            observers=observers,
+            resume=resume,
+            device=device,
+        )
+    with open_setup(source) as setup:
+        return tune_assembler(
+            setup, search, settings, device, run=run, observers=observers, resume=resume
+        )
+
+
+def check_settings(settings: Settings, scheduler: str | None, source: Source | None = None) -> None:
+    """Raise an error for settings that cannot work, before anything is written.
+
+    ``source`` is None before the kernel is compiled.
+    """
     make_strategy(settings.strategy, policy=settings.policy)
-    if settings.objective not in ("model", "gpu"):
-        raise BadInput(f"--objective is {settings.objective!r}; give model or gpu")
+    check_choice(
+        settings.strategy,
+        settings.objective,
+        has_ptx=source is None or source.ptx is not None,
+        is_distributed=scheduler is not None or (settings.workers or 1) > 1,
+        origin=source.origin if source is not None else "the kernel",
+    )
     if settings.workers is not None and settings.workers < 1:
         raise BadInput(f"--workers is {settings.workers}; give 1 or more, one per GPU")
     if settings.objective != "gpu" and (scheduler is not None or (settings.workers or 1) > 1):
@@ -241,6 +300,12 @@ def store_gain(
         err.print(
             "not recorded in the store: programs load the compiler's own cubin, but this result "
             "starts from the cubin of another ptxas; use nostall.load(best.cubin)"
+        )
+        return None
+    if result.recipe is not None:
+        err.print(
+            "not recorded in the store: it holds re-scheduled cubins only, and this one was "
+            "assembled anew; use nostall.load(best.cubin)"
         )
         return None
     is_wanted = requested or (requested is None and device_info is not None)

@@ -30,6 +30,8 @@ class CompilerCommand:
     """Whether the command gives the machine code of the original."""
     registers: int
     """Registers of a thread, as ptxas reports them for the unchanged PTX."""
+    spill_bytes: int
+    """Bytes of its spill stores and loads."""
 
 
 def find_command(source: Source, installed: Sequence[Assembler]) -> CompilerCommand:
@@ -69,7 +71,8 @@ def _result(
     command: Command, assemblers: Sequence[Assembler], reproduces: bool, run: PtxasRun
 ) -> CompilerCommand:
     registers = run.resources.registers if run.resources else 0
-    return CompilerCommand(command, tuple(assemblers), reproduces, registers)
+    spills = run.resources.spill_bytes if run.resources else 0
+    return CompilerCommand(command, tuple(assemblers), reproduces, registers, spills)
 
 
 def _commands(source: Source) -> list[Command]:
