@@ -12,7 +12,13 @@ from typing import Annotated
 import typer
 
 from nostall.cli.console import Format, FormatOption, QuietOption, err
-from nostall.cli.inputs import TARGET_HELP, ArchOption, KernelOption, LaunchOption
+from nostall.cli.inputs import (
+    TARGET_HELP,
+    ArchOption,
+    KernelOption,
+    LaunchOption,
+    PtxasOptionsOption,
+)
 from nostall.cli.interruption import Interruption
 from nostall.cli.measuring_options import (
     ChecksOption,
@@ -136,6 +142,7 @@ def tune(
     workers: WorkersOption = None,
     scheduler: SchedulerOption = None,
     assemblers: AssemblersOption = False,
+    ptxas_options: PtxasOptionsOption = "",
     checks: ChecksOption = 16,
     tolerance: ToleranceOption = None,
     timing: TimingOption = "graph",
@@ -189,7 +196,8 @@ def tune(
             check_settings(chosen, scheduler, source)
             return chosen
 
-        run = start_run(KernelInput(target, kernel, launch, arch, assemblers), complete, out_dir)
+        kernel_input = KernelInput(target, kernel, launch, arch, assemblers, ptxas_options)
+        run = start_run(kernel_input, complete, out_dir)
     _tune(run, scheduler, store, _Output(format, quiet), resume=resume is not None)
 
 

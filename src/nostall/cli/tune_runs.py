@@ -45,6 +45,7 @@ class KernelInput:
     arch: str | None
     assemblers: bool
     """Start from the fastest cubin of all installed assemblers."""
+    ptxas_options: str = ""
 
 
 def start_run(
@@ -57,7 +58,11 @@ def start_run(
     ``complete`` gives the settings for a kernel, some of which depend on its source.
     """
     source = load_source(
-        kernel_input.target, kernel_input.kernel, kernel_input.launch, kernel_input.arch
+        kernel_input.target,
+        kernel_input.kernel,
+        kernel_input.launch,
+        kernel_input.arch,
+        kernel_input.ptxas_options,
     )
     settings = complete(source)
     if kernel_input.assemblers:

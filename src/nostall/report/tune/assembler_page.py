@@ -74,6 +74,7 @@ def render_assembler(path: Path) -> str:
         scale=scale,
         start=start if math.isfinite(start) else None,
         result=result,
+        notes=result.get("notes") or [],
         verdict=result.get("verdict"),
         next_command=_next_command(data),
         winner=assembler.get("winner"),

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nostall.core.errors import BadInput, MissingPart
-from nostall.ptx.assemble.command import Command, plain_command, triton_commands
+from nostall.ptx.assemble.command import Command, triton_commands
 from nostall.ptx.assemble.ptxas import PtxasRun, run_ptxas
 from nostall.ptx.assemble.versions import Assembler
 from nostall.sass.binary.code_hash import code_sha256
+from nostall.tuning.ptx_source import source_command
 from nostall.tuning.source import Source
 
 _PTXAS_KEY = "ptxas"
@@ -80,7 +81,7 @@ def _commands(source: Source) -> list[Command]:
     assert source.ptx is not None
     if "triton" in source.provenance.get("compiler", ""):
         return triton_commands(source.ptx, read_options(source.provenance.get("options", "")))
-    return [plain_command(source.ptx), plain_command(source.ptx, ("-lineinfo",))]
+    return [source_command(source), source_command(source, ("-lineinfo",))]
 
 
 def read_options(text: str) -> dict[str, str]:
