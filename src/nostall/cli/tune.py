@@ -33,6 +33,7 @@ from nostall.cli.measuring_options import (
 from nostall.cli.progress import SearchProgress
 from nostall.cli.search_setup import open_search
 from nostall.cli.tune_output import show_result
+from nostall.cli.tune_recorded import tune_recorded
 from nostall.cli.tune_runs import (
     KernelInput,
     TuneRun,
@@ -46,6 +47,7 @@ from nostall.gpu import sanitizer as compute_sanitizer
 from nostall.report import write_report
 from nostall.store import BadStore, Row, Store
 from nostall.tuning.assembler.job import open_setup, tune_assembler
+from nostall.tuning.assembler.recording import record_run
 from nostall.tuning.job import Settings, TuningResult
 from nostall.tuning.job import tune as run_job
 from nostall.tuning.ptxas_versions import ASSEMBLER_KEY
@@ -123,6 +125,20 @@ AssemblersOption = Annotated[
         help="Assemble a Triton kernel with each installed ptxas; start from the fastest cubin.",
     ),
 ]
+RecordOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="Write the measured search to this file, which other machines replay; needs "
+        "--objective gpu and the strategy assembler."
+    ),
+]
+RecordingOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="Recording to replay; default: that of the kernel in the folder recordings beside "
+        "its file."
+    ),
+]
 
 
 def tune(
@@ -148,20 +164,32 @@ def tune(
     timing: TimingOption = "graph",
     cold: ColdOption = False,
     sanitizer: SanitizerOption = False,
+    record: RecordOption = None,
+    recording: RecordingOption = None,
     format: FormatOption = Format.TABLE,
     quiet: QuietOption = False,
 ) -> None:
-    """Search for a faster instruction schedule of a kernel.
+    """Search for a faster version of a kernel: order of its instructions, registers, options.
 
     The verifier checks the result; if it is unsafe or no faster, the original is kept. Ctrl-C ends
-    the search and keeps the best schedule so far.
+    the search and keeps the best candidate so far.
     """
+    if recording is not None and objective is None:
+        objective = "recorded"
     if resume is not None:
         run = reopen_run(resume, seconds, evaluations, workers)
         check_settings(run.settings, scheduler)
+        check_files(run.settings, record, recording)
+        if run.settings.objective == "recorded":
+            raise BadInput(
+                f"{resume} is a run without a search of its own, so there is nothing to continue; "
+                "start a new run"
+            )
     else:
         if target is None:
-            raise BadInput("nothing to tune; give a .cubin, path.py:kernel, or --resume RUN")
+            raise BadInput(
+                "nothing to tune; give path.py:kernel, a .ptx or .cubin file, or --resume RUN"
+            )
         if seconds is None and evaluations is None:
             seconds = DEFAULT_SECONDS
         choose = partial(
@@ -185,6 +213,9 @@ def tune(
             tolerance=parse_tolerance(tolerance),
             sanitizer=sanitizer,
             policy=policy,
+            # A recorded winner is verified on machines without its ptxas, which is only possible
+            # without moves of native instructions.
+            anneal_share=0.0 if record is not None else Settings.anneal_share,
         )
         check_settings(settings, scheduler)
 
@@ -194,11 +225,15 @@ def tune(
             chosen_strategy, chosen_objective = choose(has_ptx=has_ptx)
             chosen = replace(settings, strategy=chosen_strategy, objective=chosen_objective)
             check_settings(chosen, scheduler, source)
+            check_files(chosen, record, recording)
             return chosen
 
         kernel_input = KernelInput(target, kernel, launch, arch, assemblers, ptxas_options)
         run = start_run(kernel_input, complete, out_dir)
-    _tune(run, scheduler, store, _Output(format, quiet), resume=resume is not None)
+        if run.settings.objective == "recorded":
+            tune_recorded(run, recording, target, format, quiet=quiet)
+            return
+    _tune(run, scheduler, store, _Output(format, quiet, record), resume=resume is not None)
 
 
 @dataclass(frozen=True)
@@ -207,6 +242,8 @@ class _Output:
 
     format: Format
     quiet: bool
+    record: Path | None = None
+    """Recording file to write."""
 
 
 def _tune(
@@ -226,6 +263,8 @@ def _tune(
         observers: list[Observer] = [bar, interruption]
         result = _run_search(tune_run, search, device, observers, resume=resume)
         row = store_gain(source, settings, result, device.info if device else None, store)
+    if output.record is not None:
+        record_run(run, source).write(output.record)
     page = write_report(run.path)
     show_result(tune_run, result, page, row, output.format)
 
@@ -290,6 +329,21 @@ def check_settings(settings: Settings, scheduler: str | None, source: Source | N
     if settings.seed < 0:
         raise BadInput(f"--seed is {settings.seed}; give 0 or a greater whole number")
     _ = settings.budget  # raises BadInput if the limits are not positive
+
+
+def check_files(settings: Settings, record: Path | None, recording: Path | None) -> None:
+    """Raise :class:`BadInput` for a recording file that the search can neither write nor read."""
+    is_measured = settings.strategy == ASSEMBLER and settings.objective == "gpu"
+    if record is not None and not is_measured:
+        raise BadInput(
+            f"--record needs a measured search of the assembler's input, but this one has strategy "
+            f"{settings.strategy} and objective {settings.objective}; give --objective gpu"
+        )
+    if recording is not None and settings.objective != "recorded":
+        raise BadInput(
+            f"--recording is read with --objective recorded, but it is {settings.objective}; leave "
+            "one of them out"
+        )
 
 
 def store_gain(

@@ -332,6 +332,7 @@ def describe(source: Source, settings: Settings) -> dict[str, Any]:
         "tolerance": settings.tolerance.model_dump() if settings.tolerance else None,
         "sanitizer": settings.sanitizer,
         "policy": settings.policy.name if settings.policy else None,
+        "anneal_share": settings.anneal_share,
         "launch": source.launch.model_dump(mode="json") if source.launch else None,
         "provenance": dict(source.provenance),
     }

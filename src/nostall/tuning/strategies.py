@@ -82,7 +82,8 @@ def complete_choice(
     if objective is None:
         objective = "recorded" if assembles else "model"
     if strategy is None:
-        strategy = ASSEMBLER if assembles and objective in ("gpu", "recorded") else "anneal"
+        is_searched = objective == "recorded" or (assembles and objective == "gpu")
+        strategy = ASSEMBLER if is_searched else "anneal"
     return strategy, objective
 
 

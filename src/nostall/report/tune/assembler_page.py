@@ -97,7 +97,7 @@ def _kind(result: Mapping[str, Any]) -> str:
     replayed = result.get("replayed")
     if isinstance(replayed, Mapping):
         return f"measured on {replayed['gpu']}, {replayed['date']}, replayed"
-    return "measured"
+    return "not measured" if "shortlist" in result else "measured"
 
 
 def _next_command(data: AssemblerRun) -> str:

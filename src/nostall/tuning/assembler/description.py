@@ -22,7 +22,7 @@ def describe_levers(state: PtxState) -> list[str]:
     """The changes of a state, one text for each; empty for the original."""
     moved = sum(bool(order) for order in state.orders)
     return [
-        *([f"order of {moved} blocks"] if moved else []),
+        *([f"order of {moved} block{'s' if moved > 1 else ''}"] if moved else []),
         *([f"kernel name {state.kernel_name}"] if state.kernel_name else []),
         *([f"at most {state.max_registers} registers"] if state.max_registers else []),
         *([" ".join(state.options)] if state.options else []),
