@@ -72,11 +72,10 @@ class Body:
 class _Builder:
     """Reads the statements of one body in order."""
 
-    def __init__(self, statements: Sequence[Statement], scope: Scope) -> None:
+    def __init__(self, statements: Sequence[Statement]) -> None:
         self._statements = statements
         self._at = 0
         self._scopes = 0
-        self._outer = scope
         self.instructions: list[Instruction] = []
 
     def nested(self, scope: Scope) -> Nested:
@@ -151,7 +150,7 @@ def build_body(statements: Sequence[Statement], scope: Scope) -> Body:
 
     ``scope`` has the parameters of the function, and takes up the names of its outermost braces.
     """
-    builder = _Builder(statements, scope)
+    builder = _Builder(statements)
     root = builder.nested(scope)
     return Body(root, tuple(mark_asynchronous_registers(builder.instructions)))
 

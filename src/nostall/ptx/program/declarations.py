@@ -36,14 +36,19 @@ def declarations(tokens: tuple[Token, ...]) -> Iterator[Declaration]:
     """The names that a declaration, or a list of parameters, declares.
 
     A name is the word after which a declarator ends: before ``,`` ``;`` ``)`` ``[`` ``<`` or ``=``.
+    Words of initial values, which follow ``=``, are no names.
     """
     space: str | None = None
     depth = 0
+    is_value = False
     for at, token in enumerate(tokens):
         if token.text in _SPACES and depth == 0:
             space = token.text[1:]
         depth += (token.text in "[{<") - (token.text in "]}>") if len(token.text) == 1 else 0
-        if space is None or depth or token.kind is not TokenKind.WORD or token.text[0] == ".":
+        if depth == 0 and token.text in ("=", ","):
+            is_value = token.text == "="
+        is_name = token.kind is TokenKind.WORD and token.text[0] != "."
+        if space is None or depth or is_value or not is_name:
             continue
         follower = tokens[at + 1].text if at + 1 < len(tokens) else ""
         if follower == "<":

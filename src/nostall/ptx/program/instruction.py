@@ -37,9 +37,6 @@ class Operand:
         """Registers, symbols and numbers of the operand."""
         return tuple(token.text for token in self.tokens if token.kind is TokenKind.WORD)
 
-    def __str__(self) -> str:
-        return "".join(token.text for token in self.tokens)
-
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
@@ -63,6 +60,7 @@ class Instruction:
     """Whether the opcode table has a row for the opcode."""
     start: int
     """Offset of the guard or the opcode in the text."""
+    opcode_start: int
     end: int
     """Offset of the first character after the semicolon."""
 
@@ -114,6 +112,7 @@ def build_instruction(index: int, statement: Statement, scope: Scope) -> Instruc
         rule is not None and rule.ends_block,
         rule is not None,
         statement.start,
+        tokens[at].start,
         statement.end,
     )
 

@@ -77,6 +77,7 @@ ORDERED = {
     "volatile loads": "ld.volatile.global.b32 %r1, [%rd1]; ld.volatile.shared.b32 %r2, [%r3];",
     "load above acquire": "ld.acquire.gpu.global.b32 %r1, [%rd1]; ld.global.b32 %r2, [%rd2];",
     "store below release": "st.shared.b32 [%r1], %r2; st.release.gpu.global.b32 [%rd1], %r3;",
+    "qualifier that is not known": "ld.global.fresh.b32 %r1, [%rd1]; ld.global.b32 %r2, [%rd2];",
     "relaxed": "ld.relaxed.gpu.global.b32 %r1, [%rd1]; ld.relaxed.gpu.global.b32 %r2, [%rd1];",
     "atomics": "atom.global.add.u32 %r1, [%rd1], 1; red.shared.add.u32 [%r2], 1;",
     "load and atomic": "ld.global.b32 %r1, [%rd1]; atom.global.add.u32 %r2, [%rd2], 1;",
@@ -104,7 +105,7 @@ ORDERED = {
     "vote below warp barrier": "vote.sync.any.pred %p1, %p2, -1; bar.warp.sync -1;",
     "mma above warp barrier": f"bar.warp.sync -1; {MMA}",
     "mma below warp barrier": f"{MMA} bar.warp.sync -1;",
-    "mma and barrier": f"{MMA} bar.sync 0;",
+    "mma and barrier that threads may reach apart": f"{MMA} barrier.sync 0;",
     "ldmatrix and warp barrier":
         "bar.warp.sync -1; ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r1}, [%r2];",
     "activemask": "bar.warp.sync -1; activemask.b32 %r1;",
@@ -119,6 +120,8 @@ ORDERED = {
 }  # fmt: skip
 
 FREE = {
+    "mma and barrier": f"{MMA} bar.sync 0;",
+    "mma and aligned barrier": f"{MMA} barrier.cta.sync.aligned 0, 128;",
     "independent": "add.s32 %r1, %r2, 1; add.s32 %r3, %r2, 1;",
     "guards alike": "@%p1 add.s32 %r1, %r2, 1; @%p1 add.s32 %r3, %r2, 1;",
     "sink": "mov.b64 {%r1, _}, %rd1; mov.b64 {_, %r2}, %rd1;",

@@ -10,10 +10,11 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from nostall.ptx.safety import pseudo_registers as state
-from nostall.ptx.safety import special_registers
-from nostall.ptx.safety.hints import split_hints
-from nostall.ptx.safety.opcodes import (
+from nostall.ptx.safety.reading import pseudo_registers as state
+from nostall.ptx.safety.reading import special_registers
+from nostall.ptx.safety.reading.hints import split_hints
+from nostall.ptx.safety.reading.lexical import Unreadable, normalise
+from nostall.ptx.safety.reading.opcodes import (
     FOOTPRINTS,
     LOADS,
     STORES,
@@ -23,15 +24,14 @@ from nostall.ptx.safety.opcodes import (
     find_rule,
     touched_memory,
 )
-from nostall.ptx.safety.reader import Unreadable, normalise
-from nostall.ptx.safety.scope import Name, Scope
+from nostall.ptx.safety.reading.scope import Name, Scope
 
 FOREIGN = -1
 """Number of an instruction that the original function does not have."""
 
 _PARTS = re.compile(
     r"""(?:@\s*(?P<negated>!?)\s*(?P<guard>[\w$%]+)\s*)?
-    (?P<opcode>[A-Za-z]\w*(?:\s*\.\s*\w+(?:::\w+)*)*)(?P<operands>[^A-Za-z0-9_.:](?:.|\n)*)?;$""",
+    (?P<opcode>[A-Za-z]\w*(?:\s*\.\w+(?:::\w+)*)*)(?P<operands>[^A-Za-z0-9_.:](?:.|\n)*)?;$""",
     re.VERBOSE,
 )
 _OPERAND_NAME = re.compile(r"(?<![\w$%.])([A-Za-z_$%][\w$]*)((?:\.[a-z]\w*)?)")

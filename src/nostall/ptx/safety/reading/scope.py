@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from nostall.ptx.safety.declarations import Declared, Space
-from nostall.ptx.safety.pseudo_registers import COUNT as FIRST_REGISTER
+from nostall.ptx.safety.reading.declarations import MAX_DIGITS, Declared, Space
+from nostall.ptx.safety.reading.pseudo_registers import COUNT as FIRST_REGISTER
 
 MODULE_PATH, PARAMETER_PATH, BODY_PATH = "module", "parameters", ""
 _COMPOUND = ".c"
@@ -106,7 +106,8 @@ class Scope:
         declared = self._single.get(name)
         for ranged in self._ranges:
             index = name[len(ranged.name) :]
-            if name.startswith(ranged.name) and index.isdecimal() and int(index) < ranged.size:
+            is_index = index.isdecimal() and len(index) <= MAX_DIGITS
+            if name.startswith(ranged.name) and is_index and int(index) < ranged.size:
                 # ptxas takes %r01 for %r1.
                 declared, name = ranged, f"{ranged.name}{int(index)}"
         if declared is None:

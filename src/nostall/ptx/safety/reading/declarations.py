@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Literal, NamedTuple
 
-from nostall.ptx.safety.reader import ModuleItem, Unreadable
+from nostall.ptx.safety.reading.lexical import ModuleItem, Unreadable
 
 Space = Literal[
     "reg", "param", "entry-param", "shared", "local", "global", "const", "function", "label"
@@ -32,7 +32,9 @@ _SPACES: dict[str, Space] = {
     "const": "const",
 }
 _DECLARATION = re.compile(rf"\s*(?:\.(?:extern|visible|weak|common)\s+)*\.({'|'.join(_SPACES)})\b")
-_LAST_NAME = re.compile(r"([\w$%]+)\s*(?:<\s*(\d+)\s*>)?\s*$")
+MAX_DIGITS = 9
+"""Most digits of a register's index."""
+_LAST_NAME = re.compile(rf"([\w$%]+)\s*(?:<\s*(\d{{1,{MAX_DIGITS}}})\s*>)?\s*$")
 _IRRELEVANT = re.compile(r"\[[^\]]*\]|\([^()]*\)")
 """Array sizes and attributes."""
 _VALUE = re.compile(r"=\s*(?:\{[^;]*\}(?=\s*(?:,|$))|[^,;{}]*)")

@@ -9,13 +9,13 @@ resolve.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import pairwise
+from typing import NamedTuple
 
-from nostall.ptx.safety.instruction import Instruction
-from nostall.ptx.safety.reader import Statement, normalise
-from nostall.ptx.safety.scope import label_symbol
+from nostall.ptx.safety.reading.declarations import is_declaration
+from nostall.ptx.safety.reading.instruction import Instruction
+from nostall.ptx.safety.reading.lexical import canonical
+from nostall.ptx.safety.reading.scope import label_symbol
 
 _TABLE = re.compile(r"\.(?:branchtargets|callprototype|calltargets)\b")
 _BRANCH_TARGETS = re.compile(r"\.branchtargets\b(.*);", re.DOTALL)
@@ -42,11 +42,10 @@ class Block:
         return not self.layout and not self.instructions
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Placed:
-    """A statement with its meaning."""
+    """A statement with its meaning; equal statements may share one."""
 
-    offset: int
     instruction: Instruction | None = None
     layout: str = ""
     label: str = ""
@@ -55,32 +54,34 @@ class Placed:
     """Whether the statement is not understood, so that nothing crosses it."""
 
 
-def place_other(statement: Statement, is_declaration: bool) -> Placed:
-    """A label, brace or directive with its meaning."""
-    kind, text, offset = statement
+class PlacedStatements(NamedTuple):
+    """Statements with their meaning, and the offset of each in the text without comments."""
+
+    items: list[Placed]
+    offsets: list[int]
+
+
+def place_other(kind: str, text: str, following: str) -> Placed:
+    """A label, brace or directive with its meaning; ``following``: text of the next statement.
+
+    A label before a table or prototype names it, and is no place to continue at.
+    """
     if kind == "label":
-        return Placed(offset, layout=text + ":", label=label_symbol(text))
-    layout = normalise(text)
+        is_table = _TABLE.match(following) is not None
+        return Placed(layout=text + ":", label="" if is_table else label_symbol(text))
     is_border = (
         kind == "directive"
-        and not is_declaration
+        and not is_declaration(text)
         and not _TABLE.match(text)
         and not _HARMLESS_PRAGMA.match(text)
     )
-    return Placed(offset, layout=layout, is_border=is_border)
+    return Placed(layout=canonical(text), is_border=is_border)
 
 
-def mark_tables(placed: list[Placed]) -> None:
-    """Labels before a table or prototype name it, and are no place to continue at."""
-    for label, table in pairwise(placed):
-        if label.label and _TABLE.match(table.layout):
-            label.label = ""
-
-
-def jump_targets(placed: Iterable[Placed]) -> frozenset[str]:
+def jump_targets(placed: PlacedStatements) -> frozenset[str]:
     """Symbols of the labels that an instruction or a branch table names."""
     names: set[str] = set()
-    for item in placed:
+    for item in placed.items:
         if item.instruction is not None:
             names |= item.instruction.labels
         elif match := _BRANCH_TARGETS.match(item.layout):
@@ -88,7 +89,7 @@ def jump_targets(placed: Iterable[Placed]) -> frozenset[str]:
     return frozenset(names)
 
 
-def cut_blocks(placed: Iterable[Placed], targets: frozenset[str], start: int) -> list[Block]:
+def cut_blocks(placed: PlacedStatements, targets: frozenset[str], start: int) -> list[Block]:
     """Cut statements into blocks; ``start``: offset of the first one."""
     block = Block(start)
     blocks = [block]
@@ -98,8 +99,8 @@ def cut_blocks(placed: Iterable[Placed], targets: frozenset[str], start: int) ->
             blocks.append(Block(offset))
         return blocks[-1]
 
-    for item in placed:
-        instruction, offset = item.instruction, item.offset
+    for item, offset in zip(placed.items, placed.offsets, strict=True):
+        instruction = item.instruction
         if instruction is not None:
             block.instructions.append(instruction)
             block.offsets.append(offset)

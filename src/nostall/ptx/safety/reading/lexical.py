@@ -1,4 +1,4 @@
-"""Reader: PTX text to module items and statements, by regular expressions over text sans comments.
+"""Lexical structure of PTX: module items and the statements of functions, without comments.
 
 PTX ISA, chapters 4 (syntax) and 11 (directives).  A statement keeps its text; its meaning is found
 by :mod:`.scope` and :mod:`.instruction`.
@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from typing import Literal, NamedTuple
 
+_MAX_DEPTH = 50
+"""Most braces inside each other in a function."""
 _BRACES = r"\{(?:[^{}\"]++|\{(?:[^{}\"]++|\{[^{}\"]*+\})*+\})*+\}"
 """An initialiser, with up to two levels of braces inside."""
 _STRING = r'"(?:[^"\\\n]|\\[^"\n])*+"'
@@ -51,6 +53,17 @@ _STATEMENT = re.compile(
 StatementKind = Literal["label", "instruction", "open", "close", "note", "directive"]
 
 
+class Body(NamedTuple):
+    """The statements of a function, as three lists of one length."""
+
+    kinds: list[str]
+    """A :data:`StatementKind` each."""
+    texts: list[str]
+    """Texts without comments and without white space at the ends; of a label its name only."""
+    offsets: list[int]
+    """Positions in the text without comments."""
+
+
 class Unreadable(Exception):
     """The text is not PTX that this reader understands."""
 
@@ -60,16 +73,6 @@ class Unreadable(Exception):
         self.reason = reason
 
 
-class Statement(NamedTuple):
-    """One statement of a function body."""
-
-    kind: StatementKind
-    text: str
-    """Text without comments and without white space at the ends; of a label its name only."""
-    offset: int
-    """Position in the text without comments."""
-
-
 class ModuleItem(NamedTuple):
     """One directive of the module, or one function."""
 
@@ -77,7 +80,7 @@ class ModuleItem(NamedTuple):
     text: str
     """Text of the directive; of a function its header."""
     offset: int
-    body: tuple[Statement, ...] = ()
+    body: Body = Body([], [], [])
 
 
 def strip_comments(text: str) -> str:
@@ -124,21 +127,27 @@ def read_module(text: str) -> list[ModuleItem]:
     return items
 
 
-def _read_body(text: str, position: int) -> tuple[tuple[Statement, ...], int]:
+def _read_body(text: str, position: int) -> tuple[Body, int]:
     """The statements from after a function's opening brace, and the position after its end."""
-    statements: list[Statement] = []
-    append, match_statement = statements.append, _STATEMENT.match
+    body = Body([], [], [])
+    kinds, texts, offsets = body
+    match_statement = _STATEMENT.match
     depth = 1
     while match := match_statement(text, position):
         position = match.end()
         kind = match.lastgroup
+        assert kind is not None
         if kind == "open":
             depth += 1
+            if depth > _MAX_DEPTH:
+                raise Unreadable(match.start(kind), f"more than {_MAX_DEPTH} braces are open")
         elif kind == "close":
             depth -= 1
             if not depth:
-                return tuple(statements), position
-        append(Statement(kind, match[kind], match.start(kind)))  # type: ignore[arg-type,index]
+                return body, position
+        kinds.append(kind)
+        texts.append(match[kind])
+        offsets.append(match.start(kind))
     rest = text[position:].strip()
     offset = len(text) - len(text[position:].lstrip())
     raise Unreadable(
@@ -154,3 +163,11 @@ def _excerpt(text: str) -> str:
 def normalise(text: str) -> str:
     """The text with each run of white space as one space."""
     return " ".join(text.split())
+
+
+_PUNCTUATION = re.compile(rf"({_STRING})|\s*([,;:()\[\]{{}}=<>])\s*")
+
+
+def canonical(text: str) -> str:
+    """A directive without white space that has no meaning; equal directives have equal ones."""
+    return _PUNCTUATION.sub(lambda m: m[1] or m[2], normalise(text))

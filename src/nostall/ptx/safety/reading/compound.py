@@ -11,12 +11,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nostall.ptx.safety import pseudo_registers as state
-from nostall.ptx.safety.blocks import Block
-from nostall.ptx.safety.instruction import Instruction
-from nostall.ptx.safety.opcodes import Effect
-from nostall.ptx.safety.reader import Statement, Unreadable
-from nostall.ptx.safety.scope import Registers, label_symbol
+from nostall.ptx.safety.reading import pseudo_registers as state
+from nostall.ptx.safety.reading.blocks import Block
+from nostall.ptx.safety.reading.instruction import Instruction
+from nostall.ptx.safety.reading.lexical import Unreadable
+from nostall.ptx.safety.reading.opcodes import Effect
+from nostall.ptx.safety.reading.scope import Registers, label_symbol
 
 _JUMP = re.compile(
     r"(?:@\s*!?\s*[\w$%]+\s*)?(?P<opcode>bra|brx|ret|exit)\b(?:.*?(?P<target>[\w$%]+)\s*)?;$",
@@ -24,27 +24,27 @@ _JUMP = re.compile(
 )
 
 
-def is_closed(statements: Sequence[Statement]) -> bool:
+def is_closed(kinds: Sequence[str], texts: Sequence[str]) -> bool:
     """Whether no branch leaves a part of a function, from its ``{`` to its ``}``.
 
     A label is visible in its braces only (PTX ISA 4.3.2), so no branch enters either.
     """
     labels: list[set[str]] = []
     opened: list[int] = []
-    level_of: list[tuple[int, ...]] = []
-    for statement in statements:
-        if statement.kind == "open":
+    levels: list[tuple[int, ...]] = []
+    for kind, text in zip(kinds, texts, strict=True):
+        if kind == "open":
             opened.append(len(labels))
             labels.append(set())
-        elif statement.kind == "label":
-            labels[opened[-1]].add(statement.text)
-        level_of.append(tuple(opened))
-        if statement.kind == "close":
+        elif kind == "label":
+            labels[opened[-1]].add(text)
+        levels.append(tuple(opened))
+        if kind == "close":
             opened.pop()
-    for statement, levels in zip(statements, level_of, strict=True):
-        if statement.kind != "instruction" or not (jump := _JUMP.match(statement.text)):
+    for kind, text, visible in zip(kinds, texts, levels, strict=True):
+        if kind != "instruction" or not (jump := _JUMP.match(text)):
             continue
-        if jump["opcode"] != "bra" or not any(jump["target"] in labels[at] for at in levels):
+        if jump["opcode"] != "bra" or not any(jump["target"] in labels[at] for at in visible):
             return False
     return True
 
@@ -85,7 +85,7 @@ def combine(
     inner = tuple(i for block in blocks for i in block.instructions)
     inside = {label_symbol(text[:-1]) for b in blocks for text in b.layout if text.endswith(":")}
     for instruction in inner:
-        if instruction.ends_block and not instruction.labels <= inside:
+        if instruction.ends_block and not (instruction.labels and instruction.labels <= inside):
             raise Unreadable(offset, f"{instruction.opcode} leaves its braces")
     writes = dict.fromkeys(r for i in inner for r in i.writes)
     reads = dict.fromkeys(r for i in inner for r in i.reads)

@@ -6,19 +6,19 @@ import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from nostall.ptx.safety.blocks import (
+from nostall.ptx.safety.reading.blocks import (
     Block,
     Placed,
+    PlacedStatements,
     cut_blocks,
     jump_targets,
-    mark_tables,
     place_other,
 )
-from nostall.ptx.safety.compound import Compound, combine, exact_key, is_closed, signature
-from nostall.ptx.safety.declarations import Declared, declared_names, is_declaration
-from nostall.ptx.safety.instruction import FOREIGN, Instruction, Numbers, decode
-from nostall.ptx.safety.reader import ModuleItem, Statement, Unreadable, normalise
-from nostall.ptx.safety.scope import BODY_PATH, PARAMETER_PATH, Registers, Scope
+from nostall.ptx.safety.reading.compound import Compound, combine, exact_key, is_closed, signature
+from nostall.ptx.safety.reading.declarations import Declared, declared_names, is_declaration
+from nostall.ptx.safety.reading.instruction import FOREIGN, Instruction, Numbers, decode
+from nostall.ptx.safety.reading.lexical import Body, ModuleItem, Unreadable, normalise
+from nostall.ptx.safety.reading.scope import BODY_PATH, PARAMETER_PATH, Registers, Scope
 
 _LOAD_PRAGMA = re.compile(r'\.pragma\s+"used_bytes_mask\b[^"]*"\s*;')
 """Pragma about the next instruction."""
@@ -30,7 +30,7 @@ IsEqual = Callable[[Compound, Sequence[Block]], bool]
 class _Part(NamedTuple):
     """Statements of one scope: from ``start`` to before ``end``."""
 
-    statements: tuple[Statement, ...]
+    body: Body
     closing: dict[int, int]
     """Position of a ``{`` -> position of its ``}``."""
     start: int
@@ -49,12 +49,15 @@ class FunctionReader:
         self.compounds: list[Compound] = []
         self._numbers = Numbers()
         outer = Scope(module, PARAMETER_PATH, self.registers, parameters)
-        labels = dict.fromkeys(s.text for s in item.body if s.kind == "label")
+        statements = zip(item.body.kinds, item.body.texts, strict=True)
+        labels = dict.fromkeys(text for kind, text in statements if kind == "label")
         declared = tuple(Declared(name, "label") for name in labels)
         self._scope = Scope(outer, BODY_PATH, self.registers, declared)
-        self._known: dict[tuple[Scope, str, str], Instruction] = {}
+        self._known: dict[tuple[Scope, str, str], Placed] = {}
         """(scope, text, pragma before it) -> instruction of the original."""
-        self._known_compounds: dict[tuple[Scope, tuple[str, ...]], Instruction] = {}
+        self._known_others: dict[tuple[str, str, str], Placed] = {}
+        """(kind, text, next text after a label) -> other statement of the original."""
+        self._known_compounds: dict[tuple[Scope, tuple[str, ...]], Placed] = {}
         """(scope, texts of the statements) -> compound statement of the original."""
         self._by_signature: dict[tuple[object, ...], list[Compound]] = {}
         self._is_equal: IsEqual | None = None
@@ -64,32 +67,34 @@ class FunctionReader:
         self._numbers.is_frozen = True
         self._is_equal = is_equal
 
-    def place(self, item: ModuleItem) -> list[Placed]:
+    def place(self, item: ModuleItem) -> PlacedStatements:
         """The statements of a function body with their meaning, in order.
 
         Raises :class:`Unreadable` if a name is not declared where it is used.
         """
         opened: list[int] = []
         closing: dict[int, int] = {}
-        for position, statement in enumerate(item.body):
-            if statement.kind == "open":
+        for position, kind in enumerate(item.body.kinds):
+            if kind == "open":
                 opened.append(position)
-            elif statement.kind == "close":
+            elif kind == "close":
                 closing[opened.pop()] = position
-        return self._place(_Part(item.body, closing, 0, len(item.body)), self._scope)
+        return self._place(_Part(item.body, closing, 0, len(item.body.kinds)), self._scope)
 
-    def _place(self, part: _Part, scope: Scope) -> list[Placed]:
+    def _place(self, part: _Part, scope: Scope) -> PlacedStatements:
         """The statements of one scope, and of braces in it that are no compound statement."""
-        placed: list[Placed] = []
+        placed = PlacedStatements([], [])
+        add, add_offset = placed.items.append, placed.offsets.append
+        kinds, texts, offsets = part.body
         braces, pragma = 0, ""
         position = part.start
         outer: list[Scope] = []
         while position < part.end:
-            statement = part.statements[position]
-            kind, text, offset = statement
+            kind, text, offset = kinds[position], texts[position], offsets[position]
             position += 1
             if kind == "instruction":
-                placed.append(Placed(offset, self._decode(text, offset, scope, pragma)))
+                add(self._instruction(text, offset, scope, pragma))
+                add_offset(offset)
                 pragma = ""
                 continue
             if pragma and kind != "note":
@@ -98,7 +103,8 @@ class FunctionReader:
                 end = part.closing[position - 1]
                 compound = self._compound(part, position - 1, end, scope)
                 if compound is not None:
-                    placed.append(Placed(offset, compound))
+                    add(compound)
+                    add_offset(offset)
                     position = end + 1
                     continue
                 braces += 1
@@ -109,45 +115,53 @@ class FunctionReader:
             elif kind == "directive" and _LOAD_PRAGMA.match(text):
                 pragma = normalise(text)
                 continue
-            declares = kind == "directive" and is_declaration(text)
-            if declares:
+            elif kind == "directive" and is_declaration(text):
                 scope = scope.declare(text, declared_names(text, offset))
-            placed.append(place_other(statement, declares))
-        mark_tables(placed)
+            add(self._other(kind, text, texts[position] if position < part.end else ""))
+            add_offset(offset)
         return placed
 
-    def _decode(self, text: str, offset: int, scope: Scope, pragma: str) -> Instruction:
+    def _instruction(self, text: str, offset: int, scope: Scope, pragma: str) -> Placed:
         key = (scope, text, pragma)
         known = self._known.get(key)
         if known is None:
-            known = decode(text, offset, scope, self._numbers, pragma)
+            known = Placed(decode(text, offset, scope, self._numbers, pragma))
             if not self._numbers.is_frozen:
                 self._known[key] = known
         return known
 
-    def _compound(self, part: _Part, start: int, end: int, scope: Scope) -> Instruction | None:
+    def _other(self, kind: str, text: str, following: str) -> Placed:
+        key = (kind, text, following if kind == "label" else "")
+        known = self._known_others.get(key)
+        if known is None:
+            known = place_other(kind, text, following)
+            if not self._numbers.is_frozen:
+                self._known_others[key] = known
+        return known
+
+    def _compound(self, part: _Part, start: int, end: int, scope: Scope) -> Placed | None:
         """The compound statement between two braces; None if control enters or leaves elsewhere."""
-        statements = part.statements[start : end + 1]
-        key = (scope, tuple(s.text for s in statements))
+        texts = part.body.texts[start : end + 1]
+        key = (scope, tuple(texts))
         known = self._known_compounds.get(key)
         if known is not None:
             return known
-        if not is_closed(statements):
+        if not is_closed(part.body.kinds[start : end + 1], texts):
             return None
-        inner_scope, offset = scope.open_compound(), statements[0].offset
+        inner_scope, offset = scope.open_compound(), part.body.offsets[start]
         placed = self._place(part._replace(start=start + 1, end=end), inner_scope)
         targets = jump_targets(placed)
         blocks = cut_blocks(placed, targets, offset)
         if self._is_equal is not None:
-            return self._match(blocks, inner_scope, offset)
+            return Placed(self._match(blocks, inner_scope, offset))
         number = self._numbers.number(exact_key(blocks))
         found = combine(number, blocks, inner_scope.path, self.registers, offset)
         if all(c.instruction.number != number for c in self.compounds):
             compound = Compound(found, tuple(blocks), targets)
             self.compounds.append(compound)
             self._by_signature.setdefault(signature(blocks), []).append(compound)
-        self._known_compounds[key] = found
-        return found
+        self._known_compounds[key] = Placed(found)
+        return self._known_compounds[key]
 
     def _match(self, blocks: list[Block], scope: Scope, offset: int) -> Instruction:
         """The equal compound statement of the original, or a foreign one."""
