@@ -87,6 +87,7 @@ ORDERED = {
     "membar": "st.global.b32 [%rd1], %r1; membar.gl;",
     "fence": "fence.acq_rel.gpu; ld.global.b32 %r1, [%rd1];",
     "texture": "st.global.b32 [%rd1], %r1; tex.1d.v2.f32.s32 {%f1,%f2}, [%rd2,{%r2}];",
+    "surface": "suld.b.1d.b32.trap {%r1}, [%rd1, {%r2}]; ld.global.b32 %r3, [%rd2];",
     "asynchronous copy and load": f"{COPY} ld.shared.b32 %r2, [%r3];",
     "asynchronous copy and its wait": f"{COPY} cp.async.wait_all;",
     "load above wait": "cp.async.wait_group 0; ld.shared.b32 %r2, [%r3];",
