@@ -41,9 +41,6 @@ def _row(
 
 
 BENCHMARKS: tuple[Benchmark, ...] = (
-    # PTX orders
-    _row("ptx.random_orders", "CPU", "Does ptxas accept random orders of PTX without new messages?",
-         "random_orders.json"),
     _row("ptx.validator", "CPU", "Does the validator accept legal PTX and refuse violations?",
          "validator.json"),
     # SASS schedules
@@ -85,6 +82,8 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     _row("sass.farm_throughput", "2 or more GPUs", "How many candidates a second do N GPUs try?",
          "farm_throughput.json", "sass.md"),
     # PTX
+    _row("ptx.random_orders", "CPU", "Does ptxas accept random orders of PTX without new messages?",
+         "random_orders.json"),
     _row("ptx.assembler_suite", "GPU", "What does searching the input of ptxas gain?"),
     # Learning
     _row("learning.strategies", "CPU", "Does learning beat annealing on the SM model?",
