@@ -15,9 +15,8 @@ import shutil
 import subprocess
 import tempfile
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +33,9 @@ from nostall.core.errors import BadInput, MissingPart
 from nostall.sass.program import registers
 from nostall.sass.program.instruction import Instruction
 from nostall.sass.program.program import Program
-from nostall.sass.safety import pairing
+from nostall.sass.safety import mined_tables, pairing
 from nostall.sass.safety.latency import LatencyTable
+from nostall.sass.safety.mined_tables import Row
 
 SOURCE = Path(__file__).with_name("microkernels") / "template.cu"
 TEMPLATE, PLAN = "template.cubin", "plan.json"
@@ -97,8 +97,8 @@ def plan_rows(template: bytes, pairs: Sequence[Pair]) -> list[dict[str, Any]]:
     words = sorted({word for both in pairs_words for word in both})
     decoded = dict(zip(words, decode(template, words), strict=True))
     table = LatencyTable.mined(SM)
-    floors = resources.files("nostall.sass.safety").joinpath("floors", f"sm_{SM}.json")
-    attested = json.loads(floors.read_text())["attested"]
+    tables = mined_tables.load(SM)
+    attested = tables.attested if tables is not None else {}
     rows: list[dict[str, Any]] = []
     for pair, (first, second) in zip(pairs, pairs_words, strict=True):
         issued = (decoded[first], decoded[second])
@@ -112,7 +112,7 @@ def _plan_row(
     pair: Pair,
     issued: tuple[Instruction, Instruction],
     table: LatencyTable,
-    attested: dict[str, list[int]],
+    attested: Mapping[str, Row],
 ) -> dict[str, Any]:
     """The row of one pair; ``issued``: its instructions in their order."""
     first, second = issued
@@ -127,7 +127,7 @@ def _plan_row(
             )
     keys = [(first, second, register, pair.kind) for register in tested]
     names = [name for key in keys for name in pairing.exact_names(*key)]
-    seen = [attested[name][0] for name in names if name in attested]
+    seen = [attested[name].distance for name in names if name in attested]
     floor = max(table.min_distance(*key) for key in keys)
     return {
         "pair": pair.name,
