@@ -68,10 +68,9 @@ def kernel_row(name: str) -> dict[str, int]:
 
 def least_stalls(space: ScheduleSpace) -> int:
     """Stall cycles after each stall is lowered in turn, from the first instruction to the last."""
-    state = space.start()
-    for state, _ in lower_stalls(space, state, np.arange(len(space.function.instructions))):
-        pass
-    return int(state.stall.sum())
+    start, order = space.start(), np.arange(len(space.function.instructions))
+    states = [start, *(state for state, _ in lower_stalls(space, start, order))]
+    return int(states[-1].stall.sum())
 
 
 def lowered_constraints(mined: ScheduleSpace, measured: ScheduleSpace) -> tuple[int, int]:

@@ -20,7 +20,8 @@ DISTANCES = FOLDER / "measured_distances.json.gz"
 WITNESSES = FOLDER / "witnesses.json.gz"
 SLACK = FOLDER / "freed_slack.json"
 _COLUMNS = ("int:data", "fma:data", "half:data", "double:data", "mma:data", "HMMA:accumulator",
-            "lsu:data", "lsu:address", "const:address", "xu:data", "uniform:data", "guard")  # fmt: skip
+            "lsu:data", "lsu:address", "const:address", "xu:data", "uniform:data",
+            "guard")  # fmt: skip
 _TITLES = {"HMMA:accumulator": "HMMA c"}
 
 Row = Mapping[str, Any]
@@ -84,8 +85,8 @@ def _compilers(rows: Sequence[Row]) -> str:
     groups = Counter(row["coarse"].replace("|", " → ") for row in limits)
     named = ", ".join(f"{count} {name}" for name, count in groups.most_common())
     return "## Beside compiler output\n\n" + wrapped(
-        f"For {len(seen):,} of the pairs, compilers left a distance that nothing else protects. The "
-        f"minimum is above it for {above}, equal for {equal:,}, and below for the others. For "
+        f"For {len(seen):,} of the pairs, compilers left a distance that nothing else protects. "
+        f"The minimum is above it for {above}, equal for {equal:,}, and below for the others. For "
         f"{floors:,} pairs that are not in compiler output, results were wrong at the floor of "
         f"their class, and for {len(limits)} at the limit of changed schedules ({named}). Those "
         "measurements raise the floors and limits of the verifier."

@@ -47,6 +47,11 @@ def verify(
     Exit code 0: safe; 1: unsafe; 2: an input cannot be read.
     """
     if original.is_dir():
+        if measured_latencies:
+            raise BadInput(
+                "--measured-latencies is an option of two cubins, but a run directory was given; "
+                "leave the option out"
+            )
         _verify_run(original, candidate, format)
         return
     data = read_cubin(original, arch)
