@@ -145,7 +145,7 @@ def test_nostall_decodes_a_kernel_and_finds_the_dependence(template: bytes) -> N
     at = texts.index("CS2R.32 R8, SR_CLOCKLO") + 1
     producer, consumer = function.instructions[at : at + 2]
     assert producer.text == "DFMA R40, R20.reuse, R28.reuse, R36.reuse"
-    assert consumer.text == "DADD R64, R40.reuse, R32"
+    assert consumer.text == "DADD R64, R40.reuse, R32.reuse"
     assert set(producer.defs) <= set(consumer.uses)
     assert producer.control.stall == 8
 
