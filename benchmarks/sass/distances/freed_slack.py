@@ -4,14 +4,16 @@
 
 For each sm_90 kernel of the corpus, each stall is lowered to the least that is legal, in the
 compiler's order: once with the distances of compiler output, once with those measured on a GPU.
-Stall cycles are counted once for each instruction, however often it executes.  A second run
-computes only kernels that are missing or whose tables have changed.
+Stall cycles are counted once for each instruction, however often it executes.  Kernels come in a
+random order, so that a time limit leaves a sample.  A second run computes only kernels that are
+missing or whose tables have changed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -29,6 +31,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--largest", type=int, default=120_000, help="bytes of the largest cubin")
     parser.add_argument("--match", default="", help="only kernels with this in their name")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so many")
+    parser.add_argument("--seed", type=int, default=0, help="of the order of kernels")
 
 
 def main(options: argparse.Namespace) -> None:
@@ -39,7 +42,9 @@ def main(options: argparse.Namespace) -> None:
         earlier = json.loads(options.out.read_text())
         done = earlier["kernels"] if earlier["rules"] == rules else {}
     rows = dict(done)
-    for name in kernel_names(options.largest, options.match):
+    names = kernel_names(options.largest, options.match)
+    random.Random(options.seed).shuffle(names)
+    for name in names:
         if name in done:
             continue
         if monotonic() - began > options.seconds:
@@ -54,7 +59,7 @@ def main(options: argparse.Namespace) -> None:
 def kernel_row(name: str) -> dict[str, int]:
     """Stall cycles and constraints of one kernel."""
     mined = open_space(name, measured_latencies=False)
-    measured = open_space(name, measured_latencies=True)
+    measured = ScheduleSpace(mined.program, mined.function, measured_latencies=True)
     constraints, lowered = lowered_constraints(mined, measured)
     return {
         "instructions": len(mined.function.instructions),
