@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from benchmarks.harness.result_file import save
+
 from benchmarks.sass.distances import freed_slack
 from benchmarks.sass.gpu_walks import prepare, random_walks_on_gpu, walks
-
 from nostall.core.errors import BadInput
 from nostall.sass import Program
 from nostall.sass.safety import verify_program
