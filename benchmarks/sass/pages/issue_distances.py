@@ -87,9 +87,9 @@ def _compilers(rows: Sequence[Row]) -> str:
     return "## Beside compiler output\n\n" + wrapped(
         f"For {len(seen):,} of the pairs, compilers left a distance that nothing else protects. "
         f"The minimum is above it for {above}, equal for {equal:,}, and below for the others. For "
-        f"{floors:,} pairs that are not in compiler output, results were wrong at the floor of "
-        f"their class, and for {len(limits)} at the limit of changed schedules ({named}). Those "
-        "measurements raise the floors and limits of the verifier."
+        f"{floors:,} pairs, results were wrong at the floor of their class, and for {len(limits)} "
+        f"at the limit of changed schedules ({named}). Those measurements raise the floors and "
+        "limits of the verifier."
     )
 
 
