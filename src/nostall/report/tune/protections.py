@@ -82,6 +82,7 @@ _ROLE_NAMES = {
     in_flight.RESULT: "result",
     in_flight.SOURCES: "sources",
     in_flight.COMPLETION: "completion",
+    in_flight.RELEASE: "completion",
 }
 
 

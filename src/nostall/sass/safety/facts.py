@@ -40,6 +40,12 @@ class InstructionFacts:
     """The literal of the guard, or 0."""
     redefined_literals: int
     """Literals of the predicates that are written, both signs."""
+    accesses_memory: bool
+    """Whether the instruction accesses or orders memory and is not a scheduling barrier."""
+    completion: int
+    """Bit mask of the write scoreboard, if no register of the result stands for it."""
+    release: int
+    """Bit mask of the read scoreboard, if no register of the sources stands for it."""
 
 
 def instruction_facts(instruction: Instruction, sm: int, max_latency: int) -> InstructionFacts:
@@ -48,19 +54,41 @@ def instruction_facts(instruction: Instruction, sm: int, max_latency: int) -> In
     ``max_latency``: cycles after which its result has arrived if it has fixed latency.
     """
     has_fixed_latency = instruction.has_fixed_latency(sm)
+    late_sources = register_mask(queues.late_sources(instruction, sm))
+    accesses_memory = instruction.accesses_memory and not instruction.is_barrier
+    completion, release = _announced(instruction, bool(late_sources))
     return InstructionFacts(
         instruction=instruction,
         fixed_latency=has_fixed_latency,
         defs=register_mask(instruction.defs),
         uses=register_mask(instruction.uses),
-        late_sources=register_mask(queues.late_sources(instruction, sm)),
+        late_sources=late_sources,
         kills=0 if instruction.is_guarded else register_mask(instruction.defs),
         max_latency=max_latency if has_fixed_latency else NEVER,
         result_queue=queues.result_queue(instruction, sm),
         source_queue=queues.source_queue(instruction, sm),
         guard_literals=guard_literal(instruction.guard) if instruction.guard else 0,
         redefined_literals=_redefined_literals(instruction),
+        accesses_memory=accesses_memory,
+        completion=completion,
+        release=release,
     )
+
+
+def _announced(instruction: Instruction, has_late_sources: bool) -> tuple[int, int]:
+    """(``completion``, ``release``) of :class:`InstructionFacts`.
+
+    Others may wait for any scoreboard of a scheduling barrier, whatever its registers.  A memory
+    access announces its completion by its result and its source reads, if it has these.
+    """
+    control = instruction.control
+    write = 1 << control.write_sb if control.write_sb < 6 else 0
+    read = 1 << control.read_sb if control.read_sb < 6 else 0
+    if instruction.is_barrier:
+        return write, read
+    if instruction.accesses_memory:
+        return 0 if instruction.defs else write, 0 if has_late_sources else read
+    return 0, 0
 
 
 def register_mask(numbers: Sequence[int]) -> int:

@@ -22,12 +22,14 @@ from nostall.sass.safety.in_flight import (
     COMPLETION,
     MAX_ELAPSED,
     Conflict,
+    Key,
     State,
     entry_states,
     find_conflicts,
     step_through,
 )
 from nostall.sass.safety.latency import SCOREBOARD_GAP, LatencyTable
+from nostall.sass.safety.memory_order import CompletionRecord, lost_completions
 from nostall.sass.safety.pairing import HazardKind
 from nostall.sass.safety.reuse import changed_reuse, stale_reuse
 from nostall.sass.safety.verdict import Finding, describe
@@ -44,12 +46,14 @@ class Analysis:
     """Violations of the absolute rules."""
     distances: Distances
     """Pairs whose first result or sources are still in flight at the second instruction."""
-    async_waits: set[tuple[int, int]]
+    async_waits: set[tuple[Key, int]]
     """(asynchronous operation, instruction whose wait ends it)."""
-    unfinished: set[tuple[int, int]]
+    unfinished: set[tuple[Key, int]]
     """(asynchronous operation, watched instruction that issues while it may be in flight)."""
     issue_gaps: dict[tuple[int, int], int]
     """(first, second) neighbours of a block -> stall of the first, in cycles."""
+    completions: CompletionRecord
+    """What is in flight at fences and memory accesses."""
 
 
 class HazardValidator:
@@ -67,7 +71,7 @@ class HazardValidator:
         order = function.instructions
         position = {ins.index: at for at, ins in enumerate(order)}
         facts = {i.index: instruction_facts(i, self.sm, self.table.max_latency(i)) for i in order}
-        analysis = Analysis([], {}, set(), set(), {})
+        analysis = Analysis([], {}, set(), set(), {}, CompletionRecord())
         report = _Reporter(function.name, position, analysis.findings)
         for instruction in order:
             self._check_encoding(instruction, report)
@@ -104,15 +108,24 @@ class HazardValidator:
             report("near-wall", instruction, reason)
         for instruction, reason in changed_reuse(original, candidate):
             report("stale-reuse", instruction, reason)
-        for producer, waiter in sorted(before.async_waits - after.async_waits):
+        for (producer, role), waiter in sorted(before.async_waits - after.async_waits):
             swapped = (producer < waiter) != (position[producer] < position[waiter])
-            if swapped or (producer, waiter) in after.unfinished:
+            if swapped or ((producer, role), waiter) in after.unfinished:
                 report(
                     "lost-wait",
                     by_index[waiter],
                     f"does not wait for {describe(by_index[producer])}, an asynchronous operation; "
                     "the wait of the original is required",
                 )
+        for instruction, operation in lost_completions(
+            before.completions, after.completions, by_index
+        ):
+            report(
+                "lost-order",
+                instruction,
+                f"{describe(operation)} may be in flight when it issues; in the original a wait "
+                "ends it before, and memory order may rely on that",
+            )
         return after.findings
 
     def _check_block(
@@ -127,9 +140,10 @@ class HazardValidator:
     ) -> None:
         """Check the waits and register accesses of one block; ``state`` is its entry state."""
         for current, in_flight, ended in step_through(state, block, order, facts):
+            analysis.completions.add(current, in_flight, ended, facts)
             for (index, role), item in ended:
-                if role == COMPLETION:
-                    analysis.async_waits.add((index, current.instruction.index))
+                if role >= COMPLETION:
+                    analysis.async_waits.add(((index, role), current.instruction.index))
                 elif item.elapsed < SCOREBOARD_GAP and current.instruction.base != "DEPBAR":
                     report(
                         "scoreboard-gap",
@@ -140,7 +154,7 @@ class HazardValidator:
                     )
             index = current.instruction.index
             if index in watched:
-                pairs = ((p, index) for p, role in in_flight if role == COMPLETION)
+                pairs = ((key, index) for key in in_flight if key[1] >= COMPLETION)
                 analysis.unfinished.update(pairs)
             for conflict in find_conflicts(current, in_flight, facts):
                 self._check_conflict(conflict, analysis, report)

@@ -24,9 +24,9 @@ from nostall.sass.safety.facts import (
 )
 from nostall.sass.safety.pairing import HazardKind
 
-RESULT, SOURCES, COMPLETION = 0, 1, 2
-"""Roles of an item: a result to be written, sources to be read, or the completion of an
-asynchronous operation that a scoreboard announces, whatever its registers."""
+RESULT, SOURCES, COMPLETION, RELEASE = 0, 1, 2, 3
+"""Roles of an item: a result to be written, sources to be read, or what a write scoreboard
+(COMPLETION) or a read scoreboard (RELEASE) of an operation announces, whatever its registers."""
 
 MAX_ELAPSED = 255
 """Cycles at which the count of elapsed cycles stops."""
@@ -135,8 +135,10 @@ def issue(state: State, facts: InstructionFacts, all_facts: dict[int, Instructio
         state[instruction.index, RESULT] = InFlight(
             facts.defs, stall, queues.result_scoreboards(instruction), literals
         )
-    if instruction.is_barrier and (write or read):
-        state[instruction.index, COMPLETION] = InFlight(0, stall, write | read, 0)
+    if facts.completion:
+        state[instruction.index, COMPLETION] = InFlight(0, stall, facts.completion, 0)
+    if facts.release:
+        state[instruction.index, RELEASE] = InFlight(0, stall, facts.release, 0)
     if facts.late_sources:
         state[instruction.index, SOURCES] = InFlight(
             facts.late_sources, stall, write | read, literals
@@ -301,7 +303,7 @@ def find_conflicts(
     """
     for (index, role), item in state.items():
         first = facts[index]
-        if role == COMPLETION or item.guard_literals & negate_literals(current.guard_literals):
+        if role >= COMPLETION or item.guard_literals & negate_literals(current.guard_literals):
             continue
         if role == RESULT:
             if hit := item.registers & current.uses:

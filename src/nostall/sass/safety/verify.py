@@ -6,7 +6,7 @@ from nostall.sass.program.program import Program
 from nostall.sass.safety.hazards import HazardValidator
 from nostall.sass.safety.order import order_findings
 from nostall.sass.safety.structure import Mismatch, align
-from nostall.sass.safety.symbolic import SymbolicValidator
+from nostall.sass.safety.symbolic.validator import SymbolicValidator
 from nostall.sass.safety.verdict import Finding, Verdict
 
 

@@ -8,16 +8,11 @@ from dataclasses import dataclass
 
 from nostall.sass.program import queues
 from nostall.sass.program.instruction import Instruction
-from nostall.sass.program.opcodes import Effect
 from nostall.sass.safety.latency import OVERWRITE_GAP, SCOREBOARD_GAP, LatencyTable
 from nostall.sass.safety.pairing import HazardKind
 from nostall.sass.schedule.constraints import BlockConstraints, InFlight
+from nostall.sass.schedule.memory_order import order_memory_accesses, order_shared_reads
 
-_MEMORY_SPACES = (
-    (Effect.READ_GLOBAL, Effect.WRITE_GLOBAL),
-    (Effect.READ_SHARED, Effect.WRITE_SHARED),
-    (Effect.READ_LOCAL, Effect.WRITE_LOCAL),
-)
 _NEAR_WALLS = 16
 """Number of preceding walls to which distances are kept. Walls issue at least 1 cycle apart."""
 _WAW_CHAIN = 40
@@ -26,7 +21,11 @@ _WAW_CHAIN = 40
 
 @dataclass(slots=True)
 class _Pending:
-    """A variable-latency result, or sources read after issue, that the scan still tracks."""
+    """A variable-latency result, or sources read after issue, that the scan still tracks.
+
+    For memory accesses and walls also a scoreboard that announces their completion without
+    registers, because others may rely on it.
+    """
 
     instruction: Instruction
     is_result: bool
@@ -50,7 +49,8 @@ def scan_block(
         now += instruction.control.stall
     constraints.length = now
     _scan_registers(constraints)
-    _order_memory_accesses(constraints)
+    order_memory_accesses(constraints)
+    order_shared_reads(constraints)
     _keep_wall_distances(constraints, pinned)
     _order_asynchronous_scoreboards(constraints)
     return constraints
@@ -84,6 +84,8 @@ class _RegisterTracker:
         self.past_writers: dict[int, list[Instruction]] = defaultdict(list)
         """Earlier fixed-latency writers that may not have written yet."""
         self.readers: dict[int, list[Instruction]] = defaultdict(list)
+        self.completed_walls: list[int] = []
+        """Since the last wall: the instructions that wait for the scoreboard of a wall."""
 
     def process_waits(self, instruction: Instruction) -> None:
         """Order each pending operation before the instruction that waits for it."""
@@ -102,6 +104,8 @@ class _RegisterTracker:
                 still_pending.append(item)
                 continue
             item.waiter = index
+            if item.instruction.is_barrier:
+                self.completed_walls.append(index)
             setter = item.proofs[scoreboards[0]]
             constraints.add_edge(item.instruction.index, index, SCOREBOARD_GAP)
             constraints.add_edge(item.instruction.index, setter)
@@ -119,7 +123,12 @@ class _RegisterTracker:
             yield index, False
 
     def process_accesses(self, instruction: Instruction) -> None:
-        """Add the RAW, WAW and WAR dependences of an instruction."""
+        """Add the RAW, WAW and WAR dependences of an instruction, and those on fences."""
+        if instruction.is_barrier:
+            self.completed_walls = []
+        elif instruction.accesses_memory:
+            for waiter in self.completed_walls:
+                self.constraints.add_edge(waiter, instruction.index)
         for register in instruction.uses:
             for writer in self.writers[register]:
                 self._add_write_dependence(writer, instruction, register, "RAW")
@@ -176,7 +185,8 @@ class _RegisterTracker:
                 item for item in self.by_register[register] if item.waiter is None
             ]
         control = instruction.control
-        if instruction.has_fixed_latency(self.sm) and control.write_sb > 5:
+        is_announced = instruction.is_barrier and control.read_sb < 6
+        if instruction.has_fixed_latency(self.sm) and control.write_sb > 5 and not is_announced:
             return
         mask = queues.result_scoreboards(instruction)
         write = {board: instruction.index for board in range(6) if mask >> board & 1}
@@ -184,6 +194,10 @@ class _RegisterTracker:
         self._track(instruction, True, frozenset(instruction.defs), dict(write))
         late_sources = frozenset(queues.late_sources(instruction, self.sm))
         self._track(instruction, False, late_sources, {**write, **read})
+        if instruction.is_barrier or (instruction.accesses_memory and not late_sources):
+            self._track_scoreboard(instruction, False, read)
+        if not instruction.defs and (instruction.is_barrier or instruction.accesses_memory):
+            self._track_scoreboard(instruction, True, write)
 
     def _track(
         self,
@@ -200,6 +214,13 @@ class _RegisterTracker:
         self.pending.append(item)
         for register in registers:
             self.by_register[register].append(item)
+
+    def _track_scoreboard(
+        self, instruction: Instruction, is_result: bool, proofs: dict[int, int]
+    ) -> None:
+        """Track what the scoreboards ``proofs`` of a wall or memory access announce."""
+        if proofs:
+            self.pending.append(_Pending(instruction, is_result, "", frozenset(), proofs))
 
     def _recent_writers(self, register: int, instruction: Instruction) -> list[Instruction]:
         """Earlier fixed-latency writers that the next writer could still come too close to."""
@@ -231,12 +252,9 @@ class _RegisterTracker:
         """Record the operations that are in flight when the block ends."""
         constraints, end = self.constraints, self.constraints.length
         for item in self.pending:
-            control = item.instruction.control
-            boards = queues.result_scoreboards(item.instruction)
-            if not item.is_result and control.read_sb < 6:
-                boards |= 1 << control.read_sb
-            index = item.instruction.index
-            key = InFlight(index, item.is_result, item.registers, boards, False, 0)
+            index, is_wall = item.instruction.index, item.instruction.is_barrier
+            boards = sum(1 << board for board, setter in item.proofs.items() if setter == index)
+            key = InFlight(index, item.is_result, item.registers, boards, False, is_wall, 0)
             since = end - constraints.issue[index]
             constraints.live_out[key] = since if item.is_result else 0
             for board, setter in item.proofs.items():
@@ -253,10 +271,12 @@ class _RegisterTracker:
             if instruction.defs:
                 constraints.before_end[index] = min(since, max_latency)
                 if since < max_latency:
-                    key = InFlight(index, True, frozenset(instruction.defs), 0, True, max_latency)
+                    key = InFlight(
+                        index, True, frozenset(instruction.defs), 0, True, False, max_latency
+                    )
                     constraints.live_out[key] = since
             if self.late[index] and since < max_latency:
-                key = InFlight(index, False, self.late[index], 0, True, max_latency)
+                key = InFlight(index, False, self.late[index], 0, True, False, max_latency)
                 constraints.live_out[key] = since
         elif instruction.control.write_sb < 6 or instruction.control.read_sb < 6:
             constraints.before_end[index] = min(since, SCOREBOARD_GAP)
@@ -268,23 +288,6 @@ class _RegisterTracker:
 def _fixed_late_sources(instruction: Instruction, sm: int) -> tuple[int, ...]:
     """Registers that a fixed-latency instruction reads after issue; () for the other ones."""
     return queues.late_sources(instruction, sm) if instruction.has_fixed_latency(sm) else ()
-
-
-def _order_memory_accesses(constraints: BlockConstraints) -> None:
-    """Keep the order of two accesses to one memory space, unless both read."""
-    for read, write in _MEMORY_SPACES:
-        writer: int | None = None
-        readers: list[int] = []
-        for instruction in constraints.order:
-            effects, index = instruction.effects, instruction.index
-            if effects & (write | Effect.FENCE):
-                for earlier in (*readers, *([writer] if writer is not None else [])):
-                    constraints.add_edge(earlier, index)
-                writer, readers = index, []
-            elif effects & read:
-                if writer is not None:
-                    constraints.add_edge(writer, index)
-                readers.append(index)
 
 
 def _keep_wall_distances(constraints: BlockConstraints, pinned: frozenset[int]) -> None:
