@@ -14,6 +14,7 @@ from itertools import pairwise
 from nostall.sass.binary.encoding import illegal_reason
 from nostall.sass.program import registers
 from nostall.sass.program.blocks import Block
+from nostall.sass.program.cover_rules import COVER, CoverTable
 from nostall.sass.program.instruction import Instruction
 from nostall.sass.program.program import Function
 from nostall.sass.safety.bar_sync_distance import short_barrier_distances
@@ -59,8 +60,10 @@ class Analysis:
 class HazardValidator:
     """Checks the functions of one architecture for hazards."""
 
-    def __init__(self, sm: int) -> None:
+    def __init__(self, sm: int, cover: CoverTable = COVER) -> None:
+        """A validator for ``sm`` that relies on the in-order rules of ``cover``."""
         self.sm = sm
+        self.cover = cover
         self.table = LatencyTable.load(sm)
 
     def analyse(self, function: Function, watched: frozenset[int] = frozenset()) -> Analysis:
@@ -70,7 +73,10 @@ class HazardValidator:
         """
         order = function.instructions
         position = {ins.index: at for at, ins in enumerate(order)}
-        facts = {i.index: instruction_facts(i, self.sm, self.table.max_latency(i)) for i in order}
+        facts = {
+            i.index: instruction_facts(i, self.sm, self.table.max_latency(i), self.cover)
+            for i in order
+        }
         analysis = Analysis([], {}, set(), set(), {}, CompletionRecord())
         report = _Reporter(function.name, position, analysis.findings)
         for instruction in order:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from nostall.sass.program import queues
+from nostall.sass.program.cover_rules import COVER, Claim, group
 from nostall.sass.program.instruction import Instruction
 from nostall.sass.safety.latency import OVERWRITE_GAP, SCOREBOARD_GAP, LatencyTable
 from nostall.sass.safety.pairing import HazardKind
@@ -29,8 +30,8 @@ class _Pending:
 
     instruction: Instruction
     is_result: bool
-    queue: str
-    """Name of the in-order queue of the operation; "" without one."""
+    group: str
+    """Group of the operation in the in-order rules; "" without one."""
     registers: frozenset[int]
     proofs: dict[int, int]
     """Scoreboard -> the instruction that sets it: this one, or a later one of the same queue."""
@@ -208,9 +209,8 @@ class _RegisterTracker:
     ) -> None:
         if not registers:
             return
-        queue_of = queues.result_queue if is_result else queues.source_queue
-        queue = queue_of(instruction, self.sm)
-        item = _Pending(instruction, is_result, queue, registers, proofs)
+        own_group = group(instruction, self.sm)
+        item = _Pending(instruction, is_result, own_group, registers, proofs)
         self.pending.append(item)
         for register in registers:
             self.by_register[register].append(item)
@@ -234,16 +234,19 @@ class _RegisterTracker:
         ]
 
     def _add_proofs(self, instruction: Instruction) -> None:
-        """Mark earlier operations of an in-order queue as covered by a later one's scoreboards."""
+        """Mark earlier operations as covered by the scoreboards of a later one."""
         control = instruction.control
-        sources = queues.source_queue(instruction, self.sm)
-        if not sources:
+        own_group = group(instruction, self.sm)
+        if not own_group or (control.write_sb > 5 and control.read_sb > 5):
             return
-        results = queues.result_queue(instruction, self.sm)
+        results = COVER.earlier_groups(Claim.RESULT, instruction, own_group, self.sm)
+        sources = COVER.earlier_groups(Claim.SOURCES, instruction, own_group, self.sm)
         for item in self.pending:
-            if not item.queue or item.queue != (results if item.is_result else sources):
-                continue
-            boards = (control.write_sb,) if item.is_result else (control.write_sb, control.read_sb)
+            boards: tuple[int, ...] = ()
+            if not item.is_result and item.group in sources:
+                boards = (control.write_sb, control.read_sb)
+            elif item.group in results:
+                boards = (control.write_sb,)
             for board in boards:
                 if board < 6:
                     item.proofs.setdefault(board, instruction.index)

@@ -12,8 +12,9 @@ from collections.abc import Iterator, Sequence
 
 from nostall.sass.program import queues, registers
 from nostall.sass.program.addresses import reads_shared_in_order
+from nostall.sass.program.cover_rules import COVER, Claim, CoverTable, group
 from nostall.sass.program.instruction import Instruction
-from nostall.sass.program.opcodes import Effect, Pipe
+from nostall.sass.program.opcodes import Effect
 from nostall.sass.safety.latency import SCOREBOARD_GAP, LatencyTable
 from nostall.sass.safety.pairing import HazardKind
 from nostall.sass.safety.symbolic.state import (
@@ -37,8 +38,10 @@ SETTLED = 64
 class SymbolicMachine:
     """Executes one block once."""
 
-    def __init__(self, sm: int, table: LatencyTable, terms: Terms) -> None:
-        self.sm, self.table, self.terms = sm, table, terms
+    def __init__(
+        self, sm: int, table: LatencyTable, terms: Terms, cover: CoverTable = COVER
+    ) -> None:
+        self.sm, self.table, self.terms, self.cover = sm, table, terms, cover
         self.now = 0
         self.outcome = Outcome(memory=[terms("memory", i) for i in range(len(_READS))])
         self.issued: list[IssuedInstruction] = []
@@ -110,13 +113,13 @@ class SymbolicMachine:
         return frozenset(results + sources)
 
     def _wait_partially(self, scoreboard: int, count: int) -> None:
-        """All but the last ``count`` texture accesses that set ``scoreboard`` are complete.
+        """All but the last ``count`` operations that set ``scoreboard`` are complete.
 
-        Texture accesses complete in order.
+        That holds for operations that complete in order.
         """
         for earlier in self.issued:
-            is_texture = earlier.instruction.pipe is Pipe.TEXTURE
-            is_done = is_texture and earlier.later_setters[scoreboard] >= count
+            in_order = self._earlier_groups(Claim.PARTIAL_WAIT, earlier.instruction, earlier.group)
+            is_done = in_order and earlier.later_setters[scoreboard] >= count
             covering = earlier.result_scoreboards | earlier.source_scoreboards
             if is_done and covering >> scoreboard & 1:
                 earlier.is_written = earlier.is_read = True
@@ -160,13 +163,13 @@ class SymbolicMachine:
 
     def _check_overwrites(self, position: int, instruction: Instruction) -> None:
         """Poison writes to a register that an earlier instruction may still write or read."""
-        result_queue = queues.result_queue(instruction, self.sm)
+        own_group = group(instruction, self.sm)
+        follows = self._earlier_groups(Claim.OVERWRITES_RESULT, instruction, own_group)
         for register in instruction.defs:
             for writer in self.writers.get(register, ()):
-                is_ordered = result_queue and result_queue == queues.result_queue(
-                    writer.instruction, self.sm
-                )
-                if not is_ordered and self._may_still_write(writer, instruction, register, "WAW"):
+                if writer.group not in follows and self._may_still_write(
+                    writer, instruction, register, "WAW"
+                ):
                     self._poison(
                         position,
                         instruction,
@@ -199,8 +202,9 @@ class SymbolicMachine:
                 < self.table.min_distance(reader.instruction, instruction, r, "WAR")
                 for r in overwritten
             )
-        queue = queues.source_queue(instruction, self.sm)
-        return queue != queues.source_queue(reader.instruction, self.sm)
+        own_group = group(instruction, self.sm)
+        follows = self._earlier_groups(Claim.OVERWRITES_SOURCES, instruction, own_group)
+        return reader.group not in follows
 
     def _execute(self, instruction: Instruction, operands: list[Term]) -> None:
         """Compute the terms of an instruction's results, memory effects and event."""
@@ -241,23 +245,41 @@ class SymbolicMachine:
             instruction.has_fixed_latency(self.sm),
             frozenset(queues.late_sources(instruction, self.sm)),
             guard,
-            result_scoreboards=queues.result_scoreboards(instruction),
+            result_scoreboards=queues.result_scoreboards(instruction, self.cover),
             source_scoreboards=read | write,
-            source_queue=queues.source_queue(instruction, self.sm),
-            result_queue=queues.result_queue(instruction, self.sm),
+            group=group(instruction, self.sm),
         )
-        if queues.drains_sources(instruction):
+        drained = queues.drained_sources(instruction, self.sm, self.cover)
+        if drained:
             for earlier in self.issued:
-                earlier.is_read = earlier.is_read or earlier.source_queue == Pipe.LSU
-        if issued.source_queue and (write or read):
-            for earlier in self.issued:
-                if earlier.source_queue == issued.source_queue:
-                    earlier.cover(write, read, result_queue=issued.result_queue)
+                earlier.is_read = earlier.is_read or earlier.group in drained
+        if issued.group and (write or read):
+            self._cover_earlier(issued, write, read)
         self.issued.append(issued)
         if len(self.issued) >= self.cleanup_size:
             self.issued = [i for i in self.issued if not self._is_finished(i)]
             self.cleanup_size = 2 * len(self.issued) + 32
         return issued
+
+    def _earlier_groups(
+        self, claim: Claim, instruction: Instruction, own_group: str
+    ) -> frozenset[str]:
+        return self.cover.earlier_groups(claim, instruction, own_group, self.sm)
+
+    def _cover_earlier(self, later: IssuedInstruction, write: int, read: int) -> None:
+        """Let the scoreboards of an instruction prove earlier ones done, by the in-order rules."""
+        covers_results = self._earlier_groups(Claim.RESULT, later.instruction, later.group)
+        covers_sources = self._earlier_groups(Claim.SOURCES, later.instruction, later.group)
+        in_order = self._earlier_groups(Claim.PARTIAL_WAIT, later.instruction, later.group)
+        for earlier in self.issued:
+            if earlier.group in in_order:
+                shared = (earlier.source_scoreboards | earlier.result_scoreboards) & (write | read)
+                for scoreboard in range(6):
+                    earlier.later_setters[scoreboard] += shared >> scoreboard & 1
+            if earlier.group in covers_sources:
+                earlier.source_scoreboards |= write | read
+            if earlier.group in covers_results:
+                earlier.result_scoreboards |= write
 
     def _is_finished(self, issued: IssuedInstruction) -> bool:
         """Whether no later instruction can wait for it or disturb its result or sources."""

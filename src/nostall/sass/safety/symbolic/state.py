@@ -7,8 +7,10 @@ from typing import NamedTuple
 
 from nostall.sass.program import queues
 from nostall.sass.program.instruction import Instruction
-from nostall.sass.program.opcodes import Pipe
 from nostall.sass.safety.symbolic.terms import Term
+
+Unfinished = tuple[int, str]
+"""(index, "result" or "sources") of an operation that others may have to find complete."""
 
 
 @dataclass(slots=True)
@@ -34,10 +36,10 @@ class IssuedInstruction:
     """Scoreboards that prove the result written."""
     source_scoreboards: int = 0
     """Scoreboards that prove the sources read."""
-    source_queue: str = ""
-    result_queue: str = ""
+    group: str = ""
+    """Group in the in-order rules, or ""."""
     later_setters: list[int] = field(default_factory=lambda: [0] * 6)
-    """For each scoreboard: how many later texture accesses set it."""
+    """For each scoreboard: how many later operations that complete in order set it."""
 
     @property
     def is_ordered(self) -> bool:
@@ -56,23 +58,6 @@ class IssuedInstruction:
     def has_sources(self) -> bool:
         """Whether source reads, or a scoreboard for them, may be outstanding."""
         return bool(self.late_sources) or (self.is_ordered and self.source_scoreboards != 0)
-
-    def cover(self, write: int, read: int, *, result_queue: str) -> None:
-        """A later instruction of the source queue sets scoreboards; they cover this one as well.
-
-        ``write`` and ``read`` are the later instruction's scoreboards, ``result_queue`` its queue.
-        """
-        if self.source_queue == Pipe.TEXTURE:
-            shared = self.source_scoreboards & (write | read)
-            for scoreboard in range(6):
-                self.later_setters[scoreboard] += shared >> scoreboard & 1
-        self.source_scoreboards |= write | read
-        if result_queue and self.result_queue == result_queue:
-            self.result_scoreboards |= write
-
-
-Unfinished = tuple[int, str]
-"""(index, "result" or "sources") of an operation that others may have to find complete."""
 
 
 class Protection(NamedTuple):

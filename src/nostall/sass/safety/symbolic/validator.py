@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from nostall.sass.program import queues, registers
+from nostall.sass.program.cover_rules import COVER, CoverTable
 from nostall.sass.program.instruction import Instruction
 from nostall.sass.program.opcodes import Effect
 from nostall.sass.program.program import Function
@@ -32,8 +33,10 @@ Arrivals = dict[tuple[int, str], int]
 class SymbolicValidator:
     """Executes the functions of one architecture symbolically."""
 
-    def __init__(self, sm: int) -> None:
+    def __init__(self, sm: int, cover: CoverTable = COVER) -> None:
+        """A validator for ``sm`` that relies on the in-order rules of ``cover``."""
         self.sm = sm
+        self.cover = cover
         self.table = LatencyTable.load(sm)
 
     def check(self, function: Function) -> list[Finding]:
@@ -203,7 +206,7 @@ class SymbolicValidator:
             )
 
     def _run(self, order: Sequence[Instruction], terms: Terms) -> Outcome:
-        return SymbolicMachine(self.sm, self.table, terms).run(order)
+        return SymbolicMachine(self.sm, self.table, terms, self.cover).run(order)
 
 
 def _finding(kind: str, function: Function, position: int, text: str, reason: str) -> Finding:
