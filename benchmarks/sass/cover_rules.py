@@ -12,24 +12,25 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tests.corpus import catalogue
+
 from benchmarks.harness.result_file import save
 from nostall.core.errors import BadBinary
 from nostall.sass import Program
-from nostall.sass.program import Function
-from nostall.sass.program.cover_rules import COVER, RULES, CoverRule, group
+from nostall.sass.program import Function, Instruction
+from nostall.sass.program.cover_rules import COVER, RULES, Claim, CoverRule, group
 from nostall.sass.safety.hazards import HazardValidator
-from tests.corpus import catalogue
 
 MAX_WITNESSES = 6
 """Smallest functions that are listed for each rule."""
-MAX_INSTRUCTIONS = 4000
+MAX_INSTRUCTIONS = 3000
 """Larger functions are left out."""
 
 Need = tuple[str, int, str, str, int]
@@ -37,11 +38,31 @@ Need = tuple[str, int, str, str, int]
 
 
 def usable_rules(function: Function, sm: int) -> Iterator[CoverRule]:
-    """The rules of which the function has both an earlier and a later instruction."""
-    groups = {group(i, sm) for i in function.instructions} - {""}
+    """The rules that can make a difference in a function, by its instructions in any order."""
+    members: dict[str, list[Instruction]] = defaultdict(list)
+    for instruction in function.instructions:
+        members[group(instruction, sm)].append(instruction)
     for rule in RULES:
-        if rule.earlier & groups and rule.later & groups:
+        earlier = [i for name in rule.earlier for i in members.get(name, ())]
+        later = [i for name in rule.later for i in members.get(name, ())]
+        if earlier and any(_can_use(rule, earlier, instruction) for instruction in later):
             yield rule
+
+
+def _can_use(rule: CoverRule, earlier: list[Instruction], later: Instruction) -> bool:
+    """Whether a rule can be about this later instruction and one of the earlier ones."""
+    control = later.control
+    if rule.claim is Claim.RESULT:
+        return control.write_sb < 6 and (later.is_guarded or not rule.guarded)
+    if rule.claim is Claim.SOURCES:
+        sets_one = control.write_sb < 6 or control.read_sb < 6
+        return sets_one and (later.is_guarded or not rule.guarded)
+    written = set(later.defs)
+    if rule.claim is Claim.OVERWRITES_RESULT:
+        return any(written & set(i.defs) for i in earlier)
+    if rule.claim is Claim.OVERWRITES_SOURCES:
+        return any(written & set(i.uses) for i in earlier)
+    return True
 
 
 def needed_rules(function: Function, sm: int) -> tuple[list[str], list[str]]:
@@ -83,7 +104,9 @@ def rule_record(rule: CoverRule, uses: int, needs: list[Need]) -> dict[str, Any]
         "functions_that_can_use_it": uses,
         "functions_that_need_it": len(needs),
         "architectures": sorted({need[1] for need in needs}),
-        "witnesses": [f"{cubin}:{function}" for _, _, cubin, function, _ in by_size[:MAX_WITNESSES]],
+        "witnesses": [
+            f"{cubin}:{function}" for _, _, cubin, function, _ in by_size[:MAX_WITNESSES]
+        ],
     }
 
 
@@ -94,7 +117,7 @@ def corpus_paths(every: int) -> list[Path]:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--every", type=int, default=1, help="every N-th Triton cubin of the corpus")
+    parser.add_argument("--every", type=int, default=1, help="every N-th Triton cubin")
     parser.add_argument("--files", type=Path, nargs="*", default=[], help="further cubins")
     parser.add_argument("--jobs", type=int, default=1)
 
@@ -119,8 +142,9 @@ def main(options: argparse.Namespace) -> int:
     ]
     for record in records:
         print(
-            f"{record['rule']:32} {record['claim']:18} can use {record['functions_that_can_use_it']:5}"
-            f"  need {record['functions_that_need_it']:5}  {record['architectures']}"
+            f"{record['rule']:32} {record['claim']:18} needed by"
+            f" {record['functions_that_need_it']:5} of {record['functions_that_can_use_it']:5}"
+            f" on {record['architectures']}"
         )
     save(
         options.out,

@@ -48,16 +48,19 @@ class CoverRule:
     """Groups of the later instruction."""
     guarded: bool = False
     """Whether the rule is about later instructions with a guard, which may be false.  The other
-    rules of claim RESULT and SOURCES are about later instructions without a guard."""
+    rules of claim RESULT and SOURCES are about later instructions that execute whenever the
+    earlier one does: without a guard, or with the same guard."""
     architectures: frozenset[int] | None = None
     """Architectures on which compilers rely on the rule; None means all."""
 
 
 _FUNCTIONS = frozenset(("MUFU", "F2F", "F2I", "I2F", "I2I", "FRND", "FCHK"))
 _BIT_COUNTS = frozenset(("POPC", "FLO", "BREV"))
-_MEMORY = "LDG STG LDL STL LDS STS LDSM SHFL LDGSTS ATOMS RED REDG ATOMG"
+_MEMORY = "LDG STG LDL STL LDS STS LDSM STSM SHFL LDGSTS ATOMS RED REDG ATOMG"
 """Load/store instructions that read their sources in order."""
-_OWN_GROUP = frozenset((*_MEMORY.split(), "REDUX", "S2UR", "ATOM", "BAR"))
+_OWN_GROUP = frozenset(
+    (*_MEMORY.split(), "REDUX", "S2UR", "ATOM", "BAR", "LDTM", "STTM", "UTMALDG")
+)
 
 
 def group(instruction: Instruction, sm: int) -> str:
@@ -100,11 +103,14 @@ def _rule(
 
 
 RULES: tuple[CoverRule, ...] = (
-    _rule("LDS", Claim.RESULT, "LDS"),
+    _rule("LDS after LDS", Claim.RESULT, "LDS"),
+    _rule("LDSM after LDS", Claim.RESULT, "LDS", "LDSM"),
     _rule("SHFL after LDS", Claim.RESULT, "LDS", "SHFL"),
-    _rule("SHFL", Claim.RESULT, "SHFL"),
-    _rule("LDSM", Claim.RESULT, "LDSM"),
     _rule("LDS after LDSM", Claim.RESULT, "LDSM", "LDS"),
+    _rule("LDSM after LDSM", Claim.RESULT, "LDSM"),
+    _rule("SHFL after LDSM", Claim.RESULT, "LDSM", "SHFL"),
+    _rule("LDS after SHFL", Claim.RESULT, "SHFL", "LDS"),
+    _rule("SHFL after SHFL", Claim.RESULT, "SHFL"),
     _rule("ATOMS", Claim.RESULT, "ATOMS"),
     _rule("REDUX", Claim.RESULT, "REDUX"),
     _rule("functions and conversions", Claim.RESULT, "functions"),
@@ -114,6 +120,7 @@ RULES: tuple[CoverRule, ...] = (
     _rule("double arithmetic", Claim.RESULT, "double"),
     _rule("double matrix", Claim.RESULT, "double-matrix"),
     _rule("texture", Claim.RESULT, "texture"),
+    _rule("loads from tensor memory", Claim.RESULT, "LDTM"),
     _rule("guarded LDS", Claim.RESULT, "LDS", guarded=True),
     _rule("guarded functions", Claim.RESULT, "functions", guarded=True),
     _rule("guarded double arithmetic", Claim.RESULT, "double", guarded=True),
@@ -123,17 +130,26 @@ RULES: tuple[CoverRule, ...] = (
     _rule("sources of bit counts", Claim.SOURCES, "bit-counts"),
     _rule("sources of double arithmetic", Claim.SOURCES, "double"),
     _rule("sources of double matrix", Claim.SOURCES, "double-matrix"),
+    _rule("sources of STTM", Claim.SOURCES, "STTM", "STTM LDTM"),
+    _rule("sources, guarded UTMALDG", Claim.SOURCES, "UTMALDG", guarded=True),
     _rule("sources, guarded LDG", Claim.SOURCES, "LDG", guarded=True),
     _rule("sources, guarded LDS", Claim.SOURCES, "LDS STS STG", "LDS", guarded=True),
-    _rule("sources, guarded STG", Claim.SOURCES, "LDS STG", "STG", guarded=True),
+    _rule("sources, guarded STG", Claim.SOURCES, "LDS LDSM STS STSM STG", "STG", guarded=True),
+    _rule("sources, guarded STL", Claim.SOURCES, "STL STG", "STL", guarded=True),
+    _rule("sources, guarded LDGSTS", Claim.SOURCES, "LDGSTS", guarded=True),
     _rule("sources, guarded functions", Claim.SOURCES, "functions", guarded=True),
     _rule("sources, guarded double", Claim.SOURCES, "double", guarded=True),
     _rule("LDSM over LDSM", Claim.OVERWRITES_RESULT, "LDSM"),
+    _rule("SHFL over SHFL", Claim.OVERWRITES_RESULT, "SHFL"),
     _rule("functions over functions", Claim.OVERWRITES_RESULT, "functions"),
     _rule("double over double", Claim.OVERWRITES_RESULT, "double"),
+    _rule("LDTM over LDTM", Claim.OVERWRITES_RESULT, "LDTM"),
     _rule("memory result over sources", Claim.OVERWRITES_SOURCES, _MEMORY),
     _rule("function over sources", Claim.OVERWRITES_SOURCES, "functions"),
+    _rule("double conversion over sources", Claim.OVERWRITES_SOURCES, "double-conversions"),
+    _rule("bit count over sources", Claim.OVERWRITES_SOURCES, "bit-counts"),
     _rule("double over sources", Claim.OVERWRITES_SOURCES, "double"),
+    _rule("LDTM over sources", Claim.OVERWRITES_SOURCES, "STTM", "LDTM"),
     _rule("blocking BAR", Claim.DRAINS_SOURCES, _MEMORY, "BAR", architectures=(75,)),
     _rule("texture, DEPBAR with a count", Claim.PARTIAL_WAIT, "texture"),
     _rule("ATOM of emulated halves", Claim.READ_PROVES_RESULT, "ATOM"),
@@ -159,16 +175,15 @@ class CoverTable:
         return CoverTable(rest)
 
     def earlier_groups(
-        self, claim: Claim, instruction: Instruction, group: str, sm: int
+        self, claim: Claim, group: str, sm: int, *, guarded: bool = False
     ) -> frozenset[str]:
-        """The groups of earlier instructions about which a later one proves ``claim``.
+        """The groups of earlier instructions about which one of ``group`` proves ``claim``.
 
-        ``group`` is the later instruction's.
+        ``guarded``: whether the later instruction may not execute although the earlier one does.
+        This matters for the claims RESULT and SOURCES only.
         """
         if not group:
             return _NONE
-        depends_on_guard = claim in (Claim.RESULT, Claim.SOURCES)
-        guarded = depends_on_guard and instruction.is_guarded
         key = (claim, group, guarded, sm)
         found = self._cached.get(key)
         if found is None:

@@ -47,7 +47,7 @@ def drained_sources(instruction: Instruction, sm: int, cover: CoverTable = COVER
         return frozenset()
     if instruction.modifiers & {"DEFER_BLOCKING", "ARV"}:
         return frozenset()
-    return cover.earlier_groups(Claim.DRAINS_SOURCES, instruction, "BAR", sm)
+    return cover.earlier_groups(Claim.DRAINS_SOURCES, "BAR", sm)
 
 
 def result_scoreboards(instruction: Instruction, cover: CoverTable = COVER) -> int:
@@ -59,7 +59,7 @@ def result_scoreboards(instruction: Instruction, cover: CoverTable = COVER) -> i
     scoreboard = control.write_sb
     if scoreboard > 5 and instruction.base == "ATOM":
         claim = Claim.READ_PROVES_RESULT
-        if cover.earlier_groups(claim, instruction, "ATOM", 0):
+        if cover.earlier_groups(claim, "ATOM", 0):
             scoreboard = control.read_sb
     return 1 << scoreboard if scoreboard < 6 else 0
 

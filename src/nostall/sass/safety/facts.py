@@ -39,6 +39,8 @@ class InstructionFacts:
     """Groups of earlier instructions whose results its write scoreboard covers."""
     covers_sources: frozenset[str]
     """Groups of earlier instructions whose source reads its scoreboards cover."""
+    covers_same_guard: tuple[frozenset[str], frozenset[str]]
+    """The same two (results, sources) about earlier instructions with the same guard."""
     follows_results: frozenset[str]
     """Groups of earlier instructions whose results are written before its result."""
     follows_sources: frozenset[str]
@@ -75,8 +77,8 @@ def instruction_facts(
     completion, release = _announced(instruction, bool(late_sources))
     own_group = group(instruction, sm)
 
-    def earlier(claim: Claim) -> frozenset[str]:
-        return cover.earlier_groups(claim, instruction, own_group, sm)
+    def earlier(claim: Claim, guarded: bool = False) -> frozenset[str]:
+        return cover.earlier_groups(claim, own_group, sm, guarded=guarded)
 
     return InstructionFacts(
         instruction=instruction,
@@ -87,8 +89,9 @@ def instruction_facts(
         kills=0 if instruction.is_guarded else register_mask(instruction.defs),
         max_latency=max_latency if has_fixed_latency else NEVER,
         group=own_group,
-        covers_results=earlier(Claim.RESULT),
-        covers_sources=earlier(Claim.SOURCES),
+        covers_results=earlier(Claim.RESULT, instruction.is_guarded),
+        covers_sources=earlier(Claim.SOURCES, instruction.is_guarded),
+        covers_same_guard=(earlier(Claim.RESULT), earlier(Claim.SOURCES)),
         follows_results=earlier(Claim.OVERWRITES_RESULT),
         follows_sources=earlier(Claim.OVERWRITES_SOURCES),
         drains_sources=queues.drained_sources(instruction, sm, cover),

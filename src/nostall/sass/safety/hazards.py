@@ -34,6 +34,7 @@ from nostall.sass.safety.memory_order import CompletionRecord, lost_completions
 from nostall.sass.safety.pairing import HazardKind
 from nostall.sass.safety.reuse import changed_reuse, stale_reuse
 from nostall.sass.safety.verdict import Finding, describe
+from nostall.sass.safety.warpgroup import EarlyAccess, early_accesses
 
 Distances = dict[tuple[int, int, HazardKind, int], int]
 """(first, second, kind, register) -> smallest distance in cycles, for fixed-latency pairs."""
@@ -55,6 +56,8 @@ class Analysis:
     """(first, second) neighbours of a block -> stall of the first, in cycles."""
     completions: CompletionRecord
     """What is in flight at fences and memory accesses."""
+    early_accesses: set[EarlyAccess]
+    """Accesses to registers that a product of a warpgroup may still use."""
 
 
 class HazardValidator:
@@ -77,7 +80,8 @@ class HazardValidator:
             i.index: instruction_facts(i, self.sm, self.table.max_latency(i), self.cover)
             for i in order
         }
-        analysis = Analysis([], {}, set(), set(), {}, CompletionRecord())
+        products_in_use = early_accesses(function.blocks, order)
+        analysis = Analysis([], {}, set(), set(), {}, CompletionRecord(), products_in_use)
         report = _Reporter(function.name, position, analysis.findings)
         for instruction in order:
             self._check_encoding(instruction, report)
@@ -93,6 +97,19 @@ class HazardValidator:
     def check(self, function: Function) -> list[Finding]:
         """Violations of the absolute rules."""
         return self.analyse(function).findings
+
+    def remarks(self, function: Function) -> list[Finding]:
+        """What looks wrong in compiler output and does not forbid to reorder it.
+
+        ptxas 12.9 reuses registers of products in flight (Triton pull request 11781, fixed in CUDA
+        13.3).  A candidate must not add such an access.
+        """
+        order = function.instructions
+        findings: list[Finding] = []
+        report = _Reporter(function.name, {i.index: at for at, i in enumerate(order)}, findings)
+        by_index = {i.index: i for i in order}
+        _report_early_accesses(early_accesses(function.blocks, order), by_index, report)
+        return findings
 
     def compare(self, original: Function, candidate: Function) -> list[Finding]:
         """Violations of the absolute rules in the candidate, and of the relative rules."""
@@ -123,6 +140,8 @@ class HazardValidator:
                     f"does not wait for {describe(by_index[producer])}, an asynchronous operation; "
                     "the wait of the original is required",
                 )
+        new_accesses = after.early_accesses - before.early_accesses
+        _report_early_accesses(new_accesses, by_index, report)
         for instruction, operation in lost_completions(
             before.completions, after.completions, by_index
         ):
@@ -269,6 +288,24 @@ class HazardValidator:
                 f"stalls {first.control.stall} cycles before {describe(second)}; at least "
                 f"{required} are required between {first.pipe} and {second.pipe}",
             )
+
+
+def _report_early_accesses(
+    accesses: set[EarlyAccess], by_index: dict[int, Instruction], report: _Reporter
+) -> None:
+    """Report accesses to registers of products in flight, one for each pair of instructions."""
+    pairs: dict[tuple[int, int], EarlyAccess] = {}
+    for access in sorted(accesses, key=lambda a: (a.instruction, a.product, a.register)):
+        pairs.setdefault((access.product, access.instruction), access)
+    for access in pairs.values():
+        role = "matrix operand" if access.is_operand else "accumulator"
+        report(
+            "wgmma-register",
+            by_index[access.instruction],
+            f"accesses {registers.name(access.register)}, {role} of "
+            f"{describe(by_index[access.product])}, which may be in flight; a WARPGROUP.DEPBAR "
+            "that waits for its group is required before",
+        )
 
 
 @dataclass(frozen=True)

@@ -162,14 +162,17 @@ def _cover_earlier_items(
     """
     for (index, role), item in state.items():
         producer = all_facts[index]
-        if role > SOURCES:
+        if role > SOURCES or not producer.group:
             continue
+        results, sources = facts.covers_results, facts.covers_sources
+        if item.guard_literals & facts.guard_literals:
+            results, sources = facts.covers_same_guard
         set_now = write | read if role == SOURCES else write
         if facts.completes_in_order and producer.completes_in_order:
             item.later_setters += _unit_counts(item.scoreboards & set_now)
-        if role == SOURCES and producer.group in facts.covers_sources:
+        if role == SOURCES and producer.group in sources:
             item.scoreboards |= set_now
-        elif producer.group in facts.covers_results:  # a written result proves the sources read
+        elif producer.group in results:  # a written result proves the sources read
             item.scoreboards |= write
 
 

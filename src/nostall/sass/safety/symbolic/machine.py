@@ -118,7 +118,7 @@ class SymbolicMachine:
         That holds for operations that complete in order.
         """
         for earlier in self.issued:
-            in_order = self._earlier_groups(Claim.PARTIAL_WAIT, earlier.instruction, earlier.group)
+            in_order = earlier.group in self._earlier_groups(Claim.PARTIAL_WAIT, earlier.group)
             is_done = in_order and earlier.later_setters[scoreboard] >= count
             covering = earlier.result_scoreboards | earlier.source_scoreboards
             if is_done and covering >> scoreboard & 1:
@@ -164,7 +164,7 @@ class SymbolicMachine:
     def _check_overwrites(self, position: int, instruction: Instruction) -> None:
         """Poison writes to a register that an earlier instruction may still write or read."""
         own_group = group(instruction, self.sm)
-        follows = self._earlier_groups(Claim.OVERWRITES_RESULT, instruction, own_group)
+        follows = self._earlier_groups(Claim.OVERWRITES_RESULT, own_group)
         for register in instruction.defs:
             for writer in self.writers.get(register, ()):
                 if writer.group not in follows and self._may_still_write(
@@ -203,7 +203,7 @@ class SymbolicMachine:
                 for r in overwritten
             )
         own_group = group(instruction, self.sm)
-        follows = self._earlier_groups(Claim.OVERWRITES_SOURCES, instruction, own_group)
+        follows = self._earlier_groups(Claim.OVERWRITES_SOURCES, own_group)
         return reader.group not in follows
 
     def _execute(self, instruction: Instruction, operands: list[Term]) -> None:
@@ -262,23 +262,32 @@ class SymbolicMachine:
         return issued
 
     def _earlier_groups(
-        self, claim: Claim, instruction: Instruction, own_group: str
+        self, claim: Claim, own_group: str, *, guarded: bool = False
     ) -> frozenset[str]:
-        return self.cover.earlier_groups(claim, instruction, own_group, self.sm)
+        return self.cover.earlier_groups(claim, own_group, self.sm, guarded=guarded)
 
     def _cover_earlier(self, later: IssuedInstruction, write: int, read: int) -> None:
         """Let the scoreboards of an instruction prove earlier ones done, by the in-order rules."""
-        covers_results = self._earlier_groups(Claim.RESULT, later.instruction, later.group)
-        covers_sources = self._earlier_groups(Claim.SOURCES, later.instruction, later.group)
-        in_order = self._earlier_groups(Claim.PARTIAL_WAIT, later.instruction, later.group)
+        is_guarded = later.instruction.is_guarded
+        in_order = self._earlier_groups(Claim.PARTIAL_WAIT, later.group)
+        results, sources = (
+            self._earlier_groups(claim, later.group, guarded=is_guarded)
+            for claim in (Claim.RESULT, Claim.SOURCES)
+        )
+        results_same, sources_same = (
+            self._earlier_groups(claim, later.group) for claim in (Claim.RESULT, Claim.SOURCES)
+        )
         for earlier in self.issued:
+            if not earlier.group:
+                continue
             if earlier.group in in_order:
                 shared = (earlier.source_scoreboards | earlier.result_scoreboards) & (write | read)
                 for scoreboard in range(6):
                     earlier.later_setters[scoreboard] += shared >> scoreboard & 1
-            if earlier.group in covers_sources:
+            has_same_guard = earlier.guard is not None and earlier.guard == later.guard
+            if earlier.group in (sources_same if has_same_guard else sources):
                 earlier.source_scoreboards |= write | read
-            if earlier.group in covers_results:
+            if earlier.group in (results_same if has_same_guard else results):
                 earlier.result_scoreboards |= write
 
     def _is_finished(self, issued: IssuedInstruction) -> bool:
