@@ -34,6 +34,7 @@ build algorithms algorithms "" 75 80 86 90
 build tensor tensor "" 75 80 86 89 90 120
 build clusters clusters "" 90 100 120
 build hopper hopper "" 90a
+build warpgroup warpgroup "" 90a
 build blackwell blackwell "" 100a
 build block_scaled block_scaled "" 120a
 
