@@ -43,8 +43,7 @@ def usable_rules(function: Function, sm: int) -> Iterator[CoverRule]:
     for instruction in function.instructions:
         members[group(instruction, sm)].append(instruction)
     for rule in RULES:
-        earlier = [i for name in rule.earlier for i in members.get(name, ())]
-        later = [i for name in rule.later for i in members.get(name, ())]
+        earlier, later = members.get(rule.earlier, []), members.get(rule.later, [])
         if earlier and any(_can_use(rule, earlier, instruction) for instruction in later):
             yield rule
 
@@ -142,7 +141,7 @@ def main(options: argparse.Namespace) -> int:
     ]
     for record in records:
         print(
-            f"{record['rule']:32} {record['claim']:18} needed by"
+            f"{record['rule']:55} needed by"
             f" {record['functions_that_need_it']:5} of {record['functions_that_can_use_it']:5}"
             f" on {record['architectures']}"
         )

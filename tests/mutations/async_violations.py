@@ -153,9 +153,7 @@ def _accumulator_read_early(_: Program, function: Function) -> Iterator[Edit]:
                 reader = order[later]
                 if reader.base.endswith("GMMA"):
                     break
-                if results & set(reader.uses) and "WARPGROUP" in {
-                    i.base for i in order[at:later]
-                }:
+                if results & set(reader.uses) and "WARPGROUP" in {i.base for i in order[at:later]}:
                     yield shift_edit(Edit(move=(later, at + 1)), start)
                     break
 
@@ -207,9 +205,9 @@ def _uniform_wait_dropped(order: Order) -> Iterator[Edit]:
             continue
         touched = {r for i in order[at + 1 : waiter] for r in i.uses}
         covers = any(i.base == first.base for i in order[at + 1 : waiter])
-        if set(first.defs) & set(order[waiter].uses) and not covers:
-            if not set(first.defs) & touched:
-                yield Edit({waiter: _without_wait(order[waiter].control, scoreboard)})
+        is_reader = set(first.defs) & set(order[waiter].uses)
+        if is_reader and not covers and not set(first.defs) & touched:
+            yield Edit({waiter: _without_wait(order[waiter].control, scoreboard)})
 
 
 def _uniform_source_overwritten(order: Order) -> Iterator[Edit]:
@@ -231,7 +229,7 @@ def _uniform_source_overwritten(order: Order) -> Iterator[Edit]:
 
 
 def _over_back_edge(_: Program, function: Function) -> Iterator[Edit]:
-    """A result that crosses the back edge of a loop loses the scoreboard that the head waits for."""
+    """A result that crosses a back edge loses the scoreboard that the loop head waits for."""
     for block in function.blocks:
         for number in block.succ:
             head = function.blocks[number]

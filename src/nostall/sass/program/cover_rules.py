@@ -42,10 +42,10 @@ class CoverRule:
 
     name: str
     claim: Claim
-    earlier: frozenset[str]
-    """Groups of the earlier instruction (see :func:`group`)."""
-    later: frozenset[str]
-    """Groups of the later instruction."""
+    earlier: str
+    """Group of the earlier instruction (see :func:`group`)."""
+    later: str
+    """Group of the later instruction."""
     guarded: bool = False
     """Whether the rule is about later instructions with a guard, which may be false.  The other
     rules of claim RESULT and SOURCES are about later instructions that execute whenever the
@@ -56,11 +56,12 @@ class CoverRule:
 
 _FUNCTIONS = frozenset(("MUFU", "F2F", "F2I", "I2F", "I2I", "FRND", "FCHK"))
 _BIT_COUNTS = frozenset(("POPC", "FLO", "BREV"))
-_MEMORY = "LDG STG LDL STL LDS STS LDSM STSM SHFL LDGSTS ATOMS RED REDG ATOMG"
-"""Load/store instructions that read their sources in order."""
-_OWN_GROUP = frozenset(
-    (*_MEMORY.split(), "REDUX", "S2UR", "ATOM", "BAR", "LDTM", "STTM", "UTMALDG")
+_OPCODES = (
+    "LDG STG LDL STL LDS STS LDSM STSM SHFL LDGSTS ATOMS ATOMG RED REDUX ATOM S2UR BAR LDTM STTM "
+    "UTMALDG"
 )
+_OWN_GROUP = {name: name for name in _OPCODES.split()} | {"REDG": "RED"}
+"""Opcode -> group, for opcodes that share none with others."""
 
 
 def group(instruction: Instruction, sm: int) -> str:
@@ -77,7 +78,7 @@ def group(instruction: Instruction, sm: int) -> str:
 @lru_cache(1 << 12)
 def _group(base: str, pipe: Pipe, modifiers: frozenset[str]) -> str:
     if base in _OWN_GROUP:
-        return base
+        return _OWN_GROUP[base]
     if base in _FUNCTIONS:
         if "F64" in modifiers:
             return "double-conversions"
@@ -88,71 +89,93 @@ def _group(base: str, pipe: Pipe, modifiers: frozenset[str]) -> str:
     return units.get(pipe, "")
 
 
-def _rule(
-    name: str,
+def _pairs(
     claim: Claim,
+    later: str,
     earlier: str,
-    later: str = "",
     *,
     guarded: bool = False,
     architectures: Iterable[int] = (),
-) -> CoverRule:
-    """A rule; groups are separated by spaces, and without ``later`` both sides are equal."""
-    first, second = frozenset(earlier.split()), frozenset((later or earlier).split())
-    return CoverRule(name, claim, first, second, guarded, frozenset(architectures) or None)
+) -> tuple[CoverRule, ...]:
+    """One rule for each group in ``earlier`` (separated by spaces) with the group ``later``."""
+    where = frozenset(architectures) or None
+    prefix = "guarded " if guarded else ""
+    return tuple(
+        CoverRule(
+            f"{claim.value}: {first} before {prefix}{later}", claim, first, later, guarded, where
+        )
+        for first in earlier.split()
+    )
 
 
 RULES: tuple[CoverRule, ...] = (
-    _rule("LDS after LDS", Claim.RESULT, "LDS"),
-    _rule("LDSM after LDS", Claim.RESULT, "LDS", "LDSM"),
-    _rule("SHFL after LDS", Claim.RESULT, "LDS", "SHFL"),
-    _rule("LDS after LDSM", Claim.RESULT, "LDSM", "LDS"),
-    _rule("LDSM after LDSM", Claim.RESULT, "LDSM"),
-    _rule("SHFL after LDSM", Claim.RESULT, "LDSM", "SHFL"),
-    _rule("LDS after SHFL", Claim.RESULT, "SHFL", "LDS"),
-    _rule("SHFL after SHFL", Claim.RESULT, "SHFL"),
-    _rule("ATOMS", Claim.RESULT, "ATOMS"),
-    _rule("REDUX", Claim.RESULT, "REDUX"),
-    _rule("functions and conversions", Claim.RESULT, "functions"),
-    _rule("double conversions", Claim.RESULT, "double-conversions"),
-    _rule("bit counts", Claim.RESULT, "bit-counts"),
-    _rule("S2UR", Claim.RESULT, "S2UR"),
-    _rule("double arithmetic", Claim.RESULT, "double"),
-    _rule("double matrix", Claim.RESULT, "double-matrix"),
-    _rule("texture", Claim.RESULT, "texture"),
-    _rule("loads from tensor memory", Claim.RESULT, "LDTM"),
-    _rule("guarded LDS", Claim.RESULT, "LDS", guarded=True),
-    _rule("guarded functions", Claim.RESULT, "functions", guarded=True),
-    _rule("guarded double arithmetic", Claim.RESULT, "double", guarded=True),
-    _rule("sources of memory accesses", Claim.SOURCES, _MEMORY),
-    _rule("sources of functions", Claim.SOURCES, "functions"),
-    _rule("sources of double conversions", Claim.SOURCES, "double-conversions"),
-    _rule("sources of bit counts", Claim.SOURCES, "bit-counts"),
-    _rule("sources of double arithmetic", Claim.SOURCES, "double"),
-    _rule("sources of double matrix", Claim.SOURCES, "double-matrix"),
-    _rule("sources of STTM", Claim.SOURCES, "STTM", "STTM LDTM"),
-    _rule("sources, guarded UTMALDG", Claim.SOURCES, "UTMALDG", guarded=True),
-    _rule("sources, guarded LDG", Claim.SOURCES, "LDG", guarded=True),
-    _rule("sources, guarded LDS", Claim.SOURCES, "LDS STS STG", "LDS", guarded=True),
-    _rule("sources, guarded STG", Claim.SOURCES, "LDS LDSM STS STSM STG", "STG", guarded=True),
-    _rule("sources, guarded STL", Claim.SOURCES, "STL STG", "STL", guarded=True),
-    _rule("sources, guarded LDGSTS", Claim.SOURCES, "LDGSTS", guarded=True),
-    _rule("sources, guarded functions", Claim.SOURCES, "functions", guarded=True),
-    _rule("sources, guarded double", Claim.SOURCES, "double", guarded=True),
-    _rule("LDSM over LDSM", Claim.OVERWRITES_RESULT, "LDSM"),
-    _rule("SHFL over SHFL", Claim.OVERWRITES_RESULT, "SHFL"),
-    _rule("functions over functions", Claim.OVERWRITES_RESULT, "functions"),
-    _rule("double over double", Claim.OVERWRITES_RESULT, "double"),
-    _rule("LDTM over LDTM", Claim.OVERWRITES_RESULT, "LDTM"),
-    _rule("memory result over sources", Claim.OVERWRITES_SOURCES, _MEMORY),
-    _rule("function over sources", Claim.OVERWRITES_SOURCES, "functions"),
-    _rule("double conversion over sources", Claim.OVERWRITES_SOURCES, "double-conversions"),
-    _rule("bit count over sources", Claim.OVERWRITES_SOURCES, "bit-counts"),
-    _rule("double over sources", Claim.OVERWRITES_SOURCES, "double"),
-    _rule("LDTM over sources", Claim.OVERWRITES_SOURCES, "STTM", "LDTM"),
-    _rule("blocking BAR", Claim.DRAINS_SOURCES, _MEMORY, "BAR", architectures=(75,)),
-    _rule("texture, DEPBAR with a count", Claim.PARTIAL_WAIT, "texture"),
-    _rule("ATOM of emulated halves", Claim.READ_PROVES_RESULT, "ATOM"),
+    # Results that are written in issue order.
+    *_pairs(Claim.RESULT, "LDS", "LDS LDSM SHFL"),
+    *_pairs(Claim.RESULT, "LDSM", "LDS LDSM"),
+    *_pairs(Claim.RESULT, "SHFL", "LDS LDSM SHFL"),
+    *_pairs(Claim.RESULT, "ATOMS", "ATOMS"),
+    *_pairs(Claim.RESULT, "REDUX", "REDUX"),
+    *_pairs(Claim.RESULT, "functions", "functions"),
+    *_pairs(Claim.RESULT, "double-conversions", "double-conversions"),
+    *_pairs(Claim.RESULT, "bit-counts", "bit-counts"),
+    *_pairs(Claim.RESULT, "S2UR", "S2UR"),
+    *_pairs(Claim.RESULT, "double", "double"),
+    *_pairs(Claim.RESULT, "double-matrix", "double-matrix"),
+    *_pairs(Claim.RESULT, "texture", "texture"),
+    *_pairs(Claim.RESULT, "LDTM", "LDTM"),
+    *_pairs(Claim.RESULT, "LDS", "LDS", guarded=True),
+    *_pairs(Claim.RESULT, "functions", "functions", guarded=True),
+    *_pairs(Claim.RESULT, "double", "double", guarded=True),
+    # Sources that are read in issue order.
+    *_pairs(Claim.SOURCES, "LDG", "LDG"),
+    *_pairs(Claim.SOURCES, "STG", "STG STL LDS"),
+    *_pairs(Claim.SOURCES, "LDL", "LDL"),
+    *_pairs(Claim.SOURCES, "STL", "STL"),
+    *_pairs(Claim.SOURCES, "LDS", "LDS STS STSM STG STL"),
+    *_pairs(Claim.SOURCES, "STS", "STS"),
+    *_pairs(Claim.SOURCES, "LDSM", "LDSM STS STSM"),
+    *_pairs(Claim.SOURCES, "SHFL", "SHFL LDS STS"),
+    *_pairs(Claim.SOURCES, "LDGSTS", "LDGSTS"),
+    *_pairs(Claim.SOURCES, "ATOMS", "ATOMS"),
+    *_pairs(Claim.SOURCES, "ATOMG", "RED STG"),
+    *_pairs(Claim.SOURCES, "RED", "RED"),
+    *_pairs(Claim.SOURCES, "functions", "functions"),
+    *_pairs(Claim.SOURCES, "double-conversions", "double-conversions"),
+    *_pairs(Claim.SOURCES, "bit-counts", "bit-counts"),
+    *_pairs(Claim.SOURCES, "double", "double"),
+    *_pairs(Claim.SOURCES, "double-matrix", "double-matrix"),
+    *_pairs(Claim.SOURCES, "STTM", "STTM"),
+    *_pairs(Claim.SOURCES, "LDTM", "STTM"),
+    *_pairs(Claim.SOURCES, "LDG", "LDG", guarded=True),
+    *_pairs(Claim.SOURCES, "LDS", "LDS STS STG", guarded=True),
+    *_pairs(Claim.SOURCES, "STG", "STG STS STSM LDS LDSM", guarded=True),
+    *_pairs(Claim.SOURCES, "STL", "STL STG", guarded=True),
+    *_pairs(Claim.SOURCES, "ATOMG", "STG", guarded=True),
+    *_pairs(Claim.SOURCES, "LDGSTS", "LDGSTS", guarded=True),
+    *_pairs(Claim.SOURCES, "UTMALDG", "UTMALDG", guarded=True),
+    *_pairs(Claim.SOURCES, "functions", "functions", guarded=True),
+    *_pairs(Claim.SOURCES, "double", "double", guarded=True),
+    # Results that are written after those of earlier instructions.
+    *_pairs(Claim.OVERWRITES_RESULT, "LDSM", "LDSM"),
+    *_pairs(Claim.OVERWRITES_RESULT, "SHFL", "SHFL"),
+    *_pairs(Claim.OVERWRITES_RESULT, "functions", "functions"),
+    *_pairs(Claim.OVERWRITES_RESULT, "double", "double"),
+    *_pairs(Claim.OVERWRITES_RESULT, "LDTM", "LDTM"),
+    # Results that are written after the sources of earlier instructions are read.
+    *_pairs(Claim.OVERWRITES_SOURCES, "LDG", "LDG"),
+    *_pairs(Claim.OVERWRITES_SOURCES, "LDL", "LDG"),
+    *_pairs(Claim.OVERWRITES_SOURCES, "LDS", "LDS STS STSM STG STL"),
+    *_pairs(Claim.OVERWRITES_SOURCES, "LDSM", "LDSM STS STSM"),
+    *_pairs(Claim.OVERWRITES_SOURCES, "SHFL", "SHFL STS"),
+    *_pairs(Claim.OVERWRITES_SOURCES, "functions", "functions"),
+    *_pairs(Claim.OVERWRITES_SOURCES, "double-conversions", "double-conversions"),
+    *_pairs(Claim.OVERWRITES_SOURCES, "bit-counts", "bit-counts"),
+    *_pairs(Claim.OVERWRITES_SOURCES, "double", "double"),
+    *_pairs(Claim.OVERWRITES_SOURCES, "LDTM", "STTM"),
+    # A blocking BAR issues after earlier sources are read.
+    *_pairs(Claim.DRAINS_SOURCES, "BAR", "LDG STG STL LDS STS LDSM SHFL", architectures=(75,)),
+    *_pairs(Claim.PARTIAL_WAIT, "texture", "texture"),
+    *_pairs(Claim.READ_PROVES_RESULT, "ATOM", "ATOM"),
 )
 """All in-order rules."""
 
@@ -191,11 +214,11 @@ class CoverTable:
                 r
                 for r in self.rules
                 if r.claim is claim
-                and group in r.later
+                and group == r.later
                 and r.guarded == guarded
                 and (r.architectures is None or sm in r.architectures)
             )
-            found = self._cached[key] = _NONE.union(*(rule.earlier for rule in rules))
+            found = self._cached[key] = frozenset(rule.earlier for rule in rules)
         return found
 
 

@@ -17,6 +17,7 @@ from nostall.sass.program.instruction import Instruction
 from nostall.sass.program.opcodes import Effect
 from nostall.sass.safety.latency import SCOREBOARD_GAP, LatencyTable
 from nostall.sass.safety.pairing import HazardKind
+from nostall.sass.safety.symbolic.products import RunningProducts
 from nostall.sass.safety.symbolic.state import (
     IssuedInstruction,
     Outcome,
@@ -57,6 +58,7 @@ class SymbolicMachine:
 
     def run(self, order: Sequence[Instruction]) -> Outcome:
         """Execute the instructions of a block in this order."""
+        products = RunningProducts()
         for position, instruction in enumerate(order):
             relies = instruction.is_barrier or instruction.accesses_memory
             before = self._unfinished() if relies else frozenset()
@@ -68,11 +70,13 @@ class SymbolicMachine:
             operands = [self._register_term(position, instruction, r) for r in instruction.uses]
             self._check_overwrites(position, instruction)
             self._execute(instruction, operands)
+            products.execute(instruction)
             self.outcome.protection[instruction.index] = Protection(
                 self.waited, self.resolved, self.now
             )
             self.now += instruction.control.stall
         self._finish()
+        self.outcome.product_accesses = products.accesses
         return self.outcome
 
     def _wait(self, position: int, instruction: Instruction) -> None:

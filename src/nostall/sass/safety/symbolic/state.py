@@ -101,6 +101,8 @@ class Outcome:
         default_factory=dict[int, "frozenset[Unfinished]"]
     )
     """Index of a barrier or memory access -> those that its own wait completes."""
+    product_accesses: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
+    """(warpgroup product, instruction that accesses one of its registers while it may run)."""
     waited: int = 0
     """Bit mask of all scoreboards that the block waits for."""
     length: int = 0

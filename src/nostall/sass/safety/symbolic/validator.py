@@ -257,8 +257,11 @@ def _lost_completions(
 ) -> Iterator[Finding]:
     """Fences and accesses that may find an operation of the block incomplete that they rely on."""
     by_index = {i.index: i for i in order}
+    early = {access[1]: access[0] for access in new.product_accesses - old.product_accesses}
     for position, instruction in enumerate(order):
         index = instruction.index
+        if index in early:
+            yield _order_finding(function, start + position, instruction, by_index[early[index]])
         unfinished = new.unfinished.get(index, frozenset()) - old.unfinished.get(index, frozenset())
         for operation in sorted(unfinished):
             first = by_index[operation[0]]
