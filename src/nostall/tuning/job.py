@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -46,6 +46,11 @@ from nostall.tuning.verified_checkpoints import CheckpointVerifier
 MakeSpace = Callable[[Program, Function], ScheduleSpace]
 UNSAFE_CUBIN_FILE = "refused.cubin"
 """File of a run directory with a result that the verifier rejects."""
+
+
+ASSEMBLER_TIMING: dict[str, Any] = {"batch_us": 300.0, "rounds": 9}
+"""Samples of a candidate of ``assembler``.  Assembling it takes longer than timing it, so the GPU
+has time for more samples than for native moves; a result is the sum of many steps of 0.1 %."""
 
 
 @dataclass(frozen=True)
@@ -88,9 +93,10 @@ class Settings:
     @property
     def measurement_plan(self) -> MeasurementPlan:
         """Settings with which a device checks and times candidates."""
-        return MeasurementPlan(
+        plan = MeasurementPlan(
             cold=self.cold, clock=self.clock, tolerance=self.tolerance, seed=self.seed
         )
+        return replace(plan, **ASSEMBLER_TIMING) if self.strategy == "assembler" else plan
 
 
 class RecipeFile(Protocol):

@@ -142,9 +142,9 @@ ROWS: tuple[Row, ...] = (
     Row(_words("st"), Rule(0, Effect.ORDERED), allows=_WEAK | _STRONG),
     Row(_words("st"), Rule(0, Effect.ORDERED), requires=_words("async")),
     Row(_words("st"), Rule(0, Effect.ORDERED), requires=_words("bulk")),
-    Row(_words("tex tld4"), Rule(1, Effect.LOAD)),
+    Row(_words("tex tld4 suld"), Rule(1, Effect.LOAD)),
     Row(_words("prefetch prefetchu"), Rule(0, Effect.LOAD)),
-    Row(_words("atom suld"), Rule(1, Effect.ORDERED)),
+    Row(_words("atom"), Rule(1, Effect.ORDERED)),
     Row(_words("red sust sured"), Rule(0, Effect.ORDERED)),
     Row(_words("multimem"), Rule(1, Effect.ORDERED), requires=_words("ld_reduce")),
     Row(_words("multimem"), Rule(0, Effect.ORDERED), requires=_words("st")),
@@ -254,7 +254,7 @@ def touched_memory(opcode: str, is_constant_parameter: bool) -> tuple[int, ...]:
     """
     root, *rest = opcode.split(".")
     modifiers = frozenset(rest)
-    if root in ("tex", "tld4"):
+    if root in ("tex", "tld4", "suld"):
         return (state.GLOBAL,)
     if {"const", "nc"} & modifiers:
         return (state.READ_ONLY,)
