@@ -169,7 +169,7 @@ def tune(
     format: FormatOption = Format.TABLE,
     quiet: QuietOption = False,
 ) -> None:
-    """Search for a faster version of a kernel: order of its instructions, registers, options.
+    """Search for a faster version of a kernel, and verify it.
 
     The verifier checks the result; if it is unsafe or no faster, the original is kept. Ctrl-C ends
     the search and keeps the best candidate so far.

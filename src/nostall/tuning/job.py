@@ -66,7 +66,7 @@ class Settings:
     assumed_trips: int = 8
     """Iterations that the SM model assumes for a loop whose trip count is unknown."""
     objective: str = "model"
-    """``model`` or ``gpu``."""
+    """``model``, ``gpu`` or ``recorded``."""
     rounds: int = 200
     """Interleaved samples of the final comparison."""
     checks: int = 16
