@@ -80,9 +80,11 @@ class Validator:
                 f"line {line} of the original PTX cannot be read: {error.reason}; pass a PTX text "
                 "that ptxas accepts"
             ) from error
-        self._may_insert = not any(
-            i.effect is Effect.DEPENDENCY for f in self._functions for i in f.leaves()
-        )
+        self._waiting = [
+            any(i.effect is Effect.DEPENDENCY for i in function.leaves())
+            for function in self._functions
+        ]
+        """Whether a function has griddepcontrol."""
 
     @property
     def unknown_opcodes(self) -> Counter[str]:
@@ -119,9 +121,11 @@ class Validator:
         findings: list[Finding] = []
         checked = 0
         new_items = [item for item in items if item.kind == "function"]
-        for function, item in zip(self._functions, new_items, strict=True):
+        callees = zip(self._functions, self._waiting, strict=True)
+        has_waiting_callee = any(waits for f, waits in callees if not f.header.is_entry)
+        for function, waits, item in zip(self._functions, self._waiting, new_items, strict=True):
             differences += self._compare_headers(function, item, text)
-            may_insert = self._may_insert and function.header.is_entry
+            may_insert = function.header.is_entry and not (waits or has_waiting_callee)
             result = function.compare(item, text, may_insert)
             findings += result.findings
             differences += result.differences

@@ -32,8 +32,16 @@ _LEGAL = {
         "tex.1d.v4.f32.s32 {%f1,%f2,%f3,%f4}, [%rd1, {%r2}];",
         "ld.global.b32 %r1, [%rd2];",
     ),
+    "surface loads": (
+        "suld.b.1d.b32.trap {%r1}, [%rd1, {%r2}];",
+        "suld.b.1d.b32.trap {%r3}, [%rd1, {%r4}];",
+    ),
     "prefetch and load": ("prefetch.global.L2 [%rd1];", "ld.global.b32 %r1, [%rd1];"),
     "arithmetic and barrier": ("add.s32 %r1, %r2, %r3;", "bar.sync 0;"),
+    "matrix transposition and barrier": (
+        "movmatrix.sync.aligned.m8n8.trans.b16 %r1, %r2;",
+        "bar.sync 0;",
+    ),
     "arithmetic and clock": ("add.s32 %r1, %r2, %r3;", "mov.u32 %r4, %clock;"),
     "constant special registers": ("mov.u32 %r1, %tid.x;", "mov.u32 %r2, %ctaid.y;"),
     "matrix products": (
@@ -133,12 +141,16 @@ _ILLEGAL = {
     "clocks": ("mov.u32 %r1, %clock;", "mov.u64 %rd1, %globaltimer;"),
     "sleep and store": ("nanosleep.u32 20;", "st.global.b32 [%rd1], %r1;"),
     "surface and load": ("sust.b.1d.b32.trap [%rd1, {%r1}], {%r2};", "ld.global.b32 %r3, [%rd2];"),
+    "surface load and store": (
+        "suld.b.1d.b32.trap {%r1}, [%rd1, {%r2}];",
+        "sust.b.1d.b32.trap [%rd1, {%r3}], {%r4};",
+    ),
     "matrix product and warp barrier": (
         "mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%r7,%r8}, {%r1}, {%r5}, {%r7,%r8};",
         "bar.warp.sync -1;",
     ),
     "dead matrix product and barrier": (
-        "bar.sync 0;",
+        "barrier.sync 0;",
         "movmatrix.sync.aligned.m8n8.trans.b16 %r1, %r2;",
     ),
     "matrix load and store": (

@@ -388,6 +388,17 @@ def test_a_wait_of_the_original_is_not_moved() -> None:
     assert not compare(original, _LOADS.format("") + _WAIT_FIRST).accepted
 
 
+def test_a_wait_may_be_inserted_beside_a_kernel_that_has_one() -> None:
+    other = kernel("griddepcontrol.wait;").split("\n.visible", 1)[1].replace("entry k(", "entry l(")
+    original, candidate = (
+        kernel(_LOADS.format(wait)) + "\n.visible" + other for wait in ("", _WAIT_FIRST)
+    )
+    assert validate(original, candidate).accepted
+    function = ".func f()\n{\ngriddepcontrol.wait;\nret;\n}"
+    original, candidate = (kernel(_LOADS.format(w), function) for w in ("", _WAIT_FIRST))
+    assert not validate(original, candidate).accepted
+
+
 def test_a_device_function_gets_no_wait() -> None:
     function = ".func f()\n{{\n{}ret;\n}}"
     changed = kernel("", function.format("griddepcontrol.wait;\n"))

@@ -108,7 +108,7 @@ ORDERED = {
     "vote below warp barrier": "vote.sync.any.pred %p1, %p2, -1; bar.warp.sync -1;",
     "mma above warp barrier": f"bar.warp.sync -1; {MMA}",
     "mma below warp barrier": f"{MMA} bar.warp.sync -1;",
-    "mma and barrier": f"{MMA} bar.sync 0;",
+    "mma and barrier that threads may reach apart": f"{MMA} barrier.sync 0;",
     "ldmatrix and warp barrier":
         "bar.warp.sync -1; ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r1}, [%r2];",
     "activemask": "bar.warp.sync -1; activemask.b32 %r1;",
@@ -123,6 +123,8 @@ ORDERED = {
 }  # fmt: skip
 
 FREE = {
+    "mma and barrier": f"{MMA} bar.sync 0;",
+    "mma and aligned barrier": f"{MMA} barrier.cta.sync.aligned 0, 128;",
     "independent": "add.s32 %r1, %r2, 1; add.s32 %r3, %r2, 1;",
     "guards alike": "@%p1 add.s32 %r1, %r2, 1; @%p1 add.s32 %r3, %r2, 1;",
     "sink": "mov.b64 {%r1, _}, %rd1; mov.b64 {_, %r2}, %rd1;",
