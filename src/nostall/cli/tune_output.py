@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from nostall.cli.assembler_output import assembler_lines
 from nostall.cli.console import Format, err, out, show_json
 from nostall.cli.tune_runs import TuneRun
 from nostall.sass.model.agreement import model_caution
@@ -35,10 +36,18 @@ def show_result(
         out.print(f"start:    {start} (compared: {compared})")
     for line in _checks(settings, result):
         out.print(line)
+    assembler = (run.record.result or {}).get("assembler")
+    if assembler is not None:
+        for line in assembler_lines(assembler):
+            out.print(line)
     out.print(f"report:   {page}")
     if search.start_measurement.kind == "modelled":
         err.print(model_caution())
-    out.print(f"next:     nostall verify {run.path / 'original.cubin'} {run.path / 'best.cubin'}")
+    if assembler is None:
+        files = f"{run.path / 'original.cubin'} {run.path / 'best.cubin'}"
+        out.print(f"next:     nostall verify {files}")
+    elif result.improved:
+        out.print(f"next:     nostall verify {run.path}")
     if row is not None:
         option = "--modelled " if row.kind == "modelled" else ""
         out.print(
@@ -53,10 +62,14 @@ def _gain(result: TuningResult) -> str:
             f"nothing better than the original was found ({start.kind}{_intervals(result)}); "
             "the original is kept"
         )
+    moves = (
+        ""
+        if result.recipe is not None
+        else f"; {result.num_moved} positions changed, {result.num_retimed} control words changed"
+    )
     return (
         f"{start.kind} gain: {result.ratio:.4f}x{_intervals(result)}  ({start.kind} "
-        f"{start.value * 1e6:.3f} us -> {start.value / result.ratio * 1e6:.3f} us; "
-        f"{result.num_moved} positions changed, {result.num_retimed} control words changed)"
+        f"{start.value * 1e6:.3f} us -> {start.value / result.ratio * 1e6:.3f} us{moves})"
     )
 
 

@@ -38,6 +38,10 @@ _LEGAL = {
     ),
     "prefetch and load": ("prefetch.global.L2 [%rd1];", "ld.global.b32 %r1, [%rd1];"),
     "arithmetic and barrier": ("add.s32 %r1, %r2, %r3;", "bar.sync 0;"),
+    "matrix transposition and barrier": (
+        "movmatrix.sync.aligned.m8n8.trans.b16 %r1, %r2;",
+        "bar.sync 0;",
+    ),
     "arithmetic and clock": ("add.s32 %r1, %r2, %r3;", "mov.u32 %r4, %clock;"),
     "constant special registers": ("mov.u32 %r1, %tid.x;", "mov.u32 %r2, %ctaid.y;"),
     "matrix products": (
@@ -146,7 +150,7 @@ _ILLEGAL = {
         "bar.warp.sync -1;",
     ),
     "dead matrix product and barrier": (
-        "bar.sync 0;",
+        "barrier.sync 0;",
         "movmatrix.sync.aligned.m8n8.trans.b16 %r1, %r2;",
     ),
     "matrix load and store": (

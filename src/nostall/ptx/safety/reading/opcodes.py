@@ -28,13 +28,15 @@ class Effect(Enum):
     EXCHANGE = auto()
     """Exchange between the threads of a warp without ``.aligned``."""
     ALIGNED = auto()
-    """Operation of a whole warp, with ``.aligned``: crosses no barrier."""
+    """Operation of a whole warp, with ``.aligned``: crosses no barrier that makes it converge."""
     ALIGNED_LOAD = auto()
     ALIGNED_STORE = auto()
     ALIGNED_ORDERED = auto()
     ASYNCHRONOUS = auto()
     """Aligned and ordered: begins or ends the use of asynchronous operands."""
     BARRIER = auto()
+    ALIGNED_BARRIER = auto()
+    """Barrier of a block that needs a converged warp: operations of a whole warp may cross it."""
     TERMINATOR = auto()
     UNKNOWN = auto()
     """Everything, calls included."""
@@ -62,6 +64,10 @@ FOOTPRINTS: dict[Effect, tuple[tuple[int, ...], tuple[int, ...]]] = {
     Effect.BARRIER: (
         (*_MEMORY, state.EXCHANGES, state.BARRIERS),
         (*_MEMORY, state.EXCHANGES, state.BARRIERS),
+    ),
+    Effect.ALIGNED_BARRIER: (
+        (*_MEMORY, state.EXCHANGES, state.BARRIERS),
+        (*_MEMORY, state.EXCHANGES),
     ),
     Effect.TERMINATOR: ((), ()),
     Effect.UNKNOWN: (_ALL, _ALL),
@@ -163,6 +169,25 @@ ROWS: tuple[Row, ...] = (
     Row(_words("ldmatrix"), Rule(1, Effect.ALIGNED_LOAD), requires=_ALIGNED, allows=_MATRIX),
     Row(_words("stmatrix"), Rule(0, Effect.ALIGNED_STORE), requires=_ALIGNED, allows=_MATRIX),
     Row(_words("setmaxnreg"), Rule(0, Effect.ALIGNED_ORDERED)),
+    Row(
+        _words("bar"),
+        Rule(1, Effect.ALIGNED_BARRIER),
+        requires=_words("red"),
+        forbids=_words("warp"),
+    ),
+    Row(_words("bar"), Rule(0, Effect.ALIGNED_BARRIER), forbids=_words("warp")),
+    Row(
+        _words("barrier"),
+        Rule(1, Effect.ALIGNED_BARRIER),
+        requires=_words("red aligned"),
+        forbids=_words("cluster"),
+    ),
+    Row(
+        _words("barrier"),
+        Rule(0, Effect.ALIGNED_BARRIER),
+        requires=_words("aligned"),
+        forbids=_words("cluster"),
+    ),
     Row(_words("bar barrier"), Rule(1, Effect.BARRIER), requires=_words("red")),
     Row(_words("bar barrier"), Rule(0, Effect.BARRIER)),
     # Asynchronous matrix operations.
