@@ -17,6 +17,7 @@ from nostall.cli.inputs import (
     ArchOption,
     KernelOption,
     LaunchOption,
+    MeasuredLatenciesOption,
     PtxasOptionsOption,
 )
 from nostall.cli.interruption import Interruption
@@ -164,6 +165,7 @@ def tune(
     timing: TimingOption = "graph",
     cold: ColdOption = False,
     sanitizer: SanitizerOption = False,
+    measured_latencies: MeasuredLatenciesOption = False,
     record: RecordOption = None,
     recording: RecordingOption = None,
     format: FormatOption = Format.TABLE,
@@ -213,6 +215,7 @@ def tune(
             tolerance=parse_tolerance(tolerance),
             sanitizer=sanitizer,
             policy=policy,
+            measured_latencies=measured_latencies,
             # A recorded winner is verified on machines without its ptxas, which is only possible
             # without moves of native instructions.
             anneal_share=0.0 if record is not None else Settings.anneal_share,
@@ -308,6 +311,11 @@ def check_settings(settings: Settings, scheduler: str | None, source: Source | N
         is_distributed=scheduler is not None or (settings.workers or 1) > 1,
         origin=source.origin if source is not None else "the kernel",
     )
+    if settings.measured_latencies and settings.strategy == ASSEMBLER:
+        raise BadInput(
+            "--measured-latencies changes searches that move native instructions; give --strategy "
+            "anneal as well, or leave the option out"
+        )
     if settings.workers is not None and settings.workers < 1:
         raise BadInput(f"--workers is {settings.workers}; give 1 or more, one per GPU")
     if settings.objective != "gpu" and (scheduler is not None or (settings.workers or 1) > 1):

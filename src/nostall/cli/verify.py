@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from nostall.cli.console import Format, FormatOption, QuietOption, out, show_json, show_table
-from nostall.cli.inputs import read_bytes, read_cubin
+from nostall.cli.inputs import MeasuredLatenciesOption, read_bytes, read_cubin
 from nostall.core import BadInput
 from nostall.sass import Verdict
 from nostall.sass.safety import validate
@@ -34,6 +34,7 @@ def verify(
     original: OriginalArgument,
     candidate: CandidateArgument = None,
     arch: ImageOption = None,
+    measured_latencies: MeasuredLatenciesOption = False,
     format: FormatOption = Format.TABLE,
     quiet: QuietOption = False,
 ) -> None:
@@ -46,13 +47,19 @@ def verify(
     Exit code 0: safe; 1: unsafe; 2: an input cannot be read.
     """
     if original.is_dir():
+        if measured_latencies:
+            raise BadInput(
+                "--measured-latencies is an option of two cubins, but a run directory was given; "
+                "leave the option out"
+            )
         _verify_run(original, candidate, format)
         return
     data = read_cubin(original, arch)
     if candidate is None:
-        verdict = validate(data)
+        verdict = validate(data, measured_latencies=measured_latencies)
     else:
-        verdict = verify_cubins(data, read_cubin(candidate, arch))
+        changed = read_cubin(candidate, arch)
+        verdict = verify_cubins(data, changed, measured_latencies=measured_latencies)
     _show(verdict, format, quiet)
     if not verdict.safe:
         raise typer.Exit(1)

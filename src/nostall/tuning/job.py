@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -82,6 +83,8 @@ class Settings:
     """Run the result under compute-sanitizer."""
     policy: Path | None = None
     """Policy file that ``ppo`` starts with."""
+    measured_latencies: bool = False
+    """Let issue distances measured on a GPU lower mined ones."""
     anneal_share: float = 0.15
     """Share of the seconds in which ``assembler`` moves native instructions of its winner."""
 
@@ -148,15 +151,15 @@ def tune(
     observers: Sequence[Observer] = (),
     resume: bool = False,
     device: Device | None = None,
-    make_space: MakeSpace = ScheduleSpace,
+    make_space: MakeSpace | None = None,
 ) -> TuningResult:
     """Search for a faster schedule of ``source.kernel`` and verify it.
 
     With a ``device``, candidates are measured; the winner replaces the original only if a fresh
     process measures it as faster beyond the noise of the original against itself.  Without one, the
     SM model evaluates candidates.  ``run`` is the run directory to write, ``resume`` continues from
-    its last checkpoint.  ``make_space`` builds the search space; the verifier checks the result of
-    any space.
+    its last checkpoint.  ``make_space`` builds the search space (default: a ScheduleSpace); the
+    verifier checks the result of any space.
 
     Raises :class:`BadInput` if the verifier rejects the original, and :class:`ContractBroken` if it
     rejects the candidate (a bug of nostall; the run directory keeps the unsafe cubin).
@@ -178,12 +181,14 @@ class _TuningJob:
         settings: Settings,
         run: Run | None,
         device: Device | None,
-        make_space: MakeSpace,
+        make_space: MakeSpace | None,
     ) -> None:
         self.source, self.settings, self.run, self.device = source, settings, run, device
         self.program = Program.from_cubin(source.cubin)
         function = self.program.kernel(source.kernel)
         _check_original(source.cubin, function.name)
+        if make_space is None:
+            make_space = partial(ScheduleSpace, measured_latencies=settings.measured_latencies)
         self.space = make_space(self.program, function)
         self.measured: GpuObjective | None = None
         self.objective: Objective[Schedule]
@@ -278,11 +283,15 @@ class _TuningJob:
 
     def _verify_state(self, state: str) -> Verdict:
         """The verdict on a schedule in the form of :meth:`Space.dump`."""
-        return verify(self.source.cubin, self.space.impose(self.space.load(state)).to_cubin())
+        return self._verdict(self.space.impose(self.space.load(state)).to_cubin())
+
+    def _verdict(self, candidate: bytes) -> Verdict:
+        measured = self.settings.measured_latencies
+        return verify(self.source.cubin, candidate, measured_latencies=measured)
 
     def _verify(self, candidate: bytes) -> Verdict:
         """The verdict on a cubin of the search; raises :class:`ContractBroken` if it is unsafe."""
-        verdict = verify(self.source.cubin, candidate)
+        verdict = self._verdict(candidate)
         if verdict.safe:
             return verdict
         if self.run is not None:
@@ -338,6 +347,7 @@ def describe(source: Source, settings: Settings) -> dict[str, Any]:
         "tolerance": settings.tolerance.model_dump() if settings.tolerance else None,
         "sanitizer": settings.sanitizer,
         "policy": settings.policy.name if settings.policy else None,
+        "measured_latencies": settings.measured_latencies,
         "anneal_share": settings.anneal_share,
         "launch": source.launch.model_dump(mode="json") if source.launch else None,
         "provenance": dict(source.provenance),

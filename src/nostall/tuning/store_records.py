@@ -22,7 +22,8 @@ from nostall.tuning.job import Settings, TuningResult, describe
 from nostall.tuning.result_records import cubin_notes
 from nostall.tuning.source import Source
 
-_RECORDED_SETTINGS = ("strategy", "seed", "seconds", "evaluations", "clock", "cold")
+_RECORDED_SETTINGS = ("strategy", "seed", "seconds", "evaluations", "clock", "cold",
+                      "measured_latencies")  # fmt: skip
 
 
 def record_result(
@@ -69,7 +70,7 @@ def record_result(
         verified=_verification(result.verdict),
         comparison=_comparison(result),
         settings={key: described[key] for key in _RECORDED_SETTINGS},
-        notes=cubin_notes(sm, kind),
+        notes=cubin_notes(sm, kind, settings.measured_latencies),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     return store.record(source.cubin, result.cubin, provenance)
@@ -94,7 +95,7 @@ def _check_record(record: BundledRecord, path: Path) -> None:
     provenance = record.provenance
     label = f"bundle {path}, kernel {provenance.kernel!r} (record {record.id[:12]})"
     try:
-        verdict = verify(record.original, record.optimised)
+        verdict = _verify(record.original, record.optimised, provenance)
         sm = Cubin.parse(record.original).sm
     except BadInput as error:
         raise BadBundle(f"{label}: {error}") from error
@@ -117,12 +118,18 @@ def rejection_reason(store: Store, row: Row) -> str | None:
     The record was verified when it was stored, perhaps by an older version with weaker rules.
     """
     try:
-        store.provenance(row)
+        provenance = store.provenance(row)
         original = store.artefacts.get(row.original, CUBIN)
-        verdict = verify(original, store.artefacts.get(row.optimised, CUBIN))
+        verdict = _verify(original, store.artefacts.get(row.optimised, CUBIN), provenance)
     except BadInput as error:
         return str(error)
     return None if verdict.safe else str(verdict.findings[0])
+
+
+def _verify(original: bytes, optimised: bytes, provenance: Provenance) -> Verdict:
+    """The verdict of this version, with the latency table that the search used."""
+    measured = provenance.settings.get("measured_latencies") is True
+    return verify(original, optimised, measured_latencies=measured)
 
 
 def _verification(verdict: Verdict) -> Verification:

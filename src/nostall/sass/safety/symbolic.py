@@ -35,9 +35,9 @@ Arrivals = dict[tuple[int, str], int]
 class SymbolicValidator:
     """Executes the functions of one architecture symbolically."""
 
-    def __init__(self, sm: int) -> None:
+    def __init__(self, sm: int, *, measured_latencies: bool = False) -> None:
         self.sm = sm
-        self.table = LatencyTable.load(sm)
+        self.table = LatencyTable.load(sm, measured_latencies=measured_latencies)
 
     def check(self, function: Function) -> list[Finding]:
         """Registers that are read, overwritten or ordered wrongly inside a block."""
