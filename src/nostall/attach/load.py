@@ -13,7 +13,6 @@ from nostall.attach.store_lookup import find_replacement
 from nostall.core.errors import BadInput, MissingPart
 from nostall.sass.binary import fatbin
 from nostall.sass.binary.cubin import Cubin
-from nostall.store import BadStore, Store
 from nostall.store.artefacts import Artefacts
 
 Host = Literal["cuda.core", "cupy", "bytes"]
@@ -115,10 +114,7 @@ def _cupy_module(data: bytes) -> Any:
             f"CuPy cannot be imported ({error}); install it, or take nostall.load(..., to='bytes')"
         ) from error
     # CuPy takes cubins only by path and caches modules by path, so the file is named by its hash.
-    try:
-        path = Store().artefacts.file(data, "cubin")
-    except BadStore:  # such as a store in a read-only container image
-        path = Artefacts(_process_folder()).file(data, "cubin")
+    path = Artefacts(_process_folder()).file(data, "cubin")
     return cupy.RawModule(path=str(path))
 
 

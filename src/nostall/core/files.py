@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
-import tempfile
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from nostall.core.errors import BadRun
+
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+TEMPORARY_ENDING = "?" * 8
+"""Pattern of the end of a temporary file's name, behind ``.NAME.``."""
 
 
 def write_atomically(target: Path, data: bytes) -> None:
@@ -15,22 +23,36 @@ def write_atomically(target: Path, data: bytes) -> None:
     Raises :class:`BadRun` if the file cannot be written.
     """
     try:
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    except OSError as error:
-        raise _not_writable(target, error) from error
-    try:
-        with os.fdopen(handle, "wb") as file:
+        with replaced_file(target) as file:
             file.write(data)
+    except OSError as error:
+        raise BadRun(f"cannot write {target}: {error.strerror}; {write_remedy(error)}") from error
+
+
+@contextmanager
+def replaced_file(target: Path, folder: Path | None = None) -> Iterator[BinaryIO]:
+    """A new file that takes the place of ``target`` when the context ends without an exception.
+
+    It is written in ``folder`` (by default that of ``target``), which must be on the same file
+    system, and deleted after an exception, :class:`KeyboardInterrupt` included.  Its mode follows
+    the umask.  Raises :class:`OSError` if the file cannot be written.
+    """
+    place = target.parent if folder is None else folder
+    temporary = place / f".{target.name}.{secrets.token_hex(4)}"
+    try:
+        with temporary.open("xb") as file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
-        Path(name).chmod(0o644)
-        Path(name).replace(target)
-    except BaseException as error:  # KeyboardInterrupt, too: it must leave no temporary file
-        Path(name).unlink(missing_ok=True)
-        if not isinstance(error, OSError):
-            raise
-        raise _not_writable(target, error) from error
+        temporary.replace(target)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
 
 
-def _not_writable(target: Path, error: OSError) -> BadRun:
-    return BadRun(f"cannot write {target}: {error.strerror}; choose a writable place")
+def write_remedy(error: OSError) -> str:
+    """What the user can do after a failed write."""
+    if error.errno in _DISK_FULL:
+        return "free space on this disk, or choose a place on another one"
+    return "choose a writable place"
