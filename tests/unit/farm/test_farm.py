@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import pairwise
@@ -40,6 +41,7 @@ from nostall.tuning.gpu_objective import GpuObjective
 from nostall.tuning.job import Settings, TuningResult, describe, tune
 from tests.unit.gpu.test_worker import make_fake
 
+dask = pytest.importorskip("dask")
 distributed = pytest.importorskip("distributed")
 
 SETTINGS = Settings(seed=5, evaluations=60, objective="gpu", rounds=12, checks=2)
@@ -112,6 +114,40 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> tuple[TuningResult, Path
 def workers() -> Iterator[Farm]:
     with farm.local(2) as pool:
         yield pool
+
+
+def test_local_workers_ask_for_a_secret(workers: Farm) -> None:
+    """Whoever can reach a scheduler's port can run code on its workers."""
+    info = workers.client.scheduler_info()
+    addresses = [info["address"], *info["workers"]]
+    assert len(addresses) == 3
+    for address in addresses:
+        assert address.startswith("tls://127.0.0.1:")
+        place = address.removeprefix("tls://")
+        with pytest.raises((OSError, TimeoutError)):
+            distributed.Client(f"tcp://{place}", timeout=2)
+        with pytest.raises((OSError, TimeoutError)):
+            stranger = distributed.Security.temporary()
+            distributed.Client(address, security=stranger, timeout=2)
+    assert listening_addresses(os.getpid()) == {"127.0.0.1"}
+
+
+def listening_addresses(process: int) -> set[str]:
+    """The addresses on which a process and its children listen for TCP connections."""
+    inodes = set()
+    for child in (process, *child_processes(process)):
+        for link in Path(f"/proc/{child}/fd").iterdir():
+            with suppress(OSError):
+                inodes.add(str(link.readlink()))
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    lines += [line.split() for line in Path("/proc/net/tcp6").read_text().splitlines()[1:]]
+    listening = [f for f in lines if f[3] == "0A" and f"socket:[{f[9]}]" in inodes]
+    return {"127.0.0.1" if f[1].startswith("0100007F:") else f[1] for f in listening}
+
+
+def child_processes(process: int) -> list[int]:
+    children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    return [pid for child in map(int, children) for pid in (child, *child_processes(child))]
 
 
 def process_id(_: object) -> int:
@@ -344,9 +380,23 @@ def test_workers_that_never_return(empty_scheduler: str) -> None:
 
 
 def test_a_scheduler_with_workers(workers: Farm) -> None:
-    with farm.remote(workers.client.scheduler.address) as pool:
+    security = workers.client.security
+    keys = {
+        "distributed.comm.tls.ca-file": security.tls_ca_file,
+        "distributed.comm.tls.client.key": security.tls_client_key,
+        "distributed.comm.tls.client.cert": security.tls_client_cert,
+    }
+    with (
+        dask.config.set(keys),
+        farm.remote(workers.client.scheduler.address) as pool,
+    ):
         assert pool.workers == 2
         assert set(pool.map(worker_gpu, range(20))) == {"0", "1"}
+
+
+def test_a_tls_scheduler_without_keys() -> None:
+    with pytest.raises(BadInput, match="DASK_DISTRIBUTED__COMM__TLS__CA_FILE"):
+        farm.remote("tls://127.0.0.1:9").__enter__()
 
 
 def test_an_invalid_address() -> None:
