@@ -110,6 +110,11 @@ def _check_options(engine: str, deadline: float, nodes: int, endpoint: str | Non
         raise BadInput(f"--deadline {deadline}; allowed is a number of seconds above 0")
     if nodes > 1 and endpoint is None:
         raise BadInput(f"--nodes {nodes} needs --endpoint HOST:PORT, the same on each machine")
+    if nodes == 1 and endpoint is not None:
+        raise BadInput(
+            f"--endpoint {endpoint} is for several machines; a run on one machine listens on "
+            "127.0.0.1 only; leave it out, or give --nodes as well"
+        )
 
 
 def _target_module(plan: Path, module: str | None) -> str:

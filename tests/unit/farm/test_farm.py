@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import pairwise
@@ -39,6 +38,7 @@ from nostall.search import Anneal
 from nostall.tuning.farm_search import Chain, ParallelChains, chain_seeds, run_chain
 from nostall.tuning.gpu_objective import GpuObjective
 from nostall.tuning.job import Settings, TuningResult, describe, tune
+from tests.e2e.sockets import listening
 from tests.unit.gpu.test_worker import make_fake
 
 dask = pytest.importorskip("dask")
@@ -129,25 +129,7 @@ def test_local_workers_ask_for_a_secret(workers: Farm) -> None:
         with pytest.raises((OSError, TimeoutError)):
             stranger = distributed.Security.temporary()
             distributed.Client(address, security=stranger, timeout=2)
-    assert listening_addresses(os.getpid()) == {"127.0.0.1"}
-
-
-def listening_addresses(process: int) -> set[str]:
-    """The addresses on which a process and its children listen for TCP connections."""
-    inodes = set()
-    for child in (process, *child_processes(process)):
-        for link in Path(f"/proc/{child}/fd").iterdir():
-            with suppress(OSError):
-                inodes.add(str(link.readlink()))
-    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    lines += [line.split() for line in Path("/proc/net/tcp6").read_text().splitlines()[1:]]
-    listening = [f for f in lines if f[3] == "0A" and f"socket:[{f[9]}]" in inodes]
-    return {"127.0.0.1" if f[1].startswith("0100007F:") else f[1] for f in listening}
-
-
-def child_processes(process: int) -> list[int]:
-    children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
-    return [pid for child in map(int, children) for pid in (child, *child_processes(child))]
+    assert {address for _, address in listening(os.getpid())} == {"127.0.0.1"}
 
 
 def process_id(_: object) -> int:
