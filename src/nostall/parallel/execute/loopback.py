@@ -27,7 +27,7 @@ _BACKLOG = 1024
 _INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
-class LoopbackRendezvous(RendezvousHandler):
+class LoopbackRendezvous(RendezvousHandler):  # type: ignore[misc]
     """The rendezvous of a single agent, whose store the ranks share."""
 
     def __init__(self, run_id: str, timeout: timedelta) -> None:
