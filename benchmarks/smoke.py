@@ -35,6 +35,7 @@ SLICES: Mapping[str, tuple[str, ...]] = {
     "sass.stall_reasons": (*KERNEL, "--baseline", BASELINE, "--limit", "30"),
     "sass.random_walks_on_gpu": ("--walks", "1", "--moves", "60", "--match", "dot_product",
                                  "--seconds", "30"),
+    "sass.measured_distances": ("--seconds", "10", "--limit", "4", "--workers", "1"),
     "sass.soak": ("--folder", "{folder}/soak", *KERNEL, "--baseline", BASELINE, "--rounds", "1",
                   "--limit", "30"),
     "sass.measurement_checks": ("--part", "inputs"),
