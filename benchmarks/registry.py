@@ -74,6 +74,8 @@ BENCHMARKS: tuple[Benchmark, ...] = (
          "sass.md"),
     _row("sass.farm_throughput", "2 or more GPUs", "How many candidates a second do N GPUs try?",
          "farm_throughput.json", "sass.md"),
+    # PTX
+    _row("ptx.assembler_suite", "GPU", "What does searching the input of ptxas gain?"),
     # Learning
     _row("learning.strategies", "CPU", "Does learning beat annealing on the SM model?",
          "strategies.json", "learning.md"),

@@ -41,6 +41,10 @@ SLICES: Mapping[str, tuple[str, ...]] = {
     "sass.measurement_checks": ("--part", "inputs"),
     "sass.load_overlap": (*KERNEL, "--baseline", BASELINE, "--seconds", "2"),
     "sass.farm_throughput": ("--gpus", "1", "2", "--seconds", "5"),
+    "ptx.assembler_suite": (
+        "--kernels", "rmsnorm-512x512", "--baseline", BASELINE, "--seconds-per-kernel", "5",
+        "--configurations", "1", "--budget-s", "60",
+    ),
     "attach.attach_points": ("--seconds", "2"),
     "fusion.host_cost": ("--device", "cuda", "--rounds", "5"),
     "fusion.chains": ("--chains", "softmax + mask 16384x3000", "--rounds", "4", "--race", "2",
