@@ -10,7 +10,9 @@ from typing import Annotated
 
 import typer
 
+from nostall.cli.compile_time import measured_compile_time
 from nostall.cli.console import Format, FormatOption, QuietOption, err
+from nostall.cli.given_options import refuse_all_but, refuse_options
 from nostall.cli.inputs import TARGET_HELP, ArchOption, KernelOption, LaunchOption
 from nostall.cli.interruption import Interruption
 from nostall.cli.measuring_options import (
@@ -30,6 +32,7 @@ from nostall.cli.tune_runs import (
     KernelInput,
     TuneRun,
     discard_if_empty,
+    kept_after_interrupt,
     reopen_run,
     start_run,
 )
@@ -46,6 +49,18 @@ from nostall.tuning.strategies import LOG_FOLDER, make_strategy
 
 DEFAULT_SECONDS = 60.0
 """Time limit of a search without any limit."""
+
+_RESUME_OPTIONS = (
+    "resume",
+    "seconds",
+    "evaluations",
+    "workers",
+    "scheduler",
+    "store",
+    "format",
+    "quiet",
+)
+"""Parameters that a resumed run honours."""
 
 TargetArgument = Annotated[str | None, typer.Argument(help=TARGET_HELP)]
 StrategyOption = Annotated[
@@ -72,11 +87,13 @@ SeedOption = Annotated[
 SecondsOption = Annotated[
     float | None,
     typer.Option(
-        help=f"Time limit of the search; default: {DEFAULT_SECONDS:g} if no limit is set."
+        help=f"Time limit of the search; default: {DEFAULT_SECONDS:g} if no limit is set. With "
+        "`--resume`: seconds more."
     ),
 ]
 EvaluationsOption = Annotated[
-    int | None, typer.Option(help="Maximum number of evaluated schedules.")
+    int | None,
+    typer.Option(help="Maximum number of evaluated schedules. With `--resume`: so many more."),
 ]
 OutOption = Annotated[
     Path | None,
@@ -105,6 +122,7 @@ AssemblersOption = Annotated[
 
 
 def tune(
+    context: typer.Context,
     target: TargetArgument = None,
     kernel: KernelOption = None,
     launch: LaunchOption = None,
@@ -134,12 +152,25 @@ def tune(
     The verifier checks the result; if it is unsafe or no faster, the original is kept. Ctrl-C ends
     the search and keeps the best schedule so far.
     """
+    check_limits(seconds, evaluations)
     if resume is not None:
+        refuse_all_but(
+            context,
+            _RESUME_OPTIONS,
+            "cannot be given with --resume: the run goes on with its own kernel and settings; "
+            "leave it out, or start a new run",
+        )
         run = reopen_run(resume, seconds, evaluations, workers)
         check_settings(run.settings, scheduler)
     else:
         if target is None:
             raise BadInput("nothing to tune; give a .cubin, path.py:kernel, or --resume RUN")
+        if objective == "model":
+            refuse_options(
+                context,
+                ("checks",),
+                "is the number of random inputs of a measurement; give --objective gpu as well",
+            )
         if seconds is None and evaluations is None:
             seconds = DEFAULT_SECONDS
         settings = Settings(
@@ -161,6 +192,19 @@ def tune(
     _tune(run, scheduler, store, _Output(format, quiet), resume=resume is not None)
 
 
+def check_limits(seconds: float | None, evaluations: int | None) -> None:
+    """Raise :class:`BadInput`, which names the option, for a limit that is not above 0."""
+    if seconds is not None and not 0 < seconds < math.inf:
+        raise BadInput(
+            f"--seconds is {seconds:g}; give a number of seconds greater than 0, such as 60 "
+            "(Ctrl-C ends a search at any time)"
+        )
+    if evaluations is not None and evaluations < 1:
+        raise BadInput(
+            f"--evaluations is {evaluations}; give a whole number greater than 0, such as 1000"
+        )
+
+
 @dataclass(frozen=True)
 class _Output:
     """Output options."""
@@ -174,26 +218,38 @@ def _tune(
 ) -> None:
     """Run the search, record a gain in the store, write the report and print the result."""
     run, source, settings = tune_run.run, tune_run.source, tune_run.settings
-    is_table = output.format is Format.TABLE
-    bar = SearchProgress(settings.budget, enabled=is_table and not output.quiet)
+    is_shown = output.format is Format.TABLE and not output.quiet
+    bar = SearchProgress(settings.budget, enabled=is_shown)
+    notice = "ending the search; the best schedule is verified now (Ctrl-C again leaves at once)"
     with (
         discard_if_empty(run, is_new=not resume),
         run,
-        open_search(source, settings, scheduler, run.path / LOG_FOLDER) as (search, device),
-        bar,
-        Interruption() as interruption,
+        measured_compile_time() as compilation,
     ):
-        result = run_job(
-            source,
-            search,
-            settings,
-            run=run,
-            observers=[bar, interruption],
-            resume=resume,
-            device=device,
-        )
-        row = store_gain(source, settings, result, device.info if device else None, store)
+        if resume:
+            limits = {"seconds": settings.seconds, "evaluations": settings.evaluations}
+            run.restart({**run.record.settings, **limits, "workers": settings.workers})
+        try:
+            with (
+                open_search(source, settings, scheduler, run.path / LOG_FOLDER) as (search, device),
+                bar,
+                Interruption(notice) as interruption,
+            ):
+                result = run_job(
+                    source,
+                    search,
+                    settings,
+                    run=run,
+                    observers=[bar, interruption],
+                    resume=resume,
+                    device=device,
+                )
+                info = device.info if device else None
+                row = store_gain(source, settings, result, info, store)
+        except KeyboardInterrupt as error:
+            raise kept_after_interrupt(run) from error
     page = write_report(run.path)
+    compilation.show()
     show_result(tune_run, result, page, row, output.format)
 
 
@@ -208,8 +264,6 @@ def check_settings(settings: Settings, scheduler: str | None) -> None:
         raise BadInput(
             "--workers and --scheduler distribute measurements; give --objective gpu as well"
         )
-    if settings.seconds is not None and math.isnan(settings.seconds):
-        raise BadInput("--seconds is not a number; give the seconds of the search, such as 60")
     is_cold_or_timed = settings.cold or settings.clock != "graph"
     if settings.objective != "gpu" and (
         settings.tolerance or settings.sanitizer or is_cold_or_timed

@@ -119,6 +119,12 @@ class Run:
             self._log.close()
             self._log = None
 
+    def restart(self, settings: dict[str, Any]) -> None:
+        """Record that the run continues, with these settings."""
+        update = {"status": "running", "settings": settings}
+        self.record = self.record.model_copy(update=update)
+        self.save()
+
     def write(self, name: str, data: bytes) -> Path:
         """Write a file of the directory atomically; returns its path."""
         target = self.path / name

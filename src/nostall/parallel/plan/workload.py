@@ -32,8 +32,8 @@ class Workload:
     slices of less than one sample.
 
     Lists of sums below have one entry per cut: entry l covers the first l layers.  Raises
-    :class:`BadProfile` if a batch size is unknown, below 1 or above :data:`MAX_SAMPLES`, if there are
-    too many micro-batches to simulate, or if ``state_factor`` is below 1.
+    :class:`BadProfile` if a batch size is unknown, below 1 or above :data:`MAX_SAMPLES`, if there
+    are too many micro-batches to simulate, or if ``state_factor`` is below 1.
     """
 
     profile: Profile
