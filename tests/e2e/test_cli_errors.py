@@ -92,7 +92,8 @@ def test_doctor_without_nvdisasm() -> None:
     done = nostall("doctor", NOSTALL_NVDISASM="/nonexistent")
     assert done.code == 3
     assert "MISSING" in done.out and "Traceback" not in done.err
-    assert done.err.startswith("nostall: nvdisasm is missing: pip install nvidia-cuda-nvdisasm")
+    assert done.err.startswith("nostall: nvdisasm is missing: NOSTALL_NVDISASM is '/nonexistent'")
+    assert "unset it" in done.err
 
 
 @pytest.mark.parametrize(

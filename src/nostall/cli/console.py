@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from nostall.cli.table_layout import column_widths, list_rows
 from nostall.core.text import escape_controls
 
 
@@ -56,15 +57,27 @@ def show_json(value: Any) -> None:
 
 
 def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print a table.  Titles and cells are plain text: Rich markup in them is not interpreted."""
+    """Print a table, or a list if its words do not fit side by side.
+
+    Titles and cells are plain text: Rich markup in them is not interpreted.
+    """
     from rich.text import Text
 
+    console = Console(highlight=False)
+    cells = [[_plain(str(cell)) for cell in row] for row in rows]
+    widths = column_widths(columns, cells, console.width)
+    if widths is None and len(columns) > 2:
+        out.print(title)
+        for line in list_rows(columns, cells):
+            out.print(line)
+        return
     table = Table(title=Text(_plain(title)), title_justify="left", header_style="bold")
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(_plain(str(cell))) for cell in row))
-    Console(highlight=False).print(table)
+    for number, column in enumerate(columns):
+        width = widths[number] if widths is not None else None
+        table.add_column(column, overflow="fold", width=width)
+    for row in cells:
+        table.add_row(*map(Text, row))
+    console.print(table)
 
 
 def print_error(message: str) -> None:

@@ -39,6 +39,7 @@ VERBS = {
         "characterize:characterize", "Show where training time goes in job tables or traces."
     ),
     "report": Verb("report:report", "Write the HTML report of a run directory."),
+    "runs": Verb("runs:app", "List, show and compare the runs of tune and fuse."),
     "store": Verb("store:app", "List, show, verify and share optimised kernels."),
     "apply": Verb("apply:apply", "Run a program with the optimised kernels of the store."),
 }

@@ -75,3 +75,18 @@ class FolderLock:
             if text:
                 return text
         return "another process"
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a process writes ``folder`` now."""
+    try:
+        handle = os.open(folder / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno not in _UNSUPPORTED
+    finally:
+        os.close(handle)
+    return False
