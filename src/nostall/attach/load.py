@@ -11,6 +11,7 @@ from typing import Any, Literal, overload
 
 from nostall.attach.store_lookup import find_replacement
 from nostall.core.errors import BadInput, MissingPart
+from nostall.core.suggest import did_you_mean
 from nostall.sass.binary import fatbin
 from nostall.sass.binary.cubin import Cubin
 from nostall.store.artefacts import Artefacts
@@ -72,7 +73,10 @@ def load(
     cubin = Cubin.parse(original)
     names = [text.name for text in cubin.texts if text.is_kernel]
     if kernel is not None and kernel not in names:
-        raise BadInput(f"there is no kernel {kernel!r} in this cubin; it holds: {', '.join(names)}")
+        raise BadInput(
+            f"there is no kernel {kernel!r} in this cubin; it holds: {', '.join(names)}"
+            f"{did_you_mean(kernel, names)}"
+        )
     replacement = find_replacement(
         original,
         f"load {to}",

@@ -19,6 +19,7 @@ from nostall.cli.interruption import Interruption
 from nostall.cli.progress import stage_bar
 from nostall.core.errors import BadInput, MissingPart
 from nostall.core.run import Run
+from nostall.core.suggest import unknown
 from nostall.tuning.fusing.inputs import CASTS, parse_target, torch_dtype
 from nostall.tuning.source import compute_capability
 
@@ -129,7 +130,7 @@ def fuse(
     marked as measured. Ctrl-C keeps the results so far.
     """
     if dtype is not None and dtype not in CASTS:
-        raise BadInput(f"--dtype is {dtype!r}; allowed are {', '.join(CASTS)}")
+        raise BadInput(unknown("--dtype", dtype, CASTS))
     compute_capability(arch)
     fusion = _trace(target, inputs, dtype, backward, strategy, arch)
     if measure:

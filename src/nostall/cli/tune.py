@@ -37,6 +37,7 @@ from nostall.cli.tune_runs import (
     start_run,
 )
 from nostall.core import BadInput
+from nostall.core.suggest import unknown
 from nostall.gpu import sanitizer as compute_sanitizer
 from nostall.report import write_report
 from nostall.store import BadStore, Row, Store
@@ -257,7 +258,7 @@ def check_settings(settings: Settings, scheduler: str | None) -> None:
     """Raise an error for settings that cannot work, before anything is compiled or written."""
     make_strategy(settings.strategy, policy=settings.policy)
     if settings.objective not in ("model", "gpu"):
-        raise BadInput(f"--objective is {settings.objective!r}; give model or gpu")
+        raise BadInput(unknown("--objective", settings.objective, ("model", "gpu")))
     if settings.workers is not None and settings.workers < 1:
         raise BadInput(f"--workers is {settings.workers}; give 1 or more, one per GPU")
     if settings.objective != "gpu" and (scheduler is not None or (settings.workers or 1) > 1):

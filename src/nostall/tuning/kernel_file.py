@@ -11,10 +11,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from pydantic import ValidationError
-
 from nostall.core.errors import BadInput, BadLaunch
 from nostall.core.launch import LaunchSpec
+from nostall.core.suggest import did_you_mean
 
 MAX_MESSAGE_LENGTH = 300
 """Characters of an error message that :func:`root_cause` returns."""
@@ -81,7 +80,10 @@ def find_jit_function(triton: Any, module: ModuleType, path: Path, name: str) ->
     reason = (
         f"has no kernel {name!r}" if value is None else f": {name!r} is not a @triton.jit function"
     )
-    raise BadInput(f"{path} {reason}; its kernels are: {', '.join(kernels) or '(none)'}")
+    raise BadInput(
+        f"{path} {reason}; its kernels are: {', '.join(kernels) or '(none)'}"
+        f"{did_you_mean(name, kernels)}"
+    )
 
 
 def find_launch(module: ModuleType, path: Path, name: str) -> LaunchSpec:
@@ -99,12 +101,7 @@ def find_launch(module: ModuleType, path: Path, name: str) -> LaunchSpec:
     entry = table[name]
     if isinstance(entry, LaunchSpec):
         return entry
-    try:
-        return LaunchSpec.model_validate(entry)
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"]) or "launch"
-        raise BadLaunch(f"{path.name}: LAUNCHES[{name!r}]: {field}: {first['msg']}") from error
+    return LaunchSpec.parse(entry, f"{path.name}: LAUNCHES[{name!r}]")
 
 
 def root_cause(error: BaseException) -> str:

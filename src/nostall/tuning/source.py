@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from nostall.core.errors import BadInput, BadLaunch, MissingPart
 from nostall.core.launch import Buffer, Constant, LaunchSpec, LaunchVariant, Scalar
+from nostall.core.suggest import did_you_mean
 from nostall.core.versions import TRITON_VERSIONS, supports_triton
 from nostall.sass.binary import fatbin
 from nostall.sass.binary.cubin import Cubin, check_architecture
@@ -92,7 +93,10 @@ def load_cubin(
             )
         kernel = names[0]
     elif kernel not in names:
-        raise BadInput(f"{path} has no kernel {kernel!r}; it holds: {', '.join(names) or '(none)'}")
+        raise BadInput(
+            f"{path} has no kernel {kernel!r}; it holds: {', '.join(names) or '(none)'}"
+            f"{did_you_mean(kernel, names)}"
+        )
     file_kind = "fatbin file" if is_container else "cubin file"
     provenance = {"compiler": file_kind, "arch": f"sm_{cubin.sm}"}
     return Source(data, kernel, launch, str(path), MappingProxyType(provenance))

@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 
 from nostall.core import BadInput, Search
+from nostall.core.suggest import unknown
 from nostall.search import make, strategies
 
 LEARNING_STRATEGIES = {
@@ -50,6 +51,5 @@ def make_strategy(name: str, *, logs: Path | None = None, policy: Path | None = 
         options = {} if policy is None else {"policy": policy}
         return load_strategy_class(name)(logs=logs, **options)  # type: ignore[call-arg]
     if name not in strategies:
-        known = ", ".join(sorted({*strategies, *LEARNING_STRATEGIES}))
-        raise BadInput(f"strategy {name!r} is unknown; allowed are {known}")
+        raise BadInput(unknown("strategy", name, sorted({*strategies, *LEARNING_STRATEGIES})))
     return make(name)

@@ -25,6 +25,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from nostall.core.errors import BadInput, NostallError
+from nostall.core.suggest import did_you_mean
 from nostall.fusion.capture import CapturedGraph, capture, inference_graph, training_graphs
 from nostall.tuning.fusing.inputs import NumberInput, parse_inputs, parse_target
 from nostall.tuning.kernel_file import import_file, root_cause
@@ -113,6 +114,7 @@ def _load_function(file: ModuleType, path: str, name: str, mode: FakeTensorMode)
         ]
         raise BadInput(
             f"{path} has no function {name!r}; it has: {', '.join(candidates) or '(none)'}"
+            f"{did_you_mean(name, candidates)}"
         )
     function = named
     if isinstance(named, type) or (not isinstance(named, nn.Module) and _has_no_parameters(named)):
