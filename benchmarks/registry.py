@@ -41,6 +41,8 @@ def _row(
 
 
 BENCHMARKS: tuple[Benchmark, ...] = (
+    _row("ptx.validator", "CPU", "Does the validator accept legal PTX and refuse violations?",
+         "validator.json"),
     # SASS schedules
     _row("sass.mobility", "CPU", "How many instructions of each example kernel can move?",
          "mobility.json", "sass-modelled.md"),
@@ -51,6 +53,11 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     _row("sass.random_walks", "CPU", "Does the verifier accept what legal moves reach?",
          "random_walks.json", "sass-modelled.md"),
     _row("sass.fuzz", "CPU", "Do damaged cubins end in a clear error?", "fuzz.json"),
+    _row("sass.false_alarms", "CPU",
+         "How many functions of libraries that were not mined does the verifier refuse?",
+         "false_alarms.json"),
+    _row("sass.lowered_stalls", "CPU",
+         "Is each lowered stall between dependent neighbours refused?", "lowered_stalls.json"),
     _row("sass.kill_resume", "CPU", "Does a killed search resume to the same result?",
          "kill_resume.json"),
     _row("kernels.inductor", "GPU",
@@ -75,6 +82,8 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     _row("sass.farm_throughput", "2 or more GPUs", "How many candidates a second do N GPUs try?",
          "farm_throughput.json", "sass.md"),
     # PTX
+    _row("ptx.random_orders", "CPU", "Does ptxas accept random orders of PTX without new messages?",
+         "random_orders.json"),
     _row("ptx.assembler_suite", "GPU", "What does searching the input of ptxas gain?"),
     # Learning
     _row("learning.strategies", "CPU", "Does learning beat annealing on the SM model?",

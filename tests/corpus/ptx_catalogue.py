@@ -32,6 +32,7 @@ TRITON = (
     "gemm_leakyrelu.sm_80",
     "gemm_leakyrelu.sm_100",
     "gemm_leakyrelu-wgmma.sm_90",
+    "inline_assembly.sm_90",
     "integer_division-long.sm_90",
     "lock_and_add.sm_90",
     "matmul-int8small.sm_80",

@@ -172,7 +172,8 @@ def test_tune_a_triton_kernel(tmp_path: Path) -> None:
     pytest.importorskip("triton")
     out = tmp_path / "run"
     target = f"{EXAMPLES / 'softmax.py'}:softmax"
-    done = nostall("tune", target, "--evaluations", 50, "--out", out, "--format", "json")
+    budget = ["--objective", "model", "--evaluations", 50]
+    done = nostall("tune", target, *budget, "--out", out, "--format", "json")
     assert done.code == 0, done.err
     assert done.json["verdict"]["safe"] and done.json["evaluations"] >= 50
     assert nostall("verify", out / "original.cubin", out / "best.cubin").code == 0

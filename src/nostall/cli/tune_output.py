@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
+from nostall.cli.assembler_output import assembler_lines
 from nostall.cli.console import Format, err, out, show_json
 from nostall.cli.tune_runs import ORIGINAL_FILE, TuneRun, resume_command
 from nostall.sass.model.agreement import model_caution
@@ -36,6 +37,10 @@ def show_result(
         out.print(f"start:    {start} (compared: {compared})")
     for line in _checks(settings, result):
         out.print(line)
+    assembler = (run.record.result or {}).get("assembler")
+    if assembler is not None:
+        for line in assembler_lines(assembler):
+            out.print(line)
     out.print(f"report:   {page}")
     if search.start_measurement.kind == "modelled":
         err.print(model_caution())
@@ -51,8 +56,9 @@ def _next_command(tune_run: TuneRun, result: TuningResult) -> str:
     """Verify the pair of cubins; without a gain, search on, because the pair is one file."""
     path = tune_run.run.path
     if result.improved:
-        files = [str(path / ORIGINAL_FILE), str(path / "best.cubin")]
-        return shlex.join(["nostall", "verify", *files])
+        is_assembled = bool((tune_run.run.record.result or {}).get("assembler"))
+        files = [path] if is_assembled else [path / ORIGINAL_FILE, path / "best.cubin"]
+        return shlex.join(["nostall", "verify", *map(str, files)])
     settings = tune_run.settings
     if settings.evaluations is not None:
         more = f"--evaluations {settings.evaluations}"
@@ -78,10 +84,14 @@ def _gain(result: TuningResult) -> str:
             f"nothing better than the original was found ({start.kind}{_intervals(result)}); "
             "the original is kept"
         )
+    moves = (
+        ""
+        if result.recipe is not None
+        else f"; {result.num_moved} positions changed, {result.num_retimed} control words changed"
+    )
     return (
         f"{start.kind} gain: {result.ratio:.4f}x{_intervals(result)}  ({start.kind} "
-        f"{start.value * 1e6:.3f} us -> {start.value / result.ratio * 1e6:.3f} us; "
-        f"{result.num_moved} positions changed, {result.num_retimed} control words changed)"
+        f"{start.value * 1e6:.3f} us -> {start.value / result.ratio * 1e6:.3f} us{moves})"
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,6 +17,7 @@ from nostall.cli.measuring_options import parse_timing
 from nostall.core import BadInput, BadRun, LaunchSpec, Run, Tolerance
 from nostall.core.errors import Interrupted
 from nostall.core.folder_lock import LOCK_FILE
+from nostall.tuning.assembler.recipe import PTX_FILE
 from nostall.tuning.job import Settings, describe
 from nostall.tuning.source import Source
 from nostall.tuning.strategies import POLICY_FILE
@@ -49,13 +50,26 @@ class KernelInput:
     arch: str | None
     assemblers: bool
     """Start from the fastest cubin of all installed assemblers."""
+    ptxas_options: str = ""
 
 
-def start_run(kernel_input: KernelInput, settings: Settings, out_dir: Path | None) -> TuneRun:
-    """Load the kernel and create a run directory: ``out_dir``, or a new one in ``runs``."""
+def start_run(
+    kernel_input: KernelInput,
+    complete: Callable[[Source], Settings],
+    out_dir: Path | None,
+) -> TuneRun:
+    """Load the kernel and create a run directory: ``out_dir``, or a new one in ``runs``.
+
+    ``complete`` gives the settings for a kernel, some of which depend on its source.
+    """
     source = load_source(
-        kernel_input.target, kernel_input.kernel, kernel_input.launch, kernel_input.arch
+        kernel_input.target,
+        kernel_input.kernel,
+        kernel_input.launch,
+        kernel_input.arch,
+        kernel_input.ptxas_options,
     )
+    settings = complete(source)
     if kernel_input.assemblers:
         source = assemble_fastest(source, settings)
     if out_dir is not None and (out_dir / "run.json").exists():
@@ -66,6 +80,8 @@ def start_run(kernel_input: KernelInput, settings: Settings, out_dir: Path | Non
     path = out_dir or create_run_folder(source.kernel)
     command = shlex.join(["nostall", *sys.argv[1:]])
     files = {ORIGINAL_FILE: source.cubin}
+    if source.ptx is not None:
+        files[PTX_FILE] = source.ptx.encode()
     if settings.policy is not None:
         files[POLICY_FILE] = read_bytes(settings.policy)
     run = Run.create(path, command, describe(source, settings), files)
@@ -94,7 +110,9 @@ def reopen_run(
         if hashlib.sha256(data).hexdigest() != saved["original_sha256"]:
             raise ValueError(f"{ORIGINAL_FILE} is not the file that the run started with")
         launch = LaunchSpec.model_validate(saved["launch"]) if saved.get("launch") else None
-        source = Source(data, saved["kernel"], launch, saved["origin"], dict(saved["provenance"]))
+        ptx = (path / PTX_FILE).read_text() if (path / PTX_FILE).exists() else None
+        provenance = dict(saved["provenance"])
+        source = Source(data, saved["kernel"], launch, saved["origin"], provenance, ptx)
         tolerance = saved.get("tolerance")
         workers = workers or saved.get("workers")
         spent = _spent(run, workers)
@@ -113,6 +131,7 @@ def reopen_run(
             tolerance=Tolerance.model_validate(tolerance) if tolerance else None,
             sanitizer=saved.get("sanitizer", False),
             policy=path / POLICY_FILE if saved.get("policy") else None,
+            anneal_share=saved.get("anneal_share", Settings.anneal_share),
         )
         _ = settings.budget  # raises BadInput if the limits are not positive
     except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
@@ -162,7 +181,7 @@ def kept_after_interrupt(run: Run) -> Interrupted:
 @contextmanager
 def discard_if_empty(run: Run, *, is_new: bool) -> Iterator[None]:
     """Delete a new run directory if the job fails before its first trial."""
-    initial_files = ("run.json", ORIGINAL_FILE, POLICY_FILE, LOCK_FILE)
+    initial_files = ("run.json", ORIGINAL_FILE, PTX_FILE, POLICY_FILE, LOCK_FILE)
     try:
         yield
     except BaseException:

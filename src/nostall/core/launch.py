@@ -23,7 +23,7 @@ from nostall.core.errors import BadLaunch
 from nostall.core.validation import explain, register_tag
 
 ScalarType = Literal["f16", "bf16", "f32", "f64", "i8", "i16", "i32", "i64", "u8", "u32", "u64"]
-DType = ScalarType | Literal["f8e4m3", "f8e5m2"]
+DType = Literal[ScalarType, "f8e4m3", "f8e5m2"]
 """Element types of buffers.  ``f8e4m3`` is PyTorch's ``float8_e4m3fn``: no infinities, max 448."""
 Role = Literal["in", "out", "inout", "scratch"]
 

@@ -12,6 +12,8 @@ from nostall.core.text import escape_controls
 
 _MAX_VALUE = 60
 """Characters of a value in a message."""
+_SCALARS = ("float", "int", "str", "bool")
+"""Pydantic's names of the members of a union such as ``float | int``."""
 _KINDS = {
     "int_type": "a whole number",
     "int_parsing": "a whole number",
@@ -46,7 +48,7 @@ Describe = Callable[[str, list[str], Mapping[str, Any], type[BaseModel]], str]
 
 def _is_tag(part: object) -> bool:
     """Whether a part of an error's place names a member of a union, not a key."""
-    return isinstance(part, str) and part.startswith("<")
+    return isinstance(part, str) and (part in _SCALARS or part.startswith("<"))
 
 
 def _unknown_key(

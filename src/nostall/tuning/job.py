@@ -227,7 +227,7 @@ class _TuningJob:
             )
         is_faster = decision.faster if decision is not None else search_result.ratio > 1.0
         improved = is_faster and candidate != source.cubin
-        reports = self._sanitize(candidate) if improved else {}
+        reports = run_sanitizer(source, settings, candidate) if improved else {}
         improved = improved and all(report.answer != "errors" for report in reports.values())
         start = self.space.start()
         num_moved, num_retimed = _count_differences(start, best) if improved else (0, 0)
@@ -287,14 +287,6 @@ class _TuningJob:
             "result is the original; please report this bug with the run directory"
         )
 
-    def _sanitize(self, candidate: bytes) -> Mapping[str, SanitizerReport]:
-        """Reports of compute-sanitizer on the candidate, if the settings require them."""
-        source = self.source
-        if not self.settings.sanitizer or source.launch is None:
-            return {}
-        kernel = Kernel(source.cubin, source.kernel, source.launch)
-        return sanitize(kernel, candidate, self.settings.measurement_plan)
-
 
 class _FinalistWriter:
     """Observer that writes the finalists of a measured search at each checkpoint."""
@@ -307,6 +299,16 @@ class _FinalistWriter:
 
     def on_checkpoint(self, checkpoint: Checkpoint) -> None:
         self.run.write(FINALISTS_FILE, json.dumps(self.objective.snapshot()).encode())
+
+
+def run_sanitizer(
+    source: Source, settings: Settings, candidate: bytes
+) -> Mapping[str, SanitizerReport]:
+    """Reports of compute-sanitizer on the candidate, if the settings require them."""
+    if not settings.sanitizer or source.launch is None:
+        return {}
+    kernel = Kernel(source.cubin, source.kernel, source.launch)
+    return sanitize(kernel, candidate, settings.measurement_plan)
 
 
 def describe(source: Source, settings: Settings) -> dict[str, Any]:
@@ -330,6 +332,7 @@ def describe(source: Source, settings: Settings) -> dict[str, Any]:
         "tolerance": settings.tolerance.model_dump() if settings.tolerance else None,
         "sanitizer": settings.sanitizer,
         "policy": settings.policy.name if settings.policy else None,
+        "anneal_share": settings.anneal_share,
         "launch": source.launch.model_dump(mode="json") if source.launch else None,
         "provenance": dict(source.provenance),
     }

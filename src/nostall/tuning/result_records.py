@@ -59,6 +59,7 @@ def comparison_record(decision: Decision) -> dict[str, Any]:
         "high": comparison.high,
         "null_low": comparison.null_low,
         "null_high": comparison.null_high,
+        "loads": timing.loads,
         "samples": {
             "original": timing.original,
             "candidate": timing.candidate,

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from functools import lru_cache
 
 from nostall.ptx.program.module import Module, parse
+from tests.corpus.ptx_catalogue import ptx_texts
 
-CORPUS = Path(__file__).resolve().parents[2] / "corpus" / "ptx"
-FILES = sorted(CORPUS.glob("*.ptx"))
-assert len(FILES) >= 11
+NAMES = tuple(ptx_texts())
+"""All files of the corpus of PTX."""
+FEW = (
+    "branches.sm_80",
+    "device_calls.sm_90",
+    "fused_attention.sm_90",
+    "gemm_leakyrelu.sm_100",
+    "inline_assembly.sm_90",
+    "nvcc-blackwell.sm_100a",
+    "nvcc-calls.sm_80",
+    "nvcc-hopper.sm_90a",
+    "prints.sm_80",
+    "rmsnorm-512x128.sm_90",
+)
+"""Files for checks that take longer: each kind of instruction and of control flow."""
 
 REGISTERS = """
 	.reg .pred %p<10>;
@@ -33,4 +46,10 @@ def module(body: str, target: str = "sm_90a", outer: str = "") -> Module:
 
 def corpus(name: str) -> str:
     """The text of a file of the corpus."""
-    return (CORPUS / f"{name}.ptx").read_text()
+    return ptx_texts()[name]
+
+
+@lru_cache
+def corpus_module(name: str) -> Module:
+    """The module of a file of the corpus."""
+    return parse(corpus(name))

@@ -16,7 +16,7 @@ from nostall.ptx.program.body import Binding, Body, Directive, Label, Nested
 from nostall.ptx.program.control_flow import ControlFlow
 from nostall.ptx.program.declarations import Declaration
 from nostall.ptx.program.instruction import Instruction
-from nostall.ptx.program.resources import Reference, Resource
+from nostall.ptx.program.resources import BARRIER, Reference
 
 _REST_OF_LINE = re.compile(r"[ \t]*(?://[^\r\n]*|/\*[^\r\n]*?\*/[ \t]*(?=[\r\n]|\Z))")
 
@@ -91,7 +91,8 @@ class _OpenBlock:
         self._earliest.append(max(places, default=0))
 
     def declare(self, declared: Declaration) -> None:
-        self._declared.append((declared, len(self.units)))
+        if self.units:  # otherwise all units of the block stand behind it anyway
+            self._declared.append((declared, len(self.units)))
 
     def mentions(self, declared: Declaration) -> bool:
         return any(_mentions(unit.words, declared) for unit in self.units)
@@ -200,12 +201,15 @@ class _Region:
         )
 
     def _scope_unit(self, tree: Nested, blocks: tuple[Block, ...]) -> Unit:
-        """A scope as one unit. What it writes it may write or not, so it reads that, too."""
+        """A scope as one unit. What it writes it may write or not, so it reads that, too.
+
+        A scope with a branch may be a loop that waits for other threads: it is a barrier.
+        """
         instructions = tuple(self._instructions(tree))
         reads: frozenset[Reference] = frozenset().union(*(i.reads for i in instructions))
         writes: frozenset[Reference] = frozenset().union(*(i.writes for i in instructions))
         if tree.start in self._flow.branching_scopes:
-            writes |= {Resource.CONVERGENCE, Resource.WARP}
+            writes |= BARRIER.writes
         words: frozenset[str] = frozenset().union(*(i.words for i in instructions))
         end = self._end_with_comment(tree.end)
         return Unit(tree.start, end, instructions, reads | writes, writes, words, blocks)

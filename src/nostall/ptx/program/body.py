@@ -8,7 +8,7 @@ from enum import Enum
 from types import MappingProxyType
 
 from nostall.ptx.program.asynchronous import mark_asynchronous_registers
-from nostall.ptx.program.declarations import Declaration, Scope, declarations
+from nostall.ptx.program.declarations import LIST, Declaration, Scope, declarations
 from nostall.ptx.program.instruction import Instruction, build_instruction
 from nostall.ptx.text.lexer import TokenKind
 from nostall.ptx.text.statements import Statement, StatementKind
@@ -72,11 +72,10 @@ class Body:
 class _Builder:
     """Reads the statements of one body in order."""
 
-    def __init__(self, statements: Sequence[Statement], scope: Scope) -> None:
+    def __init__(self, statements: Sequence[Statement]) -> None:
         self._statements = statements
         self._at = 0
         self._scopes = 0
-        self._outer = scope
         self.instructions: list[Instruction] = []
 
     def nested(self, scope: Scope) -> Nested:
@@ -107,7 +106,7 @@ class _Builder:
         name = statement.tokens[0].text
         following = self._statements[self._at]
         if following.tokens[0].text in _LISTS:
-            declared = Declaration(name, "label")
+            declared = Declaration(name, LIST)
             scope.add(declared)
             return Directive((declared,), frozenset(), Binding.NONE, statement.start, statement.end)
         label = Label(name, statement.start, statement.end)
@@ -151,7 +150,7 @@ def build_body(statements: Sequence[Statement], scope: Scope) -> Body:
 
     ``scope`` has the parameters of the function, and takes up the names of its outermost braces.
     """
-    builder = _Builder(statements, scope)
+    builder = _Builder(statements)
     root = builder.nested(scope)
     return Body(root, tuple(mark_asynchronous_registers(builder.instructions)))
 

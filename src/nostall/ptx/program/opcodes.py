@@ -10,23 +10,27 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from nostall.ptx.program.accesses import (
+    Qualifiers,
+    aligned_load,
+    aligned_store,
+    load,
+    store,
+)
 from nostall.ptx.program.resources import (
     ALIGNED,
+    ALIGNED_BARRIER,
     BARRIER,
     DEVICE_FENCE,
     EVERYTHING,
     EXCHANGE,
     FENCE,
-    MEMORY,
     PURE,
     Effect,
     Resource,
     reading,
     writing,
 )
-
-Qualifiers = tuple[str, ...]
-"""The parts of an opcode after its first one, such as ("global", "v4", "b32")."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,24 +47,10 @@ class Rule:
     touches_all: bool = False
     """Whether all registers that the instruction names count as read and written."""
 
-    def effect_of(self, qualifiers: Qualifiers) -> Effect:
-        """The effect with these qualifiers."""
-        return self.effect if isinstance(self.effect, Effect) else self.effect(qualifiers)
-
 
 UNKNOWN = Rule((), effect=EVERYTHING, touches_all=True)
 """The rule of an opcode that the table lacks: a fence that touches each register it names."""
 
-_SPACE_RESOURCES = MappingProxyType(
-    {
-        "global": frozenset((Resource.GLOBAL,)),
-        "shared": frozenset((Resource.SHARED,)),
-        "local": frozenset((Resource.LOCAL,)),
-        "param": frozenset((Resource.PARAM,)),
-        "const": frozenset((Resource.STABLE,)),
-    }
-)
-"""State space -> what its accesses touch; an address without a space may mean all of MEMORY."""
 _QUALIFIER_EFFECTS: MappingProxyType[str, Effect] = MappingProxyType(
     {
         "cc": writing(Resource.CARRY),
@@ -78,36 +68,14 @@ _QUALIFIER_EFFECTS: MappingProxyType[str, Effect] = MappingProxyType(
 """Qualifiers that add an effect to any opcode."""
 
 
-def touched_memory(qualifiers: Qualifiers) -> frozenset[Resource]:
-    """The memory that an access with these qualifiers may touch."""
-    if "nc" in qualifiers:
-        return frozenset((Resource.STABLE,))
-    for qualifier in qualifiers:
-        space = qualifier.partition("::")[0]
-        if space in _SPACE_RESOURCES:
-            return _SPACE_RESOURCES[space]
-    return MEMORY
-
-
-def _load(qualifiers: Qualifiers) -> Effect:
-    return Effect(reads=touched_memory(qualifiers))
-
-
-def _store(qualifiers: Qualifiers) -> Effect:
-    return Effect(writes=touched_memory(qualifiers))
-
-
-def _aligned_load(qualifiers: Qualifiers) -> Effect:
-    return _load(qualifiers) | ALIGNED
-
-
-def _aligned_store(qualifiers: Qualifiers) -> Effect:
-    return _store(qualifiers) | ALIGNED
+def _barrier(qualifiers: Qualifiers) -> Effect:
+    return ALIGNED_BARRIER if "aligned" in qualifiers else BARRIER
 
 
 _TEXTURE_LOAD = reading(Resource.GLOBAL)
 _WGMMA_WAIT = FENCE | ALIGNED | writing(Resource.WGMMA)
-_TCGEN05_WAIT = DEVICE_FENCE | ALIGNED | writing(Resource.TCGEN05)
+_TCGEN05 = DEVICE_FENCE | ALIGNED
+_TCGEN05_WAIT = _TCGEN05 | writing(Resource.TCGEN05)
 
 _ROWS: tuple[tuple[str, Rule], ...] = (
     # Arithmetic, comparison, selection, logic, conversion.
@@ -121,11 +89,12 @@ _ROWS: tuple[tuple[str, Rule], ...] = (
     ("vabsdiff2 vadd2 vavrg2 vmax2 vmin2 vset2 vsub2", Rule()),
     ("vabsdiff4 vadd4 vavrg4 vmax4 vmin4 vset4 vsub4", Rule()),
     # Memory.
-    ("ld ldu", Rule(effect=_load)),
-    ("st", Rule((), effect=_store)),
-    ("prefetch prefetchu", Rule((), effect=_load)),
-    ("tex tld4 txq suq suld", Rule(effect=_TEXTURE_LOAD)),
-    ("sust", Rule((), effect=writing(Resource.GLOBAL))),
+    ("ld ldu", Rule(effect=load)),
+    ("st", Rule((), effect=store)),
+    ("prefetch prefetchu", Rule((), effect=load)),
+    ("tex tld4 txq suq", Rule(effect=_TEXTURE_LOAD)),
+    ("suld", Rule(effect=FENCE)),
+    ("sust", Rule((), effect=FENCE)),
     ("atom", Rule(effect=DEVICE_FENCE)),
     ("red sured", Rule((), effect=DEVICE_FENCE)),
     ("multimem.ld_reduce", Rule(effect=DEVICE_FENCE)),
@@ -134,16 +103,18 @@ _ROWS: tuple[tuple[str, Rule], ...] = (
     ("alloca stacksave", Rule(effect=FENCE)),
     ("stackrestore", Rule((), effect=FENCE)),
     # Asynchronous copies.
-    ("cp.async", Rule((), effect=FENCE)),
+    ("cp.async.ca cp.async.cg cp.async.commit_group cp.async.mbarrier", Rule((), effect=FENCE)),
+    ("cp.async.wait_group cp.async.wait_all", Rule((), effect=FENCE)),
     ("cp.async.bulk cp.reduce.async", Rule((), effect=DEVICE_FENCE)),
-    ("tensormap", Rule((), effect=DEVICE_FENCE)),
+    ("tensormap.replace tensormap.cp_fenceproxy", Rule((), effect=DEVICE_FENCE)),
     # Fences and barriers.
     ("membar fence", Rule((), effect=DEVICE_FENCE)),
-    ("bar barrier", Rule((), effect=BARRIER)),
-    ("bar.red bar.cta.red barrier.red barrier.cta.red", Rule(effect=BARRIER)),
+    ("bar.sync bar.arrive bar.cta.sync bar.cta.arrive", Rule((), effect=ALIGNED_BARRIER)),
+    ("barrier.sync barrier.arrive barrier.cta.sync barrier.cta.arrive", Rule((), effect=_barrier)),
+    ("bar.red bar.cta.red", Rule(effect=ALIGNED_BARRIER)),
+    ("barrier.red barrier.cta.red", Rule(effect=_barrier)),
     ("barrier.cluster", Rule((), effect=BARRIER | DEVICE_FENCE)),
     ("bar.warp.sync", Rule((), effect=BARRIER)),
-    ("mbarrier", Rule((), effect=DEVICE_FENCE, touches_all=True)),
     ("mbarrier.init mbarrier.inval", Rule((), effect=DEVICE_FENCE)),
     ("mbarrier.expect_tx mbarrier.complete_tx", Rule((), effect=DEVICE_FENCE)),
     ("mbarrier.arrive mbarrier.arrive_drop", Rule(effect=DEVICE_FENCE)),
@@ -154,12 +125,13 @@ _ROWS: tuple[tuple[str, Rule], ...] = (
     ("setmaxnreg", Rule((), effect=BARRIER)),
     # Matrices.
     ("mma movmatrix wmma.mma", Rule(effect=ALIGNED)),
-    ("ldmatrix wmma.load", Rule(effect=_aligned_load)),
-    ("stmatrix wmma.store", Rule((), effect=_aligned_store)),
+    ("ldmatrix wmma.load", Rule(effect=aligned_load)),
+    ("stmatrix wmma.store", Rule((), effect=aligned_store)),
     ("wgmma.mma_async", Rule((), (0,), FENCE | ALIGNED)),
     ("wgmma.fence wgmma.commit_group wgmma.wait_group", Rule((), effect=_WGMMA_WAIT)),
-    ("tcgen05", Rule((), effect=DEVICE_FENCE | ALIGNED)),
-    ("tcgen05.ld", Rule((0, 1), effect=DEVICE_FENCE | ALIGNED)),
+    ("tcgen05.alloc tcgen05.dealloc tcgen05.relinquish_alloc_permit", Rule((), effect=_TCGEN05)),
+    ("tcgen05.st tcgen05.cp tcgen05.shift tcgen05.mma", Rule((), effect=_TCGEN05)),
+    ("tcgen05.ld", Rule((0, 1), effect=_TCGEN05)),
     ("tcgen05.wait tcgen05.fence tcgen05.commit", Rule((), effect=_TCGEN05_WAIT)),
     # Control flow.
     ("bra brx ret exit", Rule((), effect=EVERYTHING, ends_block=True)),
@@ -192,7 +164,7 @@ def find_rule(opcode: str) -> Rule | None:
 
 def effect_of(rule: Rule, qualifiers: Qualifiers) -> Effect:
     """The effect of an instruction with this rule and these qualifiers."""
-    effect = rule.effect_of(qualifiers)
+    effect = rule.effect if isinstance(rule.effect, Effect) else rule.effect(qualifiers)
     for qualifier in qualifiers:
         effect |= _QUALIFIER_EFFECTS.get(qualifier, PURE)
     return effect

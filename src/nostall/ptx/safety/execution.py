@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from nostall.ptx.safety.instruction import Instruction
+from nostall.ptx.safety.reading.instruction import Instruction
 
 _MAX_RESULTS = 1 << 12
 """More than an instruction writes: 256 registers and the pseudo registers."""
-_UNEQUAL = -1
 
 Evaluation = tuple[int, ...]
 """The number of an instruction, then the value of each register that it reads."""
@@ -25,12 +24,14 @@ Evaluation = tuple[int, ...]
 class Execution:
     """The execution of one block of the original."""
 
+    initial: dict[int, int]
+    """Register -> value at the start of the block, of the registers that the block touches."""
     numbers: dict[Evaluation, int] = field(default_factory=dict[Evaluation, int])
     """Each evaluation of the block -> its number."""
     order: list[int] = field(default_factory=list[int])
     """Numbers of the evaluations, sorted."""
     final: dict[int, int] = field(default_factory=dict[int, int])
-    """Register -> value at the end of the block, of the registers that the block writes."""
+    """Register -> value at the end of the block."""
     instructions: list[int] = field(default_factory=list[int])
     """Numbers of the block's instructions, sorted."""
 
@@ -46,14 +47,18 @@ class Machine:
 
     def execute(self, instructions: Sequence[Instruction]) -> Execution:
         """Execute a block of the original."""
-        execution = Execution()
-        values, numbers = execution.final, execution.numbers
-        for instruction in instructions:
-            number = numbers.setdefault(self.evaluation(instruction.number, values), len(numbers))
-            self._write(instruction.number, number, values)
+        used = [i.number for i in instructions]
+        touched = {r for n in used for r in (*self.reads[n], *self.writes[n])}
+        # Values of evaluations are not negative.
+        execution = Execution({register: -1 - register for register in touched})
+        values, numbers = dict(execution.initial), execution.numbers
+        for which in used:
+            number = numbers.setdefault(self.evaluation(which, values), len(numbers))
+            self._write(which, number, values)
             execution.order.append(number)
         execution.order.sort()
-        execution.instructions = sorted(i.number for i in instructions)
+        execution.final = values
+        execution.instructions = sorted(used)
         return execution
 
     def follow(self, instructions: Sequence[Instruction], original: Execution) -> int | None:
@@ -63,38 +68,39 @@ class Machine:
         reads other values than in the original, or the number of instructions if the values at the
         end differ.  The block must have the original's instructions.
         """
-        values: dict[int, int] = {}
-        numbers, all_reads, all_writes = original.numbers, self.reads, self.writes
+        values = dict(original.initial)
+        value_of = values.__getitem__
+        number_of = original.numbers.get
+        all_reads, all_writes = self.reads, self.writes
         order: list[int] = []
-        value_of = values.get
         for position, instruction in enumerate(instructions):
             which = instruction.number
-            number = numbers.get((which, *[value_of(r, ~r) for r in all_reads[which]]), _UNEQUAL)
-            if number == _UNEQUAL:
+            number = number_of((which, *map(value_of, all_reads[which])))
+            if number is None:
                 return position
-            base = number * _MAX_RESULTS
+            value = number * _MAX_RESULTS
             for register in all_writes[which]:
-                values[register] = base
-                base += 1
+                values[register] = value
+                value += 1
             order.append(number)
         order.sort()
         is_equal = order == original.order and values == original.final
         return None if is_equal else len(instructions)
 
-    def evaluation(self, which: int, values: dict[int, int]) -> Evaluation:
+    def evaluation(self, which: int, values: Mapping[int, int]) -> Evaluation:
         """The evaluation of instruction number ``which`` with these values."""
-        return (which, *[values.get(r, ~r) for r in self.reads[which]])
-
-    def _write(self, which: int, number: int, values: dict[int, int]) -> None:
-        for position, register in enumerate(self.writes[which]):
-            values[register] = number * _MAX_RESULTS + position
+        return (which, *[values[r] for r in self.reads[which]])
 
     def values_before(
         self, instructions: Sequence[Instruction], position: int, original: Execution
     ) -> dict[int, int]:
         """Values before an instruction of a candidate; all before it read the original's values."""
-        values: dict[int, int] = {}
+        values = dict(original.initial)
         for instruction in instructions[:position]:
             number = original.numbers[self.evaluation(instruction.number, values)]
             self._write(instruction.number, number, values)
         return values
+
+    def _write(self, which: int, number: int, values: dict[int, int]) -> None:
+        for position, register in enumerate(self.writes[which]):
+            values[register] = number * _MAX_RESULTS + position

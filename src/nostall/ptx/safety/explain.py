@@ -22,12 +22,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nostall.ptx.safety import pseudo_registers as state
-from nostall.ptx.safety.blocks import Block
 from nostall.ptx.safety.execution import Execution, Machine
-from nostall.ptx.safety.instruction import FOREIGN
-from nostall.ptx.safety.reader import line_of, normalise
-from nostall.ptx.safety.scope import Registers
+from nostall.ptx.safety.reading import pseudo_registers as state
+from nostall.ptx.safety.reading.blocks import Block
+from nostall.ptx.safety.reading.instruction import FOREIGN
+from nostall.ptx.safety.reading.lexical import line_of, normalise
+from nostall.ptx.safety.reading.scope import Registers
 from nostall.ptx.safety.verdict import Finding
 
 _STATE_RULES: dict[int, tuple[str, str]] = {
@@ -42,12 +42,12 @@ _STATE_RULES: dict[int, tuple[str, str]] = {
         "the operations of a warp and the barriers before it must be the original's",
     ),
     state.BARRIERS: ("convergence", "the barriers before it must be the original's"),
+    state.EFFECTS: ("effect-order", "the effects before it must be the original's, in order"),
     state.GLOBAL: ("memory-order", "the stores and effects on global memory before it differ"),
     state.SHARED: ("memory-order", "the stores and effects on shared memory before it differ"),
     state.LOCAL: ("memory-order", "the stores and effects on local memory before it differ"),
     state.PARAMETERS: ("memory-order", "the stores of call parameters before it differ"),
     state.READ_ONLY: ("memory-order", "it must not cross griddepcontrol or a call"),
-    state.EFFECTS: ("effect-order", "the effects before it must be the original's, in order"),
 }
 """Pseudo register -> kind of a difference in it, and the requirement; the first one counts."""
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nostall.ptx.safety.reader import ModuleItem, line_of, normalise
+from nostall.ptx.safety.reading.lexical import ModuleItem, canonical, line_of, normalise
 from nostall.ptx.safety.verdict import Finding
 
 _ENTRY_NAME = re.compile(r"\.entry\s+([\w$%]+)")
@@ -68,14 +68,14 @@ def undo_renaming(original: str, candidate: str) -> Renaming:
 
 def split_budget(header: str) -> tuple[str, dict[str, str]]:
     """(header without the register budget, directive -> value of the budget)."""
-    return normalise(_BUDGET.sub(" ", header)), dict(_BUDGET.findall(header))
+    return canonical(_BUDGET.sub(" ", header)), dict(_BUDGET.findall(header))
 
 
 def has_dynamic_budget(text: str) -> bool:
     """Whether a module changes register counts while it runs; then ``.maxnreg`` has an effect.
 
     The pool that setmaxnreg takes registers from is what the launch gives each thread: with another
-    budget it may wait for ever (PTX ISA 9.7.20.5).
+    budget it may wait for ever (PTX ISA, setmaxnreg).
     """
     return _DYNAMIC_BUDGET.search(text) is not None
 
@@ -104,7 +104,7 @@ def compare_items(
         is_equal = old.kind == new.kind and (
             old.kind == "function"
             or old.text == new.text
-            or normalise(old.text) == normalise(new.text)
+            or canonical(old.text) == canonical(new.text)
         )
         if not is_equal:
             reason = f"the original has {_excerpt(old.text)} here; directives must be equal"

@@ -43,7 +43,7 @@ class Verdict:
     differences: tuple[str, ...] = ()
     """Allowed differences other than the order of instructions, one sentence each."""
     checked: int = 0
-    """Number of instructions that were executed symbolically."""
+    """Number of instructions that were executed; a block in braces counts as one."""
 
     @property
     def accepted(self) -> bool:

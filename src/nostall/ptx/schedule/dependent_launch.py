@@ -62,9 +62,9 @@ def dependent_launch_edit(
             "leave dependent_launch empty"
         )
     text = _TEXTS[mode]
-    first = kernel.instructions[0]
-    if not kernel.outer_blocks or first.ends_block:
-        return Edit(first.start, first.start, f"{text}\n\t")
+    if not kernel.outer_blocks or kernel.instructions[0].ends_block:
+        start = kernel.instructions[0].start if kernel.instructions else kernel.end - 1
+        return Edit(start, start, f"{text}\n\t")
     units = kernel.outer_blocks[0].units
     for number in order:
         if _accesses_memory(units[number]):

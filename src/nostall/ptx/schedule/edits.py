@@ -24,11 +24,6 @@ class EditedText:
         self._edits = sorted(edits)
         self._starts = [edit.start for edit in self._edits]
 
-    def has_edits(self, start: int, end: int) -> bool:
-        """Whether an edit begins in the range."""
-        at = bisect_left(self._starts, start)
-        return at < len(self._starts) and self._starts[at] < end
-
     def piece(self, start: int, end: int) -> str:
         """The range of the original, with the edits that begin in it."""
         pieces: list[str] = []

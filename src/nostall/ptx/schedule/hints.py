@@ -27,6 +27,9 @@ _ORDERED = frozenset(("ca", "cg"))
 
 def allowed_hints(instruction: Instruction) -> tuple[str, ...]:
     """Hints that the instruction may get: none unless it accesses global memory and has none."""
+    start, end = instruction.opcode_span
+    if end - start != len(instruction.opcode):  # white space inside
+        return ()
     *qualifiers, last = instruction.qualifiers or ("",)
     if instruction.base == "cp":
         is_copy = instruction.opcode.startswith("cp.async.c") and last == "global"
@@ -38,12 +41,11 @@ def allowed_hints(instruction: Instruction) -> tuple[str, ...]:
     return _ALLOWED.get(instruction.base, ())
 
 
-def hint_edit(text: str, instruction: Instruction, hint: str) -> Edit:
-    """The insertion of ``hint`` into the opcode of ``instruction`` in ``text``.
+def hint_edit(instruction: Instruction, hint: str) -> Edit:
+    """The insertion of ``hint`` into the opcode of ``instruction``.
 
     An eviction priority follows the state space; a prefetch size precedes the vector and the type.
     """
-    opcode_start = text.index(instruction.opcode, instruction.start)
     after = {"global", "nc"}
     if hint in PREFETCH_HINTS:
         after |= {"shared", "shared::cta", "async", "ca", "cg"}
@@ -53,4 +55,5 @@ def hint_edit(text: str, instruction: Instruction, hint: str) -> Edit:
         length += 1 + len(qualifier)
         if qualifier in after:
             end = length
-    return Edit(opcode_start + end, opcode_start + end, f".{hint}")
+    place = instruction.opcode_span[0] + end
+    return Edit(place, place, f".{hint}")

@@ -29,7 +29,7 @@ def kernel_edits(module: Module, kernel: Function, state: PtxState) -> list[Edit
     if state.max_registers is not None:
         edits.append(register_edit(kernel, state.max_registers))
     for index, hint in state.hints:
-        edits.append(_hint_edit(module, kernel, index, hint))
+        edits.append(_hint_edit(kernel, index, hint))
     return edits
 
 
@@ -87,12 +87,22 @@ def _redeclares(module: Module, function: Function, name: str) -> bool:
     )
 
 
+def can_limit_registers(kernel: Function) -> bool:
+    """Whether the register budget may change: setmaxnreg waits for registers of other warps."""
+    return all(instruction.base != "setmaxnreg" for instruction in kernel.instructions)
+
+
 def register_edit(kernel: Function, count: int) -> Edit:
     """The edit that limits the registers of a thread by ``.maxnreg``.
 
     The directive, not ptxas's option --maxrregcount: it belongs to one kernel of the module, the
     text stays the whole recipe, and ptxas ignores the option where the kernel has directives.
     """
+    if not can_limit_registers(kernel):
+        raise BadInput(
+            f"{kernel.name} uses setmaxnreg, which may wait for ever with another register budget "
+            f"than its own (got {count}); leave max_registers empty"
+        )
     if not 16 <= count <= 255:
         raise BadInput(f"{count} registers a thread are not possible; give 16 to 255")
     tokens = kernel.head.tokens
@@ -102,7 +112,7 @@ def register_edit(kernel: Function, count: int) -> Edit:
     return Edit(kernel.head.end, kernel.head.end, f"\n.maxnreg {count}")
 
 
-def _hint_edit(module: Module, kernel: Function, index: int, hint: str) -> Edit:
+def _hint_edit(kernel: Function, index: int, hint: str) -> Edit:
     if not 0 <= index < len(kernel.instructions):
         raise BadInput(
             f"{kernel.name} has no instruction {index}; "
@@ -114,4 +124,4 @@ def _hint_edit(module: Module, kernel: Function, index: int, hint: str) -> Edit:
         raise BadInput(
             f"{instruction.opcode} cannot have the hint {hint!r}; allowed: {', '.join(allowed)}"
         )
-    return hint_edit(module.text, instruction, hint)
+    return hint_edit(instruction, hint)

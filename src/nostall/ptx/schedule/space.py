@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from nostall.ptx.schedule.dependent_launch import can_wait, dependent_launch_edi
 from nostall.ptx.schedule.edits import EditedText
 from nostall.ptx.schedule.graph import BlockGraph, build_graph
 from nostall.ptx.schedule.hints import allowed_hints
-from nostall.ptx.schedule.kernel_edits import kernel_edits
+from nostall.ptx.schedule.kernel_edits import can_limit_registers, kernel_edits
 from nostall.ptx.schedule.levers import LEVERS, NO_LEVERS, Levers, lever_value, with_lever
 from nostall.ptx.schedule.moves import PtxMove, SetHint, SetLever, Shift
 from nostall.ptx.schedule.orders import random_order
@@ -37,6 +38,13 @@ _Unit = tuple[int, int]
 """Number of a block, and index of a unit in it."""
 
 
+class _Pool(NamedTuple):
+    """Units whose shifts have the same tags."""
+
+    tags: Tags
+    units: list[_Unit]
+
+
 class PtxSpace(Space[PtxState, PtxMove]):
     """Legal orders of one kernel, and of the device functions that it may call."""
 
@@ -45,9 +53,10 @@ class PtxSpace(Space[PtxState, PtxMove]):
     ) -> None:
         self.module = module
         self.kernel = module.kernel(kernel)
-        self.levers = levers
         self.functions = _reachable(module, self.kernel)
         """The kernel, and the functions of the module that it may call."""
+        self.levers = _allowed_levers(levers, module, self.functions)
+        """The values of ``levers`` that this kernel can have."""
         self.blocks: tuple[Block, ...] = tuple(b for f in self.functions for b in f.blocks)
         self.graphs: tuple[BlockGraph, ...] = tuple(map(build_graph, self.blocks))
         self._units: dict[Tags, list[_Unit]] = defaultdict(list)
@@ -55,7 +64,9 @@ class PtxSpace(Space[PtxState, PtxMove]):
             for index, unit in enumerate(block.units):
                 if len(block) > 1:
                     self._units[_tags(unit)].append((number, index))
-        self._settings = tuple(self._all_settings())
+        self._settings = dict.fromkeys(self._all_settings())
+        self._pools: dict[Tags, tuple[list[_Pool], list[SetLever | SetHint]]] = {}
+        """Tags -> shifts and settings that have them all."""
 
     def start(self) -> PtxState:
         return PtxState()
@@ -147,9 +158,13 @@ class PtxSpace(Space[PtxState, PtxMove]):
         self, state: PtxState, rng: np.random.Generator, required_tags: Tags = NO_TAGS
     ) -> PtxMove | None:
         """One uniform draw over all shifts and settings that have the tags."""
-        pools = [(tags, units) for tags, units in self._units.items() if required_tags <= tags]
-        settings = [move for move in self._settings if required_tags <= move.tags]
-        shifts = sum(len(units) for _, units in pools) * len(_OFFSETS)
+        if required_tags not in self._pools:
+            self._pools[required_tags] = (
+                [_Pool(t, u) for t, u in self._units.items() if required_tags <= t],
+                [move for move in self._settings if required_tags <= move.tags],
+            )
+        pools, settings = self._pools[required_tags]
+        shifts = sum(len(pool.units) for pool in pools) * len(_OFFSETS)
         if shifts + len(settings) == 0:
             return None
         number = int(rng.integers(shifts + len(settings)))
@@ -223,13 +238,11 @@ class PtxSpace(Space[PtxState, PtxMove]):
         return replace(state, orders=tuple(entries) if any(entries) else ())
 
     def _all_settings(self) -> Iterator[SetLever | SetHint]:
-        waits = can_wait(self.module, self.functions)
-        for lever, value in dict.fromkeys(self.levers.values()):
-            if lever != "dependent_launch" or waits:
-                yield SetLever(lever, value, frozenset(("lever", lever)))
+        for lever, value in self.levers.values():
+            yield SetLever(lever, value, frozenset(("lever", lever)))
         for instruction in self.kernel.instructions:
             hints = [h for h in self.levers.hints if h in allowed_hints(instruction)]
-            for hint in dict.fromkeys(("", *hints) if hints else ()):
+            for hint in ("", *hints) if hints else ():
                 yield SetHint(instruction.index, hint, frozenset(("lever", "hint")))
 
 
@@ -241,14 +254,23 @@ def _tags(unit: Unit) -> Tags:
     return _ORDER | {*memory, *convergent}
 
 
-def _shift(pools: Sequence[tuple[Tags, list[_Unit]]], number: int) -> Shift:
+def _shift(pools: Sequence[_Pool], number: int) -> Shift:
     """Shift number ``number`` of the units in ``pools``."""
     at, offset = divmod(number, len(_OFFSETS))
-    for tags, units in pools:
-        if at < len(units):
-            return Shift(*units[at], _OFFSETS[offset], tags)
-        at -= len(units)
+    for pool in pools:
+        if at < len(pool.units):
+            return Shift(*pool.units[at], _OFFSETS[offset], pool.tags)
+        at -= len(pool.units)
     raise AssertionError(f"{number} is beyond the shifts of the pools")
+
+
+def _allowed_levers(levers: Levers, module: Module, functions: tuple[Function, ...]) -> Levers:
+    """The levers without settings that the kernel ``functions[0]`` cannot have."""
+    if not can_wait(module, functions):
+        levers = replace(levers, dependent_launch=("",))
+    if not can_limit_registers(functions[0]):
+        levers = replace(levers, max_registers=(None,))
+    return levers
 
 
 def _reachable(module: Module, kernel: Function) -> tuple[Function, ...]:

@@ -61,7 +61,7 @@ class PtxState:
                 hints=tuple((int(index), str(hint)) for index, hint in fields["hints"]),
                 dependent_launch=_DEPENDENT_LAUNCH[fields["dependent_launch"]],
             )
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise BadRun(
                 f"the saved PTX state {text[:60]!r} cannot be read ({error}); start a new run"
             ) from error

@@ -67,6 +67,7 @@ def split(text: str) -> tuple[Statement, ...]:
     return tuple(_Splitter(text).statements())
 
 
+_MOST_BRACES = 100
 _LINKAGE = frozenset((".visible", ".extern", ".weak", ".common"))
 
 
@@ -86,6 +87,8 @@ class _Splitter:
                 if not open_braces and not (found and found[-1].kind is StatementKind.FUNCTION):
                     raise self._error(statement.tokens[0], "a brace that opens no function body")
                 open_braces.append(statement.tokens[0])
+                if len(open_braces) > _MOST_BRACES:
+                    raise self._error(statement.tokens[0], "too many braces inside each other")
             elif statement.kind is StatementKind.CLOSE:
                 if not open_braces:
                     raise self._error(statement.tokens[0], "a closing brace without an opening one")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -87,8 +87,15 @@ class Program:
         """
         cubin = Cubin.parse(data)
         with garbage_collector.paused():
-            listings = disassemble(cubin)
-            return cls(cubin, tuple(_build_function(cubin, text, listings) for text in cubin.texts))
+            return cls.from_listings(cubin, disassemble(cubin))
+
+    @classmethod
+    def from_listings(cls, cubin: Cubin, listings: Mapping[str, Listing]) -> Program:
+        """Build a program from nvdisasm's listing of each function of a cubin, by its name.
+
+        Raises :class:`~nostall.core.errors.BadBinary` if a listing is not that of its function.
+        """
+        return cls(cubin, tuple(_build_function(cubin, text, listings) for text in cubin.texts))
 
     @property
     def sm(self) -> int:
@@ -151,7 +158,7 @@ def _write_function(function: Function, data: bytearray) -> None:
             data[start : start + record.width] = offset.to_bytes(record.width, "little")
 
 
-def _build_function(cubin: Cubin, text: TextSection, listings: dict[str, Listing]) -> Function:
+def _build_function(cubin: Cubin, text: TextSection, listings: Mapping[str, Listing]) -> Function:
     listing = listings.get(text.name)
     if listing is None:
         raise BadBinary(

@@ -8,15 +8,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Generic
 
+import numpy as np
+
 from nostall.core import Measurement
 from nostall.core.space import M, S
 from nostall.search.evolution.bandit import Bandit
-from nostall.search.evolution.given import MISSING_VALUE, portfolio_pairs, value_key
+from nostall.search.evolution.given import (
+    MISSING_VALUE,
+    portfolio_pairs,
+    portfolio_values,
+    value_key,
+)
 from nostall.search.evolution.operators import (
     GIVEN,
     Operator,
     PortfolioSpace,
     Proposal,
+    ReorderSpace,
     operators_of,
 )
 from nostall.search.evolution.pipeline import Finished, Pipeline
@@ -25,12 +33,20 @@ from nostall.search.loop import Point, Task, move_to, record_trial
 
 CONFIRMATIONS = 2
 """Further measurements of a state that looks good, before it enters the population."""
+IMMIGRANT_SHARE = 0.4
+"""Share of new orders that do not descend from the population: they start from the portfolio."""
+IMMIGRANT_SIGMAS = (2.0, 6.0, 20.0, 80.0)
+_START_SHARE = 0.5
+"""Share of the immigrants that start from the start state."""
+_BASE_SCALE = 0.03
+"""Loss of a portfolio state, relative to the best, at which it is e times less often a base."""
 _MAX_VALUES = 60
 """Measurements of one member."""
 _DROP_WEIGHT = 0.3
 """Weight of a dropped proposal in the bandit: it costs no measurement."""
-_FULL_REWARD = 0.01
-"""Gain over the worst member for which an operator gets the full reward."""
+_FULL_REWARD = 0.001
+"""Gain over the worst member for which an operator gets the full reward.  Winners descend from
+their first ancestor in many steps of about this size."""
 
 # Keys of a checkpoint's memory.
 _SUBMITTED = "submitted"
@@ -126,12 +142,31 @@ class Generation(Generic[S, M]):
             return Proposal(GIVEN, state), _Ticket(f"portfolio {number}", given=number)
         population: Population[S] = point.population
         rng = self.task.rng
+        if isinstance(self.task.space, ReorderSpace) and rng.random() < IMMIGRANT_SHARE:
+            return self._immigrant(point)
         chosen = Bandit.load(point.memory, len(self.operators)).choose(rng)
         operator = self.operators[chosen]
         parent, other = population.draw(rng), population.draw(rng)
         seed = (self.task.seed, self._submitted)
         proposal = Proposal(operator, parent.state, other.state, seed)
         return proposal, _Ticket(str(operator), operator=chosen)
+
+    def _immigrant(self, point: Point[S]) -> tuple[Proposal[S], _Ticket[S]]:
+        """A random order of the start state or of a state of the portfolio.
+
+        Children alone search the surroundings of the first good states, and a setting that is best
+        for the original order need not be best for another one.
+        """
+        rng, start_value = self.task.rng, self.task.start_measurement.value
+        base = self.task.start
+        known = list(portfolio_values(self.task.space, point.memory, start_value))
+        if known and rng.random() >= _START_SHARE:
+            values = np.array([value for _, value in known])
+            weights = np.exp((values.min() - values) / (_BASE_SCALE * start_value))
+            base, _ = known[int(rng.choice(len(known), p=weights / weights.sum()))]
+        operator = Operator("reorder", float(rng.choice(IMMIGRANT_SIGMAS)))
+        proposal = Proposal(operator, base, None, (self.task.seed, self._submitted))
+        return proposal, _Ticket(f"immigrant sigma={operator.sigma:g}")
 
     def _submit(self, proposal: Proposal[S], ticket: _Ticket[S]) -> None:
         number, self._submitted = self._submitted, self._submitted + 1

@@ -104,4 +104,5 @@ def make_space(ptx: str, kernel: str, levers: Levers) -> AssemblerSpace:
 
     Raises :class:`~nostall.core.errors.BadInput` if the text is not PTX or lacks the kernel.
     """
-    return AssemblerSpace(PtxSpace(parse(ptx), kernel, levers), levers)
+    space = PtxSpace(parse(ptx), kernel, levers)
+    return AssemblerSpace(space, space.levers)

@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nostall.core.errors import BadInput
 from nostall.ptx.errors import BadPtx
 from nostall.ptx.program.module import parse
 from nostall.ptx.text.lexer import tokenize
-from tests.unit.ptx.ptx_texts import FILES, corpus, module, ptx
+from tests.unit.ptx.ptx_texts import NAMES, corpus, corpus_module, module, ptx
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_compiler_output_has_no_unknown_opcodes(path: Path) -> None:
-    found = parse(path.read_text())
+@pytest.mark.parametrize("name", NAMES)
+def test_compiler_output_has_no_unknown_opcodes(name: str) -> None:
+    found = corpus_module(name)
     assert found.kernels
     assert not found.unknown_opcodes
 
 
 def test_functions_of_a_module() -> None:
-    found = parse(corpus("calls.sm_90"))
+    found = corpus_module("nvcc-calls.sm_80")
     names = [function.name for function in found.functions]
     assert names[:2] == ["_Z3addff", "_Z3mulff"]
     assert len(names) == len(set(names))
     assert {kernel.name for kernel in found.kernels} < set(names)
-    assert found.target == "sm_90"
+    assert found.target == "sm_80"
     assert "_Z3addff" in found.outer_words
 
 
@@ -53,6 +51,7 @@ def test_the_kernel_is_chosen_by_name() -> None:
         (".version 8.0\n.target sm_80\n.entry () { ret; }", "line 3: a function without a name"),
         (".version 8.0\n.target sm_80\n.entry k() .maxntid 1; x", "line 3: 'x' outside"),
         (ptx("\n.reg .b32 %q<n>;"), "'n' is no number of registers"),
+        (ptx("\n.reg .b32 %q<9999999999>;"), "is no number of registers"),
     ],
 )
 def test_texts_that_are_no_module(text: str, problem: str) -> None:
@@ -60,6 +59,7 @@ def test_texts_that_are_no_module(text: str, problem: str) -> None:
         parse(text)
 
 
+@settings(max_examples=50)
 @given(st.data())
 def test_damaged_ptx_is_read_or_refused(data: st.DataObject) -> None:
     tokens = tokenize(data.draw(st.sampled_from(DAMAGED)))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -13,7 +11,7 @@ from nostall.ptx.program.resources import MEMORY, Resource
 from nostall.ptx.schedule.levers import Levers
 from nostall.ptx.schedule.space import PtxSpace
 from nostall.ptx.schedule.state import PtxState
-from tests.unit.ptx.ptx_texts import FILES, module
+from tests.unit.ptx.ptx_texts import FEW, corpus_module, module
 
 WAIT = "griddepcontrol.wait"
 ACCESSES = MEMORY | {Resource.STABLE, Resource.FENCE}
@@ -65,11 +63,13 @@ def test_a_kernel_that_begins_with_a_border_waits_at_once() -> None:
     assert opcodes("@%p1 bra L; ld.global.b32 %r1, [%rd1]; L:")[0] == WAIT
     assert opcodes("L: add.s32 %r1, %r1, 1; @%p1 bra L;")[:2] == ["add.s32", WAIT]
     assert opcodes("") == [WAIT]
+    empty = ".version 8.0\n.target sm_90\n.entry k() { }"
+    assert WAIT in PtxSpace(parse(empty)).text(WAITING)
 
 
-@pytest.mark.parametrize("path", [p for p in FILES if "sm_80" not in p.stem], ids=lambda p: p.stem)
-def test_no_access_of_compiler_output_stands_before_the_wait(path: Path) -> None:
-    found = parse(path.read_text())
+@pytest.mark.parametrize("name", [name for name in FEW if "sm_80" not in name])
+def test_no_access_of_compiler_output_stands_before_the_wait(name: str) -> None:
+    found = corpus_module(name)
     own = PtxSpace(found, found.kernels[0].name, Levers(dependent_launch=("", "wait")))
     state = own.reorder(WAITING, np.random.default_rng(0), 20.0)
     kernel = parse(own.text(state)).kernel(own.kernel.name)
@@ -77,7 +77,9 @@ def test_no_access_of_compiler_output_stands_before_the_wait(path: Path) -> None
     before = kernel.instructions[: wait.index]
     assert not any(ACCESSES & (i.reads | i.writes) or i.ends_block for i in before)
     assert wait.guard is None
-    assert len([m for m in own.moves(own.start()) if "dependent_launch" in m.tags]) == 1
+    move = own.propose(own.start(), np.random.default_rng(0), frozenset({"dependent_launch"}))
+    assert move is not None
+    assert own.apply(own.start(), move) == WAITING
 
 
 def test_other_kernels_get_no_wait() -> None:

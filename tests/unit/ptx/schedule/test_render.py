@@ -7,6 +7,7 @@ import pytest
 from nostall.core.errors import BadInput
 from nostall.ptx.program.module import parse
 from nostall.ptx.schedule.hints import allowed_hints
+from nostall.ptx.schedule.levers import Levers
 from nostall.ptx.schedule.space import PtxSpace
 from nostall.ptx.schedule.state import PtxState
 from tests.unit.ptx.ptx_texts import corpus, module, ptx
@@ -65,13 +66,13 @@ def test_the_new_name_replaces_the_kernel_and_nothing_else() -> None:
 
 
 def test_parameters_keep_their_names() -> None:
-    text = corpus("rmsnorm_loop.sm_80")
-    renamed = PtxSpace(parse(text)).text(PtxState(kernel_name="cutlass_rmsnorm_loop"))
-    assert "rmsnorm_loop_param_0" in renamed
+    text = corpus("rmsnorm-512x128.sm_90")
+    renamed = PtxSpace(parse(text)).text(PtxState(kernel_name="cutlass_rmsnorm"))
+    assert "rmsnorm_param_0" in renamed
     differing = [
         (a, b) for a, b in zip(text.splitlines(), renamed.splitlines(), strict=True) if a != b
     ]
-    assert [a.strip() for a, _ in differing] == [".visible .entry rmsnorm_loop("]
+    assert [a.strip() for a, _ in differing] == [".visible .entry rmsnorm("]
 
 
 @pytest.mark.parametrize("name", ["a", "1k", "k-2", "", " ", "k", "é"])
@@ -93,6 +94,14 @@ def test_a_register_budget_is_a_directive() -> None:
     assert again == limited.replace(".maxnreg 64", ".maxnreg 128")
     with pytest.raises(BadInput, match="300 registers"):
         own.text(PtxState(max_registers=300))
+
+
+def test_a_kernel_that_exchanges_registers_keeps_its_budget() -> None:
+    levers = Levers(max_registers=(None, 64))
+    own = PtxSpace(module("setmaxnreg.dec.sync.aligned.u32 24;"), levers=levers)
+    assert list(own.moves(own.start())) == []
+    with pytest.raises(BadInput, match="setmaxnreg"):
+        own.text(PtxState(max_registers=64))
 
 
 @pytest.mark.parametrize(
@@ -123,6 +132,7 @@ def test_hints_stand_where_the_grammar_has_them(text: str, hint: str, expected: 
         "cp.async.bulk.commit_group;",
         "add.s32 %r1, %r2, %r3;",
         "trap;",
+        "ld .global .b32 %r1, [%rd1];",
     ],
 )
 def test_other_instructions_take_no_hint(text: str) -> None:

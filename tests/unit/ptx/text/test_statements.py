@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from nostall.ptx.errors import BadPtx
 from nostall.ptx.text.lexer import code_tokens, tokenize
 from nostall.ptx.text.statements import StatementKind, split
-from tests.unit.ptx.ptx_texts import FILES, ptx
+from tests.unit.ptx.ptx_texts import NAMES, corpus, ptx
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_each_code_token_is_in_one_statement(path: Path) -> None:
-    text = path.read_text()
+@pytest.mark.parametrize("name", NAMES)
+def test_each_code_token_is_in_one_statement(name: str) -> None:
+    text = corpus(name)
     in_statements = [token for statement in split(text) for token in statement.tokens]
     assert in_statements == code_tokens(tokenize(text))
 
@@ -78,6 +76,7 @@ def test_everything_may_stand_on_one_line() -> None:
         (".section .debug_x {", "a section without its braces"),
         (".version 8.0\n{ }", "line 2: a brace that opens no function body"),
         (".version", "a directive without its operands"),
+        (".entry k()" + "{" * 200, "too many braces inside each other"),
         (".entry k() { , }", "',' begins no statement"),
     ],
 )
