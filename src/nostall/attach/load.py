@@ -11,7 +11,7 @@ from typing import Any, Literal, overload
 
 from nostall.attach.store_lookup import find_replacement
 from nostall.core.errors import BadInput, MissingPart
-from nostall.core.suggest import did_you_mean
+from nostall.core.suggest import did_you_mean, listed
 from nostall.sass.binary import fatbin
 from nostall.sass.binary.cubin import Cubin
 from nostall.store.artefacts import Artefacts
@@ -74,7 +74,7 @@ def load(
     names = [text.name for text in cubin.texts if text.is_kernel]
     if kernel is not None and kernel not in names:
         raise BadInput(
-            f"there is no kernel {kernel!r} in this cubin; it holds: {', '.join(names)}"
+            f"there is no kernel {kernel!r} in this cubin; it holds: {listed(names)}"
             f"{did_you_mean(kernel, names)}"
         )
     replacement = find_replacement(
@@ -91,7 +91,7 @@ def load(
     if to == "cupy":
         return _cupy_module(data)
     if kernel is None and len(names) != 1:
-        raise BadInput(f"this cubin holds {len(names)} kernels; name one of: {', '.join(names)}")
+        raise BadInput(f"this cubin holds {len(names)} kernels; name one of: {listed(names)}")
     return object_code(data).get_kernel(kernel or names[0])
 
 

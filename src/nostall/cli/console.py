@@ -16,6 +16,10 @@ from nostall.cli.table_layout import column_widths, list_rows
 from nostall.core.text import escape_controls
 
 
+MAX_ERROR = 1000
+"""Characters of an error message that are printed."""
+
+
 class Format(StrEnum):
     """Output formats."""
 
@@ -81,5 +85,12 @@ def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[objec
 
 
 def print_error(message: str) -> None:
-    """Print an error message on one line of standard error."""
+    """Print an error message on one line of standard error.
+
+    The middle of a long one is left out: it begins with what is wrong and ends with what to do.
+    """
+    if len(message) > MAX_ERROR:
+        half = MAX_ERROR // 2
+        left_out = len(message) - 2 * half
+        message = f"{message[:half]} ... ({left_out} characters) ... {message[-half:]}"
     err.print(f"nostall: {message}")

@@ -9,6 +9,7 @@ from functools import cached_property
 
 from nostall.core import garbage_collector
 from nostall.core.errors import BadBinary, BadInput
+from nostall.core.suggest import did_you_mean, listed
 from nostall.sass.binary import encoding
 from nostall.sass.binary.cubin import Cubin, TextSection
 from nostall.sass.binary.encoding import WORD_BYTES
@@ -112,7 +113,8 @@ class Program:
         for function in self.functions:
             if function.name == name:
                 return function
-        raise BadInput(f"no function {name!r}; the cubin has {[f.name for f in self.functions]}")
+        names = [function.name for function in self.functions]
+        raise BadInput(f"no function {name!r}; the cubin has: {listed(names)}")
 
     def kernel(self, name: str | None = None) -> Function:
         """The kernel called ``name``; without a name, the only kernel.
@@ -124,7 +126,8 @@ class Program:
             return self.kernels[0]
         if name is None or name not in names:
             problem = "no kernel was named" if name is None else f"no kernel {name!r}"
-            raise BadInput(f"{problem}; choose one of {names} with --kernel NAME")
+            near = did_you_mean(name, names) if name is not None else ""
+            raise BadInput(f"{problem}; the cubin has: {listed(names)}{near}")
         return self.function(name)
 
     def with_function(self, changed: Function) -> Program:
