@@ -83,6 +83,25 @@ def test_inspect_chooses_a_kernel_and_an_image() -> None:
     assert (properties["kernel"], properties["architecture"]) == ("spin_lock", "sm_90")
 
 
+def test_inspect_ignores_the_other_kernels(tmp_path: Path) -> None:
+    """One kernel that nvdisasm cannot read must not hide the others."""
+    from nostall.sass.binary.cubin import Cubin
+
+    data = bytearray((NVCC / "atomics.sm_80.cubin").read_bytes())
+    damaged, *others = [text for text in Cubin.parse(bytes(data)).texts if text.is_kernel]
+    for at in range(damaged.file_offset, damaged.file_offset + damaged.size, 16):
+        data[at : at + 16] = b"\xff" * 16
+    path = tmp_path / "one damaged.cubin"
+    path.write_bytes(data)
+    line = error_line(nostall("inspect", path, "--kernel", damaged.name))
+    assert "nvdisasm rejects this input" in line
+    document = nostall("inspect", path, "--kernel", others[0].name, "--format", "json").json
+    intact = nostall(
+        "inspect", NVCC / "atomics.sm_80.cubin", "--kernel", others[0].name, "--format", "json"
+    ).json
+    assert document == intact and damaged.name in document["kernels"]
+
+
 def test_verify() -> None:
     done = nostall("verify", SMALL)
     assert done.code == 0 and done.out.startswith("safe: ")

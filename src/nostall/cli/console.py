@@ -15,7 +15,6 @@ from rich.table import Table
 from nostall.cli.table_layout import column_widths, list_rows
 from nostall.core.text import escape_controls
 
-
 MAX_ERROR = 1000
 """Characters of an error message that are printed."""
 

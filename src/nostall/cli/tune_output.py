@@ -89,8 +89,9 @@ def _gain(result: TuningResult) -> str:
         if result.recipe is not None
         else f"; {result.num_moved} positions changed, {result.num_retimed} control words changed"
     )
+    source = "SM model:" if start.kind == "modelled" else start.kind
     return (
-        f"{start.kind} gain: {result.ratio:.4f}x{_intervals(result)}  ({start.kind} "
+        f"{start.kind} gain: {result.ratio:.4f}x{_intervals(result)}  ({source} "
         f"{start.value * 1e6:.3f} us -> {start.value / result.ratio * 1e6:.3f} us{moves})"
     )
 

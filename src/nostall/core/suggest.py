@@ -33,7 +33,4 @@ def did_you_mean(name: str, allowed: Iterable[str]) -> str:
 def unknown(what: str, name: str, allowed: Iterable[str]) -> str:
     """Message for an unknown name: what it is, the name, those allowed, and the nearest one."""
     names = list(allowed)
-    return (
-        f"{what} {name!r} is unknown; allowed are {listed(names)}"
-        f"{did_you_mean(name, names)}"
-    )
+    return f"{what} {name!r} is unknown; allowed are {listed(names)}{did_you_mean(name, names)}"

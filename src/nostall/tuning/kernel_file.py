@@ -81,8 +81,7 @@ def find_jit_function(triton: Any, module: ModuleType, path: Path, name: str) ->
         f"has no kernel {name!r}" if value is None else f": {name!r} is not a @triton.jit function"
     )
     raise BadInput(
-        f"{path} {reason}; its kernels are: {listed(kernels)}"
-        f"{did_you_mean(name, kernels)}"
+        f"{path} {reason}; its kernels are: {listed(kernels)}{did_you_mean(name, kernels)}"
     )
 
 
@@ -96,8 +95,8 @@ def find_launch(module: ModuleType, path: Path, name: str) -> LaunchSpec:
         known = list(map(str, table)) if isinstance(table, Mapping) else []
         raise BadLaunch(
             f"no launch is given for {path.name}:{name}; its LAUNCHES has: {listed(known)}"
-            f"{did_you_mean(name, known)}; `nostall init` writes a launch file for --launch, or add "
-            f"LAUNCHES[{name!r}] = LaunchSpec(...) to {path.name}"
+            f"{did_you_mean(name, known)}; `nostall init` writes a launch file for --launch, or "
+            f"add LAUNCHES[{name!r}] = LaunchSpec(...) to {path.name}"
         )
     entry = table[name]
     if isinstance(entry, LaunchSpec):

@@ -88,9 +88,7 @@ def load_cubin(
     names = [text.name for text in cubin.texts if text.is_kernel]
     if kernel is None:
         if len(names) != 1:
-            raise BadInput(
-                f"{path} holds {len(names)} kernels; name one of: {listed(names)}"
-            )
+            raise BadInput(f"{path} holds {len(names)} kernels; name one of: {listed(names)}")
         kernel = names[0]
     elif kernel not in names:
         raise BadInput(

@@ -91,6 +91,18 @@ class Program:
             return cls.from_listings(cubin, disassemble(cubin))
 
     @classmethod
+    def of_kernel(cls, data: bytes, name: str) -> Program:
+        """Parse one kernel of a cubin; the other functions are not disassembled.
+
+        Raises the errors of :meth:`from_cubin`.
+        """
+        cubin = Cubin.parse(data)
+        texts = tuple(text for text in cubin.texts if text.name == name)
+        with garbage_collector.paused():
+            listings = disassemble(cubin, {name})
+            return cls(cubin, tuple(_build_function(cubin, text, listings) for text in texts))
+
+    @classmethod
     def from_listings(cls, cubin: Cubin, listings: Mapping[str, Listing]) -> Program:
         """Build a program from nvdisasm's listing of each function of a cubin, by its name.
 
@@ -189,6 +201,12 @@ def _decode_instructions(
         )
     instructions: list[Instruction] = []
     for index, row in enumerate(listing.rows):
+        if row.offset > index * WORD_BYTES:
+            raise BadBinary(
+                f".text.{text.name}: nvdisasm does not list the instructions from "
+                f"{index * WORD_BYTES:#x} to {row.offset:#x}, which control does not reach, as in "
+                "code for debuggers; compile without -G"
+            )
         if row.offset != index * WORD_BYTES or row.word != words[index]:
             raise BadBinary(
                 f".text.{text.name}: nvdisasm's row at {row.offset:#x} does not agree with the "
