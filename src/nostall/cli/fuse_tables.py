@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nostall.cli.console import out, show_table
-from nostall.report.units import Scale, format_bytes, pluralize
+from nostall.core.plurals import pluralize
+from nostall.report.units import Scale, format_bytes
 from nostall.tuning.fusing.document import Document, FusedKernel, Pass
 
 MAX_REASONS = 30

@@ -129,8 +129,12 @@ def _covered(activities: Activities, rows: np.ndarray) -> Intervals:
 
 
 def _analysed_span(recording: Recording, activities: Activities) -> tuple[float, float, int]:
-    """(begin, end, number of steps): from the first recorded step on if GPU work follows it."""
-    first, last = float(activities.start.min()), float(activities.end.max())
+    """(begin, end, number of steps): from the first recorded step on if GPU work follows it.
+
+    Activities of duration 0 are no work, so they do not extend the span.
+    """
+    works = activities.end > activities.start
+    first, last = float(activities.start[works].min()), float(activities.end[works].max())
     steps = recording.steps
     if len(steps):
         begin = max(first, float(steps[0, 0]))

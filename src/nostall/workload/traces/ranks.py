@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -67,24 +68,18 @@ def _read(path: Path, progress: Callable[[int], None] | None = None) -> Recordin
 def _notes(recordings: Sequence[Recording]) -> list[str]:
     notes = []
     for recording in recordings:
-        if recording.damage:
-            notes.append(
-                f"{recording.path}: {recording.damage}; the events before the damage are used"
-            )
-        if recording.unusable_events:
-            notes.append(
-                f"{recording.path}: {recording.unusable_events} of {recording.events} events are "
-                "unusable"
-            )
+        notes += [f"{recording.path}: {remark}" for remark in recording.remarks]
     ranks = [recording.rank for recording in recordings if recording.rank is not None]
     world_size = max((recording.world_size or 0 for recording in recordings), default=0)
     repeated = sorted({rank for rank in ranks if ranks.count(rank) > 1})
     if repeated:
         notes.append(f"more than one trace has rank {', '.join(map(str, repeated))}")
-    missing = sorted(set(range(world_size)) - set(ranks))
-    if ranks and missing:
-        listed = ", ".join(map(str, missing[:8])) + (", …" if len(missing) > 8 else "")
-        notes.append(f"no trace for {len(missing)} of {world_size} ranks ({listed})")
+    present = {rank for rank in ranks if 0 <= rank < world_size}
+    num_missing = world_size - len(present)
+    if ranks and num_missing:
+        first = list(islice((r for r in range(world_size) if r not in present), 8))
+        listed = ", ".join(map(str, first)) + (", …" if num_missing > len(first) else "")
+        notes.append(f"no trace for {num_missing} of {world_size} ranks ({listed})")
     schemas = sorted({str(recording.schema) for recording in recordings})
     if len(schemas) > 1:
         notes.append(f"the traces have different schema versions ({', '.join(schemas)})")
