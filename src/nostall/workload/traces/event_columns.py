@@ -85,6 +85,9 @@ class ColumnBuilder:
         self.operator_costs: dict[int, OperatorCost] = {}
         self._ignored_names: set[str | int | None] = set()
         self._ids: dict[Scalar, int] = {}
+        self._name_indices: dict[str | int | None, int] = {}
+        self._synchronizes: dict[str | int | None, bool] = {}
+        """Whether a runtime call of this name waits for the GPU."""
 
     def decode(self, text: bytes | memoryview) -> list[Event]:
         """Decode a JSON list of events; fields of wrong types are missing in an event.
@@ -140,7 +143,10 @@ class ColumnBuilder:
 
     def _span(self, event: Event) -> tuple[float, float] | None:
         """(start, end); None if the event has no valid times, which is counted."""
-        start, duration = parse_number(event.ts), parse_number(event.dur)
+        start, duration = event.ts, event.dur
+        if type(start) is float and type(duration) is float and duration >= 0:
+            return start, start + duration
+        start, duration = parse_number(start), parse_number(duration)
         if start is None or duration is None or duration < 0:
             self.unusable[NO_TIME] += 1
             return None
@@ -150,10 +156,9 @@ class ColumnBuilder:
         if (span := self._span(event)) is None:
             return
         args = event.args or _NO_ARGUMENTS
-        name = str(event.name if event.name is not None else "(no name)").translate(_PRINTABLE)
         self.start.append(span[0])
         self.end.append(span[1])
-        self.name.append(self.names.setdefault(name, len(self.names)))
+        self.name.append(self._name_index(event.name))
         self.type.append(role)
         self.stream.append(self._parse_id(args.stream if args.stream is not None else event.tid))
         self.device.append(min(self._parse_id(args.device), _MAX_DEVICE))
@@ -162,12 +167,18 @@ class ColumnBuilder:
         # Old versions of Kineto write the correlation id instead of the operator's id.
         operator = self._parse_id(args.external_id)
         self.operator.append(-1 if operator == correlation else operator)
-        self.copied_bytes.append(_parse_amount(args.bytes))
-        element_bytes = DTYPE_BYTES.get(args.dtype or "", 0)
-        self.message_bytes.append(_parse_amount(args.message_elements) * element_bytes)
-        group = -1 if args.group is None else self._group_index(str(args.group))
-        self.group.append(group)
-        self.sequence.append(self._parse_id(args.sequence))
+        self.copied_bytes.append(0.0 if args.bytes is None else _parse_amount(args.bytes))
+        elements, dtype_bytes = args.message_elements, DTYPE_BYTES.get(args.dtype or "", 0)
+        self.message_bytes.append(_parse_amount(elements) * dtype_bytes if elements else 0.0)
+        self.group.append(-1 if args.group is None else self._group_index(str(args.group)))
+        self.sequence.append(-1 if args.sequence is None else self._parse_id(args.sequence))
+
+    def _name_index(self, name: str | int | None) -> int:
+        index = self._name_indices.get(name)
+        if index is None:
+            text = "(no name)" if name is None else str(name).translate(_PRINTABLE)
+            index = self._name_indices[name] = self.names.setdefault(text, len(self.names))
+        return index
 
     def _group_index(self, name: str) -> int:
         return self.groups.setdefault(name, len(self.groups))
@@ -176,11 +187,15 @@ class ColumnBuilder:
         if (span := self._span(event)) is None:
             return
         args = event.args or _NO_ARGUMENTS
-        name = str(event.name)
+        synchronizes = self._synchronizes.get(event.name)
+        if synchronizes is None:
+            synchronizes = any(part in str(event.name) for part in SYNCHRONISING_NAMES)
+            if len(self._synchronizes) < MAX_IGNORED_NAMES:
+                self._synchronizes[event.name] = synchronizes
         self.call_start.append(span[0])
         self.call_end.append(span[1])
         self.call_correlation.append(self._parse_id(args.correlation))
-        self.call_synchronizes.append(any(part in name for part in SYNCHRONISING_NAMES))
+        self.call_synchronizes.append(synchronizes)
 
     def _add_annotation(self, event: Event) -> None:
         name = str(event.name)

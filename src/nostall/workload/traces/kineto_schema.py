@@ -107,6 +107,8 @@ def _lenient_arguments(value: object) -> EventArguments | None:
 
 
 def _scalar(value: object) -> float | str | None:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
     return value if isinstance(value, int | float | str) else None
 
 

@@ -23,6 +23,7 @@ from nostall.workload.traces.stream.salvage import (
     EventBorders,
     T,
     ends_list,
+    repair,
     salvage,
 )
 from nostall.workload.traces.stream.text_blocks import CHUNK, Progress, TextBlocks
@@ -131,6 +132,8 @@ class TraceFile:
         events = _decode_prefix(buffer, cut, decode) if cut else None
         if events is not None:
             return _Part([events], cut)
+        if cut and (events := self._decode_repaired(bytes(buffer[1:cut]), decode)) is not None:
+            return _Part([events], cut)
         if not (at_end or cut or len(buffer) >= self.chunk):
             return _Part([], 0)
         scan = _scan(buffer)
@@ -144,6 +147,18 @@ class TraceFile:
         if is_valid and scan.list_end is None and not at_end and len(buffer) <= MAX_EVENT:
             return _Part([], 0)
         return self._salvage(buffer, start, decode, at_end)
+
+    def _decode_repaired(self, text: bytes, decode: Decode[T]) -> T | None:
+        """Decode events in which only characters or numbers are not valid."""
+        repaired, positions = repair(text)
+        if repaired == text:
+            return None
+        try:
+            events = decode(b"[%b]" % repaired)
+        except INVALID:
+            return None
+        self.repaired += max(len(positions), 1)
+        return events
 
     def _is_list_end(self, buffer: bytearray, scan: _Scan, at_end: bool) -> bool:
         """Whether the bracket that the scan found closes the list, and no damage is before it."""

@@ -7,12 +7,15 @@ linear in the size of the text.
 
 from __future__ import annotations
 
+import codecs
 import re
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 import msgspec
+import numpy as np
 
 T = TypeVar("T")
 Decode = Callable[[bytes | memoryview], T]
@@ -35,39 +38,44 @@ _LIST_END_AT_END = re.compile(rb'[\s,]*\](?=\s*(?:,\s*"|\}|\Z))')
 
 _CONTROL = bytes(range(32))
 _CONTROL_TO_SPACE = bytes.maketrans(_CONTROL, b" " * len(_CONTROL))
+_INVALID_CONTROL = bytes.maketrans(
+    bytes(set(_CONTROL) - set(b"\t\n\r")), b" " * (len(_CONTROL) - 3)
+)
 _ESCAPE = re.compile(
     rb'\\(?:["\\/bfnrt]|u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}'
     rb"|u(?![dD][89a-fA-F])[0-9a-fA-F]{4})|(?P<surrogate>\\u[0-9a-fA-F]{4})|(?P<lone>\\)"
 )
-_NOT_FINITE = re.compile(rb"(?<=[:,\[])(\s*)[-+]?(?:inf(?:inity)?|nan)(?=\s*[,\]}])", re.IGNORECASE)
-_REPLACEMENTS = {"surrogate": rb"\ufffd", "lone": rb"\\"}
+_NOT_FINITE = re.compile(rb"([:,\[]\s*)([-+]?(?:[iI][nN][fF](?:inity)?|[nN][aA][nN]))(?=\s*[,\]}])")
+codecs.register_error("nostall.question_marks", lambda e: ("?" * (e.end - e.start), e.end))
 
 
-def repair(text: bytes) -> tuple[bytes, int]:
-    """Text with valid UTF-8, escapes and numbers, and the number of replacements.
+def repair(text: bytes) -> tuple[bytes, list[int]]:
+    """Text of the same length with valid UTF-8, escapes and numbers, and the replaced positions.
 
-    Control characters become spaces, which are not counted because a line break between two events
-    is valid.  Lone backslashes are doubled; infinity and NaN become null.
+    Control characters become spaces; tabs and line ends are not reported, because they are valid
+    between events.  A lone backslash becomes a slash.  Infinity and NaN become empty strings, which
+    are missing numbers.  Neighbouring replaced bytes count as one position.
     """
-    count = 0
+    original = text
     try:
         text.decode()
     except UnicodeDecodeError:
-        decoded = text.decode(errors="replace")
-        count = decoded.count("\ufffd") - text.count("\ufffd".encode())
-        text = decoded.encode()
+        text = text.decode(errors="nostall.question_marks").encode()
+    invalid = np.frombuffer(text.translate(_INVALID_CONTROL), "u1") != np.frombuffer(original, "u1")
     text = text.translate(_CONTROL_TO_SPACE)
+    edits = [m.span(2) for m in _NOT_FINITE.finditer(text)]
     if b"\\" in text:
-        bad_escapes = [m for m in _ESCAPE.finditer(text) if m.lastgroup]
-        if bad_escapes:
-            count += len(bad_escapes)
-            text = _ESCAPE.sub(_valid_escape, text)
-    text, not_finite = _NOT_FINITE.subn(rb"\1null", text)
-    return text, count + not_finite
-
-
-def _valid_escape(escape: re.Match[bytes]) -> bytes:
-    return _REPLACEMENTS[escape.lastgroup] if escape.lastgroup else escape.group()
+        edits += [m.span(m.lastgroup) for m in _ESCAPE.finditer(text) if m.lastgroup]
+    if edits:
+        repaired = bytearray(text)
+        for begin, end in edits:
+            size = end - begin
+            repaired[begin:end] = {1: b"/", 6: rb"\ufffd"}.get(size, b'""'.ljust(size))
+            invalid[begin] = True
+        text = bytes(repaired)
+    positions = np.flatnonzero(invalid)
+    is_first = np.diff(positions, prepend=-2) > 1
+    return text, positions[is_first].tolist()
 
 
 def ends_list(text: bytes | bytearray, position: int, at_end: bool) -> re.Match[bytes] | None:
@@ -128,7 +136,8 @@ class _Recovery(Generic[T]):
     """State of :func:`salvage`."""
 
     def __init__(self, text: bytes, decode: Decode[T], borders: EventBorders, at_end: bool) -> None:
-        self.text, self.decode, self.borders, self.at_end = text, decode, borders, at_end
+        self.text, self.replaced = repair(text)
+        self.decode, self.borders, self.at_end = decode, borders, at_end
         self.result: Salvage[T] = Salvage()
         self.nested_budget = len(text)
         """Bytes that may be searched behind borders; it keeps the time linear."""
@@ -139,6 +148,7 @@ class _Recovery(Generic[T]):
             self._halve(starts, 0, len(starts) - 1)
         if self.result.list_end is None:
             self._finish(max(starts[-1], self.result.consumed))
+        self.result.repaired += bisect_left(self.replaced, self.result.consumed)
 
     def _halve(self, starts: list[int], low: int, high: int) -> None:
         """Recover the events between ``starts[low]`` and ``starts[high]``."""
@@ -155,21 +165,11 @@ class _Recovery(Generic[T]):
             self._halve(starts, middle, high)
 
     def _decode(self, begin: int, end: int) -> bool:
-        """Decode the events between two positions, repaired if necessary."""
-        events = self.text[begin:end].strip(_SEPARATORS)
+        """Decode the events between two positions; False if they are not valid."""
         try:
-            self.result.lists.append(self.decode(b"[%b]" % events))
-            return True
-        except INVALID:
-            pass
-        repaired, count = repair(events)
-        if repaired == events:
-            return False
-        try:
-            self.result.lists.append(self.decode(b"[%b]" % repaired))
+            self.result.lists.append(self.decode(b"[%b]" % self.text[begin:end].strip(_SEPARATORS)))
         except INVALID:
             return False
-        self.result.repaired += max(count, 1)
         return True
 
     def _walk(self, begin: int, stop: int) -> bool:
@@ -187,7 +187,7 @@ class _Recovery(Generic[T]):
             end = self._event_end(start.start(), stop)
             is_cut = end is None
             is_valid = end is not None and self._decode(start.start(), end)
-            list_end = ends_list(self.text, end, self.at_end) if end else None
+            list_end = self._list_end(end) if end else None
             if end is None or not (is_valid or list_end):
                 failures += 1
                 position = start.start() + 1
@@ -207,6 +207,11 @@ class _Recovery(Generic[T]):
             self.result.repaired += 1
         self.result.consumed = max(stop, position)
         return is_cut
+
+    def _list_end(self, position: int) -> re.Match[bytes] | None:
+        """The end of the list at ``position``, unless events follow it."""
+        match = ends_list(self.text, position, self.at_end)
+        return None if match and self.borders.between.search(self.text, position) else match
 
     def _note_damage(self, position: int) -> None:
         if self.result.first_damage is None:
