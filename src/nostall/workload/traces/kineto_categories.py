@@ -23,7 +23,7 @@ class EventRole(IntEnum):
 # Old and new versions of Kineto spell categories differently.  ROCm writes CUDA's categories, with
 # names such as hipLaunchKernel; the lists are those of Kineto's ActivityType.
 _CATEGORIES = {
-    EventRole.KERNEL: ("kernel", "Kernel", "mtia_ccp_events", "hpu_op"),
+    EventRole.KERNEL: ("kernel", "Kernel"),
     EventRole.MEMCPY: ("gpu_memcpy", "Memcpy"),
     EventRole.MEMSET: ("gpu_memset", "Memset"),
     EventRole.CALL: (

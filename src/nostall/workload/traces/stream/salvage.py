@@ -46,7 +46,15 @@ _ESCAPE = re.compile(
     rb"|u(?![dD][89a-fA-F])[0-9a-fA-F]{4})|(?P<surrogate>\\u[0-9a-fA-F]{4})|(?P<lone>\\)"
 )
 _NOT_FINITE = re.compile(rb"([:,\[]\s*)([-+]?(?:[iI][nN][fF](?:inity)?|[nN][aA][nN]))(?=\s*[,\]}])")
-codecs.register_error("nostall.question_marks", lambda e: ("?" * (e.end - e.start), e.end))
+
+
+def _question_marks(error: UnicodeError) -> tuple[str, int]:
+    """Replace each byte that is not UTF-8, which keeps the length of the text."""
+    assert isinstance(error, UnicodeDecodeError)
+    return "?" * (error.end - error.start), error.end
+
+
+codecs.register_error("nostall.question_marks", _question_marks)
 
 
 def repair(text: bytes) -> tuple[bytes, list[int]]:
