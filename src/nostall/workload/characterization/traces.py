@@ -180,7 +180,7 @@ def characterize_traces(
     if not gpus and not chakra:
         raise BadTrace(skip_reasons[0] if skip_reasons else "no traces; give at least one file")
     notes = list(ranks.notes) if ranks else []
-    notes += [f"{c.path}: {c.damage}; the nodes before it are used" for c in chakra if c.damage]
+    notes += [f"{trace.path}: {remark}" for trace in chakra for remark in trace.remarks]
     collectives = None
     if _are_ranks_of_one_job(recordings):
         try:
