@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import csv
-import gzip
-import io
-import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
 
-from nostall.core.errors import BadJob, MissingPart
+from nostall.core.errors import BadJob
+from nostall.core.plurals import pluralize
 from nostall.workload.jobs.columns import Column, parse_header
+from nostall.workload.jobs.csv_rows import CsvRows
+from nostall.workload.jobs.parquet_rows import read_parquet
+from nostall.workload.jobs.precisions import canonical_precision
 from nostall.workload.jobs.record import Architecture, Job
 
 SUFFIXES = (".csv", ".csv.gz", ".parquet")
@@ -22,6 +22,8 @@ Cells = dict[str, Any] | str
 """The cells of a row by field name, or the reason why the row cannot be read."""
 MAX_REASONS = 100
 """Skipped rows whose reason is stored; further ones are only counted."""
+_MAX_SHOWN = 60
+"""Characters of a value in a reason."""
 
 
 def _normalise_architecture(value: object) -> object:
@@ -31,11 +33,16 @@ def _normalise_architecture(value: object) -> object:
     return value.strip().lower().replace("/", "-").replace("_", "-").replace(" ", "-")
 
 
+def _printable(name: str) -> str:
+    """The name without control characters, which can change the state of a terminal."""
+    return "".join(char if char.isprintable() else "\ufffd" for char in name)
+
+
 class JobRow(BaseModel):
     """Schema of a table row; the fields are those of :class:`Job`."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
-    name: str | None = None
+    name: Annotated[str, AfterValidator(_printable)] | None = None
     architecture: Annotated[Architecture, BeforeValidator(_normalise_architecture)]
     replicas: int = 1
     batch: float = 1.0
@@ -46,7 +53,7 @@ class JobRow(BaseModel):
     embedding_bytes: float = 0.0
     touched_bytes: float = 0.0
     weight_traffic: float | None = None
-    precision: str = "fp32"
+    precision: Annotated[str, AfterValidator(canonical_precision)] = "fp32"
     gpu_hours: float | None = None
 
 
@@ -69,6 +76,8 @@ class JobTable:
     """The first :data:`MAX_REASONS` skipped rows."""
     num_skipped: int
     """Number of all skipped rows."""
+    notes: tuple[str, ...] = ()
+    """Damage in rows that are used."""
 
 
 def is_table(path: Path) -> bool:
@@ -83,25 +92,31 @@ def read_jobs(path: Path) -> JobTable:
     skipped and reported in the result.  Raises :class:`~nostall.core.errors.BadJob` if no row
     describes a job.
     """
-    rows = _parquet_rows(path) if path.name.lower().endswith(".parquet") else _csv_rows(path)
+    is_parquet = path.name.lower().endswith(".parquet")
     jobs: list[Job] = []
     skipped_rows: list[SkippedRow] = []
-    num_skipped = 0
-    for position, cells in rows:
+    num_skipped = num_replaced = 0
+    for position, cells in _parquet_cells(path) if is_parquet else _csv_cells(path):
         try:
             jobs.append(_parse_job(cells, f"job {len(jobs) + num_skipped + 1}"))
         except (ValidationError, BadJob) as error:
             num_skipped += 1
             if len(skipped_rows) < MAX_REASONS:
                 skipped_rows.append(SkippedRow(position, _reason(error)))
+        else:
+            num_replaced += _has_replaced_text(cells)
     if not jobs:
-        first = (
-            f"; first reason: {skipped_rows[0].position}: {skipped_rows[0].reason}"
-            if skipped_rows
-            else ""
+        first = "the table has no rows"
+        if skipped_rows:
+            first = f"first reason: {skipped_rows[0].position}: {skipped_rows[0].reason}"
+        raise BadJob(
+            f"{path}: no job in {pluralize(num_skipped, 'row')}; {first}; correct the rows"
         )
-        raise BadJob(f"{path}: none of {num_skipped} rows describes a job{first}")
-    return JobTable(path, tuple(jobs), tuple(skipped_rows), num_skipped)
+    notes = []
+    if num_replaced:
+        rows = pluralize(num_replaced, "row")
+        notes.append(f"{rows} with bytes that are not UTF-8; the text of these cells is damaged")
+    return JobTable(path, tuple(jobs), tuple(skipped_rows), num_skipped, tuple(notes))
 
 
 def _parse_job(cells: Cells, default_name: str) -> Job:
@@ -111,13 +126,24 @@ def _parse_job(cells: Cells, default_name: str) -> Job:
     return Job(**{**row.model_dump(), "name": row.name or default_name})
 
 
+def _has_replaced_text(cells: Cells) -> bool:
+    """Whether a cell has bytes that were not UTF-8."""
+    values = cells.values() if isinstance(cells, dict) else ()
+    return any(isinstance(value, str) and "\ufffd" in value for value in values)
+
+
 def _reason(error: Exception) -> str:
     if isinstance(error, ValidationError):
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"]))
-        value = "" if first["type"] == "missing" else f", got {first['input']!r}"
+        value = "" if first["type"] == "missing" else f", got {_shown(first['input'])}"
         return f"{field}: {first['msg'].lower()}{value}"
     return str(error)
+
+
+def _shown(value: object) -> str:
+    text = ascii(value)
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"
 
 
 def _convert_units(row: Mapping[str, Any], columns: Mapping[str, Column]) -> Cells:
@@ -128,53 +154,38 @@ def _convert_units(row: Mapping[str, Any], columns: Mapping[str, Column]) -> Cel
         if column.factor != 1.0 and value not in (None, ""):
             try:
                 value = float(value) * column.factor
-            except (TypeError, ValueError):
-                return f"{column.field}: should be a number, got {value!r}"
+            except (TypeError, ValueError, OverflowError):
+                return f"{column.field}: should be a number, got {_shown(value)}"
         cells[column.field] = value
     return cells
 
 
-def _csv_rows(path: Path) -> Iterator[tuple[str, Cells]]:
+def _csv_cells(path: Path) -> Iterator[tuple[str, Cells]]:
     """(position, cells) of each row of a CSV file, plain or gzipped."""
-    opener = gzip.open if path.name.lower().endswith(".gz") else open
-    line = 0
-    try:
-        with opener(path, "rt", encoding="utf-8-sig", newline="") as file:
-            assert isinstance(file, io.TextIOBase)
-            reader = csv.DictReader(file)
-            columns = parse_header(reader.fieldnames or (), JobRow.model_fields, str(path))
-            for row in reader:
-                line = reader.line_num
-                yield f"line {line}", _parse_csv_row(row, columns)
-    except (OSError, EOFError, UnicodeDecodeError, csv.Error, zlib.error) as error:
-        # The rows before the damage are valid: they are used, and the damage is one skipped row.
-        yield f"after line {line}", f"the rest of the file is not readable: {error}"
+    file = CsvRows(path)
+    rows = iter(file)
+    _, header = next(rows, (1, []))
+    columns = parse_header(header or (), JobRow.model_fields, str(path))
+    line = 1
+    for line, cells in rows:
+        yield f"line {line}", _csv_row(header or (), cells, columns)
+    if file.end_damage:
+        yield f"after line {line}", f"the rest of the file is not readable: {file.end_damage}"
 
 
-def _parse_csv_row(row: Mapping[str | None, Any], columns: Mapping[str, Column]) -> Cells:
-    # DictReader stores surplus cells under None, and None for missing cells.
-    if None in row or None in row.values():
-        return f"the row does not have the {len(columns)} cells of the header"
-    return _convert_units({str(key): value for key, value in row.items()}, columns)
+def _csv_row(
+    header: Sequence[str], cells: Sequence[str] | None, columns: Mapping[str, Column]
+) -> Cells:
+    if cells is None:
+        return "the row is not valid CSV (a quote that is not closed, or a line that is too long)"
+    if len(cells) != len(header):
+        return f"the row has {len(cells)} cells, the header has {len(header)}"
+    return _convert_units(dict(zip(header, cells, strict=True)), columns)
 
 
-def _parquet_rows(path: Path) -> Iterator[tuple[str, Cells]]:
+def _parquet_cells(path: Path) -> Iterator[tuple[str, Cells]]:
     """(position, cells) of each row of a Parquet file."""
-    try:
-        import pyarrow
-        import pyarrow.parquet as parquet
-    except ImportError as error:
-        raise MissingPart(
-            f"{path} is a Parquet file and pyarrow is not installed; pip install "
-            "'nostall[parquet]', or convert the table to CSV"
-        ) from error
-    try:
-        with parquet.ParquetFile(path) as file:
-            columns = parse_header(file.schema_arrow.names, JobRow.model_fields, str(path))
-            number = 0
-            for batch in file.iter_batches(batch_size=4096):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield f"row {number}", _convert_units(row, columns)
-    except (OSError, pyarrow.ArrowException) as error:
-        raise BadJob(f"{path}: not a readable Parquet file: {error}; repair the file") from error
+    names, rows = read_parquet(path)
+    columns = parse_header(names, JobRow.model_fields, str(path))
+    for number, row in rows:
+        yield f"row {number}", row if isinstance(row, str) else _convert_units(row, columns)

@@ -8,11 +8,11 @@ import numpy as np
 
 from nostall.core.errors import BadTrace
 from nostall.core.plurals import pluralize
+from nostall.core.text_blocks import Progress
 from nostall.workload.traces.event_columns import ColumnBuilder
 from nostall.workload.traces.kineto_metadata import read_metadata
 from nostall.workload.traces.recording import TIME_UNIT, Recording
 from nostall.workload.traces.stream.event_stream import TraceFile
-from nostall.workload.traces.stream.text_blocks import Progress
 
 
 class NoGpuActivity(BadTrace):

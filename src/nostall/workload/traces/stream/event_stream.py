@@ -16,6 +16,7 @@ from typing import Generic
 
 from nostall.core.errors import BadTrace
 from nostall.core.plurals import pluralize
+from nostall.core.text_blocks import CHUNK, Progress, TextBlocks
 from nostall.workload.traces.stream.salvage import (
     INVALID,
     STRING_OR_BRACKET,
@@ -26,7 +27,6 @@ from nostall.workload.traces.stream.salvage import (
     repair,
     salvage,
 )
-from nostall.workload.traces.stream.text_blocks import CHUNK, Progress, TextBlocks
 
 MAX_FRAME = 64 << 20
 """Limit in bytes of the text before the events and of the text after them."""
@@ -95,7 +95,7 @@ class TraceFile:
         Raises :class:`~nostall.core.errors.BadTrace` if the file has no list of events.  Damaged
         events are skipped and counted.
         """
-        text = TextBlocks(self.path, self.progress, self.chunk)
+        text = TextBlocks(self.path, self.progress, BadTrace, self.chunk)
         blocks = iter(text)
         self.frame, rest, start = self._read_head(blocks, text)
         if first := _FIRST_KEY.match(rest):

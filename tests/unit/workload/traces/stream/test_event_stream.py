@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nostall.core.text_blocks import CHUNK
 from nostall.workload.traces.stream.event_stream import TraceFile
-from nostall.workload.traces.stream.text_blocks import CHUNK
 from tests.unit.workload.trace_events import kernel, trace
 
 Event = dict[str, Any]

@@ -1,4 +1,4 @@
-"""Text of a trace file in blocks: decompression of gzip, byte order marks, UTF-16."""
+"""Text of a file in blocks: decompression of gzip, byte order marks, UTF-16."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
-from nostall.core.errors import BadTrace
+from nostall.core.errors import BadInput
 
 CHUNK = 1 << 20
 """Bytes that are read and decoded at a time; a piece that fits the CPU cache decodes fastest."""
@@ -29,6 +29,8 @@ class TextBlocks:
 
     path: Path
     progress: Progress | None = None
+    error: type[BadInput] = BadInput
+    """Class of the error for a file that cannot be read."""
     chunk: int = CHUNK
     """Bytes that are read at a time."""
     size: int = 0
@@ -37,7 +39,7 @@ class TextBlocks:
     """Cause if a gzip stream breaks; None: no damage."""
 
     def __iter__(self) -> Iterator[bytes]:
-        """Yield the text.  Raises :class:`~nostall.core.errors.BadTrace` for an OS error."""
+        """Yield the text.  Raises ``self.error`` if the file cannot be read."""
         for block in _to_utf8(self._unpacked()):
             self.size += len(block)
             yield block
@@ -55,7 +57,7 @@ class TextBlocks:
         except (EOFError, zlib.error) as error:
             self.damage = f"the gzip stream breaks after {self.size} unpacked bytes ({error})"
         except OSError as error:
-            raise BadTrace(
+            raise self.error(
                 f"cannot read {self.path}: {error.strerror or error}; check the path and its "
                 "permissions"
             ) from error
