@@ -62,7 +62,10 @@ def parse_what_if(text: str) -> WhatIf:
         target = value.lower().replace("_", "-").replace("/", "-")
         if target in _TARGETS:
             return WhatIf(text, target=Architecture(target))
-        raise BadInput(f"--what-if {text}: allowed after 'to=' are {', '.join(_TARGETS)}")
+        raise BadInput(
+            f"--what-if {text}: {value!r} is not an architecture; write 'to=' and one of "
+            f"{', '.join(_TARGETS)}"
+        )
     if equals and name in {r.value for r in Resource}:
         resource = Resource(name)
         if factor := _FACTOR.fullmatch(value):

@@ -217,13 +217,13 @@ def test_spellings_of_precisions(tmp_path: Path, spelling: str, precision: str) 
     "changes",
     [
         {"flops": math.inf},
-        {"batch": 0},
-        {"replicas": 0},
-        {"weight_traffic": -1.0},
-        {"replicas": 10**30},
-        {"replicas": 10_000_001},
         {"flops": 1e31},
+        {"batch": 0},
         {"batch": 1e300},
+        {"replicas": 0},
+        {"replicas": 10_000_001},
+        {"replicas": 10**30},
+        {"weight_traffic": -1.0},
     ],
 )
 def test_impossible_jobs_are_rejected(changes: dict[str, float]) -> None:
