@@ -8,6 +8,7 @@ from collections import Counter
 import msgspec
 import numpy as np
 
+from nostall.core.plurals import pluralize
 from nostall.workload.traces.kineto_categories import (
     DATA_LOADER,
     PHASES,
@@ -170,7 +171,7 @@ class ColumnBuilder:
         self.copied_bytes.append(0.0 if args.bytes is None else _parse_amount(args.bytes))
         elements, dtype_bytes = args.message_elements, DTYPE_BYTES.get(args.dtype or "", 0)
         self.message_bytes.append(_parse_amount(elements) * dtype_bytes if elements else 0.0)
-        self.group.append(-1 if args.group is None else self._group_index(str(args.group)))
+        self.group.append(-1 if args.group is None else self._group_index(args))
         self.sequence.append(-1 if args.sequence is None else self._parse_id(args.sequence))
 
     def _name_index(self, name: str | int | None) -> int:
@@ -180,7 +181,9 @@ class ColumnBuilder:
             index = self._name_indices[name] = self.names.setdefault(text, len(self.names))
         return index
 
-    def _group_index(self, name: str) -> int:
+    def _group_index(self, args: EventArguments) -> int:
+        # Groups of different ranks can have the same name.
+        name = f"{args.group} {bytes(args.group_ranks).decode(errors='replace')}".strip()
         return self.groups.setdefault(name, len(self.groups))
 
     def _add_call(self, event: Event) -> None:
@@ -245,13 +248,17 @@ class ColumnBuilder:
             return max(number, -1)
         return self._ids.setdefault(value, _MAX_ID + len(self._ids))
 
+    def note_out_of_time(self, count: int) -> None:
+        """Count events whose times cannot be true."""
+        if count:
+            self.unusable[OUT_OF_TIME] += count
+
     def usable_activities(self) -> np.ndarray:
         """Rows of the activities whose times can be true; the others are counted as unusable."""
         start, end = np.array(self.start), np.array(self.end)
         launch = self._launch_starts(np.array(self.correlation, dtype=np.int64))
         usable = has_usable_time(start, end, launch)
-        if rejected := int((~usable).sum()):
-            self.unusable[OUT_OF_TIME] += rejected
+        self.note_out_of_time(int((~usable).sum()))
         return np.flatnonzero(usable)
 
     def _launch_starts(self, correlation: np.ndarray) -> np.ndarray:
@@ -296,6 +303,22 @@ class ColumnBuilder:
             correlation=np.array(self.call_correlation, dtype=np.int64)[order],
             synchronizes=np.array(self.call_synchronizes, dtype=bool)[order],
         )
+
+
+def column_remarks(columns: ColumnBuilder) -> list[str]:
+    """Skipped events and events of unknown categories, a sentence each."""
+    remarks = [
+        f"{pluralize(count, 'event')} {reason} {'is' if count == 1 else 'are'} skipped"
+        for reason, count in columns.unusable.items()
+    ]
+    if columns.unknown_categories:
+        names = ", ".join(repr(name[:40]) for name in columns.unknown_categories)
+        count = sum(columns.unknown_categories.values())
+        remarks.append(
+            f"{pluralize(count, 'event')} of unknown categories ({names}) "
+            f"{'is' if count == 1 else 'are'} not counted as GPU work"
+        )
+    return remarks
 
 
 def _parse_integer(value: Scalar) -> int | None:

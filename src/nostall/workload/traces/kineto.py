@@ -9,7 +9,7 @@ import numpy as np
 from nostall.core.errors import BadTrace
 from nostall.core.plurals import pluralize
 from nostall.core.text_blocks import Progress
-from nostall.workload.traces.event_columns import ColumnBuilder
+from nostall.workload.traces.event_columns import ColumnBuilder, column_remarks
 from nostall.workload.traces.kineto_metadata import read_metadata
 from nostall.workload.traces.recording import TIME_UNIT, Recording
 from nostall.workload.traces.stream.event_stream import TraceFile
@@ -41,22 +41,6 @@ def read_kineto(path: Path, progress: Progress | None = None) -> Recording:
             "trace with ProfilerActivity.CUDA on a machine with a GPU"
         )
     return _recording(file, columns)
-
-
-def column_remarks(columns: ColumnBuilder) -> list[str]:
-    """Skipped events and events of unknown categories, a sentence each."""
-    remarks = [
-        f"{pluralize(count, 'event')} {reason} {'is' if count == 1 else 'are'} skipped"
-        for reason, count in columns.unusable.items()
-    ]
-    if columns.unknown_categories:
-        names = ", ".join(repr(name[:40]) for name in columns.unknown_categories)
-        count = sum(columns.unknown_categories.values())
-        remarks.append(
-            f"{pluralize(count, 'event')} of unknown categories ({names}) "
-            f"{'is' if count == 1 else 'are'} not counted as GPU work"
-        )
-    return remarks
 
 
 def _recording(file: TraceFile, columns: ColumnBuilder) -> Recording:

@@ -25,6 +25,7 @@ class EventArguments(msgspec.Struct, gc=False):
     message_elements: Scalar = msgspec.field(name="In msg nelems", default=None)
     dtype: str | None = None
     group: Scalar = msgspec.field(name="Process Group Name", default=None)
+    group_ranks: msgspec.Raw = msgspec.field(name="Process Group Ranks", default=_MISSING)
     sequence: Scalar = msgspec.field(name="Seq", default=None)
     input_shapes: msgspec.Raw = msgspec.field(name="Input Dims", default=_MISSING)
     input_dtypes: msgspec.Raw = msgspec.field(name="Input type", default=_MISSING)
@@ -97,7 +98,7 @@ def _lenient_arguments(value: object) -> EventArguments | None:
     ):
         if key not in value:
             continue
-        if name.startswith("input_"):
+        if name.startswith("input_") or name == "group_ranks":
             fields[name] = msgspec.Raw(json.dumps(value[key]).encode())
         elif name in ("collective", "dtype"):
             fields[name] = _text(value[key])

@@ -102,4 +102,4 @@ class Recording:
     remarks: tuple[str, ...] = ()
     """Damage of the file and skipped events, a sentence each; empty: the file is sound."""
     groups: tuple[str, ...] = ()
-    """Names of the process groups of the collectives."""
+    """Names and ranks of the process groups of the collectives."""
