@@ -41,6 +41,11 @@ def _row(
 
 
 BENCHMARKS: tuple[Benchmark, ...] = (
+    # PTX orders
+    _row("ptx.random_orders", "CPU", "Does ptxas accept random orders of PTX without new messages?",
+         "random_orders.json"),
+    _row("ptx.validator", "CPU", "Does the validator accept legal PTX and refuse violations?",
+         "validator.json"),
     # SASS schedules
     _row("sass.mobility", "CPU", "How many instructions of each example kernel can move?",
          "mobility.json", "sass-modelled.md"),
@@ -63,6 +68,9 @@ BENCHMARKS: tuple[Benchmark, ...] = (
          "stall_reasons.json", "sass.md"),
     _row("sass.random_walks_on_gpu", "GPU", "Do legal schedules compute the same bits?",
          "random_walks_on_gpu.json", "sass.md"),
+    _row("sass.measured_distances", "GPU",
+         "How close may a fixed-latency result and its reader issue?",
+         module="sass.distances.measured_distances"),
     _row("sass.soak", "GPU", "Does a search continue after moves that break kernels on purpose?",
          "soak.json soak_more.json", "sass.md"),
     _row("sass.measurement_checks", "GPU", "Do inputs, comparisons, clocks and nulls hold?",
@@ -71,6 +79,8 @@ BENCHMARKS: tuple[Benchmark, ...] = (
          "sass.md"),
     _row("sass.farm_throughput", "2 or more GPUs", "How many candidates a second do N GPUs try?",
          "farm_throughput.json", "sass.md"),
+    # PTX
+    _row("ptx.assembler_suite", "GPU", "What does searching the input of ptxas gain?"),
     # Learning
     _row("learning.strategies", "CPU", "Does learning beat annealing on the SM model?",
          "strategies.json", "learning.md"),

@@ -57,8 +57,19 @@ def test_a_planned_module_is_run_and_checked(planned: Path) -> None:
     result = done.json
     assert result["engine"] == "torch"
     assert result["losses"] == pytest.approx(result["reference_losses"], rel=1e-9)
-    assert result["worst_gradient"] <= 1
+    assert result["worst_gradient"] <= 1 and result["worst_loss"] <= 1
+    assert result["equal"] is True
     assert result["measured_iteration_s"] > 0 and result["predicted_iteration_s"] > 0
+
+
+def test_another_loss_than_in_one_process_is_reported(planned: Path) -> None:
+    """A standard deviation over the batch is not a mean over its samples."""
+    done = nostall(
+        "launch", planned, "--module", f"{JOBS}:batch_statistics_loss", "--steps", 1,
+        "--device", "cpu", "--check", "--format", "json", **ENVIRONMENT,
+    )  # fmt: skip
+    assert done.code == 1, done.err
+    assert done.json["equal"] is False and done.json["worst_loss"] > 1
 
 
 def test_an_abort_at_finalization_does_not_fail_the_run(planned: Path, tmp_path: Path) -> None:

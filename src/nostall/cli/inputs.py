@@ -10,6 +10,7 @@ import typer
 from nostall.core.errors import BadInput
 from nostall.core.launch import LaunchSpec
 from nostall.gpu import Kernel, LocalGpu
+from nostall.ptx.assemble.versions import find_assemblers
 from nostall.sass.binary import fatbin
 from nostall.sass.binary.cubin import Cubin
 from nostall.tuning.job import Settings
@@ -17,7 +18,6 @@ from nostall.tuning.ptxas_versions import (
     assemble_all,
     compare_on_device,
     compare_on_model,
-    find_assemblers,
     select_start,
 )
 from nostall.tuning.source import Source, compile_triton, load_cubin

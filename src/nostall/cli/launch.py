@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import statistics
 import tempfile
@@ -99,7 +100,7 @@ def launch(
         out.print("the ranks of this machine are done; the machine of rank 0 prints the result")
         return
     _show(result, workload, loaded, format)
-    if result.worst_gradient is not None and result.worst_gradient > 1:
+    if not result.is_equal:
         raise typer.Exit(1)
 
 
@@ -149,7 +150,8 @@ def _show(result: RunResult, workload: Workload, plan: Plan, format: Format) -> 
         "kind": "measured",
         "split": plan.split,
         "policy": plan.policy,
-        **asdict(result),
+        **{name: _finite(value) for name, value in asdict(result).items()},
+        "equal": result.is_equal if result.worst_gradient is not None else None,
     }
     if format is Format.JSON:
         show_json(document)
@@ -165,9 +167,21 @@ def _show(result: RunResult, workload: Workload, plan: Plan, format: Format) -> 
         f"measured iteration {time(measured)} (median), modelled {time(modelled)}: "
         f"{plan.split}, order {plan.policy}, engine {result.engine}"
     )
-    if result.worst_gradient is not None:
-        word = "equal to" if result.worst_gradient <= 1 else "DIFFERENT from"
-        out.print(
-            f"gradients {word} those of a single process: largest difference "
-            f"{result.worst_gradient:.3g} of the tolerance"
-        )
+    for name, error in (("gradients", result.worst_gradient), ("losses", result.worst_loss)):
+        if error is not None:
+            out.print(f"{name} {_difference(error)}")
+
+
+def _difference(error: float) -> str:
+    """Comparison of a run with training in a single process; ``error`` is relative to 1."""
+    if math.isinf(error):
+        return "DIFFERENT from those of a single process: a value is not a finite number"
+    word = "equal to" if error <= 1 else "DIFFERENT from"
+    return f"{word} those of a single process: largest difference {error:.3g} of the tolerance"
+
+
+def _finite(value: Any) -> Any:
+    """The value with None for numbers that JSON does not have (NaN and infinities)."""
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

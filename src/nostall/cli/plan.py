@@ -88,6 +88,13 @@ DeviceOption = Annotated[
     str | None,
     typer.Option(help="Device that measures a module: cpu or cuda; default: cuda if available."),
 ]
+FractionsOption = Annotated[
+    bool,
+    typer.Option(
+        "--fractions",
+        help="Allow a replica to run a fraction of a sample, as DAPPLE's planner does.",
+    ),
+]
 GpuMemoryOption = Annotated[
     float | None,
     typer.Option(help="Memory of each GPU in GiB, if `--cluster` is the output of nvidia-smi."),
@@ -120,6 +127,7 @@ def plan(
     layers: LayersOption = "block",
     device: DeviceOption = None,
     gpu_memory: GpuMemoryOption = None,
+    fractions: FractionsOption = False,
     format: FormatOption = Format.TABLE,
     quiet: QuietOption = False,
 ) -> None:
@@ -138,6 +146,7 @@ def plan(
         micro_batch,
         state_factor,
         weight_gradient_share,
+        fractions,
     )
     effort = Effort.for_workload(
         workload, seconds=seconds, evaluations=evaluations, seed=seed, recompute=recompute

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from nostall.core import (
     BadInput,
@@ -36,7 +36,7 @@ from nostall.sass.safety import verify
 from nostall.sass.safety.identity import rules_digest
 from nostall.sass.schedule import Schedule, ScheduleSpace
 from nostall.tuning.ablation import ablate
-from nostall.tuning.gpu_objective import Decision, GpuObjective, decide, race_schedules
+from nostall.tuning.gpu_objective import Decision, GpuObjective, decide, race_states
 from nostall.tuning.result_records import provenance_record, result_record, verdict_record
 from nostall.tuning.resume import FINALISTS_FILE, RULES_KEY, load_checkpoint
 from nostall.tuning.source import Source
@@ -77,6 +77,8 @@ class Settings:
     """Run the result under compute-sanitizer."""
     policy: Path | None = None
     """Policy file that ``ppo`` starts with."""
+    anneal_share: float = 0.15
+    """Share of the seconds in which ``assembler`` moves native instructions of its winner."""
 
     @property
     def budget(self) -> Budget:
@@ -91,13 +93,19 @@ class Settings:
         )
 
 
+class RecipeFile(Protocol):
+    """A recipe in the form in which it is stored."""
+
+    def to_bytes(self) -> bytes: ...
+
+
 @dataclass(frozen=True)
 class TuningResult:
     """Result of a tuning run."""
 
     cubin: bytes
     """The best cubin; the original's bytes if nothing better was found."""
-    search: SearchResult[Schedule]
+    search: SearchResult[Any]
     verdict: Verdict
     """Verdict of the verifier on the candidate."""
     improved: bool
@@ -112,6 +120,8 @@ class TuningResult:
         default_factory=dict[str, SanitizerReport]
     )
     """Report of each tool of compute-sanitizer; empty if it did not run."""
+    recipe: RecipeFile | None = None
+    """How the cubin is made again, if it was assembled from PTX."""
 
     @property
     def ratio(self) -> float:
@@ -202,7 +212,7 @@ class _TuningJob:
         """The best schedule; the winner of a race of the finalists if they are measured."""
         if self.measured is None:
             return search_result.best
-        ranked = race_schedules(self.measured, self.measured.finalists())
+        ranked = race_states(self.measured, self.measured.finalists())
         return ranked[0] if ranked else self.space.start()
 
     def evaluate(self, search_result: SearchResult[Schedule], best: Schedule) -> TuningResult:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import platform
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from nostall import __version__
 from nostall.core import Tolerance
 from nostall.core.measurement import Kind
 from nostall.sass import Verdict
 from nostall.sass.binary import toolchain
-from nostall.tuning.gpu_objective import Decision, GpuObjective
+from nostall.tuning.gpu_objective import Decision
 from nostall.tuning.source import Source
 
 if TYPE_CHECKING:
@@ -22,6 +22,19 @@ MAX_FINDINGS = 20
 """Findings of the verifier in a record."""
 MAX_FAILURES = 100
 """Failed candidates in a record."""
+
+
+class CountedObjective(Protocol):
+    """What a record says of a measured objective."""
+
+    @property
+    def outcome_counts(self) -> Mapping[str, int]: ...
+
+    @property
+    def phase_seconds(self) -> Mapping[str, float]: ...
+
+    @property
+    def failures(self) -> list[str]: ...
 
 
 def comparison_settings(checks: int, tolerance: Tolerance | None) -> dict[str, Any]:
@@ -74,7 +87,7 @@ def cubin_notes(sm: int, kind: Kind) -> tuple[str, ...]:
 
 
 def result_record(
-    result: TuningResult, settings: Settings, measured: GpuObjective | None
+    result: TuningResult, settings: Settings, measured: CountedObjective | None
 ) -> dict[str, Any]:
     """The result as recorded in ``run.json``; times in the objective's unit."""
     search = result.search

@@ -23,7 +23,8 @@ from nostall.core.errors import NostallError
 from nostall.core.files import write_atomically
 from nostall.parallel.errors import BadPlan
 from nostall.parallel.execute.failures import RankFailure, classify_error
-from nostall.parallel.execute.run import RunOptions, check_layers, run_plan
+from nostall.parallel.execute.preconditions import check_layers
+from nostall.parallel.execute.run import RunOptions, run_plan
 from nostall.parallel.execute.run_config import RunConfig, RunResult, error_file, result_file
 from nostall.parallel.module.job import load_job
 from nostall.parallel.module.layering import GRANULARITIES

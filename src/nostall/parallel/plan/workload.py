@@ -22,9 +22,10 @@ DEFAULT_WEIGHT_GRADIENT_SHARE = 0.5
 class Workload:
     """One planning problem.
 
-    Times and sizes are modelled as linear in samples, as in DAPPLE's planner: a micro-batch of b
-    samples over r replicas takes b / (r x profile batch) of the profiled time.  The model also
-    allows slices of less than one sample, which no GPU can run.
+    Times and sizes are modelled as linear in samples.  A GPU runs whole samples, so a micro-batch
+    of b samples over r replicas takes ceil(b / r) / profile batch of the profiled time.  With
+    ``fractions`` it takes b / (r x profile batch), as in DAPPLE's planner, which also allows
+    slices of less than one sample.
 
     Lists of sums below have one entry per cut: entry l covers the first l layers.  Raises
     :class:`BadProfile` if a batch size is unknown or below 1, or if ``state_factor`` is below 1.
@@ -41,6 +42,8 @@ class Workload:
     weight_gradient_share: float = DEFAULT_WEIGHT_GRADIENT_SHARE
     """Share of the backward time assumed for weight gradients of layers whose profile has no
     ``weight_gradient_s``; reports state this assumption."""
+    fractions: bool = False
+    """Whether a replica may run a fraction of a sample."""
     _routes: dict[tuple[tuple[int, ...], tuple[int, ...]], Route] = field(
         default_factory=dict, repr=False
     )
@@ -82,6 +85,24 @@ class Workload:
         """Mean samples of a micro-batch, divided by the samples of the profile."""
         profile_batch = self.profile.batch or self.micro_batch_samples
         return self.global_batch / self.micro_batches / profile_batch
+
+    def slice_share(self, replicas: int) -> float:
+        """Share of a micro-batch's samples that the replica with most samples runs, on average."""
+        if self.fractions:
+            return 1.0 / replicas
+        smaller, larger = divmod(self.global_batch, self.micro_batches)
+        samples = (self.micro_batches - larger) * -(-smaller // replicas)
+        samples += larger * -(-(smaller + 1) // replicas)
+        return samples / self.global_batch
+
+    def data_parallel_share(self, replicas: int) -> float:
+        """Share of the iteration's samples that the replica with most samples runs.
+
+        With data parallelism, each replica splits its share into micro-batches of its own.
+        """
+        if self.fractions:
+            return 1.0 / replicas
+        return -(-self.global_batch // replicas) / self.global_batch
 
     @cached_property
     def forward_s(self) -> list[float]:
