@@ -104,9 +104,9 @@ def _binary_lines(document: Document) -> Iterator[str]:
         )
     for binary in document.unknown:
         yield (
-            f"verifier: {binary.name}: {binary.findings} findings, such as operations that the "
-            "mined tables lack; the kernel runs in the compiler's own order and is not tuned; "
-            f"first: {binary.first_finding}"
+            f"verifier: {binary.name}: {pluralize(binary.findings, 'finding')}, such as operations "
+            "that the mined tables lack; the kernel runs in the compiler's own order and is not "
+            f"tuned; first: {binary.first_finding}"
         )
     for binary in binaries:
         if binary.not_judged:

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from nostall.cli.console import Format, FormatOption, out, show_json, show_table
+from nostall.core.plurals import pluralize
 from nostall.store import BadStore, Row, Store, bundle
 from nostall.tuning.store_records import import_bundle, rejection_reason
 
@@ -41,7 +42,7 @@ RemoveOption = Annotated[bool, typer.Option("--remove", help="Remove unsafe reco
 @app.command("ls")
 def list_records(format: FormatOption = Format.TABLE) -> None:
     """List all records, oldest first."""
-    _show_rows(Store().rows(), format, "records")
+    _show_rows(Store().rows(), format, "in the store")
 
 
 @app.command("show")
@@ -120,11 +121,12 @@ def verify(
     unsafe = [row for row, reason in reasons if reason is not None]
     for row in unsafe if remove else ():
         store.remove(row)
+    removed = " and removed" if remove else ""
     if format is Format.JSON:
         show_json([{"record": row.id, "safe": why is None, "reason": why} for row, why in reasons])
     else:
         show_table(
-            f"{len(rows)} records, {len(unsafe)} unsafe{' and removed' if remove else ''}",
+            f"{pluralize(len(rows), 'record')}, {len(unsafe)} unsafe{removed}",
             ("record", "kernel", "verifier"),
             [(row.id[:ID_LENGTH], row.kernel, why or "safe") for row, why in reasons],
         )
@@ -152,7 +154,7 @@ def _show_rows(rows: Sequence[Row], format: Format, title: str) -> None:
         out.print("no records; `nostall tune --objective gpu` records measured gains")
         return
     show_table(
-        f"{len(rows)} {title}",
+        f"{pluralize(len(rows), 'record')} {title}",
         ("record", "kernel", "gain", "GPU", "arch", "original", "source", "created"),
         [
             (
