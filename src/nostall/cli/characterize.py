@@ -13,7 +13,6 @@ from nostall.cli.characterize_traces import show_traces
 from nostall.cli.console import Format, FormatOption, QuietOption, err, out, show_json
 from nostall.cli.progress import ReadProgress
 from nostall.core.errors import BadInput, BadJob, BadTrace
-from nostall.report.workload import write_page
 from nostall.workload import Hardware, load_hardware, presets, read_jobs
 from nostall.workload.characterization import (
     JobsCharacterization,
@@ -201,4 +200,6 @@ def _write_page(result: Result, path: Path) -> Path:
         raise BadInput(
             f"--report {path}: there is no page for tables of measured steps; use --format json"
         )
+    from nostall.report.workload import write_page  # slow to import: it also imports Numba
+
     return write_page(result, path)
