@@ -197,8 +197,20 @@ def test_the_page_is_complete_and_needs_no_network(
     tags.feed(text)
     assert tags.open == []
     assert tags.seen.count("svg") == (6 if source_fixture == "table" else 2)
+    assert not re.search(r"\b1 (?:jobs|GPUs|kernels|collectives|steps)\b", text)
     assert "nan" not in re.findall(r'(?:d|points|x|y|width)="([^"]*)"', text)
     assert "modelled" in text
+
+
+def test_the_page_of_a_host_has_its_operators(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.json", trace(event("cpu_op", "aten::<b>", 0, 9)))
+    done = nostall("characterize", path, "--report", tmp_path / "page.html")
+    assert done.code == 0, done.err
+    text = (tmp_path / "page.html").read_text()
+    assert "aten::&lt;b&gt;" in text
+    tags = _Tags()
+    tags.feed(text)
+    assert tags.open == []
 
 
 def test_the_traces_of_a_directory_are_read_and_bad_ones_are_counted(tmp_path: Path) -> None:
