@@ -144,6 +144,9 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     _row("parallel.predicted_vs_measured", "2 or more GPUs",
          "How exact are predicted iteration times?",
          "predicted_vs_measured_2.json predicted_vs_measured_4.json", "parallel.md"),
+    # Readers of files
+    _row("readers.fuzz", "CPU", "Do damaged files end in a result or in a clear error?",
+         "fuzz.json"),
     # Jobs and traces
     _row("workload.gpu", "GPU", "How long do operators, copies and steps take?",
          "gpu.json", "workload.md"),
