@@ -19,8 +19,10 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
+from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
 from types import FrameType
@@ -163,6 +165,7 @@ def _run_child(argv: list[str], folder: Path, stdout: Path, stderr: Path) -> NoR
         for descriptor, target in ((0, os.devnull), (1, stdout), (2, stderr)):
             flags = os.O_RDONLY if descriptor == 0 else os.O_WRONLY | os.O_CREAT | os.O_TRUNC
             os.dup2(os.open(target, flags, 0o600), descriptor)
+        sys.stdout, sys.stderr = (open(n, "w", closefd=False) for n in (1, 2))  # noqa: SIM115
         os.environ.update(COLUMNS="80", NOSTALL_HOME=str(folder / ".store"), NO_COLOR="1")
         os.chdir(folder)
         _limit_resources()
@@ -253,6 +256,6 @@ def run_separately(name: str, seeds: range, size: int) -> Iterable[Report]:
 
 def _import_commands() -> None:
     """Import the commands once, so that the children need not."""
-    from nostall.cli import characterize
-
-    assert characterize.characterize
+    for module in ("nostall.cli.characterize", "nostall.report.workload", "pyarrow.parquet"):
+        with suppress(ImportError):
+            import_module(module)

@@ -25,11 +25,12 @@ _KERNELS = (
 
 
 def traces() -> Sequence[Original]:
-    """Kineto traces: of a GPU, of a host only, in several layouts, and a piece of a recorded one."""
+    """Kineto traces of a GPU and of a host, in several layouts, and a piece of a recorded one."""
     gpu, host = trace(*_gpu_events(), world=2), trace(*_host_events(), rank=None)
     recorded = json.loads(gzip.decompress((H200 / "ddp_rank0.json.gz").read_bytes()))
     recorded["traceEvents"] = recorded["traceEvents"][::9][:400]
     gpu_text = json.dumps(gpu).encode()
+    other_rank = gpu_text.replace(b'"rank": 0', b'"rank": 1')
     return (
         Original("gpu.json", gpu_text),
         Original("indented.json", json.dumps(gpu, indent=1).encode()),
@@ -37,9 +38,7 @@ def traces() -> Sequence[Original]:
         Original("host.json", json.dumps(host).encode()),
         Original("recorded.json", json.dumps(recorded).encode()),
         Original("packed.json.gz", gzip.compress(gpu_text, mtime=0)),
-        Original(
-            "rank0.json", gpu_text, {"rank1.json": gpu_text.replace(b'"rank": 0', b'"rank": 1')}
-        ),
+        Original("rank0.json", gpu_text, {"rank1.json": other_rank}),
     )
 
 
@@ -74,11 +73,11 @@ def chakra() -> Sequence[Original]:
     return tuple(Original(f"{n}.et", stream(METADATA, *NODES * n)) for n in (1, 10))
 
 
-_JOBS = """name,architecture,replicas,batch,flops [T],memory_bytes [GB],input_bytes [MB],dense_bytes [MB],precision,gpu_hours
-resnet,allreduce-local,8,64,1.56,31.9,38,204,fp32,12
-"ctr, large",PS/Worker,16,512,0.1,1,261,1,bf16,80
-bert,allreduce-cluster,16,12,2.1,107.3,0.046,1000,fp16,
-speech,1w1g,1,32,7.9,20.4,804,416,,3
+_JOBS = """name,architecture,replicas,batch,flops [T],memory_bytes [GB],dense_bytes [MB],precision
+resnet,allreduce-local,8,64,1.56,31.9,204,fp32
+"ctr, large",PS/Worker,16,512,0.1,1,1,bf16
+bert,allreduce-cluster,16,12,2.1,107.3,1000,fp16
+speech,1w1g,1,32,7.9,20.4,416,
 """
 _STEPS = """model,nodes,gpus,batch,seconds [ms],gradient_bytes [MB]
 bert,1,4,8,100,438

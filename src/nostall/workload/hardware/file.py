@@ -7,7 +7,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from nostall.core.errors import BadHardware, BadInput
 from nostall.core.plurals import pluralize
@@ -18,6 +18,7 @@ from nostall.workload.hardware.quantity import parse_quantity
 from nostall.workload.jobs.operators import OperatorKind
 from nostall.workload.jobs.precisions import canonical_precision
 from nostall.workload.jobs.record import Resource
+from nostall.workload.jobs.table_rows import printable
 
 MAX_BYTES = 1 << 20
 """Size limit of a hardware file, so that another kind of file is not read by mistake."""
@@ -62,7 +63,7 @@ class HardwareFile(BaseModel):
     """Schema of a hardware file; the fields are those of :class:`Hardware`."""
 
     model_config = ConfigDict(extra="forbid")
-    name: str
+    name: Annotated[str, AfterValidator(printable)]
     flops: dict[str, Flops] = Field(min_length=1)
     memory: Rate
     memory_size: Size

@@ -102,7 +102,7 @@ def _schema_version(message: bytes) -> str:
                 name, attribute = _parse_attribute(value)
                 if name == "schema" and isinstance(attribute, bytes):
                     return _printable(attribute)
-    except (BadTrace, IndexError):
+    except (BadTrace, IndexError, UnicodeDecodeError):
         pass
     return "unknown"
 
