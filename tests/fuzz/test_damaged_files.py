@@ -92,7 +92,7 @@ def hang() -> None:
 
 
 def allocate() -> None:
-    bytearray(command_line.MEMORY + (1 << 20))
+    bytearray(2 * command_line.MEMORY)
 
 
 @pytest.mark.parametrize(
