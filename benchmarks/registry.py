@@ -151,6 +151,9 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     _row("parallel.predicted_vs_measured", "2 or more GPUs",
          "How exact are predicted iteration times?",
          "predicted_vs_measured_2.json predicted_vs_measured_4.json", "parallel.md"),
+    # Readers of files
+    _row("readers.fuzz", "CPU", "Do damaged files end in a result or in a clear error?",
+         "fuzz.json"),
     # Jobs and traces
     _row("workload.gpu", "GPU", "How long do operators, copies and steps take?",
          "gpu.json", "workload.md"),
@@ -162,6 +165,9 @@ BENCHMARKS: tuple[Benchmark, ...] = (
          "hta.json", "workload.md"),
     _row("workload.tracelens", "CPU and public data", "Do trace figures agree with TraceLens?",
          "tracelens.json", "workload.md"),
+    _row("workload.kernel_kinds", "CPU and public data",
+         "Do the kernels of public traces have the kinds that they have by hand?",
+         "kernel_kinds.json"),
     _row("workload.reading_speed", "CPU", "How fast are traces read?", "reading_speed.json",
          "workload.md"),
     _row("workload.synthetic_population", "CPU", "What does the model say of synthetic jobs?",

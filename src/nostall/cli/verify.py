@@ -11,6 +11,7 @@ import typer
 from nostall.cli.console import Format, FormatOption, QuietOption, out, show_json, show_table
 from nostall.cli.inputs import MeasuredLatenciesOption, read_bytes, read_cubin
 from nostall.core import BadInput
+from nostall.core.plurals import pluralize
 from nostall.sass import Verdict
 from nostall.sass.safety import validate
 from nostall.sass.safety import verify as verify_cubins
@@ -103,7 +104,7 @@ def _show(verdict: Verdict, format: Format, quiet: bool) -> None:
         return
     if verdict.findings and not quiet:
         show_table(
-            f"{len(verdict.findings)} findings",
+            pluralize(len(verdict.findings), "finding"),
             ("kind", "place", "instruction", "reason", "part"),
             [
                 (f.kind, f"{f.function}+{f.offset:#x}", f.instruction, f.reason, f.part)
@@ -111,4 +112,5 @@ def _show(verdict: Verdict, format: Format, quiet: bool) -> None:
             ],
         )
     answer = "safe" if verdict.safe else "UNSAFE"
-    out.print(f"{answer}: {verdict.checked} instructions checked, {len(verdict.findings)} findings")
+    checked = pluralize(verdict.checked, "instruction")
+    out.print(f"{answer}: {checked} checked, {pluralize(len(verdict.findings), 'finding')}")
