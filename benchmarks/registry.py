@@ -52,6 +52,8 @@ BENCHMARKS: tuple[Benchmark, ...] = (
          "static_speed.json", "sass-modelled.md"),
     _row("sass.random_walks", "CPU", "Does the verifier accept what legal moves reach?",
          "random_walks.json", "sass-modelled.md"),
+    _row("sass.cover_rules", "CPU", "Which in-order rules does compiler output need?",
+         "cover_rules.json"),
     _row("sass.fuzz", "CPU", "Do damaged cubins end in a clear error?", "fuzz.json"),
     _row("sass.false_alarms", "CPU",
          "How many functions of libraries that were not mined does the verifier refuse?",

@@ -100,7 +100,15 @@ def describe_verdict(verdict: RecipeVerdict) -> str:
 def _show(verdict: Verdict, format: Format, quiet: bool) -> None:
     if format is Format.JSON:
         findings = [finding.as_record() for finding in verdict.findings]
-        show_json({"safe": verdict.safe, "checked": verdict.checked, "findings": findings})
+        remarks = [remark.as_record() for remark in verdict.remarks]
+        show_json(
+            {
+                "safe": verdict.safe,
+                "checked": verdict.checked,
+                "findings": findings,
+                "remarks": remarks,
+            }
+        )
         return
     if verdict.findings and not quiet:
         show_table(
@@ -111,6 +119,8 @@ def _show(verdict: Verdict, format: Format, quiet: bool) -> None:
                 for f in verdict.findings[:MAX_FINDINGS]
             ],
         )
+    for remark in () if quiet else verdict.remarks[:MAX_FINDINGS]:
+        out.print(f"remark on the original: {remark}")
     answer = "safe" if verdict.safe else "UNSAFE"
     checked = pluralize(verdict.checked, "instruction")
     out.print(f"{answer}: {checked} checked, {pluralize(len(verdict.findings), 'finding')}")
