@@ -32,7 +32,16 @@ TRITON = (
     "layernorm.sm_80",
     "transpose-half.sm_100",
 )
-NVCC = ("atomics.sm_90", "memory.sm_120", "memory.sm_80", "hopper.sm_90a")
+NVCC = (
+    "atomics.sm_90",
+    "memory.sm_120",
+    "memory.sm_80",
+    "hopper.sm_90a",
+    "memory_order.sm_80",
+    "memory_order.sm_90",
+    "shared_order.sm_90",
+    "shared_order.sm_120",
+)
 
 
 def cubin_paths() -> list[Path]:

@@ -15,16 +15,23 @@ from nostall.sass.program import Function, Instruction
 from nostall.sass.safety.hazards import HazardValidator
 from nostall.sass.safety.order import order_findings
 from nostall.sass.safety.structure import Mismatch, align
-from nostall.sass.safety.symbolic import SymbolicValidator
+from nostall.sass.safety.symbolic.validator import SymbolicValidator
 from nostall.sass.safety.verdict import Finding
 from tests.mutations.content_violations import CONTENTS
 from tests.mutations.edits import Mutation
 from tests.mutations.kernels import all_functions
+from tests.mutations.memory_order_violations import MEMORY_ORDERS
 from tests.mutations.order_violations import ORDERS
 from tests.mutations.scoreboard_violations import SCOREBOARDS
 from tests.mutations.timing_violations import TIMINGS
 
-MUTATIONS: dict[str, Mutation] = {**SCOREBOARDS, **TIMINGS, **ORDERS, **CONTENTS}
+MUTATIONS: dict[str, Mutation] = {
+    **SCOREBOARDS,
+    **TIMINGS,
+    **ORDERS,
+    **MEMORY_ORDERS,
+    **CONTENTS,
+}
 """Kind of violation -> the mutation that creates it."""
 
 

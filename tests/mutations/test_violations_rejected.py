@@ -26,6 +26,7 @@ RARE = {
     "short distance from a matrix product": 2,
     "accumulator across WARPGROUP": 1,
     "warpgroup products reordered": 2,
+    "load above the wait for a fence": 2,
 }
 """Kinds that have few places in these kernels -> number of mutants, at least."""
 
