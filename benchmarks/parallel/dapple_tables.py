@@ -127,6 +127,7 @@ def _work(folder: Path, profile: str, cluster: str, global_batch: int) -> Worklo
         load_published(folder / f"{profile}.txt"),
         load_cluster(CLUSTERS / f"dapple-{cluster}.toml"),
         global_batch,
+        fractions=True,
     )
 
 

@@ -66,11 +66,11 @@ def small_problem(seed: int) -> tuple[Workload, str]:
     layout = LAYOUTS[seed % len(LAYOUTS)]
     profile = random_chain(int(rng.integers(3, 9)), rng)
     cluster = random_cluster(int(rng.integers(2, 5)), layout, rng)
-    return Workload(profile, cluster, int(rng.integers(2, 9))), layout
+    return Workload(profile, cluster, int(rng.integers(2, 9)), fractions=True), layout
 
 
 def uneven_problem(seed: int) -> Workload:
     """A problem of 16 to 32 layers, 8 GPUs with links that all differ, and 16 micro-batches."""
     rng = np.random.default_rng(seed)
     profile = random_chain(int(rng.integers(16, 33)), rng)
-    return Workload(profile, random_cluster(8, "uneven links", rng), 16)
+    return Workload(profile, random_cluster(8, "uneven links", rng), 16, fractions=True)

@@ -54,7 +54,8 @@ def _problem(layers: int, servers: int, gpus: int) -> Workload:
         "memory_gib = 80\nlink = { bandwidth_gbytes = 100, latency_us = 5 }\n"
         "[network]\nbandwidth_gbytes = 2\nlatency_us = 10\n"
     )
-    return Workload(random_chain(layers, np.random.default_rng(layers)), cluster, 64)
+    chain = random_chain(layers, np.random.default_rng(layers))
+    return Workload(chain, cluster, 64, fractions=True)
 
 
 def _time_planner(work: Workload, planner: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import statistics
 import tempfile
@@ -13,6 +14,7 @@ import typer
 
 from nostall.cli.console import Format, FormatOption, out, show_json, show_table
 from nostall.core.errors import BadInput
+from nostall.core.suggest import unknown
 from nostall.parallel.plan import Plan, Workload
 from nostall.parallel.plan_file import load_plan, load_planned_module
 from nostall.parallel.simulate import simulated_s
@@ -99,17 +101,22 @@ def launch(
         out.print("the ranks of this machine are done; the machine of rank 0 prints the result")
         return
     _show(result, workload, loaded, format)
-    if result.worst_gradient is not None and result.worst_gradient > 1:
+    if not result.is_equal:
         raise typer.Exit(1)
 
 
 def _check_options(engine: str, deadline: float, nodes: int, endpoint: str | None) -> None:
     if engine not in ENGINES:
-        raise BadInput(f"engine {engine!r} is unknown; allowed are {', '.join(ENGINES)}")
+        raise BadInput(unknown("engine", engine, ENGINES))
     if not 0 < deadline < float("inf"):
         raise BadInput(f"--deadline {deadline}; allowed is a number of seconds above 0")
     if nodes > 1 and endpoint is None:
         raise BadInput(f"--nodes {nodes} needs --endpoint HOST:PORT, the same on each machine")
+    if nodes == 1 and endpoint is not None:
+        raise BadInput(
+            f"--endpoint {endpoint} is for several machines; a run on one machine listens on "
+            "127.0.0.1 only; leave it out, or give --nodes as well"
+        )
 
 
 def _target_module(plan: Path, module: str | None) -> str:
@@ -149,7 +156,8 @@ def _show(result: RunResult, workload: Workload, plan: Plan, format: Format) -> 
         "kind": "measured",
         "split": plan.split,
         "policy": plan.policy,
-        **asdict(result),
+        **{name: _finite(value) for name, value in asdict(result).items()},
+        "equal": result.is_equal if result.worst_gradient is not None else None,
     }
     if format is Format.JSON:
         show_json(document)
@@ -165,9 +173,21 @@ def _show(result: RunResult, workload: Workload, plan: Plan, format: Format) -> 
         f"measured iteration {time(measured)} (median), modelled {time(modelled)}: "
         f"{plan.split}, order {plan.policy}, engine {result.engine}"
     )
-    if result.worst_gradient is not None:
-        word = "equal to" if result.worst_gradient <= 1 else "DIFFERENT from"
-        out.print(
-            f"gradients {word} those of a single process: largest difference "
-            f"{result.worst_gradient:.3g} of the tolerance"
-        )
+    for name, error in (("gradients", result.worst_gradient), ("losses", result.worst_loss)):
+        if error is not None:
+            out.print(f"{name} {_difference(error)}")
+
+
+def _difference(error: float) -> str:
+    """Comparison of a run with training in a single process; ``error`` is relative to 1."""
+    if math.isinf(error):
+        return "DIFFERENT from those of a single process: a value is not a finite number"
+    word = "equal to" if error <= 1 else "DIFFERENT from"
+    return f"{word} those of a single process: largest difference {error:.3g} of the tolerance"
+
+
+def _finite(value: Any) -> Any:
+    """The value with None for numbers that JSON does not have (NaN and infinities)."""
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

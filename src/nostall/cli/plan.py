@@ -13,6 +13,7 @@ from nostall.cli.console import Format, FormatOption, QuietOption
 from nostall.cli.plan_output import GanttOption, write_and_show
 from nostall.cli.progress import stage_bar
 from nostall.core.errors import BadInput
+from nostall.core.suggest import unknown
 from nostall.parallel.cluster import load_cluster
 from nostall.parallel.errors import BadPlan
 from nostall.parallel.evaluation import PlanEvaluation, evaluate_plan
@@ -88,6 +89,13 @@ DeviceOption = Annotated[
     str | None,
     typer.Option(help="Device that measures a module: cpu or cuda; default: cuda if available."),
 ]
+FractionsOption = Annotated[
+    bool,
+    typer.Option(
+        "--fractions",
+        help="Allow a replica to run a fraction of a sample, as DAPPLE's planner does.",
+    ),
+]
 GpuMemoryOption = Annotated[
     float | None,
     typer.Option(help="Memory of each GPU in GiB, if `--cluster` is the output of nvidia-smi."),
@@ -120,6 +128,7 @@ def plan(
     layers: LayersOption = "block",
     device: DeviceOption = None,
     gpu_memory: GpuMemoryOption = None,
+    fractions: FractionsOption = False,
     format: FormatOption = Format.TABLE,
     quiet: QuietOption = False,
 ) -> None:
@@ -138,6 +147,7 @@ def plan(
         micro_batch,
         state_factor,
         weight_gradient_share,
+        fractions,
     )
     effort = Effort.for_workload(
         workload, seconds=seconds, evaluations=evaluations, seed=seed, recompute=recompute
@@ -148,7 +158,7 @@ def plan(
 
 def _check_options(planner: str, seconds: float | None) -> None:
     if planner not in PLANNERS:
-        raise BadPlan(f"planner {planner!r} is unknown; allowed are {', '.join(PLANNERS)}")
+        raise BadPlan(unknown("planner", planner, PLANNERS))
     if seconds is not None and not 0 < seconds < float("inf"):
         raise BadInput(f"--seconds {seconds}; allowed is a number above 0")
 

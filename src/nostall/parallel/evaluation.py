@@ -17,6 +17,9 @@ from nostall.parallel.simulate import (
     simulate,
 )
 
+LARGE_SPREAD = 0.1
+"""Spread of a measured profile above which the notes advise to measure again."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlanEvaluation:
@@ -68,13 +71,9 @@ class PlanEvaluation:
                 "memory is a lower bound: the profile has no measured size of the activations that "
                 "layers store for the backward pass, so it is not certain that the plan fits"
             )
-        smallest = min(self.workload.micro_batch_samples / len(s.gpus) for s in self.plan.stages)
-        if smallest < 1 and len(self.plan.stages) > 1:
-            notes.append(
-                f"a replica gets {smallest:.3g} samples of a micro-batch: times are modelled as "
-                "linear in samples, but no GPU can run less than one sample; a plan for a larger "
-                "--micro-batch can be run"
-            )
+        notes += self._sample_notes()
+        if profile.passes is not None and profile.spread is not None:
+            notes.append(_spread_note(profile.passes, profile.spread))
         has_assumed_split = any(layer.weight_gradient_s is None for layer in profile.layers)
         if self.plan.policy == "zero-bubble" and has_assumed_split:
             notes.append(
@@ -87,6 +86,43 @@ class PlanEvaluation:
                 "the profile does not state its batch size; its times are taken for one micro-batch"
             )
         return notes
+
+    def _sample_notes(self) -> list[str]:
+        """Notes on micro-batches and slices that differ from what was asked for."""
+        workload, notes = self.workload, []
+        smaller, remainder = divmod(workload.global_batch, workload.micro_batches)
+        sizes = f"{smaller} to {smaller + 1}" if remainder else f"{smaller}"
+        if remainder or smaller != workload.micro_batch_samples:
+            notes.append(
+                f"{workload.global_batch} samples are not a multiple of the micro-batch of "
+                f"{workload.micro_batch_samples}: the {workload.micro_batches} micro-batches have "
+                f"{sizes} samples"
+            )
+        most = max(len(stage.gpus) for stage in self.plan.stages)
+        if most > smaller + bool(remainder) and len(self.plan.stages) > 1:
+            notes.append(_small_slices_note(most, sizes, workload.fractions))
+        if workload.fractions:
+            notes.append("fractions of samples are allowed, as in DAPPLE's planner (--fractions)")
+        return notes
+
+
+def _spread_note(passes: int, spread: float) -> str:
+    text = f"the profile is the median of {passes} passes, whose time changed by {spread:.0%}"
+    if spread > LARGE_SPREAD:
+        text += " during the measurement; measure again while nothing else uses the machine"
+    return text
+
+
+def _small_slices_note(replicas: int, sizes: str, fractions: bool) -> str:
+    effect = (
+        "times are modelled with fractions of a sample, which no GPU can run"
+        if fractions
+        else "replicas without a sample wait"
+    )
+    return (
+        f"a stage has {replicas} replicas and micro-batches have {sizes} samples: {effect}; plan "
+        "with a larger --micro-batch"
+    )
 
 
 def evaluate_plan(workload: Workload, plan: Plan, planner: str) -> PlanEvaluation:

@@ -28,6 +28,7 @@ class _WorkloadRecord(BaseModel):
     micro_batch: int | None
     state_factor: float
     weight_gradient_share: float
+    fractions: bool = False
     cluster: str
     profile: ProfileRecord
 
@@ -63,6 +64,7 @@ def plan_document(evaluation: PlanEvaluation, module: str | None = None) -> dict
             "micro_batch": workload.micro_batch,
             "state_factor": workload.state_factor,
             "weight_gradient_share": workload.weight_gradient_share,
+            "fractions": workload.fractions,
             "cluster": workload.cluster.text,
             "profile": to_record(workload.profile).model_dump(),
         },
@@ -84,6 +86,7 @@ def load_plan(path: Path) -> tuple[Workload, Plan, str]:
         inputs.micro_batch,
         inputs.state_factor,
         inputs.weight_gradient_share,
+        inputs.fractions,
     )
     plan = Plan(
         tuple(Stage(s.first, s.end, tuple(s.gpus)) for s in record.stages),

@@ -6,6 +6,7 @@ They use double precision, so a difference from training in one process is an er
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -103,11 +104,97 @@ def next_token(output: Any, tokens: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(output.logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
 
 
+def frozen_first_half() -> Job:
+    """The chain with trainable parameters in its second half only."""
+    job = chain()
+    for layer in list(job.module)[:6]:
+        layer.requires_grad_(False)
+    return job
+
+
+class _Spectrum(nn.Module):
+    """A layer whose output is complex."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.fft.rfft(torch.tanh(self.linear(x)))
+
+
+class _FromSpectrum(nn.Module):
+    """A layer whose input is complex."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 5)
+
+    def forward(self, spectrum: torch.Tensor) -> torch.Tensor:
+        return self.linear(torch.fft.irfft(spectrum))
+
+
+def complex_cut() -> Job:
+    """Two layers with a complex tensor between them."""
+    torch.manual_seed(0)
+    module = nn.Sequential(_Spectrum(), _FromSpectrum()).double()
+    return Job(module, (torch.randn(9, 6).double(),), torch.randn(9, 5).double(), F.mse_loss)
+
+
+class _WithPenalty(nn.Module):
+    """A layer that also returns the mean square of its output over the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = torch.tanh(self.linear(x))
+        return y, y.pow(2).mean()
+
+
+class _PassPenalty(nn.Module):
+    """A layer that passes the penalty on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 5)
+
+    def forward(
+        self, values: tuple[torch.Tensor, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.linear(values[0]), values[1]
+
+
+def _loss_with_penalty(
+    output: tuple[torch.Tensor, torch.Tensor], targets: torch.Tensor
+) -> torch.Tensor:
+    return F.mse_loss(output[0], targets) + 0.1 * output[1]
+
+
+def penalty() -> Job:
+    """Two layers; a scalar that is computed from samples crosses the cut between them."""
+    torch.manual_seed(0)
+    module = nn.Sequential(_WithPenalty(), _PassPenalty()).double()
+    targets = torch.randn(9, 5).double()
+    return Job(module, (torch.randn(9, 6).double(),), targets, _loss_with_penalty)
+
+
+def batch_statistics_loss() -> Job:
+    """The chain with a loss that is not a mean over samples: it has a standard deviation."""
+    return replace(chain(), loss=lambda y, t: F.mse_loss(y, t) + 0.1 * y.std(0).mean())
+
+
+def dropout() -> Job:
+    """The chain with dropout, whose forward pass draws random numbers."""
+    job = chain()
+    return replace(job, module=nn.Sequential(*job.module, nn.Dropout(0.5)))
+
+
 def killed_in_step_2() -> Job:
     """The chain, but rank 1 kills itself when it loads the batch of step 2."""
     import os
     import signal
-    from dataclasses import replace
 
     job = chain()
 

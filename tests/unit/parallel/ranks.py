@@ -61,6 +61,8 @@ THREE = ((0.3, (0,)), (0.6, (1,)), (1.0, (2,)))
 TWO_TWO = ((0.4, (0, 1)), (1.0, (3, 2)))
 ONE_TWO_ONE = ((0.4, (2,)), (0.7, (0, 3)), (1.0, (1,)))
 THREE_ONE = ((0.6, (0, 1, 2)), (1.0, (3,)))
+TWO_HALVES = ((0.5, (0, 1)), (1.0, (3, 2)))
+ONE_THREE = ((0.5, (0,)), (1.0, (1, 2, 3)))
 ROTATION = ((0.25, (0, 1)), (0.5, (2, 3)), (0.75, (0, 1)), (1.0, (2, 3)))
 ALL = ((1.0, (0, 1, 2, 3)),)
 
@@ -85,6 +87,13 @@ CASES = (
     Case("resnet 1:2:1, uneven", "resnet", ONE_TWO_ONE, "list", 6, 3),
     Case("gpt2 torch", "gpt2", FOUR, "pb", 4, 2, engine="torch"),
     Case("gpt2 3:1, uneven", "gpt2", THREE_ONE, "zero-bubble", 10, 5),
+    Case("frozen first half p2p", "frozen_first_half", FOUR, "zero-bubble"),
+    Case("frozen first half torch", "frozen_first_half", FOUR, "1f1b", engine="torch"),
+    Case("frozen first half 3:1", "frozen_first_half", THREE_ONE, "pb", 10, 5),
+    Case("complex cut 2:2", "complex_cut", TWO_HALVES, "pb"),
+    Case("complex cut 3:1", "complex_cut", THREE_ONE, "pb", 10, 5),
+    Case("penalty 2:2, the same slices", "penalty", TWO_HALVES, "pb"),
+    Case("penalty 1:3", "penalty", ONE_THREE, "pb", 6, 3),
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -52,6 +53,31 @@ def test_messages_send_each_sample_once(sizes: list[int], samples: int, micro_ba
         first, end = slices.samples(0, 0, m)[0], slices.samples(0, sizes[0] - 1, m)[1]
         computed += end - first
     assert computed == samples
+
+
+@given(st.integers(1, 40), st.integers(1, 9), st.integers(1, 9))
+def test_modelled_shares_are_those_of_the_busiest_replica(
+    samples: int, micro_batch: int, replicas: int
+) -> None:
+    plan, gpus = plan_with([replicas, 1])
+    work = Workload(profile(2), servers(1, gpus), samples, micro_batch)
+    slices = Slices(work, plan)
+    most = [
+        max(end - first for first, end in (slices.samples(0, r, m) for r in range(replicas)))
+        for m in range(slices.micro_batches)
+    ]
+    assert work.slice_share(replicas) == pytest.approx(sum(most) / samples)
+    alone = Slices(work, Plan((Stage(0, 2, tuple(range(replicas))),), "1f1b"))
+    sizes = [
+        sum(b - a for a, b in (alone.samples(0, r, m) for m in range(alone.micro_batches)))
+        for r in range(replicas)
+    ]
+    assert work.data_parallel_share(replicas) == pytest.approx(max(sizes) / samples)
+
+
+def test_fractions_of_samples_divide_evenly() -> None:
+    work = Workload(profile(2), servers(1, 4), 8, 2, fractions=True)
+    assert work.slice_share(4) == work.data_parallel_share(4) == 0.25
 
 
 def test_data_parallel_replicas_split_their_own_shares() -> None:

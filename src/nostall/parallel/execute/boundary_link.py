@@ -88,7 +88,7 @@ class BoundaryLink:
 
     @property
     def _differentiable(self) -> tuple[str, ...]:
-        return tuple(n for n in self.names if self.model.dtype(n).is_floating_point)
+        return tuple(n for n in self.names if self.model.has_gradient(n))
 
     def _messages(self, micro_batch: int, source: int = -1, target: int = -1) -> list[Message]:
         return [
@@ -129,7 +129,8 @@ class BoundaryLink:
                 shape = self.model.shape(name, message.end - message.first)
                 buffer = torch.empty(shape, dtype=self.model.dtype(name), device=self.device)
                 buffers.append((name, buffer))
-                operations.append(dist.P2POp(dist.irecv, buffer, peer, self.groups[direction]))
+                part = _as_real(buffer)
+                operations.append(dist.P2POp(dist.irecv, part, peer, self.groups[direction]))
         works = dist.batch_isend_irecv(operations) if operations else []
         return PendingTensors(self, samples[1] - samples[0], names, buffers, works)
 
@@ -137,7 +138,7 @@ class BoundaryLink:
         """Start to send ``parts``, pairs of a peer's rank and a tensor."""
         if not parts:
             return
-        tensors = [tensor.detach() for _, tensor in parts]
+        tensors = [_as_real(tensor.detach()) for _, tensor in parts]
         operations = [
             dist.P2POp(dist.isend, tensor, peer, self.groups[direction])
             for (peer, _), tensor in zip(parts, tensors, strict=True)
@@ -159,6 +160,11 @@ class BoundaryLink:
         use = f"{self.boundary} {direction}"
         works: list[Any] = self.delays.start_late(use, seconds, tensors, start)
         return works
+
+
+def _as_real(tensor: torch.Tensor) -> torch.Tensor:
+    """A complex tensor as its real and imaginary parts, because NCCL has no complex types."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 @dataclass

@@ -41,7 +41,7 @@ def warm_up(
     }
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         sent, _ = passes.forward(_MICRO_BATCH, segment, received, batch, 1.0)
-        gradients = {n: torch.zeros_like(t) for n, t in sent.items() if t.is_floating_point()}
+        gradients = {n: torch.zeros_like(t) for n, t in sent.items() if model.has_gradient(n)}
         if split_backward:
             passes.backward_inputs(_MICRO_BATCH, gradients)
             passes.backward_weights(_MICRO_BATCH)

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 
 from nostall.parallel.module.job import Job, to_device
 
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
-"""Largest allowed difference of a gradient, divided by its tensor's largest value: the sums are
-rounded in another order.  Other types: ``COARSE_TOLERANCE``."""
+TOLERANCE = {
+    torch.float64: 1e-9,
+    torch.complex128: 1e-9,
+    torch.float32: 1e-4,
+    torch.complex64: 1e-4,
+}
+"""Largest allowed difference of a gradient, divided by its tensor's largest value, and of a loss,
+divided by the loss: the sums are rounded in another order.  Other types: ``COARSE_TOLERANCE``."""
 COARSE_TOLERANCE = 0.05
 
 
@@ -23,7 +29,7 @@ class Reference:
         self.job = job
         self.device = device
         self.module = copy.deepcopy(job.module).to(device)
-        self.optimizer = make_optimizer(job, list(self.module.parameters()))
+        self.optimizer = make_optimizer(job, self.module.parameters())
 
     def step(self, inputs: Any, targets: Any) -> float:
         """Forward and backward pass of one iteration; returns its loss.
@@ -40,7 +46,8 @@ class Reference:
     def gradient_error(self, parameters: Mapping[str, torch.nn.Parameter]) -> float:
         """Largest difference of a gradient from the reference, divided by the tolerance.
 
-        ``parameters`` are those of a run, by name.  At most 1 counts as equal.
+        ``parameters`` are those of a run, by name.  At most 1 counts as equal; the error is
+        infinite if a value is not a number.
         """
         worst = 0.0
         for name, parameter in parameters.items():
@@ -49,18 +56,36 @@ class Reference:
                 continue
             expected = torch.zeros_like(parameter) if expected is None else expected
             actual = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            scale = max(float(expected.abs().max()), 1e-6)
-            tolerance = TOLERANCE.get(parameter.dtype, COARSE_TOLERANCE)
-            worst = max(worst, float((actual - expected).abs().max()) / scale / tolerance)
+            difference = float((actual - expected).abs().max())
+            worst = max(worst, _error(difference, float(expected.abs().max()), parameter.dtype))
         return worst
+
+    def loss_error(self, loss: float, expected: float, dtype: torch.dtype) -> float:
+        """Difference of two losses, divided by the tolerance of ``dtype``; at most 1 is equal."""
+        return _error(abs(loss - expected), abs(expected), dtype)
 
     def update(self) -> None:
         """Step the optimiser and clear the gradients."""
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        if self.optimizer is not None:
+            self.optimizer.step()
+            self.optimizer.zero_grad()
 
 
-def make_optimizer(job: Job, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    """The job's optimiser over the trainable ones of ``parameters``; SGD if the job has none."""
+def _error(difference: float, size: float, dtype: torch.dtype) -> float:
+    """A difference relative to the size of the values, divided by the tolerance of their type."""
+    if not (math.isfinite(difference) and math.isfinite(size)):
+        return math.inf
+    return difference / max(size, 1e-6) / TOLERANCE.get(dtype, COARSE_TOLERANCE)
+
+
+def make_optimizer(
+    job: Job, parameters: Iterable[torch.nn.Parameter]
+) -> torch.optim.Optimizer | None:
+    """The job's optimiser over the trainable ones of ``parameters``; SGD if the job has none.
+
+    None if all ``parameters`` are frozen.
+    """
     trainable = [p for p in parameters if p.requires_grad]
+    if not trainable:
+        return None
     return job.optimizer(trainable) if job.optimizer else torch.optim.SGD(trainable, lr=0.01)

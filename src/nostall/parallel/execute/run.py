@@ -14,6 +14,11 @@ from nostall.parallel.errors import BadPlan
 from nostall.parallel.execute.executor import Executor
 from nostall.parallel.execute.p2p import P2PExecutor
 from nostall.parallel.execute.pipelining import PipeliningExecutor, unsupported_reason
+from nostall.parallel.execute.preconditions import (
+    check_deterministic,
+    check_layers,
+    check_sample_sums,
+)
 from nostall.parallel.execute.process_groups import ProcessGroups
 from nostall.parallel.execute.reference import Reference, make_optimizer
 from nostall.parallel.execute.run_config import Engine, RunResult
@@ -49,15 +54,16 @@ def run_plan(model: Model, workload: Workload, plan: Plan, options: RunOptions) 
     Raises :class:`BadPlan` if the plan was made for another model or the engine cannot run it.
     """
     check_layers(model, workload)
+    if options.check:
+        check_deterministic(model)
     device = options.device
     reference = Reference(model.job, device) if options.check else None
     groups = ProcessGroups(device, options.deadline)
     executor = _make_executor(model, workload, plan, groups, options)
     parameters = _held_parameters(model, executor)
-    distinct = list({id(p): p for p in parameters.values()}.values())
-    optimizer = make_optimizer(model.job, distinct) if distinct else None
+    optimizer = make_optimizer(model.job, {id(p): p for p in parameters.values()}.values())
     result = RunResult(executor.engine)
-    worst = 0.0
+    worst_gradient = worst_loss = 0.0
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     for step in range(options.steps):
@@ -72,33 +78,18 @@ def run_plan(model: Model, workload: Workload, plan: Plan, options: RunOptions) 
         dist.all_reduce(loss)
         result.losses.append(float(loss))
         if reference is not None:
-            result.reference_losses.append(reference.step(inputs, targets))
-            worst = max(worst, reference.gradient_error(parameters))
+            expected = reference.step(inputs, targets)
+            result.reference_losses.append(expected)
+            worst_gradient = max(worst_gradient, reference.gradient_error(parameters))
+            error = reference.loss_error(result.losses[-1], expected, model.loss_dtype)
+            worst_loss = max(worst_loss, error)
             reference.update()
         if optimizer is not None:
             optimizer.step()
             optimizer.zero_grad()
-    _combine_ranks(result, worst if options.check else None, device)
+    _combine_ranks(result, (worst_gradient, worst_loss) if options.check else None, device)
     groups.close()
     return result
-
-
-def check_layers(model: Model, workload: Workload) -> None:
-    """Raise :class:`BadPlan` unless the plan's profile has the layers of the model."""
-    planned = tuple(layer.name for layer in workload.profile.layers)
-    actual = model.layer_names
-    if planned != actual:
-        at = next(
-            (i for i, (a, b) in enumerate(zip(planned, actual, strict=False)) if a != b),
-            min(len(planned), len(actual)),
-        )
-        in_plan = planned[at] if at < len(planned) else "nothing"
-        in_module = actual[at] if at < len(actual) else "nothing"
-        raise BadPlan(
-            f"the plan is for {len(planned)} layers and the module has {len(actual)}; the "
-            f"first difference is layer {at}: {in_plan} in the plan, {in_module} in the module; "
-            "plan from the module itself (nostall plan module.py:build), with the same --layers"
-        )
 
 
 def _held_parameters(model: Model, executor: Executor) -> Mapping[str, torch.nn.Parameter]:
@@ -120,16 +111,24 @@ def _make_executor(
         is_p2p = slow is not None or bool(unsupported_reason(model, workload, plan))
         engine = "p2p" if is_p2p else "torch"
     if engine == "p2p":
+        check_sample_sums(model, workload, plan)
         return P2PExecutor(model, workload, plan, groups, slow)
     return PipeliningExecutor(model, workload, plan, groups, slow)
 
 
-def _combine_ranks(result: RunResult, worst: float | None, device: torch.device) -> None:
-    """Combine the ranks' results: slowest times, largest gradient error, each rank's memory."""
-    seconds = torch.tensor([*result.seconds, worst or 0.0], dtype=torch.float64, device=device)
+def _combine_ranks(
+    result: RunResult, errors: tuple[float, float] | None, device: torch.device
+) -> None:
+    """Combine the ranks' results: slowest times, largest errors, each rank's memory.
+
+    ``errors`` are the largest errors of a gradient and of a loss on this rank.
+    """
+    largest = [*result.seconds, *(errors or (0.0, 0.0))]
+    seconds = torch.tensor(largest, dtype=torch.float64, device=device)
     dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
-    *result.seconds, highest = seconds.tolist()
-    result.worst_gradient = None if worst is None else highest
+    *result.seconds, gradient, loss = seconds.tolist()
+    if errors is not None:
+        result.worst_gradient, result.worst_loss = gradient, loss
     peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
     peaks = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(dist.get_world_size())]
     dist.all_gather(peaks, torch.tensor([peak], dtype=torch.int64, device=device))

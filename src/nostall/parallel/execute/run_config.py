@@ -50,7 +50,15 @@ class RunResult:
     """Losses of training in a single process; empty without ``check``."""
     worst_gradient: float | None = None
     """Largest difference of a gradient from training in a single process, divided by the
-    tolerance, over all ranks and iterations; None without ``check``."""
+    tolerance, over all ranks and iterations; infinite if a value is not a number, None without
+    ``check``."""
+    worst_loss: float | None = None
+    """The same for the losses."""
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether no checked gradient or loss differs by more than the tolerance."""
+        return all(error is None or error <= 1 for error in (self.worst_gradient, self.worst_loss))
 
 
 def error_file(folder: Path, rank: int) -> Path:

@@ -14,6 +14,7 @@ from nostall.parallel.execute.torch_internals import (
     backward_inputs,
     backward_weights,
 )
+from nostall.parallel.module.model import can_have_gradient
 from nostall.parallel.module.segment import Segment
 
 Tensors = dict[str, torch.Tensor]
@@ -107,7 +108,7 @@ class StagePasses:
 
 def _as_leaf(value: torch.Tensor) -> torch.Tensor:
     leaf = value.detach()
-    return leaf.requires_grad_(leaf.is_floating_point())
+    return leaf.requires_grad_(can_have_gradient(leaf.dtype))
 
 
 def _with_gradients(

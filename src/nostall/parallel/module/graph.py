@@ -29,6 +29,9 @@ _ROOT = "module"
 _CHECKS = ("_assert", "sym_constrain", "_guards")
 """Parts of the names of operations that only check values; the graph does without them."""
 
+_WITHOUT_RANDOMNESS: dict[str, float] = {"dropout_p": 0.0, "p": 0.0, "train": 0, "training": 0}
+"""Arguments of random operators, and the value with which an operator draws no random numbers."""
+
 
 class _ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]
     """A job's module followed by its loss, so that the loss belongs to the last layer."""
@@ -72,7 +75,7 @@ class TracedJob:
                 kind = self.sources.get(argument.name, ("", None))[0]
                 if kind == "parameter" or argument.name in names:
                     names.add(node.name)
-            if _is_random(node):
+            if is_random(node):
                 names.add(node.name)
         return frozenset(names)
 
@@ -234,5 +237,12 @@ def _is_view(node: Node) -> bool:
     )
 
 
-def _is_random(node: Node) -> bool:
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+def is_random(node: Node) -> bool:
+    """Whether an operation draws random numbers: dropout with probability 0 does not."""
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        return False
+    schema: Any = getattr(node.target, "_schema")  # noqa: B009, operators in the graph have one
+    values = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
+    values |= dict(zip((a.name for a in schema.arguments), node.args, strict=False))
+    values |= node.kwargs
+    return not any(values.get(name, off + 1) == off for name, off in _WITHOUT_RANDOMNESS.items())

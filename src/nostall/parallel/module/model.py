@@ -9,13 +9,14 @@ holds for a tensor that crosses a cut, the layers on both sides of the cut are m
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from functools import cached_property
 
 import torch
 from torch.fx import Node
 
 from nostall.parallel.errors import BadModel
-from nostall.parallel.module.graph import TracedJob, trace
+from nostall.parallel.module.graph import TracedJob, is_random, trace
 from nostall.parallel.module.job import Job
 from nostall.parallel.module.layering import Granularity, layer_modules, layer_names
 from nostall.parallel.module.segment import Segment, make_segment
@@ -85,6 +86,37 @@ class Model:
         dtype: torch.dtype = self._node[name].meta["val"].dtype
         return dtype
 
+    def has_gradient(self, name: str) -> bool:
+        """Whether an operation's value has a gradient: floating-point and complex tensors do."""
+        return can_have_gradient(self.dtype(name))
+
+    @cached_property
+    def random_operations(self) -> tuple[str, ...]:
+        """Operators of the forward pass that draw random numbers, each once."""
+        return tuple(dict.fromkeys(str(n.target) for n in self._base.nodes if is_random(n)))
+
+    def sample_sums(self, cut: int) -> tuple[str, ...]:
+        """Values that cross the cut, are computed from samples and have no sample dimension.
+
+        An example is a mean over the batch.  Each replica computes such a value from its own
+        samples.
+        """
+        return tuple(
+            name
+            for name in self.crossing(cut)
+            if self.sample_dim[name] is None and name in self._depends_on_samples
+        )
+
+    @cached_property
+    def _depends_on_samples(self) -> frozenset[str]:
+        """Names of the operations whose value depends on the samples of the batch."""
+        names: set[str] = set()
+        for node in self._base.nodes:
+            arguments = node.all_input_nodes
+            if any(a.name in names or _has_samples(a, self._base) for a in arguments):
+                names.add(node.name)
+        return frozenset(names)
+
     @property
     def loss_dtype(self) -> torch.dtype:
         """Element type of the loss."""
@@ -140,6 +172,11 @@ class Model:
         nodes = [n for n in self._base.nodes if n.name in self._base.layer_operations]
         if not nodes:
             raise BadModel("the loss depends on no parameter; there is nothing to train")
+        if not any(p.requires_grad for p in self.parameters.values()):
+            raise BadModel(
+                "all parameters are frozen (requires_grad is False), so there is nothing to train; "
+                "set requires_grad of the parameters that the training changes"
+            )
         paths = [self._base.module_path(node) for node in nodes]
         layers = layer_names(paths, layer_modules(self.job.module, self.granularity))
         layer_of: dict[str, int] = {}
@@ -161,6 +198,18 @@ class Model:
             if layer_of.get(node.name, cut) < cut
             and any(layer_of.get(user.name, -1) >= cut for user in node.users)
         )
+
+
+def can_have_gradient(dtype: torch.dtype) -> bool:
+    """Whether tensors of this element type can have gradients."""
+    return bool(dtype.is_floating_point or dtype.is_complex)
+
+
+def _has_samples(node: Node, traced: TracedJob) -> bool:
+    """Whether a node is a tensor of the batch that has one entry per sample."""
+    shape: Sequence[int] = getattr(node.meta.get("val"), "shape", ())
+    is_input = traced.sources.get(node.name, ("", None))[0] == "input"
+    return is_input and len(shape) > 0 and shape[0] == traced.samples
 
 
 def _operations(traced: TracedJob) -> tuple[tuple[str, str], ...]:

@@ -1,7 +1,8 @@
 """Profiler of a job: measures each layer's times and stored bytes, and the tensors it sends.
 
-The layers run one after another on real values, each between two time stamps: CUDA events on a GPU,
-``perf_counter`` on a CPU.  The profile has the median of several passes.
+The layers run one after another on real values, each between two time stamps: CUDA events on a
+GPU, ``perf_counter`` on a CPU.  The profile has the median of several passes.  Passes are added
+until the medians of the first, second and last third of them agree, or until a time limit.
 """
 
 from __future__ import annotations
@@ -17,11 +18,15 @@ import torch
 
 from nostall.parallel.module.job import Job, to_device
 from nostall.parallel.module.layering import Granularity
-from nostall.parallel.module.model import Model
+from nostall.parallel.module.model import Model, can_have_gradient
 from nostall.parallel.module.segment import Segment
 from nostall.parallel.profile import Layer, Profile, Tensor
 
-WARM_UPS, REPEATS = 3, 10
+WARM_UPS, MIN_PASSES, MAX_PASSES = 3, 12, 192
+MAX_SPREAD = 0.05
+"""Spread (see :func:`pass_spread`) below which no more passes are measured."""
+MAX_SECONDS = 20.0
+"""Time limit of the passes that are added because of their spread."""
 
 Tensors = dict[str, torch.Tensor]
 
@@ -32,10 +37,12 @@ def profile_job(
     samples: int | None = None,
     device: str = "cpu",
     granularity: Granularity = "block",
-    repeats: int = REPEATS,
+    repeats: int | None = None,
     name: str = "",
 ) -> Profile:
     """Measure a job at ``samples`` samples (default: those of its example batch) on a device.
+
+    ``repeats`` is the number of passes; None adds passes until their spread is small.
 
     Raises :class:`BadModel` if the job cannot be traced.
     """
@@ -44,9 +51,9 @@ def profile_job(
 
 
 def profile_model(
-    model: Model, samples: int, device: torch.device, repeats: int = REPEATS, name: str = ""
+    model: Model, samples: int, device: torch.device, repeats: int | None = None, name: str = ""
 ) -> Profile:
-    """Measure a traced model at ``samples`` samples on a device."""
+    """Measure a traced model at ``samples`` samples on a device, as :func:`profile_job`."""
     inputs, targets = to_device(model.job.example_batch(samples), device)
     segments = [model.segment(i, i + 1, samples, device) for i in range(len(model))]
     passes = _LayerPasses(segments, inputs, targets, device)
@@ -55,8 +62,7 @@ def profile_model(
         passes.run()
     for times in passes.times:
         times.clear()
-    for _ in range(repeats):
-        passes.run()
+    _run_passes(passes, repeats)
     passes.clear_gradients()
     seconds = passes.seconds()
     charged: set[int] = set()
@@ -77,7 +83,55 @@ def profile_model(
             )
         )
     title = name or type(model.job.module).__name__
-    return Profile(title, tuple(layers), profile_tensors(model, samples), samples)
+    totals = pass_seconds(seconds[:2])
+    return Profile(
+        title,
+        tuple(layers),
+        profile_tensors(model, samples),
+        samples,
+        passes=len(totals),
+        spread=pass_spread(totals),
+    )
+
+
+def _run_passes(passes: _LayerPasses, repeats: int | None) -> None:
+    """Run ``repeats`` passes, or as many as it takes until their spread is small."""
+    if repeats is not None:
+        for _ in range(repeats):
+            passes.run()
+        return
+    start, count = perf_counter(), MIN_PASSES
+    while True:
+        for _ in range(count - len(passes.times[0])):
+            passes.run()
+        spread = pass_spread(pass_seconds(passes.seconds()[:2]))
+        is_over = count >= MAX_PASSES or perf_counter() - start > MAX_SECONDS
+        if spread is None or spread <= MAX_SPREAD or is_over:
+            return
+        count *= 2
+
+
+def pass_seconds(seconds: Sequence[Sequence[Sequence[float]]]) -> list[float]:
+    """Seconds of each pass over all layers, from seconds by kind, layer and pass."""
+    layers = [layer for kind in seconds for layer in kind]
+    return [sum(values) for values in zip(*layers, strict=True)]
+
+
+def pass_spread(totals: Sequence[float]) -> float | None:
+    """Difference of the medians of the three thirds of the passes, divided by the median of all.
+
+    The thirds are consecutive, so the spread is large while the speed of the machine changes.  None
+    for fewer than three passes.
+    """
+    third = len(totals) // 3
+    median = statistics.median(totals) if totals else 0.0
+    if third == 0 or median <= 0:
+        return None
+    medians = [
+        statistics.median(totals[first : first + third])
+        for first in (0, third, len(totals) - third)
+    ]
+    return (max(medians) - min(medians)) / median
 
 
 def profile_tensors(model: Model, samples: int) -> tuple[Tensor, ...]:
@@ -91,8 +145,9 @@ def profile_tensors(model: Model, samples: int) -> tuple[Tensor, ...]:
         size = model.dtype(name).itemsize
         for extent in model.shape(name, samples):
             size *= extent
-        has_gradient = model.dtype(name).is_floating_point
-        tensors.append(Tensor(model.layer_of[name], consumer, float(size), has_gradient))
+        tensors.append(
+            Tensor(model.layer_of[name], consumer, float(size), model.has_gradient(name))
+        )
     return tuple(tensors)
 
 
@@ -224,4 +279,4 @@ def _input_gradients(segment: Segment, inputs: Tensors, gradients: Tensors) -> T
 
 def _as_leaf(value: torch.Tensor) -> torch.Tensor:
     leaf = value.detach()
-    return leaf.requires_grad_(leaf.is_floating_point())
+    return leaf.requires_grad_(can_have_gradient(leaf.dtype))

@@ -16,18 +16,24 @@ DEFAULT_GLOBAL_BATCH = 128
 ADAM_STATE_FACTOR = 4.0
 """Parameters, gradients and Adam's two moments, all fp32: four times the parameters' bytes."""
 DEFAULT_WEIGHT_GRADIENT_SHARE = 0.5
+MAX_SAMPLES = 1 << 40
+MAX_PASSES = 4_000_000
+"""Forward passes of an iteration: micro-batches times stages.  The simulator takes about 10 s for
+as many."""
 
 
 @dataclass(frozen=True, eq=False)
 class Workload:
     """One planning problem.
 
-    Times and sizes are modelled as linear in samples, as in DAPPLE's planner: a micro-batch of b
-    samples over r replicas takes b / (r x profile batch) of the profiled time.  The model also
-    allows slices of less than one sample, which no GPU can run.
+    Times and sizes are modelled as linear in samples.  A GPU runs whole samples, so a micro-batch
+    of b samples over r replicas takes ceil(b / r) / profile batch of the profiled time.  With
+    ``fractions`` it takes b / (r x profile batch), as in DAPPLE's planner, which also allows
+    slices of less than one sample.
 
     Lists of sums below have one entry per cut: entry l covers the first l layers.  Raises
-    :class:`BadProfile` if a batch size is unknown or below 1, or if ``state_factor`` is below 1.
+    :class:`BadProfile` if a batch size is unknown, below 1 or above :data:`MAX_SAMPLES`, if there
+    are too many micro-batches to simulate, or if ``state_factor`` is below 1.
     """
 
     profile: Profile
@@ -41,6 +47,8 @@ class Workload:
     weight_gradient_share: float = DEFAULT_WEIGHT_GRADIENT_SHARE
     """Share of the backward time assumed for weight gradients of layers whose profile has no
     ``weight_gradient_s``; reports state this assumption."""
+    fractions: bool = False
+    """Whether a replica may run a fraction of a sample."""
     _routes: dict[tuple[tuple[int, ...], tuple[int, ...]], Route] = field(
         default_factory=dict, repr=False
     )
@@ -60,6 +68,20 @@ class Workload:
             raise BadProfile(
                 f"global batch {self.global_batch} and micro-batch {m}: allowed are numbers >= 1"
             )
+        largest = max(m, self.global_batch, self.profile.batch or 1)
+        if largest > MAX_SAMPLES:
+            raise BadProfile(
+                f"a batch of {str(largest)[:20]} samples: allowed are up to {MAX_SAMPLES}; correct "
+                "the batch sizes"
+            )
+        stages = min(len(self.profile), len(self.cluster))
+        if self.micro_batches * stages > MAX_PASSES:
+            raise BadProfile(
+                f"{self.global_batch} samples in micro-batches of {m} are {self.micro_batches} "
+                f"micro-batches, too many to simulate on up to {stages} stages; allowed are "
+                f"{MAX_PASSES // max(1, stages)}: give a larger --micro-batch or a smaller "
+                "--global-batch"
+            )
         if not (math.isfinite(self.state_factor) and self.state_factor >= 1):
             raise BadProfile(
                 f"state factor {self.state_factor}: allowed is >= 1 (1 is the parameters alone)"
@@ -75,13 +97,31 @@ class Workload:
     @cached_property
     def micro_batches(self) -> int:
         """M, the micro-batches of an iteration, which share its samples as evenly as possible."""
-        return max(1, math.ceil(self.global_batch / self.micro_batch_samples))
+        return -(-self.global_batch // self.micro_batch_samples)
 
     @cached_property
     def scale(self) -> float:
         """Mean samples of a micro-batch, divided by the samples of the profile."""
         profile_batch = self.profile.batch or self.micro_batch_samples
         return self.global_batch / self.micro_batches / profile_batch
+
+    def slice_share(self, replicas: int) -> float:
+        """Share of a micro-batch's samples that the replica with most samples runs, on average."""
+        if self.fractions:
+            return 1.0 / replicas
+        smaller, larger = divmod(self.global_batch, self.micro_batches)
+        samples = (self.micro_batches - larger) * -(-smaller // replicas)
+        samples += larger * -(-(smaller + 1) // replicas)
+        return samples / self.global_batch
+
+    def data_parallel_share(self, replicas: int) -> float:
+        """Share of the iteration's samples that the replica with most samples runs.
+
+        With data parallelism, each replica splits its share into micro-batches of its own.
+        """
+        if self.fractions:
+            return 1.0 / replicas
+        return -(-self.global_batch // replicas) / self.global_batch
 
     @cached_property
     def forward_s(self) -> list[float]:

@@ -104,6 +104,7 @@ def best_partitions(
     value, previous = _solve(
         grid.max_stages,
         np.array(grid.replicas, dtype=np.int64),
+        np.array([workload.slice_share(r) for r in grid.replicas]),
         _stage_arrays(workload, order, cuts),
         _link_arrays(workload, order, grid),
         1.0 / workload.micro_batches if allreduce == "shared" else 0.0,
@@ -173,6 +174,7 @@ def _trace_back(
 def _solve(
     max_stages: int,
     replicas: Longs,
+    shares: Floats,
     stages: StageArrays,
     links: LinkArrays,
     allreduce_share: float,
@@ -182,7 +184,8 @@ def _solve(
     """W and, for each entry, the cut and replica index of the stage before the last.
 
     W has shape (stages + 1, cuts + 1, gpus + 1, replicas) and is infinite if nothing fits into
-    memory.  ``allreduce_share`` 0 stands for the ``hidden`` model.
+    memory.  ``shares`` are the parts of a micro-batch that a replica runs, by number of replicas.
+    ``allreduce_share`` 0 stands for the ``hidden`` model.
     """
     time, parameters, stored, cut, gradient, memory = stages
     latency, s_per_byte, allreduce_start, allreduce_s_per_byte = links
@@ -198,9 +201,9 @@ def _solve(
             for end in range(1, ends):
                 for first in range(end - 1, -1, -1):
                     size = parameters[end] - parameters[first]
-                    if state_factor * size + (stored[end] - stored[first]) / r > room:
+                    if state_factor * size + (stored[end] - stored[first]) * shares[a] > room:
                         break
-                    load = (time[end] - time[first]) / r
+                    load = (time[end] - time[first]) * shares[a]
                     allreduce = 0.0
                     if size > 0:
                         allreduce = allreduce_start[i, a] + size * allreduce_s_per_byte[i, a]

@@ -31,9 +31,9 @@ from nostall.parallel.plan import Plan, Stage, Workload
 from nostall.parallel.planners.closed_form import closed_form, latency
 from nostall.parallel.planners.cut_positions import candidate_cuts
 from nostall.parallel.planners.effort import Effort
+from nostall.parallel.planners.fastest import fastest
 from nostall.parallel.planners.memory_fit import fit_to_memory
 from nostall.parallel.planners.placement import RULES, GpuCounts, add_counts, place, placed_gpus
-from nostall.parallel.simulate import simulated_s
 
 Floats = NDArray[np.float64]
 _GroupSizes = Literal["any", "one", "server"]
@@ -73,7 +73,8 @@ class _CutArrays(NamedTuple):
 class _GroupCosts(NamedTuple):
     """A group of GPUs that runs a stage."""
 
-    replicas: float
+    share: float
+    """Part of a micro-batch that a GPU of the group runs."""
     allreduce_start: float
     """Seconds of an all-reduce at size 0."""
     allreduce_s_per_byte: float
@@ -162,7 +163,7 @@ def _best_plan(workload: Workload, effort: Effort, recompute: bool) -> Plan | No
             plan = fit_to_memory(workload, Plan(stages, "pb", recompute=recompute))
             if plan is not None:
                 plans.append(plan)
-    return min(plans, key=lambda plan: simulated_s(workload, plan), default=None)
+    return fastest(workload, plans, effort)
 
 
 def _searches(workload: Workload) -> list[tuple[int, _GroupSizes]]:
@@ -227,11 +228,11 @@ def _run_search(search: _Search, effort: Effort, bound: float) -> None:
             actual = _used_gpus(workload, state.stages[cut])
             if actual not in steps:
                 steps[actual] = list(_steps(workload, actual, search.sizes))
+            if effort.is_over:
+                return
             for step in steps[actual]:
                 least = _extend(search, state, cut, step, bound)
                 bound = min(bound, least) if search.sizes == "any" else bound
-        if effort.is_over:
-            break
 
 
 def _complete_plans(search: _Search) -> Iterator[tuple[float, tuple[Stage, ...]]]:
@@ -295,7 +296,7 @@ def _step_costs(
 
 def _group_costs(workload: Workload, gpus: tuple[int, ...]) -> _GroupCosts:
     memory = min(workload.cluster.memory[g] for g in gpus)
-    return _GroupCosts(float(len(gpus)), *workload.allreduce_line(gpus), memory)
+    return _GroupCosts(workload.slice_share(len(gpus)), *workload.allreduce_line(gpus), memory)
 
 
 def _extend(search: _Search, state: _State, cut: int, step: _Step, bound: float) -> float:
@@ -356,11 +357,11 @@ def _improve(
     last = cuts.forward.shape[0] - 1
     for end in range(cut + 1, last):
         size = cuts.parameters[end] - cuts.parameters[cut]
-        held = (cuts.held[end] - cuts.held[cut] + cuts.stage_input[cut]) / new.replicas
+        held = (cuts.held[end] - cuts.held[cut] + cuts.stage_input[cut]) * new.share
         if state_factor * size + held > new.memory:
             break  # a longer stage needs more memory
-        sequence[0, n] = (cuts.forward[end] - cuts.forward[cut]) / new.replicas
-        sequence[1, n] = (cuts.backward[end] - cuts.backward[cut]) / new.replicas
+        sequence[0, n] = (cuts.forward[end] - cuts.forward[cut]) * new.share
+        sequence[1, n] = (cuts.backward[end] - cuts.backward[cut]) * new.share
         if (micro_batches - 1) * (sequence[0, n] + sequence[1, n]) >= bound:
             break  # a longer stage takes more time
         sequence[2, n] = _allreduce_s(new, size)
@@ -368,8 +369,8 @@ def _improve(
         sequence[1, n + 1] = step.route_latency + cuts.gradient[end] * step.route_s_per_byte
         sequence[2, n + 1] = 0.0
         rest_size = cuts.parameters[last] - cuts.parameters[end]
-        sequence[0, n + 2] = (cuts.forward[last] - cuts.forward[end]) / rest.replicas
-        sequence[1, n + 2] = (cuts.backward[last] - cuts.backward[end]) / rest.replicas
+        sequence[0, n + 2] = (cuts.forward[last] - cuts.forward[end]) * rest.share
+        sequence[1, n + 2] = (cuts.backward[last] - cuts.backward[end]) * rest.share
         sequence[2, n + 2] = _allreduce_s(rest, rest_size)
         warm_up, steady, ending, _ = latency(
             sequence[0], sequence[1], sequence[2], n + 3, micro_batches
@@ -379,7 +380,7 @@ def _improve(
             value[end] = total
             sequences[end, :, : n + 1] = sequence[:, : n + 1]
             better.append(end)
-        held = (cuts.held[last] - cuts.held[end] + cuts.stage_input[end]) / rest.replicas
+        held = (cuts.held[last] - cuts.held[end] + cuts.stage_input[end]) * rest.share
         if total < least and state_factor * rest_size + held <= rest.memory:
             least = total
     return better, least
@@ -387,6 +388,6 @@ def _improve(
 
 @njit(cache=True)  # type: ignore[untyped-decorator]
 def _allreduce_s(group: _GroupCosts, size: float) -> float:
-    if group.replicas > 1 and size > 0:
+    if group.allreduce_s_per_byte > 0 and size > 0:
         return group.allreduce_start + size * group.allreduce_s_per_byte
     return 0.0

@@ -84,12 +84,18 @@ class Profile:
     tensors: tuple[Tensor, ...]
     batch: int | None = None
     """Number of samples that all times and sizes are for; None if the file does not state it."""
+    passes: int | None = None
+    """Passes that were measured; None if unknown."""
+    spread: float | None = None
+    """How much the time of a pass changed during the measurement, as a part of it; None if
+    unknown."""
 
     def __post_init__(self) -> None:
         if not self.layers:
             raise BadProfile(f"profile {self.name!r} has no layers; give at least one layer")
         if self.batch is not None and self.batch < 1:
             raise BadProfile(f"profile {self.name!r} has batch={self.batch}; allowed is >= 1")
+        _check_number("of the whole model", "spread", self.spread)
         for tensor in self.tensors:
             _check_number(f"tensor of {tensor.producer}", "bytes", tensor.bytes)
             if not 0 <= tensor.producer < tensor.last_consumer < len(self.layers):

@@ -46,6 +46,8 @@ class ProfileRecord(_StrictRecord):
     batch: int | None = None
     layers: list[_LayerRecord]
     tensors: list[_TensorRecord]
+    passes: int | None = None
+    spread: float | None = None
 
 
 def load_profile(path: Path) -> Profile:
@@ -85,6 +87,8 @@ def from_record(record: ProfileRecord) -> Profile:
         tuple(Layer(**layer.model_dump()) for layer in record.layers),
         tuple(Tensor(**tensor.model_dump()) for tensor in record.tensors),
         record.batch,
+        record.passes,
+        record.spread,
     )
 
 
@@ -102,6 +106,8 @@ def to_record(profile: Profile) -> ProfileRecord:
             _TensorRecord(**{f: getattr(tensor, f) for f in _TensorRecord.model_fields})
             for tensor in profile.tensors
         ],
+        passes=profile.passes,
+        spread=profile.spread,
     )
 
 

@@ -54,11 +54,13 @@ def costs(workload: Workload, plan: Plan) -> Costs:
     """The costs of a plan; boundaries between stages of one worker cost nothing."""
     forward, backward, weight_gradient = [], [], []
     split_backward = plan.policy == "zero-bubble"
+    is_data_parallel = len(plan.stages) == 1
+    share_of = workload.data_parallel_share if is_data_parallel else workload.slice_share
     for stage in plan.stages:
-        replicas = len(stage.gpus)
-        f = _between(workload.forward_s, stage) / replicas
-        b = _between(workload.backward_s, stage) / replicas
-        w = _between(workload.weight_gradient_s, stage) / replicas
+        share = share_of(len(stage.gpus))
+        f = _between(workload.forward_s, stage) * share
+        b = _between(workload.backward_s, stage) * share
+        w = _between(workload.weight_gradient_s, stage) * share
         w = min(w, b) if split_backward else 0.0
         forward.append(f)
         backward.append(b - w + (f if plan.recompute else 0.0))
@@ -149,7 +151,8 @@ def data_parallel_share(workload: Workload, replicas: int) -> float:
     With pure data parallelism each replica splits its share of the iteration's samples into
     micro-batches of its own; micro-batches are not sliced over replicas.
     """
-    return max(1.0 / replicas, min(1.0, workload.micro_batches / replicas))
+    share = workload.data_parallel_share(replicas)
+    return max(share, min(1.0, workload.micro_batches * share))
 
 
 def exposed_allreduce_s(workload: Workload, gpus: tuple[int, ...]) -> float:

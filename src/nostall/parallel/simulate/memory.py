@@ -41,7 +41,7 @@ def held_bytes(workload: Workload, stage: Stage, recompute: bool, only_stage: bo
     With re-computation, only the stage's input is kept.  ``only_stage`` is pure data parallelism.
     """
     r = len(stage.gpus)
-    share = data_parallel_share(workload, r) if only_stage else 1.0 / r
+    share = data_parallel_share(workload, r) if only_stage else workload.slice_share(r)
     activations = workload.stored_bytes[stage.end] - workload.stored_bytes[stage.first]
     return share * (workload.cut_bytes[stage.first] if recompute else activations)
 

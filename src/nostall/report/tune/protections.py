@@ -86,9 +86,14 @@ _ROLE_NAMES = {
 }
 
 
-def analyze_dependences(function: Function, sm: int) -> DependenceAnalysis:
-    """Find the dependences in the current schedule of ``function``."""
-    return _Analyzer(function, sm).run()
+def analyze_dependences(
+    function: Function, sm: int, *, measured_latencies: bool = False
+) -> DependenceAnalysis:
+    """Find the dependences in the current schedule of ``function``.
+
+    ``measured_latencies``: issue distances measured on a GPU may lower mined ones.
+    """
+    return _Analyzer(function, sm, measured_latencies).run()
 
 
 def register_ranges(numbers: list[int]) -> str:
@@ -116,10 +121,10 @@ def _register_file(register: int) -> str:
 class _Analyzer:
     """State of the analysis while it goes through the blocks."""
 
-    def __init__(self, function: Function, sm: int) -> None:
+    def __init__(self, function: Function, sm: int, measured_latencies: bool) -> None:
         self.function = function
         self.order = function.instructions
-        self.latencies = LatencyTable.load(sm)
+        self.latencies = LatencyTable.load(sm, measured_latencies=measured_latencies)
         self.facts = {
             i.index: instruction_facts(i, sm, self.latencies.max_latency(i)) for i in self.order
         }

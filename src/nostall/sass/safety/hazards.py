@@ -63,11 +63,13 @@ class Analysis:
 class HazardValidator:
     """Checks the functions of one architecture for hazards."""
 
-    def __init__(self, sm: int, cover: CoverTable = COVER) -> None:
+    def __init__(
+        self, sm: int, cover: CoverTable = COVER, *, measured_latencies: bool = False
+    ) -> None:
         """A validator for ``sm`` that relies on the in-order rules of ``cover``."""
         self.sm = sm
         self.cover = cover
-        self.table = LatencyTable.load(sm)
+        self.table = LatencyTable.load(sm, measured_latencies=measured_latencies)
 
     def analyse(self, function: Function, watched: frozenset[int] = frozenset()) -> Analysis:
         """Check a function against the absolute rules, from the fixpoint of what is in flight.
@@ -203,13 +205,15 @@ class HazardValidator:
             key = (first.index, second.index, conflict.kind, number)
             distance = min(conflict.item.elapsed, analysis.distances.get(key, MAX_ELAPSED))
             analysis.distances[key] = distance
-            required = self.table.min_distance(first, second, number, conflict.kind)
+            pair = (first, second, number, conflict.kind)
+            required = self.table.min_distance(*pair)
             if distance < required:
                 report(
                     "short-latency",
                     second,
                     f"{conflict.kind} on {registers.name(number)}: issues {distance} cycles after "
-                    f"{describe(first)}; at least {required} are required",
+                    f"{describe(first)}; at least {required} are required "
+                    f"({self.table.evidence(*pair, required)})",
                 )
 
     def _check_reduced_distance(
@@ -227,7 +231,8 @@ class HazardValidator:
         if original_distance is not None and distance >= original_distance:
             return
         first, second, kind, number = key
-        required = self.table.safe_distance(by_index[first], by_index[second], number, kind)
+        pair = (by_index[first], by_index[second], number, kind)
+        required = self.table.safe_distance(*pair)
         if distance < required:
             before = "more" if original_distance is None else f"{original_distance} cycles"
             report(
@@ -235,7 +240,7 @@ class HazardValidator:
                 by_index[second],
                 f"{kind} on {registers.name(number)}: issues {distance} cycles after "
                 f"{describe(by_index[first])} (in the original: {before}); a changed distance must "
-                f"be at least {required}",
+                f"be at least {required} ({self.table.evidence(*pair, required)})",
             )
 
     def _check_added_scoreboards(

@@ -12,17 +12,19 @@ from nostall.sass.safety.symbolic.validator import SymbolicValidator
 from nostall.sass.safety.verdict import Finding, Verdict
 
 
-def validate(data: bytes) -> Verdict:
+def validate(data: bytes, *, measured_latencies: bool = False) -> Verdict:
     """Check that a cubin protects every result in flight and that its control words are legal.
 
+    ``measured_latencies``: issue distances measured on a GPU may lower mined ones.  Raises
+    :class:`~nostall.core.errors.UnsupportedArchitecture` if there are none for the cubin.
     Raises :class:`~nostall.core.errors.BadBinary` if ``data`` is not a readable cubin.
     """
-    return validate_program(Program.from_cubin(data))
+    return validate_program(Program.from_cubin(data), measured_latencies=measured_latencies)
 
 
-def validate_program(program: Program) -> Verdict:
+def validate_program(program: Program, *, measured_latencies: bool = False) -> Verdict:
     """Check one cubin that is parsed already; see :func:`validate`."""
-    hazards, symbolic = HazardValidator(program.sm), SymbolicValidator(program.sm)
+    hazards, symbolic = _validators(program.sm, measured_latencies)
     findings: list[Finding] = []
     remarks: list[Finding] = []
     for function in program.functions:
@@ -32,12 +34,12 @@ def validate_program(program: Program) -> Verdict:
     return Verdict(tuple(findings), _instruction_count(program), tuple(remarks))
 
 
-def verify(original: bytes, candidate: bytes) -> Verdict:
+def verify(original: bytes, candidate: bytes, *, measured_latencies: bool = False) -> Verdict:
     """Check whether ``candidate`` is a safe re-scheduling of ``original``.
 
     There are three parts: structure (the same instructions, nothing else changed), hazard
     validation, and symbolic translation validation.  Equal bytes are checked like any others.  A
-    candidate that cannot be decoded is unsafe.
+    candidate that cannot be decoded is unsafe.  ``measured_latencies``: see :func:`validate`.
     Raises :class:`~nostall.core.errors.BadBinary` if ``original`` is not a readable cubin.
     """
     require_bytes(original, "the original")
@@ -50,16 +52,20 @@ def verify(original: bytes, candidate: bytes) -> Verdict:
         candidate_program = Program.from_cubin(candidate)
     except BadBinary as error:
         return Verdict((undecodable(error),), 0)
-    return verify_program(original_program, candidate_program)
+    return verify_program(
+        original_program, candidate_program, measured_latencies=measured_latencies
+    )
 
 
-def verify_program(original: Program, candidate: Program) -> Verdict:
+def verify_program(
+    original: Program, candidate: Program, *, measured_latencies: bool = False
+) -> Verdict:
     """Check a re-scheduling of programs that are parsed already; see :func:`verify`."""
     try:
         aligned = align(original, candidate)
     except Mismatch as mismatch:
         return Verdict(tuple(mismatch.findings), _instruction_count(candidate))
-    hazards, symbolic = HazardValidator(original.sm), SymbolicValidator(original.sm)
+    hazards, symbolic = _validators(original.sm, measured_latencies)
     findings: list[Finding] = []
     remarks: list[Finding] = []
     for before, after in zip(original.functions, aligned.functions, strict=True):
@@ -68,6 +74,13 @@ def verify_program(original: Program, candidate: Program) -> Verdict:
         findings += symbolic.compare(before, after)
         remarks += hazards.remarks(before)
     return Verdict(tuple(findings), _instruction_count(aligned), tuple(remarks))
+
+
+def _validators(sm: int, measured_latencies: bool) -> tuple[HazardValidator, SymbolicValidator]:
+    return (
+        HazardValidator(sm, measured_latencies=measured_latencies),
+        SymbolicValidator(sm, measured_latencies=measured_latencies),
+    )
 
 
 def _instruction_count(program: Program) -> int:

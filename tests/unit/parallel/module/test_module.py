@@ -106,6 +106,21 @@ def test_a_profile_is_measured() -> None:
     assert all(p.grad is None for p in wide.parameters())
 
 
+def test_passes_are_added_until_their_spread_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    from nostall.parallel.module import profiler
+
+    assert profiler.pass_spread([1.0, 1.0]) is None
+    assert profiler.pass_spread([1.0, 1.0, 1.0]) == 0
+    assert profiler.pass_spread([1.0, 9.0, 1.0, 2.0, 2.0, 2.0, 4.0, 4.0, 4.0]) == 1.5
+    assert profiler.pass_seconds([[[1.0, 2.0], [3.0, 4.0]], [[5.0, 6.0], [7.0, 8.0]]]) == [16, 20]
+    job = jobs.chain()
+    monkeypatch.setattr(profiler, "pass_spread", lambda totals: 0.2 if len(totals) < 40 else 0.01)
+    profile = profile_job(job)
+    assert (profile.passes, profile.spread) == (48, 0.01)
+    monkeypatch.setattr(profiler, "MAX_SECONDS", 0.0)
+    assert profile_job(job).passes == profiler.MIN_PASSES
+
+
 def _one_gpu() -> Any:
     from tests.unit.parallel.cases import servers
 

@@ -103,6 +103,7 @@ def test_heavy_parameters_at_the_end_get_few_replicas() -> None:
         type(layers)("vgg", (*layers.layers[:5], tail), layers.tensors, 1),
         servers(1, 8, inside=0.1),
         32,
+        fractions=True,
     )
     for planner in ("dapple", "spp", "nostall"):
         plan = make_plan(work, planner, QUICK)

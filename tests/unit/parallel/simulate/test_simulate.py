@@ -73,10 +73,10 @@ def test_boundaries_that_share_a_port_wait_for_it() -> None:
 
 
 def test_all_reduce_follows_the_last_backward_pass() -> None:
-    work = Workload(profile(2, parameters=1e9), servers(1, 4, inside=1), 1)
+    work = Workload(profile(2, parameters=1e9), servers(1, 4, inside=1), 2, 2)
     plan = Plan((Stage(0, 1, (0, 1)), Stage(1, 2, (2, 3))), "pb")
-    # The slices take 3 s in all; a ring all-reduce of 1 GB over two GPUs at 1 GB/s takes 1 s.
-    assert simulated_s(work, plan) == pytest.approx(3 + 1)
+    # A sample takes 6 s in all; a ring all-reduce of 1 GB over two GPUs at 1 GB/s takes 1 s.
+    assert simulated_s(work, plan) == pytest.approx(6 + 1)
 
 
 def test_data_parallelism_overlaps_the_all_reduce_with_the_backward_pass() -> None:

@@ -33,11 +33,13 @@ Arrivals = dict[tuple[int, str], int]
 class SymbolicValidator:
     """Executes the functions of one architecture symbolically."""
 
-    def __init__(self, sm: int, cover: CoverTable = COVER) -> None:
+    def __init__(
+        self, sm: int, cover: CoverTable = COVER, *, measured_latencies: bool = False
+    ) -> None:
         """A validator for ``sm`` that relies on the in-order rules of ``cover``."""
         self.sm = sm
         self.cover = cover
-        self.table = LatencyTable.load(sm)
+        self.table = LatencyTable.load(sm, measured_latencies=measured_latencies)
 
     def check(self, function: Function) -> list[Finding]:
         """Registers that are read, overwritten or ordered wrongly inside a block."""

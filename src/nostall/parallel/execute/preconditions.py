@@ -1,0 +1,65 @@
+"""Checks of a model and a plan before a run: what a run would get wrong is refused by name."""
+
+from __future__ import annotations
+
+from nostall.parallel.errors import BadModel, BadPlan
+from nostall.parallel.module.model import Model
+from nostall.parallel.plan import Plan, Workload
+from nostall.parallel.slices import Slices
+
+
+def check_deterministic(model: Model) -> None:
+    """Raise :class:`BadModel` if the forward pass draws random numbers."""
+    if names := model.random_operations:
+        raise BadModel(
+            "--check compares with training in a single process, and this forward pass draws "
+            f"random numbers ({', '.join(names[:4])}), which differ between processes; call "
+            "eval() on the module, set its dropout to 0, or run without --check"
+        )
+
+
+def check_layers(model: Model, workload: Workload) -> None:
+    """Raise :class:`BadPlan` unless the plan's profile has the layers of the model."""
+    planned = tuple(layer.name for layer in workload.profile.layers)
+    actual = model.layer_names
+    if planned != actual:
+        at = next(
+            (i for i, (a, b) in enumerate(zip(planned, actual, strict=False)) if a != b),
+            min(len(planned), len(actual)),
+        )
+        in_plan = planned[at] if at < len(planned) else "nothing"
+        in_module = actual[at] if at < len(actual) else "nothing"
+        raise BadPlan(
+            f"the plan is for {len(planned)} layers and the module has {len(actual)}; the "
+            f"first difference is layer {at}: {in_plan} in the plan, {in_module} in the module; "
+            "plan from the module itself (nostall plan module.py:build), with the same --layers"
+        )
+
+
+def check_sample_sums(model: Model, workload: Workload, plan: Plan) -> None:
+    """Raise :class:`BadPlan` if a value computed from samples reaches a replica from several ones.
+
+    A value such as a mean over the batch has no sample dimension, so the parts of several replicas
+    cannot be put together.
+    """
+    slices = Slices(workload, plan)
+    for boundary, stage in enumerate(plan.stages[:-1]):
+        names = model.sample_sums(stage.end)
+        if names and _has_several_sources(slices, boundary):
+            following = len(plan.stages[boundary + 1].gpus)
+            raise BadPlan(
+                f"{names[0]}, computed from samples but without a sample dimension, crosses the "
+                f"cut after layer {stage.end - 1} from {len(stage.gpus)} replicas to {following}; "
+                "each replica computes its own from other samples, so the plan would train on "
+                f"another loss; give both stages the same number of replicas, or stage {boundary} "
+                "one GPU"
+            )
+
+
+def _has_several_sources(slices: Slices, boundary: int) -> bool:
+    """Whether a replica after the boundary receives samples from several replicas before it."""
+    for m in range(slices.micro_batches):
+        targets = [message.target for message in slices.messages(boundary, m)]
+        if len(set(targets)) < len(targets):
+            return True
+    return False
