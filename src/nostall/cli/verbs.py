@@ -29,6 +29,8 @@ class Verb(NamedTuple):
 VERBS = {
     "doctor": Verb("doctor:doctor", "Check the environment: tools, packages and the GPU."),
     "inspect": Verb("inspect:inspect", "Show a kernel's instructions and which of them can move."),
+    "init": Verb("init:init", "Write a launch file for a kernel of your own."),
+    "record": Verb("record:record", "Run a program and write launch files of its kernels."),
     "tune": Verb("tune:tune", "Search for a faster instruction schedule of a kernel."),
     "train": Verb("train:train", "Train a scheduling policy for the strategy ppo of tune."),
     "bench": Verb("bench:bench", "Measure a kernel, and a changed cubin beside it."),
