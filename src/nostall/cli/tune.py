@@ -52,6 +52,7 @@ from nostall.tuning.assembler.job import open_setup, tune_assembler
 from nostall.tuning.assembler.recording import record_run
 from nostall.tuning.job import Settings, TuningResult
 from nostall.tuning.job import tune as run_job
+from nostall.tuning.nominal_work import NOMINAL_TFLOPS, SIP
 from nostall.tuning.ptxas_versions import ASSEMBLER_KEY
 from nostall.tuning.source import Source
 from nostall.tuning.store_records import record_result
@@ -300,6 +301,11 @@ def _tune(
         record_run(run, source).write(output.record)
     page = write_report(run.path)
     compilation.show()
+    if settings.strategy == SIP and source.launch is not None and source.launch.flops is None:
+        err.print(
+            f"sip compares TFLOPS: without `flops` in the launch, the original counts as "
+            f"{NOMINAL_TFLOPS:g} TFLOPS"
+        )
     show_result(tune_run, result, page, row, output.format)
 
 
