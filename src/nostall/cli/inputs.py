@@ -35,6 +35,13 @@ TargetArgument = Annotated[str, typer.Argument(help=TARGET_HELP)]
 KernelOption = Annotated[
     str | None, typer.Option(help="Name of the kernel, if the file has several.")
 ]
+MeasuredLatenciesOption = Annotated[
+    bool,
+    typer.Option(
+        "--measured-latencies",
+        help="Let instructions issue as close as measured on a GPU plus a margin (sm_90 only).",
+    ),
+]
 LaunchOption = Annotated[Path | None, typer.Option(help="Launch specification (TOML).")]
 ArchOption = Annotated[
     str | None,

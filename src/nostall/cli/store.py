@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from nostall.cli.console import Format, FormatOption, err, out, show_json, show_table
+from nostall.core.plurals import pluralize
 from nostall.store import BadStore, Row, Store, bundle
 from nostall.store.artefacts import CUBIN, JSON
 from nostall.store.repair import repair as repair_store
@@ -43,7 +44,7 @@ RemoveOption = Annotated[bool, typer.Option("--remove", help="Remove unsafe reco
 @app.command("ls")
 def list_records(format: FormatOption = Format.TABLE) -> None:
     """List all records, oldest first."""
-    _show_rows(Store().rows(), format, "records")
+    _show_rows(Store().rows(), format, "in the store")
 
 
 @app.command("show")
@@ -124,11 +125,12 @@ def verify(
     unsafe = [row for row, reason in reasons if reason is not None]
     for row in unsafe if remove else ():
         store.remove(row)
+    removed = " and removed" if remove else ""
     if format is Format.JSON:
         show_json([{"record": row.id, "safe": why is None, "reason": why} for row, why in reasons])
     else:
         show_table(
-            f"{len(rows)} records, {len(unsafe)} unsafe{' and removed' if remove else ''}",
+            f"{pluralize(len(rows), 'record')}, {len(unsafe)} unsafe{removed}",
             ("record", "kernel", "verifier"),
             [(row.id[:ID_LENGTH], row.kernel, why or "safe") for row, why in reasons],
         )
@@ -191,7 +193,7 @@ def _show_rows(rows: Sequence[Row], format: Format, title: str) -> None:
         out.print("no records; `nostall tune --objective gpu` records measured gains")
         return
     show_table(
-        f"{len(rows)} {title}",
+        f"{pluralize(len(rows), 'record')} {title}",
         ("record", "kernel", "gain", "GPU", "arch", "original", "source", "created"),
         [
             (

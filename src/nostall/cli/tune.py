@@ -18,6 +18,7 @@ from nostall.cli.inputs import (
     ArchOption,
     KernelOption,
     LaunchOption,
+    MeasuredLatenciesOption,
     PtxasOptionsOption,
 )
 from nostall.cli.interruption import Interruption
@@ -180,12 +181,13 @@ def tune(
     timing: TimingOption = "graph",
     cold: ColdOption = False,
     sanitizer: SanitizerOption = False,
+    measured_latencies: MeasuredLatenciesOption = False,
     record: RecordOption = None,
     recording: RecordingOption = None,
     format: FormatOption = Format.TABLE,
     quiet: QuietOption = False,
 ) -> None:
-    """Search for a faster version of a kernel: order of its instructions, registers, options.
+    """Search for a faster version of a kernel, and verify it.
 
     The verifier checks the result; if it is unsafe or no faster, the original is kept. Ctrl-C ends
     the search and keeps the best candidate so far.
@@ -236,6 +238,7 @@ def tune(
             tolerance=parse_tolerance(tolerance),
             sanitizer=sanitizer,
             policy=policy,
+            measured_latencies=measured_latencies,
             # A recorded winner is verified on machines without its ptxas, which is only possible
             # without moves of native instructions.
             anneal_share=0.0 if record is not None else Settings.anneal_share,

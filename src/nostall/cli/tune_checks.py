@@ -38,6 +38,11 @@ def check_settings(settings: Settings, scheduler: str | None, source: Source | N
         is_distributed=scheduler is not None or (settings.workers or 1) > 1,
         origin=source.origin if source is not None else "the kernel",
     )
+    if settings.measured_latencies and settings.strategy == ASSEMBLER:
+        raise BadInput(
+            "--measured-latencies changes searches that move native instructions; give --strategy "
+            "anneal as well, or leave the option out"
+        )
     if settings.workers is not None and settings.workers < 1:
         raise BadInput(f"--workers is {settings.workers}; give 1 or more, one per GPU")
     if settings.objective != "gpu" and (scheduler is not None or (settings.workers or 1) > 1):

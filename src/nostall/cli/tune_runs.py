@@ -131,6 +131,7 @@ def reopen_run(
             tolerance=Tolerance.model_validate(tolerance) if tolerance else None,
             sanitizer=saved.get("sanitizer", False),
             policy=path / POLICY_FILE if saved.get("policy") else None,
+            measured_latencies=saved.get("measured_latencies", False),
             anneal_share=saved.get("anneal_share", Settings.anneal_share),
         )
         _ = settings.budget  # raises BadInput if the limits are not positive

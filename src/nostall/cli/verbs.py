@@ -31,7 +31,10 @@ VERBS = {
     "inspect": Verb("inspect:inspect", "Show a kernel's instructions and which of them can move."),
     "init": Verb("init:init", "Write a launch file for a kernel of your own."),
     "record": Verb("record:record", "Run a program and write launch files of its kernels."),
-    "tune": Verb("tune:tune", "Search for a faster instruction schedule of a kernel."),
+    "tune": Verb(
+        "tune:tune",
+        "Search for a faster version of a kernel, and verify it.",
+    ),
     "train": Verb("train:train", "Train a scheduling policy for the strategy ppo of tune."),
     "bench": Verb("bench:bench", "Measure a kernel, and a changed cubin beside it."),
     "verify": Verb("verify:verify", "Check that a changed cubin is a safe re-scheduling."),

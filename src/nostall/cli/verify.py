@@ -9,8 +9,9 @@ from typing import Annotated
 import typer
 
 from nostall.cli.console import Format, FormatOption, QuietOption, out, show_json, show_table
-from nostall.cli.inputs import read_bytes, read_cubin
+from nostall.cli.inputs import MeasuredLatenciesOption, read_bytes, read_cubin
 from nostall.core import BadInput
+from nostall.core.plurals import pluralize
 from nostall.sass import Verdict
 from nostall.sass.safety import validate
 from nostall.sass.safety import verify as verify_cubins
@@ -34,6 +35,7 @@ def verify(
     original: OriginalArgument,
     candidate: CandidateArgument = None,
     arch: ImageOption = None,
+    measured_latencies: MeasuredLatenciesOption = False,
     format: FormatOption = Format.TABLE,
     quiet: QuietOption = False,
 ) -> None:
@@ -46,13 +48,19 @@ def verify(
     Exit code 0: safe; 1: unsafe; 2: an input cannot be read.
     """
     if original.is_dir():
+        if measured_latencies:
+            raise BadInput(
+                "--measured-latencies is an option of two cubins, but a run directory was given; "
+                "leave the option out"
+            )
         _verify_run(original, candidate, format)
         return
     data = read_cubin(original, arch)
     if candidate is None:
-        verdict = validate(data)
+        verdict = validate(data, measured_latencies=measured_latencies)
     else:
-        verdict = verify_cubins(data, read_cubin(candidate, arch))
+        changed = read_cubin(candidate, arch)
+        verdict = verify_cubins(data, changed, measured_latencies=measured_latencies)
     _show(verdict, format, quiet)
     if not verdict.safe:
         raise typer.Exit(1)
@@ -92,16 +100,27 @@ def describe_verdict(verdict: RecipeVerdict) -> str:
 def _show(verdict: Verdict, format: Format, quiet: bool) -> None:
     if format is Format.JSON:
         findings = [finding.as_record() for finding in verdict.findings]
-        show_json({"safe": verdict.safe, "checked": verdict.checked, "findings": findings})
+        remarks = [remark.as_record() for remark in verdict.remarks]
+        show_json(
+            {
+                "safe": verdict.safe,
+                "checked": verdict.checked,
+                "findings": findings,
+                "remarks": remarks,
+            }
+        )
         return
     if verdict.findings and not quiet:
         show_table(
-            f"{len(verdict.findings)} findings",
+            pluralize(len(verdict.findings), "finding"),
             ("kind", "place", "instruction", "reason", "part"),
             [
                 (f.kind, f"{f.function}+{f.offset:#x}", f.instruction, f.reason, f.part)
                 for f in verdict.findings[:MAX_FINDINGS]
             ],
         )
+    for remark in () if quiet else verdict.remarks[:MAX_FINDINGS]:
+        out.print(f"remark on the original: {remark}")
     answer = "safe" if verdict.safe else "UNSAFE"
-    out.print(f"{answer}: {verdict.checked} instructions checked, {len(verdict.findings)} findings")
+    checked = pluralize(verdict.checked, "instruction")
+    out.print(f"{answer}: {checked} checked, {pluralize(len(verdict.findings), 'finding')}")

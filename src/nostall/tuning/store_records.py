@@ -22,7 +22,8 @@ from nostall.tuning.job import Settings, TuningResult, describe
 from nostall.tuning.result_records import cubin_notes
 from nostall.tuning.source import Source
 
-_RECORDED_SETTINGS = ("strategy", "seed", "seconds", "evaluations", "clock", "cold")
+_RECORDED_SETTINGS = ("strategy", "seed", "seconds", "evaluations", "clock", "cold",
+                      "measured_latencies")  # fmt: skip
 
 
 def record_result(
@@ -69,7 +70,7 @@ def record_result(
         verified=_verification(result.verdict),
         comparison=_comparison(result),
         settings={key: described[key] for key in _RECORDED_SETTINGS},
-        notes=cubin_notes(sm, kind),
+        notes=cubin_notes(sm, kind, settings.measured_latencies),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     return store.record(source.cubin, result.cubin, provenance)
@@ -85,9 +86,13 @@ def import_bundle(store: Store, path: Path) -> list[Row]:
     or unsafe.
     """
     records = bundle.read(path)
-    verified: dict[tuple[str, str], _Original] = {}
+    verified: dict[tuple[str, str, bool], _Original] = {}
     for record in records:
-        pair = (record.provenance.original, record.provenance.optimised)
+        pair = (
+            record.provenance.original,
+            record.provenance.optimised,
+            _uses_measured_latencies(record.provenance),
+        )
         label = f"bundle {path}, kernel {record.provenance.kernel!r} (record {record.id[:12]})"
         if pair not in verified:
             verified[pair] = _verify_pair(record, label)
@@ -107,7 +112,7 @@ class _Original(NamedTuple):
 def _verify_pair(record: BundledRecord, label: str) -> _Original:
     """Verify the cubins of a record; returns facts of the original."""
     try:
-        verdict = verify(record.original, record.optimised)
+        verdict = _verify(record.original, record.optimised, record.provenance)
         cubin = Cubin.parse(record.original)
     except BadInput as error:
         raise BadBundle(f"{label}: {error}") from error
@@ -137,12 +142,22 @@ def rejection_reason(store: Store, row: Row) -> str | None:
     The record was verified when it was stored, perhaps by an older version with weaker rules.
     """
     try:
-        store.provenance(row)
+        provenance = store.provenance(row)
         original = store.artefacts.get(row.original, CUBIN)
-        verdict = verify(original, store.artefacts.get(row.optimised, CUBIN))
+        verdict = _verify(original, store.artefacts.get(row.optimised, CUBIN), provenance)
     except BadInput as error:
         return str(error)
     return None if verdict.safe else str(verdict.findings[0])
+
+
+def _verify(original: bytes, optimised: bytes, provenance: Provenance) -> Verdict:
+    """The verdict of this version, with the latency table that the search used."""
+    measured = _uses_measured_latencies(provenance)
+    return verify(original, optimised, measured_latencies=measured)
+
+
+def _uses_measured_latencies(provenance: Provenance) -> bool:
+    return provenance.settings.get("measured_latencies") is True
 
 
 def _verification(verdict: Verdict) -> Verification:

@@ -270,7 +270,7 @@ def test_kernel_with_findings_is_reported_and_not_tuned(
     (binary,) = document.unknown
     assert (binary.instructions, binary.findings) == (7, 1)
     assert "a pair that no table has" in binary.first_finding
-    assert document.tuned[0].note == "the verifier reports 1 findings in the compiler's own order"
+    assert document.tuned[0].note == "the verifier reports 1 finding in the compiler's own order"
     assert document.status == "done" and not document.tuned[0].folder
 
 

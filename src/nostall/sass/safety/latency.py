@@ -9,6 +9,9 @@ nor NVIDIA's tables.  There are two kinds of numbers:
   protects the pair (:mod:`.evidence`), for an exact pair.  nostall never moves a pair closer than
   that.  If a pair was not seen, the limit is the largest attested distance of its class and of
   its producer.
+
+Distances at which results were wrong on a GPU (:mod:`.measured_distances`) raise both.  With
+``measured_latencies``, measured minima lower both.
 """
 
 from __future__ import annotations
@@ -18,7 +21,8 @@ from functools import cache
 from nostall.core.errors import UnsupportedArchitecture
 from nostall.sass.program.instruction import Instruction
 from nostall.sass.program.opcodes import Effect, Pipe
-from nostall.sass.safety import mined_tables, pairing
+from nostall.sass.safety import measured_distances, mined_tables, pairing
+from nostall.sass.safety.measured_distances import Bounds, MeasuredDistances
 from nostall.sass.safety.mined_tables import MinedTables, Row
 from nostall.sass.safety.pairing import HazardKind
 
@@ -73,9 +77,22 @@ Source: NVIDIA's tables, in which UMOV has 2 cycles to a uniform reader and the 
 class LatencyTable:
     """The mined latency table of one architecture."""
 
-    def __init__(self, sm: int, tables: MinedTables) -> None:
-        """Build the table of one architecture from the tables of its family."""
+    def __init__(
+        self,
+        sm: int,
+        tables: MinedTables,
+        measured: MeasuredDistances | None = None,
+        *,
+        measured_latencies: bool = False,
+    ) -> None:
+        """Build the table of one architecture from the tables of its family.
+
+        ``measured``: distances measured on a GPU.  ``measured_latencies``: whether they may lower
+        the mined ones.
+        """
         self.sm = sm
+        self._measured, self._lowers = measured, measured_latencies
+        self._bounds: dict[tuple[object, ...], Bounds] = {}
         self._floors, self._attested = tables.floors, tables.attested
         self._sufficient, self._ceilings = tables.sufficient, tables.ceilings
         self._floor_cache: dict[tuple[object, ...], int] = {}
@@ -84,9 +101,19 @@ class LatencyTable:
         self._safe_distances: dict[tuple[object, ...], tuple[int, bool]] = {}
 
     @classmethod
-    def load(cls, sm: int) -> LatencyTable:
-        """The table for ``sm``; raises :class:`UnsupportedArchitecture` if there is none."""
-        return _load(sm)
+    def load(cls, sm: int, *, measured_latencies: bool = False) -> LatencyTable:
+        """The table for ``sm``.
+
+        ``measured_latencies``: distances measured on a GPU may lower mined ones.  Raises
+        :class:`UnsupportedArchitecture` if there is no table.
+        """
+        measured = MeasuredDistances.load(sm) if measured_latencies else measured_distances.find(sm)
+        return _load(sm, measured, measured_latencies)
+
+    @classmethod
+    def mined(cls, sm: int) -> LatencyTable:
+        """The table for ``sm`` from compiler output alone, with which measurements are compared."""
+        return _load(sm, None, False)
 
     def min_distance(
         self, first: Instruction, second: Instruction, register: int, kind: HazardKind
@@ -103,7 +130,37 @@ class LatencyTable:
         if floor is None:
             floor = self._look_up_floor(first, second, register, kind)
             self._floor_cache[key] = floor
-        return floor if kind == "WAR" else min(floor, self.max_latency(first))
+        floor = floor if kind == "WAR" else min(floor, self.max_latency(first))
+        return self._measured_bounds(first, second, register, kind).apply(floor, lower=self._lowers)
+
+    def _measured_bounds(
+        self, first: Instruction, second: Instruction, register: int, kind: HazardKind
+    ) -> Bounds:
+        """What measurements say of a pair."""
+        if self._measured is None:
+            return _NOT_MEASURED
+        key = pairing.pair_key(first, second, register, kind)
+        bounds = self._bounds.get(key)
+        if bounds is None:
+            names = pairing.exact_names(first, second, register, kind)
+            bounds = self._bounds[key] = self._measured.bounds(names, kind)
+        return bounds
+
+    def evidence(
+        self, first: Instruction, second: Instruction, register: int, kind: HazardKind, cycles: int
+    ) -> str:
+        """Where the requirement of ``cycles`` for a pair comes from, for a finding."""
+        bounds = self._measured_bounds(first, second, register, kind)
+        if self._measured is not None and (
+            cycles == bounds.wrong_below or (self._lowers and cycles == bounds.limit)
+        ):
+            return f"measured on {self._measured.gpu}: wrong below {bounds.wrong_below} cycles"
+        rows = self._attested.get(kind, {})
+        names = pairing.exact_names(first, second, register, kind)
+        seen = [row.seen for name in names if (row := rows.get(name)) and row.distance == cycles]
+        if seen:
+            return f"seen {sum(seen)} times in compiler output"
+        return "by the class of the pair in compiler output"
 
     def _look_up_floor(
         self, first: Instruction, second: Instruction, register: int, kind: HazardKind
@@ -166,7 +223,9 @@ class LatencyTable:
             cached = self._look_up_safe_distance(first, second, register, kind)
             self._safe_distances[key] = cached
         distance, lacks_row = cached
-        return max(distance, self.max_latency(first)) if lacks_row else distance
+        distance = max(distance, self.max_latency(first)) if lacks_row else distance
+        bounds = self._measured_bounds(first, second, register, kind)
+        return bounds.apply(distance, lower=self._lowers)
 
     def _look_up_safe_distance(
         self, first: Instruction, second: Instruction, register: int, kind: HazardKind
@@ -236,8 +295,11 @@ class LatencyTable:
         return self._class_floors[key]
 
 
+_NOT_MEASURED = Bounds()
+
+
 @cache
-def _load(sm: int) -> LatencyTable:
+def _load(sm: int, measured: MeasuredDistances | None, measured_latencies: bool) -> LatencyTable:
     family = FAMILY.get(sm)
     tables = None if family is None else mined_tables.load(family)
     if tables is None:
@@ -245,4 +307,4 @@ def _load(sm: int) -> LatencyTable:
             f"there is no latency table for sm_{sm}; there are tables for {sorted(FAMILY)}; mine "
             "one with `python -m nostall.sass.safety.mining`"
         )
-    return LatencyTable(sm, tables)
+    return LatencyTable(sm, tables, measured, measured_latencies=measured_latencies)

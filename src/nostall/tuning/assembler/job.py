@@ -37,9 +37,6 @@ from nostall.tuning.job import UNSAFE_CUBIN_FILE, Settings, TuningResult, run_sa
 from nostall.tuning.result_records import provenance_record, result_record, verdict_record
 from nostall.tuning.source import Source
 
-TIMING: dict[str, Any] = {"batch_us": 300.0, "rounds": 9}
-"""Samples of each candidate.  Assembling a candidate takes longer than timing it, so the GPU has
-time for more samples than a search over native instructions takes; steps of 0.1 % add up."""
 _FINALISTS = 8
 """Members of the population that take part in the race after the search."""
 
