@@ -34,9 +34,9 @@ def init(
     out_file: OutOption = None,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Write a launch file for a kernel, with comments that say what to fill in.
+    """Write a launch file for a kernel of your own.
 
-    The arguments come from the cubin's parameter records, from the parameter list of PTX, or from
+    Comments say what to fill in. The arguments come from the cubin's parameter records, from the parameter list of PTX, or from
     the signature of a Triton function. `nostall record` writes launch files of real calls.
     """
     template, name = _template(target, kernel, arch)

@@ -12,7 +12,7 @@ import typer
 
 from nostall.cli.compile_time import measured_compile_time
 from nostall.cli.console import Format, FormatOption, QuietOption, err
-from nostall.cli.given_options import refuse_all_but
+from nostall.cli.given_options import NO_CONTEXT, GivenContext, refuse_all_but
 from nostall.cli.inputs import (
     TARGET_HELP,
     ArchOption,
@@ -158,7 +158,6 @@ RecordingOption = Annotated[
 
 
 def tune(
-    context: typer.Context,
     target: TargetArgument = None,
     kernel: KernelOption = None,
     launch: LaunchOption = None,
@@ -186,6 +185,7 @@ def tune(
     recording: RecordingOption = None,
     format: FormatOption = Format.TABLE,
     quiet: QuietOption = False,
+    context: GivenContext = NO_CONTEXT,
 ) -> None:
     """Search for a faster version of a kernel, and verify it.
 

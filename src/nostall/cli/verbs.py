@@ -43,7 +43,7 @@ VERBS = {
     "simulate": Verb("simulate:simulate", "Simulate a pipeline plan, optionally in another order."),
     "launch": Verb("launch:launch", "Train by a pipeline plan and measure each iteration."),
     "characterize": Verb(
-        "characterize:characterize", "Show where training time goes in job tables or traces."
+        "characterize:characterize", "Show where training time goes, in traces and tables."
     ),
     "report": Verb("report:report", "Write the HTML report of a run directory."),
     "runs": Verb("runs:app", "List, show and compare the runs of tune and fuse."),
