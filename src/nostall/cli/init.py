@@ -36,8 +36,9 @@ def init(
 ) -> None:
     """Write a launch file for a kernel of your own.
 
-    Comments say what to fill in. The arguments come from the cubin's parameter records, from the parameter list of PTX, or from
-    the signature of a Triton function. `nostall record` writes launch files of real calls.
+    Comments say what to fill in. The arguments come from the cubin's parameter records, from the
+    parameter list of PTX, or from the signature of a Triton function. `nostall record` writes
+    launch files of real calls.
     """
     template, name = _template(target, kernel, arch)
     path = out_file or Path(f"{_file_name(name)}.toml")
