@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,7 +10,9 @@ from typing import Annotated
 
 import typer
 
+from nostall.cli.compile_time import measured_compile_time
 from nostall.cli.console import Format, FormatOption, QuietOption, err
+from nostall.cli.given_options import NO_CONTEXT, GivenContext, refuse_all_but
 from nostall.cli.inputs import (
     TARGET_HELP,
     ArchOption,
@@ -33,37 +34,49 @@ from nostall.cli.measuring_options import (
 )
 from nostall.cli.progress import SearchProgress
 from nostall.cli.search_setup import open_search
+from nostall.cli.tune_checks import check_files, check_limits, check_settings
 from nostall.cli.tune_output import show_result
 from nostall.cli.tune_recorded import tune_recorded
 from nostall.cli.tune_runs import (
     KernelInput,
     TuneRun,
     discard_if_empty,
+    kept_after_interrupt,
     reopen_run,
     start_run,
 )
 from nostall.core import BadInput, Observer, Search
 from nostall.gpu import Device
-from nostall.gpu import sanitizer as compute_sanitizer
 from nostall.report import write_report
 from nostall.store import BadStore, Row, Store
 from nostall.tuning.assembler.job import open_setup, tune_assembler
 from nostall.tuning.assembler.recording import record_run
 from nostall.tuning.job import Settings, TuningResult
 from nostall.tuning.job import tune as run_job
+from nostall.tuning.nominal_work import NOMINAL_TFLOPS, SIP
 from nostall.tuning.ptxas_versions import ASSEMBLER_KEY
 from nostall.tuning.source import Source
 from nostall.tuning.store_records import record_result
 from nostall.tuning.strategies import (
     ASSEMBLER,
     LOG_FOLDER,
-    check_choice,
     complete_choice,
-    make_strategy,
 )
 
 DEFAULT_SECONDS = 60.0
 """Time limit of a search without any limit."""
+
+_RESUME_OPTIONS = (
+    "resume",
+    "seconds",
+    "evaluations",
+    "workers",
+    "scheduler",
+    "store",
+    "format",
+    "quiet",
+)
+"""Parameters that a resumed run honours."""
 
 TargetArgument = Annotated[str | None, typer.Argument(help=TARGET_HELP)]
 StrategyOption = Annotated[
@@ -96,11 +109,13 @@ SeedOption = Annotated[
 SecondsOption = Annotated[
     float | None,
     typer.Option(
-        help=f"Time limit of the search; default: {DEFAULT_SECONDS:g} if no limit is set."
+        help=f"Time limit of the search; default: {DEFAULT_SECONDS:g} if no limit is set. With "
+        "`--resume`: seconds more."
     ),
 ]
 EvaluationsOption = Annotated[
-    int | None, typer.Option(help="Maximum number of evaluated schedules.")
+    int | None,
+    typer.Option(help="Maximum number of evaluated schedules. With `--resume`: so many more."),
 ]
 OutOption = Annotated[
     Path | None,
@@ -170,15 +185,23 @@ def tune(
     recording: RecordingOption = None,
     format: FormatOption = Format.TABLE,
     quiet: QuietOption = False,
+    context: GivenContext = NO_CONTEXT,
 ) -> None:
-    """Search for a faster version of a kernel: order of its instructions, registers, options.
+    """Search for a faster version of a kernel, and verify it.
 
     The verifier checks the result; if it is unsafe or no faster, the original is kept. Ctrl-C ends
     the search and keeps the best candidate so far.
     """
+    check_limits(seconds, evaluations)
     if recording is not None and objective is None:
         objective = "recorded"
     if resume is not None:
+        refuse_all_but(
+            context,
+            _RESUME_OPTIONS,
+            "cannot be given with --resume: the run goes on with its own kernel and settings; "
+            "leave it out, or start a new run",
+        )
         run = reopen_run(resume, seconds, evaluations, workers)
         check_settings(run.settings, scheduler)
         check_files(run.settings, record, recording)
@@ -254,21 +277,38 @@ def _tune(
 ) -> None:
     """Run the search, record a gain in the store, write the report and print the result."""
     run, source, settings = tune_run.run, tune_run.source, tune_run.settings
-    is_table = output.format is Format.TABLE
-    bar = SearchProgress(settings.budget, enabled=is_table and not output.quiet)
+    is_shown = output.format is Format.TABLE and not output.quiet
+    bar = SearchProgress(settings.budget, enabled=is_shown)
+    notice = "ending the search; the best schedule is verified now (Ctrl-C again leaves at once)"
     with (
         discard_if_empty(run, is_new=not resume),
         run,
-        open_search(source, settings, scheduler, run.path / LOG_FOLDER) as (search, device),
-        bar,
-        Interruption() as interruption,
+        measured_compile_time() as compilation,
     ):
-        observers: list[Observer] = [bar, interruption]
-        result = _run_search(tune_run, search, device, observers, resume=resume)
-        row = store_gain(source, settings, result, device.info if device else None, store)
+        if resume:
+            limits = {"seconds": settings.seconds, "evaluations": settings.evaluations}
+            run.restart({**run.record.settings, **limits, "workers": settings.workers})
+        try:
+            with (
+                open_search(source, settings, scheduler, run.path / LOG_FOLDER) as (search, device),
+                bar,
+                Interruption(notice) as interruption,
+            ):
+                observers: list[Observer] = [bar, interruption]
+                result = _run_search(tune_run, search, device, observers, resume=resume)
+                info = device.info if device else None
+                row = store_gain(source, settings, result, info, store)
+        except KeyboardInterrupt as error:
+            raise kept_after_interrupt(run) from error
     if output.record is not None:
         record_run(run, source).write(output.record)
     page = write_report(run.path)
+    compilation.show()
+    if settings.strategy == SIP and source.launch is not None and source.launch.flops is None:
+        err.print(
+            f"sip compares TFLOPS: without `flops` in the launch, the original counts as "
+            f"{NOMINAL_TFLOPS:g} TFLOPS"
+        )
     show_result(tune_run, result, page, row, output.format)
 
 
@@ -295,62 +335,6 @@ def _run_search(
     with open_setup(source) as setup:
         return tune_assembler(
             setup, search, settings, device, run=run, observers=observers, resume=resume
-        )
-
-
-def check_settings(settings: Settings, scheduler: str | None, source: Source | None = None) -> None:
-    """Raise an error for settings that cannot work, before anything is written.
-
-    ``source`` is None before the kernel is compiled.
-    """
-    make_strategy(settings.strategy, policy=settings.policy)
-    check_choice(
-        settings.strategy,
-        settings.objective,
-        has_ptx=source is None or source.ptx is not None,
-        is_distributed=scheduler is not None or (settings.workers or 1) > 1,
-        origin=source.origin if source is not None else "the kernel",
-    )
-    if settings.measured_latencies and settings.strategy == ASSEMBLER:
-        raise BadInput(
-            "--measured-latencies changes searches that move native instructions; give --strategy "
-            "anneal as well, or leave the option out"
-        )
-    if settings.workers is not None and settings.workers < 1:
-        raise BadInput(f"--workers is {settings.workers}; give 1 or more, one per GPU")
-    if settings.objective != "gpu" and (scheduler is not None or (settings.workers or 1) > 1):
-        raise BadInput(
-            "--workers and --scheduler distribute measurements; give --objective gpu as well"
-        )
-    if settings.seconds is not None and math.isnan(settings.seconds):
-        raise BadInput("--seconds is not a number; give the seconds of the search, such as 60")
-    is_cold_or_timed = settings.cold or settings.clock != "graph"
-    if settings.objective != "gpu" and (
-        settings.tolerance or settings.sanitizer or is_cold_or_timed
-    ):
-        raise BadInput(
-            "--tolerance, --timing, --cold and --sanitizer are options of measurements; give "
-            "--objective gpu as well"
-        )
-    if settings.sanitizer:
-        compute_sanitizer.find()
-    if settings.seed < 0:
-        raise BadInput(f"--seed is {settings.seed}; give 0 or a greater whole number")
-    _ = settings.budget  # raises BadInput if the limits are not positive
-
-
-def check_files(settings: Settings, record: Path | None, recording: Path | None) -> None:
-    """Raise :class:`BadInput` for a recording file that the search can neither write nor read."""
-    is_measured = settings.strategy == ASSEMBLER and settings.objective == "gpu"
-    if record is not None and not is_measured:
-        raise BadInput(
-            f"--record needs a measured search of the assembler's input, but this one has strategy "
-            f"{settings.strategy} and objective {settings.objective}; give --objective gpu"
-        )
-    if recording is not None and settings.objective != "recorded":
-        raise BadInput(
-            f"--recording is read with --objective recorded, but it is {settings.objective}; leave "
-            "one of them out"
         )
 
 

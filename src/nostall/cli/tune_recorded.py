@@ -109,7 +109,9 @@ def _shortlist_lines(found: Shortlist, tune_run: TuneRun, target: str, reason: s
         f"built:    {count_text(found.counts)}; stopped: {found.stopped}",
     ]
     if found.registers:
-        lines.append(f"verified: use {min(found.registers)} to {max(found.registers)} registers")
+        least, most = min(found.registers), max(found.registers)
+        number = f"{least}" if least == most else f"{least} to {most}"
+        lines.append(f"verified: candidates use {number} registers a thread")
     lines.append(
         "unknown:  nothing was measured: whether a candidate is faster, and whether its outputs "
         "are equal bit by bit, is not known; the original is kept"

@@ -11,6 +11,7 @@ import typer
 from nostall.cli.console import Format, FormatOption, QuietOption, out, show_json, show_table
 from nostall.cli.inputs import MeasuredLatenciesOption, read_bytes, read_cubin
 from nostall.core import BadInput
+from nostall.core.plurals import pluralize
 from nostall.sass import Verdict
 from nostall.sass.safety import validate
 from nostall.sass.safety import verify as verify_cubins
@@ -99,16 +100,27 @@ def describe_verdict(verdict: RecipeVerdict) -> str:
 def _show(verdict: Verdict, format: Format, quiet: bool) -> None:
     if format is Format.JSON:
         findings = [finding.as_record() for finding in verdict.findings]
-        show_json({"safe": verdict.safe, "checked": verdict.checked, "findings": findings})
+        remarks = [remark.as_record() for remark in verdict.remarks]
+        show_json(
+            {
+                "safe": verdict.safe,
+                "checked": verdict.checked,
+                "findings": findings,
+                "remarks": remarks,
+            }
+        )
         return
     if verdict.findings and not quiet:
         show_table(
-            f"{len(verdict.findings)} findings",
+            pluralize(len(verdict.findings), "finding"),
             ("kind", "place", "instruction", "reason", "part"),
             [
                 (f.kind, f"{f.function}+{f.offset:#x}", f.instruction, f.reason, f.part)
                 for f in verdict.findings[:MAX_FINDINGS]
             ],
         )
+    for remark in () if quiet else verdict.remarks[:MAX_FINDINGS]:
+        out.print(f"remark on the original: {remark}")
     answer = "safe" if verdict.safe else "UNSAFE"
-    out.print(f"{answer}: {verdict.checked} instructions checked, {len(verdict.findings)} findings")
+    checked = pluralize(verdict.checked, "instruction")
+    out.print(f"{answer}: {checked} checked, {pluralize(len(verdict.findings), 'finding')}")

@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 
 from nostall.core import BadInput, Search
+from nostall.core.suggest import unknown
 from nostall.search import make, strategies
 from nostall.search.evolution.evolve import Evolve
 
@@ -57,8 +58,8 @@ def make_strategy(name: str, *, logs: Path | None = None, policy: Path | None = 
         options = {} if policy is None else {"policy": policy}
         return load_strategy_class(name)(logs=logs, **options)  # type: ignore[call-arg]
     if name not in strategies:
-        known = ", ".join(sorted({*strategies, *LEARNING_STRATEGIES, ASSEMBLER}))
-        raise BadInput(f"strategy {name!r} is unknown; allowed are {known}")
+        known = sorted({*strategies, *LEARNING_STRATEGIES, ASSEMBLER})
+        raise BadInput(unknown("strategy", name, known))
     return make(name)
 
 
@@ -95,9 +96,7 @@ def check_choice(
     ``origin`` names the kernel in messages.
     """
     if objective not in OBJECTIVES:
-        raise BadInput(
-            f"--objective is {objective!r}; give {', '.join(OBJECTIVES[:-1])} or {OBJECTIVES[-1]}"
-        )
+        raise BadInput(unknown("--objective", objective, OBJECTIVES))
     if strategy != ASSEMBLER:
         if objective == "recorded":
             raise BadInput(

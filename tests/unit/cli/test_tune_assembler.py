@@ -70,6 +70,22 @@ def tune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]
     return run
 
 
+_recording: list[bytes] = []
+"""The recording of one measured search, which several tests replay."""
+
+
+@pytest.fixture
+def recorded(tune: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> Path:
+    """A recording file of the kernel."""
+    path = Path("k.json")
+    if not _recording:
+        tune(out_dir=Path("measured"), record=path)
+        _recording.append(path.read_bytes())
+        capsys.readouterr()
+    path.write_bytes(_recording[0])
+    return path
+
+
 def test_ptx_is_tuned_by_its_default_strategy_and_resumed(
     tune: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -83,9 +99,13 @@ def test_ptx_is_tuned_by_its_default_strategy_and_resumed(
     assert "safe: PTX proved equal; the same machine code" in capsys.readouterr().out
     page = (folder / "report.html").read_text()
     assert "Lineage" in page and "Resources" in page and "measured" in page
-    command.tune(resume=folder, evaluations=50)
+    before = json.loads((folder / "run.json").read_text())["result"]["evaluations"]
+    command.tune(resume=folder, evaluations=5)  # five more
     record = json.loads((folder / "run.json").read_text())
-    assert record["result"]["evaluations"] == 50 and record["settings"]["strategy"] == "assembler"
+    assert (
+        record["result"]["evaluations"] == before + 5
+        and record["settings"]["strategy"] == "assembler"
+    )
     report(folder)
 
 
@@ -138,22 +158,20 @@ def test_a_recorded_search_is_replayed_and_verified_without_a_gpu(
 
 def test_a_replay_without_the_ptxas_verifies_the_recorded_cubin(
     tune: Callable[..., Path],
+    recorded: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    tune(record=Path("k.json"))
     monkeypatch.setattr(reverify, "find_assemblers", list)
-    capsys.readouterr()
-    tune(objective=None, recording=Path("k.json"), out_dir=Path("other"), format=Format.JSON)
+    tune(objective=None, recording=recorded, out_dir=Path("other"), format=Format.JSON)
     result = json.loads(capsys.readouterr().out)
     assert result["improved"] and result["replayed"]["rebuilt"] is False
     assert any("this machine has (none)" in note for note in result["notes"])
 
 
 def test_a_recording_of_another_kernel_or_with_changed_code_is_refused(
-    tune: Callable[..., Path],
+    tune: Callable[..., Path], recorded: Path
 ) -> None:
-    tune(record=Path("k.json"))
     Path("k.ptx").write_text(PTX.replace("0f41400000", "0f41500000"))
     with pytest.raises(BadInput, match=r"k\.json is a recording of k\.ptx"):
         tune(objective=None, recording=Path("k.json"), out_dir=Path("other"))
@@ -169,10 +187,10 @@ def test_a_recording_of_another_kernel_or_with_changed_code_is_refused(
 
 
 def test_a_recording_beside_the_file_is_found(
-    tune: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+    tune: Callable[..., Path], recorded: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("recordings").mkdir()
-    tune(record=Path("recordings/k.json"))
+    recorded.rename("recordings/k.json")
     tune(objective=None, out_dir=Path("other"))
     assert "gain measured on Fake" in capsys.readouterr().out
 

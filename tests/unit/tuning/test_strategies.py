@@ -38,7 +38,7 @@ def test_ptx_is_searched_where_there_is_some(
         ("assembler", "model", True, False, "has no model"),
         ("assembler", "gpu", True, True, "measures on one GPU"),
         ("anneal", "recorded", True, False, "the strategy is anneal"),
-        ("anneal", "guess", True, False, "gpu, recorded or model"),
+        ("anneal", "guess", True, False, "allowed are gpu, recorded, model"),
     ],
 )
 def test_a_choice_that_cannot_work_is_refused(

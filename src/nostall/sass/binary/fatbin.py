@@ -80,7 +80,7 @@ def extract(data: bytes, arch: str | None = None, kernel: str | None = None) -> 
         )
     raise BadInput(
         f"the file has {len(candidates)} images for {candidates[0].arch}; choose one by its kernel "
-        "with --kernel NAME, or unpack the file with `cuobjdump -xelf all`"
+        "if the command has --kernel, or unpack the file with `cuobjdump -xelf all`"
     )
 
 

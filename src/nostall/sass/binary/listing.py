@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 
 from nostall.core.errors import BadBinary
@@ -59,26 +59,30 @@ class Listing:
     """Label -> offset of the instruction after it, in bytes."""
 
 
-def disassemble(cubin: Cubin) -> dict[str, Listing]:
+def disassemble(cubin: Cubin, only: Set[str] | None = None) -> dict[str, Listing]:
     """Run nvdisasm on temporary copies of a cubin; returns a listing for each function name.
 
-    A large cubin is read some functions at a time (see :mod:`.subset`).  Raises
-    :class:`BadBinary` if nvdisasm rejects the cubin or prints an unexpected listing.
+    ``only`` are the functions to list, by default all.  A large cubin is read some functions at a
+    time (see :mod:`.subset`).  Raises :class:`BadBinary` if nvdisasm rejects the cubin or prints an
+    unexpected listing.
     """
-    if sum(text.size for text in cubin.texts) <= MAX_CODE_BYTES:
+    is_complete = only is None or only >= {text.name for text in cubin.texts}
+    if is_complete and sum(text.size for text in cubin.texts) <= MAX_CODE_BYTES:
         return parse(_run_nvdisasm(upgrade_elf_header(cubin.data, cubin.sm)))
     listings: dict[str, Listing] = {}
-    for names in _groups(cubin):
+    for names in _groups(cubin, only):
         part = subset.cut(cubin.elf, names)
         listings.update(parse(_run_nvdisasm(upgrade_elf_header(part, cubin.sm))))
     return listings
 
 
-def _groups(cubin: Cubin) -> Iterator[list[str]]:
-    """The functions of a cubin in groups of at most ``MAX_CODE_BYTES``, or of one function."""
+def _groups(cubin: Cubin, only: Set[str] | None) -> Iterator[list[str]]:
+    """The functions (those in ``only``) in groups of at most ``MAX_CODE_BYTES``, or of one."""
     group: list[str] = []
     size = 0
     for text in cubin.texts:
+        if only is not None and text.name not in only:
+            continue
         if group and size + text.size > MAX_CODE_BYTES:
             yield group
             group, size = [], 0

@@ -191,6 +191,10 @@ _ILLEGAL = {
     "fragment and fence": ("mov.b32 %r47, %r1;", "wgmma.fence.sync.aligned;"),
     "accumulator and commit": ("mov.b32 %r1, %r41;", "wgmma.commit_group.sync.aligned;"),
     "accumulator and wait": ("wgmma.wait_group.sync.aligned 0;", "mov.b32 %r1, %r43;"),
+    "copy of an accumulator and wait": (
+        "wgmma.wait_group.sync.aligned 0;",
+        "add.s32 %r1, %r60, 1;",
+    ),
     "tensor memory load and wait": ("tcgen05.wait::ld.sync.aligned;", "add.s32 %r1, %r50, 1;"),
     "tensor memory store and wait": ("tcgen05.wait::st.sync.aligned;", "mov.b32 %r52, 1;"),
     "store of a call parameter and call": ("st.param.b32 [p], %r1;", "call.uni f, (p);"),
@@ -200,7 +204,8 @@ _ILLEGAL = {
 _OUTER = ".extern .func f(.param .b32 x);"
 _BEFORE = ".param .b32 p;\n"
 _AFTER = (
-    f"\n{_WGMMA}\n{_SPARSE}\ntcgen05.ld.sync.aligned.32x32b.x2.b32 {{%r50,%r51}}, [%r1];\n"
+    f"\n{_WGMMA}\n{_SPARSE}\nmov.b32 %r60, %r41;\n"
+    "tcgen05.ld.sync.aligned.32x32b.x2.b32 {%r50,%r51}, [%r1];\n"
     "tcgen05.st.sync.aligned.32x32b.x2.b32 [%r1], {%r52,%r53};"
 )
 

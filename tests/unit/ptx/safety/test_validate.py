@@ -312,6 +312,12 @@ def test_a_register_budget_stays_where_the_kernel_changes_it() -> None:
     body = "setmaxnreg.inc.sync.aligned.u32 240;"
     verdict = validate(kernel(body), kernel(body, header=".reqntid 128\n.maxnreg 64"))
     assert kinds(verdict) == {"register-budget"}
+    function = f".func f()\n{{\n{body}\nret;\n}}"
+    changed = kernel("", function, header=".reqntid 128\n.maxnreg 64")
+    assert kinds(validate(kernel("", function), changed)) == {"register-budget"}
+    other = "\n.visible" + kernel(body).split("\n.visible", 1)[1].replace("entry k(", "entry l(")
+    changed = kernel("", header=".reqntid 128\n.maxnreg 64")
+    assert validate(kernel("") + other, changed + other).accepted
 
 
 @pytest.mark.parametrize(

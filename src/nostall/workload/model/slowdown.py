@@ -26,6 +26,8 @@ import numpy as np
 from nostall.core.errors import BadInput
 from nostall.workload.hardware.efficiency import EfficiencyCurve
 
+BUCKET_BYTES = 25 * 2**20
+"""Default size of a bucket of PyTorch's DistributedDataParallel."""
 _GRID_POINTS = (33, 41, 11)
 """Grid points of overhead, share and hidden.  The overhead has a cubic scale and the share a
 logarithmic one, for a fine resolution of small values."""

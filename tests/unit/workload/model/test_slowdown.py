@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from benchmarks.workload.slowdown_model import (
+
+from nostall.core import BadInput
+from nostall.workload.hardware import EfficiencyCurve
+from nostall.workload.model.slowdown import (
     MeasuredStep,
     SlowdownModel,
     fit_slowdown,
     last_bucket_share,
 )
-
-from nostall.core import BadInput
-from nostall.workload.hardware import EfficiencyCurve
 
 PEAK = 6.25e9
 TRUTH = SlowdownModel(EfficiencyCurve(0.12, 4e-3), 0.3, PEAK, pair_share=0.5)
