@@ -71,7 +71,7 @@ RULES = (
     Rule("expert-parallel dispatch and combine, executors of mscclpp", WorkKind.COMMUNICATION,
          r"", r"^(?:mscclpp|deep_ep|pplx)"),
     Rule("reduction after a split product, of Tensile", WorkKind.MEMORY,
-         r"^cijk_(?!a)|post_?gsu"),
+         r"^cijk_(?!a|.*gemm)|post_?gsu"),
     Rule("what comes before or after a product", WorkKind.MEMORY, _LAST_WORD.format(
         r"(?:split_?k_?)?reduce|reduction|combine|merge|states|preprocess|postprocess|finali[sz]e|"
         r"prepare|convert|offsets?|metadata|re?pack|unpack|ptrs|pointers|indices|arguments|sizes")),

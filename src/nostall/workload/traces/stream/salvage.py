@@ -81,9 +81,9 @@ def repair(text: bytes) -> tuple[bytes, list[int]]:
             repaired[begin:end] = {1: b"/", 6: rb"\ufffd"}.get(size, b'""'.ljust(size))
             invalid[begin] = True
         text = bytes(repaired)
-    positions = np.flatnonzero(invalid)
-    is_first = np.diff(positions, prepend=-2) > 1
-    return text, positions[is_first].tolist()
+    is_first = invalid.copy()
+    is_first[1:] &= ~invalid[:-1]
+    return text, np.flatnonzero(is_first).tolist()
 
 
 def ends_list(text: bytes | bytearray, position: int, at_end: bool) -> re.Match[bytes] | None:
