@@ -41,9 +41,6 @@ def _row(
 
 
 BENCHMARKS: tuple[Benchmark, ...] = (
-    # PTX orders
-    _row("ptx.random_orders", "CPU", "Does ptxas accept random orders of PTX without new messages?",
-         "random_orders.json"),
     _row("ptx.validator", "CPU", "Does the validator accept legal PTX and refuse violations?",
          "validator.json"),
     # SASS schedules
@@ -55,7 +52,15 @@ BENCHMARKS: tuple[Benchmark, ...] = (
          "static_speed.json", "sass-modelled.md"),
     _row("sass.random_walks", "CPU", "Does the verifier accept what legal moves reach?",
          "random_walks.json", "sass-modelled.md"),
+    _row("sass.cover_rules", "CPU", "Which in-order rules does compiler output need?"),
+    _row("sass.warpgroup_audit", "CPU", "Do compilers reuse registers of running products?",
+         "warpgroup_audit.json"),
     _row("sass.fuzz", "CPU", "Do damaged cubins end in a clear error?", "fuzz.json"),
+    _row("sass.false_alarms", "CPU",
+         "How many functions of libraries that were not mined does the verifier refuse?",
+         "false_alarms.json"),
+    _row("sass.lowered_stalls", "CPU",
+         "Is each lowered stall between dependent neighbours refused?", "lowered_stalls.json"),
     _row("sass.kill_resume", "CPU", "Does a killed search resume to the same result?",
          "kill_resume.json"),
     _row("kernels.inductor", "GPU",
@@ -67,10 +72,13 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     _row("sass.stall_reasons", "GPU", "What do the suite's kernels wait for (ncu)?",
          "stall_reasons.json", "sass.md"),
     _row("sass.random_walks_on_gpu", "GPU", "Do legal schedules compute the same bits?",
-         "random_walks_on_gpu.json", "sass.md"),
+         "random_walks_on_gpu.json", "sass.md", "sass.gpu_walks.random_walks_on_gpu"),
     _row("sass.measured_distances", "GPU",
          "How close may a fixed-latency result and its reader issue?",
-         module="sass.distances.measured_distances"),
+         "measured_distances.json.gz witnesses.json.gz", "issue-distances.md",
+         "sass.distances.measured_distances"),
+    _row("sass.freed_slack", "CPU", "How many cycles do measured distances free?",
+         "freed_slack.json", "issue-distances.md", "sass.distances.freed_slack"),
     _row("sass.soak", "GPU", "Does a search continue after moves that break kernels on purpose?",
          "soak.json soak_more.json", "sass.md"),
     _row("sass.measurement_checks", "GPU", "Do inputs, comparisons, clocks and nulls hold?",
@@ -80,7 +88,10 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     _row("sass.farm_throughput", "2 or more GPUs", "How many candidates a second do N GPUs try?",
          "farm_throughput.json", "sass.md"),
     # PTX
-    _row("ptx.assembler_suite", "GPU", "What does searching the input of ptxas gain?"),
+    _row("ptx.random_orders", "CPU", "Does ptxas accept random orders of PTX without new messages?",
+         "random_orders.json"),
+    _row("ptx.assembler_suite", "GPU", "What does searching the input of ptxas gain?",
+         "assembler_suite.json"),
     # Learning
     _row("learning.strategies", "CPU", "Does learning beat annealing on the SM model?",
          "strategies.json", "learning.md"),
@@ -145,8 +156,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
          "How exact are predicted iteration times?",
          "predicted_vs_measured_2.json predicted_vs_measured_4.json", "parallel.md"),
     # Readers of files
-    _row("readers.fuzz", "CPU", "Do damaged files end in a result or in a clear error?",
-         "fuzz.json"),
+    _row("readers.fuzz", "CPU", "Do damaged files end in a result or in a clear error?"),
     # Jobs and traces
     _row("workload.gpu", "GPU", "How long do operators, copies and steps take?",
          "gpu.json", "workload.md"),

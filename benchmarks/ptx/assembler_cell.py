@@ -21,7 +21,7 @@ from nostall.tuning.assembler.job import AssemblerJob, Setup, open_setup
 from nostall.tuning.assembler.objective import count_dropped
 from nostall.tuning.assembler.recipe import Recipe, rebuild
 from nostall.tuning.gpu_objective import Decision, decide, race_states
-from nostall.tuning.job import Settings, tune
+from nostall.tuning.job import ASSEMBLER_TIMING, Settings, tune
 from nostall.tuning.source import Source
 
 OpenDevice = Callable[[Kernel, MeasurementPlan], AbstractContextManager[Device]]
@@ -79,7 +79,8 @@ def measure(cell: Cell, baseline: Baseline) -> dict[str, Any]:
     assert source.launch is not None
     began = monotonic()
     kernel = Kernel(source.cubin, source.kernel, source.launch)
-    with cell.open(kernel, MeasurementPlan(seed=cell.seed)) as gpu:
+    timing = ASSEMBLER_TIMING if cell.method == "assembler" else {}
+    with cell.open(kernel, MeasurementPlan(seed=cell.seed, **timing)) as gpu:
         record = METHODS[cell.method](cell, source, gpu)
         about = dict(gpu.info)
     over_a = record["over_a"]

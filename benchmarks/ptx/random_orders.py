@@ -1,6 +1,6 @@
 """Random orders of the PTX of all corpus kernels: does ptxas accept them without new messages?
 
-    python -m benchmarks run ptx.random_orders --orders 4 \\
+    python -m benchmarks run ptx.random_orders --every 3 --orders 4 \\
         --out benchmarks/ptx/results/random_orders.json
 
 Triton kernels of the corpus are compiled for sm_80, sm_90 and sm_100; the committed PTX of

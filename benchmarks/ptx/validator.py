@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tests.corpus.ptx_catalogue import ptx_texts
 from tests.mutations.ptx.legal_edits import LEGAL_EDITS
 from tests.mutations.ptx.mutants import VIOLATIONS, all_texts, mutants, validator
 
@@ -70,12 +69,6 @@ class Tally:
         return {"checked": self.checked, "unexpected": self.unexpected}
 
 
-def all_originals(every: int) -> Iterator[tuple[str, str]]:
-    """Name and text of every N-th PTX text."""
-    yield from list(ptx_texts().items())[::every]
-    yield from ((name, text) for name, text in texts(every) if text is not None)
-
-
 def random_states(space: PtxSpace, count: int, seed: int) -> Iterator[PtxState]:
     """Random orders; two of three are children of the order before."""
     rng = np.random.default_rng(seed)
@@ -97,10 +90,9 @@ def with_settings(space: PtxSpace, state: PtxState, seed: int) -> PtxState:
 
 def all_levers(kernel: str, text: str) -> Levers:
     """Settings that the validator allows for this kernel."""
-    has_dynamic_budget = "setmaxnreg" in text
     return Levers(
         kernel_names=("", f"cutlass_{kernel}"),
-        max_registers=(None,) if has_dynamic_budget else (None, 64, 128),
+        max_registers=(None, 64, 128),
         hints=HINTS,
         dependent_launch=("", "wait", "wait+trigger") if "sm_8" not in text else ("",),
     )
@@ -179,7 +171,9 @@ def main(options: argparse.Namespace) -> int:
     tallies = {name: Tally(expect_accepted=True) for name in ("itself", "orders", "settings")}
     speed: list[Row] = []
     unread: list[str] = []
-    for name, text in all_originals(options.every):
+    for name, text in texts(options.every):
+        if text is None:
+            continue
         try:
             row = check_text(name, text, options.orders, tallies)
         except NostallError as error:

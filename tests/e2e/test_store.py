@@ -2,37 +2,20 @@
 
 from __future__ import annotations
 
-import io
 import shutil
 import subprocess
 import sys
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
 
-from nostall.cli import main
 from nostall.sass.binary.cubin import Cubin
 from nostall.store import Store
 from nostall.store.artefacts import content_hash
-from tests.e2e.cli import LAUNCH, SMALL, Done, command, environment, error_line
+from tests.e2e.cli import LAUNCH, SMALL, command, environment, error_line
+from tests.e2e.cli import nostall_here as nostall
 
 COUNTED = ["--evaluations", 300, "--launch", LAUNCH]
-
-
-def nostall(*args: object, **changes: str) -> Done:
-    """Run the command line in this process, so that imports and compilation happen once."""
-    out, err = io.StringIO(), io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
-        for name, value in {"COLUMNS": "200", **changes}.items():
-            patch.setenv(name, value)
-        patch.setattr(sys, "argv", ["nostall", *map(str, args)])
-        try:
-            main()
-            code = 0
-        except SystemExit as end:
-            code = int(end.code or 0)
-    return Done(code, out.getvalue(), err.getvalue())
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +81,30 @@ def test_store_verify_checks_all_records(home: str, tmp_path: Path) -> None:
     store.artefacts.path(row.optimised, "cubin").write_bytes(b"x")
     done = nostall("store", "verify", row.id[:9], "--format", "json", NOSTALL_HOME=elsewhere)
     assert done.code == 1 and "was changed" in done.json[0]["reason"]
+
+
+def test_repair_after_damage_of_the_index(home: str, tmp_path: Path) -> None:
+    elsewhere = str(shutil.copytree(home, tmp_path / "home"))
+    store = Store(Path(elsewhere))
+    (row,) = store.rows()
+    store.index.path.write_bytes(b"")
+    for args in (["ls"], ["rm", row.id[:12]], ["verify"]):
+        line = error_line(nostall("store", *args, NOSTALL_HOME=elsewhere))
+        assert "is damaged" in line and "`nostall store repair`" in line
+    done = nostall("store", "repair", NOSTALL_HOME=elsewhere)
+    assert done.code == 0 and row.id[:12] in done.out and "index.sqlite.damaged-" in done.out
+    done = nostall("store", "repair", "--format", "json", NOSTALL_HOME=elsewhere)
+    assert done.json == {"records": [row.id], "unusable": [], "damaged_index": None}
+    assert nostall("store", "verify", NOSTALL_HOME=elsewhere).code == 0
+
+
+def test_verify_names_records_that_the_index_lacks(home: str, tmp_path: Path) -> None:
+    elsewhere = str(shutil.copytree(home, tmp_path / "home"))
+    store = Store(Path(elsewhere))
+    store.index.remove(store.rows()[0].id)
+    done = nostall("store", "verify", NOSTALL_HOME=elsewhere)
+    assert "1 records have files but are not in the index" in done.err
+    assert "1 records in the index" in nostall("store", "repair", NOSTALL_HOME=elsewhere).out
 
 
 def test_missing_records_and_bundles(home: str, tmp_path: Path) -> None:

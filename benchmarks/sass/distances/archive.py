@@ -15,14 +15,14 @@ import shutil
 import subprocess
 import tempfile
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from benchmarks.sass.distances.microkernels.kernel import replace_code
 from benchmarks.sass.distances.microkernels.lines import SM, Line, assemble
+from benchmarks.sass.distances.microkernels.overwrites import overwrite_pairs
 from benchmarks.sass.distances.microkernels.pairs import Pair, all_pairs
 from benchmarks.sass.distances.microkernels.windows import (
     consumer_word,
@@ -33,8 +33,9 @@ from nostall.core.errors import BadInput, MissingPart
 from nostall.sass.program import registers
 from nostall.sass.program.instruction import Instruction
 from nostall.sass.program.program import Program
-from nostall.sass.safety import pairing
+from nostall.sass.safety import mined_tables, pairing
 from nostall.sass.safety.latency import LatencyTable
+from nostall.sass.safety.mined_tables import Row
 
 SOURCE = Path(__file__).with_name("microkernels") / "template.cu"
 TEMPLATE, PLAN = "template.cubin", "plan.json"
@@ -95,43 +96,59 @@ def plan_rows(template: bytes, pairs: Sequence[Pair]) -> list[dict[str, Any]]:
     pairs_words = [(producer_word(pair), consumer_word(pair)) for pair in pairs]
     words = sorted({word for both in pairs_words for word in both})
     decoded = dict(zip(words, decode(template, words), strict=True))
-    table = LatencyTable.load(SM)
-    floors = resources.files("nostall.sass.safety").joinpath("floors", f"sm_{SM}.json")
-    attested = json.loads(floors.read_text())["attested"]["RAW"]
+    table = LatencyTable.mined(SM)
+    tables = mined_tables.load(SM)
+    attested = tables.attested if tables is not None else {}
     rows: list[dict[str, Any]] = []
     for pair, (first, second) in zip(pairs, pairs_words, strict=True):
-        producer, consumer = decoded[first], decoded[second]
-        tested = tested_register(pair)
-        if tested not in producer.defs or tested not in consumer.uses:
-            raise BadInput(
-                f"{pair.name}: {registers.name(tested)} is not written by {producer.text!r} and "
-                f"read by {consumer.text!r}; correct the tables of producers and consumers"
-            )
-        names = pairing.exact_names(producer, consumer, tested, "RAW")
-        seen = [attested[name][0] for name in names if name in attested]
-        floor = table.min_distance(producer, consumer, tested, "RAW")
-        safe = table.safe_distance(producer, consumer, tested, "RAW")
-        rows.append(
-            {
-                "pair": pair.name,
-                "producer": producer.text,
-                "consumer": consumer.text,
-                "names": names,
-                "coarse": pairing.coarse_names(producer, consumer, tested, "RAW")[1],
-                "sighting": min(seen, default=None),
-                "floor": floor,
-                "safe": safe,
-                "top": min(_LARGEST_TOP, max(_LEAST_TOP, 1 + min([floor, *seen]))),
-            }
-        )
+        issued = (decoded[first], decoded[second])
+        if pair.kind == "WAR":
+            issued = (issued[1], issued[0])
+        rows.append(_plan_row(pair, issued, table, attested.get(pair.kind, {})))
     return rows
 
 
-def tested_register(pair: Pair) -> int:
-    """The number of the register that both instructions access."""
+def _plan_row(
+    pair: Pair,
+    issued: tuple[Instruction, Instruction],
+    table: LatencyTable,
+    attested: Mapping[str, Row],
+) -> dict[str, Any]:
+    """The row of one pair; ``issued``: its instructions in their order."""
+    first, second = issued
+    tested = tested_registers(pair)
+    for register in tested:
+        accesses = {"RAW": (first.defs, second.uses), "WAW": (first.defs, second.defs),
+                    "WAR": (first.uses, second.defs)}[pair.kind]  # fmt: skip
+        if not all(register in accessed for accessed in accesses):
+            raise BadInput(
+                f"{pair.name}: {first.text!r} and {second.text!r} do not both access "
+                f"{registers.name(register)}; correct the tables of producers and consumers"
+            )
+    keys = [(first, second, register, pair.kind) for register in tested]
+    names = [name for key in keys for name in pairing.exact_names(*key)]
+    seen = [attested[name].distance for name in names if name in attested]
+    floor = max(table.min_distance(*key) for key in keys)
+    return {
+        "pair": pair.name,
+        "kind": pair.kind,
+        "first": first.text,
+        "second": second.text,
+        "names": names,
+        "joint": len(tested) > 1,
+        "coarse": pairing.coarse_names(*keys[0])[1],
+        "sighting": max(seen, default=None) if len(seen) == len(names) else None,
+        "floor": floor,
+        "safe": max(table.safe_distance(*key) for key in keys),
+        "top": min(_LARGEST_TOP, max(_LEAST_TOP, 1 + min([floor, *seen]))),
+    }
+
+
+def tested_registers(pair: Pair) -> list[int]:
+    """The numbers of the registers that both instructions access."""
     file = pair.producer.file
-    last = pair.part if pair.producer.words > 1 else 0
-    return registers.number(file, target_register(pair) + last)
+    start = target_register(pair) + (pair.part if pair.producer.words > 1 else 0)
+    return [registers.number(file, start + k) for k in range(pair.joint_words)]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -142,7 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     template = compile_template()
     if options.template is not None:
         options.template.write_bytes(gzip.compress(template, mtime=0))
-    archive = Archive(template, plan_rows(template, all_pairs()))
+    archive = Archive(template, plan_rows(template, [*all_pairs(), *overwrite_pairs()]))
     archive.write(options.out)
     print(f"{options.out}: {len(archive.plan)} pairs, {options.out.stat().st_size} bytes")
 

@@ -11,7 +11,7 @@ from benchmarks.sass.distances.microkernels.consumers import Values
 from benchmarks.sass.distances.microkernels.kernel import KERNEL, SCRATCH_OFFSET
 from benchmarks.sass.distances.microkernels.values import KINDS, SLOT_BYTES, input_values
 from benchmarks.sass.distances.microkernels.windows import PASSES, THREADS
-from benchmarks.sass.distances.observe import Blind, Condition, Words
+from benchmarks.sass.distances.observe import Blind, Condition, Records, Words
 from benchmarks.sass.distances.search import Subject
 from nostall.core.launch import LaunchSpec
 from nostall.gpu.driver import Cuda, DriverError, KernelArguments, LoadedKernel
@@ -22,6 +22,7 @@ _LARGEST_LOW = 0x7F000000
 _FAR_BYTES = 6 * GIB + (32 << 20)
 """Bytes in which two such addresses, 4 GiB apart, always exist."""
 _NEAR_BYTES = 1 << 20
+_RECORD_BYTES = 16
 
 
 class GpuProber:
@@ -49,23 +50,24 @@ class GpuProber:
             kinds.append("global")
         return dict.fromkeys(kinds, near)
 
-    def run(self, cubin: bytes, subject: Subject, condition: Condition) -> tuple[Words, Words]:
+    def run(self, cubin: bytes, subject: Subject, condition: Condition) -> Records:
         """See :class:`.search.Prober`.  Raises DriverError if the kernel faults."""
         cuda = self.cuda
         if subject.values not in self._inputs:
             raise Blind("this GPU has no memory for two addresses that are 4 GiB apart")
         loaded = self._load(cubin)
         records = subject.count * PASSES
+        size = records * THREADS * _RECORD_BYTES
         threads = condition.warps * 32
         block = THREADS if condition.stream else threads
         spec = LaunchSpec(grid=(1, 1, 1), block=(block, 1, 1), args=())
         values = (self._out, self._inputs[subject.values], condition.stream, condition.warps)
         types = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32)
-        cuda.fill(self._out, 0xFF, records * THREADS * 8)
+        cuda.fill(self._out, 0xFF, size)
         cuda.launch(loaded, spec, KernelArguments((values, types)))
-        raw = cuda.download(self._out, records * THREADS * 8).view(np.uint32)
-        table = raw.reshape(subject.count, PASSES, THREADS, 2)[:, :, :threads]
-        return table[..., 0], table[..., 1]
+        raw = cuda.download(self._out, size).view(np.uint32)
+        table = raw.reshape(subject.count, PASSES, THREADS, -1)[:, :, :threads]
+        return Records(table[..., 0], table[..., 1], table[..., 2:])
 
     def _load(self, cubin: bytes) -> LoadedKernel:
         if self._loaded is not None and self._loaded[0] == cubin:

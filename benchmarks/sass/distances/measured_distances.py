@@ -14,30 +14,42 @@ from __future__ import annotations
 
 import argparse
 import random
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.result_file import save
+from benchmarks.harness.result_file import load, save
 from benchmarks.sass.distances.archive import Archive
 from benchmarks.sass.distances.campaign import Campaign, Task, run_campaign
 from benchmarks.sass.distances.gpu_prober import GpuProber
-from benchmarks.sass.distances.microkernels.pairs import all_pairs
+from benchmarks.sass.distances.microkernels.overwrites import overwrite_pairs
+from benchmarks.sass.distances.microkernels.pairs import Pair, all_pairs
 from benchmarks.sass.distances.microkernels.witnesses import CASES
+from benchmarks.sass.distances.table import reason_to_drop
 from benchmarks.sass.distances.tasks import DistanceTask, WitnessTask
 from nostall.gpu.driver import Cuda
 
 _SHOWN = 12
+_COMPARED = ("kind", "names", "joint", "coarse", "sighting", "floor", "safe")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--archive", type=Path, default=Path("build/distances.zip"))
-    parser.add_argument("--part", choices=("distances", "witnesses"), default="distances")
+    parser.add_argument(
+        "--part",
+        choices=("distances", "overwrites", "witnesses"),
+        default="distances",
+        help="distances: RAW pairs; overwrites: WAW and WAR pairs",
+    )
+    parser.add_argument(
+        "--again", type=Path, help="earlier results: only pairs that they have no minimum for"
+    )
     parser.add_argument("--seconds", type=float, default=240.0, help="stop after so many")
     parser.add_argument("--workers", type=int, default=6, help="processes on the GPU")
-    parser.add_argument("--match", default="", help="only names that contain this")
+    parser.add_argument("--match", default="", help="only names that match this expression")
     parser.add_argument("--limit", type=int, default=0, help="at most so many; 0 for all")
     parser.add_argument("--seed", type=int, default=0)
 
@@ -46,9 +58,14 @@ def main(options: argparse.Namespace) -> int:
     """Exit code 1 if a measured minimum is above a compiler's distance, else 0."""
     archive = Archive.read(options.archive)
     plan = {row["pair"]: row for row in archive.plan}
-    is_distances = options.part == "distances"
-    tasks = distance_tasks(plan, options.seed) if is_distances else list(map(WitnessTask, CASES))
-    tasks = [task for task in tasks if options.match in task.name]
+    is_distances = options.part != "witnesses"
+    pairs = overwrite_pairs() if options.part == "overwrites" else all_pairs()
+    if options.again is not None:
+        pairs = without_minimum(pairs, load(options.again)["rows"])
+    tasks: list[Task] = [*map(WitnessTask, CASES)]
+    if is_distances:
+        tasks = distance_tasks(pairs, plan, options.seed)
+    tasks = [task for task in tasks if re.search(options.match, task.name)]
     tasks = tasks[: options.limit or None]
     facts = {"gpu": gpu_facts(), "seed": options.seed, "wanted": len(tasks)}
     campaign = Campaign(archive.template, options.seconds)
@@ -66,16 +83,24 @@ def main(options: argparse.Namespace) -> int:
     return int(bool(above))
 
 
-def distance_tasks(plan: Mapping[str, dict[str, Any]], seed: int) -> list[Task]:
+def without_minimum(pairs: Iterable[Pair], rows: Iterable[dict[str, Any]]) -> tuple[Pair, ...]:
+    """The pairs whose rows of earlier results are no evidence, and those without a row."""
+    done = {row["pair"] for row in rows if not reason_to_drop(row)}
+    return tuple(pair for pair in pairs if pair.name not in done)
+
+
+def distance_tasks(
+    pairs: Iterable[Pair], plan: Mapping[str, dict[str, Any]], seed: int
+) -> list[Task]:
     """A task for each pair, in a random order, so that a time limit leaves a sample."""
-    pairs = list(all_pairs())
-    random.Random(seed).shuffle(pairs)
-    return [DistanceTask(pair, plan[pair.name]["top"], at) for at, pair in enumerate(pairs)]
+    shuffled = list(pairs)
+    random.Random(seed).shuffle(shuffled)
+    return [DistanceTask(pair, plan[pair.name]["top"], at) for at, pair in enumerate(shuffled)]
 
 
 def compared(result: dict[str, Any], plan: dict[str, Any]) -> dict[str, Any]:
     """A result beside the distances that compilers left."""
-    row = {**result, **{key: plan[key] for key in ("names", "coarse", "sighting", "floor", "safe")}}
+    row = {**result, **{key: plan[key] for key in _COMPARED}}
     if "problem" in result:
         return row
     minimum = result["largest_wrong"] + 1

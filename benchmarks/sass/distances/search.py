@@ -13,8 +13,8 @@ from benchmarks.sass.distances.microkernels.windows import SPACINGS, Spacing, Wi
 from benchmarks.sass.distances.observe import (
     Blind,
     Condition,
+    Records,
     Sighting,
-    Words,
     by_property,
     clock_overhead,
     largest_wrong,
@@ -28,6 +28,7 @@ BELOW, ABOVE = 1, 3
 """Distances around the largest wrong one that every condition runs."""
 ALIGNMENTS = (0, 3, 5, 6)
 ALONE = Condition(0, 1)
+_MAX_UNEXPLAINED = 8
 
 
 class Subject(Protocol):
@@ -47,8 +48,8 @@ class Subject(Protocol):
 class Prober(Protocol):
     """Runs a kernel of an experiment."""
 
-    def run(self, cubin: bytes, subject: Subject, condition: Condition) -> tuple[Words, Words]:
-        """(hashes, cycles), each of shape (loops, passes, threads of the testing warps)."""
+    def run(self, cubin: bytes, subject: Subject, condition: Condition) -> Records:
+        """What the launch stores."""
         ...
 
 
@@ -74,13 +75,24 @@ class PairResult:
             "runs": len({row.condition for row in self.rows}),
             "windows": len(self.rows),
             "wrong_windows": len(wrong),
-            "wrong_but_not_stale": sum(row.wrong - row.stale for row in wrong),
+            "torn": sum(row.torn for row in wrong),
+            "wrong_but_not_stale": sum(row.wrong - row.stale - row.torn for row in wrong),
+            "unexplained": self._samples(),
             "smallest_gap": min((row.gap for row in self.rows), default=0),
             "right": sum(row.right for row in self.rows),
             "delayed": sum(row.delayed for row in self.rows),
             "clock_overhead": self.overhead,
             "largest_wrong_by": by_property(self.rows),
         }
+
+    def _samples(self) -> list[dict[str, Any]]:
+        """Unexplained results of different distances."""
+        by_distance = {
+            row.window.distance: {"distance": row.window.distance, **sample}
+            for row in self.rows
+            for sample in row.unexplained
+        }
+        return list(by_distance.values())[:_MAX_UNEXPLAINED]
 
 
 def conditions(alignment: int, turn: int) -> tuple[Condition, ...]:
@@ -160,7 +172,11 @@ def _confirm(
 
 
 def _spacings(pair: Pair) -> tuple[Spacing, ...]:
-    return SPACINGS if pair.producer.file == "R" else SPACINGS[:3]
+    """The spacings that a pair can have."""
+    without = set() if pair.producer.file == "R" else {"reuse"}
+    if pair.kind == "WAR":
+        without.add("burst")
+    return tuple(spacing for spacing in SPACINGS if spacing not in without)
 
 
 def _run(
@@ -174,7 +190,7 @@ def _run(
     cubin = build(template, subject)
     has_clock = result.pair.consumer.form != "BRA"
     for condition in launches:
-        hashes, cycles = prober.run(cubin, subject, condition)
+        records = prober.run(cubin, subject, condition)
         if condition == ALONE and not result.rows and has_clock:
-            result.overhead = clock_overhead(subject, cycles)
-        result.rows += sightings(subject, condition, hashes, cycles, result.overhead, has_clock)
+            result.overhead = clock_overhead(records.cycles)
+        result.rows += sightings(subject, condition, records, result.overhead, has_clock)

@@ -72,7 +72,7 @@ class WitnessTask:
             row = {"condition": str(condition), "results": 0, "sensitive": 0,
                    "covered_wrong": 0, "uncovered_wrong": 0}  # fmt: skip
             for _ in range(LAUNCHES):
-                hashes, _ = prober.run(cubin, self.case, condition)
+                hashes = prober.run(cubin, self.case, condition).hashes
                 expected = hashes[reference]
                 row["results"] += expected.size
                 row["sensitive"] += int((hashes[blind] != expected).sum())

@@ -17,6 +17,10 @@ def show_document(document: Document) -> None:
     """Print the kernels and times of each pass, the verdicts and the tuning results."""
     for traced_pass in document.passes:
         _show_pass(document, traced_pass)
+    out.print(
+        "model:    modelled times are of the fusion cost model (memory traffic and occupancy); "
+        "the SM model of `nostall tune` counts instructions and gives others"
+    )
     for line in _binary_lines(document):
         out.print(line)
     if document.measured_on:

@@ -12,6 +12,7 @@ from nostall.core import Tolerance
 from nostall.core.measurement import Kind
 from nostall.sass import Verdict
 from nostall.sass.binary import toolchain
+from nostall.sass.safety.measured_distances import MeasuredDistances
 from nostall.tuning.gpu_objective import Decision
 from nostall.tuning.source import Source
 
@@ -59,6 +60,7 @@ def comparison_record(decision: Decision) -> dict[str, Any]:
         "high": comparison.high,
         "null_low": comparison.null_low,
         "null_high": comparison.null_high,
+        "loads": timing.loads,
         "samples": {
             "original": timing.original,
             "candidate": timing.candidate,
@@ -76,9 +78,15 @@ def verdict_record(verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def cubin_notes(sm: int, kind: Kind) -> tuple[str, ...]:
+def cubin_notes(sm: int, kind: Kind, measured_latencies: bool = False) -> tuple[str, ...]:
     """Limitations that the user of an optimised cubin should know."""
     notes = [".debug_line and .nv_debug_line_sass still describe the original order"]
+    if measured_latencies:
+        measured = MeasuredDistances.load(sm)
+        notes.append(
+            f"verified with issue distances measured on {measured.gpu}, plus {measured.margin} "
+            "cycles, where they are below those of compiler output"
+        )
     if sm >= 100:
         notes.append(".nv.capmerc keeps the original code")
         if kind == "modelled":
@@ -139,5 +147,6 @@ def provenance_record(
         "verified": verdict_record(result.verdict),
         "compared": comparison_fields if result.decision is not None else None,
         "gain": {"kind": kind, "ratio": result.ratio},
-        "notes": cubin_notes(sm, kind),
+        "measured_latencies": settings.measured_latencies,
+        "notes": cubin_notes(sm, kind, settings.measured_latencies),
     }

@@ -155,8 +155,10 @@ class Text:
         """Positions of instructions that control passes one after another, outside inner braces."""
         regions: list[list[int]] = [[]]
         for at, line in enumerate(self.lines):
-            opens = line.text.split("//")[0].lstrip().startswith("{")
-            if line.depth == 0 or self.is_target(line.label) or opens:
+            code = line.text.split("//")[0].strip()
+            # Two statements in a line, and statements of several lines.
+            is_other = bool(code) and not (line.opcode or line.label or code.startswith("."))
+            if line.depth == 0 or self.is_target(line.label) or is_other:
                 regions.append([])
             elif line.opcode and line.depth == 1:
                 if line.root in TERMINATORS:

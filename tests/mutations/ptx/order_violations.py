@@ -339,7 +339,8 @@ ORDERS: dict[str, Finder] = {
     "matrix product across a warp barrier": _across_new(
         _is_matrix_product, "\tbar.warp.sync \t-1;"
     ),
-    "matrix product across a barrier": _across_new(_is_matrix_product, "\tbar.sync \t0;"),
+    "matrix product across a barrier": _across_new(_is_matrix_product, "\tbarrier.sync \t0;"),
+    "matrix load across a barrier": _across_new(_root("ldmatrix"), "\tbar.sync \t0;"),
     "shuffle across a warp barrier": _across_new(_is_exchange, "\tbar.warp.sync \t-1;"),
     "shuffles exchanged": _exchanged(_is_exchange, 8),
     "access across a barrier": _across(_is_weak_access, _root("bar", "barrier")),

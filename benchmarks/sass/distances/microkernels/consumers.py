@@ -12,7 +12,7 @@ from typing import Literal
 from benchmarks.sass.distances.microkernels.producers import File
 
 Values = Literal["data", "uniform", "predicate", "shared", "global", "global_high", "constant",
-                 "offset"]  # fmt: skip
+                 "offset", "shift", "magnitude", "exponent"]  # fmt: skip
 """What the fresh and the stale value of a pass are:
 
 - ``data``: numbers that are valid in every format, different in each thread; ``uniform``: the same
@@ -20,6 +20,8 @@ Values = Literal["data", "uniform", "predicate", "shared", "global", "global_hig
 - ``predicate``: 0 and 1, the same in all threads of a warp
 - ``shared``, ``global``: two addresses of a thread's own slots; ``offset``: two offsets to a shared
   address; ``constant``: two offsets in the parameters
+- ``shift``: numbers below 32, the same in all threads of a warp
+- ``magnitude``: floats of 8 to 2^22; ``exponent``: as ``data``, with different upper four bits
 - ``global_high``: the upper words of two addresses that are 4 GiB apart
 """
 Result = Literal["R", "P", "UR", "UP", "memory"]
@@ -86,12 +88,15 @@ _VARIABLE = {"has_fixed_latency": False}
 DATA: tuple[Consumer, ...] = (
     *_ports(f"IADD3 {_ABC}", _FLOATS, "a b c"),
     *_ports(f"LOP3.LUT {_ABC}, 0x96, !PT", _FLOATS, "a b c"),
-    *_ports(f"SHF.R.U32 {_ABC}", "a=A b=FIVE c=C", "a b c"),
+    *_ports(f"SHF.R.U32 {_ABC}", "a=A b=FIVE c=C", "a c"),
+    *_ports(f"SHF.R.U32 {_ABC}", "a=A c=C", "b", values="shift"),
     *_ports("SEL R{d}, R{a}, R{b}, P{ps}", "a=A b=B ps=PT", "a"),
     *_ports("SEL R{d}, R{a}, R{b}, P{ps}", "a=A b=B ps=NO", "b"),
-    *_ports(f"PRMT {_ABC}", "a=A b=BYTES c=C", "a b c"),
+    *_ports(f"PRMT {_ABC}", "a=A b=BYTES c=C", "a b"),
+    *_ports(f"PRMT {_ABC}", "a=A b=HIGH_BYTES", "c"),
     *_ports("LEA R{d}, R{a}, R{b}, 0x1", "a=A b=B", "a b"),
-    *_ports(f"LEA.HI {_ABC}, 0x4", _FLOATS, "a b c"),
+    *_ports(f"LEA.HI {_ABC}, 0x4", _FLOATS, "a", values="exponent"),
+    *_ports(f"LEA.HI {_ABC}, 0x4", _FLOATS, "b c"),
     *_ports("MOV R{d}, R{b}", "", "b"),
     *_ports("ISETP.LT.AND P{pd}, PT, R{a}, R{b}, PT", "a=B b=B", "a b", result="P"),
     *_ports("FSETP.GT.AND P{pd}, PT, R{a}, R{b}, PT", "a=B b=B", "a b", result="P"),
@@ -120,9 +125,9 @@ DATA: tuple[Consumer, ...] = (
     *_ports("MUFU.RCP R{d}, R{b}", "", "b", **_VARIABLE),
     *_ports("MUFU.EX2 R{d}, R{b}", "", "b", **_VARIABLE),
     *_ports("I2F.RP R{d}, R{b}", "", "b", **_VARIABLE),
-    *_ports("F2I.TRUNC.NTZ R{d}, R{b}", "", "b", **_VARIABLE),
+    *_ports("F2I.TRUNC.NTZ R{d}, R{b}", "", "b", values="magnitude", **_VARIABLE),
     *_ports("F2F.F64.F32 R{d}, R{b}", "", "b", **_VARIABLE),
-    *_ports("F2F.F32.F64 R{d}, R{b}", "", "b", 2, **_VARIABLE),
+    *_ports("F2F.F32.F64 R{d}, R{b}", "", "b", 2, values="exponent", **_VARIABLE),
     *_ports("POPC R{d}, R{b}", "", "b", **_VARIABLE),
     *_ports("SHFL.IDX PT, R{d}, R{a}, R{b}, 0x1f", "a=THREAD b=FIVE", "a b", **_VARIABLE),
     *_ports("STG.E desc[UR4][R{a}.64], R{b}", "a=SCRATCH", "b", result="memory",
@@ -212,10 +217,12 @@ _U_OPERANDS = "ua=U_A ub=U_B uc=U_ONE"
 _UNIFORM = {"values": "uniform"}
 
 
-def _uniform_ports(form: str, ports: str, operands: str, result: Result = "UR") -> list[Consumer]:
+def _uniform_ports(
+    form: str, ports: str, operands: str, result: Result = "UR", values: Values = "uniform"
+) -> list[Consumer]:
     rest = _operands(operands)
     return [
-        Consumer(form, port, tuple(p for p in rest if p[0] != port), "UR", 1, result, "uniform")
+        Consumer(form, port, tuple(p for p in rest if p[0] != port), "UR", 1, result, values)
         for port in ports.split()
     ]
 
@@ -224,7 +231,8 @@ UNIFORM: tuple[Consumer, ...] = (
     *_uniform_ports(f"UIADD3 {_U_ABC}", "ua ub uc", _U_OPERANDS),
     *_uniform_ports(f"ULOP3.LUT {_U_ABC}, 0x96, !UPT", "ua ub uc", _U_OPERANDS),
     *_uniform_ports(f"UIMAD {_U_ABC}", "ua ub uc", _U_OPERANDS),
-    *_uniform_ports(f"USHF.R.U32.HI {_U_ABC}", "ub uc", "ua=U_ZERO ub=U_ONE uc=U_A"),
+    *_uniform_ports(f"USHF.R.U32.HI {_U_ABC}", "ub", "ua=U_ZERO uc=U_A", values="shift"),
+    *_uniform_ports(f"USHF.R.U32.HI {_U_ABC}", "uc", "ua=U_ZERO ub=U_ONE"),
     *_uniform_ports("UMOV UR{ud}, UR{ub}", "ub", ""),
     *_uniform_ports("UPOPC UR{ud}, UR{ub}", "ub", ""),
     *_uniform_ports("UISETP.NE.AND UP{pd}, UPT, UR{ua}, UR{ub}, UPT", "ua ub",

@@ -28,6 +28,7 @@ from benchmarks.sass.distances.microkernels.pairs import Pair
 from benchmarks.sass.distances.microkernels.windows import (
     BLIND,
     REFERENCE,
+    SAFE_DISTANCE,
     THREADS,
     Window,
     window_items,
@@ -59,7 +60,7 @@ class Experiment:
     pair: Pair
     alignment: int
     windows: tuple[Window, ...]
-    """The first is the reference, the second the blind window."""
+    """The first is the reference, the second the blind window; then those with stale words."""
 
     @property
     def count(self) -> int:
@@ -71,10 +72,20 @@ class Experiment:
         """What the values of a pass are."""
         return self.pair.values
 
+    @property
+    def comparisons(self) -> int:
+        """The number of windows before those that test a distance."""
+        return 2 + (1 << self.pair.joint_words) - 2
+
 
 def experiment(pair: Pair, alignment: int, windows: Sequence[Window]) -> Experiment:
-    """An experiment with the reference and the blind window first."""
-    return Experiment(pair, alignment, (REFERENCE, BLIND, *windows))
+    """An experiment whose first windows show the right result and each wrong one.
+
+    The wrong ones are that of the stale value, and of each mix of fresh and stale words.
+    """
+    masks = range(1, (1 << pair.joint_words) - 1)
+    torn = [Window(SAFE_DISTANCE, "stall", stale_words=mask) for mask in masks]
+    return Experiment(pair, alignment, (REFERENCE, BLIND, *torn, *windows))
 
 
 def build(template: bytes, subject: Experiment) -> bytes:
@@ -131,7 +142,7 @@ def _prologue() -> tuple[Item, ...]:
         line(wide, d=r.IN_BASE, a=r.THREAD, i=16, c=r.IN_BASE),
         line(wide, d=r.SCRATCH, a=one, i=SCRATCH_OFFSET, c=r.OUT_BASE),
         line(wide, d=r.SCRATCH, a=r.THREAD, i=16, c=r.SCRATCH),
-        line(wide, d=r.OUT_BASE, a=r.THREAD, i=8, c=r.OUT_BASE),
+        line(wide, d=r.OUT_BASE, a=r.THREAD, i=16, c=r.OUT_BASE),
         line("MOV R{d}, {i}", d=r.SCRATCH_SHARED, i=SHARED_SCRATCH),
         line("IMAD R{d}, R{a}, {i}, R{c}", d=r.SCRATCH_SHARED, a=r.THREAD, i=32,
              c=r.SCRATCH_SHARED),

@@ -1,4 +1,4 @@
-"""Tested pairs: every producer with every consumer port that can read its result."""
+"""Tested pairs: two instructions that access one register."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 from benchmarks.sass.distances.microkernels.consumers import CONSUMERS, Consumer, Values
 from benchmarks.sass.distances.microkernels.producers import PRODUCERS, Producer
+from nostall.sass.safety.pairing import HazardKind
 
-_NEEDS_IDENTITY = ("shared", "global", "global_high", "constant", "offset")
+_ADDRESSES = ("shared", "global", "global_high", "constant", "offset")
+_NEEDS_IDENTITY = (*_ADDRESSES, "shift")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +23,9 @@ class Pair:
     """Word of the result that meets ``word``; wide results meet wide ports in all their words."""
     word: int
     """Word of the port that is read from the producer."""
+    kind: HazardKind = "RAW"
+    """RAW and WAW: the producer issues first.  WAR: the consumer does.  The consumer of a WAW pair
+    is another writer of the same register."""
 
     @property
     def name(self) -> str:
@@ -31,7 +36,17 @@ class Pair:
         word = f"+{self.word}" if consumer.width > 1 else ""
         form = self.producer.form
         carry = ":carry" if self.producer.file == "R" and "P{pd}" in form else ""
-        return f"{self.producer.label}{carry}{part}|{consumer.label}{word}{high}"
+        written, read = f"{self.producer.label}{carry}{part}", f"{consumer.label}{word}{high}"
+        if self.kind == "WAR":
+            return f"WAR:{read}|{written}"
+        return f"{'' if self.kind == 'RAW' else 'WAW:'}{written}|{read}"
+
+    @property
+    def joint_words(self) -> int:
+        """Words of the result that the port reads together; 1 unless both are wide."""
+        if self.kind != "RAW" or self.consumer.values in ("global", "global_high"):
+            return 1
+        return min(self.producer.words, self.consumer.width)
 
     @property
     def values(self) -> Values:
@@ -45,7 +60,7 @@ class Pair:
 
 
 def all_pairs() -> tuple[Pair, ...]:
-    """All pairs, in the order of the tables."""
+    """All RAW pairs, every producer with every port that can read its result."""
     return tuple(
         Pair(producer, consumer, part, word)
         for producer in PRODUCERS
@@ -67,7 +82,7 @@ def _meetings(producer: Producer, consumer: Consumer) -> Iterator[tuple[int, int
     elif consumer.values == "global":
         yield 0, 0
     elif consumer.width == 1:
-        parts = 1 if consumer.values in _NEEDS_IDENTITY else min(producer.words, 2)
+        parts = 1 if consumer.values in _ADDRESSES else min(producer.words, 2)
         yield from ((part, 0) for part in range(parts))
     elif producer.words == 1:
         yield from ((0, word) for word in range(min(consumer.width, 2)))

@@ -18,6 +18,9 @@ P_FRESH, P_FALSE = 1, 2
 RESULT, U_RESULT, P_RESULT = 64, 24, 3
 """First register that a consumer writes: general, uniform, predicate."""
 
+RAW_RESULT = 68
+"""Copies of the first two words of the result."""
+
 # Bookkeeping.
 THREAD, OUT, IN, PASS, RECORD = 0, 2, 4, 6, 7
 CLOCK_BEFORE, CLOCK_AFTER = 8, 9
@@ -36,6 +39,7 @@ VALUES = {
     "DOUBLE_ONE": (28, 0x00000000),
     "DOUBLE_ONE.1": (29, 0x3FF00000),
     "BYTES": (30, 0x3210),
+    "HIGH_BYTES": (70, 0x7654),
     "FLOAT_ZERO": (31, 0x80000000),
     "HALF_ZERO": (34, 0x80008000),
     "DOUBLE_ZERO": (36, 0x00000000),

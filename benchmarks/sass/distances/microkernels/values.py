@@ -10,7 +10,7 @@ from benchmarks.sass.distances.microkernels.kernel import SHARED_START
 from benchmarks.sass.distances.microkernels.windows import PASSES, THREADS
 
 KINDS: tuple[Values, ...] = ("data", "uniform", "predicate", "shared", "global", "global_high",
-                             "constant", "offset")  # fmt: skip
+                             "constant", "offset", "shift", "magnitude", "exponent")  # fmt: skip
 SLOT_BYTES = 32
 """Bytes of the two address slots of a thread: fresh first, stale 16 bytes after it."""
 WARP = 32
@@ -26,7 +26,15 @@ def input_values(kind: Values, seed: int, slots: int) -> NDArray[np.uint32]:
     shape = (PASSES, THREADS, 4)
     numbers = rng.integers(0, 1 << 23, shape, np.uint32) & np.uint32(0x7F3FFF)
     numbers |= np.uint32(0x3F800000)
-    if kind in ("uniform", "predicate", "offset"):
+    if kind == "magnitude":
+        numbers = numbers & np.uint32(0x7FFFFF) | rng.integers(0x82, 0x95, shape, np.uint32) << 23
+    if kind == "exponent":
+        tops = rng.integers(1, 7, shape, np.uint32)
+        numbers[..., :2] = numbers[..., :2] & np.uint32(0xFFFFFFF) | tops[..., :2] << 28
+    if kind == "shift":
+        numbers &= np.uint32(31)
+        numbers[..., 1::2] = (numbers[..., ::2] + 1 + numbers[..., 1::2] % 31) % 32
+    if kind in ("uniform", "predicate", "offset", "shift"):
         numbers = np.repeat(numbers[:, ::WARP], WARP, axis=1)
     values = numbers.copy()
     if kind == "predicate":

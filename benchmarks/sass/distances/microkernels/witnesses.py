@@ -77,7 +77,7 @@ class Case:
     later: str
     kind: Literal["result", "sources"] = "result"
     pressure: str = ""
-    """Instruction that fills the unit's queue first, or empty."""
+    """Instructions that fill the queues first, separated by ``+``, or empty."""
     guarded: bool = False
     """Whether the later instruction has a guard that is false."""
     is_control: bool = False
@@ -97,9 +97,10 @@ class Case:
     @property
     def values(self) -> Values:
         """What the values of a pass are; LDG and LDC need addresses."""
-        if "LDG" in (self.earlier, self.later, self.pressure):
+        forms = (self.earlier, self.later, *self.pressure.split("+"))
+        if "LDG" in forms:
             return "global"
-        return "constant" if "LDC" in (self.earlier, self.later, self.pressure) else "uniform"
+        return "constant" if "LDC" in forms else "uniform"
 
 
 def _cases(
@@ -118,17 +119,19 @@ def _cases(
 
 CASES: tuple[Case, ...] = (
     *_cases("LSU", "LDS>LDS LDS>SHFL SHFL>LDS SHFL>SHFL LDSM>LDS LDS>LDSM ATOMS>LDS LDS>ATOMS "
-            "ATOMS>SHFL REDUX>LDS LDS>REDUX REDUX>SHFL LDS.128>LDS LDS.128>SHFL LDSM>SHFL",
-            "LDS.128 LDG"),
+            "ATOMS>SHFL REDUX>LDS LDS>REDUX REDUX>SHFL SHFL>REDUX REDUX>REDUX LDS.128>LDS "
+            "LDS.128>SHFL LDSM>SHFL LDSM>LDSM ATOMS>ATOMS LDSM>ATOMS ATOMS>LDSM",
+            "LDS.128 LDG ATOMS LDSM LDS.128+LDG ATOMS+LDG"),
     *_cases("LSU", "LDG>LDS LDG>SHFL", "LDG", is_control=True),
     *_cases("XU", "MUFU>MUFU MUFU>MUFU.EX2 F2F.F64.F32>MUFU I2F.F64>MUFU F2F.F32.F64>MUFU I2F>MUFU "
             "F2I>MUFU FLO>MUFU POPC>MUFU BREV>MUFU MUFU>F2F.F64.F32 MUFU>I2F.F64 MUFU>I2F "
             "MUFU>FLO MUFU>POPC F2F.F64.F32>I2F F2F.F64.F32>FLO I2F.F64>FLO I2F>FLO FLO>I2F "
-            "I2F>F2F.F64.F32", "MUFU F2F.F64.F32"),
+            "I2F>F2F.F64.F32 FLO>F2F.F64.F32 FLO>FLO I2F>I2F F2F.F64.F32>F2F.F64.F32",
+            "MUFU F2F.F64.F32 I2F.F64 F2F.F64.F32+I2F MUFU+LDS.128"),
     *_cases("XU", "LDG>MUFU", "", is_control=True),
     *_cases("SPECIAL", "S2UR>S2UR S2R>S2R", "S2R"),
     *_cases("SPECIAL", "S2R>S2UR S2UR>S2R", "S2R", is_control=True),
-    *_cases("CONST", "LDC>LDC LDC>LDC.near LDC.near>LDC", "LDC"),
+    *_cases("CONST", "LDC>LDC LDC>LDC.near LDC.near>LDC", "LDC LDC.near LDC+LDS.128"),
     *_cases("CONST", "LDG>LDC.near", "", is_control=True),
     *_cases("WAR", "LDG>LDG LDG>@LDG LDG>@LDS LDG>LDS LDG>@SHFL", "LDG LDS.128", kind="sources"),
     *_cases("WAR", "LDS>LDS LDS>@LDS LDS>@LDG LDS>@SHFL", "LDS.128 LDG", kind="sources"),
@@ -251,8 +254,10 @@ def _stale_address_word(case: Case) -> int:
     return word(_FORMS[case.earlier], d=r.TARGET, a=address, b=number("A"))
 
 
-def _pressure(name: str, at: int) -> Line:
+def _pressure(names: str, at: int) -> Line:
     """One instruction that fills a queue."""
+    choices = names.split("+")
+    name = choices[at % len(choices)]
     fields = {"d": 76 + 4 * (at % 4), "a": CONFLICT, "b": number("A")}
     if name == "LDG":
         fields["a"] = r.FRESH_PAIR

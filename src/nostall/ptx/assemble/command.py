@@ -56,6 +56,10 @@ def triton_commands(ptx: str, options: Mapping[str, str]) -> list[Command]:
     ]
 
 
-def plain_command(ptx: str, options: Sequence[str] = ()) -> Command:
-    """The command for PTX whose compiler is unknown: ``options``, such as those of nvcc -Xptxas."""
-    return Command(tuple(options), read_target(ptx))
+def plain_command(ptx: str, options: Sequence[str] = (), target: str | None = None) -> Command:
+    """The command for PTX whose compiler is unknown.
+
+    ``options``: those of its build, such as those of ``nvcc -Xptxas``.  ``target``: architecture to
+    assemble for (None: the directive ``.target``).
+    """
+    return Command(tuple(options), target or read_target(ptx))

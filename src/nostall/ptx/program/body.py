@@ -8,7 +8,7 @@ from enum import Enum
 from types import MappingProxyType
 
 from nostall.ptx.program.asynchronous import mark_asynchronous_registers
-from nostall.ptx.program.declarations import Declaration, Scope, declarations
+from nostall.ptx.program.declarations import LIST, Declaration, Scope, declarations
 from nostall.ptx.program.instruction import Instruction, build_instruction
 from nostall.ptx.text.lexer import TokenKind
 from nostall.ptx.text.statements import Statement, StatementKind
@@ -106,7 +106,7 @@ class _Builder:
         name = statement.tokens[0].text
         following = self._statements[self._at]
         if following.tokens[0].text in _LISTS:
-            declared = Declaration(name, "label")
+            declared = Declaration(name, LIST)
             scope.add(declared)
             return Directive((declared,), frozenset(), Binding.NONE, statement.start, statement.end)
         label = Label(name, statement.start, statement.end)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from nostall.ptx.program.body import Body, Directive, Label, Nested, walk
+from nostall.ptx.program.declarations import LIST
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ def _target_lists(body: Body) -> dict[str, set[int]]:
     for item, chain in walk(body.root):
         if not isinstance(item, Directive):
             name = None
-        elif item.declared and item.declared[0].space == "label":
+        elif item.declared and item.declared[0].space == LIST:
             name = item.declared[0].name
         elif name is not None:
             lists[name] = {label.start for label, _ in _named_labels(item.words, chain)}

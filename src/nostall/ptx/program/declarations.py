@@ -13,6 +13,10 @@ _SPACES = frozenset((".reg", ".local", ".shared", ".param", ".const", ".global",
 _MOST_DIGITS = 9
 KERNEL_PARAMETER = "kernel parameter"
 """The space of an entry function's parameters: memory that never changes."""
+FUNCTION = "function"
+"""The space of functions."""
+LIST = "list"
+"""The space of lists of targets and of prototypes of calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,15 +25,24 @@ class Declaration:
 
     name: str
     space: str
-    """The state space without its dot, KERNEL_PARAMETER, or ``label`` for a list of targets."""
+    """The state space without its dot, KERNEL_PARAMETER, FUNCTION, or LIST."""
     count: int | None = None
 
     def declares(self, word: str) -> bool:
         """Whether ``word`` is a name of this declaration."""
+        return self.unique_name(word) is not None
+
+    def unique_name(self, word: str) -> str | None:
+        """The one spelling of ``word``; None if it is no name of this declaration.
+
+        ptxas takes %r01 of a range for %r1.
+        """
         if self.count is None:
-            return word == self.name
+            return word if word == self.name else None
         number = word.removeprefix(self.name) if word.startswith(self.name) else ""
-        return _is_number(number) and int(number) < self.count and str(int(number)) == number
+        if not _is_number(number) or int(number) >= self.count:
+            return None
+        return f"{self.name}{int(number)}"
 
 
 def declarations(tokens: tuple[Token, ...]) -> Iterator[Declaration]:
@@ -52,10 +65,7 @@ def declarations(tokens: tuple[Token, ...]) -> Iterator[Declaration]:
             continue
         follower = tokens[at + 1].text if at + 1 < len(tokens) else ""
         if follower == "<":
-            count = tokens[at + 2].text
-            if not _is_number(count):
-                raise bad_ptx(token.line, f"{count!r} is no number of registers")
-            yield Declaration(token.text, space, int(count))
+            yield Declaration(token.text, space, _count(tokens[at + 2]))
         elif follower in (",", ";", ")", "[", "=") and not token.text[0].isdecimal():
             yield Declaration(token.text, space)
 
@@ -97,9 +107,25 @@ class Scope:
         found = self.find(word)
         if found is None or found[0].space != "reg":
             return None
-        return word if found[1].number == 0 else f"{word}@{found[1].number}"
+        name = found[0].unique_name(word)
+        return name if found[1].number == 0 else f"{name}@{found[1].number}"
+
+
+def _count(token: Token) -> int:
+    """The number of registers of a range: decimal, or as in C hexadecimal or octal."""
+    digits, base = token.text, 10
+    if digits[:2] in ("0x", "0X"):
+        digits, base = digits[2:], 16
+    elif digits[0] == "0":
+        base = 8
+    try:
+        if len(digits) <= _MOST_DIGITS:
+            return int(digits, base)
+    except ValueError:
+        pass
+    raise bad_ptx(token.line, f"{token.text!r} is no number of registers")
 
 
 def _is_number(text: str) -> bool:
-    """Whether ``text`` is a decimal number that a count of registers can be."""
+    """Whether ``text`` is a decimal number that the number of a register can be."""
     return text.isdecimal() and len(text) <= _MOST_DIGITS

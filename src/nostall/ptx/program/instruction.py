@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from nostall.ptx.program.declarations import KERNEL_PARAMETER, Scope
+from nostall.ptx.program.names import Name, resolve
 from nostall.ptx.program.opcodes import UNKNOWN, Rule, effect_of, find_rule
 from nostall.ptx.program.resources import EVERYTHING, PURE, Effect, Reference
-from nostall.ptx.program.special_registers import special_register
 from nostall.ptx.text.lexer import Token, TokenKind
 from nostall.ptx.text.statements import Statement
 
@@ -29,13 +29,13 @@ class Operand:
 
     @property
     def is_address(self) -> bool:
-        """Whether the operand is an address in brackets."""
-        return self.tokens[0].text == "["
+        """Whether the operand is an address: ``[a+4]``, or ``a[4]``."""
+        return any(token.text == "[" for token in self.tokens)
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Registers, symbols and numbers of the operand."""
-        return tuple(token.text for token in self.tokens if token.kind is TokenKind.WORD)
+        """Registers, symbols and numbers of the operand; ``v .x`` is one word."""
+        return tuple(_join_parts(self.tokens))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +57,11 @@ class Instruction:
     ends_block: bool
     """Whether control may continue elsewhere."""
     is_known: bool
-    """Whether the opcode table has a row for the opcode."""
+    """Whether the opcode table has a row for the opcode, and all names are declared."""
     start: int
     """Offset of the guard or the opcode in the text."""
-    opcode_start: int
+    opcode_span: tuple[int, int]
+    """Offsets of the opcode; it may have white space before its dots."""
     end: int
     """Offset of the first character after the semicolon."""
 
@@ -88,19 +89,24 @@ def build_instruction(index: int, statement: Statement, scope: Scope) -> Instruc
     """The instruction of a statement; names are resolved in ``scope``."""
     tokens = statement.tokens[:-1]
     guard, at = _guard(tokens, scope)
-    opcode = tokens[at].text
-    operands = tuple(_operands(tokens[at + 1 :]))
+    end = _opcode_end(tokens, at)
+    opcode = "".join(token.text for token in tokens[at:end])
+    operands = tuple(_operands(tokens[end:]))
+    words = frozenset(word for operand in operands for word in operand.words)
+    names = {word: resolve(word, scope) for word in words}
     rule = find_rule(opcode)
-    qualifiers = tuple(opcode.split(".")[1:])
-    effect = EVERYTHING if rule is None else effect_of(rule, qualifiers)
-    if _loads_parameter(opcode, operands, scope):
-        effect = PURE
-    reads, writes = _registers(rule or UNKNOWN, operands, scope)
+    ends_block = rule is not None and rule.ends_block
+    if ends_block:  # other names are labels
+        names = {word: name for word, name in names.items() if name.is_known}
+    elif not all(name.is_known for name in names.values()):
+        rule = None
+    reads, writes = _registers(rule or UNKNOWN, operands, names)
     if guard is not None:
         reads |= writes | {guard.register}
-    words = frozenset(token.text for token in tokens if token.kind is TokenKind.WORD)
-    words -= {opcode}
-    effect |= _special_effect(words, scope)
+        words |= {guard.register.partition("@")[0]}
+    effect = _effect(rule, opcode, operands, scope)
+    for name in names.values():
+        effect |= name.effect
     return Instruction(
         index,
         opcode,
@@ -109,12 +115,48 @@ def build_instruction(index: int, statement: Statement, scope: Scope) -> Instruc
         frozenset(reads) | effect.reads,
         frozenset(writes) | effect.writes,
         words,
-        rule is not None and rule.ends_block,
+        ends_block,
         rule is not None,
         statement.start,
-        tokens[at].start,
+        (tokens[at].start, tokens[end - 1].end),
         statement.end,
     )
+
+
+def _opcode_end(tokens: Sequence[Token], at: int) -> int:
+    """Index after the opcode that begins at ``at``: qualifiers may stand apart, as ``add .cc``."""
+    at += 1
+    while at < len(tokens) and _is_part(tokens[at]):
+        at += 1
+    return at
+
+
+def _is_part(token: Token) -> bool:
+    """Whether the token continues the word before it."""
+    return token.kind is TokenKind.WORD and token.text[0] == "."
+
+
+def _join_parts(tokens: Sequence[Token]) -> Iterator[str]:
+    """The words of ``tokens``, each with the parts that follow it."""
+    word = ""
+    for token in tokens:
+        if word and _is_part(token):
+            word += token.text
+            continue
+        if word:
+            yield word
+        word = token.text if token.kind is TokenKind.WORD else ""
+    if word:
+        yield word
+
+
+def _effect(rule: Rule | None, opcode: str, operands: Sequence[Operand], scope: Scope) -> Effect:
+    """The effect of an instruction, without that of its special registers."""
+    if rule is None:
+        return EVERYTHING
+    if _loads_parameter(opcode, operands, scope):
+        return PURE
+    return effect_of(rule, tuple(opcode.split(".")[1:]))
 
 
 def _guard(tokens: Sequence[Token], scope: Scope) -> tuple[Guard | None, int]:
@@ -145,7 +187,7 @@ def _operands(tokens: Sequence[Token]) -> Iterator[Operand]:
 
 
 def _registers(
-    rule: Rule, operands: Sequence[Operand], scope: Scope
+    rule: Rule, operands: Sequence[Operand], names: Mapping[str, Name]
 ) -> tuple[set[Reference], set[Reference]]:
     """Registers that the operands read, and registers that they write."""
     reads: set[Reference] = set()
@@ -155,32 +197,14 @@ def _registers(
             not operand.is_address and position in (*rule.writes, *rule.updates)
         )
         read = rule.touches_all or not written or position in rule.updates
-        for word in operand.words:
-            register, partial = _resolve(word, scope)
-            if register is None:
+        for name in (names[word] for word in operand.words if word in names):
+            if name.register is None:
                 continue
             if written:
-                writes.add(register)
-            if read or partial:
-                reads.add(register)
+                writes.add(name.register)
+            if read or name.is_part:
+                reads.add(name.register)
     return reads, writes
-
-
-def _resolve(word: str, scope: Scope) -> tuple[str | None, bool]:
-    """The register that ``word`` names, and whether it names only a part, as ``v.x`` and ``d.h0``.
-
-    A name that begins with % and is neither declared nor special counts as a register.
-    """
-    if word == "_" or word[0].isdecimal():
-        return None, False
-    if found := scope.find(word):
-        return scope.register(word) if found[0].space == "reg" else None, False
-    base, _, part = word.rpartition(".")
-    if base and (register := scope.register(base)):
-        return register, bool(part)
-    if word.startswith("%") and special_register(word) is None:
-        return word, False
-    return None, False
 
 
 def _loads_parameter(opcode: str, operands: Sequence[Operand], scope: Scope) -> bool:
@@ -189,15 +213,3 @@ def _loads_parameter(opcode: str, operands: Sequence[Operand], scope: Scope) -> 
         return False
     declared = (scope.find(word) for operand in operands[1:] for word in operand.words)
     return any(found is not None and found[0].space == KERNEL_PARAMETER for found in declared)
-
-
-def _special_effect(words: frozenset[str], scope: Scope) -> Effect:
-    """The effect of reading special registers; those that are not known count as clocks."""
-    effect = PURE
-    for word in words:
-        if word.startswith("%") and _resolve(word, scope)[0] is None:
-            effect |= special_register(word) or PURE
-        elif word.startswith("%") and scope.register(word) is None:
-            known_base = scope.register(word.rpartition(".")[0])
-            effect |= PURE if known_base else EVERYTHING
-    return effect

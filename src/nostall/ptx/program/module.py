@@ -12,7 +12,13 @@ from nostall.ptx.errors import bad_ptx
 from nostall.ptx.program.blocks import Block, build_blocks, flatten
 from nostall.ptx.program.body import build_body
 from nostall.ptx.program.control_flow import ControlFlow, analyse_control_flow
-from nostall.ptx.program.declarations import KERNEL_PARAMETER, Scope, declarations
+from nostall.ptx.program.declarations import (
+    FUNCTION,
+    KERNEL_PARAMETER,
+    Declaration,
+    Scope,
+    declarations,
+)
 from nostall.ptx.program.instruction import Instruction
 from nostall.ptx.text.lexer import TokenKind
 from nostall.ptx.text.statements import Statement, StatementKind, function_name, split
@@ -123,12 +129,20 @@ def _functions(text: str, statements: Sequence[Statement]) -> Iterator[Function]
                         "declare registers in functions, as PTX with an ABI does",
                     )
                 module_scope.add(declaration)
+        if statement.kind is StatementKind.FUNCTION:
+            module_scope.add(Declaration(_name(statement), FUNCTION))
         if statement.kind is not StatementKind.FUNCTION or statement.is_prototype:
             at += 1
             continue
         end = _body_end(statements, at + 1)
         yield _function(text, statement, statements[at + 1 : end], Scope(0, module_scope))
         at = end
+
+
+def _name(head: Statement) -> str:
+    token = function_name(head)
+    assert token is not None
+    return token.text
 
 
 def _body_end(statements: Sequence[Statement], start: int) -> int:
@@ -150,6 +164,4 @@ def _function(text: str, head: Statement, body: Sequence[Statement], scope: Scop
     tree = build_body(body, scope)
     flow = analyse_control_flow(tree)
     blocks = build_blocks(text, tree, flow)
-    name = function_name(head)
-    assert name is not None
-    return Function(name.text, is_kernel, head, tree.instructions, blocks, flow, body[-1].end)
+    return Function(_name(head), is_kernel, head, tree.instructions, blocks, flow, body[-1].end)

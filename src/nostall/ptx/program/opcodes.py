@@ -19,6 +19,7 @@ from nostall.ptx.program.accesses import (
 )
 from nostall.ptx.program.resources import (
     ALIGNED,
+    ALIGNED_BARRIER,
     BARRIER,
     DEVICE_FENCE,
     EVERYTHING,
@@ -65,6 +66,12 @@ _QUALIFIER_EFFECTS: MappingProxyType[str, Effect] = MappingProxyType(
     }
 )
 """Qualifiers that add an effect to any opcode."""
+
+
+def _barrier(qualifiers: Qualifiers) -> Effect:
+    return ALIGNED_BARRIER if "aligned" in qualifiers else BARRIER
+
+
 _TEXTURE_LOAD = reading(Resource.GLOBAL)
 _WGMMA_WAIT = FENCE | ALIGNED | writing(Resource.WGMMA)
 _TCGEN05 = DEVICE_FENCE | ALIGNED
@@ -85,8 +92,9 @@ _ROWS: tuple[tuple[str, Rule], ...] = (
     ("ld ldu", Rule(effect=load)),
     ("st", Rule((), effect=store)),
     ("prefetch prefetchu", Rule((), effect=load)),
-    ("tex tld4 txq suq suld", Rule(effect=_TEXTURE_LOAD)),
-    ("sust", Rule((), effect=writing(Resource.GLOBAL))),
+    ("tex tld4 txq suq", Rule(effect=_TEXTURE_LOAD)),
+    ("suld", Rule(effect=FENCE)),
+    ("sust", Rule((), effect=FENCE)),
     ("atom", Rule(effect=DEVICE_FENCE)),
     ("red sured", Rule((), effect=DEVICE_FENCE)),
     ("multimem.ld_reduce", Rule(effect=DEVICE_FENCE)),
@@ -101,9 +109,10 @@ _ROWS: tuple[tuple[str, Rule], ...] = (
     ("tensormap.replace tensormap.cp_fenceproxy", Rule((), effect=DEVICE_FENCE)),
     # Fences and barriers.
     ("membar fence", Rule((), effect=DEVICE_FENCE)),
-    ("bar.sync bar.arrive bar.cta.sync bar.cta.arrive", Rule((), effect=BARRIER)),
-    ("barrier.sync barrier.arrive barrier.cta.sync barrier.cta.arrive", Rule((), effect=BARRIER)),
-    ("bar.red bar.cta.red barrier.red barrier.cta.red", Rule(effect=BARRIER)),
+    ("bar.sync bar.arrive bar.cta.sync bar.cta.arrive", Rule((), effect=ALIGNED_BARRIER)),
+    ("barrier.sync barrier.arrive barrier.cta.sync barrier.cta.arrive", Rule((), effect=_barrier)),
+    ("bar.red bar.cta.red", Rule(effect=ALIGNED_BARRIER)),
+    ("barrier.red barrier.cta.red", Rule(effect=_barrier)),
     ("barrier.cluster", Rule((), effect=BARRIER | DEVICE_FENCE)),
     ("bar.warp.sync", Rule((), effect=BARRIER)),
     ("mbarrier.init mbarrier.inval", Rule((), effect=DEVICE_FENCE)),

@@ -68,6 +68,8 @@ BARRIER = FENCE | writing(Resource.CONVERGENCE, Resource.WARP)
 """A fence that also orders the instructions that a warp executes together."""
 ALIGNED = reading(Resource.CONVERGENCE)
 """Executed by all threads of a warp together."""
+ALIGNED_BARRIER = FENCE | ALIGNED | writing(Resource.WARP)
+"""A barrier that needs a converged warp and makes none: aligned instructions may cross it."""
 EXCHANGE = reading(Resource.CONVERGENCE) | writing(Resource.WARP)
 """Exchanges values between the threads of a warp that its mask names."""
 EVERYTHING = Effect(writes=frozenset(Resource))

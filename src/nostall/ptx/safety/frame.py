@@ -16,7 +16,6 @@ from nostall.ptx.safety.verdict import Finding
 _ENTRY_NAME = re.compile(r"\.entry\s+([\w$%]+)")
 _STRING_OR_NAME = re.compile(r'"[^"\n]*+"|[\w$%]++')
 _BUDGET = re.compile(r"\.(maxnreg|minnctapersm)\s+(\d+)")
-_DYNAMIC_BUDGET = re.compile(r"\bsetmaxnreg\b")
 
 
 class NotAllowed(Exception):
@@ -69,15 +68,6 @@ def undo_renaming(original: str, candidate: str) -> Renaming:
 def split_budget(header: str) -> tuple[str, dict[str, str]]:
     """(header without the register budget, directive -> value of the budget)."""
     return canonical(_BUDGET.sub(" ", header)), dict(_BUDGET.findall(header))
-
-
-def has_dynamic_budget(text: str) -> bool:
-    """Whether a module changes register counts while it runs; then ``.maxnreg`` has an effect.
-
-    The pool that setmaxnreg takes registers from is what the launch gives each thread: with another
-    budget it may wait for ever (PTX ISA, setmaxnreg).
-    """
-    return _DYNAMIC_BUDGET.search(text) is not None
 
 
 def budget_differences(name: str, old: dict[str, str], new: dict[str, str]) -> tuple[str, ...]:

@@ -135,9 +135,24 @@ def _count_hints(blocks: Iterable[Block]) -> Counter[tuple[int, str]]:
     return Counter((i.number, i.hints) for i in leaves if i.hints)
 
 
+def _with_copies(instructions: list[Instruction]) -> frozenset[int]:
+    """Registers of asynchronous operands, and those that a ``mov`` copies them to, transitively.
+
+    A compiler may copy an accumulator before its wait and use the copy after it; ptxas then keeps
+    both in one register.
+    """
+    found = frozenset[int]().union(*(i.in_flight for i in instructions))
+    copies = [i for i in instructions if i.opcode.partition(".")[0] == "mov"] if found else []
+    while True:
+        new = found.union(*(i.writes for i in copies if not found.isdisjoint(i.reads)))
+        if new == found:
+            return found
+        found = new
+
+
 def _machine(instructions: list[Instruction]) -> Machine:
     """The machine for a function: accesses of asynchronous operands read their state as well."""
-    in_flight = frozenset[int]().union(*(i.in_flight for i in instructions))
+    in_flight = _with_copies(instructions)
     reads: dict[int, tuple[int, ...]] = {}
     writes: dict[int, tuple[int, ...]] = {}
     for instruction in instructions:

@@ -68,7 +68,6 @@ class Validator:
     def __init__(self, original: str) -> None:
         """Raises :class:`~nostall.ptx.errors.BadPtx` if ``original`` cannot be read."""
         self._text = strip_comments(_require_text(original, "original"))
-        self._dynamic_budget = frame.has_dynamic_budget(self._text)
         try:
             self._items = read_module(self._text)
             scope = _module_scope(self._items)
@@ -80,9 +79,21 @@ class Validator:
                 f"line {line} of the original PTX cannot be read: {error.reason}; pass a PTX text "
                 "that ptxas accepts"
             ) from error
-        self._may_insert = not any(
-            i.effect is Effect.DEPENDENCY for f in self._functions for i in f.leaves()
-        )
+        self._waiting = self._with_opcode("griddepcontrol")
+        self._changing_budget = self._with_opcode("setmaxnreg")
+
+    def _with_opcode(self, root: str) -> list[bool]:
+        """Per function, whether it or a device function has an instruction of this opcode.
+
+        A kernel may call each device function of its module.
+        """
+        found = [
+            any(i.opcode.partition(".")[0] == root for i in function.leaves())
+            for function in self._functions
+        ]
+        pairs = zip(self._functions, found, strict=True)
+        in_callee = any(has_it for function, has_it in pairs if not function.header.is_entry)
+        return [has_it or in_callee for has_it in found]
 
     @property
     def unknown_opcodes(self) -> Counter[str]:
@@ -119,19 +130,23 @@ class Validator:
         findings: list[Finding] = []
         checked = 0
         new_items = [item for item in items if item.kind == "function"]
-        for function, item in zip(self._functions, new_items, strict=True):
-            differences += self._compare_headers(function, item, text)
-            may_insert = self._may_insert and function.header.is_entry
+        for number, (function, item) in enumerate(zip(self._functions, new_items, strict=True)):
+            differences += self._compare_headers(number, item, text)
+            may_insert = function.header.is_entry and not self._waiting[number]
             result = function.compare(item, text, may_insert)
             findings += result.findings
             differences += result.differences
             checked += result.checked
         return Verdict(tuple(findings[:MAX_FINDINGS]), differences, checked)
 
-    def _compare_headers(
-        self, function: FunctionProof, item: ModuleItem, text: str
-    ) -> tuple[str, ...]:
-        """Allowed differences between two function headers."""
+    def _compare_headers(self, number: int, item: ModuleItem, text: str) -> tuple[str, ...]:
+        """Allowed differences between the headers of a function.
+
+        A kernel that changes its register count while it runs keeps its budget: the pool that
+        setmaxnreg takes registers from is what the launch gives each thread, and with another one
+        the instruction may wait for ever (PTX ISA, setmaxnreg).
+        """
+        function = self._functions[number]
         old, old_budget = frame.split_budget(function.item.text)
         new, new_budget = frame.split_budget(item.text)
         name, line = function.header.name, line_of(text, item.offset)
@@ -139,9 +154,9 @@ class Validator:
         if old != new or (budgets and not function.header.is_entry):
             reason = f"the original's header is {old}; headers must be equal"
             raise frame.NotAllowed(Finding("header", name, line, new, reason))
-        if budgets and self._dynamic_budget:
+        if budgets and self._changing_budget[number]:
             reason = (
-                f"{budgets[0]}; the module uses setmaxnreg, which may then wait for ever, so the "
+                f"{budgets[0]}; the kernel uses setmaxnreg, which may then wait for ever, so the "
                 "register budget must be the original's"
             )
             raise frame.NotAllowed(Finding("register-budget", name, line, new, reason))

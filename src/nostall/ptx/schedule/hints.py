@@ -27,6 +27,9 @@ _ORDERED = frozenset(("ca", "cg"))
 
 def allowed_hints(instruction: Instruction) -> tuple[str, ...]:
     """Hints that the instruction may get: none unless it accesses global memory and has none."""
+    start, end = instruction.opcode_span
+    if end - start != len(instruction.opcode):  # white space inside
+        return ()
     *qualifiers, last = instruction.qualifiers or ("",)
     if instruction.base == "cp":
         is_copy = instruction.opcode.startswith("cp.async.c") and last == "global"
@@ -52,5 +55,5 @@ def hint_edit(instruction: Instruction, hint: str) -> Edit:
         length += 1 + len(qualifier)
         if qualifier in after:
             end = length
-    place = instruction.opcode_start + end
+    place = instruction.opcode_span[0] + end
     return Edit(place, place, f".{hint}")

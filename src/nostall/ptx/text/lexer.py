@@ -19,7 +19,8 @@ class TokenKind(StrEnum):
     """A line ``@@DWARF …`` of PTX before version 2.0."""
     STRING = "string"
     WORD = "word"
-    """An identifier, register, number, opcode or directive, including its dots and ``::``."""
+    """An identifier, register, number or opcode with its dots and ``::``; or a directive, which
+    ends before the next dot: ``.reg.b32`` is two words."""
     MARK = "mark"
     """One character of punctuation."""
 
@@ -45,7 +46,7 @@ _PATTERN = re.compile(
     | (?P<comment>//[^\r\n]* | /\*.*?\*/ | ^[ \t]*\#[ \t]*(?:line[ \t]+)?\d[^\r\n]*)
     | (?P<dwarf>@@DWARF[^\r\n]*)
     | (?P<string>"(?:[^"\\\r\n]|\\.)*")
-    | (?P<word>(?:[A-Za-z0-9_$%.]|::)+)
+    | (?P<word>\.(?:[A-Za-z0-9_$%]|::)+ | (?:[A-Za-z0-9_$%.]|::)+)
     | (?P<mark>[][{}()<>,;:@!|+\-*/=~&^?])
     """,
     re.VERBOSE | re.DOTALL | re.MULTILINE,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-from nostall.core.errors import BadBinary, UnsupportedArchitecture
+from nostall.core.errors import BadBinary, BadInput, UnsupportedArchitecture
 from nostall.sass.binary.attributes import OffsetRecord, offset_records
 from nostall.sass.binary.elf import (
     SHT_CUDA_INFO,
@@ -20,7 +20,12 @@ from nostall.sass.binary.elf import (
 from nostall.sass.binary.encoding import WORD_BYTES
 
 ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
-"""Supported architectures; 90 stands for sm_90."""
+"""Supported architectures; 90 stands for sm_90 and sm_90a."""
+ARCHITECTURE_NAMES = tuple(
+    f"sm_{sm}{suffix}" for sm in ARCHITECTURES for suffix in ("", "a") if sm >= 90 or not suffix
+)
+"""Supported architectures as options name them; the suffix a: with instructions of this one only.
+"""
 
 _OLD_ABI, _NEW_ABI = 51, 65
 """Values of EI_OSABI in the two ELF variants of cubins (older and newer CUDA toolkits)."""
@@ -67,9 +72,12 @@ class Cubin:
     def parse(cls, data: bytes) -> Cubin:
         """Parse a cubin of either ELF variant.
 
-        Raises :class:`BadBinary` if ``data`` is not a complete cubin with machine code, and
-        :class:`UnsupportedArchitecture` if it is for an architecture outside ``ARCHITECTURES``.
+        Raises :class:`BadBinary` if ``data`` is not a complete cubin with machine code,
+        :class:`UnsupportedArchitecture` if it is for an architecture outside ``ARCHITECTURES``, and
+        :class:`BadInput` if it is not bytes, for example a path.
+        :class:`BadInput` if it is not bytes, for example a path.
         """
+        require_bytes(data, "a cubin")
         elf = Elf.parse(data)
         sm = _read_architecture(elf)
         symbols: dict[int, list[Symbol]] = {}
@@ -106,6 +114,15 @@ class Cubin:
         return cls(elf, sm, tuple(texts.values()))
 
 
+def require_bytes(value: object, name: str) -> None:
+    """Raise :class:`BadInput` if ``value`` is not bytes; ``name`` begins the message."""
+    if not isinstance(value, bytes | bytearray | memoryview):
+        raise BadInput(
+            f"{name} is {value!r} of type {type(value).__name__}; the bytes of a cubin are "
+            "required; read the file first, for example Path(name).read_bytes()"
+        )
+
+
 def upgrade_elf_header(data: bytes, sm: int) -> bytes:
     """Copy a cubin and give it the header of the newer ELF variant; a newer cubin is unchanged.
 
@@ -127,7 +144,7 @@ def check_architecture(sm: int, subject: str) -> None:
     ``subject`` begins the message, for example "the cubin is for".
     """
     if sm not in ARCHITECTURES:
-        supported = ", ".join(f"sm_{n}" for n in ARCHITECTURES)
+        supported = ", ".join(ARCHITECTURE_NAMES)
         raise UnsupportedArchitecture(f"{subject} sm_{sm}; supported are {supported}")
 
 

@@ -44,8 +44,9 @@ _MAX_VALUES = 60
 """Measurements of one member."""
 _DROP_WEIGHT = 0.3
 """Weight of a dropped proposal in the bandit: it costs no measurement."""
-_FULL_REWARD = 0.01
-"""Gain over the worst member for which an operator gets the full reward."""
+_FULL_REWARD = 0.001
+"""Gain over the worst member for which an operator gets the full reward.  Winners descend from
+their first ancestor in many steps of about this size."""
 
 # Keys of a checkpoint's memory.
 _SUBMITTED = "submitted"

@@ -14,7 +14,7 @@ from nostall.core.space import NO_TAGS, M, S, Tags
 Kind = Literal["given", "reorder", "recombine", "moves"]
 Scope = Literal["all", "hot"]
 
-SIGMAS = (1.0, 2.0, 3.0, 6.0, 8.0, 20.0, 80.0)
+SIGMAS = (1.0, 3.0, 8.0, 20.0)
 """Standard deviations of a re-ordering, in positions."""
 MOVE_COUNTS = (1, 2, 4, 8, 16)
 """Numbers of single moves, for spaces that cannot re-order."""

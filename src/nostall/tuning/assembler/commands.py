@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nostall.core.errors import BadInput, MissingPart
-from nostall.ptx.assemble.command import Command, plain_command, triton_commands
+from nostall.ptx.assemble.command import Command, triton_commands
 from nostall.ptx.assemble.ptxas import PtxasRun, run_ptxas
 from nostall.ptx.assemble.versions import Assembler
 from nostall.sass.binary.code_hash import code_sha256
+from nostall.tuning.ptx_source import source_command
 from nostall.tuning.source import Source
 
 _PTXAS_KEY = "ptxas"
@@ -30,6 +31,8 @@ class CompilerCommand:
     """Whether the command gives the machine code of the original."""
     registers: int
     """Registers of a thread, as ptxas reports them for the unchanged PTX."""
+    spill_bytes: int
+    """Bytes of its spill stores and loads."""
 
 
 def find_command(source: Source, installed: Sequence[Assembler]) -> CompilerCommand:
@@ -69,7 +72,8 @@ def _result(
     command: Command, assemblers: Sequence[Assembler], reproduces: bool, run: PtxasRun
 ) -> CompilerCommand:
     registers = run.resources.registers if run.resources else 0
-    return CompilerCommand(command, tuple(assemblers), reproduces, registers)
+    spills = run.resources.spill_bytes if run.resources else 0
+    return CompilerCommand(command, tuple(assemblers), reproduces, registers, spills)
 
 
 def _commands(source: Source) -> list[Command]:
@@ -77,7 +81,7 @@ def _commands(source: Source) -> list[Command]:
     assert source.ptx is not None
     if "triton" in source.provenance.get("compiler", ""):
         return triton_commands(source.ptx, read_options(source.provenance.get("options", "")))
-    return [plain_command(source.ptx), plain_command(source.ptx, ("-lineinfo",))]
+    return [source_command(source), source_command(source, ("-lineinfo",))]
 
 
 def read_options(text: str) -> dict[str, str]:

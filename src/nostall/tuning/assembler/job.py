@@ -16,19 +16,24 @@ from nostall.ptx.assemble.builder import Builder, BuildSpec
 from nostall.ptx.assemble.pool import BuildPool
 from nostall.ptx.assemble.versions import Assembler, find_assemblers
 from nostall.ptx.schedule.state import PtxState
-from nostall.sass import Verdict, validate
 from nostall.search.evolution.evolve import finalists
 from nostall.tuning.assembler.candidate import Candidate, build_proposal
 from nostall.tuning.assembler.candidate_log import CANDIDATES_FILE, CandidateLog
 from nostall.tuning.assembler.commands import CompilerCommand, find_command
+from nostall.tuning.assembler.description import (
+    describe_levers,
+    describe_resources,
+    read_lineage,
+)
 from nostall.tuning.assembler.objective import AssemblerObjective, Workers, idle_share
 from nostall.tuning.assembler.portfolio import make_levers
 from nostall.tuning.assembler.proof import make_check
 from nostall.tuning.assembler.recipe import PTX_FILE, RECIPE_FILE, Recipe, make_recipe
+from nostall.tuning.assembler.reverify import kernel_verdict
 from nostall.tuning.assembler.sass_phase import improve_order
 from nostall.tuning.assembler.space import AssemblerSpace, make_space
 from nostall.tuning.gpu_objective import decide, race_states
-from nostall.tuning.job import UNSAFE_CUBIN_FILE, Settings, TuningResult
+from nostall.tuning.job import UNSAFE_CUBIN_FILE, Settings, TuningResult, run_sanitizer
 from nostall.tuning.result_records import provenance_record, result_record, verdict_record
 from nostall.tuning.source import Source
 
@@ -169,29 +174,36 @@ class AssemblerJob:
     def describe(self, result: TuningResult, winner: Winner | None) -> dict[str, Any]:
         """What the search did, beside the fields that all results have."""
         setup, objective = self.setup, self.objective
+        source = setup.source
         described: dict[str, Any] = {
             "ptxas": [assembler.version for assembler in setup.compiler.assemblers],
             "arguments": list(setup.compiler.command.arguments()),
             "reproduces": setup.compiler.reproduces,
-            "registers": setup.compiler.registers,
+            "workers": setup.pool.workers,
             "idle_share": self.idle_share,
             "counts": dict(objective.outcome_counts),
             "codes": dict(objective.codes),
+            "original": {
+                **describe_resources(source.cubin, source.kernel, source.launch),
+                "spill_bytes": setup.compiler.spill_bytes,
+            },
         }
         if winner is not None:
-            state, resources = winner.candidate.state, winner.candidate.resources
-            described["winner"] = {
-                "kernel_name": state.kernel_name,
-                "max_registers": state.max_registers,
-                "options": list(state.options),
-                "assembler": state.assembler,
-                "hints": len(state.hints),
-                "moved_blocks": sum(bool(order) for order in state.orders),
-                "registers": resources.registers if resources else None,
-                "spill_bytes": resources.spill_bytes if resources else None,
-                "native_moves": winner.schedule is not None,
-            }
+            described["winner"] = self._describe_winner(winner)
         return described
+
+    def _describe_winner(self, winner: Winner) -> dict[str, Any]:
+        source, state = self.setup.source, winner.candidate.state
+        resources = winner.candidate.resources
+        levers = describe_levers(state)
+        if winner.schedule is not None:
+            levers.append("moves of native instructions")
+        return {
+            **describe_resources(winner.cubin, source.kernel, source.launch),
+            "spill_bytes": resources.spill_bytes if resources else None,
+            "levers": levers,
+            "lineage": read_lineage(self.log.path, state) if self.log is not None else [],
+        }
 
     def _search(
         self, search: Search, observers: Sequence[Observer], resume: bool
@@ -235,9 +247,9 @@ class AssemblerJob:
         """Verify the winner and compare it with the original in a fresh process."""
         source, settings = self.setup.source, self.settings
         if winner is None:
-            verdict = self._verdict(source.cubin)
+            verdict = kernel_verdict(source.cubin, source.kernel)
             return TuningResult(source.cubin, found, verdict, False, 0, 0)
-        verdict = self._verdict(winner.cubin)
+        verdict = kernel_verdict(winner.cubin, source.kernel)
         if not verdict.safe:
             if self.run is not None:
                 self.run.write(UNSAFE_CUBIN_FILE, winner.cubin)
@@ -249,23 +261,20 @@ class AssemblerJob:
         decision = decide(
             self.device, winner.cubin, settings.rounds, settings.checks, settings.seed
         )
+        reports = run_sanitizer(source, settings, winner.cubin) if decision.faster else {}
+        is_clean = all(report.answer != "errors" for report in reports.values())
+        improved = decision.faster and is_clean
         recipe: Recipe = make_recipe(
             self.setup.spec, winner.candidate, winner.schedule, winner.cubin
         )
         return TuningResult(
-            cubin=winner.cubin if decision.faster else source.cubin,
+            cubin=winner.cubin if improved else source.cubin,
             search=found,
             verdict=verdict,
-            improved=decision.faster,
+            improved=improved,
             num_moved=0,
             num_retimed=0,
             decision=decision,
-            recipe=recipe if decision.faster else None,
+            sanitizer_reports=reports,
+            recipe=recipe if improved else None,
         )
-
-    def _verdict(self, cubin: bytes) -> Verdict:
-        """The verdict on the kernel; other functions of the file count only if they are new."""
-        verdict = validate(cubin)
-        kernel = self.setup.source.kernel
-        findings = tuple(f for f in verdict.findings if f.function == kernel)
-        return Verdict(findings, verdict.checked)

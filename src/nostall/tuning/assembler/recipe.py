@@ -28,6 +28,7 @@ RECIPE_FILE = "recipe.json"
 """File of a run directory."""
 PTX_FILE = "original.ptx"
 """File of a run directory with the PTX that a recipe starts from."""
+_OTHER_VERSION = "it was made by another version of nostall; tune the kernel again"
 
 
 class Recipe(StrictModel):
@@ -82,7 +83,7 @@ def make_recipe(
     assembler = spec.assembler(candidate.state.assembler)
     return Recipe(
         kernel=spec.kernel,
-        ptx=_text_hash(spec.ptx),
+        ptx=hash_text(spec.ptx),
         state=candidate.state.dump(),
         candidate_ptx=candidate.ptx_sha256,
         ptxas_version=assembler.version,
@@ -94,23 +95,44 @@ def make_recipe(
     )
 
 
-def rebuild(recipe: Recipe, ptx: str, find: Callable[[str], Assembler] = find_assembler) -> bytes:
+def rebuild(
+    recipe: Recipe,
+    ptx: str,
+    find: Callable[[str], Assembler] = find_assembler,
+    *,
+    same_file: bool = True,
+) -> bytes:
     """Make the cubin of a recipe again, and check each hash on the way.
 
     The result has the machine code of the recipe; whether it is safe is the caller's question.
-    ``find`` finds ptxas by its version.  Raises :class:`BadInput` if the PTX, the assembler or a
-    result differs from the recipe, and :class:`~nostall.core.errors.MissingPart` without that
-    ptxas.
+    Arguments and errors are those of :func:`reassemble`.
     """
-    _require(recipe.ptx, _text_hash(ptx), "the PTX", "give the PTX that was tuned")
+    return move_instructions(recipe, reassemble(recipe, ptx, find, same_file=same_file))
+
+
+def reassemble(
+    recipe: Recipe,
+    ptx: str,
+    find: Callable[[str], Assembler] = find_assembler,
+    *,
+    same_file: bool = True,
+) -> bytes:
+    """Assemble the PTX of a recipe; the cubin before moves of its native instructions.
+
+    ``find`` finds ptxas by its version.  Without ``same_file``, another program file of that
+    version is used as well, because packages of one version differ.  Raises :class:`BadInput` if
+    the PTX, the assembler or a result differs from the recipe, and
+    :class:`~nostall.core.errors.MissingPart` without that ptxas.
+    """
+    _require(recipe.ptx, hash_text(ptx), "the PTX", "give the PTX that was tuned")
     assembler = find(recipe.ptxas_version)
     advice = f"install the ptxas {recipe.ptxas_version} that made it"
-    _require(recipe.ptxas, assembler.sha256, f"{assembler.path}", advice)
+    if same_file:
+        _require(recipe.ptxas, assembler.sha256, f"{assembler.path}", advice)
     space = make_space(ptx, recipe.kernel, Levers())
     state = space.load(recipe.state)
     text = space.text(state)
-    advice = "it was made by another version of nostall; tune the kernel again"
-    _require(recipe.candidate_ptx, _text_hash(text), "the PTX in its new order", advice)
+    _require(recipe.candidate_ptx, hash_text(text), "the PTX in its new order", _OTHER_VERSION)
     with tempfile.TemporaryDirectory(prefix="nostall-") as folder:
         run = run_ptxas(assembler, text, recipe.arguments, Path(folder))
     if run.status != "assembled":
@@ -118,12 +140,21 @@ def rebuild(recipe: Recipe, ptx: str, find: Callable[[str], Assembler] = find_as
     cubin = run.cubin
     if state.kernel_name:
         cubin = rename_kernel(cubin, state.kernel_name, recipe.kernel)
-    _require(recipe.assembled_code, code_sha256(cubin), "the assembled code", advice)
+    _require(recipe.assembled_code, code_sha256(cubin), "the assembled code", _OTHER_VERSION)
+    return cubin
+
+
+def move_instructions(recipe: Recipe, assembled: bytes) -> bytes:
+    """The result of a recipe from its assembled cubin: moves of native instructions, if any.
+
+    Raises :class:`BadInput` if the result differs from the recipe.
+    """
+    cubin = assembled
     if recipe.schedule is not None:
-        program = Program.from_cubin(cubin)
+        program = Program.from_cubin(assembled)
         schedules = ScheduleSpace(program, program.kernel(recipe.kernel))
         cubin = schedules.impose(schedules.load(recipe.schedule)).to_cubin()
-    _require(recipe.code, code_sha256(cubin), "the result's code", advice)
+    _require(recipe.code, code_sha256(cubin), "the result's code", _OTHER_VERSION)
     return cubin
 
 
@@ -135,5 +166,6 @@ def _require(expected: str, actual: str, what: str, advice: str) -> None:
         )
 
 
-def _text_hash(text: str) -> str:
+def hash_text(text: str) -> str:
+    """The sha256 of a text, in hexadecimal digits."""
     return hashlib.sha256(text.encode()).hexdigest()

@@ -28,16 +28,18 @@ def test_results_have_one_row_for_each_window_pass_and_thread(template: bytes) -
 
     def work(fake: FakeDriver, values: tuple[Any, ...]) -> None:
         arguments.append(values[2:])
-        out = fake.array(values[0], 3 * PASSES * THREADS * 2, "u4").reshape(3, PASSES, THREADS, 2)
+        out = fake.array(values[0], 3 * PASSES * THREADS * 4, "u4").reshape(3, PASSES, THREADS, 4)
         out[..., 0] = np.arange(THREADS)
         out[..., 1] = np.arange(PASSES)[:, None]
+        out[..., 2:] = (5, 6)
         inputs = fake.array(values[1], PASSES * THREADS * 4, "u4")
         assert (inputs == input_values("data", 1, 0).ravel()).all()
 
     driver.programs[cubin] = Program(work)
     prober = GpuProber(1, Cuda(0, driver))
     for condition in (Condition(0, 2), Condition(0, 4, 3)):
-        hashes, cycles = prober.run(cubin, subject, condition)
+        hashes, cycles, words = prober.run(cubin, subject, condition)
+        assert (words == (5, 6)).all()
         assert hashes.shape == cycles.shape == (3, PASSES, 32 * condition.warps)
         assert (hashes[1, 5] == np.arange(32 * condition.warps)).all()
         assert (cycles[2, :, 7] == np.arange(PASSES)).all()
@@ -66,7 +68,7 @@ def test_fresh_and_stale_values_differ_and_are_harmless(kind: Any) -> None:
     assert values.shape == (PASSES, THREADS, 4)
     fresh, stale, fresh_high, stale_high = np.moveaxis(values, 2, 0).astype(np.int64)
     assert ((fresh != stale) | (fresh_high != stale_high)).all()
-    if kind in ("uniform", "predicate", "offset"):
+    if kind in ("uniform", "predicate", "offset", "shift"):
         assert (values.reshape(PASSES, -1, 32, 4) == values[:, ::32, None]).all()
     if kind == "predicate":
         assert set(np.unique(values[..., :2])) == {0, 1}
@@ -74,7 +76,13 @@ def test_fresh_and_stale_values_differ_and_are_harmless(kind: Any) -> None:
         own = slots + np.arange(THREADS) * SLOT_BYTES
         for low, high in ((fresh, fresh_high), (stale, stale_high)):
             assert set(np.unique((high << 32) + low - own) % (4 * GIB)) <= {0, 16}
-    if kind == "data":
+    if kind == "shift":
+        assert values.max() < 32
+    if kind == "magnitude":
+        assert ((values.view(np.float32) >= 8) & (values.view(np.float32) < 1 << 22)).all()
+    if kind == "exponent":
+        assert set(np.unique(values[..., :2] >> 28)) == set(range(1, 7))
+    if kind in ("data", "magnitude", "exponent"):
         low, high = (int(x) for x in (values[0, 0, 0], values[0, 0, 2]))
         assert np.isfinite(struct.unpack("<d", struct.pack("<II", low, high))[0])
         assert np.isfinite(values.view(np.float16).astype(np.float32)).all()

@@ -10,8 +10,12 @@ from benchmarks.sass.distances.measured_distances import (
     print_distances,
     print_witnesses,
 )
+from benchmarks.sass.distances.recompare import recompared
 
-PLAN: dict[str, Any] = {"names": ["n"], "coarse": "c", "sighting": 5, "floor": 4, "safe": 9}
+PLAN: dict[str, Any] = {
+    "kind": "RAW", "joint": False, "names": ["n"], "coarse": "c", "sighting": 5, "floor": 4,
+    "safe": 9
+}  # fmt: skip
 RESULT: dict[str, Any] = {
     "pair": "A|B", "largest_wrong": 3, "smallest_right": 4, "wrong_but_not_stale": 0
 }  # fmt: skip
@@ -21,6 +25,15 @@ RESULT: dict[str, Any] = {
 def test_a_minimum_above_a_sighting_is_marked(wrong: int, above: bool) -> None:
     row = compared(RESULT | {"largest_wrong": wrong}, PLAN)
     assert row["minimum"] == wrong + 1 and row["above_sighting"] is above
+
+
+def test_results_are_compared_with_the_distances_of_another_archive() -> None:
+    rows = [compared(RESULT, PLAN), compared(RESULT | {"pair": "gone"}, PLAN)]
+    again = recompared({"gpu": {"gpu": "G"}, "rows": rows}, [PLAN | {"pair": "A|B", "sighting": 3}])
+    assert again["gpu"] == {"gpu": "G"} and again["above_sighting"] == ["A|B"]
+    assert [(row["pair"], row["sighting"], row["minimum"]) for row in again["rows"]] == [
+        ("A|B", 3, 4)
+    ]
 
 
 def test_a_pair_that_no_compiler_left_is_not_above_a_sighting() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from benchmarks.sass.distances.microkernels.kernel import STREAMS
+from benchmarks.sass.distances.microkernels.overwrites import overwrite_pairs
 from benchmarks.sass.distances.microkernels.pairs import Pair, all_pairs
 from benchmarks.sass.distances.observe import Condition
 from benchmarks.sass.distances.search import ALIGNMENTS, measure
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.benchmarks.sass.distances.fake_prober import OVERHEAD, FakeProber
 
-PAIRS = {pair.name: pair for pair in all_pairs()}
+PAIRS = {pair.name: pair for pair in (*all_pairs(), *overwrite_pairs())}
 CHOSEN = [PAIRS[name] for name in list(PAIRS)[::701]]
 
 
@@ -60,12 +61,44 @@ def test_all_warp_counts_streams_and_alignments_run(template: bytes) -> None:
     assert {c.stream for c in prober.launches} == set(range(len(STREAMS)))
 
 
+@pytest.mark.parametrize("name", ["IMAD.WIDE>R+0|DADD.a+0", "IADD3>R|IMAD.WIDE.U32.a"])
+def test_mixes_of_stale_and_fresh_words_are_torn(template: bytes, name: str) -> None:
+    row = measure(PAIRS[name], 6, template, FakeProber(lambda *_: 5, mixes=True)).as_json()
+    assert row["largest_wrong"] == 4 and row["smallest_right"] == 5
+    assert row["torn"] > 0 and row["wrong_but_not_stale"] == 0 and row["unexplained"] == []
+
+
+def test_other_wrong_results_are_kept_as_samples(template: bytes) -> None:
+    class Odd(FakeProber):
+        def run(self, *arguments: object) -> object:  # type: ignore[override]
+            records = super().run(*arguments)  # type: ignore[arg-type]
+            records.words[3:] += np.uint32(7)
+            return records._replace(hashes=records.words[..., 0])
+
+    row = measure(PAIRS["IADD3>R|IMAD.WIDE.U32.a"], 6, template, Odd(lambda *_: 1)).as_json()
+    assert row["wrong_but_not_stale"] > 0
+    sample = row["unexplained"][0]
+    assert sample["words"] == [(word + 7) % (1 << 32) for word in sample["right"]]
+    assert set(sample) == {"distance", "pass", "thread", "words", "right", "stale"}
+
+
+def test_a_pair_that_always_takes_longer_is_not_delayed(template: bytes) -> None:
+    class Slow(FakeProber):
+        def run(self, *arguments: object) -> object:  # type: ignore[override]
+            records = super().run(*arguments)  # type: ignore[arg-type]
+            records.cycles[[0, *range(2, len(records.cycles))]] += np.uint32(2)
+            return records
+
+    row = measure(PAIRS["IADD3>R|FFMA.a"], 6, template, Slow(lambda *_: 4)).as_json()
+    assert row["smallest_right"] == 4 and row["clock_overhead"] == OVERHEAD + 2
+
+
 def test_delayed_results_prove_no_distance(template: bytes) -> None:
     class Delayed(FakeProber):
         def run(self, *arguments: object) -> object:  # type: ignore[override]
-            hashes, cycles = super().run(*arguments)  # type: ignore[arg-type]
-            cycles[2:] += np.uint32(1)
-            return hashes, cycles
+            records = super().run(*arguments)  # type: ignore[arg-type]
+            records.cycles[2:] += np.uint32(1)
+            return records
 
     row = measure(PAIRS["FFMA>R|FADD.a"], 6, template, Delayed(lambda *_: 1)).as_json()
     assert row["largest_wrong"] == 0
@@ -75,8 +108,8 @@ def test_delayed_results_prove_no_distance(template: bytes) -> None:
 def test_a_pair_that_stale_values_do_not_change_is_blind(template: bytes) -> None:
     class Blind(FakeProber):
         def run(self, *arguments: object) -> object:  # type: ignore[override]
-            hashes, cycles = super().run(*arguments)  # type: ignore[arg-type]
-            return np.zeros_like(hashes), cycles
+            records = super().run(*arguments)  # type: ignore[arg-type]
+            return records._replace(hashes=np.zeros_like(records.hashes))
 
     row = measure(PAIRS["FFMA>R|FADD.a"], 6, template, Blind(lambda *_: 1)).as_json()
     assert row == {

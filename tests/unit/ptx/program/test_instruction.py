@@ -52,10 +52,14 @@ def registers(names: frozenset[str | Resource]) -> set[str]:
         ("tcgen05.st.sync.aligned.32x32b.x2.b32 [%r3], {%r1, %r2};", "%r1 %r2 %r3", ""),
         ("wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%f1,%f2,%f3,%f4}, %rd1, %rd2, %p1,"
          " 1, 1, 0, 0;", "%f1 %f2 %f3 %f4 %rd1 %rd2 %p1", "%f1 %f2 %f3 %f4"),
-        ("call (%r1), f, (%r2);", "%r1 %r2", "%r1 %r2"),
+        ("call (%r1), k, (%r2);", "%r1 %r2", "%r1 %r2"),
         ("frobnicate.b32 %r1, [%rd1], %r2;", "%r1 %rd1 %r2", "%r1 %rd1 %r2"),
         ("mov.u32 %r1, %tid.x;", "", "%r1"),
-        ("add.s32 %r1, %undeclared, 1;", "%undeclared", "%r1"),
+        ("add.s32 %r1, %undeclared, 1;", "%undeclared %r1", "%undeclared %r1"),
+        ("add.s32 %r1, undeclared, 1;", "undeclared %r1", "undeclared %r1"),
+        ("add.s32 %r01, WARP_SZ, %r002;", "%r2", "%r1"),
+        ("add .cc .u32 %r1, %r2, 1;", "%r2", "%r1"),
+        ("bra.uni somewhere;", "", ""),
     ],
 )  # fmt: skip
 def test_registers(text: str, reads: str, writes: str) -> None:
@@ -70,7 +74,11 @@ def test_registers(text: str, reads: str, writes: str) -> None:
         (".reg .v4 .f32 v;", "mov.f32 v.x, %f1;", "%f1 v", "v"),
         (".reg .v2 .f32 v<3>;", "mov.f32 %f1, v2.y;", "v2", "%f1"),
         (".reg .b64 %SP, %SPL;", "add.u64 %SP, %SPL, 8;", "%SPL", "%SP"),
-        (".reg .b32 sum; .reg .b32 acc<2>;", "add.s32 sum, acc1, acc2;", "acc1", "sum"),
+        (".reg .b32 sum; .reg .b32 acc<2>;", "add.s32 sum, acc1, acc0;", "acc0 acc1", "sum"),
+        (".reg.b32 sum, acc<2>;", "add.s32 sum, acc1, acc0;", "acc0 acc1", "sum"),
+        (".reg .b32 acc<0xb>, old<012>;", "add.s32 acc10, old9, 1;", "old9", "acc10"),
+        (".shared .b32 s[4];", "atom.shared.add.u32 %r1, s[4], %r2;", "%r2", "%r1"),
+        (".reg.v4.f32 v;", "mov.f32 v .x, %f1;", "%f1 v", "v"),
         ("", "vadd.s32.s32.s32 %r1.h0, %r2.b1, %r3, %r1;", "%r1 %r2 %r3", "%r1"),
     ],
 )
@@ -97,6 +105,9 @@ def test_a_scope_has_registers_of_its_own() -> None:
         ("add.cc.u32 %r1, %r2, %r3;", Resource.CARRY),
         ("mad.lo.cc.u32 %r1, %r2, %r3, %r4;", Resource.CARRY),
         ("addc.cc.u32 %r1, %r2, %r3;", Resource.CARRY),
+        ("add .cc .u32 %r1, %r2, %r3;", Resource.CARRY),
+        ("ld .volatile .global .u32 %r1, [%rd1];", Resource.FENCE),
+        ("mov.u32 %r1, undeclared;", Resource.FENCE),
         ("st.shared.b32 [%r1], %r2;", Resource.SHARED),
         ("st.b32 [%rd1], %r2;", Resource.LOCAL),
         ("ld.volatile.global.b32 %r1, [%rd1];", Resource.FENCE),
@@ -139,6 +150,7 @@ def test_the_carry_flag_is_read() -> None:
 def test_unknown_opcodes_are_counted_by_name() -> None:
     found = module("frob.b32 %r1;\nfrob.b32 %r2;\nmov.b32 %r1, 0;\nmultimem.new %r1;")
     assert found.unknown_opcodes == {"frob.b32": 2, "multimem.new": 1}
+    assert module("mov.b32 %r1, undeclared;").unknown_opcodes == {"mov.b32": 1}
 
 
 def test_the_longest_row_holds() -> None:

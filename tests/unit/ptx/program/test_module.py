@@ -51,6 +51,7 @@ def test_the_kernel_is_chosen_by_name() -> None:
         (".version 8.0\n.target sm_80\n.entry () { ret; }", "line 3: a function without a name"),
         (".version 8.0\n.target sm_80\n.entry k() .maxntid 1; x", "line 3: 'x' outside"),
         (ptx("\n.reg .b32 %q<n>;"), "'n' is no number of registers"),
+        (ptx("\n.reg .b32 %q<9999999999>;"), "is no number of registers"),
     ],
 )
 def test_texts_that_are_no_module(text: str, problem: str) -> None:

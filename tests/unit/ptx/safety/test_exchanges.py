@@ -32,8 +32,16 @@ _LEGAL = {
         "tex.1d.v4.f32.s32 {%f1,%f2,%f3,%f4}, [%rd1, {%r2}];",
         "ld.global.b32 %r1, [%rd2];",
     ),
+    "surface loads": (
+        "suld.b.1d.b32.trap {%r1}, [%rd1, {%r2}];",
+        "suld.b.1d.b32.trap {%r3}, [%rd1, {%r4}];",
+    ),
     "prefetch and load": ("prefetch.global.L2 [%rd1];", "ld.global.b32 %r1, [%rd1];"),
     "arithmetic and barrier": ("add.s32 %r1, %r2, %r3;", "bar.sync 0;"),
+    "matrix transposition and barrier": (
+        "movmatrix.sync.aligned.m8n8.trans.b16 %r1, %r2;",
+        "bar.sync 0;",
+    ),
     "arithmetic and clock": ("add.s32 %r1, %r2, %r3;", "mov.u32 %r4, %clock;"),
     "constant special registers": ("mov.u32 %r1, %tid.x;", "mov.u32 %r2, %ctaid.y;"),
     "matrix products": (
@@ -133,12 +141,16 @@ _ILLEGAL = {
     "clocks": ("mov.u32 %r1, %clock;", "mov.u64 %rd1, %globaltimer;"),
     "sleep and store": ("nanosleep.u32 20;", "st.global.b32 [%rd1], %r1;"),
     "surface and load": ("sust.b.1d.b32.trap [%rd1, {%r1}], {%r2};", "ld.global.b32 %r3, [%rd2];"),
+    "surface load and store": (
+        "suld.b.1d.b32.trap {%r1}, [%rd1, {%r2}];",
+        "sust.b.1d.b32.trap [%rd1, {%r3}], {%r4};",
+    ),
     "matrix product and warp barrier": (
         "mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%r7,%r8}, {%r1}, {%r5}, {%r7,%r8};",
         "bar.warp.sync -1;",
     ),
     "dead matrix product and barrier": (
-        "bar.sync 0;",
+        "barrier.sync 0;",
         "movmatrix.sync.aligned.m8n8.trans.b16 %r1, %r2;",
     ),
     "matrix load and store": (
@@ -179,6 +191,10 @@ _ILLEGAL = {
     "fragment and fence": ("mov.b32 %r47, %r1;", "wgmma.fence.sync.aligned;"),
     "accumulator and commit": ("mov.b32 %r1, %r41;", "wgmma.commit_group.sync.aligned;"),
     "accumulator and wait": ("wgmma.wait_group.sync.aligned 0;", "mov.b32 %r1, %r43;"),
+    "copy of an accumulator and wait": (
+        "wgmma.wait_group.sync.aligned 0;",
+        "add.s32 %r1, %r60, 1;",
+    ),
     "tensor memory load and wait": ("tcgen05.wait::ld.sync.aligned;", "add.s32 %r1, %r50, 1;"),
     "tensor memory store and wait": ("tcgen05.wait::st.sync.aligned;", "mov.b32 %r52, 1;"),
     "store of a call parameter and call": ("st.param.b32 [p], %r1;", "call.uni f, (p);"),
@@ -188,7 +204,8 @@ _ILLEGAL = {
 _OUTER = ".extern .func f(.param .b32 x);"
 _BEFORE = ".param .b32 p;\n"
 _AFTER = (
-    f"\n{_WGMMA}\n{_SPARSE}\ntcgen05.ld.sync.aligned.32x32b.x2.b32 {{%r50,%r51}}, [%r1];\n"
+    f"\n{_WGMMA}\n{_SPARSE}\nmov.b32 %r60, %r41;\n"
+    "tcgen05.ld.sync.aligned.32x32b.x2.b32 {%r50,%r51}, [%r1];\n"
     "tcgen05.st.sync.aligned.32x32b.x2.b32 [%r1], {%r52,%r53};"
 )
 

@@ -312,6 +312,12 @@ def test_a_register_budget_stays_where_the_kernel_changes_it() -> None:
     body = "setmaxnreg.inc.sync.aligned.u32 240;"
     verdict = validate(kernel(body), kernel(body, header=".reqntid 128\n.maxnreg 64"))
     assert kinds(verdict) == {"register-budget"}
+    function = f".func f()\n{{\n{body}\nret;\n}}"
+    changed = kernel("", function, header=".reqntid 128\n.maxnreg 64")
+    assert kinds(validate(kernel("", function), changed)) == {"register-budget"}
+    other = "\n.visible" + kernel(body).split("\n.visible", 1)[1].replace("entry k(", "entry l(")
+    changed = kernel("", header=".reqntid 128\n.maxnreg 64")
+    assert validate(kernel("") + other, changed + other).accepted
 
 
 @pytest.mark.parametrize(
@@ -386,6 +392,17 @@ def test_a_wait_of_the_original_is_not_moved() -> None:
     assert not compare(original, _WAIT_FIRST + original).accepted
     assert not compare(original, _LOADS.format("")).accepted
     assert not compare(original, _LOADS.format("") + _WAIT_FIRST).accepted
+
+
+def test_a_wait_may_be_inserted_beside_a_kernel_that_has_one() -> None:
+    other = kernel("griddepcontrol.wait;").split("\n.visible", 1)[1].replace("entry k(", "entry l(")
+    original, candidate = (
+        kernel(_LOADS.format(wait)) + "\n.visible" + other for wait in ("", _WAIT_FIRST)
+    )
+    assert validate(original, candidate).accepted
+    function = ".func f()\n{\ngriddepcontrol.wait;\nret;\n}"
+    original, candidate = (kernel(_LOADS.format(w), function) for w in ("", _WAIT_FIRST))
+    assert not validate(original, candidate).accepted
 
 
 def test_a_device_function_gets_no_wait() -> None:

@@ -60,6 +60,8 @@ ORDERED = {
     "stack pointer": "add.u64 %SP, %SPL, 8; mov.u64 %rd1, %SP;",
     "part of a vector register": "mov.f32 v.x, %f1; mov.f32 %f2, v.y;",
     "undeclared name": "mov.b32 %x, 1; mov.b32 %r1, %x;",
+    "undeclared name is a fence": "mov.b32 %r1, nowhere; ld.global.b32 %r2, [%rd1];",
+    "leading zero": "mov.b32 %r01, 1; mov.b32 %r2, %r1;",
     "unknown opcode writes its operands": "mov.b32 %r1, %r2; frob.b32 %r3, %r2;",
     "unknown opcode reads its operands": "frob.b32 %r3, %r2; mov.b32 %r1, %r3;",
     # The carry flag.
@@ -85,6 +87,7 @@ ORDERED = {
     "membar": "st.global.b32 [%rd1], %r1; membar.gl;",
     "fence": "fence.acq_rel.gpu; ld.global.b32 %r1, [%rd1];",
     "texture": "st.global.b32 [%rd1], %r1; tex.1d.v2.f32.s32 {%f1,%f2}, [%rd2,{%r2}];",
+    "surface": "suld.b.1d.b32.trap {%r1}, [%rd1, {%r2}]; ld.global.b32 %r3, [%rd2];",
     "asynchronous copy and load": f"{COPY} ld.shared.b32 %r2, [%r3];",
     "asynchronous copy and its wait": f"{COPY} cp.async.wait_all;",
     "load above wait": "cp.async.wait_group 0; ld.shared.b32 %r2, [%r3];",
@@ -105,7 +108,7 @@ ORDERED = {
     "vote below warp barrier": "vote.sync.any.pred %p1, %p2, -1; bar.warp.sync -1;",
     "mma above warp barrier": f"bar.warp.sync -1; {MMA}",
     "mma below warp barrier": f"{MMA} bar.warp.sync -1;",
-    "mma and barrier": f"{MMA} bar.sync 0;",
+    "mma and barrier that threads may reach apart": f"{MMA} barrier.sync 0;",
     "ldmatrix and warp barrier":
         "bar.warp.sync -1; ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r1}, [%r2];",
     "activemask": "bar.warp.sync -1; activemask.b32 %r1;",
@@ -120,6 +123,8 @@ ORDERED = {
 }  # fmt: skip
 
 FREE = {
+    "mma and barrier": f"{MMA} bar.sync 0;",
+    "mma and aligned barrier": f"{MMA} barrier.cta.sync.aligned 0, 128;",
     "independent": "add.s32 %r1, %r2, 1; add.s32 %r3, %r2, 1;",
     "guards alike": "@%p1 add.s32 %r1, %r2, 1; @%p1 add.s32 %r3, %r2, 1;",
     "sink": "mov.b64 {%r1, _}, %rd1; mov.b64 {_, %r2}, %rd1;",
@@ -206,3 +211,10 @@ def test_an_order_is_legal_if_it_is_a_permutation_that_keeps_dependences() -> No
     assert not found.is_legal((0, 2, 1))
     assert not found.is_legal((0, 1))
     assert not found.is_legal((0, 0, 2))
+
+
+def test_registers_of_a_declaration_without_white_space_keep_their_order() -> None:
+    body = "{.reg.b16 hl, hu;.reg.b32 fl;mov.b32 {hl, hu}, %r5;cvt.f32.f16 fl, hl;}"
+    (kernel,) = module(body).kernels
+    inner = build_graph(kernel.blocks[1])
+    assert inner.predecessors == (frozenset(), frozenset((0,)))

@@ -132,6 +132,7 @@ def test_hints_stand_where_the_grammar_has_them(text: str, hint: str, expected: 
         "cp.async.bulk.commit_group;",
         "add.s32 %r1, %r2, %r3;",
         "trap;",
+        "ld .global .b32 %r1, [%rd1];",
     ],
 )
 def test_other_instructions_take_no_hint(text: str) -> None:

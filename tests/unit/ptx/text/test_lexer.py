@@ -45,6 +45,7 @@ def test_comments_and_strings_hide_code() -> None:
 def test_words_keep_their_qualifiers() -> None:
     text = "tcgen05.wait::ld.sync.aligned; L:ld.global.L2::128B.v2.u32 {%r1,_}, [%rd1+-0x4];"
     words = [t.text for t in code_tokens(tokenize(text)) if t.kind is TokenKind.WORD]
+    assert [token.text for token in tokenize(".reg.b32")] == [".reg", ".b32"]
     expected = "tcgen05.wait::ld.sync.aligned L ld.global.L2::128B.v2.u32 %r1 _ %rd1 0x4"
     assert words == expected.split()
 

@@ -28,13 +28,15 @@ class Effect(Enum):
     EXCHANGE = auto()
     """Exchange between the threads of a warp without ``.aligned``."""
     ALIGNED = auto()
-    """Operation of a whole warp, with ``.aligned``: crosses no barrier."""
+    """Operation of a whole warp, with ``.aligned``: crosses no barrier that makes it converge."""
     ALIGNED_LOAD = auto()
     ALIGNED_STORE = auto()
     ALIGNED_ORDERED = auto()
     ASYNCHRONOUS = auto()
     """Aligned and ordered: begins or ends the use of asynchronous operands."""
     BARRIER = auto()
+    ALIGNED_BARRIER = auto()
+    """Barrier of a block that needs a converged warp: operations of a whole warp may cross it."""
     TERMINATOR = auto()
     UNKNOWN = auto()
     """Everything, calls included."""
@@ -62,6 +64,10 @@ FOOTPRINTS: dict[Effect, tuple[tuple[int, ...], tuple[int, ...]]] = {
     Effect.BARRIER: (
         (*_MEMORY, state.EXCHANGES, state.BARRIERS),
         (*_MEMORY, state.EXCHANGES, state.BARRIERS),
+    ),
+    Effect.ALIGNED_BARRIER: (
+        (*_MEMORY, state.EXCHANGES, state.BARRIERS),
+        (*_MEMORY, state.EXCHANGES),
     ),
     Effect.TERMINATOR: ((), ()),
     Effect.UNKNOWN: (_ALL, _ALL),
@@ -136,9 +142,9 @@ ROWS: tuple[Row, ...] = (
     Row(_words("st"), Rule(0, Effect.ORDERED), allows=_WEAK | _STRONG),
     Row(_words("st"), Rule(0, Effect.ORDERED), requires=_words("async")),
     Row(_words("st"), Rule(0, Effect.ORDERED), requires=_words("bulk")),
-    Row(_words("tex tld4"), Rule(1, Effect.LOAD)),
+    Row(_words("tex tld4 suld"), Rule(1, Effect.LOAD)),
     Row(_words("prefetch prefetchu"), Rule(0, Effect.LOAD)),
-    Row(_words("atom suld"), Rule(1, Effect.ORDERED)),
+    Row(_words("atom"), Rule(1, Effect.ORDERED)),
     Row(_words("red sust sured"), Rule(0, Effect.ORDERED)),
     Row(_words("multimem"), Rule(1, Effect.ORDERED), requires=_words("ld_reduce")),
     Row(_words("multimem"), Rule(0, Effect.ORDERED), requires=_words("st")),
@@ -163,6 +169,25 @@ ROWS: tuple[Row, ...] = (
     Row(_words("ldmatrix"), Rule(1, Effect.ALIGNED_LOAD), requires=_ALIGNED, allows=_MATRIX),
     Row(_words("stmatrix"), Rule(0, Effect.ALIGNED_STORE), requires=_ALIGNED, allows=_MATRIX),
     Row(_words("setmaxnreg"), Rule(0, Effect.ALIGNED_ORDERED)),
+    Row(
+        _words("bar"),
+        Rule(1, Effect.ALIGNED_BARRIER),
+        requires=_words("red"),
+        forbids=_words("warp"),
+    ),
+    Row(_words("bar"), Rule(0, Effect.ALIGNED_BARRIER), forbids=_words("warp")),
+    Row(
+        _words("barrier"),
+        Rule(1, Effect.ALIGNED_BARRIER),
+        requires=_words("red aligned"),
+        forbids=_words("cluster"),
+    ),
+    Row(
+        _words("barrier"),
+        Rule(0, Effect.ALIGNED_BARRIER),
+        requires=_words("aligned"),
+        forbids=_words("cluster"),
+    ),
     Row(_words("bar barrier"), Rule(1, Effect.BARRIER), requires=_words("red")),
     Row(_words("bar barrier"), Rule(0, Effect.BARRIER)),
     # Asynchronous matrix operations.
@@ -229,7 +254,7 @@ def touched_memory(opcode: str, is_constant_parameter: bool) -> tuple[int, ...]:
     """
     root, *rest = opcode.split(".")
     modifiers = frozenset(rest)
-    if root in ("tex", "tld4"):
+    if root in ("tex", "tld4", "suld"):
         return (state.GLOBAL,)
     if {"const", "nc"} & modifiers:
         return (state.READ_ONLY,)

@@ -22,7 +22,11 @@ Without ``.aligned`` they may pair with instructions elsewhere in the program (C
 Guide, independent thread scheduling: shuffles in both branches of an if), so their order counts.
 """
 BARRIERS = 8
-"""Sequence of barriers, which ``.aligned`` instructions do not cross."""
+"""Sequence of the barriers that make a warp converge, which ``.aligned`` instructions do not cross.
+
+bar.sync and barrier.sync.aligned are not among them: PTX requires that the warp has converged at
+them (section 9.7.13.1), so it has converged on both sides of them.
+"""
 ASYNCHRONOUS = 9
 """Sequence of the instructions that begin or end the use of asynchronous operands.
 

@@ -1,4 +1,4 @@
-"""Symbolic execution of one basic block with explicit time: the engine of :mod:`.symbolic`.
+"""Symbolic execution of one basic block with explicit time.
 
 A result is the term "this instruction word applied to these operand terms".  A register holds its
 new value once the floor of the latency table has passed since the producer issued, or once an
@@ -9,16 +9,24 @@ early, overwritten too early or written in an unknown order is *poison*.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from nostall.sass.program import queues, registers
+from nostall.sass.program.addresses import reads_shared_in_order
+from nostall.sass.program.cover_rules import COVER, Claim, CoverTable, group
 from nostall.sass.program.instruction import Instruction
-from nostall.sass.program.opcodes import Effect, Pipe
+from nostall.sass.program.opcodes import Effect
 from nostall.sass.safety.latency import SCOREBOARD_GAP, LatencyTable
 from nostall.sass.safety.pairing import HazardKind
+from nostall.sass.safety.symbolic.products import RunningProducts
+from nostall.sass.safety.symbolic.state import (
+    IssuedInstruction,
+    Outcome,
+    Protection,
+    Unfinished,
+    scoreboard_bit,
+)
+from nostall.sass.safety.symbolic.terms import SharedReads, Term, Terms
 
-Term = int
 _READS = (Effect.READ_GLOBAL, Effect.READ_SHARED, Effect.READ_LOCAL)
 _WRITE_OF = dict(
     zip(_READS, (Effect.WRITE_GLOBAL, Effect.WRITE_SHARED, Effect.WRITE_LOCAL), strict=True)
@@ -28,100 +36,13 @@ SETTLED = 64
 """Cycles after which each fixed-latency result has arrived."""
 
 
-class Terms:
-    """Hash-consed terms: terms of equal structure have equal numbers."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[tuple[object, ...], Term] = {}
-
-    def __call__(self, *parts: object) -> Term:
-        return self._numbers.setdefault(parts, len(self._numbers))
-
-
-@dataclass(slots=True)
-class IssuedInstruction:
-    """An instruction of this block whose result or source reads may be outstanding.
-
-    Sets of scoreboards are bit masks.
-    """
-
-    instruction: Instruction
-    issued: int
-    """Cycle of issue since the block began."""
-    fixed_latency: bool
-    late_sources: frozenset[int]
-    """Registers that may still be read after issue."""
-    guard: tuple[Term, bool] | None
-    """(term of the guard predicate, whether it is negated); None without a guard."""
-    is_written: bool = False
-    """Whether a wait has proved the result written."""
-    is_read: bool = False
-    """Whether a wait has proved the sources read."""
-    result_scoreboards: int = 0
-    """Scoreboards that prove the result written."""
-    source_scoreboards: int = 0
-    """Scoreboards that prove the sources read."""
-    source_queue: str = ""
-    result_queue: str = ""
-    later_setters: list[int] = field(default_factory=lambda: [0] * 6)
-    """For each scoreboard: how many later texture accesses set it."""
-
-    def cover(self, write: int, read: int, *, result_queue: str) -> None:
-        """A later instruction of the source queue sets scoreboards; they cover this one as well.
-
-        ``write`` and ``read`` are the later instruction's scoreboards, ``result_queue`` its queue.
-        """
-        if self.source_queue == Pipe.TEXTURE:
-            shared = self.source_scoreboards & (write | read)
-            for scoreboard in range(6):
-                self.later_setters[scoreboard] += shared >> scoreboard & 1
-        self.source_scoreboards |= write | read
-        if result_queue and self.result_queue == result_queue:
-            self.result_scoreboards |= write
-
-
-class Protection(NamedTuple):
-    """Protection of an instruction, at its issue, against operations in flight at block entry."""
-
-    waited: int
-    """Bit mask of the scoreboards waited for since the block began."""
-    resolved: int
-    """Bit mask of the instructions of the block, by index, that these waits proved done."""
-    cycle: int
-    """Cycles since the block began."""
-
-
-@dataclass(slots=True)
-class Outcome:
-    """Everything observable about one execution of a block."""
-
-    values: dict[int, Term] = field(default_factory=dict[int, Term])
-    """Register -> its term at the end of the block."""
-    memory: list[Term] = field(default_factory=list[Term])
-    """Terms of global, shared and local memory at the end of the block."""
-    events: list[Term] = field(default_factory=list[Term])
-    """Terms of the scheduling barriers and fences, in order."""
-    poison: list[tuple[int, Instruction, str]] = field(
-        default_factory=list[tuple[int, Instruction, str]]
-    )
-    """(position in the block, instruction, reason) of each poisoned register."""
-    results_out: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
-    """Results in flight at the end: index -> (cycles since issue, scoreboards that prove it)."""
-    sources_out: dict[int, int] = field(default_factory=dict[int, int])
-    """Sources in flight at the end: index -> scoreboards that prove them read."""
-    protection: dict[int, Protection] = field(default_factory=dict[int, "Protection"])
-    """Index -> protection of the instruction when it issues."""
-    waited: int = 0
-    """Bit mask of all scoreboards that the block waits for."""
-    length: int = 0
-    """Length of the block in cycles."""
-
-
 class SymbolicMachine:
     """Executes one block once."""
 
-    def __init__(self, sm: int, table: LatencyTable, terms: Terms) -> None:
-        self.sm, self.table, self.terms = sm, table, terms
+    def __init__(
+        self, sm: int, table: LatencyTable, terms: Terms, cover: CoverTable = COVER
+    ) -> None:
+        self.sm, self.table, self.terms, self.cover = sm, table, terms, cover
         self.now = 0
         self.outcome = Outcome(memory=[terms("memory", i) for i in range(len(_READS))])
         self.issued: list[IssuedInstruction] = []
@@ -133,19 +54,29 @@ class SymbolicMachine:
         self.visible_writers: dict[int, list[IssuedInstruction]] = {}
         self.waited = 0
         self.resolved = 0
+        self.reads = SharedReads(terms)
 
     def run(self, order: Sequence[Instruction]) -> Outcome:
         """Execute the instructions of a block in this order."""
+        products = RunningProducts()
         for position, instruction in enumerate(order):
+            relies = instruction.is_barrier or instruction.accesses_memory
+            before = self._unfinished() if relies else frozenset()
             self._wait(position, instruction)
+            if before:
+                unfinished = self._unfinished()
+                self.outcome.unfinished[instruction.index] = unfinished
+                self.outcome.awaited[instruction.index] = before - unfinished
             operands = [self._register_term(position, instruction, r) for r in instruction.uses]
             self._check_overwrites(position, instruction)
             self._execute(instruction, operands)
+            products.execute(instruction)
             self.outcome.protection[instruction.index] = Protection(
                 self.waited, self.resolved, self.now
             )
             self.now += instruction.control.stall
         self._finish()
+        self.outcome.product_accesses = products.accesses
         return self.outcome
 
     def _wait(self, position: int, instruction: Instruction) -> None:
@@ -174,14 +105,25 @@ class SymbolicMachine:
                 earlier.is_read = True
                 self.resolved |= 1 << earlier.instruction.index
 
-    def _wait_partially(self, scoreboard: int, count: int) -> None:
-        """All but the last ``count`` texture accesses that set ``scoreboard`` are complete.
+    def _unfinished(self) -> frozenset[Unfinished]:
+        """The accesses and asynchronous operations of the block that may be incomplete."""
+        ordered = [i for i in self.issued if i.is_ordered]
+        results = [
+            (i.instruction.index, "result") for i in ordered if i.has_result and not i.is_written
+        ]
+        sources = [
+            (i.instruction.index, "sources") for i in ordered if i.has_sources and not i.is_read
+        ]
+        return frozenset(results + sources)
 
-        Texture accesses complete in order.
+    def _wait_partially(self, scoreboard: int, count: int) -> None:
+        """All but the last ``count`` operations that set ``scoreboard`` are complete.
+
+        That holds for operations that complete in order.
         """
         for earlier in self.issued:
-            is_texture = earlier.instruction.pipe is Pipe.TEXTURE
-            is_done = is_texture and earlier.later_setters[scoreboard] >= count
+            in_order = earlier.group in self._earlier_groups(Claim.PARTIAL_WAIT, earlier.group)
+            is_done = in_order and earlier.later_setters[scoreboard] >= count
             covering = earlier.result_scoreboards | earlier.source_scoreboards
             if is_done and covering >> scoreboard & 1:
                 earlier.is_written = earlier.is_read = True
@@ -225,13 +167,13 @@ class SymbolicMachine:
 
     def _check_overwrites(self, position: int, instruction: Instruction) -> None:
         """Poison writes to a register that an earlier instruction may still write or read."""
-        result_queue = queues.result_queue(instruction, self.sm)
+        own_group = group(instruction, self.sm)
+        follows = self._earlier_groups(Claim.OVERWRITES_RESULT, own_group)
         for register in instruction.defs:
             for writer in self.writers.get(register, ()):
-                is_ordered = result_queue and result_queue == queues.result_queue(
-                    writer.instruction, self.sm
-                )
-                if not is_ordered and self._may_still_write(writer, instruction, register, "WAW"):
+                if writer.group not in follows and self._may_still_write(
+                    writer, instruction, register, "WAW"
+                ):
                     self._poison(
                         position,
                         instruction,
@@ -264,8 +206,9 @@ class SymbolicMachine:
                 < self.table.min_distance(reader.instruction, instruction, r, "WAR")
                 for r in overwritten
             )
-        queue = queues.source_queue(instruction, self.sm)
-        return queue != queues.source_queue(reader.instruction, self.sm)
+        own_group = group(instruction, self.sm)
+        follows = self._earlier_groups(Claim.OVERWRITES_SOURCES, own_group)
+        return reader.group not in follows
 
     def _execute(self, instruction: Instruction, operands: list[Term]) -> None:
         """Compute the terms of an instruction's results, memory effects and event."""
@@ -274,6 +217,8 @@ class SymbolicMachine:
             i for i, read in enumerate(_READS) if effects & (_ORDERED | read | _WRITE_OF[read])
         ]
         seen = [memory[i] for i in touched]
+        if reads_shared_in_order(instruction):
+            seen += self.reads.before(instruction, self._value)
         old = [self._value(r) for r in instruction.defs] if instruction.is_guarded else []
         effect = self.terms("op", instruction.payload, *operands, "memory", *seen, "old", *old)
         for i in touched:
@@ -281,6 +226,8 @@ class SymbolicMachine:
                 memory[i] = self.terms("after", effect, i)
         if effects & _ORDERED:
             self.outcome.events.append(effect)
+        if reads_shared_in_order(instruction):
+            self.reads.add(instruction, effect)
         guard = self._guard(instruction)
         issued = self._issue(instruction, guard)
         for register in instruction.defs:
@@ -295,36 +242,66 @@ class SymbolicMachine:
     ) -> IssuedInstruction:
         """Add an instruction to ``issued``; its scoreboards cover earlier ones of its queues."""
         control = instruction.control
-        write, read = _scoreboard_bit(control.write_sb), _scoreboard_bit(control.read_sb)
+        write, read = scoreboard_bit(control.write_sb), scoreboard_bit(control.read_sb)
         issued = IssuedInstruction(
             instruction,
             self.now,
             instruction.has_fixed_latency(self.sm),
             frozenset(queues.late_sources(instruction, self.sm)),
             guard,
-            result_scoreboards=queues.result_scoreboards(instruction),
+            result_scoreboards=queues.result_scoreboards(instruction, self.cover),
             source_scoreboards=read | write,
-            source_queue=queues.source_queue(instruction, self.sm),
-            result_queue=queues.result_queue(instruction, self.sm),
+            group=group(instruction, self.sm),
         )
-        if queues.drains_sources(instruction):
+        drained = queues.drained_sources(instruction, self.sm, self.cover)
+        if drained:
             for earlier in self.issued:
-                earlier.is_read = earlier.is_read or earlier.source_queue == Pipe.LSU
-        if issued.source_queue and (write or read):
-            for earlier in self.issued:
-                if earlier.source_queue == issued.source_queue:
-                    earlier.cover(write, read, result_queue=issued.result_queue)
+                earlier.is_read = earlier.is_read or earlier.group in drained
+        if issued.group and (write or read):
+            self._cover_earlier(issued, write, read)
         self.issued.append(issued)
         if len(self.issued) >= self.cleanup_size:
             self.issued = [i for i in self.issued if not self._is_finished(i)]
             self.cleanup_size = 2 * len(self.issued) + 32
         return issued
 
+    def _earlier_groups(
+        self, claim: Claim, own_group: str, *, guarded: bool = False
+    ) -> frozenset[str]:
+        return self.cover.earlier_groups(claim, own_group, self.sm, guarded=guarded)
+
+    def _cover_earlier(self, later: IssuedInstruction, write: int, read: int) -> None:
+        """Let the scoreboards of an instruction prove earlier ones done, by the in-order rules."""
+        is_guarded = later.instruction.is_guarded
+        in_order = self._earlier_groups(Claim.PARTIAL_WAIT, later.group)
+        results, sources = (
+            self._earlier_groups(claim, later.group, guarded=is_guarded)
+            for claim in (Claim.RESULT, Claim.SOURCES)
+        )
+        results_same, sources_same = (
+            self._earlier_groups(claim, later.group) for claim in (Claim.RESULT, Claim.SOURCES)
+        )
+        for earlier in self.issued:
+            if not earlier.group:
+                continue
+            if earlier.group in in_order:
+                shared = (earlier.source_scoreboards | earlier.result_scoreboards) & (write | read)
+                for scoreboard in range(6):
+                    earlier.later_setters[scoreboard] += shared >> scoreboard & 1
+            has_same_guard = earlier.guard is not None and earlier.guard == later.guard
+            if earlier.group in (sources_same if has_same_guard else sources):
+                earlier.source_scoreboards |= write | read
+            if earlier.group in (results_same if has_same_guard else results):
+                earlier.result_scoreboards |= write
+
     def _is_finished(self, issued: IssuedInstruction) -> bool:
         """Whether no later instruction can wait for it or disturb its result or sources."""
-        if issued.fixed_latency:
-            return self.now - issued.issued >= SETTLED
-        return issued.is_written and issued.is_read
+        if issued.fixed_latency and self.now - issued.issued < SETTLED:
+            return False
+        if issued.fixed_latency and not issued.is_ordered:
+            return True
+        is_written = issued.is_written or not issued.has_result
+        return is_written and (issued.is_read or not issued.has_sources)
 
     def _has_settled(self, writer: IssuedInstruction) -> bool:
         """Whether the result of ``writer`` is certainly written."""
@@ -351,27 +328,16 @@ class SymbolicMachine:
         """Record what is in flight at the end of the block."""
         outcome = self.outcome
         outcome.length = self.now
+        outcome.memory.append(self.reads.history())
         outcome.waited = self.waited
         for issued in self.issued:
             index, since = issued.instruction.index, self.now - issued.issued
-            if issued.instruction.defs and not self._has_settled(issued):
+            if issued.has_result and not self._has_settled(issued):
                 cycles = since if issued.fixed_latency else min(since, SCOREBOARD_GAP)
                 outcome.results_out[index] = (cycles, issued.result_scoreboards)
-            if issued.late_sources and not issued.is_read and not issued.fixed_latency:
+            is_tracked = issued.is_ordered or not issued.fixed_latency
+            if issued.has_sources and not issued.is_read and is_tracked:
                 outcome.sources_out[index] = issued.result_scoreboards | issued.source_scoreboards
-
-
-def _scoreboard_bit(scoreboard: int) -> int:
-    return 1 << scoreboard if scoreboard in range(6) else 0
-
-
-def proving_scoreboards(instruction: Instruction, role: str) -> int:
-    """Bit mask of an instruction's own scoreboards that prove its ``role`` done.
-
-    ``role`` is "result" (written) or "sources" (read).
-    """
-    write = queues.result_scoreboards(instruction)
-    return write if role == "result" else write | _scoreboard_bit(instruction.control.read_sb)
 
 
 def drained_scoreboards(instruction: Instruction) -> Iterator[int]:

@@ -1,6 +1,6 @@
 """Symbolic translation validation: check that each block computes the same as in the original.
 
-:mod:`.symbolic_machine` executes each block of both with uninterpreted functions and explicit time.
+:mod:`.machine` executes each block of both with uninterpreted functions and explicit time.
 Original and candidate must then agree on:
 
 - each memory state, each branch and barrier, and each register at the end of the block;
@@ -16,16 +16,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from nostall.sass.program import queues, registers
+from nostall.sass.program.cover_rules import COVER, CoverTable
 from nostall.sass.program.instruction import Instruction
+from nostall.sass.program.opcodes import Effect
 from nostall.sass.program.program import Function
 from nostall.sass.safety.latency import LatencyTable
-from nostall.sass.safety.symbolic_machine import (
-    SETTLED,
-    Outcome,
-    SymbolicMachine,
-    Terms,
-    proving_scoreboards,
-)
+from nostall.sass.safety.symbolic.machine import SETTLED, SymbolicMachine
+from nostall.sass.safety.symbolic.state import Outcome, proving_scoreboards
+from nostall.sass.safety.symbolic.terms import Terms
 from nostall.sass.safety.verdict import Finding
 
 Arrivals = dict[tuple[int, str], int]
@@ -35,9 +33,13 @@ Arrivals = dict[tuple[int, str], int]
 class SymbolicValidator:
     """Executes the functions of one architecture symbolically."""
 
-    def __init__(self, sm: int) -> None:
+    def __init__(
+        self, sm: int, cover: CoverTable = COVER, *, measured_latencies: bool = False
+    ) -> None:
+        """A validator for ``sm`` that relies on the in-order rules of ``cover``."""
         self.sm = sm
-        self.table = LatencyTable.load(sm)
+        self.cover = cover
+        self.table = LatencyTable.load(sm, measured_latencies=measured_latencies)
 
     def check(self, function: Function) -> list[Finding]:
         """Registers that are read, overwritten or ordered wrongly inside a block."""
@@ -67,6 +69,8 @@ class SymbolicValidator:
             after = candidate.instructions[block.start : block.end]
             findings += self._weaker_entry(candidate, block.start, after, old, new, arrivals)
             findings += self._lost_waits(candidate, block.end - 1, old, new, arrivals)
+            findings += _lost_completions(candidate, block.start, after, old, new)
+            findings += self._weaker_order(candidate, block.start, after, old, new, arrivals)
         return findings
 
     def _entry_arrivals(self, function: Function, outcomes: list[Outcome]) -> list[Arrivals]:
@@ -150,6 +154,38 @@ class SymbolicValidator:
             return not proving & after.waited
         return bool(before.waited & ~after.waited or before.resolved & ~after.resolved)
 
+    def _weaker_order(
+        self,
+        function: Function,
+        start: int,
+        order: Sequence[Instruction],
+        old: Outcome,
+        new: Outcome,
+        arrivals: Arrivals,
+    ) -> Iterator[Finding]:
+        """Fences and accesses that may find an operation from before the block incomplete."""
+        by_index = {i.index: i for i in function.instructions}
+        operations = [
+            (by_index[index], role)
+            for index, role in arrivals
+            if by_index[index].is_barrier or by_index[index].accesses_memory
+        ]
+        if not operations:
+            return
+        for position, instruction in enumerate(order):
+            if not (instruction.is_barrier or instruction.accesses_memory):
+                continue
+            before, after = old.protection[instruction.index], new.protection[instruction.index]
+            for operation, role in operations:
+                if not (instruction.is_barrier or operation.is_barrier):
+                    continue
+                proving = proving_scoreboards(operation, role)
+                lost = (before.waited & ~after.waited) or (before.resolved & ~after.resolved)
+                if proving:
+                    lost = proving & before.waited and not proving & after.waited
+                if lost:
+                    yield _order_finding(function, start + position, instruction, operation)
+
     def _lost_waits(
         self, function: Function, end: int, old: Outcome, new: Outcome, arrivals: Arrivals
     ) -> Iterator[Finding]:
@@ -172,7 +208,7 @@ class SymbolicValidator:
             )
 
     def _run(self, order: Sequence[Instruction], terms: Terms) -> Outcome:
-        return SymbolicMachine(self.sm, self.table, terms).run(order)
+        return SymbolicMachine(self.sm, self.table, terms, self.cover).run(order)
 
 
 def _finding(kind: str, function: Function, position: int, text: str, reason: str) -> Finding:
@@ -216,6 +252,38 @@ def _result_differences(
             last,
             f"the block ends with other values in {names} than in the original; they must be equal",
         )
+
+
+def _lost_completions(
+    function: Function, start: int, order: Sequence[Instruction], old: Outcome, new: Outcome
+) -> Iterator[Finding]:
+    """Fences and accesses that may find an operation of the block incomplete that they rely on."""
+    by_index = {i.index: i for i in order}
+    early = {access[1]: access[0] for access in new.product_accesses - old.product_accesses}
+    for position, instruction in enumerate(order):
+        index = instruction.index
+        if index in early:
+            yield _order_finding(function, start + position, instruction, by_index[early[index]])
+        unfinished = new.unfinished.get(index, frozenset()) - old.unfinished.get(index, frozenset())
+        for operation in sorted(unfinished):
+            first = by_index[operation[0]]
+            is_fence = bool(instruction.effects & Effect.FENCE)
+            awaited = operation in old.awaited.get(index, frozenset())
+            if instruction.is_barrier or first.is_barrier or (is_fence and awaited):
+                yield _order_finding(function, start + position, instruction, first)
+
+
+def _order_finding(
+    function: Function, position: int, instruction: Instruction, operation: Instruction
+) -> Finding:
+    return _finding(
+        "order-weaker",
+        function,
+        position,
+        instruction.text,
+        f"{operation.text} may be incomplete when it issues; in the original a wait before it "
+        "completes that, and memory order may rely on it",
+    )
 
 
 def _departures(outcome: Outcome) -> Iterator[tuple[tuple[int, str], int]]:
