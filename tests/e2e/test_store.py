@@ -103,8 +103,8 @@ def test_verify_names_records_that_the_index_lacks(home: str, tmp_path: Path) ->
     store = Store(Path(elsewhere))
     store.index.remove(store.rows()[0].id)
     done = nostall("store", "verify", NOSTALL_HOME=elsewhere)
-    assert "1 records have files but are not in the index" in done.err
-    assert "1 records in the index" in nostall("store", "repair", NOSTALL_HOME=elsewhere).out
+    assert "1 record has files but is not in the index" in done.err
+    assert "1 record in the index" in nostall("store", "repair", NOSTALL_HOME=elsewhere).out
 
 
 def test_missing_records_and_bundles(home: str, tmp_path: Path) -> None:
