@@ -90,6 +90,9 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     _row("ptx.random_orders", "CPU", "Does ptxas accept random orders of PTX without new messages?",
          "random_orders.json"),
     _row("ptx.assembler_suite", "GPU", "What does searching the input of ptxas gain?"),
+    # Store
+    _row("store.soak", "CPU", "Does the store lose records by kills, a full disk or damage?",
+         "soak.json"),
     # Learning
     _row("learning.strategies", "CPU", "Does learning beat annealing on the SM model?",
          "strategies.json", "learning.md"),
