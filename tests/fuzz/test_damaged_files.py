@@ -1,7 +1,7 @@
 """Damaged files end in a result or in a clear error, through the command line.
 
 These tests run few mutants.  ``python -m benchmarks run readers.fuzz`` runs many more; its result
-is in ``benchmarks/readers/results/fuzz.json``.
+is in the file that `--out` names.
 """
 
 from __future__ import annotations
