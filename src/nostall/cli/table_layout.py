@@ -10,6 +10,8 @@ from rich.cells import cell_len
 
 MAX_WORD = 40
 """Cells of a word that a column keeps whole; longer ones, such as paths, are folded."""
+_SHORT = 20
+"""Cells of a text that is better not divided."""
 _BORDER = 3
 """Cells that a column takes beside its text."""
 
@@ -20,8 +22,8 @@ def column_widths(columns: Sequence[str], rows: Rows, width: int) -> list[int] |
     """Width of each column in a terminal of ``width`` cells.
 
     A column gets at least its longest word and at most its longest line; columns in between get
-    equal widths.  Returns None if the words do not fit side by side; the rows are then to be
-    listed.
+    equal widths.  Short cells stay on one line, if there is room.  Returns None if the words do not
+    fit side by side; the rows are then to be listed.
     """
     texts = [[header, *cells] for header, *cells in zip_longest(columns, *rows, fillvalue="")]
     natural = [max(map(_line_width, column)) for column in texts]
@@ -29,7 +31,12 @@ def column_widths(columns: Sequence[str], rows: Rows, width: int) -> list[int] |
     available = width - 1 - _BORDER * len(columns)
     if sum(words) > available:
         return None
-    pairs = list(zip(words, natural, strict=True))
+    short = [
+        max([word, *(n for n in map(_line_width, column[1:]) if n <= _SHORT)])
+        for word, column in zip(words, texts, strict=True)
+    ]
+    least = short if sum(short) <= available else words
+    pairs = list(zip(least, natural, strict=True))
     level = bisect_right(range(width), available, key=lambda limit: sum(_widths_at(limit, pairs)))
     widths = _widths_at(level - 1, pairs)
     for column, (_, most) in enumerate(pairs):  # what one more cell for all would exceed
