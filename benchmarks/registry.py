@@ -92,6 +92,9 @@ BENCHMARKS: tuple[Benchmark, ...] = (
          "random_orders.json"),
     _row("ptx.assembler_suite", "GPU", "What does searching the input of ptxas gain?",
          "assembler_suite.json"),
+    # Store
+    _row("store.soak", "CPU", "Does the store lose records by kills, a full disk or damage?",
+         "soak.json"),
     # Learning
     _row("learning.strategies", "CPU", "Does learning beat annealing on the SM model?",
          "strategies.json", "learning.md"),

@@ -196,7 +196,7 @@ def _show_rows(rows: Sequence[Row], format: Format, title: str) -> None:
         return
     show_table(
         f"{pluralize(len(rows), 'record')} {title}",
-        ("record", "kernel", "gain", "GPU", "arch", "original", "source", "created"),
+        ("record", "kernel", "gain", "GPU", "arch", "source", "created"),
         [
             (
                 row.id[:ID_LENGTH],
@@ -204,9 +204,8 @@ def _show_rows(rows: Sequence[Row], format: Format, title: str) -> None:
                 _gain(row),
                 row.gpu or "-",
                 row.architecture,
-                row.original[:ID_LENGTH],
                 row.source,
-                row.created,
+                row.created.replace("T", " ")[:16],
             )
             for row in rows
         ],
