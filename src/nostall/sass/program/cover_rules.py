@@ -58,7 +58,7 @@ _FUNCTIONS = frozenset(("MUFU", "F2F", "F2I", "I2F", "I2I", "FRND", "FCHK"))
 _BIT_COUNTS = frozenset(("POPC", "FLO", "BREV"))
 _OPCODES = (
     "LDG STG LDL STL LDS STS LDSM STSM SHFL LDGSTS ATOMS ATOMG RED REDUX ATOM S2UR BAR LDTM STTM "
-    "UTMALDG"
+    "UTMALDG LD ST"
 )
 _OWN_GROUP = {name: name for name in _OPCODES.split()} | {"REDG": "RED"}
 """Opcode -> group, for opcodes that share none with others."""
@@ -130,8 +130,9 @@ RULES: tuple[CoverRule, ...] = (
     *_pairs(Claim.SOURCES, "LDG", "LDG"),
     *_pairs(Claim.SOURCES, "STG", "STG STL LDS"),
     *_pairs(Claim.SOURCES, "LDL", "LDL"),
+    *_pairs(Claim.SOURCES, "LD", "ST"),
     *_pairs(Claim.SOURCES, "STL", "STL LDSM"),
-    *_pairs(Claim.SOURCES, "LDS", "LDS STS STSM STG STL"),
+    *_pairs(Claim.SOURCES, "LDS", "LDS STS STSM STG STL ST"),
     *_pairs(Claim.SOURCES, "STS", "STS LDS STL STG"),
     *_pairs(Claim.SOURCES, "STSM", "STSM"),
     *_pairs(Claim.SOURCES, "LDSM", "LDSM STS STSM STL"),
