@@ -54,6 +54,8 @@ BENCHMARKS: tuple[Benchmark, ...] = (
          "random_walks.json", "sass-modelled.md"),
     _row("sass.cover_rules", "CPU", "Which in-order rules does compiler output need?",
          "cover_rules.json"),
+    _row("sass.warpgroup_audit", "CPU", "Do compilers reuse registers of running products?",
+         "warpgroup_audit.json"),
     _row("sass.fuzz", "CPU", "Do damaged cubins end in a clear error?", "fuzz.json"),
     _row("sass.false_alarms", "CPU",
          "How many functions of libraries that were not mined does the verifier refuse?",

@@ -2,37 +2,20 @@
 
 from __future__ import annotations
 
-import io
 import shutil
 import subprocess
 import sys
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
 
-from nostall.cli import main
 from nostall.sass.binary.cubin import Cubin
 from nostall.store import Store
 from nostall.store.artefacts import content_hash
-from tests.e2e.cli import LAUNCH, SMALL, Done, command, environment, error_line
+from tests.e2e.cli import LAUNCH, SMALL, command, environment, error_line
+from tests.e2e.cli import nostall_here as nostall
 
 COUNTED = ["--evaluations", 300, "--launch", LAUNCH]
-
-
-def nostall(*args: object, **changes: str) -> Done:
-    """Run the command line in this process, so that imports and compilation happen once."""
-    out, err = io.StringIO(), io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
-        for name, value in {"COLUMNS": "200", **changes}.items():
-            patch.setenv(name, value)
-        patch.setattr(sys, "argv", ["nostall", *map(str, args)])
-        try:
-            main()
-            code = 0
-        except SystemExit as end:
-            code = int(end.code or 0)
-    return Done(code, out.getvalue(), err.getvalue())
 
 
 @pytest.fixture(scope="module")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+from nostall.sass.binary import encoding
 from nostall.sass.binary.encoding import Control
 from nostall.sass.program import Function, Instruction, Program
 from tests.mutations.edits import (
     ALU,
-    BARRIERS,
     Edit,
     Mutation,
     block_mutation,
@@ -170,8 +170,6 @@ def _group_count(_: Program, function: Function) -> Iterator[Edit]:
 
 def _other_counts(function: Function, instruction: Instruction) -> Iterator[tuple[int, int]]:
     """(control bits of the instruction, payload of a WARPGROUP.DEPBAR with another count)."""
-    from nostall.sass.binary import encoding
-
     control = encoding.encode(0, instruction.control)
     others = {i.payload for i in function.instructions if i.base == "WARPGROUP"}
     for payload in others - {instruction.payload}:
@@ -208,24 +206,6 @@ def _uniform_wait_dropped(order: Order) -> Iterator[Edit]:
         is_reader = set(first.defs) & set(order[waiter].uses)
         if is_reader and not covers and not set(first.defs) & touched:
             yield Edit({waiter: _without_wait(order[waiter].control, scoreboard)})
-
-
-def _uniform_source_overwritten(order: Order) -> Iterator[Edit]:
-    """A uniform instruction overwrites a register before an asynchronous copy has read it."""
-    for at, copy in enumerate(order):
-        if copy.base not in CONSTRUCTS["tensor copy"] or copy.control.read_sb > 5:
-            continue
-        sources = {r for r in copy.uses if r >= 256}
-        for later in range(at + 1, len(order)):
-            if order[later].base in CONSTRUCTS["tensor copy"]:
-                break
-            if sources & set(order[later].defs):
-                board = copy.control.read_sb
-                waiters = [k for k in range(at + 1, later + 1) if board in order[k].control.waits]
-                if len(waiters) == 1 and order[waiters[0]].base not in BARRIERS:
-                    control = order[waiters[0]].control
-                    yield Edit({waiters[0]: _without_wait(control, board)})
-                break
 
 
 def _over_back_edge(_: Program, function: Function) -> Iterator[Edit]:
@@ -285,30 +265,28 @@ def _back_edge_distance(_: Program, function: Function) -> Iterator[Edit]:
                 )
 
 
-def _table() -> dict[str, Mutation]:
-    kinds: dict[str, Mutation] = {}
-    for name, construct in CONSTRUCTS.items():
-        for text, make in (
-            ("crossed", _crossed),
-            ("without its wait", _wait_dropped),
-            ("with another scoreboard", _scoreboard_changed),
-            ("with a shorter stall", _stall_lowered),
-            ("not waited for", _waiter_dropped),
-        ):
-            find = make(construct)
-            find.__name__ = f"{name} {text}"
-            kinds[f"{name} {text}"] = block_mutation(find)
-    return kinds
+def _misplaced(construct: frozenset[str]) -> Mutation:
+    """A mutation of one construct: moved across, wait or scoreboard or stall changed."""
+    finders = [
+        make(construct)
+        for make in (_crossed, _wait_dropped, _scoreboard_changed, _stall_lowered, _waiter_dropped)
+    ]
+
+    def find(order: Order) -> Iterator[Edit]:
+        """All edits of one construct."""
+        for finder in finders:
+            yield from finder(order)
+
+    return block_mutation(find)
 
 
 ASYNCHRONOUS: dict[str, Mutation] = {
-    **_table(),
+    **{f"{name} misplaced": _misplaced(opcodes) for name, opcodes in CONSTRUCTS.items()},
     "product's register overwritten": mutation(_operand_overwritten),
     "accumulator read before its wait": mutation(_accumulator_read_early),
     "warpgroup count changed": mutation(_group_count),
     "short distance from R2UR": block_mutation(_uniform_to_vector),
     "dropped wait for R2UR": block_mutation(_uniform_wait_dropped),
-    "uniform source of a copy overwritten": block_mutation(_uniform_source_overwritten),
     "result over a back edge": mutation(_over_back_edge),
     "short distance over a back edge": mutation(_back_edge_distance),
 }

@@ -20,6 +20,7 @@ MAX_KERNELS = 8
 MAX_NAME_LENGTH = 18
 """Characters of the name of a GPU; longer ones are cut in the middle."""
 MAX_KERNEL_LENGTH = 52
+_ANONYMOUS = "(anonymous namespace)::"
 BUSY_PARTS = tuple(part for part in TIME_PARTS if not part.startswith("idle"))
 IDLE_PARTS = tuple(part for part in TIME_PARTS if part.startswith("idle"))
 KIND_NAMES = {WorkKind.COMMUNICATION: "weights"}
@@ -62,7 +63,7 @@ def _show_gpus(gpus: tuple[GpuCharacterization, ...]) -> None:
         ],
     )
     show_table(
-        "measured idle time by what the GPU waits for, % of the span; hidden communication",
+        "measured idle time by its cause, % of the span",
         ("GPU", *(part.removeprefix("idle_") for part in IDLE_PARTS), "communication hidden"),
         [
             (
@@ -128,7 +129,7 @@ def _kernel_row(
     roofline = kernel.roofline
     position = f"{roofline.attained_share:.0%} of {roofline.bound}" if roofline else "-"
     return (
-        kernel.name.removeprefix("void ")[:MAX_KERNEL_LENGTH],
+        kernel.name.removeprefix("void ").replace(_ANONYMOUS, "")[:MAX_KERNEL_LENGTH],
         KIND_NAMES.get(kernel.kind, kernel.kind.name.lower()),
         kernel.launches,
         f"{kernel.seconds * 1e3:.3f}",
