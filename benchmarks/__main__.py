@@ -19,6 +19,7 @@ PAGES = {
     "sass-modelled": "sass.pages.modelled",
     "issue-distances": "sass.pages.issue_distances",
     "verifier-evidence": "sass.pages.evidence",
+    "assembler": "ptx.page",
     "learning": "learning.page",
     "fusion": "fusion.page",
     "fusion-chains": "fusion.chains.page",

@@ -41,8 +41,6 @@ def _row(
 
 
 BENCHMARKS: tuple[Benchmark, ...] = (
-    _row("ptx.validator", "CPU", "Does the validator accept legal PTX and refuse violations?",
-         "validator.json"),
     # SASS schedules
     _row("sass.mobility", "CPU", "How many instructions of each example kernel can move?",
          "mobility.json", "sass-modelled.md"),
@@ -89,10 +87,12 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     _row("sass.farm_throughput", "2 or more GPUs", "How many candidates a second do N GPUs try?",
          "farm_throughput.json", "sass.md"),
     # PTX
+    _row("ptx.validator", "CPU", "Does the validator accept legal PTX and refuse violations?",
+         "validator.json", "assembler.md"),
     _row("ptx.random_orders", "CPU", "Does ptxas accept random orders of PTX without new messages?",
          "random_orders.json"),
     _row("ptx.assembler_suite", "GPU", "What does searching the input of ptxas gain?",
-         "assembler_suite.json"),
+         "assembler_suite.json", "assembler.md"),
     # Store
     _row("store.soak", "CPU", "Does the store lose records by kills, a full disk or damage?",
          "soak.json"),

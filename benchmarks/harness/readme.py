@@ -12,6 +12,7 @@ from typing import Any
 from benchmarks.harness.markdown import region, table, wrapped
 from benchmarks.harness.result_file import ROOT, load, results
 from benchmarks.harness.schema import read
+from benchmarks.ptx.page import FILLING, SUITE
 from benchmarks.registry import BENCHMARKS, Benchmark
 from benchmarks.sass.pages.suite_section import deployed
 from nostall.core.files import write_atomically
@@ -28,7 +29,7 @@ def readme(text: str) -> str:
     if agreement is not None:
         sentence = wrapped(f"{agreement.sentence[0].upper()}{agreement.sentence[1:]}")
     text = region(text, "agreement", sentence)
-    rows = [_schedules(), _chains(), _models(), _pipelines(), _traces()]
+    rows = [_assembler(), _schedules(), _chains(), _models(), _pipelines(), _traces()]
     return region(text, "headlines", table(("level", "measured", "GPU", "result"), rows))
 
 
@@ -46,6 +47,20 @@ def _row(benchmark: Benchmark) -> tuple[str, ...]:
 
 def _links(page: str, name: str) -> str:
     return f"[page](docs/results/{page}), `{name}`"
+
+
+def _assembler() -> tuple[str, ...]:
+    records = load(SUITE)["records"]
+    published = [r for r in records if r["method"] == "assembler" and r["kernel"] not in FILLING]
+    ratios = [record["deployed"] for record in published]
+    gain = (
+        f"what a search of the input of ptxas deploys runs {geometric_mean(ratios):.3f} times as "
+        f"fast as the fastest of 24 to 30 compiler configurations ({len(ratios)} kernels at small "
+        f"shapes, {min(ratios):.3f} to {max(ratios):.3f}; one seed, up to "
+        f"{max(record['seconds_searched'] for record in published):.0f} s each)"
+    )
+    gpus = " and ".join(sorted({r["gpu"]["gpu"].removeprefix("NVIDIA ") for r in published}))
+    return "input of ptxas", gain, gpus, _links("assembler.md", "ptx.assembler_suite")
 
 
 def _schedules() -> tuple[str, ...]:

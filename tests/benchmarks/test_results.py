@@ -35,6 +35,7 @@ from benchmarks.sass.suite_cell import Cell, CountingDevice, make_record
 from pydantic import ValidationError
 
 from benchmarks.harness import readme
+from benchmarks.ptx import page as assembler_page
 from nostall.core import Comparison, LaunchSpec
 from nostall.sass.model.agreement import load_agreement, model_caution
 from nostall.search import Anneal
@@ -179,9 +180,14 @@ def test_an_invalid_file_is_named_in_the_error(tmp_path: Path) -> None:
         read(path)
 
 
-@pytest.mark.parametrize("name", ["sass", "sass-modelled", "issue-distances"])
+@pytest.mark.parametrize("name", ["sass", "sass-modelled", "issue-distances", "assembler"])
 def test_a_page_is_what_the_command_writes(name: str) -> None:
-    pages = {"sass": measured, "sass-modelled": modelled, "issue-distances": issue_distances}
+    pages = {
+        "sass": measured,
+        "sass-modelled": modelled,
+        "issue-distances": issue_distances,
+        "assembler": assembler_page,
+    }
     module: Any = pages[name]
     assert module.PAGE.read_text() == module.text(), f"run `python -m benchmarks page {name}`"
 
