@@ -134,7 +134,7 @@ class PtxSpace(Space[PtxState, PtxMove]):
             for number in (range(len(self.blocks)) if blocks is None else blocks)
             if len(self.blocks[number]) > 1
         }
-        return self._with_orders(state, orders)
+        return self.with_orders(state, orders)
 
     def recombine(self, a: PtxState, b: PtxState, rng: np.random.Generator) -> PtxState:
         """A state whose order of each block, and whose settings, each come from one parent."""
@@ -145,7 +145,7 @@ class PtxSpace(Space[PtxState, PtxMove]):
         for lever in LEVERS:
             value = lever_value(parents[int(rng.integers(2))], lever)
             settings = with_lever(settings, lever, value)
-        return self._with_orders(settings, orders)
+        return self.with_orders(settings, orders)
 
     def block_weights(self) -> tuple[float, ...]:
         """Per block, its free pairs of units times LOOP_WEIGHT per loop around it."""
@@ -227,10 +227,10 @@ class PtxSpace(Space[PtxState, PtxMove]):
             return None
         del order[source]
         order.insert(target, move.unit)
-        return self._with_orders(state, {move.block: tuple(order)})
+        return self.with_orders(state, {move.block: tuple(order)})
 
-    def _with_orders(self, state: PtxState, orders: dict[int, tuple[int, ...]]) -> PtxState:
-        """The state with these orders in the normal form: () for what has its original order."""
+    def with_orders(self, state: PtxState, orders: dict[int, tuple[int, ...]]) -> PtxState:
+        """The state with these legal orders, in the normal form: () for an original order."""
         entries = list(state.orders or ((),) * len(self.blocks))
         for number, order in orders.items():
             is_original = all(unit == at for at, unit in enumerate(order))

@@ -78,6 +78,7 @@ def render_assembler(path: Path) -> str:
         verdict=result.get("verdict"),
         next_command=_next_command(data),
         winner=assembler.get("winner"),
+        ablation=assembler.get("ablation"),
         resource_rows=_resource_rows(assembler),
         counts=sorted((assembler.get("counts") or {}).items(), key=lambda pair: -pair[1]),
         codes=assembler.get("codes") or {},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -17,6 +17,7 @@ from nostall.ptx.assemble.pool import BuildPool
 from nostall.ptx.assemble.versions import Assembler, find_assemblers
 from nostall.ptx.schedule.state import PtxState
 from nostall.search.evolution.evolve import finalists
+from nostall.tuning.assembler.ablation import ablate
 from nostall.tuning.assembler.candidate import Candidate, build_proposal
 from nostall.tuning.assembler.candidate_log import CANDIDATES_FILE, CandidateLog
 from nostall.tuning.assembler.commands import CompilerCommand, find_command
@@ -168,6 +169,10 @@ class AssemblerJob:
         self.run.write("provenance.json", json.dumps(provenance, indent=1).encode())
         record = result_record(result, settings, self.objective)
         record["assembler"] = self.describe(result, winner)
+        if result.improved and winner is not None:
+            with suppress(KeyboardInterrupt):  # the result is complete without the ablation
+                ablation = ablate(self.setup.space, self.objective, winner.candidate.state)
+                record["assembler"]["ablation"] = ablation.to_json() if ablation else None
         interrupted = result.search.stopped == "interrupted"
         self.run.finish("interrupted" if interrupted else "done", record)
 
