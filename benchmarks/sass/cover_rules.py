@@ -4,7 +4,8 @@
 
 Each function is validated with all rules, and once without each rule that it can use.  A function
 needs a rule if it has more findings without it.  A rule that no function needs has no evidence.
-``--files`` adds other cubins, for example of a library.
+``--files`` adds other cubins, for example of a library.  ``--rules`` examines some rules only and
+keeps the records of the others in the file.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import argparse
 import os
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing import Any
 
 from tests.corpus import catalogue
 
-from benchmarks.harness.result_file import save
+from benchmarks.harness.result_file import load, save
 from nostall.core.errors import BadBinary
 from nostall.sass import Program
 from nostall.sass.program import Function, Instruction
@@ -30,19 +31,21 @@ from nostall.sass.safety.hazards import HazardValidator
 
 MAX_WITNESSES = 6
 """Smallest functions that are listed for each rule."""
-MAX_INSTRUCTIONS = 3000
+MAX_INSTRUCTIONS = 8000
 """Larger functions are left out."""
 
 Need = tuple[str, int, str, str, int]
 """(rule, architecture, cubin, function, number of instructions)."""
 
 
-def usable_rules(function: Function, sm: int) -> Iterator[CoverRule]:
+def usable_rules(
+    function: Function, sm: int, rules: Sequence[CoverRule] = RULES
+) -> Iterator[CoverRule]:
     """The rules that can make a difference in a function, by its instructions in any order."""
     members: dict[str, list[Instruction]] = defaultdict(list)
     for instruction in function.instructions:
         members[group(instruction, sm)].append(instruction)
-    for rule in RULES:
+    for rule in rules:
         earlier, later = members.get(rule.earlier, []), members.get(rule.later, [])
         if earlier and any(_can_use(rule, earlier, instruction) for instruction in later):
             yield rule
@@ -64,10 +67,14 @@ def _can_use(rule: CoverRule, earlier: list[Instruction], later: Instruction) ->
     return True
 
 
-def needed_rules(function: Function, sm: int) -> tuple[list[str], list[str]]:
+def needed_rules(
+    function: Function, sm: int, rules: Sequence[CoverRule] = RULES
+) -> tuple[list[str], list[str]]:
     """(usable rules, needed rules) of one function, by name."""
+    usable = [rule.name for rule in usable_rules(function, sm, rules)]
+    if not usable:
+        return [], []
     accepted = len(HazardValidator(sm).check(function))
-    usable = [rule.name for rule in usable_rules(function, sm)]
     return usable, [
         name
         for name in usable
@@ -75,7 +82,9 @@ def needed_rules(function: Function, sm: int) -> tuple[list[str], list[str]]:
     ]
 
 
-def examine(path: Path, root: Path) -> tuple[Counter[str], list[Need], int]:
+def examine(
+    path: Path, root: Path, rules: Sequence[CoverRule] = RULES
+) -> tuple[Counter[str], list[Need], int]:
     """(uses of each rule, needs, number of functions) of one cubin."""
     uses: Counter[str] = Counter()
     needs: list[Need] = []
@@ -86,7 +95,7 @@ def examine(path: Path, root: Path) -> tuple[Counter[str], list[Need], int]:
     name = str(path.relative_to(root)) if path.is_relative_to(root) else path.name
     small = [f for f in program.functions if len(f.instructions) <= MAX_INSTRUCTIONS]
     for function in small:
-        usable, needed = needed_rules(function, program.sm)
+        usable, needed = needed_rules(function, program.sm, rules)
         uses.update(usable)
         size = len(function.instructions)
         needs += [(rule, program.sm, name, function.name, size) for rule in needed]
@@ -110,34 +119,46 @@ def rule_record(rule: CoverRule, uses: int, needs: list[Need]) -> dict[str, Any]
 
 
 def corpus_paths(every: int) -> list[Path]:
-    """The committed cubins, and every ``every``-th one of the Triton corpus."""
+    """The committed cubins, and every ``every``-th one of the Triton corpus; none if 0."""
+    if every == 0:
+        return []
     return [*catalogue.nvcc_corpus(), *catalogue.triton_corpus()[::every]]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--every", type=int, default=1, help="every N-th Triton cubin")
+    parser.add_argument(
+        "--every", type=int, default=1, help="every N-th Triton cubin; 0: no corpus"
+    )
     parser.add_argument("--files", type=Path, nargs="*", default=[], help="further cubins")
+    parser.add_argument("--rules", nargs="*", default=[], help="names of the rules to examine")
     parser.add_argument("--jobs", type=int, default=1)
 
 
 def main(options: argparse.Namespace) -> int:
     """Examine the cubins, print a table, write the file; 1 if a rule has no evidence."""
     began = time.monotonic()
+    rules = [rule for rule in RULES if not options.rules or rule.name in options.rules]
+    kept = {}
+    if options.rules and options.out.exists():
+        kept = {record["rule"]: record for record in load(options.out)["rules"]}
     paths = [*corpus_paths(options.every), *options.files]
     uses: Counter[str] = Counter()
     needs: list[Need] = []
     functions = 0
     os.nice(5)
     with ProcessPoolExecutor(options.jobs) as pool:
-        work = partial(examine, root=catalogue.ROOT)
+        work = partial(examine, root=catalogue.ROOT, rules=rules)
         for used, needed, count in pool.map(work, paths, chunksize=4):
             uses.update(used)
             needs += needed
             functions += count
     records = [
         rule_record(rule, uses[rule.name], [need for need in needs if need[0] == rule.name])
+        if rule in rules
+        else kept[rule.name]
         for rule in RULES
+        if rule in rules or rule.name in kept
     ]
     for record in records:
         print(

@@ -14,26 +14,17 @@ import argparse
 import pickle
 import sys
 import time
-import tomllib
-from collections import Counter, defaultdict, deque
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from importlib import resources
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.result_file import save
+from benchmarks.sass.library_functions import Row, batches, draw, libraries, programs
 from nostall.core.errors import NostallError
 from nostall.sass import Program
-from nostall.sass.binary.cubin import Cubin
-from nostall.sass.binary.listing import disassemble
-from nostall.sass.mining.archive import source_name
-from nostall.sass.mining.functions import CodeFunction, read_source
-from nostall.sass.mining.listing import marked_listings
+from nostall.sass.mining.functions import CodeFunction
 from nostall.sass.safety import verify_program
 
-SEED = 1
-BATCH_FUNCTIONS = 24
 SAVE_SECONDS = 60
 SHOWN_FINDINGS = 3
 
@@ -65,73 +56,6 @@ EXPLANATIONS: tuple[tuple[str, str], ...] = (
     ),
 )
 """(text in a finding, why the verifier refuses this code), the first match counts."""
-
-Row = dict[str, Any]
-
-
-def held_out() -> list[str]:
-    """Names of the libraries that were not mined."""
-    text = resources.files("nostall.sass.mining").joinpath("libraries.toml").read_text()
-    return list(tomllib.loads(text)["held_out"])
-
-
-def draw(wheels: Path, state: Path, limit: int, max_size: int) -> dict[str, Row]:
-    """Draw functions of each held-out wheel into the state folder; returns what each contains."""
-    contents: dict[str, Row] = {}
-    for path in sorted(wheels.glob("*.whl")):
-        name = source_name(path)
-        kept = state / f"{name}.drawn"
-        if name not in held_out():
-            continue
-        if not kept.exists():
-            print(f"reading {name}", flush=True)
-            found = read_source(path, SEED, limit, max_size, with_cubins=True)
-            row = {
-                "different_functions": _by_architecture(found.distinct),
-                "unsupported_cubins": _by_architecture(found.unsupported),
-                "cubins_without_code": found.without_code,
-                "unreadable_cubins": dict(found.unreadable),
-            }
-            kept.write_bytes(pickle.dumps((row, found.sample)))
-        contents[name] = pickle.loads(kept.read_bytes())[0]
-    return contents
-
-
-def batches(names: Sequence[str], state: Path, done: set[bytes]) -> Iterator[tuple[str, Any]]:
-    """(library, functions of one architecture) in turn over libraries and architectures."""
-    groups: list[tuple[int, str, list[CodeFunction]]] = []
-    for name in names:
-        _, sample = pickle.loads((state / f"{name}.drawn").read_bytes())
-        for _, functions in sorted(sample.items()):
-            remaining = [f for f in functions if f.key not in done]
-            groups.append((len(functions) - len(remaining), name, remaining))
-    groups.sort(key=lambda group: group[0])  # a run that continues begins where there are fewest
-    queue = deque((name, functions) for _, name, functions in groups)
-    while queue:
-        name, functions = queue.popleft()
-        batch = [f for f in functions[:BATCH_FUNCTIONS] if f.flags == functions[0].flags]
-        chosen = {f.key for f in batch}
-        if batch:
-            yield name, batch
-            queue.append((name, [f for f in functions if f.key not in chosen]))
-
-
-def programs(functions: Sequence[CodeFunction]) -> Iterator[Program | NostallError]:
-    """The program of each function; one call of nvdisasm for all if possible."""
-    try:
-        listings = marked_listings(functions)
-    except NostallError:
-        listings = []
-    for at, function in enumerate(functions):
-        try:
-            cubin = Cubin.parse(function.cubin)
-            name = cubin.texts[0].name
-            if listings:
-                yield Program.from_listings(cubin, {name: replace(listings[at], name=name)})
-            else:
-                yield Program.from_listings(cubin, disassemble(cubin))
-        except NostallError as error:
-            yield error
 
 
 def judge(function: CodeFunction, program: Program | NostallError) -> Row:
@@ -193,10 +117,6 @@ def _groups(rows: Any, key: Any) -> dict[str, list[int]]:
     return dict(sorted(groups.items()))
 
 
-def _by_architecture(counts: Counter[int]) -> dict[str, int]:
-    return {f"sm_{sm}": count for sm, count in sorted(counts.items())}
-
-
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--wheels", type=Path, required=True, help="the folder of the wheels")
     parser.add_argument("--state", type=Path, required=True, help="a folder for the run's state")
@@ -212,7 +132,9 @@ def main(options: argparse.Namespace) -> int:
     """Verify the functions; returns 1 if one is refused without an explanation."""
     options.state.mkdir(parents=True, exist_ok=True)
     began = saved = time.monotonic()
-    contents = draw(options.wheels, options.state, options.limit, options.max_size)
+    contents = draw(
+        options.wheels, libraries("held_out"), options.state, options.limit, options.max_size
+    )
     kept = options.state / "answers"
     rows: dict[bytes, Row] = {}
     if kept.exists() and not options.restart:

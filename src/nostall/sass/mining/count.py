@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from hashlib import blake2b
 
 from nostall.core.errors import BadBinary
 from nostall.sass.binary import encoding
 from nostall.sass.binary.encoding import WORD_BYTES, Control
 from nostall.sass.binary.listing import Row
 from nostall.sass.mining.functions import CodeFunction
-from nostall.sass.mining.listing import Texts, marked_listings, plain_texts
+from nostall.sass.mining.listing import Texts, marked_listings
 from nostall.sass.mining.marks import Marks
-from nostall.sass.mining.tallies import Tallies
+from nostall.sass.mining.tallies import Key, Tallies
+from nostall.sass.mining.words import WordTexts
 from nostall.sass.program.defuse import def_use
 from nostall.sass.program.instruction import Instruction, parse_text
 from nostall.sass.program.opcodes import Effect
@@ -23,11 +26,15 @@ from nostall.sass.safety.evidence import find_sightings
 
 _MAX_KEPT_TEXTS = 200_000
 """Instructions that are kept by their text; the store is emptied when it is full."""
+_MAX_KEPT_RUNS = 60_000
+"""Pieces of straight-line code whose sightings are kept."""
 _NO_CONTROL = Control(1, False)
 _CHECKED_SHARE = 64
 """One of this many functions is listed with marks, to check the shapes that were learnt."""
 _LESSONS = 3
 """Instructions of one shape that are listed with marks at a time."""
+_MAX_LESSONS = 24
+"""Instructions of one shape after which a shape that was not learnt is given up."""
 _EXIT = bytes.fromhex("4d790000000000000000800300ea0f00")
 """``EXIT``, which ends a function."""
 
@@ -44,23 +51,22 @@ class SightingCounter:
     sm: int
     marks: Marks = field(default_factory=Marks)
     tallies: Tallies = field(default_factory=Tallies)
-    rejected: int = 0
-    """Functions that nvdisasm does not list."""
+    _words: WordTexts = field(init=False)
     _instructions: dict[str, Instruction] = field(default_factory=dict[str, Instruction])
+    _lessons: Counter[str] = field(default_factory=Counter[str])
+    """Shape -> instructions of it that were listed with marks."""
+    _runs: dict[bytes, tuple[tuple[Key, int], ...]] = field(
+        default_factory=dict[bytes, tuple[tuple[Key, int], ...]]
+    )
+    """Digest of straight-line code -> its sightings."""
     _names: dict[tuple[object, ...], Names] = field(default_factory=dict[tuple[object, ...], Names])
+
+    def __post_init__(self) -> None:
+        self._words = WordTexts(self.sm)
 
     def add(self, functions: Sequence[CodeFunction]) -> None:
         """Count the sightings in functions of one architecture and one variant of it."""
-        try:
-            listed = plain_texts(functions)
-        except BadBinary:
-            if len(functions) == 1:
-                self.rejected += 1
-                return
-            middle = len(functions) // 2
-            self.add(functions[:middle])
-            self.add(functions[middle:])
-            return
+        listed = self._words.texts(functions)
         self._learn(functions, listed)
         for function, texts in zip(functions, listed, strict=True):
             self._count(function, texts)
@@ -74,10 +80,13 @@ class SightingCounter:
         lesson: dict[str, list[bytes]] = {}
         for function, texts in zip(functions, listed, strict=True):
             for at, text in enumerate(texts.texts):
-                if text in self._instructions or self._instruction(text) is not None:
+                if not text or text in self._instructions or self._instruction(text) is not None:
                     continue
                 shape, is_clear = self.marks.lesson(text)
-                if is_clear and len(words := lesson.setdefault(shape, [])) < _LESSONS:
+                if not is_clear or self._lessons[shape] >= _MAX_LESSONS:
+                    continue
+                if len(words := lesson.setdefault(shape, [])) < _LESSONS:
+                    self._lessons[shape] += 1
                     words.append(function.code[WORD_BYTES * at : WORD_BYTES * (at + 1)])
         self._teach(functions[0], [word for words in lesson.values() for word in words])
         for function, texts in zip(functions, listed, strict=True):
@@ -112,14 +121,36 @@ class SightingCounter:
         code = function.code[: WORD_BYTES * len(texts.texts)]
         controls = [_control(high & _HIGH) for _, high in struct.iter_unpack("<QQ", code)]
         instructions = [self._instruction(text) for text in texts.texts]
-        found: dict[tuple[str, str, str, str, int], int] = {}
+        found: dict[Key, int] = {}
         for start, run in _blocks(instructions, {*function.starts, *texts.labels}):
-            pairs = zip(run, controls[start : start + len(run)], strict=True)
-            for kind, first, second, register, cycles in find_sightings(pairs, self.sm):
+            end = start + len(run)
+            for key, seen in self._sightings(run, controls[start:end], code, start, end):
+                found[key] = found.get(key, 0) + seen
+        self.tallies.add_function(function.key, len(instructions), found)
+
+    def _sightings(
+        self,
+        run: Sequence[Instruction],
+        controls: Sequence[Control],
+        code: bytes,
+        start: int,
+        end: int,
+    ) -> Iterable[tuple[Key, int]]:
+        """(name and distance, occurrences) in straight-line code, known by its machine code."""
+        digest = blake2b(code[WORD_BYTES * start : WORD_BYTES * end], digest_size=12).digest()
+        known = self._runs.get(digest)
+        if known is None:
+            counts: dict[Key, int] = {}
+            for kind, first, second, register, cycles in find_sightings(
+                zip(run, controls, strict=True), self.sm
+            ):
                 for names in self._names_of(kind, first, second, register):
                     key = (*names, cycles)
-                    found[key] = found.get(key, 0) + 1
-        self.tallies.add_function(function.key, len(instructions), found)
+                    counts[key] = counts.get(key, 0) + 1
+            if len(self._runs) >= _MAX_KEPT_RUNS:
+                self._runs.clear()
+            known = self._runs[digest] = tuple(counts.items())
+        return known
 
     def _instruction(self, text: str) -> Instruction | None:
         """The instruction with a text, without its place and control word.
@@ -128,6 +159,8 @@ class SightingCounter:
         """
         instruction = self._instructions.get(text)
         if instruction is None:
+            if not text:
+                return None
             marks = self.marks.derive(text)
             if marks is None:
                 return None

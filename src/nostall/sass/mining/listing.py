@@ -13,12 +13,7 @@ from nostall.sass.binary.listing import Listing, parse
 from nostall.sass.binary.scratch_cubin import scratch_cubin, scratch_name
 from nostall.sass.mining.functions import CodeFunction
 
-_LINE = re.compile(
-    r"^\t\.section\t\.text\.(?P<section>[^,]+),"
-    r"|^(?P<label>\.L_x_\d+):"
-    r"|^ +/\*[0-9a-f]{4,}\*/ +(?P<text>.*?) *; +/\* 0x",
-    re.MULTILINE,
-)
+_LINE = re.compile(r"^ +/\*[0-9a-f]{4,}\*/ +(?P<text>.*?) *; +/\* 0x", re.MULTILINE)
 
 
 @dataclass(slots=True)
@@ -27,43 +22,32 @@ class Texts:
 
     texts: list[str]
     labels: list[int]
-    """Positions of labels, in instructions."""
+    """Positions that relative branches name, in instructions."""
 
 
-def plain_texts(functions: Sequence[CodeFunction]) -> list[Texts]:
-    """The instructions of functions of one architecture, without analysis of their control flow.
+def word_texts(flags: int, words: Sequence[bytes]) -> list[str]:
+    """The texts of instruction words, without analysis of their control flow.
 
-    Raises :class:`BadBinary` if nvdisasm rejects one of them, or lists too few instructions.
+    ``flags``: as in :func:`.scratch_cubin`.  Raises :class:`BadBinary` if nvdisasm rejects one.
     """
-    return _parse_plain(_run_nvdisasm(functions, ("-ndf",)), len(functions))
+    text = _run_nvdisasm(flags, (b"".join(words),), ("-ndf",))
+    texts = [line["text"] for line in _LINE.finditer(text)]
+    if len(texts) != len(words):
+        raise BadBinary(f"nvdisasm printed {len(texts)} of {len(words)} instructions")
+    return texts
 
 
 def marked_listings(functions: Sequence[CodeFunction]) -> list[Listing]:
     """The listings of functions of one architecture with register marks, which take long."""
-    listings = parse(_run_nvdisasm(functions, ("-lrm", "narrow")))
+    codes = [function.code for function in functions]
+    listings = parse(_run_nvdisasm(functions[0].flags, codes, ("-lrm", "narrow")))
     return [listings[scratch_name(number)] for number in range(len(functions))]
 
 
-def _run_nvdisasm(functions: Sequence[CodeFunction], options: tuple[str, ...]) -> str:
-    data = scratch_cubin(functions[0].flags, [f.code for f in functions])
+def _run_nvdisasm(flags: int, codes: Sequence[bytes], options: tuple[str, ...]) -> str:
+    data = scratch_cubin(flags, codes)
     with tempfile.NamedTemporaryFile(suffix=".cubin", prefix="nostall-") as file:
         file.write(data)
         file.flush()
         tool = str(toolchain.find("nvdisasm"))
         return toolchain.run([tool, *options, "-hex", "-c", file.name], "nvdisasm")
-
-
-def _parse_plain(text: str, count: int) -> list[Texts]:
-    """The functions of a listing of a scratch cubin with ``count`` functions."""
-    by_name = {scratch_name(number): Texts([], []) for number in range(count)}
-    current = Texts([], [])
-    for line in _LINE.finditer(text):
-        if line["text"] is not None:
-            current.texts.append(line["text"])
-        elif line["label"] is not None:
-            current.labels.append(len(current.texts))
-        else:
-            current = by_name[line["section"]]
-    if not all(t.texts for t in by_name.values()):
-        raise BadBinary("nvdisasm printed no instructions for a function")
-    return list(by_name.values())

@@ -30,7 +30,7 @@ class Options:
     limit: int
     """Functions of each source and architecture that are drawn at random."""
     max_size: int
-    """Instructions of the largest function that is drawn."""
+    """Instructions of the largest function that is drawn and mined."""
     seconds: float
     """Time after which no further batch begins."""
     workers: int
@@ -43,13 +43,14 @@ class _Batch:
     functions: tuple[CodeFunction, ...]
     duplicates: int
     """Functions of the sample that the batch leaves out because they were taken already."""
+    larger: int
+    """Functions of the sample that the batch leaves out because of their size."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Result:
     tallies: Tallies
     marks: Marks
-    rejected: int
 
 
 def mine(paths: Sequence[Path], store: Store, options: Options) -> None:
@@ -68,7 +69,9 @@ def mine(paths: Sequence[Path], store: Store, options: Options) -> None:
     saved = time.monotonic()
     if options.seconds <= 0:
         return
-    for batch, result in _results(_batches(names, store), deadline, options.workers, store):
+    for batch, result in _results(
+        _batches(names, store, options.max_size), deadline, options.workers, store
+    ):
         _record(batch, result, store)
         if time.monotonic() - saved > CHECKPOINT_SECONDS:
             store.save()
@@ -78,7 +81,7 @@ def mine(paths: Sequence[Path], store: Store, options: Options) -> None:
     _say("")
 
 
-def _batches(names: Sequence[str], store: Store) -> Iterator[_Batch]:
+def _batches(names: Sequence[str], store: Store, max_size: int) -> Iterator[_Batch]:
     """Batches of all sources and architectures in turn, so a part of them is representative."""
     checkpoint = store.checkpoint
     pending = set(checkpoint.seen)
@@ -89,19 +92,22 @@ def _batches(names: Sequence[str], store: Store) -> Iterator[_Batch]:
     )
     while queue:
         name, sm, functions = queue.popleft()
-        duplicates, size, chosen = 0, 0, list[CodeFunction]()
+        duplicates, larger, size, chosen = 0, 0, 0, list[CodeFunction]()
         for function in functions:
             if function.key in pending:
                 duplicates += 1
+                continue
+            if function.size > max_size:
+                larger += 1
                 continue
             pending.add(function.key)
             chosen.append(function)
             size += function.size
             if size >= BATCH_INSTRUCTIONS or len(chosen) >= BATCH_FUNCTIONS:
                 break
-        if duplicates or chosen:
+        if duplicates or larger or chosen:
             queue.append((name, sm, functions))
-            yield _Batch(name, sm, tuple(chosen), duplicates)
+            yield _Batch(name, sm, tuple(chosen), duplicates, larger)
 
 
 def _unmined(store: Store, name: str, sm: int) -> Iterator[CodeFunction]:
@@ -147,22 +153,21 @@ _counters: dict[int, SightingCounter] = {}
 
 def _mine_batch(batch: _Batch) -> _Result:
     counter = _counters.setdefault(batch.sm, SightingCounter(batch.sm))
-    counter.tallies, counter.rejected = Tallies(), 0
+    counter.tallies = Tallies()
     if batch.functions:
         counter.add(batch.functions)
-    return _Result(counter.tallies, counter.marks, counter.rejected)
+    return _Result(counter.tallies, counter.marks)
 
 
 def _record(batch: _Batch, result: _Result, store: Store) -> None:
     checkpoint = store.checkpoint
     record = checkpoint.sources[batch.source]
-    record.taken[batch.sm] += len(batch.functions) + batch.duplicates
+    record.taken[batch.sm] += len(batch.functions) + batch.duplicates + batch.larger
     checkpoint.seen.update(f.key for f in batch.functions)
     checkpoint.duplicates += batch.duplicates
     record.cuda.setdefault(batch.sm, Counter()).update(f.cuda for f in batch.functions)
     checkpoint.tallies.setdefault(batch.sm, Tallies()).add(result.tallies)
     checkpoint.marks[batch.sm] = result.marks
-    checkpoint.rejected += result.rejected
 
 
 def _show_progress(store: Store, deadline: float) -> None:

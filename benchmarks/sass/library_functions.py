@@ -1,0 +1,99 @@
+"""Functions of the libraries in wheels as programs, drawn at random, for benchmarks."""
+
+from __future__ import annotations
+
+import pickle
+import tomllib
+from collections import Counter, deque
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from nostall.core.errors import NostallError
+from nostall.sass import Program
+from nostall.sass.binary.cubin import Cubin
+from nostall.sass.binary.listing import disassemble
+from nostall.sass.mining.archive import source_name
+from nostall.sass.mining.functions import CodeFunction, read_source
+from nostall.sass.mining.listing import marked_listings
+
+SEED = 1
+BATCH_FUNCTIONS = 24
+
+Row = dict[str, Any]
+
+
+def libraries(part: str) -> list[str]:
+    """Names of the libraries in one part of ``libraries.toml``: ``mined`` or ``held_out``."""
+    text = resources.files("nostall.sass.mining").joinpath("libraries.toml").read_text()
+    return list(tomllib.loads(text)[part])
+
+
+def draw(
+    wheels: Path, names: Collection[str], state: Path, limit: int, max_size: int
+) -> dict[str, Row]:
+    """Draw functions of the wheels of libraries ``names`` into the state folder.
+
+    Returns what each wheel contains.
+    """
+    contents: dict[str, Row] = {}
+    for path in sorted(wheels.glob("*.whl")):
+        name = source_name(path)
+        kept = state / f"{name}.drawn"
+        if name not in names:
+            continue
+        if not kept.exists():
+            print(f"reading {name}", flush=True)
+            found = read_source(path, SEED, limit, max_size, with_cubins=True)
+            row = {
+                "different_functions": _by_architecture(found.distinct),
+                "unsupported_cubins": _by_architecture(found.unsupported),
+                "cubins_without_code": found.without_code,
+                "unreadable_cubins": dict(found.unreadable),
+            }
+            kept.write_bytes(pickle.dumps((row, found.sample)))
+        contents[name] = pickle.loads(kept.read_bytes())[0]
+    return contents
+
+
+def batches(names: Sequence[str], state: Path, done: set[bytes]) -> Iterator[tuple[str, Any]]:
+    """(library, functions of one architecture) in turn over libraries and architectures."""
+    groups: list[tuple[int, str, list[CodeFunction]]] = []
+    for name in names:
+        _, sample = pickle.loads((state / f"{name}.drawn").read_bytes())
+        for _, functions in sorted(sample.items()):
+            remaining = [f for f in functions if f.key not in done]
+            groups.append((len(functions) - len(remaining), name, remaining))
+    groups.sort(key=lambda group: group[0])  # a run that continues begins where there are fewest
+    queue = deque((name, functions) for _, name, functions in groups)
+    while queue:
+        name, functions = queue.popleft()
+        batch = [f for f in functions[:BATCH_FUNCTIONS] if f.flags == functions[0].flags]
+        chosen = {f.key for f in batch}
+        if batch:
+            yield name, batch
+            queue.append((name, [f for f in functions if f.key not in chosen]))
+
+
+def programs(functions: Sequence[CodeFunction]) -> Iterator[Program | NostallError]:
+    """The program of each function; one call of nvdisasm for all if possible."""
+    try:
+        listings = marked_listings(functions)
+    except NostallError:
+        listings = []
+    for at, function in enumerate(functions):
+        try:
+            cubin = Cubin.parse(function.cubin)
+            name = cubin.texts[0].name
+            if listings:
+                yield Program.from_listings(cubin, {name: replace(listings[at], name=name)})
+            else:
+                yield Program.from_listings(cubin, disassemble(cubin))
+        except NostallError as error:
+            yield error
+
+
+def _by_architecture(counts: Counter[int]) -> dict[str, int]:
+    return {f"sm_{sm}": count for sm, count in sorted(counts.items())}

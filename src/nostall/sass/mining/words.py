@@ -1,0 +1,115 @@
+"""Texts of instruction words, each different word listed once, and targets of relative branches.
+
+Functions of a library share most of their instruction words, and the text of a word does not
+depend on its place, except for the labels of relative branches, whose displacement is decoded here.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from nostall.core.errors import BadBinary
+from nostall.sass.binary import encoding
+from nostall.sass.binary.encoding import WORD_BYTES
+from nostall.sass.mining.functions import CodeFunction
+from nostall.sass.mining.listing import Texts, word_texts
+
+Word = tuple[int, int]
+"""The low and the high half of an instruction word without control fields and displacement."""
+
+_PAYLOAD_HIGH = encoding.PAYLOAD_MASK >> 64
+_OPCODE = 0xFFF
+_DISPLACEMENT = encoding.BitField(34, 48)
+"""Signed displacement of a relative branch in units of 4 bytes, or its upper part."""
+_LOW_DISPLACEMENT = encoding.BitField(16, 8)
+"""Lower part of the displacement of BRA since sm_90."""
+_SPLIT_SINCE = 90
+
+_BRANCHES = frozenset((0x947, 0x547, 0x348))
+"""BRA and WARPSYNC.COLLECTIVE."""
+_OTHERS = frozenset((0x945, 0x944, 0x344))
+"""BSSY and CALL.REL."""
+_MAX_KEPT = 200_000
+"""Words that are kept; the store is emptied when it is full."""
+
+
+@dataclass(slots=True)
+class WordTexts:
+    """The texts of the instruction words of one architecture."""
+
+    sm: int
+    _texts: dict[Word, str] = field(default_factory=dict[Word, str])
+
+    def texts(self, functions: Sequence[CodeFunction]) -> list[Texts]:
+        """The texts of functions of one variant of the architecture, and where branches enter.
+
+        A word that nvdisasm rejects has an empty text.
+        """
+        decoded = [self._decode(function) for function in functions]
+        if len(self._texts) > _MAX_KEPT:
+            self._texts.clear()
+        unknown: dict[Word, bytes] = {}
+        for function, (words, _) in zip(functions, decoded, strict=True):
+            for at, word in enumerate(words):
+                if word not in self._texts and word not in unknown:
+                    unknown[word] = self._without_displacement(
+                        function.code[WORD_BYTES * at : WORD_BYTES * (at + 1)]
+                    )
+        self._list(functions[0], list(unknown), list(unknown.values()))
+        known = self._texts
+        return [Texts([known[word] for word in words], labels) for words, labels in decoded]
+
+    def _list(self, example: CodeFunction, words: list[Word], originals: list[bytes]) -> None:
+        """Learn the texts of words; a list that nvdisasm rejects is halved."""
+        if not words:
+            return
+        try:
+            texts = word_texts(example.flags, originals)
+        except BadBinary:
+            if len(words) == 1:
+                self._texts[words[0]] = ""
+                return
+            middle = len(words) // 2
+            self._list(example, words[:middle], originals[:middle])
+            self._list(example, words[middle:], originals[middle:])
+            return
+        self._texts.update(zip(words, texts, strict=True))
+
+    def _decode(self, function: CodeFunction) -> tuple[list[Word], list[int]]:
+        """(words, positions that relative branches name) of one function."""
+        words: list[Word] = []
+        labels: list[int] = []
+        for at, (low, high) in enumerate(struct.iter_unpack("<QQ", function.code)):
+            high &= _PAYLOAD_HIGH
+            if (opcode := low & _OPCODE) in _BRANCHES or opcode in _OTHERS:
+                labels += self._targets(at, opcode, high << 64 | low)
+                cleared = (high << 64 | low) & ~self._displacement_mask(opcode)
+                low, high = cleared & (1 << 64) - 1, cleared >> 64
+            words.append((low, high))
+        return words, [label for label in labels if 0 <= label < len(words)]
+
+    def _is_split(self, opcode: int) -> bool:
+        return self.sm >= _SPLIT_SINCE and opcode in _BRANCHES
+
+    def _displacement_mask(self, opcode: int) -> int:
+        return _DISPLACEMENT.mask | (_LOW_DISPLACEMENT.mask if self._is_split(opcode) else 0)
+
+    def _targets(self, at: int, opcode: int, word: int) -> list[int]:
+        """The position that a relative branch names; both readings for an unclear one."""
+        units = _DISPLACEMENT.get(word)
+        units -= units >> _DISPLACEMENT.width - 1 << _DISPLACEMENT.width
+        split = units << _LOW_DISPLACEMENT.width | _LOW_DISPLACEMENT.get(word)
+        if self._is_split(opcode):
+            return [at + 1 + split // 4]
+        return (
+            [at + 1 + units // 4] if opcode == 0x945 else [at + 1 + units // 4, at + 1 + split // 4]
+        )
+
+    def _without_displacement(self, original: bytes) -> bytes:
+        word = int.from_bytes(original, "little")
+        opcode = word & _OPCODE
+        if opcode in _BRANCHES or opcode in _OTHERS:
+            word &= ~self._displacement_mask(opcode)
+        return word.to_bytes(WORD_BYTES, "little")
