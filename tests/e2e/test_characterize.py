@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.cli import error_line, nostall
+from tests.e2e.cli import error_line
+from tests.e2e.cli import nostall_here as nostall
 from tests.unit.workload.trace_events import event, kernel, launch, trace, write
 from tests.unit.workload.traces.test_chakra import METADATA, NODES, stream
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.cli import LAUNCH, NVCC, SMALL, Done, error_line, nostall
+from tests.e2e.cli import LAUNCH, NVCC, SMALL, Done, error_line
+from tests.e2e.cli import nostall_here as nostall
 from tests.unit.sass.binary.cubin_builder import SectionSpec, elf, text
 
 GOOD = SMALL.read_bytes()

@@ -26,7 +26,6 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from nostall.parallel.errors import Infeasible
 from nostall.parallel.plan import Plan, Stage, Workload
 from nostall.parallel.planners.closed_form import closed_form, latency
 from nostall.parallel.planners.cut_positions import candidate_cuts
@@ -139,7 +138,7 @@ def dapple(workload: Workload, effort: Effort) -> Plan:
         plan = _best_plan(workload, effort, recompute)
         if plan is not None:
             return plan
-    raise Infeasible(
+    raise effort.no_plan(
         "no DAPPLE plan fits into memory, the smallest of which is "
         f"{min(workload.cluster.memory) / 2**30:.3g} GiB per GPU; use more GPUs, a smaller "
         "micro-batch or a smaller --state-factor"

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from time import monotonic
 
+from nostall.parallel.errors import Infeasible
 from nostall.parallel.plan import Workload
 
 BASE_SECONDS, SECONDS_PER_LAYER_GPU = 1.5, 1 / 2400
@@ -63,6 +64,15 @@ class Effort:
     def recompute_options(self) -> tuple[bool, ...]:
         """Values of ``Plan.recompute`` to try, in order."""
         return (False, True) if self.recompute else (False,)
+
+    def no_plan(self, reason: str) -> Infeasible:
+        """The error of a planner that found no plan: ``reason``, unless the time limit ended it."""
+        if self.is_over:
+            reason = (
+                f"the time limit of {self.seconds:g} s ended the planning before a plan was found "
+                "that fits into memory; give a larger --seconds"
+            )
+        return Infeasible(reason)
 
     def with_progress(self, report: ProgressCallback) -> Effort:
         """The same effort with another progress callback; the time limit does not start again."""

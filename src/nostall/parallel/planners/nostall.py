@@ -63,7 +63,7 @@ def nostall(workload: Workload, effort: Effort) -> Plan:
     """
     plans = list(candidates(workload, effort))
     if not plans:
-        raise Infeasible(
+        raise effort.no_plan(
             "no plan fits into memory; use more GPUs, a smaller micro-batch or a smaller "
             "--state-factor"
         )

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from nostall.parallel.errors import Infeasible
 from nostall.parallel.plan import Plan, Stage, Workload
 from nostall.parallel.planners.chain_dp import best_partitions, search_grid
 from nostall.parallel.planners.device_order import device_order
@@ -43,7 +42,7 @@ def spp(workload: Workload, effort: Effort) -> Plan:
         best = fastest(workload, fitting, effort)
         if best is not None:
             return best
-    raise Infeasible(
+    raise effort.no_plan(
         "no SPP plan fits into memory; use more GPUs, a smaller micro-batch or a smaller "
         "--state-factor"
     )

@@ -26,7 +26,10 @@ from nostall.parallel.simulate import simulated_s
 from tests.unit.parallel.cases import pipeline, profile, servers, straight
 
 CLUSTERS = Path(__file__).parents[4] / "examples" / "clusters"
-QUICK = Effort(seconds=60, evaluations=300)
+def quick() -> Effort:
+    """Limits of which the time limit is never reached."""
+    return Effort(seconds=600, evaluations=300)
+
 
 
 def test_closed_form_equals_a_calculation_by_hand() -> None:
@@ -91,7 +94,7 @@ def test_merged_layers_keep_the_cuts_that_few_bytes_cross() -> None:
 def test_planners_keep_all_gpus_busy_if_links_are_free(planner: str) -> None:
     """Four equal layers on four GPUs, with links that take no time."""
     work = Workload(profile(4, parameters=1.0), servers(1, 4), 64)
-    evaluation = evaluate_plan(work, make_plan(work, planner, QUICK), planner)
+    evaluation = evaluate_plan(work, make_plan(work, planner, quick()), planner)
     assert evaluation.speedup > 3.7
     assert evaluation.timeline.iteration_s >= work.sequential_s / 4
 
@@ -107,7 +110,7 @@ def test_heavy_parameters_at_the_end_get_few_replicas() -> None:
         fractions=True,
     )
     for planner in ("dapple", "spp", "nostall"):
-        plan = make_plan(work, planner, QUICK)
+        plan = make_plan(work, planner, quick())
         assert len(plan.stages[-1].gpus) == 1
         assert len(plan.stages[0].gpus) >= 5
         assert simulated_s(work, plan) < simulated_s(work, make_plan(work, "data-parallel"))
@@ -128,7 +131,7 @@ def test_plans_fit_into_memory() -> None:
     gib = 2.0**30
     work = Workload(profile(2, stored=3 * gib, boundary=gib / 8), servers(1, 2, memory=4), 8)
     for planner in ("dapple", "spp", "nostall"):
-        evaluation = evaluate_plan(work, make_plan(work, planner, QUICK), planner)
+        evaluation = evaluate_plan(work, make_plan(work, planner, quick()), planner)
         assert evaluation.memory.fits is True
     one_gpu = Workload(profile(2, stored=3 * gib, boundary=gib / 8), servers(1, 1, memory=4), 8)
     with pytest.raises(Infeasible, match="memory"):
@@ -136,7 +139,7 @@ def test_plans_fit_into_memory() -> None:
     heavy = Workload(profile(2, parameters=4 * gib), servers(1, 2, memory=4), 8)
     for planner in PLANNERS:
         with pytest.raises(Infeasible, match="memory"):
-            make_plan(heavy, planner, QUICK)
+            make_plan(heavy, planner, quick())
 
 
 def test_too_many_stages_and_unknown_names_are_rejected() -> None:
@@ -221,3 +224,13 @@ def test_batches_that_cannot_be_simulated(
 ) -> None:
     with pytest.raises(BadProfile, match=message):
         Workload(profile(4), servers(1, 4), global_batch, micro_batch)
+
+
+@pytest.mark.parametrize("planner", ["dapple", "spp", "nostall"])
+def test_without_time_the_error_names_the_limit(planner: str) -> None:
+    gib = 2.0**30
+    work = Workload(profile(2, stored=30 * gib, boundary=gib / 8), servers(1, 2, memory=4), 8)
+    with pytest.raises(Infeasible, match="fits? into memory; use more GPUs|smallest of which"):
+        make_plan(work, planner, quick())
+    with pytest.raises(Infeasible, match="the time limit of 0 s ended the planning before"):
+        make_plan(work, planner, Effort(seconds=0.0))
