@@ -22,6 +22,7 @@ from tests.e2e.cli import (
     environment,
     error_line,
     nostall,
+    nostall_here,
 )
 
 ESCAPE = "\x1b["
@@ -55,10 +56,10 @@ def test_doctor() -> None:
 
 
 def test_inspect() -> None:
-    done = nostall("inspect", SMALL)
+    done = nostall_here("inspect", SMALL)
     assert done.code == 0 and done.err == ""
     assert "sm_90" in done.out and "movable" in done.out and "safe" in done.out
-    properties = nostall("inspect", SMALL, "--format", "json").json
+    properties = nostall_here("inspect", SMALL, "--format", "json").json
     assert properties["kernel"] == "transpose" and properties["architecture"] == "sm_90"
     assert properties["safe"] is True and properties["findings"] == []
     assert 0 < properties["movable"] < properties["instructions"]
@@ -67,8 +68,8 @@ def test_inspect() -> None:
 
 
 def test_inspect_prints_every_instruction() -> None:
-    properties = nostall("inspect", SMALL, "--format", "json").json
-    lines = nostall("inspect", SMALL, "--listing").out.splitlines()
+    properties = nostall_here("inspect", SMALL, "--format", "json").json
+    lines = nostall_here("inspect", SMALL, "--listing").out.splitlines()
     listed = [line for line in lines if line[:6].strip("0123456789abcdef") == "" and line[:6]]
     assert len(listed) == properties["instructions"]
     assert any("LDG" in line for line in listed) and any("EXIT" in line for line in listed)
@@ -76,10 +77,10 @@ def test_inspect_prints_every_instruction() -> None:
 
 def test_inspect_chooses_a_kernel_and_an_image() -> None:
     fatbin = NVCC / "atomics.fatbin"
-    assert "choose one with --arch" in error_line(nostall("inspect", fatbin))
-    assert "name one of: " in error_line(nostall("inspect", fatbin, "--arch", "sm_80"))
+    assert "choose one with --arch" in error_line(nostall_here("inspect", fatbin))
+    assert "name one of: " in error_line(nostall_here("inspect", fatbin, "--arch", "sm_80"))
     options = ["--arch", "sm_90", "--kernel", "spin_lock", "--format", "json"]
-    properties = nostall("inspect", fatbin, *options).json
+    properties = nostall_here("inspect", fatbin, *options).json
     assert (properties["kernel"], properties["architecture"]) == ("spin_lock", "sm_90")
 
 
@@ -93,21 +94,21 @@ def test_inspect_ignores_the_other_kernels(tmp_path: Path) -> None:
         data[at : at + 16] = b"\xff" * 16
     path = tmp_path / "one damaged.cubin"
     path.write_bytes(data)
-    line = error_line(nostall("inspect", path, "--kernel", damaged.name))
+    line = error_line(nostall_here("inspect", path, "--kernel", damaged.name))
     assert "nvdisasm rejects this input" in line
-    document = nostall("inspect", path, "--kernel", others[0].name, "--format", "json").json
-    intact = nostall(
+    document = nostall_here("inspect", path, "--kernel", others[0].name, "--format", "json").json
+    intact = nostall_here(
         "inspect", NVCC / "atomics.sm_80.cubin", "--kernel", others[0].name, "--format", "json"
     ).json
     assert document == intact and damaged.name in document["kernels"]
 
 
 def test_verify() -> None:
-    done = nostall("verify", SMALL)
+    done = nostall_here("verify", SMALL)
     assert done.code == 0 and done.out.startswith("safe: ")
-    assert nostall("verify", SMALL, SMALL).code == 0
+    assert nostall_here("verify", SMALL, SMALL).code == 0
     another_kernel = EXAMPLES / "nvcc" / "dot_product.sm_90.cubin"
-    report = nostall("verify", SMALL, another_kernel, "--format", "json")
+    report = nostall_here("verify", SMALL, another_kernel, "--format", "json")
     assert report.code == 1 and report.json["safe"] is False and report.json["findings"]
 
 
@@ -124,17 +125,17 @@ def test_verify_rejects_a_cubin_without_waits(tmp_path: Path) -> None:
     bad = tmp_path / "bad.cubin"
     bad.write_bytes(data)
     for args in ([SMALL, bad], [bad]):
-        done = nostall("verify", *args)
+        done = nostall_here("verify", *args)
         assert done.code == 1 and "UNSAFE" in done.out and "reason" in done.out
-    quiet = nostall("verify", SMALL, bad, "--quiet")
+    quiet = nostall_here("verify", SMALL, bad, "--quiet")
     assert quiet.code == 1 and len(quiet.out.splitlines()) == 1
 
 
 def test_verify_reads_fatbins() -> None:
     fatbin, uncompressed = NVCC / "atomics.fatbin", NVCC / "atomics.plain.fatbin"
-    assert nostall("verify", fatbin, uncompressed, "--arch", "sm_80").code == 0
-    assert nostall("verify", fatbin, NVCC / "atomics.sm_80.cubin", "--arch", "sm_80").code == 0
-    error_line(nostall("verify", fatbin))
+    assert nostall_here("verify", fatbin, uncompressed, "--arch", "sm_80").code == 0
+    assert nostall_here("verify", fatbin, NVCC / "atomics.sm_80.cubin", "--arch", "sm_80").code == 0
+    error_line(nostall_here("verify", fatbin))
 
 
 def test_tune_a_cubin(tmp_path: Path) -> None:
@@ -159,22 +160,22 @@ def test_tune_a_cubin(tmp_path: Path) -> None:
 
 def test_report_writes_the_page_again(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    assert nostall(*tune(out, "--quiet")).code == 0
+    assert nostall_here(*tune(out, "--quiet")).code == 0
     (out / "report.html").unlink()
-    done = nostall("report", out)
+    done = nostall_here("report", out)
     assert done.code == 0 and "report.html" in done.out
     assert (out / "report.html").stat().st_size > 1000
 
 
 def test_a_run_is_resumed(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    first = nostall(*tune(out, "--format", "json", evaluations=40)).json
-    done = nostall("tune", "--resume", out, "--evaluations", 80, "--format", "json")
+    first = nostall_here(*tune(out, "--format", "json", evaluations=40)).json
+    done = nostall_here("tune", "--resume", out, "--evaluations", 80, "--format", "json")
     assert done.code == 0, done.err
     assert (first["evaluations"], done.json["evaluations"]) == (40, 120)
     assert done.json["best"] <= first["best"]
     assert status(out) == "done"
-    assert nostall("verify", out / "original.cubin", out / "best.cubin").code == 0
+    assert nostall_here("verify", out / "original.cubin", out / "best.cubin").code == 0
 
 
 def test_tune_an_image_of_a_fatbin(tmp_path: Path) -> None:
@@ -186,7 +187,9 @@ def test_tune_an_image_of_a_fatbin(tmp_path: Path) -> None:
     )
     out = tmp_path / "run"
     options = ["--arch", "sm_80", "--kernel", "scoped_atomics", "--launch", launch]
-    done = nostall("tune", NVCC / "atomics.fatbin", *options, "--evaluations", 20, "--out", out)
+    done = nostall_here(
+        "tune", NVCC / "atomics.fatbin", *options, "--evaluations", 20, "--out", out
+    )
     assert done.code == 0, done.err
     assert (out / "original.cubin").read_bytes() == (NVCC / "atomics.sm_80.cubin").read_bytes()
 
@@ -196,22 +199,22 @@ def test_tune_a_triton_kernel(tmp_path: Path) -> None:
     out = tmp_path / "run"
     target = f"{EXAMPLES / 'softmax.py'}:softmax"
     budget = ["--objective", "model", "--evaluations", 50]
-    done = nostall("tune", target, *budget, "--out", out, "--format", "json")
+    done = nostall_here("tune", target, *budget, "--out", out, "--format", "json")
     assert done.code == 0, done.err
     assert done.json["verdict"]["safe"] and done.json["evaluations"] >= 50
-    assert nostall("verify", out / "original.cubin", out / "best.cubin").code == 0
+    assert nostall_here("verify", out / "original.cubin", out / "best.cubin").code == 0
 
 
 def test_options_that_a_resumed_run_cannot_honour_are_refused(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    assert nostall(*tune(out, "--quiet", evaluations=20)).code == 0
+    assert nostall_here(*tune(out, "--quiet", evaluations=20)).code == 0
     for options in (["--seed", 3], ["--strategy", "sip"], ["--checks", 4], ["--out", out], [SMALL]):
-        line = error_line(nostall("tune", "--resume", out, *options, "--evaluations", 5))
+        line = error_line(nostall_here("tune", "--resume", out, *options, "--evaluations", 5))
         name = options[0] if str(options[0]).startswith("--") else "TARGET"
         assert f"{name} cannot be given with --resume" in line
-    line = error_line(nostall("tune", "--resume", out))
+    line = error_line(nostall_here("tune", "--resume", out))
     assert "is done" in line and "--evaluations" in line
-    line = error_line(nostall("tune", SMALL, "--launch", LAUNCH, "--out", out))
+    line = error_line(nostall_here("tune", SMALL, "--launch", LAUNCH, "--out", out))
     assert f"`nostall tune --resume {out}`" in line
 
 

@@ -64,7 +64,7 @@ def test_the_table_states_that_times_are_modelled_and_memory_is_a_bound(
     profile: Path, tmp_path: Path
 ) -> None:
     page = tmp_path / "plan.html"
-    done = nostall("plan", profile, "--cluster", CLUSTER, "--seconds", 3, "--gantt", page)
+    done = nostall_here("plan", profile, "--cluster", CLUSTER, "--seconds", 3, "--gantt", page)
     assert done.code == 0, done.err
     assert "modelled iteration" in done.out and "modelled speed-up" in done.out
     assert "memory is a lower bound" in done.out
@@ -86,33 +86,35 @@ def test_invalid_profiles_end_with_one_line(
 ) -> None:
     path = tmp_path / "bad-pbs-4.txt"
     path.write_text(_graph(**changes))
-    assert message in error_line(nostall("plan", path, "--cluster", CLUSTER, "--planner", "dapple"))
+    assert message in error_line(
+        nostall_here("plan", path, "--cluster", CLUSTER, "--planner", "dapple")
+    )
 
 
 def test_other_invalid_input_ends_with_one_line(profile: Path, tmp_path: Path) -> None:
     unconnected = tmp_path / "unconnected.toml"
     unconnected.write_text('name = "unconnected"\n[[servers]]\ngpus = 2\nmemory_gib = 16\n')
-    assert "cannot reach" in error_line(nostall("plan", profile, "--cluster", unconnected))
+    assert "cannot reach" in error_line(nostall_here("plan", profile, "--cluster", unconnected))
     cyclic = tmp_path / "cyclic-pbs-4.txt"
     cyclic.write_text(_graph() + "\n\tnode9 -- node3")
-    assert "cycle" in error_line(nostall("plan", cyclic, "--cluster", CLUSTER))
+    assert "cycle" in error_line(nostall_here("plan", cyclic, "--cluster", CLUSTER))
     short = tmp_path / "short-pbs-4.txt"
     short.write_text(_graph(3))
-    too_few_layers = nostall("plan", short, "--cluster", CLUSTER, "--planner", "even")
+    too_few_layers = nostall_here("plan", short, "--cluster", CLUSTER, "--planner", "even")
     assert "needs 16 stages and the profile has 3 layers" in error_line(too_few_layers)
     without_batch = tmp_path / "model.txt"
     without_batch.write_text(_graph())
-    assert "--micro-batch" in error_line(nostall("plan", without_batch, "--cluster", CLUSTER))
-    unknown = nostall("plan", profile, "--cluster", CLUSTER, "--planner", "alpa")
+    assert "--micro-batch" in error_line(nostall_here("plan", without_batch, "--cluster", CLUSTER))
+    unknown = nostall_here("plan", profile, "--cluster", CLUSTER, "--planner", "alpa")
     assert "allowed are nostall, dapple" in error_line(unknown)
-    extension = nostall(
+    extension = nostall_here(
         "plan", profile, "--cluster", CLUSTER, "--planner", "gpipe", "--gantt", tmp_path / "g.png"
     )
     assert ".svg and .html" in error_line(extension)
-    assert "cannot read" in error_line(nostall("simulate", tmp_path / "none.json"))
+    assert "cannot read" in error_line(nostall_here("simulate", tmp_path / "none.json"))
     empty = tmp_path / "empty.json"
     empty.write_text("{}")
-    assert "planner" in error_line(nostall("simulate", empty))
+    assert "planner" in error_line(nostall_here("simulate", empty))
 
 
 def test_options_that_have_no_effect_are_refused(profile: Path, tmp_path: Path) -> None:

@@ -26,10 +26,11 @@ from nostall.parallel.simulate import simulated_s
 from tests.unit.parallel.cases import pipeline, profile, servers, straight
 
 CLUSTERS = Path(__file__).parents[4] / "examples" / "clusters"
+
+
 def quick() -> Effort:
     """Limits of which the time limit is never reached."""
     return Effort(seconds=600, evaluations=300)
-
 
 
 def test_closed_form_equals_a_calculation_by_hand() -> None:
@@ -230,7 +231,7 @@ def test_batches_that_cannot_be_simulated(
 def test_without_time_the_error_names_the_limit(planner: str) -> None:
     gib = 2.0**30
     work = Workload(profile(2, stored=30 * gib, boundary=gib / 8), servers(1, 2, memory=4), 8)
-    with pytest.raises(Infeasible, match="fits? into memory; use more GPUs|smallest of which"):
+    with pytest.raises(Infeasible, match=r"fits? into memory; use more GPUs|smallest of which"):
         make_plan(work, planner, quick())
     with pytest.raises(Infeasible, match="the time limit of 0 s ended the planning before"):
         make_plan(work, planner, Effort(seconds=0.0))
