@@ -52,6 +52,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
          "random_walks.json", "sass-modelled.md"),
     _row("sass.cover_rules", "CPU", "Which in-order rules does compiler output need?",
          "cover_rules.json"),
+    _row("sass.cover_gaps", "CPU", "Which further in-order rules does refused code need?"),
     _row("sass.warpgroup_audit", "CPU", "Do compilers reuse registers of running products?",
          "warpgroup_audit.json"),
     _row("sass.fuzz", "CPU", "Do damaged cubins end in a clear error?", "fuzz.json"),

@@ -22,15 +22,19 @@ Word = tuple[int, int]
 _PAYLOAD_HIGH = encoding.PAYLOAD_MASK >> 64
 _OPCODE = 0xFFF
 _DISPLACEMENT = encoding.BitField(34, 48)
-"""Signed displacement of a relative branch in units of 4 bytes, or its upper part."""
+"""Signed displacement of BRA, CALL.REL and WARPSYNC.COLLECTIVE, or its upper part."""
 _LOW_DISPLACEMENT = encoding.BitField(16, 8)
-"""Lower part of the displacement of BRA since sm_90."""
+"""Its lower part since sm_90."""
 _SPLIT_SINCE = 90
+_FORWARD = encoding.BitField(34, 30)
+"""Displacement of BSSY."""
+_UNIT = 4
+"""Bytes in one unit of a displacement."""
 
-_BRANCHES = frozenset((0x947, 0x547, 0x348))
-"""BRA and WARPSYNC.COLLECTIVE."""
-_OTHERS = frozenset((0x945, 0x944, 0x344))
-"""BSSY and CALL.REL."""
+_BRANCHES = frozenset((0x947, 0x547, 0x944, 0x344, 0x348))
+"""BRA, CALL.REL and WARPSYNC.COLLECTIVE."""
+_CONVERGENCE = 0x945
+"""BSSY."""
 _MAX_KEPT = 200_000
 """Words that are kept; the store is emptied when it is full."""
 
@@ -83,33 +87,33 @@ class WordTexts:
         labels: list[int] = []
         for at, (low, high) in enumerate(struct.iter_unpack("<QQ", function.code)):
             high &= _PAYLOAD_HIGH
-            if (opcode := low & _OPCODE) in _BRANCHES or opcode in _OTHERS:
-                labels += self._targets(at, opcode, high << 64 | low)
-                cleared = (high << 64 | low) & ~self._displacement_mask(opcode)
+            if (opcode := low & _OPCODE) in _BRANCHES or opcode == _CONVERGENCE:
+                word = high << 64 | low
+                labels.append(at + 1 + self._displacement(opcode, word))
+                cleared = word & ~self._displacement_mask(opcode)
                 low, high = cleared & (1 << 64) - 1, cleared >> 64
             words.append((low, high))
         return words, [label for label in labels if 0 <= label < len(words)]
 
-    def _is_split(self, opcode: int) -> bool:
-        return self.sm >= _SPLIT_SINCE and opcode in _BRANCHES
-
     def _displacement_mask(self, opcode: int) -> int:
-        return _DISPLACEMENT.mask | (_LOW_DISPLACEMENT.mask if self._is_split(opcode) else 0)
+        if opcode == _CONVERGENCE:
+            return _FORWARD.mask
+        is_split = self.sm >= _SPLIT_SINCE
+        return _DISPLACEMENT.mask | (_LOW_DISPLACEMENT.mask if is_split else 0)
 
-    def _targets(self, at: int, opcode: int, word: int) -> list[int]:
-        """The position that a relative branch names; both readings for an unclear one."""
+    def _displacement(self, opcode: int, word: int) -> int:
+        """The displacement of a relative branch, in instructions."""
+        if opcode == _CONVERGENCE:
+            return _FORWARD.get(word) * _UNIT // WORD_BYTES
         units = _DISPLACEMENT.get(word)
         units -= units >> _DISPLACEMENT.width - 1 << _DISPLACEMENT.width
-        split = units << _LOW_DISPLACEMENT.width | _LOW_DISPLACEMENT.get(word)
-        if self._is_split(opcode):
-            return [at + 1 + split // 4]
-        return (
-            [at + 1 + units // 4] if opcode == 0x945 else [at + 1 + units // 4, at + 1 + split // 4]
-        )
+        if self.sm >= _SPLIT_SINCE:
+            units = units << _LOW_DISPLACEMENT.width | _LOW_DISPLACEMENT.get(word)
+        return units * _UNIT // WORD_BYTES
 
     def _without_displacement(self, original: bytes) -> bytes:
         word = int.from_bytes(original, "little")
         opcode = word & _OPCODE
-        if opcode in _BRANCHES or opcode in _OTHERS:
+        if opcode in _BRANCHES or opcode == _CONVERGENCE:
             word &= ~self._displacement_mask(opcode)
         return word.to_bytes(WORD_BYTES, "little")
