@@ -71,7 +71,7 @@ def needed_rules(
     function: Function, sm: int, rules: Sequence[CoverRule] = RULES
 ) -> tuple[list[str], list[str]]:
     """(usable rules, needed rules) of one function, by name."""
-    usable = [rule.name for rule in usable_rules(function, sm, rules)]
+    usable = list(dict.fromkeys(rule.name for rule in usable_rules(function, sm, rules)))
     if not usable:
         return [], []
     accepted = len(HazardValidator(sm).check(function))
@@ -157,7 +157,7 @@ def main(options: argparse.Namespace) -> int:
         rule_record(rule, uses[rule.name], [need for need in needs if need[0] == rule.name])
         if rule in rules
         else kept[rule.name]
-        for rule in RULES
+        for rule in {rule.name: rule for rule in RULES}.values()
         if rule in rules or rule.name in kept
     ]
     for record in records:

@@ -46,12 +46,12 @@ UNORDERED_RESULTS = {
 """Kind of an instruction -> kinds of later ones that do not prove its result written."""
 
 UNORDERED_SOURCES = {
-    "STG": "LDG LDL LDSM SHFL",
+    "STG": "LDG LDL",
     "STS": "LDG LDL ATOMG",
     "STL": "LDG LDL",
     "LDG": "LDS LDSM SHFL STG STS ATOMS",
     "LDS": "LDG LDL ATOMS",
-    "SHFL": "LDG STG STS",
+    "SHFL": "LDG",
 }
 """Kind of an instruction -> kinds of later ones that do not prove its sources read."""
 
