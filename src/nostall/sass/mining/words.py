@@ -31,10 +31,14 @@ _FORWARD = encoding.BitField(34, 30)
 _UNIT = 4
 """Bytes in one unit of a displacement."""
 
-_BRANCHES = frozenset((0x947, 0x547, 0x944, 0x344, 0x348))
-"""BRA, CALL.REL and WARPSYNC.COLLECTIVE."""
+_BRANCHES = frozenset((0x947, 0x547, 0x944, 0x344))
+"""BRA and CALL.REL."""
 _CONVERGENCE = 0x945
 """BSSY."""
+_COLLECTIVE = 0x348
+"""WARPSYNC, which has a target only in its COLLECTIVE form since sm_90; otherwise a register may
+stand in these bits, so they stay in the word, and a position too many may count as a target."""
+_RELATIVE = _BRANCHES | {_CONVERGENCE, _COLLECTIVE}
 _MAX_KEPT = 200_000
 """Words that are kept; the store is emptied when it is full."""
 
@@ -87,15 +91,18 @@ class WordTexts:
         labels: list[int] = []
         for at, (low, high) in enumerate(struct.iter_unpack("<QQ", function.code)):
             high &= _PAYLOAD_HIGH
-            if (opcode := low & _OPCODE) in _BRANCHES or opcode == _CONVERGENCE:
+            if (opcode := low & _OPCODE) in _RELATIVE:
                 word = high << 64 | low
-                labels.append(at + 1 + self._displacement(opcode, word))
+                if opcode != _COLLECTIVE or self.sm >= _SPLIT_SINCE:
+                    labels.append(at + 1 + self._displacement(opcode, word))
                 cleared = word & ~self._displacement_mask(opcode)
                 low, high = cleared & (1 << 64) - 1, cleared >> 64
             words.append((low, high))
         return words, [label for label in labels if 0 <= label < len(words)]
 
     def _displacement_mask(self, opcode: int) -> int:
+        if opcode == _COLLECTIVE:
+            return 0
         if opcode == _CONVERGENCE:
             return _FORWARD.mask
         is_split = self.sm >= _SPLIT_SINCE
@@ -114,6 +121,6 @@ class WordTexts:
     def _without_displacement(self, original: bytes) -> bytes:
         word = int.from_bytes(original, "little")
         opcode = word & _OPCODE
-        if opcode in _BRANCHES or opcode == _CONVERGENCE:
+        if opcode in _RELATIVE:
             word &= ~self._displacement_mask(opcode)
         return word.to_bytes(WORD_BYTES, "little")
