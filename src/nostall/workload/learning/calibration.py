@@ -20,7 +20,7 @@ def softmax(logits: Floats, temperature: float = 1.0) -> Floats:
 def fit_temperature(logits: Floats, classes: NDArray[np.int64]) -> float:
     """The temperature with the least negative log-likelihood on held-out items.
 
-    ``logits``: (N, K), or (draws, N, K) if probabilities are averaged over draws; ``classes``: (N,).
+    ``logits``: (N, K), or (draws, N, K) to average probabilities over draws; ``classes``: (N,).
     """
     draws = logits if logits.ndim == 3 else logits[None]
     rows = np.arange(len(classes))

@@ -83,7 +83,7 @@ class MaxMarginMultiView(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         tags.input_tags.allow_nan = True
         return tags
 
-    def fit(self, X: Any, y: Any) -> MaxMarginMultiView:  # noqa: N803, scikit-learn's name
+    def fit(self, X: Any, y: Any) -> MaxMarginMultiView:
         """Run the chains on items X (N, columns) with classes y (N,)."""
         self._check_parameters()
         X, y = validate_data(self, X, y, dtype=np.float64, ensure_all_finite="allow-nan")
@@ -91,8 +91,8 @@ class MaxMarginMultiView(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.classes_, classes = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise BadInput(
-                f"all {len(y)} labelled items are of one class ({self.classes_[0]!r}); a classifier "
-                "needs at least two; add items of another class"
+                f"all {len(y)} labelled items are of one class ({self.classes_[0]!r}); a "
+                "classifier needs at least two; add items of another class"
             )
         self.widths_ = self._widths(X.shape[1])
         model = self._model(X, classes)
@@ -104,23 +104,23 @@ class MaxMarginMultiView(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             self.temperature_ = self._cross_validated_temperature(X, y)
         return self
 
-    def predict(self, X: Any) -> NDArray[Any]:  # noqa: N803
+    def predict(self, X: Any) -> NDArray[Any]:
         """The most probable class of each item."""
         probabilities = self.predict_proba(X)
         return np.asarray(self.classes_[probabilities.argmax(axis=1)])
 
-    def predict_proba(self, X: Any) -> Floats:  # noqa: N803
+    def predict_proba(self, X: Any) -> Floats:
         """Probability of each class, averaged over the draws of all chains, shape (N, K)."""
         total: Floats = softmax(self.decision_draws(X), self.temperature_).mean(axis=0)
         return total
 
-    def calibrate(self, X: Any, y: Any) -> MaxMarginMultiView:  # noqa: N803
+    def calibrate(self, X: Any, y: Any) -> MaxMarginMultiView:
         """Fit the temperature of the probabilities on held-out items."""
         classes = np.searchsorted(self.classes_, np.asarray(y))
         self.temperature_ = fit_temperature(self.decision_draws(X), classes)
         return self
 
-    def decision_draws(self, X: Any) -> Floats:  # noqa: N803
+    def decision_draws(self, X: Any) -> Floats:
         """Logits by draw, item and class: the gain in pseudo-likelihood of the positive label."""
         check_is_fitted(self, "classes_")
         X = validate_data(self, X, dtype=np.float64, ensure_all_finite="allow-nan", reset=False)
@@ -172,7 +172,7 @@ class MaxMarginMultiView(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             )
         return widths
 
-    def _model(self, X: Floats, classes: Ints) -> Model:  # noqa: N803
+    def _model(self, X: Floats, classes: Ints) -> Model:
         """Standardise the views and put the data together."""
         with np.errstate(invalid="ignore"):
             present = ~np.isnan(X)
@@ -192,7 +192,7 @@ class MaxMarginMultiView(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         base = BaseMeasure.of(self.dimensions, priors)
         return Model(tuple(views), signs, priors, base, self.spectrum)
 
-    def _split(self, X: Floats) -> list[View]:  # noqa: N803
+    def _split(self, X: Floats) -> list[View]:
         ends = np.cumsum(self.widths_)
         standard = (X - self._centre) / self._deviation
         views = []
@@ -229,7 +229,7 @@ class MaxMarginMultiView(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 trace.append(monitored(model, state))
         return rng, state, kept, trace
 
-    def _cross_validated_temperature(self, X: Floats, y: NDArray[Any]) -> float:  # noqa: N803
+    def _cross_validated_temperature(self, X: Floats, y: NDArray[Any]) -> float:
         from sklearn.base import clone
         from sklearn.model_selection import StratifiedKFold
 

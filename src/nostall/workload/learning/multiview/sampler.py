@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,8 +49,8 @@ class State:
     """eta, shape (2 M, K)."""
     variance: float
     """nu."""
-    latent_step: StepSize = StepSize(0.3)
-    frequency_step: StepSize = StepSize(0.1)
+    latent_step: StepSize = field(default_factory=lambda: StepSize(0.3))
+    frequency_step: StepSize = field(default_factory=lambda: StepSize(0.1))
     sweeps: int = 0
 
 
