@@ -10,7 +10,6 @@ from nostall.workload.learning.topics.counts import (
     Counts,
     Floats,
     Ints,
-    add_token,
     empty_counts,
     with_slots,
 )
@@ -20,11 +19,16 @@ from nostall.workload.learning.topics.gibbs import (
     category_scores,
     draw_categories,
     draw_topics,
+    place_documents,
 )
 from nostall.workload.learning.topics.hyper import ConcentrationPriors, draw_concentrations
 
 _UNLIMITED = -1
 """``new_slots`` of a model whose number of new categories is inferred."""
+
+OPENING_SWEEPS, OPENING_CONCENTRATION = 20, 200.0
+"""The first sweeps have this xi, so that they open many new categories.  Later sweeps merge those of
+one kind; documents seldom leave a category that two kinds share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +61,7 @@ class Chain:
     ) -> None:
         self.documents, self.known, self.rng, self.priors = documents, known, rng, priors
         self.new_slots = _UNLIMITED if new_categories is None else new_categories
-        self.hyper = Concentrations(1.0, 1.0, 1.0, eta)
+        self.hyper = Concentrations(5.0, 5.0, OPENING_CONCENTRATION, eta)
         self.sweeps = 0
         self.accepted = 0.0
         """Share of accepted proposals of the last sweep."""
@@ -105,6 +109,8 @@ class Chain:
             self.rng, self.counts, self.hyper, self.priors, sizes
         )
         self.sweeps += 1
+        if self.sweeps < OPENING_SWEEPS:
+            self.hyper = self.hyper._replace(new_categories=OPENING_CONCENTRATION)
 
     def draw(self) -> Draw:
         """A copy of the present state without free slots."""
@@ -123,18 +129,23 @@ class Chain:
         return Draw(counts, self.hyper, self.category_of.copy())
 
     def _place_first(self) -> None:
-        """Start: one topic of all tokens; unlabelled documents in a known category at random.
-
-        The first sweeps move them.
-        """
-        self.counts.sticks[0], self.counts.rest[0] = 0.5, 0.5
-        unlabelled = np.flatnonzero(self.documents.is_labelled == 0)
-        choices = max(1, self.known + max(0, self.new_slots))
-        self.category_of[unlabelled] = self.rng.integers(choices, size=len(unlabelled))
-        for d, category in enumerate(self.category_of):
-            self.counts.documents[category] += 1
-            for i in range(self.documents.starts[d], self.documents.starts[d + 1]):
-                add_token(self.counts, category, 0, self.documents.words[i], 1)
+        """Start: labelled documents in their categories, then the others one by one."""
+        order = np.argsort(1 - self.documents.is_labelled, kind="stable").astype(np.int64)
+        first = 0
+        while first < len(order):
+            first = place_documents(
+                self.documents,
+                self.topic_of,
+                self.category_of,
+                self.counts,
+                self.known,
+                self.new_slots,
+                self.hyper,
+                self.rng,
+                first,
+                order,
+            )
+            self._grow_if(first < len(order))
 
     def _grow_if(self, is_short: bool) -> None:
         if is_short:

@@ -28,6 +28,10 @@ UNIFORM_SHARE = 0.1
 """Share of the uniform distribution in the proposal of a document's category."""
 
 
+_SMALL = 1e-200
+"""Products of probabilities below this are replaced by their logarithm."""
+
+
 class Documents(NamedTuple):
     """Tokens of all documents, one after another."""
 
@@ -166,19 +170,20 @@ def category_scores(
         if mass <= 0:
             continue
         total = counts.categories[c] + hyper.categories
-        for k in range(used):
-            weights[k] = (
-                counts.category_topics[c, k] + hyper.categories * counts.sticks[k]
-            ) / (total * (counts.topics[k] + vocabulary * hyper.words))
+        for k in range(used):  # free slots have no tokens and no stick, so their weight is 0
+            mass_of_topic = counts.category_topics[c, k] + hyper.categories * counts.sticks[k]
+            weights[k] = mass_of_topic / (total * (counts.topics[k] + vocabulary * hyper.words))
         rest = hyper.categories * counts.rest[0] / (total * vocabulary)
-        score = math.log(mass)
+        score, product = math.log(mass), 1.0
         for word in words:
             probability = rest
             for k in range(used):
-                if counts.sticks[k] > 0:
-                    probability += weights[k] * (counts.topic_words[k, word] + hyper.words)
-            score += math.log(probability)
-        scores[c] = score
+                probability += weights[k] * (counts.topic_words[k, word] + hyper.words)
+            product *= probability
+            if product < _SMALL:  # one logarithm for many words
+                score += math.log(product)
+                product = 1.0
+        scores[c] = score + math.log(product)
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator]
@@ -279,6 +284,52 @@ def _propose_category(
 def _proposal(score: float, best: float, total: float, candidates: int) -> float:
     """Probability with which a category is proposed."""
     return (1 - UNIFORM_SHARE) * math.exp(score - best) / total + UNIFORM_SHARE / candidates
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator]
+def place_documents(
+    documents: Documents,
+    topic_of: Ints,
+    category_of: Ints,
+    counts: Counts,
+    known: int,
+    new_slots: int,
+    hyper: Concentrations,
+    rng: np.random.Generator,
+    first: int,
+    order: Ints,
+) -> int:
+    """Place the documents one by one in ``order``, from its entry ``first`` on: a start of a chain.
+
+    A labelled document has its category; another one draws it from :func:`category_scores`.
+    Returns the first entry that was left out because slots are short.
+    """
+    weights = np.empty(len(counts.topics) + 1)
+    scores = np.empty(len(counts.categories))
+    for entry in range(first, len(order)):
+        d = order[entry]
+        start, end = documents.starts[d], documents.starts[d + 1]
+        if free_slots(counts.sticks) <= end - start:
+            return entry
+        if new_slots < 0 and counts.documents[len(counts.documents) - 2] > 0:
+            return entry
+        words = documents.words[start:end]
+        if documents.is_labelled[d] == 0:
+            category_scores(counts, words, known, hyper, new_slots, scores)
+            best = scores.max()
+            remaining = rng.random() * np.exp(scores - best).sum()
+            for c in range(len(scores)):
+                if scores[c] > -np.inf:
+                    category_of[d] = c
+                    remaining -= math.exp(scores[c] - best)
+                    if remaining <= 0:
+                        break
+        for i in range(start, end):
+            topic_of[i], _ = _place(
+                counts, category_of[d], documents.words[i], hyper, weights, rng
+            )
+        counts.documents[category_of[d]] += 1
+    return len(order)
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator]
