@@ -9,7 +9,7 @@ export NOSTALL_CORPUS_SLICE ?= 5
 .PHONY: help venv run test lint docs format clean
 
 help:
-	@echo "make run    tune GEMM + LeakyReLU for sm_90 for a minute on the model"
+	@echo "make run    replay and verify a measured search of GEMM + LeakyReLU; needs no GPU"
 	@echo "make test   all tests that need no GPU"
 	@echo "make lint   ruff, mypy --strict, import rule"
 	@echo "make docs   build the documentation site (docs/_build/html), warnings are errors"
@@ -42,7 +42,7 @@ $(VENV)/.docs: $(VENV)/.ready
 	touch $@
 
 run: venv
-	$(BIN)/nostall tune examples/gemm_leakyrelu.py:gemm_leakyrelu --arch sm_90 --seconds 60
+	$(BIN)/nostall tune examples/gemm_leakyrelu.py:gemm_leakyrelu --arch sm_90 --objective recorded
 
 test: venv $(VENV)/.torch $(OLD_TRITON)/.ready
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)

@@ -17,6 +17,7 @@ PAGES = {
     "schema": "harness.schema",
     "sass": "sass.pages.measured",
     "sass-modelled": "sass.pages.modelled",
+    "issue-distances": "sass.pages.issue_distances",
     "learning": "learning.page",
     "fusion": "fusion.page",
     "fusion-chains": "fusion.chains.page",

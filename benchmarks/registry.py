@@ -41,6 +41,8 @@ def _row(
 
 
 BENCHMARKS: tuple[Benchmark, ...] = (
+    _row("ptx.validator", "CPU", "Does the validator accept legal PTX and refuse violations?",
+         "validator.json"),
     # SASS schedules
     _row("sass.mobility", "CPU", "How many instructions of each example kernel can move?",
          "mobility.json", "sass-modelled.md"),
@@ -50,7 +52,14 @@ BENCHMARKS: tuple[Benchmark, ...] = (
          "static_speed.json", "sass-modelled.md"),
     _row("sass.random_walks", "CPU", "Does the verifier accept what legal moves reach?",
          "random_walks.json", "sass-modelled.md"),
+    _row("sass.cover_rules", "CPU", "Which in-order rules does compiler output need?",
+         "cover_rules.json"),
     _row("sass.fuzz", "CPU", "Do damaged cubins end in a clear error?", "fuzz.json"),
+    _row("sass.false_alarms", "CPU",
+         "How many functions of libraries that were not mined does the verifier refuse?",
+         "false_alarms.json"),
+    _row("sass.lowered_stalls", "CPU",
+         "Is each lowered stall between dependent neighbours refused?", "lowered_stalls.json"),
     _row("sass.kill_resume", "CPU", "Does a killed search resume to the same result?",
          "kill_resume.json"),
     _row("kernels.inductor", "GPU",
@@ -62,7 +71,13 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     _row("sass.stall_reasons", "GPU", "What do the suite's kernels wait for (ncu)?",
          "stall_reasons.json", "sass.md"),
     _row("sass.random_walks_on_gpu", "GPU", "Do legal schedules compute the same bits?",
-         "random_walks_on_gpu.json", "sass.md"),
+         "random_walks_on_gpu.json", "sass.md", "sass.gpu_walks.random_walks_on_gpu"),
+    _row("sass.measured_distances", "GPU",
+         "How close may a fixed-latency result and its reader issue?",
+         "measured_distances.json.gz witnesses.json.gz", "issue-distances.md",
+         "sass.distances.measured_distances"),
+    _row("sass.freed_slack", "CPU", "How many cycles do measured distances free?",
+         "freed_slack.json", "issue-distances.md", "sass.distances.freed_slack"),
     _row("sass.soak", "GPU", "Does a search continue after moves that break kernels on purpose?",
          "soak.json soak_more.json", "sass.md"),
     _row("sass.measurement_checks", "GPU", "Do inputs, comparisons, clocks and nulls hold?",
@@ -71,6 +86,10 @@ BENCHMARKS: tuple[Benchmark, ...] = (
          "sass.md"),
     _row("sass.farm_throughput", "2 or more GPUs", "How many candidates a second do N GPUs try?",
          "farm_throughput.json", "sass.md"),
+    # PTX
+    _row("ptx.random_orders", "CPU", "Does ptxas accept random orders of PTX without new messages?",
+         "random_orders.json"),
+    _row("ptx.assembler_suite", "GPU", "What does searching the input of ptxas gain?"),
     # Learning
     _row("learning.strategies", "CPU", "Does learning beat annealing on the SM model?",
          "strategies.json", "learning.md"),
@@ -134,6 +153,9 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     _row("parallel.predicted_vs_measured", "2 or more GPUs",
          "How exact are predicted iteration times?",
          "predicted_vs_measured_2.json predicted_vs_measured_4.json", "parallel.md"),
+    # Readers of files
+    _row("readers.fuzz", "CPU", "Do damaged files end in a result or in a clear error?",
+         "fuzz.json"),
     # Jobs and traces
     _row("workload.gpu", "GPU", "How long do operators, copies and steps take?",
          "gpu.json", "workload.md"),
@@ -145,6 +167,9 @@ BENCHMARKS: tuple[Benchmark, ...] = (
          "hta.json", "workload.md"),
     _row("workload.tracelens", "CPU and public data", "Do trace figures agree with TraceLens?",
          "tracelens.json", "workload.md"),
+    _row("workload.kernel_kinds", "CPU and public data",
+         "Do the kernels of public traces have the kinds that they have by hand?",
+         "kernel_kinds.json"),
     _row("workload.reading_speed", "CPU", "How fast are traces read?", "reading_speed.json",
          "workload.md"),
     _row("workload.synthetic_population", "CPU", "What does the model say of synthetic jobs?",

@@ -25,20 +25,19 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness.result_file import save
-from benchmarks.workload.slowdown_model import (
+from nostall.core.errors import BadInput
+from nostall.workload.hardware import EfficiencyCurve
+from nostall.workload.model.slowdown import (
+    BUCKET_BYTES,
     MeasuredStep,
     SlowdownModel,
     fit_slowdown,
     last_bucket_share,
 )
-from nostall.core.errors import BadInput
-from nostall.workload.hardware import EfficiencyCurve
 from nostall.workload.model.traffic import ring_allreduce_bytes
 
 ETHERNET = 6.25e9
 """Peak rate of the link of a node in bytes/s.  The nodes are g4dn.12xlarge: 50 Gb/s (AWS)."""
-
-BUCKET_BYTES = 25 * 2**20
 
 PARAMETERS = {
     "bert": 109_482_240,  # BERT-base, uncased

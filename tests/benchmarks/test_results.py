@@ -22,7 +22,7 @@ from benchmarks.harness.schema import (
     schema_text,
 )
 from benchmarks.kernels.suite import Entry
-from benchmarks.sass.pages import measured, modelled
+from benchmarks.sass.pages import issue_distances, measured, modelled
 from benchmarks.sass.pages.agreement import agreement_of
 from benchmarks.sass.pages.suite_section import (
     HEADLINE,
@@ -179,9 +179,10 @@ def test_an_invalid_file_is_named_in_the_error(tmp_path: Path) -> None:
         read(path)
 
 
-@pytest.mark.parametrize("name", ["sass", "sass-modelled"])
+@pytest.mark.parametrize("name", ["sass", "sass-modelled", "issue-distances"])
 def test_a_page_is_what_the_command_writes(name: str) -> None:
-    module = {"sass": measured, "sass-modelled": modelled}[name]
+    pages = {"sass": measured, "sass-modelled": modelled, "issue-distances": issue_distances}
+    module: Any = pages[name]
     assert module.PAGE.read_text() == module.text(), f"run `python -m benchmarks page {name}`"
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from tests.e2e.cli import error_line, nostall
 from tests.unit.workload.trace_events import event, kernel, launch, trace, write
+from tests.unit.workload.traces.test_chakra import METADATA, NODES, stream
 
 TABLE = """name,architecture,replicas,flops [T],memory_bytes [GB],weight_traffic [GB],gpu_hours
 a,allreduce-local,8,1.5,30,0.357,12
@@ -100,7 +101,67 @@ def test_terminal_output(table: Path, profile: Path) -> None:
     done = nostall("characterize", profile.parent / "rank0.json.gz")
     assert "measured time of each GPU" in done.out
     assert "modelled gain" in done.out
-    assert "1 traces, 0 skipped" in done.out
+    assert "1 trace, 0 skipped" in done.out
+
+
+STEPS = """model,nodes,gpus,batch,seconds [ms],gradient_bytes [MB]
+bert,1,4,8,100,438
+bert,2,4,8,190,438
+bert,4,4,8,240,438
+resnet-with-a-rather-long-name,1,4,32,90,45
+resnet-with-a-rather-long-name,2,4,32,110,45
+resnet-with-a-rather-long-name,4,4,32,120,45
+"""
+
+
+@pytest.mark.parametrize("source", ["table", "profile", "steps", "host"])
+def test_tables_fit_80_columns(source: str, table: Path, profile: Path, tmp_path: Path) -> None:
+    (tmp_path / "steps.csv").write_text(STEPS)
+    host = trace(event("cpu_op", "aten::" + "long_name_" * 9, 0, 9), launch(2, 1))
+    inputs = {
+        "table": (table, "--what-if", "memory=x2"),
+        "profile": (profile, "--hardware", "h200-dgx"),
+        "steps": (tmp_path / "steps.csv", "--what-if", "nodes=8"),
+        "host": (write(tmp_path / "host.json", host),),
+    }
+    done = nostall("characterize", *inputs[source], COLUMNS="80")
+    assert done.code == 0, done.err
+    lines = done.out.splitlines()
+    assert max(len(line) for line in lines if line[:1] in "┃│┏") <= 80
+    # No header is folded.
+    assert sum(line[:1] == "┃" for line in lines) == sum(line[:1] == "┏" for line in lines) > 0
+
+
+def test_bf16_jobs_are_modelled_on_hardware_that_has_bf16(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.csv"
+    path.write_text("architecture,flops [T],precision\n1w1g,1,fp32\n1w1g,2,BFloat16\n")
+    done = nostall("characterize", path)
+    assert "hardware: a100-dgx, the oldest preset with the precisions of the jobs" in done.out
+    assert "2 jobs, 0 skipped" in done.out
+    chosen = nostall("characterize", path, "--hardware", "pai-2018", "--format", "json").json
+    assert (chosen["jobs"], chosen["left_out"]) == (1, 1)
+
+
+def test_json_of_a_step_table(tmp_path: Path) -> None:
+    path = tmp_path / "steps.csv"
+    path.write_text(STEPS)
+    done = nostall("characterize", path, "--what-if", "nodes=8", "--format", "json")
+    assert done.code == 0, done.err
+    assert [row["nodes"] for row in done.json["slowdown"]] == [2, 4, 2, 4]
+    assert done.json["slowdown"][0]["measured_slowdown"] == pytest.approx(1.9)
+    answers = done.json["what_if"][0]["answers"]
+    assert [a["model"][:4] for a in answers] == ["bert", "resn"]
+    assert all(a["modelled_slowdown"] > 1 for a in answers)
+
+
+def test_a_chakra_trace_beside_a_broken_file(tmp_path: Path) -> None:
+    chakra = tmp_path / "t.et"
+    chakra.write_bytes(stream(METADATA, *NODES))
+    (tmp_path / "broken.json").write_text("{")
+    done = nostall("characterize", chakra, tmp_path / "broken.json")
+    assert done.code == 0, done.err
+    assert "1 trace, 1 skipped" in done.out
+    assert "broken.json" in done.err
 
 
 class _Tags(HTMLParser):
@@ -136,8 +197,20 @@ def test_the_page_is_complete_and_needs_no_network(
     tags.feed(text)
     assert tags.open == []
     assert tags.seen.count("svg") == (6 if source_fixture == "table" else 2)
+    assert not re.search(r"\b1 (?:jobs|GPUs|kernels|collectives|steps)\b", text)
     assert "nan" not in re.findall(r'(?:d|points|x|y|width)="([^"]*)"', text)
     assert "modelled" in text
+
+
+def test_the_page_of_a_host_has_its_operators(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.json", trace(event("cpu_op", "aten::<b>", 0, 9)))
+    done = nostall("characterize", path, "--report", tmp_path / "page.html")
+    assert done.code == 0, done.err
+    text = (tmp_path / "page.html").read_text()
+    assert "aten::&lt;b&gt;" in text
+    tags = _Tags()
+    tags.feed(text)
+    assert tags.open == []
 
 
 def test_the_traces_of_a_directory_are_read_and_bad_ones_are_counted(tmp_path: Path) -> None:
@@ -209,6 +282,10 @@ def test_an_unreadable_table_is_skipped_if_another_is_readable(table: Path, tmp_
         (("jobs.csv", "--what-if", "wifi=x2"), "not a valid question"),
         (("jobs.csv", "--what-if", "memory=x0"), "not a valid question"),
         (("jobs.csv", "--what-if", "to=ring"), "allreduce-local"),
+        (("jobs.csv", "--what-if", "nodes=4"), "to=allreduce-cluster"),
+        (("jobs.csv", "steps.csv"), "in separate calls"),
+        (("steps.csv", "--report", "page.html"), "--format json"),
+        (("x" * 300,), "x" * 300),
         (("rank0.json.gz", "--what-if", "to=pearl"), "job table"),
         (("rank0.json.gz", "--what-if", "nvlink=900GB/s"), "--hardware"),
         (("empty",), "has no traces"),
@@ -218,4 +295,5 @@ def test_bad_input_is_rejected_in_one_line(
     table: Path, profile: Path, tmp_path: Path, args: tuple[str, ...], message: str
 ) -> None:
     (tmp_path / "empty").mkdir()
+    (tmp_path / "steps.csv").write_text(STEPS)
     assert message in error_line(nostall("characterize", *args, cwd=tmp_path))

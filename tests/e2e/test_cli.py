@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -82,6 +83,25 @@ def test_inspect_chooses_a_kernel_and_an_image() -> None:
     assert (properties["kernel"], properties["architecture"]) == ("spin_lock", "sm_90")
 
 
+def test_inspect_ignores_the_other_kernels(tmp_path: Path) -> None:
+    """One kernel that nvdisasm cannot read must not hide the others."""
+    from nostall.sass.binary.cubin import Cubin
+
+    data = bytearray((NVCC / "atomics.sm_80.cubin").read_bytes())
+    damaged, *others = [text for text in Cubin.parse(bytes(data)).texts if text.is_kernel]
+    for at in range(damaged.file_offset, damaged.file_offset + damaged.size, 16):
+        data[at : at + 16] = b"\xff" * 16
+    path = tmp_path / "one damaged.cubin"
+    path.write_bytes(data)
+    line = error_line(nostall("inspect", path, "--kernel", damaged.name))
+    assert "nvdisasm rejects this input" in line
+    document = nostall("inspect", path, "--kernel", others[0].name, "--format", "json").json
+    intact = nostall(
+        "inspect", NVCC / "atomics.sm_80.cubin", "--kernel", others[0].name, "--format", "json"
+    ).json
+    assert document == intact and damaged.name in document["kernels"]
+
+
 def test_verify() -> None:
     done = nostall("verify", SMALL)
     assert done.code == 0 and done.out.startswith("safe: ")
@@ -149,9 +169,9 @@ def test_report_writes_the_page_again(tmp_path: Path) -> None:
 def test_a_run_is_resumed(tmp_path: Path) -> None:
     out = tmp_path / "run"
     first = nostall(*tune(out, "--format", "json", evaluations=40)).json
-    done = nostall("tune", "--resume", out, "--evaluations", 120, "--format", "json")
+    done = nostall("tune", "--resume", out, "--evaluations", 80, "--format", "json")
     assert done.code == 0, done.err
-    assert done.json["evaluations"] > first["evaluations"]
+    assert (first["evaluations"], done.json["evaluations"]) == (40, 120)
     assert done.json["best"] <= first["best"]
     assert status(out) == "done"
     assert nostall("verify", out / "original.cubin", out / "best.cubin").code == 0
@@ -171,10 +191,66 @@ def test_tune_a_triton_kernel(tmp_path: Path) -> None:
     pytest.importorskip("triton")
     out = tmp_path / "run"
     target = f"{EXAMPLES / 'softmax.py'}:softmax"
-    done = nostall("tune", target, "--evaluations", 50, "--out", out, "--format", "json")
+    budget = ["--objective", "model", "--evaluations", 50]
+    done = nostall("tune", target, *budget, "--out", out, "--format", "json")
     assert done.code == 0, done.err
     assert done.json["verdict"]["safe"] and done.json["evaluations"] >= 50
     assert nostall("verify", out / "original.cubin", out / "best.cubin").code == 0
+
+
+def test_options_that_a_resumed_run_cannot_honour_are_refused(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert nostall(*tune(out, "--quiet", evaluations=20)).code == 0
+    for options in (["--seed", 3], ["--strategy", "sip"], ["--checks", 4], ["--out", out], [SMALL]):
+        line = error_line(nostall("tune", "--resume", out, *options, "--evaluations", 5))
+        name = options[0] if str(options[0]).startswith("--") else "TARGET"
+        assert f"{name} cannot be given with --resume" in line
+    line = error_line(nostall("tune", "--resume", out))
+    assert "is done" in line and "--evaluations" in line
+    line = error_line(nostall("tune", SMALL, "--launch", LAUNCH, "--out", out))
+    assert f"`nostall tune --resume {out}`" in line
+
+
+def test_two_processes_do_not_write_one_run(tmp_path: Path) -> None:
+    out = tmp_path / "my run"
+    args = tune(out, evaluations=100_000_000)
+    with subprocess.Popen(command(*args), env=environment()) as process:
+        wait_for(out / "checkpoint.json", process)
+        line = error_line(nostall("tune", "--resume", out))
+        assert f"being written by process {process.pid} on" in line
+        process.kill()
+    assert nostall("tune", "--resume", out, "--evaluations", 5, "--quiet").code == 0
+
+
+def test_a_second_ctrl_c_says_what_is_kept(tmp_path: Path) -> None:
+    out = tmp_path / "my run"
+    args = tune(out, evaluations=100_000_000)
+    process = subprocess.Popen(
+        command(*args), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+    )
+    try:
+        wait_for(out / "checkpoint.json", process)
+        process.send_signal(signal.SIGINT)
+        assert process.stderr is not None
+        notice = process.stderr.readline() + process.stderr.readline()
+        assert "Ctrl-C again leaves at once" in notice
+        process.send_signal(signal.SIGINT)
+        printed, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    evaluations = json.loads((out / "checkpoint.json").read_text())["evaluations"]
+    assert (process.returncode, printed) == (130, "")
+    assert f"keeps {evaluations} evaluations" in errors and "Traceback" not in errors
+    words = shlex.split(errors.partition("`")[2].partition("`")[0])
+    resumed = nostall(*words[1:], "--evaluations", 5, "--format", "json")
+    assert resumed.json["evaluations"] == evaluations + 5
+
+
+def wait_for(path: Path, process: subprocess.Popen[str] | subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 120
+    while not path.exists():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def interrupt(args: list[object], ready: Path) -> subprocess.CompletedProcess[str]:

@@ -92,7 +92,8 @@ def test_doctor_without_nvdisasm() -> None:
     done = nostall("doctor", NOSTALL_NVDISASM="/nonexistent")
     assert done.code == 3
     assert "MISSING" in done.out and "Traceback" not in done.err
-    assert done.err.startswith("nostall: nvdisasm is missing: pip install nvidia-cuda-nvdisasm")
+    assert done.err.startswith("nostall: nvdisasm is missing: NOSTALL_NVDISASM is '/nonexistent'")
+    assert "unset it" in done.err
 
 
 @pytest.mark.parametrize(
@@ -100,10 +101,11 @@ def test_doctor_without_nvdisasm() -> None:
     [
         (["--strategy", "magic"], "magic"),
         (["--evaluations", "0"], "greater than 0"),
-        (["--evaluations", "-5"], "greater than 0"),
+        (["--evaluations", "-5"], "--evaluations is -5"),
         (["--seconds", "0"], "greater than 0"),
-        (["--seconds", "-1"], "greater than 0"),
-        (["--seconds", "nan"], "not a number"),
+        (["--seconds", "-1"], "--seconds is -1"),
+        (["--seconds", "nan"], "--seconds is nan"),
+        (["--seconds", "inf"], "--seconds is inf"),
         (["--seed", "-1", "--evaluations", "5"], "--seed is -1"),
         (["--kernel", "nothing"], "no kernel 'nothing'"),
         (["--launch", "nothing.toml"], "cannot read launch file"),

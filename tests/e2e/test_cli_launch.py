@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.cli import ROOT, error_line, nostall
+from tests.e2e.cli import ROOT, command, environment, error_line, nostall
+from tests.e2e.sockets import listening
 
 pytest.importorskip("torch", reason="running plans needs the extra nostall[torch]")
 
@@ -101,6 +103,37 @@ def test_plans_that_cannot_be_run_end_with_one_line(planned: Path, tmp_path: Pat
     without_module.write_text(json.dumps(record | {"module": None}))
     assert "names no module" in error_line(nostall("launch", without_module))
     assert "--endpoint" in error_line(nostall("launch", planned, "--nodes", 2))
+
+
+def test_a_run_on_one_machine_listens_on_the_loopback_interface_only(
+    planned: Path, tmp_path: Path
+) -> None:
+    process = subprocess.Popen(
+        command("launch", planned, "--steps", 100_000, "--device", "cpu", "--logs", tmp_path),
+        env=environment(**ENVIRONMENT),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        seen: dict[int, set[str]] = {}
+        deadline = time.monotonic() + 60
+        # The store of the agent, and at least one socket of each rank's process group.
+        while time.monotonic() < deadline and len(seen) < 3:
+            assert process.poll() is None
+            for pid, address in listening(process.pid):
+                seen.setdefault(pid, set()).add(address)
+            time.sleep(0.1)
+        assert len(seen) == 3, seen
+        for addresses in seen.values():
+            assert addresses == {"127.0.0.1"}, seen
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def test_an_endpoint_needs_several_machines(planned: Path) -> None:
+    done = nostall("launch", planned, "--endpoint", "127.0.0.1:29500")
+    assert "--nodes" in error_line(done)
 
 
 def test_a_plan_is_exported_for_torchtitan(planned: Path, tmp_path: Path) -> None:

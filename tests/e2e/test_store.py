@@ -100,6 +100,30 @@ def test_store_verify_checks_all_records(home: str, tmp_path: Path) -> None:
     assert done.code == 1 and "was changed" in done.json[0]["reason"]
 
 
+def test_repair_after_damage_of_the_index(home: str, tmp_path: Path) -> None:
+    elsewhere = str(shutil.copytree(home, tmp_path / "home"))
+    store = Store(Path(elsewhere))
+    (row,) = store.rows()
+    store.index.path.write_bytes(b"")
+    for args in (["ls"], ["rm", row.id[:12]], ["verify"]):
+        line = error_line(nostall("store", *args, NOSTALL_HOME=elsewhere))
+        assert "is damaged" in line and "`nostall store repair`" in line
+    done = nostall("store", "repair", NOSTALL_HOME=elsewhere)
+    assert done.code == 0 and row.id[:12] in done.out and "index.sqlite.damaged-" in done.out
+    done = nostall("store", "repair", "--format", "json", NOSTALL_HOME=elsewhere)
+    assert done.json == {"records": [row.id], "unusable": [], "damaged_index": None}
+    assert nostall("store", "verify", NOSTALL_HOME=elsewhere).code == 0
+
+
+def test_verify_names_records_that_the_index_lacks(home: str, tmp_path: Path) -> None:
+    elsewhere = str(shutil.copytree(home, tmp_path / "home"))
+    store = Store(Path(elsewhere))
+    store.index.remove(store.rows()[0].id)
+    done = nostall("store", "verify", NOSTALL_HOME=elsewhere)
+    assert "1 records have files but are not in the index" in done.err
+    assert "1 records in the index" in nostall("store", "repair", NOSTALL_HOME=elsewhere).out
+
+
 def test_missing_records_and_bundles(home: str, tmp_path: Path) -> None:
     for verb in ("show", "rm"):
         assert "has no record 'ffff'" in error_line(

@@ -14,12 +14,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
 from functools import lru_cache
 from multiprocessing import get_context
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from nostall.core.errors import BadBinary
 from nostall.sass.binary.attributes import parse_attributes
@@ -28,6 +26,7 @@ from nostall.sass.binary.elf import SHT_CUDA_INFO
 from nostall.sass.program.program import Program
 from nostall.sass.safety.verify import validate_program
 from tests.fuzz.mutants import CONTAINER_MUTATIONS, CONTENT_MUTATIONS, Mutant, Original, mutate
+from tests.fuzz.report import Report
 
 ROOT = Path(__file__).resolve().parents[2]
 NVCC = ROOT / "tests" / "corpus" / "nvcc"
@@ -44,33 +43,6 @@ MEMORY = 1 << 30
 
 class MutantTimeout(BaseException):
     """A mutant exceeded its time limit."""
-
-
-@dataclass
-class Report:
-    """Results of one or more batches."""
-
-    outcomes: Counter[str] = field(default_factory=Counter)
-    """Outcome -> number of mutants."""
-    kinds: Counter[str] = field(default_factory=Counter)
-    """Name of the mutation -> number of mutants."""
-    failures: list[dict[str, Any]] = field(default_factory=list)
-    """Crashes, timeouts and errors without a message, with the seed of the mutant."""
-    slowest: dict[str, Any] = field(default_factory=lambda: {"seconds": 0.0})
-    peak_rss_mib: float = 0.0
-
-    def add(self, report: Report) -> None:
-        """Add the results of another batch."""
-        self.outcomes += report.outcomes
-        self.kinds += report.kinds
-        self.failures += report.failures
-        self.slowest = max(self.slowest, report.slowest, key=lambda s: s["seconds"])
-        self.peak_rss_mib = max(self.peak_rss_mib, report.peak_rss_mib)
-
-    def fail(self, mutant: Mutant, message: str) -> None:
-        """Record a failure with everything that is needed to repeat it."""
-        source = {"seed": mutant.seed, "of": mutant.original, "how": mutant.mutation}
-        self.failures.append({**source, "what": message})
 
 
 @lru_cache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
 
@@ -33,6 +33,21 @@ TRITON = (
     "transpose-half.sm_100",
 )
 NVCC = ("atomics.sm_90", "memory.sm_120", "memory.sm_80", "hopper.sm_90a")
+SPECIAL = (
+    "memory_order.sm_80",
+    "memory_order.sm_90",
+    "shared_order.sm_90",
+    "shared_order.sm_120",
+    "warpgroup.sm_90a",
+    "hopper.sm_90a",
+    "clusters.sm_90",
+    "clusters.sm_100",
+    "memory.sm_80",
+    "calls.sm_80",
+    "arithmetic.sm_80",
+    "atomics.sm_90",
+)
+"""Cubins of nvcc with fences, asynchronous operations, calls and mixed units."""
 
 
 def cubin_paths() -> list[Path]:
@@ -57,7 +72,16 @@ def read_program(path: Path) -> Program:
 
 def all_functions() -> Iterator[tuple[str, Program, Function]]:
     """(cubin name, program, function) of each function of all cubins."""
-    for path in cubin_paths():
+    return _functions(cubin_paths())
+
+
+def special_functions() -> Iterator[tuple[str, Program, Function]]:
+    """(cubin name, program, function) of each function of the cubins ``SPECIAL``."""
+    return _functions([catalogue.NVCC / f"{name}.cubin" for name in SPECIAL])
+
+
+def _functions(paths: Iterable[Path]) -> Iterator[tuple[str, Program, Function]]:
+    for path in paths:
         program = read_program(path)
         for function in program.functions:
             yield path.stem, program, function

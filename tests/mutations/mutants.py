@@ -15,17 +15,31 @@ from nostall.sass.program import Function, Instruction
 from nostall.sass.safety.hazards import HazardValidator
 from nostall.sass.safety.order import order_findings
 from nostall.sass.safety.structure import Mismatch, align
-from nostall.sass.safety.symbolic import SymbolicValidator
+from nostall.sass.safety.symbolic.validator import SymbolicValidator
 from nostall.sass.safety.verdict import Finding
+from tests.mutations.async_violations import ASYNCHRONOUS
 from tests.mutations.content_violations import CONTENTS
+from tests.mutations.cover_violations import COVERS
 from tests.mutations.edits import Mutation
-from tests.mutations.kernels import all_functions
+from tests.mutations.kernels import all_functions, special_functions
+from tests.mutations.memory_order_violations import MEMORY_ORDERS
 from tests.mutations.order_violations import ORDERS
 from tests.mutations.scoreboard_violations import SCOREBOARDS
 from tests.mutations.timing_violations import TIMINGS
 
-MUTATIONS: dict[str, Mutation] = {**SCOREBOARDS, **TIMINGS, **ORDERS, **CONTENTS}
+MUTATIONS: dict[str, Mutation] = {
+    **SCOREBOARDS,
+    **TIMINGS,
+    **ORDERS,
+    **CONTENTS,
+    **MEMORY_ORDERS,
+    **ASYNCHRONOUS,
+    **COVERS,
+}
 """Kind of violation -> the mutation that creates it."""
+
+SPECIAL_KINDS = frozenset((*MEMORY_ORDERS, *ASYNCHRONOUS, *COVERS))
+"""Kinds whose constructs are only in the cubins ``kernels.SPECIAL``."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +67,8 @@ def mutants(kind: str, count: int, per_function: int) -> Iterator[Mutant]:
     """
     made: set[bytes] = set()
     for most in (per_function, 4 * per_function):
-        for cubin, program, function in all_functions():
+        functions = special_functions() if kind in SPECIAL_KINDS else all_functions()
+        for cubin, program, function in functions:
             rng = random.Random(zlib.crc32(f"{kind} {cubin} {function.name} {most}".encode()))
             from_function = 0
             for _ in range(2 * most):

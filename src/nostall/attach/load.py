@@ -11,9 +11,9 @@ from typing import Any, Literal, overload
 
 from nostall.attach.store_lookup import find_replacement
 from nostall.core.errors import BadInput, MissingPart
+from nostall.core.suggest import did_you_mean, listed
 from nostall.sass.binary import fatbin
 from nostall.sass.binary.cubin import Cubin
-from nostall.store import BadStore, Store
 from nostall.store.artefacts import Artefacts
 
 Host = Literal["cuda.core", "cupy", "bytes"]
@@ -73,7 +73,10 @@ def load(
     cubin = Cubin.parse(original)
     names = [text.name for text in cubin.texts if text.is_kernel]
     if kernel is not None and kernel not in names:
-        raise BadInput(f"there is no kernel {kernel!r} in this cubin; it holds: {', '.join(names)}")
+        raise BadInput(
+            f"there is no kernel {kernel!r} in this cubin; it holds: {listed(names)}"
+            f"{did_you_mean(kernel, names)}"
+        )
     replacement = find_replacement(
         original,
         f"load {to}",
@@ -88,7 +91,7 @@ def load(
     if to == "cupy":
         return _cupy_module(data)
     if kernel is None and len(names) != 1:
-        raise BadInput(f"this cubin holds {len(names)} kernels; name one of: {', '.join(names)}")
+        raise BadInput(f"this cubin holds {len(names)} kernels; name one of: {listed(names)}")
     return object_code(data).get_kernel(kernel or names[0])
 
 
@@ -115,10 +118,7 @@ def _cupy_module(data: bytes) -> Any:
             f"CuPy cannot be imported ({error}); install it, or take nostall.load(..., to='bytes')"
         ) from error
     # CuPy takes cubins only by path and caches modules by path, so the file is named by its hash.
-    try:
-        path = Store().artefacts.file(data, "cubin")
-    except BadStore:  # such as a store in a read-only container image
-        path = Artefacts(_process_folder()).file(data, "cubin")
+    path = Artefacts(_process_folder()).file(data, "cubin")
     return cupy.RawModule(path=str(path))
 
 

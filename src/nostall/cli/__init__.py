@@ -63,7 +63,7 @@ def main() -> None:
         app()
     except SystemExit as end:
         if end.code == INTERRUPTED:
-            console.print_error("interrupted; there is no result yet")
+            console.print_error("interrupted")
         raise
     except NostallError as error:
         console.print_error(" ".join(str(error).split()))

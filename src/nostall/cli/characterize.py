@@ -2,43 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
-from nostall.cli.characterize_tables import show_jobs, show_traces
+from nostall.cli.characterize_tables import show_jobs, show_scaling
+from nostall.cli.characterize_traces import show_traces
 from nostall.cli.console import Format, FormatOption, QuietOption, err, out, show_json
 from nostall.cli.progress import ReadProgress
 from nostall.core.errors import BadInput, BadJob, BadTrace
-from nostall.report.workload import write_page
 from nostall.workload import Hardware, load_hardware, presets, read_jobs
 from nostall.workload.characterization import (
     JobsCharacterization,
+    ScalingCharacterization,
     TracesCharacterization,
     WhatIf,
     characterize_jobs,
+    characterize_steps,
     characterize_traces,
     parse_what_if,
 )
-from nostall.workload.jobs.table import JobTable, is_table
+from nostall.workload.hardware.default import default_hardware
+from nostall.workload.jobs.steps import is_step_table, read_steps
+from nostall.workload.jobs.table_rows import is_table
 from nostall.workload.traces.chakra import ChakraTrace, read_chakra
 from nostall.workload.traces.ranks import read_ranks
 
-DEFAULT_HARDWARE = "pai-2018"
+NETWORK_HARDWARE = "h100-dgx"
+"""Hardware whose network bounds that of step tables by default; it is the fastest preset."""
 CHAKRA_SUFFIX = ".et"
 TRACE_SUFFIXES = (".json", ".json.gz", CHAKRA_SUFFIX)
 MAX_REASONS = 20
 """Reasons for skipped input that are printed; the number of all of them is always printed."""
+Result = JobsCharacterization | ScalingCharacterization | TracesCharacterization
+T = TypeVar("T")
 
 
 def characterize(
     inputs: Annotated[
         list[Path],
         typer.Argument(
-            help="Job tables (.csv, .csv.gz, .parquet), or traces of torch.profiler (.json, "
-            ".json.gz) and of Chakra (.et). A directory means all traces in it."
+            help="Traces of torch.profiler (.json, .json.gz) and of Chakra (.et), or tables of "
+            "jobs or of measured steps (.csv, .csv.gz, .parquet). A directory means all traces "
+            "in it."
         ),
     ],
     hardware: Annotated[
@@ -47,36 +55,43 @@ def characterize(
     ] = None,
     what_if: Annotated[
         list[str] | None,
-        typer.Option(help="ethernet=100Gb/s, memory=x2 or to=allreduce-local. Can be repeated."),
+        typer.Option(
+            help="ethernet=100Gb/s, memory=x2, to=allreduce-local or nodes=4. Can be repeated."
+        ),
     ] = None,
     report: Annotated[Path | None, typer.Option(help="Write an HTML page to this file.")] = None,
     processes: Annotated[int, typer.Option(min=1, help="Processes that read traces.")] = 1,
     format: FormatOption = Format.TABLE,
     quiet: QuietOption = False,
 ) -> None:
-    """Show where training time goes in job tables or traces.
+    """Show where training time goes in traces, job tables or tables of measured steps.
 
-    Also shown: what other hardware, or another architecture, would change. Job tables are modelled
-    (arXiv:1910.05930); traces are measured. Input that cannot be read is skipped and counted. Exit
-    code 2 if nothing can be read.
+    Also shown: what other hardware, another architecture or more nodes would change. Traces and
+    steps are measured; job tables are modelled (arXiv:1910.05930). Input that cannot be read is
+    skipped and counted. Exit code 2 if nothing can be read.
     """
     questions = [parse_what_if(text) for text in what_if or ()]
     paths = _input_files(inputs)
-    result: JobsCharacterization | TracesCharacterization
-    if is_table(paths[0]):
-        result = _characterize_tables(paths, load_hardware(hardware or DEFAULT_HARDWARE), questions)
-    else:
-        known_hardware = load_hardware(hardware) if hardware else None
+    known_hardware = load_hardware(hardware) if hardware else None
+    result: Result
+    if not is_table(paths[0]):
         bar = ReadProgress(paths, enabled=not quiet and format is Format.TABLE)
         result = _characterize_traces(paths, known_hardware, questions, processes, bar)
-    page = write_page(result, report) if report is not None else None
+    elif is_step_table(paths[0]):
+        result = _characterize_steps(paths, known_hardware, questions)
+    else:
+        result = _characterize_jobs(paths, known_hardware, questions)
+    page = _write_page(result, report) if report is not None else None
     if format is Format.JSON:
         show_json(result.as_json())
         return
-    if isinstance(result, JobsCharacterization):
-        show_jobs(result)
-    else:
-        show_traces(result)
+    match result:
+        case JobsCharacterization():
+            show_jobs(result, is_default=hardware is None)
+        case ScalingCharacterization():
+            show_scaling(result)
+        case TracesCharacterization():
+            show_traces(result)
     for reason in result.skip_reasons[:MAX_REASONS]:
         err.print(f"skipped: {reason}")
     if page is not None:
@@ -86,41 +101,70 @@ def characterize(
 def _input_files(inputs: Sequence[Path]) -> list[Path]:
     """The input files, with the traces of each directory in its place.
 
-    Raises :class:`~nostall.core.errors.BadInput` for tables together with traces.
+    Raises :class:`~nostall.core.errors.BadInput` for different kinds of input.
     """
-    files: list[Path] = []
-    for path in inputs:
-        if not path.is_dir():
-            files.append(path)
-            continue
-        traces = sorted(p for p in path.iterdir() if p.name.endswith(TRACE_SUFFIXES))
-        if not traces:
-            suffixes = ", ".join(TRACE_SUFFIXES)
-            raise BadInput(f"{path} has no traces ({suffixes}); name the files")
-        files += traces
+    files = [file for path in inputs for file in _traces_in(path)]
     tables = [path for path in files if is_table(path)]
     if tables and len(tables) < len(files):
         trace = next(path for path in files if not is_table(path))
         raise BadInput(
-            f"{tables[0]} is a job table and {trace} is not; characterize job tables and traces "
-            "in separate calls"
+            f"{tables[0]} is a table and {trace} is not; characterize tables and traces in "
+            "separate calls"
+        )
+    kinds = {path: is_step_table(path) for path in tables}
+    if len(set(kinds.values())) > 1:
+        steps = next(path for path, is_steps in kinds.items() if is_steps)
+        jobs = next(path for path, is_steps in kinds.items() if not is_steps)
+        raise BadInput(
+            f"{steps} is a table of measured steps and {jobs} is not; characterize them in "
+            "separate calls"
         )
     return files
 
 
-def _characterize_tables(
-    paths: Sequence[Path], hardware: Hardware, questions: Sequence[WhatIf]
-) -> JobsCharacterization:
-    tables: list[JobTable] = []
+def _traces_in(path: Path) -> list[Path]:
+    """The traces of a directory, or the file itself."""
+    try:
+        if not path.is_dir():
+            return [path]
+        traces = sorted(p for p in path.iterdir() if p.name.endswith(TRACE_SUFFIXES))
+    except OSError as error:
+        raise BadInput(
+            f"cannot read {path}: {error.strerror or error}; check the path and its permissions"
+        ) from error
+    if not traces:
+        raise BadInput(f"{path} has no traces ({', '.join(TRACE_SUFFIXES)}); name the files")
+    return traces
+
+
+def _read_tables(paths: Sequence[Path], read: Callable[[Path], T]) -> tuple[list[T], list[str]]:
+    """(tables, reasons for files that cannot be read)."""
+    tables: list[T] = []
     unreadable: list[str] = []
     for path in paths:
         try:
-            tables.append(read_jobs(path))
+            tables.append(read(path))
         except BadJob as error:
             unreadable.append(str(error))
     if not tables:
         raise BadJob(unreadable[0])
+    return tables, unreadable
+
+
+def _characterize_jobs(
+    paths: Sequence[Path], hardware: Hardware | None, questions: Sequence[WhatIf]
+) -> JobsCharacterization:
+    tables, unreadable = _read_tables(paths, read_jobs)
+    hardware = hardware or default_hardware(job for table in tables for job in table.jobs)
     return characterize_jobs(tables, hardware, questions, unreadable)
+
+
+def _characterize_steps(
+    paths: Sequence[Path], hardware: Hardware | None, questions: Sequence[WhatIf]
+) -> ScalingCharacterization:
+    tables, unreadable = _read_tables(paths, read_steps)
+    hardware = hardware or load_hardware(NETWORK_HARDWARE)
+    return characterize_steps(tables, hardware, questions, unreadable)
 
 
 def _characterize_traces(
@@ -141,6 +185,21 @@ def _characterize_traces(
                 unreadable.append(str(error))
     ranks = None
     if kineto_paths:
-        with bar:
-            ranks = read_ranks(kineto_paths, processes=processes, progress=bar.on_bytes)
+        try:
+            with bar:
+                ranks = read_ranks(kineto_paths, processes=processes, progress=bar.on_bytes)
+        except BadTrace as error:
+            if not chakra:
+                raise
+            unreadable.append(str(error))
     return characterize_traces(ranks, chakra, hardware, questions, unreadable)
+
+
+def _write_page(result: Result, path: Path) -> Path:
+    if isinstance(result, ScalingCharacterization):
+        raise BadInput(
+            f"--report {path}: there is no page for tables of measured steps; use --format json"
+        )
+    from nostall.report.workload import write_page  # slow to import: it also imports Numba
+
+    return write_page(result, path)

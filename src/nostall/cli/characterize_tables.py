@@ -1,37 +1,45 @@
-"""Terminal output of ``nostall characterize``: tables of jobs, GPUs, bottlenecks and kernels."""
+"""Terminal output of ``nostall characterize`` for tables of jobs and of measured steps."""
 
 from __future__ import annotations
 
 from nostall.cli.console import out, show_table
-from nostall.workload.characterization import JobsCharacterization, TracesCharacterization
-from nostall.workload.characterization.traces import CollectiveSummary, GpuCharacterization
+from nostall.core.plurals import pluralize
+from nostall.workload.characterization import JobsCharacterization, ScalingCharacterization
+from nostall.workload.characterization.scaling import NodeSlowdown
+from nostall.workload.hardware.default import CANDIDATES
 from nostall.workload.model import STEP_PARTS
-from nostall.workload.timeline.analysis import TIME_PARTS
-from nostall.workload.traces.chakra import ChakraTrace
 
-MAX_KERNELS = 8
 MAX_JOBS = 12
 """Limit of the table of single jobs; larger populations have no such table."""
-MAX_NAME_LENGTH = 48
-BUSY_PARTS = tuple(part for part in TIME_PARTS if not part.startswith("idle"))
+MAX_ROWS = 40
+"""Rows of the table of slow-downs; --format json has all."""
+MAX_NAME_LENGTH = 20
 
 
-def show_jobs(result: JobsCharacterization) -> None:
-    """Print the modelled shares, the resource ranking, the portings and the what-if questions."""
+def show_jobs(result: JobsCharacterization, *, is_default: bool = False) -> None:
+    """Print the modelled shares, the resource ranking, the portings and the what-if questions.
+
+    ``is_default`` says that the user did not choose the hardware.
+    """
     hardware = result.population.hardware.name
+    if is_default:
+        out.print(_default_hardware_note(hardware))
     show_table(
-        f"modelled shares of a step on {hardware}, weighted by GPU time",
-        ("jobs", "count", "GPU time", *STEP_PARTS, "perfect overlap"),
+        f"modelled shares of a step on {hardware}, weighted by GPU time, %",
+        ("jobs", "count", "GPU time", *STEP_PARTS),
         [
             (
                 group.name,
                 group.jobs,
                 f"{group.gpu_time:.1%}",
-                *(f"{group.by_gpu[part]:.1%}" for part in STEP_PARTS),
-                f"{group.overlap_gain:.2f}x",
+                *(f"{100 * group.by_gpu[part]:.1f}" for part in STEP_PARTS),
             )
             for group in result.groups
         ],
+    )
+    out.print(
+        "perfect overlap of input, GPU work and weight traffic: modelled "
+        f"{result.groups[0].overlap_gain:.2f}x the speed without overlap"
     )
     _show_single_jobs(result)
     first, second, *_ = result.resource_ranking.items()
@@ -39,134 +47,124 @@ def show_jobs(result: JobsCharacterization) -> None:
         f"main bottleneck: {first[0]} (modelled {first[1]:.1%} of GPU time), then {second[0]} "
         f"({second[1]:.1%})"
     )
-    if result.porting:
-        show_table(
-            "PS/Worker jobs ported to another architecture, modelled throughput",
-            ("to", "jobs", "fit", "fit and faster", "mean", "median"),
-            [
-                (
-                    summary.target,
-                    summary.jobs,
-                    summary.fitting,
-                    f"{summary.faster:.1%}",
-                    f"{summary.mean_speedup:.2f}x",
-                    f"{summary.median_speedup:.2f}x",
-                )
-                for summary in result.porting
-            ],
-        )
+    _show_porting(result)
     for answer in result.what_if:
         out.print(
-            f"what if {answer.question}: modelled {answer.mean_by_job:.2f}x by job, "
-            f"{answer.mean_by_gpu:.2f}x by GPU time ({answer.jobs} jobs)"
+            f"what if {answer.question}: modelled {answer.mean_by_gpu:.2f}x the speed on "
+            f"{hardware}, mean by GPU time ({answer.mean_by_job:.2f}x by job; "
+            f"{pluralize(answer.jobs, 'job')})"
         )
-    out.print(f"{len(result.population.jobs)} jobs, {result.num_skipped} skipped")
+    for note in result.notes:
+        out.print(f"note: {note}")
+    out.print(f"{pluralize(len(result.population.jobs), 'job')}, {result.num_skipped} skipped")
+
+
+def _default_hardware_note(name: str) -> str:
+    if name == CANDIDATES[0]:
+        return f"hardware: {name}, the cluster of arXiv:1910.05930; --hardware selects another one"
+    return (
+        f"hardware: {name}, the oldest preset with the precisions of the jobs; --hardware selects "
+        "another one"
+    )
 
 
 def _show_single_jobs(result: JobsCharacterization) -> None:
     if len(result.population.jobs) > MAX_JOBS:
         return
     show_table(
-        "modelled step of each job, seconds",
-        ("job", "architecture", *STEP_PARTS, "total", "perfect overlap"),
+        "modelled step of each job, milliseconds",
+        ("job", "architecture", *STEP_PARTS, "total"),
         [
             (
-                job.name,
+                _shorten(job.name),
                 job.architecture.value,
-                *(f"{step.part(part):.4g}" for part in STEP_PARTS),
-                f"{step.total:.4g}",
-                f"{step.overlapped:.4g}",
+                *(f"{1e3 * step.part(part):.3g}" for part in STEP_PARTS),
+                f"{1e3 * step.total:.3g}",
             )
             for job, step in result.largest_jobs()
         ],
     )
 
 
-def show_traces(result: TracesCharacterization) -> None:
-    """Print the measured time of each GPU, details of the first one, and Chakra traces."""
-    if result.gpus:
+def _show_porting(result: JobsCharacterization) -> None:
+    if not result.porting:
+        return
+    show_table(
+        "PS/Worker jobs ported to another architecture: modelled throughput over that of PS/Worker",
+        ("to", "jobs", "weights fit", "and faster", "mean", "median"),
+        [
+            (
+                summary.target,
+                summary.jobs,
+                summary.fitting,
+                f"{summary.faster:.1%}",
+                f"{summary.mean_speedup:.2f}x",
+                f"{summary.median_speedup:.2f}x",
+            )
+            for summary in result.porting
+        ],
+    )
+
+
+def show_scaling(result: ScalingCharacterization) -> None:
+    """Print the slow-down over several nodes, the model of the network and its predictions."""
+    if result.measured:
         show_table(
-            "measured time of each GPU",
-            ("", "s", *BUSY_PARTS, "idle", "launch-bound", "overlap"),
-            [_gpu_row(gpu) for gpu in result.gpus],
+            "step time over several nodes, as a multiple of the measured step on one node",
+            ("model", "GPUs", "batch", "nodes", "1 node, ms", "measured", "modelled"),
+            [_slowdown_row(row) for row in result.measured[:MAX_ROWS]],
         )
-    if result.collectives:
-        _show_collectives(result.collectives)
-    for gpu in result.gpus[:1]:
-        _show_gpu(gpu)
-    if len(result.gpus) > 1:
-        out.print(f"details are of {result.gpus[0].name} only; --report has those of other GPUs")
-    for trace in result.chakra:
-        _show_chakra(trace)
+        if len(result.measured) > MAX_ROWS:
+            out.print(f"{len(result.measured) - MAX_ROWS} more rows: --format json")
+    if result.network is not None:
+        network = result.network
+        out.print(
+            f"network between nodes: modelled {network.curve.share * network.peak / 1e9:.3g} GB/s "
+            f"({network.curve.share:.1%} of the {network.peak / 1e9:.3g} GB/s of "
+            f"{result.hardware.name}), {network.curve.overhead * 1e3:.3g} ms for each exchange; "
+            f"communication is hidden by {network.hidden_share:.0%} of the computation"
+        )
+    for question, answers in result.predictions:
+        show_table(
+            f"what if {question.text}: modelled step time, as a multiple of the measured step on "
+            "one node",
+            ("model", "GPUs", "batch", "1 node, ms", "modelled", "90 % interval"),
+            [_prediction_row(row) for row in answers[:MAX_ROWS]],
+        )
     for note in result.notes:
         out.print(f"note: {note}")
-    count = len({gpu.timeline.recording.path for gpu in result.gpus}) + len(result.chakra)
-    out.print(f"{count} traces, {len(result.skip_reasons)} skipped")
+    out.print(f"{pluralize(result.num_steps, 'step')}, {result.num_skipped} skipped")
 
 
-def _gpu_row(gpu: GpuCharacterization) -> tuple[str, ...]:
-    timeline = gpu.timeline
-    shares = [timeline.parts[part] / timeline.span for part in BUSY_PARTS]
-    shares += [timeline.idle / timeline.span, timeline.parts["idle_launch"] / timeline.span]
+def _slowdown_row(row: NodeSlowdown) -> tuple[object, ...]:
+    configuration = row.configuration
     return (
-        gpu.name,
-        f"{timeline.span:.3g}",
-        *(f"{share:.1%}" for share in shares),
-        f"{timeline.overlap:.0%}",
+        _shorten(configuration.model),
+        configuration.gpus,
+        f"{configuration.batch:g}",
+        row.nodes,
+        f"{row.one_node_seconds * 1e3:.4g}",
+        _multiple(row.measured_seconds, row),
+        _multiple(row.modelled_seconds, row),
     )
 
 
-def _show_collectives(summary: CollectiveSummary) -> None:
-    show_table(
-        f"measured time in {summary.collectives} collectives "
-        f"(transfer {summary.transfer_seconds * 1e3:.3f} ms)",
-        ("rank", "collectives", "of which waiting for other ranks"),
-        [
-            (
-                rank.name,
-                f"{rank.collective_seconds * 1e3:.3f} ms",
-                f"{rank.waiting_seconds * 1e3:.3f} ms",
-            )
-            for rank in summary.ranks
-        ],
+def _prediction_row(row: NodeSlowdown) -> tuple[object, ...]:
+    configuration = row.configuration
+    low, high = row.interval or (None, None)
+    return (
+        _shorten(configuration.model),
+        configuration.gpus,
+        f"{configuration.batch:g}",
+        f"{row.one_node_seconds * 1e3:.4g}",
+        _multiple(row.modelled_seconds, row),
+        f"{_multiple(low, row)} to {_multiple(high, row)}",
     )
 
 
-def _show_gpu(gpu: GpuCharacterization) -> None:
-    if gpu.bottlenecks:
-        show_table(
-            f"what to fix first ({gpu.name})",
-            ("problem", "measured", "modelled gain", "remedy"),
-            [
-                (b.problem, f"{b.seconds * 1e3:.3f} ms", f"at most {b.max_speedup:.2f}x", b.remedy)
-                for b in gpu.bottlenecks
-            ],
-        )
-    for question, speedup in gpu.what_if:
-        out.print(f"what if {question}: modelled {speedup:.2f}x")
-    show_table(
-        f"kernels ({gpu.name})",
-        ("kernel", "class", "launches", "measured", "share", "modelled roofline"),
-        [
-            (
-                k.name.removeprefix("void ")[:MAX_NAME_LENGTH],
-                k.kind.name.lower(),
-                k.launches,
-                f"{k.seconds * 1e3:.3f} ms",
-                f"{k.seconds / gpu.timeline.span:.1%}",
-                f"{k.roofline.attained_share:.0%} of {k.roofline.bound}" if k.roofline else "-",
-            )
-            for k in gpu.kernels[:MAX_KERNELS]
-        ],
-    )
+def _multiple(seconds: float | None, row: NodeSlowdown) -> str:
+    return "-" if seconds is None else f"{seconds / row.one_node_seconds:.2f}x"
 
 
-def _show_chakra(trace: ChakraTrace) -> None:
-    show_table(
-        f"measured GPU time of {trace.path.name} (Chakra {trace.version}, "
-        f"{trace.gpu_nodes} GPU nodes)",
-        ("class", "seconds"),
-        [(kind.name.lower(), f"{value:.4g}") for kind, value in trace.seconds.items() if value],
-    )
-    for collective, size in trace.moved_bytes.items():
-        out.print(f"{collective}: {size / 1e6:.3f} MB")
+def _shorten(name: str) -> str:
+    return name if len(name) <= MAX_NAME_LENGTH else f"{name[: MAX_NAME_LENGTH - 1]}…"

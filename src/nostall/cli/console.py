@@ -12,6 +12,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from nostall.cli.table_layout import column_widths, list_rows
+from nostall.core.text import escape_controls
+
+MAX_ERROR = 1000
+"""Characters of an error message that are printed."""
+
 
 class Format(StrEnum):
     """Output formats."""
@@ -23,9 +29,28 @@ class Format(StrEnum):
 FormatOption = Annotated[Format, typer.Option("--format", help="Output format.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result only.")]
 
-out = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
+
+class PlainConsole(Console):
+    """A console that prints text as it is, without markup; control characters become escapes.
+
+    Names in cubins, traces and bundles may hold escape sequences that a terminal would obey.
+    """
+
+    def __init__(self, *, stderr: bool = False) -> None:
+        super().__init__(stderr=stderr, highlight=False, soft_wrap=True, markup=False, emoji=False)
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """As :meth:`rich.console.Console.print`, for plain text."""
+        super().print(*(_plain(item) for item in objects), **options)
+
+
+def _plain(item: Any) -> Any:
+    return escape_controls(item, keep="\n\t") if isinstance(item, str) else item
+
+
+out = PlainConsole()
 """Standard output."""
-err = Console(stderr=True, highlight=False, soft_wrap=True, markup=False, emoji=False)
+err = PlainConsole(stderr=True)
 """Standard error."""
 
 
@@ -35,17 +60,36 @@ def show_json(value: Any) -> None:
 
 
 def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print a table.  Titles and cells are plain text: Rich markup in them is not interpreted."""
+    """Print a table, or a list if its words do not fit side by side.
+
+    Titles and cells are plain text: Rich markup in them is not interpreted.
+    """
     from rich.text import Text
 
-    table = Table(title=Text(title), title_justify="left", header_style="bold")
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(str(cell)) for cell in row))
-    Console(highlight=False).print(table)
+    console = Console(highlight=False)
+    cells = [[_plain(str(cell)) for cell in row] for row in rows]
+    widths = column_widths(columns, cells, console.width)
+    if widths is None and len(columns) > 2:
+        out.print(title)
+        for line in list_rows(columns, cells):
+            out.print(line)
+        return
+    table = Table(title=Text(_plain(title)), title_justify="left", header_style="bold")
+    for number, column in enumerate(columns):
+        width = widths[number] if widths is not None else None
+        table.add_column(column, overflow="fold", width=width)
+    for row in cells:
+        table.add_row(*map(Text, row))
+    console.print(table)
 
 
 def print_error(message: str) -> None:
-    """Print an error message on one line of standard error."""
+    """Print an error message on one line of standard error.
+
+    The middle of a long one is left out: it begins with what is wrong and ends with what to do.
+    """
+    if len(message) > MAX_ERROR:
+        half = MAX_ERROR // 2
+        left_out = len(message) - 2 * half
+        message = f"{message[:half]} ... ({left_out} characters) ... {message[-half:]}"
     err.print(f"nostall: {message}")

@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nostall.cli.console import Format, FormatOption, QuietOption, out, show_json
+from nostall.cli.given_options import refuse_options
 from nostall.cli.inputs import DEFAULT_ARCH
 from nostall.cli.interruption import Interruption
 from nostall.cli.progress import stage_bar
-from nostall.core.errors import BadInput, MissingPart
+from nostall.core.errors import BadInput, Interrupted, MissingPart
 from nostall.core.run import Run
+from nostall.core.suggest import unknown
 from nostall.tuning.fusing.inputs import CASTS, parse_target, torch_dtype
 from nostall.tuning.source import compute_capability
 
@@ -106,6 +108,7 @@ class _Fusion:
 
 
 def fuse(
+    context: typer.Context,
     target: TargetArgument,
     inputs: InputsOption = None,
     backward: BackwardOption = False,
@@ -129,13 +132,17 @@ def fuse(
     marked as measured. Ctrl-C keeps the results so far.
     """
     if dtype is not None and dtype not in CASTS:
-        raise BadInput(f"--dtype is {dtype!r}; allowed are {', '.join(CASTS)}")
+        raise BadInput(unknown("--dtype", dtype, CASTS))
     compute_capability(arch)
+    if not tune_sass:
+        reason = "is an option of the search over instructions; give --tune-sass as well"
+        refuse_options(context, ("evaluations", "seed"), reason)
     fusion = _trace(target, inputs, dtype, backward, strategy, arch)
     if measure:
         fusion = replace(fusion, settings=_with_measuring(fusion.settings))
     output = _Output(format, quiet, show, explain)
-    with Interruption() as interruption:
+    notice = "ending the job; its results so far are written now (Ctrl-C again leaves at once)"
+    with Interruption(notice) as interruption:
         if tune_sass:
             settings = _with_tuning(fusion.settings, evaluations, seed, interruption)
             fusion = replace(fusion, settings=settings)
@@ -143,7 +150,13 @@ def fuse(
         path = out_dir or _new_run_folder(fusion.traced.name)
         run = Run.create(path, command, fusion.settings.described(fusion.request))
         is_shown = not quiet and format is Format.TABLE
-        document = _run_with_progress(fusion, run, interruption, is_shown=is_shown)
+        try:
+            document = _run_with_progress(fusion, run, interruption, is_shown=is_shown)
+        except KeyboardInterrupt as error:
+            raise Interrupted(
+                f"interrupted before the results were complete; {path} keeps the kernels that were "
+                "written; there is nothing to resume, so run the command again"
+            ) from error
     _show_result(document, run, _write_pages(document, run), output)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nostall.cli.console import out, show_table
-from nostall.report.units import Scale, format_bytes, pluralize
+from nostall.core.plurals import pluralize
+from nostall.report.units import Scale, format_bytes
 from nostall.tuning.fusing.document import Document, FusedKernel, Pass
 
 MAX_REASONS = 30
@@ -16,6 +17,10 @@ def show_document(document: Document) -> None:
     """Print the kernels and times of each pass, the verdicts and the tuning results."""
     for traced_pass in document.passes:
         _show_pass(document, traced_pass)
+    out.print(
+        "model:    modelled times are of the fusion cost model (memory traffic and occupancy); "
+        "the SM model of `nostall tune` counts instructions and gives others"
+    )
     for line in _binary_lines(document):
         out.print(line)
     if document.measured_on:
@@ -103,9 +108,9 @@ def _binary_lines(document: Document) -> Iterator[str]:
         )
     for binary in document.unknown:
         yield (
-            f"verifier: {binary.name}: {binary.findings} findings, such as operations that the "
-            "mined tables lack; the kernel runs in the compiler's own order and is not tuned; "
-            f"first: {binary.first_finding}"
+            f"verifier: {binary.name}: {pluralize(binary.findings, 'finding')}, such as operations "
+            "that the mined tables lack; the kernel runs in the compiler's own order and is not "
+            f"tuned; first: {binary.first_finding}"
         )
     for binary in binaries:
         if binary.not_judged:

@@ -10,25 +10,36 @@ import typer
 from nostall.core.errors import BadInput
 from nostall.core.launch import LaunchSpec
 from nostall.gpu import Kernel, LocalGpu
+from nostall.ptx.assemble.versions import find_assemblers
 from nostall.sass.binary import fatbin
 from nostall.sass.binary.cubin import Cubin
 from nostall.tuning.job import Settings
+from nostall.tuning.ptx_source import load_binary, load_ptx
 from nostall.tuning.ptxas_versions import (
     assemble_all,
     compare_on_device,
     compare_on_model,
-    find_assemblers,
     select_start,
 )
-from nostall.tuning.source import Source, compile_triton, load_cubin
+from nostall.tuning.source import Source, compile_triton
 
 DEFAULT_ARCH = "sm_90"
 """Architecture that Triton kernels are compiled for by default."""
 
-TARGET_HELP = "A cubin, a fatbin, or path.py:kernel for a Triton kernel."
+TARGET_HELP = (
+    "path.py:kernel for a Triton kernel, a .ptx file, a cubin, a fatbin, or an entry of Triton's "
+    "cache."
+)
 TargetArgument = Annotated[str, typer.Argument(help=TARGET_HELP)]
 KernelOption = Annotated[
     str | None, typer.Option(help="Name of the kernel, if the file has several.")
+]
+MeasuredLatenciesOption = Annotated[
+    bool,
+    typer.Option(
+        "--measured-latencies",
+        help="Let instructions issue as close as measured on a GPU plus a margin (sm_90 only).",
+    ),
 ]
 LaunchOption = Annotated[Path | None, typer.Option(help="Launch specification (TOML).")]
 ArchOption = Annotated[
@@ -36,6 +47,15 @@ ArchOption = Annotated[
     typer.Option(
         help=f"Architecture to compile a Triton kernel for (default: {DEFAULT_ARCH}), or image of "
         "a fatbin to use."
+    ),
+]
+
+
+PtxasOptionsOption = Annotated[
+    str,
+    typer.Option(
+        help="Options with which your build runs ptxas, such as '--fmad=false'; for a .ptx file "
+        "or PTX in a fatbin."
     ),
 ]
 
@@ -59,18 +79,33 @@ def read_cubin(path: Path, arch: str | None) -> bytes:
         raise type(error)(f"{path}: {error}") from error
 
 
-def load_source(target: str, kernel: str | None, launch: Path | None, arch: str | None) -> Source:
-    """Compile ``path.py:kernel`` with Triton, or read a cubin or a fatbin.
+def load_source(
+    target: str,
+    kernel: str | None,
+    launch: Path | None,
+    arch: str | None,
+    ptxas_options: str = "",
+) -> Source:
+    """Compile ``path.py:kernel`` with Triton, or read PTX, a cubin, a fatbin or a cache entry.
 
-    ``arch`` is the architecture that Triton compiles for (None: sm_90), or the image of a fatbin.
+    ``arch`` is the architecture that Triton compiles for (None: sm_90) or that PTX is assembled for
+    (None: that of the file), or the image of a fatbin.
     """
     launch_spec = LaunchSpec.from_toml(launch) if launch else None
     path, colon, name = target.rpartition(":")
-    if colon and path.endswith(".py"):
+    is_triton = bool(colon) and path.endswith(".py")
+    if ptxas_options and (is_triton or target.endswith(".cubin")):
+        raise BadInput(
+            f"--ptxas-options is for a .ptx file or a fatbin, but {target} has options of its own; "
+            "leave it out"
+        )
+    if is_triton:
         return compile_triton(Path(path), kernel or name, launch_spec, arch or DEFAULT_ARCH)
     if target.endswith(".py"):
         raise BadInput(f"{target} names no kernel; write {target}:KERNEL")
-    return load_cubin(Path(target), kernel, launch_spec, arch)
+    if target.endswith(".ptx"):
+        return load_ptx(Path(target), kernel, launch_spec, arch, ptxas_options)
+    return load_binary(Path(target), kernel, launch_spec, arch, ptxas_options)
 
 
 def assemble_fastest(source: Source, settings: Settings) -> Source:

@@ -16,7 +16,7 @@ from nostall.cli.inputs import (
     load_source,
 )
 from nostall.sass import Function, Program
-from nostall.sass.safety import validate
+from nostall.sass.safety.verify import validate_program
 from nostall.sass.schedule import ScheduleSpace
 from nostall.sass.schedule.mobility import mobility
 
@@ -40,25 +40,25 @@ def inspect(
     Also shown: why the other instructions are pinned, and what the verifier finds in the cubin.
     """
     source = load_source(target, kernel, launch, arch)
-    program = Program.from_cubin(source.cubin)
+    program = Program.of_kernel(source.cubin, source.kernel)
     function = program.kernel(source.kernel)
-    properties = _properties(program, function, source.cubin)
+    properties = _properties(program, function)
     if format is Format.JSON:
         show_json(properties)
         return
     _show(properties, function, listing)
 
 
-def _properties(program: Program, function: Function, data: bytes) -> dict[str, Any]:
+def _properties(program: Program, function: Function) -> dict[str, Any]:
     """The JSON document."""
     space = ScheduleSpace(program, function)
     moving = mobility(space)
-    verdict = validate(data)
+    verdict = validate_program(program)
     pipes = Counter(i.pipe for i in function.instructions)
     return {
         "kernel": function.name,
         "architecture": f"sm_{program.sm}",
-        "kernels": [f.name for f in program.kernels],
+        "kernels": [text.name for text in program.cubin.texts if text.is_kernel],
         "instructions": len(function.instructions),
         "blocks": len(function.blocks),
         "pipes": dict(pipes.most_common()),

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import signal
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
 from nostall.core.search import Checkpoint, Trial
+
+_STANDARD_ERROR = 2
+"""File descriptor."""
 
 
 class Interruption:
@@ -17,9 +22,11 @@ class Interruption:
     observer therefore notes the interrupt and raises it again.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, notice: str | None = None) -> None:
+        """``notice``: printed at the first Ctrl-C, because the work after it takes a while."""
         self.requested = False
         """Whether Ctrl-C was pressed and has not been raised at a trial."""
+        self._notice = notice
         self._previous_handler: Any = None
 
     def __enter__(self) -> Interruption:
@@ -43,4 +50,9 @@ class Interruption:
 
     def _on_sigint(self, number: int, frame: FrameType | None) -> None:
         self.requested = True
+        if self._notice is not None:
+            # Not by print(): the signal may have come within a write to the same stream.
+            with suppress(OSError):
+                os.write(_STANDARD_ERROR, f"\n{self._notice}\n".encode())
+            self._notice = None
         raise KeyboardInterrupt

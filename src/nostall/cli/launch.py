@@ -14,6 +14,7 @@ import typer
 
 from nostall.cli.console import Format, FormatOption, out, show_json, show_table
 from nostall.core.errors import BadInput
+from nostall.core.suggest import unknown
 from nostall.parallel.plan import Plan, Workload
 from nostall.parallel.plan_file import load_plan, load_planned_module
 from nostall.parallel.simulate import simulated_s
@@ -106,11 +107,16 @@ def launch(
 
 def _check_options(engine: str, deadline: float, nodes: int, endpoint: str | None) -> None:
     if engine not in ENGINES:
-        raise BadInput(f"engine {engine!r} is unknown; allowed are {', '.join(ENGINES)}")
+        raise BadInput(unknown("engine", engine, ENGINES))
     if not 0 < deadline < float("inf"):
         raise BadInput(f"--deadline {deadline}; allowed is a number of seconds above 0")
     if nodes > 1 and endpoint is None:
         raise BadInput(f"--nodes {nodes} needs --endpoint HOST:PORT, the same on each machine")
+    if nodes == 1 and endpoint is not None:
+        raise BadInput(
+            f"--endpoint {endpoint} is for several machines; a run on one machine listens on "
+            "127.0.0.1 only; leave it out, or give --nodes as well"
+        )
 
 
 def _target_module(plan: Path, module: str | None) -> str:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from nostall.core import BadInput, Tolerance
+from nostall.core.suggest import unknown
 from nostall.gpu import TIMING_METHODS, TimingMethod
 
 ChecksOption = Annotated[
@@ -47,9 +48,7 @@ def parse_timing(name: str) -> TimingMethod:
     for method in TIMING_METHODS:
         if method == name:
             return method
-    raise BadInput(
-        f"--timing is {name!r}; give {', '.join(TIMING_METHODS[:-1])} or {TIMING_METHODS[-1]}"
-    )
+    raise BadInput(unknown("--timing", name, TIMING_METHODS))
 
 
 def parse_tolerance(text: str | None) -> Tolerance | None:

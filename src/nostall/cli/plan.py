@@ -13,6 +13,7 @@ from nostall.cli.console import Format, FormatOption, QuietOption
 from nostall.cli.plan_output import GanttOption, write_and_show
 from nostall.cli.progress import stage_bar
 from nostall.core.errors import BadInput
+from nostall.core.suggest import unknown
 from nostall.parallel.cluster import load_cluster
 from nostall.parallel.errors import BadPlan
 from nostall.parallel.evaluation import PlanEvaluation, evaluate_plan
@@ -157,7 +158,7 @@ def plan(
 
 def _check_options(planner: str, seconds: float | None) -> None:
     if planner not in PLANNERS:
-        raise BadPlan(f"planner {planner!r} is unknown; allowed are {', '.join(PLANNERS)}")
+        raise BadPlan(unknown("planner", planner, PLANNERS))
     if seconds is not None and not 0 < seconds < float("inf"):
         raise BadInput(f"--seconds {seconds}; allowed is a number above 0")
 

@@ -10,6 +10,7 @@ import typer
 
 from nostall.cli.console import Format, FormatOption
 from nostall.cli.plan_output import GanttOption, write_and_show
+from nostall.core.suggest import unknown
 from nostall.parallel.errors import BadPlan
 from nostall.parallel.evaluation import evaluate_plan
 from nostall.parallel.plan import POLICIES, Policy
@@ -37,7 +38,7 @@ def simulate(
     workload, loaded, planner = load_plan(plan)
     if policy is not None:
         if policy not in get_args(Policy):
-            raise BadPlan(f"policy {policy!r} is unknown; allowed are {', '.join(POLICIES)}")
+            raise BadPlan(unknown("policy", policy, POLICIES))
         loaded = replace(loaded, policy=cast(Policy, policy), in_flight=None)
     if torchtitan is not None:
         export_torchtitan(workload, loaded, torchtitan)

@@ -1,4 +1,4 @@
-"""The commands ``nostall store``: list, show, verify, remove, export and import stored records."""
+"""The commands ``nostall store``: list, show, verify, remove, repair, export and import records."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from typing import Annotated
 
 import typer
 
-from nostall.cli.console import Format, FormatOption, out, show_json, show_table
+from nostall.cli.console import Format, FormatOption, err, out, show_json, show_table
+from nostall.core.plurals import pluralize
 from nostall.store import BadStore, Row, Store, bundle
+from nostall.store.artefacts import CUBIN, JSON
+from nostall.store.repair import repair as repair_store
 from nostall.tuning.store_records import import_bundle, rejection_reason
 
 ID_LENGTH = 12
@@ -41,7 +44,7 @@ RemoveOption = Annotated[bool, typer.Option("--remove", help="Remove unsafe reco
 @app.command("ls")
 def list_records(format: FormatOption = Format.TABLE) -> None:
     """List all records, oldest first."""
-    _show_rows(Store().rows(), format, "records")
+    _show_rows(Store().rows(), format, "in the store")
 
 
 @app.command("show")
@@ -53,8 +56,8 @@ def show(record: RecordArgument, format: FormatOption = Format.TABLE) -> None:
         "record": row.id,
         "source": row.source,
         **store.provenance(row).model_dump(mode="json"),
-        "original_path": str(store.artefacts.path(row.original, "cubin")),
-        "optimised_path": str(store.artefacts.path(row.optimised, "cubin")),
+        "original_path": str(store.artefacts.path(row.original, CUBIN)),
+        "optimised_path": str(store.artefacts.path(row.optimised, CUBIN)),
     }
     if format is Format.JSON:
         show_json(fields)
@@ -117,19 +120,57 @@ def verify(
     store = Store()
     rows = [_find_row(store, record) for record in records] if records else store.rows()
     reasons = [(row, rejection_reason(store, row)) for row in rows]
+    if not records:
+        _warn_of_unlisted(store)
     unsafe = [row for row, reason in reasons if reason is not None]
     for row in unsafe if remove else ():
         store.remove(row)
+    removed = " and removed" if remove else ""
     if format is Format.JSON:
         show_json([{"record": row.id, "safe": why is None, "reason": why} for row, why in reasons])
     else:
         show_table(
-            f"{len(rows)} records, {len(unsafe)} unsafe{' and removed' if remove else ''}",
+            f"{pluralize(len(rows), 'record')}, {len(unsafe)} unsafe{removed}",
             ("record", "kernel", "verifier"),
             [(row.id[:ID_LENGTH], row.kernel, why or "safe") for row, why in reasons],
         )
     if unsafe:
         raise typer.Exit(1)
+
+
+@app.command("repair")
+def repair(format: FormatOption = Format.TABLE) -> None:
+    """Build a damaged or deleted index anew from the records' files.
+
+    A damaged index is renamed, not deleted. A right index is left as it is.
+    """
+    result = repair_store(Store())
+    for reason in result.unusable:
+        err.print(f"nostall: left out: {reason}")
+    if format is Format.JSON:
+        show_json(
+            {
+                "records": [row.id for row in result.rows],
+                "unusable": list(result.unusable),
+                "damaged_index": str(result.damaged) if result.damaged else None,
+            }
+        )
+        return
+    if result.damaged is not None:
+        out.print(f"the damaged index is now {result.damaged}")
+    _show_rows(result.rows, format, "records in the index")
+
+
+def _warn_of_unlisted(store: Store) -> None:
+    """Check the whole index, and print a line if there are files of records that it lacks."""
+    store.index.check()
+    listed = {row.id for row in store.rows()}
+    unlisted = sum(name not in listed for name in store.artefacts.names(JSON))
+    if unlisted:
+        err.print(
+            f"nostall: {unlisted} records have files but are not in the index: a writer was killed "
+            "before it was done, or the index is damaged; `nostall store repair` lists them again"
+        )
 
 
 def _find_row(store: Store, record: str) -> Row:
@@ -152,7 +193,7 @@ def _show_rows(rows: Sequence[Row], format: Format, title: str) -> None:
         out.print("no records; `nostall tune --objective gpu` records measured gains")
         return
     show_table(
-        f"{len(rows)} {title}",
+        f"{pluralize(len(rows), 'record')} {title}",
         ("record", "kernel", "gain", "GPU", "arch", "original", "source", "created"),
         [
             (

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from nostall.cli.compile_time import measured_compile_time
 from nostall.cli.console import Format, FormatOption, QuietOption, err, out, show_json
 from nostall.cli.inputs import ArchOption
 from nostall.core import BadInput, BadRun
+from nostall.core.errors import Interrupted
+from nostall.core.folder_lock import FolderLock
 from nostall.tuning.corpus import load_corpus, modelled_problem
 from nostall.tuning.strategies import LOG_FOLDER, POLICY_FILE, load_strategy_class
 
@@ -27,7 +31,7 @@ CorpusOption = Annotated[
 ]
 OutOption = Annotated[Path, typer.Option("--out", help="Directory of the training.")]
 ObjectiveOption = Annotated[str, typer.Option(help="Only model (the SM model) is supported.")]
-RolloutsOption = Annotated[int, typer.Option(help="Rollouts per kernel (128 steps each).")]
+RolloutsOption = Annotated[int, typer.Option(help="Rollouts per kernel in all (128 steps each).")]
 SeedOption = Annotated[
     int, typer.Option(help="Random seed; the same seed and corpus give the same policy.")
 ]
@@ -55,12 +59,9 @@ def train(
     load_strategy_class("ppo")
     from nostall.sass.game.training import TrainingKernel
 
-    if objective != "model" or rollouts < 1 or seed < 0:
-        raise BadInput(
-            f"--objective is {objective!r}, --rollouts {rollouts} and --seed {seed}; "
-            "allowed are model, 1 or more, and 0 or more"
-        )
-    if (out_dir / CHECKPOINT_FILE).exists() != resume:
+    _check_options(objective, rollouts, seed)
+    has_training = (out_dir / CHECKPOINT_FILE).exists()
+    if has_training != resume:
         reason = (
             "holds no training yet; leave --resume out"
             if resume
@@ -73,13 +74,42 @@ def train(
     ]
     out_dir.mkdir(parents=True, exist_ok=True)
     is_shown = not quiet and format is Format.TABLE
-    best = _train(kernels, out_dir, rollouts, seed, is_shown=is_shown)
+    lock = FolderLock(out_dir)
+    lock.acquire()
+    try:
+        with measured_compile_time() as compilation:
+            best = _train(kernels, out_dir, rollouts, seed, is_shown=is_shown)
+    except KeyboardInterrupt as error:
+        raise _kept_after_interrupt(out_dir) from error
+    finally:
+        lock.release()
+    compilation.show()
     policy = out_dir / POLICY_FILE
     if format is Format.JSON:
         show_json({"policy": str(policy), "kind": "modelled", "best": best})
         return
     out.print(f"policy: {policy} (trained on the model, {len(kernels)} kernels)")
-    out.print(f"use it: nostall tune KERNEL --policy {policy}")
+    out.print(f"use it: nostall tune KERNEL --policy {shlex.quote(str(policy))}")
+
+
+def _check_options(objective: str, rollouts: int, seed: int) -> None:
+    """Raise :class:`BadInput`, which names the option, for a value that is not allowed."""
+    if objective != "model":
+        raise BadInput(f"--objective is {objective!r}; a policy is trained on the model only")
+    if rollouts < 1:
+        raise BadInput(f"--rollouts is {rollouts}; give 1 or more")
+    if seed < 0:
+        raise BadInput(f"--seed is {seed}; give 0 or a greater whole number")
+
+
+def _kept_after_interrupt(out_dir: Path) -> Interrupted:
+    """The error of Ctrl-C: what the directory keeps, and how to go on."""
+    if not (out_dir / CHECKPOINT_FILE).exists():
+        return Interrupted("interrupted before the first full rollout; nothing is kept")
+    return Interrupted(
+        f"interrupted; {out_dir} keeps the policy and a checkpoint of the last full rollout; go on "
+        "with the same command and --resume"
+    )
 
 
 def _train(

@@ -1,17 +1,26 @@
-"""The command ``nostall tune``: search for a faster instruction schedule of a kernel."""
+"""The command ``nostall tune``: search for a faster way to run a kernel's instructions."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from nostall.cli.compile_time import measured_compile_time
 from nostall.cli.console import Format, FormatOption, QuietOption, err
-from nostall.cli.inputs import TARGET_HELP, ArchOption, KernelOption, LaunchOption
+from nostall.cli.given_options import refuse_all_but
+from nostall.cli.inputs import (
+    TARGET_HELP,
+    ArchOption,
+    KernelOption,
+    LaunchOption,
+    MeasuredLatenciesOption,
+    PtxasOptionsOption,
+)
 from nostall.cli.interruption import Interruption
 from nostall.cli.measuring_options import (
     ChecksOption,
@@ -25,34 +34,56 @@ from nostall.cli.measuring_options import (
 )
 from nostall.cli.progress import SearchProgress
 from nostall.cli.search_setup import open_search
+from nostall.cli.tune_checks import check_files, check_limits, check_settings
 from nostall.cli.tune_output import show_result
+from nostall.cli.tune_recorded import tune_recorded
 from nostall.cli.tune_runs import (
     KernelInput,
     TuneRun,
     discard_if_empty,
+    kept_after_interrupt,
     reopen_run,
     start_run,
 )
-from nostall.core import BadInput
-from nostall.gpu import sanitizer as compute_sanitizer
+from nostall.core import BadInput, Observer, Search
+from nostall.gpu import Device
 from nostall.report import write_report
 from nostall.store import BadStore, Row, Store
+from nostall.tuning.assembler.job import open_setup, tune_assembler
+from nostall.tuning.assembler.recording import record_run
 from nostall.tuning.job import Settings, TuningResult
 from nostall.tuning.job import tune as run_job
 from nostall.tuning.ptxas_versions import ASSEMBLER_KEY
 from nostall.tuning.source import Source
 from nostall.tuning.store_records import record_result
-from nostall.tuning.strategies import LOG_FOLDER, make_strategy
+from nostall.tuning.strategies import (
+    ASSEMBLER,
+    LOG_FOLDER,
+    complete_choice,
+)
 
 DEFAULT_SECONDS = 60.0
 """Time limit of a search without any limit."""
+
+_RESUME_OPTIONS = (
+    "resume",
+    "seconds",
+    "evaluations",
+    "workers",
+    "scheduler",
+    "store",
+    "format",
+    "quiet",
+)
+"""Parameters that a resumed run honours."""
 
 TargetArgument = Annotated[str | None, typer.Argument(help=TARGET_HELP)]
 StrategyOption = Annotated[
     str | None,
     typer.Option(
-        help="anneal (default), sip or random; cuasmrl and ppo learn, and need "
-        "`pip install 'nostall[rl]'`."
+        help="assembler (default for a kernel with PTX: order, registers and options that ptxas "
+        "is given); anneal (default for a cubin), sip and random move native instructions; cuasmrl "
+        "and ppo learn to, and need `pip install 'nostall[rl]'`."
     ),
 ]
 PolicyOption = Annotated[
@@ -60,7 +91,12 @@ PolicyOption = Annotated[
     typer.Option(help="Policy file of `nostall train` to start with; the strategy is then ppo."),
 ]
 ObjectiveOption = Annotated[
-    str, typer.Option(help="model (needs no GPU) or gpu (measures every candidate).")
+    str | None,
+    typer.Option(
+        help="gpu (measures every candidate); recorded (default for a kernel with PTX: replays "
+        "measurements of an earlier search, and verifies its result); model (default for a cubin: "
+        "modelled times, which rank candidates no better than chance)."
+    ),
 ]
 SeedOption = Annotated[
     int,
@@ -72,11 +108,13 @@ SeedOption = Annotated[
 SecondsOption = Annotated[
     float | None,
     typer.Option(
-        help=f"Time limit of the search; default: {DEFAULT_SECONDS:g} if no limit is set."
+        help=f"Time limit of the search; default: {DEFAULT_SECONDS:g} if no limit is set. With "
+        "`--resume`: seconds more."
     ),
 ]
 EvaluationsOption = Annotated[
-    int | None, typer.Option(help="Maximum number of evaluated schedules.")
+    int | None,
+    typer.Option(help="Maximum number of evaluated schedules. With `--resume`: so many more."),
 ]
 OutOption = Annotated[
     Path | None,
@@ -102,16 +140,31 @@ AssemblersOption = Annotated[
         help="Assemble a Triton kernel with each installed ptxas; start from the fastest cubin.",
     ),
 ]
+RecordOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="Write the measured search to this file, which other machines replay; needs "
+        "--objective gpu and the strategy assembler."
+    ),
+]
+RecordingOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="Recording to replay; default: that of the kernel in the folder recordings beside "
+        "its file."
+    ),
+]
 
 
 def tune(
+    context: typer.Context,
     target: TargetArgument = None,
     kernel: KernelOption = None,
     launch: LaunchOption = None,
     arch: ArchOption = None,
     strategy: StrategyOption = None,
     policy: PolicyOption = None,
-    objective: ObjectiveOption = "model",
+    objective: ObjectiveOption = None,
     seed: SeedOption = 0,
     seconds: SecondsOption = None,
     evaluations: EvaluationsOption = None,
@@ -121,33 +174,62 @@ def tune(
     workers: WorkersOption = None,
     scheduler: SchedulerOption = None,
     assemblers: AssemblersOption = False,
+    ptxas_options: PtxasOptionsOption = "",
     checks: ChecksOption = 16,
     tolerance: ToleranceOption = None,
     timing: TimingOption = "graph",
     cold: ColdOption = False,
     sanitizer: SanitizerOption = False,
+    measured_latencies: MeasuredLatenciesOption = False,
+    record: RecordOption = None,
+    recording: RecordingOption = None,
     format: FormatOption = Format.TABLE,
     quiet: QuietOption = False,
 ) -> None:
-    """Search for a faster instruction schedule of a kernel.
+    """Search for a faster version of a kernel, and verify it.
 
     The verifier checks the result; if it is unsafe or no faster, the original is kept. Ctrl-C ends
-    the search and keeps the best schedule so far.
+    the search and keeps the best candidate so far.
     """
+    check_limits(seconds, evaluations)
+    if recording is not None and objective is None:
+        objective = "recorded"
     if resume is not None:
+        refuse_all_but(
+            context,
+            _RESUME_OPTIONS,
+            "cannot be given with --resume: the run goes on with its own kernel and settings; "
+            "leave it out, or start a new run",
+        )
         run = reopen_run(resume, seconds, evaluations, workers)
         check_settings(run.settings, scheduler)
+        check_files(run.settings, record, recording)
+        if run.settings.objective == "recorded":
+            raise BadInput(
+                f"{resume} is a run without a search of its own, so there is nothing to continue; "
+                "start a new run"
+            )
     else:
         if target is None:
-            raise BadInput("nothing to tune; give a .cubin, path.py:kernel, or --resume RUN")
+            raise BadInput(
+                "nothing to tune; give path.py:kernel, a .ptx or .cubin file, or --resume RUN"
+            )
         if seconds is None and evaluations is None:
             seconds = DEFAULT_SECONDS
+        choose = partial(
+            complete_choice,
+            strategy,
+            objective,
+            has_policy=policy is not None,
+            is_distributed=scheduler is not None or (workers or 1) > 1,
+        )
+        chosen_strategy, chosen_objective = choose(has_ptx=strategy == ASSEMBLER)
         settings = Settings(
-            strategy or ("ppo" if policy else "anneal"),
+            chosen_strategy,
             seed,
             seconds,
             evaluations,
-            objective=objective,
+            objective=chosen_objective,
             workers=workers,
             checks=require_checks(checks),
             clock=parse_timing(timing),
@@ -155,10 +237,28 @@ def tune(
             tolerance=parse_tolerance(tolerance),
             sanitizer=sanitizer,
             policy=policy,
+            measured_latencies=measured_latencies,
+            # A recorded winner is verified on machines without its ptxas, which is only possible
+            # without moves of native instructions.
+            anneal_share=0.0 if record is not None else Settings.anneal_share,
         )
         check_settings(settings, scheduler)
-        run = start_run(KernelInput(target, kernel, launch, arch, assemblers), settings, out_dir)
-    _tune(run, scheduler, store, _Output(format, quiet), resume=resume is not None)
+
+        def complete(source: Source) -> Settings:
+            """The settings with the strategy and the objective for this source."""
+            has_ptx = source.ptx is not None and not assemblers
+            chosen_strategy, chosen_objective = choose(has_ptx=has_ptx)
+            chosen = replace(settings, strategy=chosen_strategy, objective=chosen_objective)
+            check_settings(chosen, scheduler, source)
+            check_files(chosen, record, recording)
+            return chosen
+
+        kernel_input = KernelInput(target, kernel, launch, arch, assemblers, ptxas_options)
+        run = start_run(kernel_input, complete, out_dir)
+        if run.settings.objective == "recorded":
+            tune_recorded(run, recording, target, format, quiet=quiet)
+            return
+    _tune(run, scheduler, store, _Output(format, quiet, record), resume=resume is not None)
 
 
 @dataclass(frozen=True)
@@ -167,6 +267,8 @@ class _Output:
 
     format: Format
     quiet: bool
+    record: Path | None = None
+    """Recording file to write."""
 
 
 def _tune(
@@ -174,55 +276,60 @@ def _tune(
 ) -> None:
     """Run the search, record a gain in the store, write the report and print the result."""
     run, source, settings = tune_run.run, tune_run.source, tune_run.settings
-    is_table = output.format is Format.TABLE
-    bar = SearchProgress(settings.budget, enabled=is_table and not output.quiet)
+    is_shown = output.format is Format.TABLE and not output.quiet
+    bar = SearchProgress(settings.budget, enabled=is_shown)
+    notice = "ending the search; the best schedule is verified now (Ctrl-C again leaves at once)"
     with (
         discard_if_empty(run, is_new=not resume),
         run,
-        open_search(source, settings, scheduler, run.path / LOG_FOLDER) as (search, device),
-        bar,
-        Interruption() as interruption,
+        measured_compile_time() as compilation,
     ):
-        result = run_job(
+        if resume:
+            limits = {"seconds": settings.seconds, "evaluations": settings.evaluations}
+            run.restart({**run.record.settings, **limits, "workers": settings.workers})
+        try:
+            with (
+                open_search(source, settings, scheduler, run.path / LOG_FOLDER) as (search, device),
+                bar,
+                Interruption(notice) as interruption,
+            ):
+                observers: list[Observer] = [bar, interruption]
+                result = _run_search(tune_run, search, device, observers, resume=resume)
+                info = device.info if device else None
+                row = store_gain(source, settings, result, info, store)
+        except KeyboardInterrupt as error:
+            raise kept_after_interrupt(run) from error
+    if output.record is not None:
+        record_run(run, source).write(output.record)
+    page = write_report(run.path)
+    compilation.show()
+    show_result(tune_run, result, page, row, output.format)
+
+
+def _run_search(
+    tune_run: TuneRun,
+    search: Search,
+    device: Device | None,
+    observers: Sequence[Observer],
+    *,
+    resume: bool,
+) -> TuningResult:
+    """Run the job of the strategy."""
+    run, source, settings = tune_run.run, tune_run.source, tune_run.settings
+    if settings.strategy != ASSEMBLER or device is None:
+        return run_job(
             source,
             search,
             settings,
             run=run,
-            observers=[bar, interruption],
+            observers=observers,
             resume=resume,
             device=device,
         )
-        row = store_gain(source, settings, result, device.info if device else None, store)
-    page = write_report(run.path)
-    show_result(tune_run, result, page, row, output.format)
-
-
-def check_settings(settings: Settings, scheduler: str | None) -> None:
-    """Raise an error for settings that cannot work, before anything is compiled or written."""
-    make_strategy(settings.strategy, policy=settings.policy)
-    if settings.objective not in ("model", "gpu"):
-        raise BadInput(f"--objective is {settings.objective!r}; give model or gpu")
-    if settings.workers is not None and settings.workers < 1:
-        raise BadInput(f"--workers is {settings.workers}; give 1 or more, one per GPU")
-    if settings.objective != "gpu" and (scheduler is not None or (settings.workers or 1) > 1):
-        raise BadInput(
-            "--workers and --scheduler distribute measurements; give --objective gpu as well"
+    with open_setup(source) as setup:
+        return tune_assembler(
+            setup, search, settings, device, run=run, observers=observers, resume=resume
         )
-    if settings.seconds is not None and math.isnan(settings.seconds):
-        raise BadInput("--seconds is not a number; give the seconds of the search, such as 60")
-    is_cold_or_timed = settings.cold or settings.clock != "graph"
-    if settings.objective != "gpu" and (
-        settings.tolerance or settings.sanitizer or is_cold_or_timed
-    ):
-        raise BadInput(
-            "--tolerance, --timing, --cold and --sanitizer are options of measurements; give "
-            "--objective gpu as well"
-        )
-    if settings.sanitizer:
-        compute_sanitizer.find()
-    if settings.seed < 0:
-        raise BadInput(f"--seed is {settings.seed}; give 0 or a greater whole number")
-    _ = settings.budget  # raises BadInput if the limits are not positive
 
 
 def store_gain(
@@ -241,6 +348,12 @@ def store_gain(
         err.print(
             "not recorded in the store: programs load the compiler's own cubin, but this result "
             "starts from the cubin of another ptxas; use nostall.load(best.cubin)"
+        )
+        return None
+    if result.recipe is not None:
+        err.print(
+            "not recorded in the store: it holds re-scheduled cubins only, and this one was "
+            "assembled anew; use nostall.load(best.cubin)"
         )
         return None
     is_wanted = requested or (requested is None and device_info is not None)

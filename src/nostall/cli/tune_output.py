@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
+from nostall.cli.assembler_output import assembler_lines
 from nostall.cli.console import Format, err, out, show_json
-from nostall.cli.tune_runs import TuneRun
+from nostall.cli.tune_runs import ORIGINAL_FILE, TuneRun, resume_command
 from nostall.sass.model.agreement import model_caution
 from nostall.store import Row
 from nostall.tuning.job import Settings, TuningResult
@@ -27,7 +29,7 @@ def show_result(
     out.print(
         f"{source.kernel} ({settings.strategy}, seed {settings.seed}): "
         f"{search.evaluations} evaluations, {search.rejected} illegal proposals, "
-        f"{search.seconds:.1f} s, stopped: {search.stopped}"
+        f"{search.seconds:.1f} s, stopped: {search.stopped}{_limit(settings, result)}"
     )
     out.print(_gain(result))
     if compared := source.provenance.get("starts"):
@@ -35,15 +37,44 @@ def show_result(
         out.print(f"start:    {start} (compared: {compared})")
     for line in _checks(settings, result):
         out.print(line)
+    assembler = (run.record.result or {}).get("assembler")
+    if assembler is not None:
+        for line in assembler_lines(assembler):
+            out.print(line)
     out.print(f"report:   {page}")
     if search.start_measurement.kind == "modelled":
         err.print(model_caution())
-    out.print(f"next:     nostall verify {run.path / 'original.cubin'} {run.path / 'best.cubin'}")
+    out.print(f"next:     {_next_command(tune_run, result)}")
     if row is not None:
         option = "--modelled " if row.kind == "modelled" else ""
         out.print(
             f"use it:   nostall apply {option}-- python your_program.py  (record {row.id[:12]})"
         )
+
+
+def _next_command(tune_run: TuneRun, result: TuningResult) -> str:
+    """Verify the pair of cubins; without a gain, search on, because the pair is one file."""
+    path = tune_run.run.path
+    if result.improved:
+        is_assembled = bool((tune_run.run.record.result or {}).get("assembler"))
+        files = [path] if is_assembled else [path / ORIGINAL_FILE, path / "best.cubin"]
+        return shlex.join(["nostall", "verify", *map(str, files)])
+    settings = tune_run.settings
+    if settings.evaluations is not None:
+        more = f"--evaluations {settings.evaluations}"
+    else:
+        more = f"--seconds {settings.seconds:g}"
+    return f"{resume_command(path)} {more}  (searches on; or try another --seed or --strategy)"
+
+
+def _limit(settings: Settings, result: TuningResult) -> str:
+    """The limit that ended the search, such as `` (its limit of 60 s)``."""
+    if result.search.stopped != "budget":
+        return ""
+    limit = settings.evaluations
+    if limit is not None and result.search.evaluations >= limit:
+        return f" (its limit of {limit} evaluations)"
+    return f" (its limit of {settings.seconds:g} s)" if settings.seconds is not None else ""
 
 
 def _gain(result: TuningResult) -> str:
@@ -53,10 +84,15 @@ def _gain(result: TuningResult) -> str:
             f"nothing better than the original was found ({start.kind}{_intervals(result)}); "
             "the original is kept"
         )
+    moves = (
+        ""
+        if result.recipe is not None
+        else f"; {result.num_moved} positions changed, {result.num_retimed} control words changed"
+    )
+    source = "SM model:" if start.kind == "modelled" else start.kind
     return (
-        f"{start.kind} gain: {result.ratio:.4f}x{_intervals(result)}  ({start.kind} "
-        f"{start.value * 1e6:.3f} us -> {start.value / result.ratio * 1e6:.3f} us; "
-        f"{result.num_moved} positions changed, {result.num_retimed} control words changed)"
+        f"{start.kind} gain: {result.ratio:.4f}x{_intervals(result)}  ({source} "
+        f"{start.value * 1e6:.3f} us -> {start.value / result.ratio * 1e6:.3f} us{moves})"
     )
 
 

@@ -5,18 +5,24 @@ from __future__ import annotations
 import hashlib
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import NamedTuple, TypeVar
 
 from nostall.cli.inputs import assemble_fastest, load_source, read_bytes
 from nostall.cli.measuring_options import parse_timing
 from nostall.core import BadInput, BadRun, LaunchSpec, Run, Tolerance
+from nostall.core.errors import Interrupted
+from nostall.core.folder_lock import LOCK_FILE
+from nostall.tuning.assembler.recipe import PTX_FILE
 from nostall.tuning.job import Settings, describe
 from nostall.tuning.source import Source
 from nostall.tuning.strategies import POLICY_FILE
+
+Number = TypeVar("Number", int, float)
 
 ORIGINAL_FILE = "original.cubin"
 RUNS_FOLDER = Path("runs")
@@ -44,18 +50,38 @@ class KernelInput:
     arch: str | None
     assemblers: bool
     """Start from the fastest cubin of all installed assemblers."""
+    ptxas_options: str = ""
 
 
-def start_run(kernel_input: KernelInput, settings: Settings, out_dir: Path | None) -> TuneRun:
-    """Load the kernel and create a run directory: ``out_dir``, or a new one in ``runs``."""
+def start_run(
+    kernel_input: KernelInput,
+    complete: Callable[[Source], Settings],
+    out_dir: Path | None,
+) -> TuneRun:
+    """Load the kernel and create a run directory: ``out_dir``, or a new one in ``runs``.
+
+    ``complete`` gives the settings for a kernel, some of which depend on its source.
+    """
     source = load_source(
-        kernel_input.target, kernel_input.kernel, kernel_input.launch, kernel_input.arch
+        kernel_input.target,
+        kernel_input.kernel,
+        kernel_input.launch,
+        kernel_input.arch,
+        kernel_input.ptxas_options,
     )
+    settings = complete(source)
     if kernel_input.assemblers:
         source = assemble_fastest(source, settings)
+    if out_dir is not None and (out_dir / "run.json").exists():
+        raise BadRun(
+            f"{out_dir} already holds a run; continue it with `{resume_command(out_dir)}`, or "
+            "choose another directory with --out"
+        )
     path = out_dir or create_run_folder(source.kernel)
     command = shlex.join(["nostall", *sys.argv[1:]])
     files = {ORIGINAL_FILE: source.cubin}
+    if source.ptx is not None:
+        files[PTX_FILE] = source.ptx.encode()
     if settings.policy is not None:
         files[POLICY_FILE] = read_bytes(settings.policy)
     run = Run.create(path, command, describe(source, settings), files)
@@ -67,27 +93,37 @@ def reopen_run(
 ) -> TuneRun:
     """Open an earlier run to resume it.
 
-    The limits and the number of workers replace those of the run if they are given.  Raises
-    :class:`BadInput` if the directory cannot be resumed.
+    ``seconds`` and ``evaluations`` are limits of what this run does *more*.  Without both, what is
+    left of the earlier limits holds.  ``workers`` replaces that of the run if it is given.  Raises
+    :class:`BadInput` if the directory cannot be resumed, or if the run is done and gets no limit.
     """
     run = Run.open(path)
     saved = run.record.settings
+    has_new_limits = seconds is not None or evaluations is not None
+    if run.record.status == "done" and not has_new_limits:
+        raise BadInput(
+            f"the run in {path} is done and its limits are spent; give --seconds or --evaluations "
+            f"to search more, or see `{shlex.join(['nostall', 'report', str(path)])}`"
+        )
     try:
         data = (path / ORIGINAL_FILE).read_bytes()
         if hashlib.sha256(data).hexdigest() != saved["original_sha256"]:
             raise ValueError(f"{ORIGINAL_FILE} is not the file that the run started with")
         launch = LaunchSpec.model_validate(saved["launch"]) if saved.get("launch") else None
-        source = Source(data, saved["kernel"], launch, saved["origin"], dict(saved["provenance"]))
+        ptx = (path / PTX_FILE).read_text() if (path / PTX_FILE).exists() else None
+        provenance = dict(saved["provenance"])
+        source = Source(data, saved["kernel"], launch, saved["origin"], provenance, ptx)
         tolerance = saved.get("tolerance")
-        has_new_limits = seconds is not None or evaluations is not None
+        workers = workers or saved.get("workers")
+        spent = _spent(run, workers)
         settings = Settings(
             saved["strategy"],
             int(saved["seed"]),
-            seconds if has_new_limits else saved["seconds"],
-            evaluations if has_new_limits else saved["evaluations"],
+            _total(seconds, spent.seconds) if has_new_limits else saved["seconds"],
+            _total(evaluations, spent.evaluations) if has_new_limits else saved["evaluations"],
             int(saved["assumed_trips"]),
             saved["objective"],
-            workers=workers or saved.get("workers"),
+            workers=workers,
             rounds=saved.get("rounds", Settings.rounds),
             checks=saved.get("checks", Settings.checks),
             clock=parse_timing(saved.get("clock", Settings.clock)),
@@ -95,17 +131,58 @@ def reopen_run(
             tolerance=Tolerance.model_validate(tolerance) if tolerance else None,
             sanitizer=saved.get("sanitizer", False),
             policy=path / POLICY_FILE if saved.get("policy") else None,
+            measured_latencies=saved.get("measured_latencies", False),
+            anneal_share=saved.get("anneal_share", Settings.anneal_share),
         )
         _ = settings.budget  # raises BadInput if the limits are not positive
-    except (OSError, KeyError, TypeError, ValueError) as error:
+    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise BadInput(f"{path} cannot be resumed ({error}); start a new run") from error
     return TuneRun(run, source, settings)
+
+
+class _Spent(NamedTuple):
+    """What a run has spent of its limits, which are totals over all its parts."""
+
+    seconds: float
+    evaluations: int
+
+
+def _spent(run: Run, workers: int | None) -> _Spent:
+    """What the last checkpoint says; nothing for several workers, whose searches start anew."""
+    checkpoint = run.checkpoint() if (workers or 1) == 1 else None
+    if checkpoint is None:
+        return _Spent(0.0, 0)
+    return _Spent(float(checkpoint.memory.get("seconds", 0.0)), checkpoint.evaluations)
+
+
+def _total(more: Number | None, spent: Number) -> Number | None:
+    return None if more is None else spent + more
+
+
+def resume_command(path: Path) -> str:
+    """The command line that continues the run in ``path``."""
+    return shlex.join(["nostall", "tune", "--resume", str(path)])
+
+
+def kept_after_interrupt(run: Run) -> Interrupted:
+    """The error of a second Ctrl-C: what the run directory keeps, and how to go on."""
+    try:
+        checkpoint = run.checkpoint()
+    except BadRun:
+        checkpoint = None
+    if checkpoint is None:
+        return Interrupted("interrupted before the first checkpoint; nothing is kept")
+    return Interrupted(
+        f"interrupted before the best schedule was verified; {run.path} keeps "
+        f"{checkpoint.evaluations} evaluations and the best schedule so far; go on with "
+        f"`{resume_command(run.path)}`"
+    )
 
 
 @contextmanager
 def discard_if_empty(run: Run, *, is_new: bool) -> Iterator[None]:
     """Delete a new run directory if the job fails before its first trial."""
-    initial_files = ("run.json", ORIGINAL_FILE, POLICY_FILE)
+    initial_files = ("run.json", ORIGINAL_FILE, PTX_FILE, POLICY_FILE, LOCK_FILE)
     try:
         yield
     except BaseException:

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from nostall.core.suggest import did_you_mean
+
 
 class Verb(NamedTuple):
     """A command of nostall."""
@@ -27,7 +29,10 @@ class Verb(NamedTuple):
 VERBS = {
     "doctor": Verb("doctor:doctor", "Check the environment: tools, packages and the GPU."),
     "inspect": Verb("inspect:inspect", "Show a kernel's instructions and which of them can move."),
-    "tune": Verb("tune:tune", "Search for a faster instruction schedule of a kernel."),
+    "tune": Verb(
+        "tune:tune",
+        "Search for a faster version of a kernel, and verify it.",
+    ),
     "train": Verb("train:train", "Train a scheduling policy for the strategy ppo of tune."),
     "bench": Verb("bench:bench", "Measure a kernel, and a changed cubin beside it."),
     "verify": Verb("verify:verify", "Check that a changed cubin is a safe re-scheduling."),
@@ -39,6 +44,7 @@ VERBS = {
         "characterize:characterize", "Show where training time goes in job tables or traces."
     ),
     "report": Verb("report:report", "Write the HTML report of a run directory."),
+    "runs": Verb("runs:app", "List, show and compare the runs of tune and fuse."),
     "store": Verb("store:app", "List, show, verify and share optimised kernels."),
     "apply": Verb("apply:apply", "Run a program with the optimised kernels of the store."),
 }
@@ -58,9 +64,13 @@ class Verbs(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command ``cmd_name``, or None if there is none.
 
-        Imports the command's module, unless only its summary is needed.
+        Imports the command's module, unless only its summary is needed.  A name that is almost one
+        of a command ends with an error that suggests it.
         """
         if cmd_name not in VERBS:
+            suggestion = did_you_mean(cmd_name, VERBS)
+            if suggestion and not ctx.resilient_parsing and not cmd_name.startswith("-"):
+                ctx.fail(f"No such command {cmd_name!r}{suggestion}")
             return None
         if self._is_listing:
             summary = VERBS[cmd_name].summary

@@ -1,22 +1,29 @@
-"""The command ``nostall verify``: check that a changed cubin is a safe re-scheduling."""
+"""The command ``nostall verify``: check that a changed cubin computes what the original does."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from nostall.cli.console import Format, FormatOption, QuietOption, out, show_json, show_table
-from nostall.cli.inputs import read_cubin
+from nostall.cli.inputs import MeasuredLatenciesOption, read_bytes, read_cubin
+from nostall.core import BadInput
+from nostall.core.plurals import pluralize
 from nostall.sass import Verdict
 from nostall.sass.safety import validate
 from nostall.sass.safety import verify as verify_cubins
+from nostall.tuning.assembler.recipe import PTX_FILE, RECIPE_FILE, Recipe
+from nostall.tuning.assembler.reverify import RecipeVerdict, verify_recipe
 
 MAX_FINDINGS = 50
 """Findings in the table; JSON has all of them."""
 
-OriginalArgument = Annotated[Path, typer.Argument(help="The compiler's cubin.")]
+OriginalArgument = Annotated[
+    Path, typer.Argument(help="The compiler's cubin, or a run directory of `nostall tune`.")
+]
 CandidateArgument = Annotated[
     Path | None,
     typer.Argument(help="The changed cubin; without it, the original alone is checked."),
@@ -28,38 +35,92 @@ def verify(
     original: OriginalArgument,
     candidate: CandidateArgument = None,
     arch: ImageOption = None,
+    measured_latencies: MeasuredLatenciesOption = False,
     format: FormatOption = Format.TABLE,
     quiet: QuietOption = False,
 ) -> None:
     """Check that a changed cubin is a safe re-scheduling.
 
-    Safe means: it computes what the original computes, with any timing of the memory accesses.
+    Safe means: it computes what the original computes, with any timing of the memory accesses. The
+    result of a run of the assembler search is checked by its recipe: proof of its PTX, assembly
+    anew, hazards of the machine code.
 
     Exit code 0: safe; 1: unsafe; 2: an input cannot be read.
     """
+    if original.is_dir():
+        if measured_latencies:
+            raise BadInput(
+                "--measured-latencies is an option of two cubins, but a run directory was given; "
+                "leave the option out"
+            )
+        _verify_run(original, candidate, format)
+        return
     data = read_cubin(original, arch)
     if candidate is None:
-        verdict = validate(data)
+        verdict = validate(data, measured_latencies=measured_latencies)
     else:
-        verdict = verify_cubins(data, read_cubin(candidate, arch))
+        changed = read_cubin(candidate, arch)
+        verdict = verify_cubins(data, changed, measured_latencies=measured_latencies)
     _show(verdict, format, quiet)
     if not verdict.safe:
         raise typer.Exit(1)
 
 
+def _verify_run(folder: Path, candidate: Path | None, format: Format) -> None:
+    """Verify the result of a run of the assembler search by its recipe."""
+    if candidate is not None:
+        raise BadInput(
+            f"{folder} is a folder and {candidate} was given as well; give one run directory, or "
+            "two cubins"
+        )
+    if not (folder / RECIPE_FILE).exists():
+        raise BadInput(
+            f"{folder} has no {RECIPE_FILE}; it is not a run of the assembler search with a gain; "
+            f"give two cubins: {folder / 'original.cubin'} {folder / 'best.cubin'}"
+        )
+    recipe = Recipe.from_bytes(read_bytes(folder / RECIPE_FILE), str(folder / RECIPE_FILE))
+    ptx = read_bytes(folder / PTX_FILE).decode("utf-8", "replace")
+    verdict = verify_recipe(recipe, ptx, read_bytes(folder / "best.cubin"))
+    if format is Format.JSON:
+        show_json({"safe": verdict.safe, **asdict(verdict)})
+    else:
+        out.print(f"{'safe' if verdict.safe else 'UNSAFE'}: {describe_verdict(verdict)}")
+    if not verdict.safe:
+        raise typer.Exit(1)
+
+
+def describe_verdict(verdict: RecipeVerdict) -> str:
+    """What was checked, or why the result is refused."""
+    if not verdict.safe:
+        return verdict.objection
+    how = verdict.note or "the same machine code was assembled from it here"
+    return f"PTX proved equal; {how}; {verdict.checked} native instructions checked"
+
+
 def _show(verdict: Verdict, format: Format, quiet: bool) -> None:
     if format is Format.JSON:
         findings = [finding.as_record() for finding in verdict.findings]
-        show_json({"safe": verdict.safe, "checked": verdict.checked, "findings": findings})
+        remarks = [remark.as_record() for remark in verdict.remarks]
+        show_json(
+            {
+                "safe": verdict.safe,
+                "checked": verdict.checked,
+                "findings": findings,
+                "remarks": remarks,
+            }
+        )
         return
     if verdict.findings and not quiet:
         show_table(
-            f"{len(verdict.findings)} findings",
+            pluralize(len(verdict.findings), "finding"),
             ("kind", "place", "instruction", "reason", "part"),
             [
                 (f.kind, f"{f.function}+{f.offset:#x}", f.instruction, f.reason, f.part)
                 for f in verdict.findings[:MAX_FINDINGS]
             ],
         )
+    for remark in () if quiet else verdict.remarks[:MAX_FINDINGS]:
+        out.print(f"remark on the original: {remark}")
     answer = "safe" if verdict.safe else "UNSAFE"
-    out.print(f"{answer}: {verdict.checked} instructions checked, {len(verdict.findings)} findings")
+    checked = pluralize(verdict.checked, "instruction")
+    out.print(f"{answer}: {checked} checked, {pluralize(len(verdict.findings), 'finding')}")

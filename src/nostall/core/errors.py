@@ -2,7 +2,7 @@
 
 Each message says what is wrong, which value was met, what is allowed and what to do next.
 Exit codes: 0 done, 1 the answer is no, 2 bad usage or bad input, 3 a tool, package or device is
-missing.
+missing, 130 interrupted by Ctrl-C.
 """
 
 from __future__ import annotations
@@ -67,6 +67,12 @@ class ContractBroken(NostallError):
     """A space, objective or search violates its contract in :mod:`nostall.core`."""
 
     exit_code: ClassVar[int] = 1
+
+
+class Interrupted(NostallError):
+    """Ctrl-C ended a command; the message says what is kept and how to go on."""
+
+    exit_code: ClassVar[int] = 130
 
 
 def one_line(error: BaseException) -> str:

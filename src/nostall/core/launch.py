@@ -7,14 +7,23 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    model_validator,
+)
 
 from nostall.core.errors import BadLaunch
+from nostall.core.validation import explain, register_tag
 
 ScalarType = Literal["f16", "bf16", "f32", "f64", "i8", "i16", "i32", "i64", "u8", "u32", "u64"]
-DType = ScalarType | Literal["f8e4m3", "f8e5m2"]
+DType = Literal[ScalarType, "f8e4m3", "f8e5m2"]
 """Element types of buffers.  ``f8e4m3`` is PyTorch's ``float8_e4m3fn``: no infinities, max 448."""
 Role = Literal["in", "out", "inout", "scratch"]
 
@@ -66,6 +75,24 @@ class Constant(StrictModel):
     constant: int | float | bool | str
 
 
+def _argument_kind(value: Any) -> str:
+    """The tag of the kind of argument that a table describes, by its keys."""
+    if isinstance(value, BaseModel):
+        return f"<{type(value).__name__.lower()}>"
+    keys = value if isinstance(value, dict) else {}
+    if "constant" in keys:
+        return "<constant>"
+    return "<scalar>" if "value" in keys else "<buffer>"
+
+
+Argument = Annotated[
+    Annotated[Buffer, Tag(register_tag("<buffer>", Buffer))]
+    | Annotated[Scalar, Tag(register_tag("<scalar>", Scalar))]
+    | Annotated[Constant, Tag(register_tag("<constant>", Constant))],
+    Discriminator(_argument_kind),
+]
+
+
 class LaunchVariant(StrictModel):
     """Changes to a launch of the same compiled kernel; candidates are checked on it, too.
 
@@ -91,7 +118,7 @@ class LaunchSpec(StrictModel):
     """Blocks of a thread block cluster."""
     shared: int = Field(default=0, ge=0, le=256 * 1024)
     """Dynamic shared memory in bytes."""
-    args: tuple[Buffer | Scalar | Constant, ...] = ()
+    args: tuple[Argument, ...] = ()
     """Arguments in the order of the kernel's parameters."""
     num_warps: int = Field(default=4, ge=1, le=32)
     """Triton's compile option."""
@@ -160,18 +187,29 @@ class LaunchSpec(StrictModel):
         return self.grid[0] * self.grid[1] * self.grid[2]
 
     @classmethod
-    def from_toml(cls, path: Path) -> LaunchSpec:
+    def from_toml(cls, path: str | Path) -> LaunchSpec:
         """Read a launch file (``spec.toml``).
 
         Raises :class:`BadLaunch`, which names the field, if the file is missing or invalid.
         """
         try:
-            return cls.model_validate(tomllib.loads(path.read_text()))
+            return cls.parse(tomllib.loads(Path(path).read_text("utf-8")), f"launch file {path}")
         except OSError as error:
-            raise BadLaunch(f"cannot read launch file {path}: {error.strerror}") from error
+            raise BadLaunch(
+                f"cannot read launch file {path}: {error.strerror}; `nostall init` writes one"
+            ) from error
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise BadLaunch(f"launch file {path} is not TOML: {error}") from error
+            raise BadLaunch(
+                f"launch file {path} is not TOML: {error}; see `nostall init --help`"
+            ) from error
+
+    @classmethod
+    def parse(cls, values: Any, label: str) -> LaunchSpec:
+        """The launch that a table describes; ``label`` names it in messages.
+
+        Raises :class:`BadLaunch`, which names the field, if it is invalid.
+        """
+        try:
+            return cls.model_validate(values)
         except ValidationError as error:
-            first = error.errors()[0]
-            field = ".".join(str(part) for part in first["loc"]) or "launch"
-            raise BadLaunch(f"launch file {path}: {field}: {first['msg']}") from error
+            raise BadLaunch(f"{label}: {explain(error, cls)}") from error

@@ -18,7 +18,8 @@ from typing import Any, Literal, TextIO
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from nostall.core.errors import BadRun
-from nostall.core.files import write_atomically
+from nostall.core.files import remove_abandoned, write_atomically
+from nostall.core.folder_lock import FolderLock
 from nostall.core.search import Checkpoint, Trial
 
 _FIELDS = [f.name for f in dataclasses.fields(Trial)]
@@ -38,12 +39,17 @@ class RunRecord(BaseModel):
 
 
 class Run:
-    """A run directory.  As an observer of a search it logs trials and saves checkpoints."""
+    """A run directory.  As an observer of a search it logs trials and saves checkpoints.
+
+    The context of a run is that of its only writer: it raises :class:`BadRun` if another process
+    is in it.  Readers need no context.
+    """
 
     def __init__(self, path: Path, record: RunRecord) -> None:
         self.path = path
         self.record = record
         self._log: TextIO | None = None
+        self._lock = FolderLock(path)
 
     @classmethod
     def create(
@@ -60,22 +66,23 @@ class Run:
 
         Raises :class:`BadRun` if the directory already holds a run or cannot be written.
         """
-        if (path / "run.json").exists():
-            raise BadRun(
-                f"{path} already holds a run; continue it with --resume {path}, or choose another "
-                "directory with --out"
-            )
         try:
             path.mkdir(parents=True, exist_ok=True)
-            now = datetime.now(UTC).isoformat(timespec="seconds")
-            run = cls(path, RunRecord(command=command, created=now, settings=settings))
-            for name, data in files.items():
-                run.write(name, data)
-            run.save()
         except OSError as error:
             raise BadRun(
                 f"cannot write to {path}: {error.strerror}; choose a writable directory with --out"
             ) from error
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        run = cls(path, RunRecord(command=command, created=now, settings=settings))
+        run._lock.acquire()
+        try:
+            if (path / "run.json").exists():
+                raise BadRun(f"{path} already holds a run; choose another directory with --out")
+            for name, data in files.items():
+                run.write(name, data)
+            run.save()
+        finally:
+            run._lock.release()
         return run
 
     @classmethod
@@ -111,6 +118,12 @@ class Run:
         if self._log is not None:
             self._log.close()
             self._log = None
+
+    def restart(self, settings: dict[str, Any]) -> None:
+        """Record that the run continues, with these settings."""
+        update = {"status": "running", "settings": settings}
+        self.record = self.record.model_copy(update=update)
+        self.save()
 
     def write(self, name: str, data: bytes) -> Path:
         """Write a file of the directory atomically; returns its path."""
@@ -165,16 +178,19 @@ class Run:
         yield from (rows[index] for index in sorted(rows))
 
     def __enter__(self) -> Run:
-        """Remove temporary files that a killed process left."""
-        for suffix in ("json", "cubin", "html"):
-            for temporary in self.path.glob(f".*.{suffix}.????????"):
-                temporary.unlink(missing_ok=True)
+        """Lock the directory, and remove temporary files that a killed process left.
+
+        Raises :class:`BadRun` if another process writes the directory.
+        """
+        self._lock.acquire()
+        remove_abandoned(self.path)
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._log is not None:
             self._log.close()
             self._log = None
+        self._lock.release()
 
 
 def _truncate_partial_row(path: Path) -> int:

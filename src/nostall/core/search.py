@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
@@ -105,6 +105,9 @@ class Checkpoint:
     """State of the random number generator."""
     memory: dict[str, float]
     """Further numbers of the strategy, such as a temperature."""
+    population: list[dict[str, Any]] = field(default_factory=list)
+    """States of a strategy that keeps several: ``state`` as :meth:`Space.dump` writes it, and its
+    ``values``."""
 
 
 @dataclass(frozen=True, slots=True)

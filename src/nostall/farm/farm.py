@@ -20,6 +20,12 @@ CONNECT_SECONDS = 10.0
 WAIT_SECONDS = 20.0
 """Time limit for the wait for a worker, at the start and after the last one is lost."""
 _POLL_SECONDS = 1.0
+_PROTOCOL = "tls://"
+_NO_PAGES: dict[str, list[str]] = {
+    "distributed.scheduler.http.routes": [],
+    "distributed.worker.http.routes": [],
+}
+"""Settings of Dask: no web pages, because they ask nobody for a secret."""
 _IGNORE_SIGINT = {"preload": ["nostall.farm.ignore_sigint"]}
 """Option of local workers, which Ctrl-C in the terminal would end otherwise."""
 _SCHEDULER_GONE = "the Dask scheduler is gone; start the run anew"
@@ -156,10 +162,19 @@ class Farm:
 def local(workers: int, wait_seconds: float = WAIT_SECONDS) -> Iterator[Farm]:
     """Start ``workers`` worker processes on this machine.
 
-    Worker i uses GPU i, and is restarted if it ends.
+    Worker i uses GPU i, and is restarted if it ends.  Scheduler and workers listen on the loopback
+    interface and take connections only from holders of a key that exists in their memory, because
+    other users of the machine reach that interface, too.
     """
     dask, distributed = _import_dask()
-    address = {"host": "127.0.0.1", "port": 0, "dashboard": False}
+    security = _temporary_key(distributed)
+    address = {
+        "host": "127.0.0.1",
+        "port": 0,
+        "dashboard": False,
+        "protocol": _PROTOCOL,
+        "security": security,
+    }
     common = {**address, "nthreads": 1, "memory_limit": 0, "silence_logs": logging.CRITICAL}
     nannies = {
         i: {
@@ -172,9 +187,11 @@ def local(workers: int, wait_seconds: float = WAIT_SECONDS) -> Iterator[Farm]:
     scheduler = {"cls": distributed.Scheduler, "options": options}
     # Workers must not be daemon processes: each starts a child process that holds its GPU.
     with (
-        dask.config.set({"distributed.worker.daemon": False}),
-        distributed.SpecCluster(nannies, scheduler, silence_logs=logging.CRITICAL) as cluster,
-        distributed.Client(cluster) as client,
+        dask.config.set({"distributed.worker.daemon": False, **_NO_PAGES}),
+        distributed.SpecCluster(
+            nannies, scheduler, security=security, silence_logs=logging.CRITICAL
+        ) as cluster,
+        distributed.Client(cluster, security=security) as client,
     ):
         _wait_for_workers(client, workers, wait_seconds, "on this machine")
         yield Farm(client, workers, wait_seconds)
@@ -209,6 +226,12 @@ def remote(
         raise BadInput(
             f"--scheduler {address!r} is not understood ({_first_line(error)}); give tcp://host:8786"
         ) from error
+    except TypeError as error:  # raised by Dask without a TLS context
+        raise BadInput(
+            f"--scheduler {address!r} needs keys ({_first_line(error)}); set "
+            "DASK_DISTRIBUTED__COMM__TLS__CA_FILE, ...__CLIENT__KEY and ...__CLIENT__CERT, as for "
+            "`dask scheduler`"
+        ) from error
     with client:
         _wait_for_workers(client, workers or 1, wait_seconds, f"at {address}")
         yield Farm(client, workers or len(client.nthreads()), wait_seconds)
@@ -233,6 +256,17 @@ def _import_dask() -> tuple[Any, Any]:
             f"work over several GPUs needs Dask ({error}); pip install 'nostall[farm]'"
         ) from error
     return dask, distributed
+
+
+def _temporary_key(distributed: Any) -> Any:
+    """A new key and certificate, which exist only in the memory of this farm's processes."""
+    try:
+        return distributed.Security.temporary()
+    except ImportError as error:
+        raise MissingPart(
+            f"workers on this machine need a key for their connections ({error}); "
+            "pip install 'nostall[farm]'"
+        ) from error
 
 
 def _first_line(error: BaseException) -> str:

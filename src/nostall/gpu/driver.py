@@ -58,14 +58,13 @@ class Cuda:
             self.device = self.call("cuDeviceGet", ordinal)
         except (DriverError, RuntimeError) as error:  # RuntimeError: there is no driver library
             raise MissingPart(
-                f"no usable GPU number {ordinal} ({error}); `nostall doctor` lists the GPUs; "
-                "--objective model needs none"
+                f"no usable GPU number {ordinal} ({str(error).partition('. ')[0]}); measuring "
+                "needs an NVIDIA GPU and its driver; `nostall doctor` shows what is missing"
             ) from error
         if " MIG " in self.name:
             raise MissingPart(
                 f"GPU number {ordinal} is a MIG slice ({self.name}): it shares clocks, power and "
-                "memory with other slices, so times on it are not reliable; measure on a whole "
-                "GPU, or search with --objective model"
+                "memory with other slices, so times on it are not reliable; measure on a whole GPU"
             )
         context = self.call("cuDevicePrimaryCtxRetain", self.device)
         self.call("cuCtxSetCurrent", context)

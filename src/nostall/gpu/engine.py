@@ -23,6 +23,8 @@ from nostall.gpu.timing import (
     launches_per_sample,
 )
 
+_REFUSED_LAUNCHES = ("CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", "CUDA_ERROR_INVALID_VALUE")
+"""Errors of a launch that did not start, such as for too many registers; the context is intact."""
 _SMI_FIELDS = "driver_version,clocks.sm,clocks.mem,temperature.gpu,power.draw,clocks.max.sm"
 
 
@@ -83,7 +85,13 @@ class Engine:
             return Outcome("rejected", detail=str(error), phase_seconds=phases.end("load"))
         phases.end("load")
         for index in range(self.plan.inputs):
-            mismatches = self.checker.count_mismatches(candidate, index)
+            try:
+                mismatches = self.checker.count_mismatches(candidate, index)
+            except DriverError as error:
+                if error.name not in _REFUSED_LAUNCHES:
+                    raise
+                self.cuda.unload(candidate)
+                return Outcome("rejected", detail=str(error), phase_seconds=phases.end("check"))
             if mismatches:
                 self.cuda.unload(candidate)
                 detail = self.checker.describe((index, mismatches))

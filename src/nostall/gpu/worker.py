@@ -22,8 +22,8 @@ _START_SECONDS = 120.0
 """Deadline for the worker's start: driver, expected outputs and first timing of the original."""
 _STOP_SECONDS, _CLOSE_SECONDS = 0.2, 5.0
 """Time that a worker has to exit, after an error and at the end, before it is killed."""
-_SLOT_MARGIN = 4096
-"""Bytes by which a prefetched candidate may be larger than the original."""
+_SLOT_FACTOR, _SLOT_MARGIN = 2, 4096
+"""A prefetched candidate may have this many times the bytes of the original, and these more."""
 
 
 class Evaluator(Protocol):
@@ -76,7 +76,7 @@ class LocalGpu:
         """Whether the worker owes the outcome of a request."""
         self._info: Mapping[str, str] = {}
         context = multiprocessing.get_context("spawn")
-        self._slots = PrefetchSlots(context, len(kernel.cubin) + _SLOT_MARGIN)
+        self._slots = PrefetchSlots(context, _SLOT_FACTOR * len(kernel.cubin) + _SLOT_MARGIN)
         self.restarts = -1
         self._start_worker()
 

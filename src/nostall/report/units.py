@@ -1,4 +1,4 @@
-"""Text for numbers: values with units, ticks of axes, sizes in bytes and plurals."""
+"""Text for numbers: values with units, ticks of axes and sizes in bytes."""
 
 from __future__ import annotations
 
@@ -51,9 +51,3 @@ def format_bytes(count: float) -> str:
         if count >= size:
             return f"{count / size:.3g} {name}"
     return f"{count:.0f} B"
-
-
-def pluralize(count: int, noun: str) -> str:
-    """A number with its noun: ``1 launch``, ``2 launches``."""
-    ending = "" if count == 1 else "es" if noun.endswith("ch") else "s"
-    return f"{count} {noun}{ending}"

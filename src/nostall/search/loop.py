@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any, Generic, NamedTuple
+from typing import Any, Generic, NamedTuple, Protocol
 
 import numpy as np
 
@@ -37,6 +37,14 @@ _SECONDS = "seconds"
 """Key of a checkpoint's memory: seconds that the search has run."""
 
 
+class StateSet(Protocol):
+    """Immutable set of states that a strategy keeps from step to step."""
+
+    def dump(self, space: Any) -> list[dict[str, Any]]:
+        """The states as the field ``population`` of a checkpoint."""
+        ...
+
+
 class Point(NamedTuple, Generic[S]):
     """State of a search between two steps."""
 
@@ -53,6 +61,8 @@ class Point(NamedTuple, Generic[S]):
     """Numbers that the strategy keeps from step to step."""
     rng: Mapping[str, Any]
     """State of the random generator."""
+    population: Any = None
+    """Further states of the strategy (a :class:`StateSet`), or None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +78,9 @@ class Task(Generic[S, M]):
     observers: Sequence[Observer]
     start: S
     start_measurement: Measurement
+    chooses_best: bool = False
+    """Whether the strategy sets the best state of a point itself; otherwise the lowest value
+    decides."""
 
     def measure(self, state: S) -> Measurement:
         """Evaluate one state; raises :class:`ContractBroken` if it gets no single measurement."""
@@ -211,7 +224,7 @@ def record_trial(
     value = measurement.value
     failed = measurement.failure is not None
     accepted = accepted and not failed
-    better = not failed and value < point.best_measurement.value
+    better = not (failed or task.chooses_best) and value < point.best_measurement.value
     best, best_measurement = (
         (candidate, measurement) if better else (point.best, point.best_measurement)
     )
@@ -291,6 +304,7 @@ def checkpoint(task: Task[S, M], point: Point[S], memory: Memory[S] | None = Non
         best_value=point.best_measurement.value,
         rng=dict(point.rng),
         memory={**memory_entries, _SECONDS: task.clock.elapsed},
+        population=[] if point.population is None else point.population.dump(task.space),
     )
 
 

@@ -7,8 +7,8 @@ from nostall.core.lazy_exports import lazy_exports
 if TYPE_CHECKING:
     from nostall.store.errors import BadBundle, BadStore
     from nostall.store.folder import home
-    from nostall.store.index import Row
     from nostall.store.provenance import ComparisonRecord, Provenance, Verification
+    from nostall.store.row import Row
     from nostall.store.store import Lookup, Store, StoredCubin
 
 __all__ = [
@@ -29,7 +29,7 @@ __getattr__ = lazy_exports(
     __all__,
     "errors",
     "folder",
-    "index",
+    "row",
     "provenance",
     "store",
 )

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import os
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from nostall.core.errors import ContractBroken
-from nostall.store.artefacts import Artefacts, content_hash
-from nostall.store.errors import BadStore
+from nostall.store.artefacts import CUBIN, JSON, Artefacts, content_hash
+from nostall.store.errors import BadStore, cannot_write
 from nostall.store.folder import home
-from nostall.store.index import Index, Origin, Row
+from nostall.store.index import Index
 from nostall.store.provenance import Provenance
+from nostall.store.row import Origin, Row
 
-CUBIN, JSON = "cubin", "json"
-"""File suffixes."""
+_LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Store:
         """``root``: the folder, by default :func:`~nostall.store.folder.home`."""
         self.root = root if root is not None else home()
         self.artefacts = Artefacts(self.root / "objects")
-        self.index = Index(self.root / "index.sqlite")
+        self.index = Index(self.root / "index.sqlite", self.artefacts)
 
     def record(
         self, original: bytes, optimised: bytes, provenance: Provenance, source: Origin = "tuned"
@@ -59,31 +60,48 @@ class Store:
         return self.record_all([(original, optimised, provenance)], source)[0]
 
     def record_all(
-        self, records: Sequence[tuple[bytes, bytes, Provenance]], source: Origin = "tuned"
+        self, records: Iterable[tuple[bytes, bytes, Provenance]], source: Origin = "tuned"
     ) -> list[Row]:
         """Store several (original, optimised, provenance); all become visible, or none.
 
-        Raises :class:`ContractBroken` if a provenance names other cubins or is not marked as safe.
+        The records are taken one at a time.  Raises :class:`ContractBroken` if a provenance names
+        other cubins or is not marked as safe.
         """
-        for original, optimised, provenance in records:
-            hashes = (content_hash(original), content_hash(optimised))
-            if (provenance.original, provenance.optimised) != hashes:
-                raise ContractBroken("the provenance names other cubins than those to be recorded")
-            if not provenance.verified.safe:
-                raise ContractBroken("the verifier refused this cubin; only safe ones are recorded")
-        with self._lock():
+        written: list[tuple[str, str]] = []
+        with self.locked():
             self.artefacts.sweep()
-            rows = [self._write_files(*record, source) for record in records]
-            self.index.add(rows)
+            self.index.ensure_exists()
+            try:
+                rows = [self._write_files(*record, source, written) for record in records]
+                self.index.add(rows)
+            except BaseException:
+                with suppress(BadStore, OSError):  # the first error is the one to report
+                    self._discard(written)
+                raise
+            self._collect()
         return rows
 
     def _write_files(
-        self, original: bytes, optimised: bytes, provenance: Provenance, source: Origin
+        self,
+        original: bytes,
+        optimised: bytes,
+        provenance: Provenance,
+        source: Origin,
+        written: list[tuple[str, str]],
     ) -> Row:
-        """Write the files of one record and return its row."""
-        self.artefacts.put(original, CUBIN)
-        self.artefacts.put(optimised, CUBIN)
-        return _make_row(self.artefacts.put(provenance.to_bytes(), JSON), provenance, source)
+        """Write the files of one record and return its row; notes the files in ``written``."""
+        hashes = (content_hash(original), content_hash(optimised))
+        if (provenance.original, provenance.optimised) != hashes:
+            raise ContractBroken("the provenance names other cubins than those to be recorded")
+        if not provenance.verified.safe:
+            raise ContractBroken("the verifier refused this cubin; only safe ones are recorded")
+        for data, suffix in (
+            (original, CUBIN),
+            (optimised, CUBIN),
+            (provenance.to_bytes(), JSON),
+        ):
+            written.append((self.artefacts.put(data, suffix), suffix))
+        return make_row(written[-1][0], provenance, source)
 
     def lookup(
         self,
@@ -132,20 +150,44 @@ class Store:
         """
         data = self.artefacts.get(row.id, JSON)
         provenance = Provenance.from_bytes(data, f"provenance {row.id[:12]}")
-        if _make_row(row.id, provenance, row.source) != row:
+        if make_row(row.id, provenance, row.source) != row:
             raise BadStore(
                 f"the index and the provenance {row.id[:12]} disagree; remove the record"
             )
         return provenance
 
     def remove(self, row: Row) -> None:
-        """Remove a record, and those of its files that no other record needs."""
-        with self._lock():
-            self.index.remove(row.id)
-            self.artefacts.remove(row.id, JSON)
-            for sha256 in (row.original, row.optimised):
-                if not self.index.is_referenced(sha256):
-                    self.artefacts.remove(sha256, CUBIN)
+        """Remove a record, and those of its files that no other record needs.
+
+        On a full disk the files go first, because the index needs space for the change.
+        """
+        files = [(row.id, JSON), (row.original, CUBIN), (row.optimised, CUBIN)]
+        with self.locked():
+            try:
+                self.index.remove(row.id)
+            except BadStore:
+                self._discard(files, removed=row.id)
+                self.index.remove(row.id)
+            self._discard(files)
+            self._collect()
+
+    def _discard(self, files: Iterable[tuple[str, str]], removed: str | None = None) -> None:
+        """Delete those of the files (hash, suffix) that no record but ``removed`` needs."""
+        needed = self._referenced(removed)
+        for sha256, suffix in files:
+            if sha256 not in needed:
+                self.artefacts.remove(sha256, suffix)
+
+    def _collect(self) -> None:
+        """Delete the remains of killed writers: temporary files, and files that no record names."""
+        self.artefacts.sweep()
+        with suppress(BadStore):  # the remains stay until the index can be read
+            self.artefacts.collect(self._referenced())
+
+    def _referenced(self, removed: str | None = None) -> Collection[str]:
+        """The hashes of the files of all records but ``removed``."""
+        rows = [row for row in self.index.all() if row.id != removed]
+        return {hash for row in rows for hash in (row.id, row.original, row.optimised)}
 
     def is_optimised(self, data: bytes) -> bool:
         """Whether ``data`` is an optimised cubin of this store."""
@@ -163,22 +205,22 @@ class Store:
         return StoredCubin(row, data, self.artefacts.path(row.optimised, CUBIN))
 
     @contextmanager
-    def _lock(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """Hold the writers' lock."""
+        path = self.root / "lock"
         try:
             self.artefacts.root.mkdir(parents=True, exist_ok=True)
-            lock = (self.root / "lock").open("w")
+            handle = os.open(path, _LOCK_FLAGS, 0o666)
         except OSError as error:
-            raise BadStore(
-                f"cannot write to the store at {self.root}: {error.strerror}; set NOSTALL_HOME to "
-                "a writable folder"
-            ) from error
-        with lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            raise cannot_write(path, error) from error
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
             yield
+        finally:
+            os.close(handle)
 
 
-def _make_row(id: str, provenance: Provenance, source: Origin) -> Row:
+def make_row(id: str, provenance: Provenance, source: Origin) -> Row:
     comparison = provenance.comparison
     return Row(
         id=id,

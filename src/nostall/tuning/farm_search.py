@@ -50,6 +50,8 @@ class Chain:
     seed: int
     flops: float | None
     """Floating-point operations of one launch, if known."""
+    measured_latencies: bool = False
+    """Whether issue distances measured on a GPU may lower mined ones."""
 
 
 @dataclass(frozen=True)
@@ -97,10 +99,12 @@ class ParallelChains(Search):
         if not isinstance(objective, GpuObjective):
             raise BadInput("several workers need a measured objective; give --objective gpu")
         run_id = uuid4().hex
+        measured = getattr(space, "measured_latencies", False)
         chains = [
-            Chain(run_id, self.search, self.device_spec, budget, chain_seed, objective.flops)
+            Chain(run_id, self.search, self.device_spec, budget, chain_seed, objective.flops,
+                  measured)
             for chain_seed in chain_seeds(seed, self.farm.workers)
-        ]
+        ]  # fmt: skip
         results = self.farm.map(
             run_chain, chains, on_interrupt=lambda: self.farm.run_on_all(stop_chains, run_id)
         )
@@ -145,7 +149,8 @@ def stop_chains(run_id: str) -> None:
 def run_chain(chain: Chain) -> ChainResult:
     """In a worker: run a chain on the worker's device."""
     program = Program.from_cubin(chain.device_spec.kernel.cubin)
-    space = ScheduleSpace(program, program.kernel(chain.device_spec.kernel.name))
+    function = program.kernel(chain.device_spec.kernel.name)
+    space = ScheduleSpace(program, function, measured_latencies=chain.measured_latencies)
     log = _TrialLog(chain)
     with open_device(chain.device_spec) as device:
         objective = GpuObjective(space, device, chain.flops)

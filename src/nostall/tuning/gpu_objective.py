@@ -14,15 +14,18 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 
 from nostall.core import BadInput, Comparison, Measurement, Objective
 from nostall.core.measurement import Kind
+from nostall.core.objective import S_contra
 from nostall.gpu import AsyncDevice, Device, Outcome
 from nostall.sass.schedule import Patcher, Schedule, ScheduleSpace
 from nostall.search.race import race
+
+S = TypeVar("S")
 
 MAX_FINALISTS = 12
 """Candidates that take part in the race after the search."""
@@ -130,11 +133,20 @@ class GpuObjective(Objective[Schedule]):
             heapq.heappop(self._best)
 
 
-def race_schedules(objective: GpuObjective, states: Sequence[Schedule]) -> list[Schedule]:
-    """The schedules that are not shown to be slower than the original or another; best first.
+class AnchoredObjective(Protocol[S_contra]):
+    """An objective whose values are relative to the original's time in its first evaluation."""
 
-    Earlier values do not count, because the schedules were selected by them.  Each new value is
-    the ratio to the original in a module load of its own.
+    @property
+    def original_s(self) -> float | None: ...
+
+    def evaluate(self, states: Sequence[S_contra]) -> list[Measurement]: ...
+
+
+def race_states(objective: AnchoredObjective[S], states: Sequence[S]) -> list[S]:
+    """The states that are not shown to be slower than the original or another; best first.
+
+    Earlier values do not count, because the states were selected by them.  Each new value is the
+    ratio to the original in a module load of its own.
     """
 
     def ratio(number: int) -> float:

@@ -10,9 +10,10 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from nostall.core import (
     BadInput,
@@ -36,7 +37,7 @@ from nostall.sass.safety import verify
 from nostall.sass.safety.identity import rules_digest
 from nostall.sass.schedule import Schedule, ScheduleSpace
 from nostall.tuning.ablation import ablate
-from nostall.tuning.gpu_objective import Decision, GpuObjective, decide, race_schedules
+from nostall.tuning.gpu_objective import Decision, GpuObjective, decide, race_states
 from nostall.tuning.result_records import provenance_record, result_record, verdict_record
 from nostall.tuning.resume import FINALISTS_FILE, RULES_KEY, load_checkpoint
 from nostall.tuning.source import Source
@@ -46,6 +47,11 @@ from nostall.tuning.verified_checkpoints import CheckpointVerifier
 MakeSpace = Callable[[Program, Function], ScheduleSpace]
 UNSAFE_CUBIN_FILE = "refused.cubin"
 """File of a run directory with a result that the verifier rejects."""
+
+
+ASSEMBLER_TIMING: dict[str, Any] = {"batch_us": 300.0, "rounds": 9}
+"""Samples of a candidate of ``assembler``.  Assembling it takes longer than timing it, so the GPU
+has time for more samples than for native moves; a result is the sum of many steps of 0.1 %."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +67,7 @@ class Settings:
     assumed_trips: int = 8
     """Iterations that the SM model assumes for a loop whose trip count is unknown."""
     objective: str = "model"
-    """``model`` or ``gpu``."""
+    """``model``, ``gpu`` or ``recorded``."""
     rounds: int = 200
     """Interleaved samples of the final comparison."""
     checks: int = 16
@@ -77,6 +83,10 @@ class Settings:
     """Run the result under compute-sanitizer."""
     policy: Path | None = None
     """Policy file that ``ppo`` starts with."""
+    measured_latencies: bool = False
+    """Let issue distances measured on a GPU lower mined ones."""
+    anneal_share: float = 0.15
+    """Share of the seconds in which ``assembler`` moves native instructions of its winner."""
 
     @property
     def budget(self) -> Budget:
@@ -86,9 +96,16 @@ class Settings:
     @property
     def measurement_plan(self) -> MeasurementPlan:
         """Settings with which a device checks and times candidates."""
-        return MeasurementPlan(
+        plan = MeasurementPlan(
             cold=self.cold, clock=self.clock, tolerance=self.tolerance, seed=self.seed
         )
+        return replace(plan, **ASSEMBLER_TIMING) if self.strategy == "assembler" else plan
+
+
+class RecipeFile(Protocol):
+    """A recipe in the form in which it is stored."""
+
+    def to_bytes(self) -> bytes: ...
 
 
 @dataclass(frozen=True)
@@ -97,7 +114,7 @@ class TuningResult:
 
     cubin: bytes
     """The best cubin; the original's bytes if nothing better was found."""
-    search: SearchResult[Schedule]
+    search: SearchResult[Any]
     verdict: Verdict
     """Verdict of the verifier on the candidate."""
     improved: bool
@@ -112,6 +129,8 @@ class TuningResult:
         default_factory=dict[str, SanitizerReport]
     )
     """Report of each tool of compute-sanitizer; empty if it did not run."""
+    recipe: RecipeFile | None = None
+    """How the cubin is made again, if it was assembled from PTX."""
 
     @property
     def ratio(self) -> float:
@@ -132,15 +151,15 @@ def tune(
     observers: Sequence[Observer] = (),
     resume: bool = False,
     device: Device | None = None,
-    make_space: MakeSpace = ScheduleSpace,
+    make_space: MakeSpace | None = None,
 ) -> TuningResult:
     """Search for a faster schedule of ``source.kernel`` and verify it.
 
     With a ``device``, candidates are measured; the winner replaces the original only if a fresh
     process measures it as faster beyond the noise of the original against itself.  Without one, the
     SM model evaluates candidates.  ``run`` is the run directory to write, ``resume`` continues from
-    its last checkpoint.  ``make_space`` builds the search space; the verifier checks the result of
-    any space.
+    its last checkpoint.  ``make_space`` builds the search space (default: a ScheduleSpace); the
+    verifier checks the result of any space.
 
     Raises :class:`BadInput` if the verifier rejects the original, and :class:`ContractBroken` if it
     rejects the candidate (a bug of nostall; the run directory keeps the unsafe cubin).
@@ -162,12 +181,14 @@ class _TuningJob:
         settings: Settings,
         run: Run | None,
         device: Device | None,
-        make_space: MakeSpace,
+        make_space: MakeSpace | None,
     ) -> None:
         self.source, self.settings, self.run, self.device = source, settings, run, device
         self.program = Program.from_cubin(source.cubin)
         function = self.program.kernel(source.kernel)
         _check_original(source.cubin, function.name)
+        if make_space is None:
+            make_space = partial(ScheduleSpace, measured_latencies=settings.measured_latencies)
         self.space = make_space(self.program, function)
         self.measured: GpuObjective | None = None
         self.objective: Objective[Schedule]
@@ -202,7 +223,7 @@ class _TuningJob:
         """The best schedule; the winner of a race of the finalists if they are measured."""
         if self.measured is None:
             return search_result.best
-        ranked = race_schedules(self.measured, self.measured.finalists())
+        ranked = race_states(self.measured, self.measured.finalists())
         return ranked[0] if ranked else self.space.start()
 
     def evaluate(self, search_result: SearchResult[Schedule], best: Schedule) -> TuningResult:
@@ -217,7 +238,7 @@ class _TuningJob:
             )
         is_faster = decision.faster if decision is not None else search_result.ratio > 1.0
         improved = is_faster and candidate != source.cubin
-        reports = self._sanitize(candidate) if improved else {}
+        reports = run_sanitizer(source, settings, candidate) if improved else {}
         improved = improved and all(report.answer != "errors" for report in reports.values())
         start = self.space.start()
         num_moved, num_retimed = _count_differences(start, best) if improved else (0, 0)
@@ -262,11 +283,15 @@ class _TuningJob:
 
     def _verify_state(self, state: str) -> Verdict:
         """The verdict on a schedule in the form of :meth:`Space.dump`."""
-        return verify(self.source.cubin, self.space.impose(self.space.load(state)).to_cubin())
+        return self._verdict(self.space.impose(self.space.load(state)).to_cubin())
+
+    def _verdict(self, candidate: bytes) -> Verdict:
+        measured = self.settings.measured_latencies
+        return verify(self.source.cubin, candidate, measured_latencies=measured)
 
     def _verify(self, candidate: bytes) -> Verdict:
         """The verdict on a cubin of the search; raises :class:`ContractBroken` if it is unsafe."""
-        verdict = verify(self.source.cubin, candidate)
+        verdict = self._verdict(candidate)
         if verdict.safe:
             return verdict
         if self.run is not None:
@@ -276,14 +301,6 @@ class _TuningJob:
             f"the verifier rejects the schedule that the search found: {verdict.findings[0]}; the "
             "result is the original; please report this bug with the run directory"
         )
-
-    def _sanitize(self, candidate: bytes) -> Mapping[str, SanitizerReport]:
-        """Reports of compute-sanitizer on the candidate, if the settings require them."""
-        source = self.source
-        if not self.settings.sanitizer or source.launch is None:
-            return {}
-        kernel = Kernel(source.cubin, source.kernel, source.launch)
-        return sanitize(kernel, candidate, self.settings.measurement_plan)
 
 
 class _FinalistWriter:
@@ -297,6 +314,16 @@ class _FinalistWriter:
 
     def on_checkpoint(self, checkpoint: Checkpoint) -> None:
         self.run.write(FINALISTS_FILE, json.dumps(self.objective.snapshot()).encode())
+
+
+def run_sanitizer(
+    source: Source, settings: Settings, candidate: bytes
+) -> Mapping[str, SanitizerReport]:
+    """Reports of compute-sanitizer on the candidate, if the settings require them."""
+    if not settings.sanitizer or source.launch is None:
+        return {}
+    kernel = Kernel(source.cubin, source.kernel, source.launch)
+    return sanitize(kernel, candidate, settings.measurement_plan)
 
 
 def describe(source: Source, settings: Settings) -> dict[str, Any]:
@@ -320,6 +347,8 @@ def describe(source: Source, settings: Settings) -> dict[str, Any]:
         "tolerance": settings.tolerance.model_dump() if settings.tolerance else None,
         "sanitizer": settings.sanitizer,
         "policy": settings.policy.name if settings.policy else None,
+        "measured_latencies": settings.measured_latencies,
+        "anneal_share": settings.anneal_share,
         "launch": source.launch.model_dump(mode="json") if source.launch else None,
         "provenance": dict(source.provenance),
     }

@@ -11,10 +11,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from pydantic import ValidationError
-
 from nostall.core.errors import BadInput, BadLaunch
 from nostall.core.launch import LaunchSpec
+from nostall.core.suggest import did_you_mean, listed
 
 MAX_MESSAGE_LENGTH = 300
 """Characters of an error message that :func:`root_cause` returns."""
@@ -81,7 +80,9 @@ def find_jit_function(triton: Any, module: ModuleType, path: Path, name: str) ->
     reason = (
         f"has no kernel {name!r}" if value is None else f": {name!r} is not a @triton.jit function"
     )
-    raise BadInput(f"{path} {reason}; its kernels are: {', '.join(kernels) or '(none)'}")
+    raise BadInput(
+        f"{path} {reason}; its kernels are: {listed(kernels)}{did_you_mean(name, kernels)}"
+    )
 
 
 def find_launch(module: ModuleType, path: Path, name: str) -> LaunchSpec:
@@ -91,20 +92,16 @@ def find_launch(module: ModuleType, path: Path, name: str) -> LaunchSpec:
     """
     table = getattr(module, "LAUNCHES", None)
     if not isinstance(table, Mapping) or name not in table:
-        known = ", ".join(map(str, table)) if isinstance(table, Mapping) and table else "(none)"
+        known = list(map(str, table)) if isinstance(table, Mapping) else []
         raise BadLaunch(
-            f"no launch is given for {path.name}:{name}; its LAUNCHES has: {known}; give a launch "
-            f"file (spec.toml) or add LAUNCHES[{name!r}] = LaunchSpec(...) to {path.name}"
+            f"no launch is given for {path.name}:{name}; its LAUNCHES has: {listed(known)}"
+            f"{did_you_mean(name, known)}; `nostall init` writes a launch file for --launch, or "
+            f"add LAUNCHES[{name!r}] = LaunchSpec(...) to {path.name}"
         )
     entry = table[name]
     if isinstance(entry, LaunchSpec):
         return entry
-    try:
-        return LaunchSpec.model_validate(entry)
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"]) or "launch"
-        raise BadLaunch(f"{path.name}: LAUNCHES[{name!r}]: {field}: {first['msg']}") from error
+    return LaunchSpec.parse(entry, f"{path.name}: LAUNCHES[{name!r}]")
 
 
 def root_cause(error: BaseException) -> str:

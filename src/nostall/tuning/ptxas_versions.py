@@ -7,13 +7,9 @@ search: NVIDIA's assembler made it, and the verifier checks it like any original
 from __future__ import annotations
 
 import hashlib
-import os
 import re
-import shutil
-import subprocess
-import sysconfig
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -21,6 +17,7 @@ from types import MappingProxyType
 from nostall.core import BadInput, LaunchSpec, NostallError
 from nostall.core.measurement import Kind
 from nostall.gpu import Device
+from nostall.ptx.assemble.versions import Assembler
 from nostall.sass import Program, validate
 from nostall.sass.binary import toolchain
 from nostall.sass.model import SmModel
@@ -34,15 +31,6 @@ _ROUNDS = 100
 """Interleaved samples of a comparison on a device."""
 _CHECKS = 8
 """Random inputs on which a comparison on a device checks the outputs."""
-
-
-@dataclass(frozen=True)
-class Assembler:
-    """An installed ptxas."""
-
-    path: Path
-    version: str
-    """For example ``13.5.37``."""
 
 
 @dataclass(frozen=True)
@@ -72,16 +60,6 @@ class StartBinary:
 
 CompareBinary = Callable[[Source], tuple[float, bool, Kind]]
 """Compares a binary with the compiler's own: (ratio, faster, kind) as in :class:`StartBinary`."""
-
-
-def find_assemblers() -> list[Assembler]:
-    """One ptxas of each installed version: from Triton, pip packages, CUDA and the PATH."""
-    assemblers: dict[str, Assembler] = {}
-    for path in _ptxas_paths():
-        if path.is_file() and os.access(path, os.X_OK):
-            version = _version(path)
-            assemblers.setdefault(version, Assembler(path, version))
-    return list(assemblers.values())
 
 
 def assemble_all(
@@ -190,34 +168,3 @@ def _modelled_s(source: Source, launch: LaunchSpec) -> float:
     program = Program.from_cubin(source.cubin)
     function = program.kernel(source.kernel)
     return SmModel(program, function, launch).evaluate([Schedule.from_function(function)])[0].value
-
-
-def _ptxas_paths() -> Iterator[Path]:
-    """Places where a ptxas may be installed."""
-    try:
-        import triton.backends.nvidia as bundled
-
-        yield from sorted(Path(path, "bin", "ptxas") for path in bundled.__path__)
-        yield from sorted(Path(path, "bin", "ptxas-blackwell") for path in bundled.__path__)
-    except ImportError:
-        pass
-    for site in (sysconfig.get_path("platlib"), sysconfig.get_path("purelib")):
-        yield from sorted(Path(site, "nvidia").glob("*/bin/ptxas"), reverse=True)
-    for variable in ("CUDA_HOME", "CUDA_PATH"):
-        if folder := os.environ.get(variable):
-            yield Path(folder, "bin", "ptxas")
-    if on_path := shutil.which("ptxas"):
-        yield Path(on_path)
-
-
-def _version(path: Path) -> str:
-    try:
-        text = subprocess.run(
-            [str(path), "--version"], capture_output=True, text=True, timeout=60, check=True
-        ).stdout
-    except (OSError, subprocess.SubprocessError) as error:
-        raise BadInput(
-            f"{path} --version fails ({error}); repair or remove this assembler"
-        ) from error
-    match = re.search(r"V(\d+\.\d+\.\d+)", text)
-    return match.group(1) if match else "unknown"

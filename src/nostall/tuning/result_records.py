@@ -5,14 +5,15 @@ from __future__ import annotations
 import hashlib
 import platform
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from nostall import __version__
 from nostall.core import Tolerance
 from nostall.core.measurement import Kind
 from nostall.sass import Verdict
 from nostall.sass.binary import toolchain
-from nostall.tuning.gpu_objective import Decision, GpuObjective
+from nostall.sass.safety.measured_distances import MeasuredDistances
+from nostall.tuning.gpu_objective import Decision
 from nostall.tuning.source import Source
 
 if TYPE_CHECKING:
@@ -22,6 +23,19 @@ MAX_FINDINGS = 20
 """Findings of the verifier in a record."""
 MAX_FAILURES = 100
 """Failed candidates in a record."""
+
+
+class CountedObjective(Protocol):
+    """What a record says of a measured objective."""
+
+    @property
+    def outcome_counts(self) -> Mapping[str, int]: ...
+
+    @property
+    def phase_seconds(self) -> Mapping[str, float]: ...
+
+    @property
+    def failures(self) -> list[str]: ...
 
 
 def comparison_settings(checks: int, tolerance: Tolerance | None) -> dict[str, Any]:
@@ -46,6 +60,7 @@ def comparison_record(decision: Decision) -> dict[str, Any]:
         "high": comparison.high,
         "null_low": comparison.null_low,
         "null_high": comparison.null_high,
+        "loads": timing.loads,
         "samples": {
             "original": timing.original,
             "candidate": timing.candidate,
@@ -63,9 +78,15 @@ def verdict_record(verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def cubin_notes(sm: int, kind: Kind) -> tuple[str, ...]:
+def cubin_notes(sm: int, kind: Kind, measured_latencies: bool = False) -> tuple[str, ...]:
     """Limitations that the user of an optimised cubin should know."""
     notes = [".debug_line and .nv_debug_line_sass still describe the original order"]
+    if measured_latencies:
+        measured = MeasuredDistances.load(sm)
+        notes.append(
+            f"verified with issue distances measured on {measured.gpu}, plus {measured.margin} "
+            "cycles, where they are below those of compiler output"
+        )
     if sm >= 100:
         notes.append(".nv.capmerc keeps the original code")
         if kind == "modelled":
@@ -74,7 +95,7 @@ def cubin_notes(sm: int, kind: Kind) -> tuple[str, ...]:
 
 
 def result_record(
-    result: TuningResult, settings: Settings, measured: GpuObjective | None
+    result: TuningResult, settings: Settings, measured: CountedObjective | None
 ) -> dict[str, Any]:
     """The result as recorded in ``run.json``; times in the objective's unit."""
     search = result.search
@@ -126,5 +147,6 @@ def provenance_record(
         "verified": verdict_record(result.verdict),
         "compared": comparison_fields if result.decision is not None else None,
         "gain": {"kind": kind, "ratio": result.ratio},
-        "notes": cubin_notes(sm, kind),
+        "measured_latencies": settings.measured_latencies,
+        "notes": cubin_notes(sm, kind, settings.measured_latencies),
     }

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from nostall.core.errors import BadInput, BadLaunch, MissingPart
 from nostall.core.launch import Buffer, Constant, LaunchSpec, LaunchVariant, Scalar
+from nostall.core.suggest import did_you_mean, listed
 from nostall.core.versions import TRITON_VERSIONS, supports_triton
 from nostall.sass.binary import fatbin
 from nostall.sass.binary.cubin import Cubin, check_architecture
@@ -87,12 +88,13 @@ def load_cubin(
     names = [text.name for text in cubin.texts if text.is_kernel]
     if kernel is None:
         if len(names) != 1:
-            raise BadInput(
-                f"{path} holds {len(names)} kernels; name one of: {', '.join(names) or '(none)'}"
-            )
+            raise BadInput(f"{path} holds {len(names)} kernels; name one of: {listed(names)}")
         kernel = names[0]
     elif kernel not in names:
-        raise BadInput(f"{path} has no kernel {kernel!r}; it holds: {', '.join(names) or '(none)'}")
+        raise BadInput(
+            f"{path} has no kernel {kernel!r}; it holds: {listed(names)}"
+            f"{did_you_mean(kernel, names)}"
+        )
     file_kind = "fatbin file" if is_container else "cubin file"
     provenance = {"compiler": file_kind, "arch": f"sm_{cubin.sm}"}
     return Source(data, kernel, launch, str(path), MappingProxyType(provenance))

@@ -6,23 +6,24 @@ import platform
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from nostall import __version__
 from nostall.core import BadInput
 from nostall.core.measurement import Kind
+from nostall.core.text import escape_controls
 from nostall.sass.binary import toolchain
 from nostall.sass.binary.cubin import Cubin
 from nostall.sass.safety import Verdict, verify
 from nostall.store import BadBundle, ComparisonRecord, Provenance, Row, Store, Verification, bundle
-from nostall.store.artefacts import content_hash
+from nostall.store.artefacts import CUBIN, content_hash
 from nostall.store.bundle import BundledRecord
-from nostall.store.store import CUBIN
 from nostall.tuning.job import Settings, TuningResult, describe
 from nostall.tuning.result_records import cubin_notes
 from nostall.tuning.source import Source
 
-_RECORDED_SETTINGS = ("strategy", "seed", "seconds", "evaluations", "clock", "cold")
+_RECORDED_SETTINGS = ("strategy", "seed", "seconds", "evaluations", "clock", "cold",
+                      "measured_latencies")  # fmt: skip
 
 
 def record_result(
@@ -51,7 +52,7 @@ def record_result(
         original=content_hash(source.cubin),
         optimised=content_hash(result.cubin),
         kernel=source.kernel,
-        origin=source.origin,
+        origin=escape_controls(source.origin),
         architecture=f"sm_{sm}",
         kind=kind,
         ratio=result.ratio,
@@ -69,7 +70,7 @@ def record_result(
         verified=_verification(result.verdict),
         comparison=_comparison(result),
         settings={key: described[key] for key in _RECORDED_SETTINGS},
-        notes=cubin_notes(sm, kind),
+        notes=cubin_notes(sm, kind, settings.measured_latencies),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     return store.record(source.cubin, result.cubin, provenance)
@@ -80,22 +81,39 @@ def import_bundle(store: Store, path: Path) -> list[Row]:
 
     The hashes of a bundle prove that its files are complete and unchanged.  They do not prove that
     a cubin is safe, so this machine verifies each pair again.  Measurements cannot be repeated
-    here; the store delivers a measured record only on the GPU that it names.  Raises
-    :class:`BadBundle` if a record is invalid or unsafe.
+    here; the store delivers a measured record only on the GPU that it names.  Records are read one
+    at a time, to verify and again to store them.  Raises :class:`BadBundle` if a record is invalid
+    or unsafe.
     """
     records = bundle.read(path)
+    verified: dict[tuple[str, str, bool], _Original] = {}
     for record in records:
-        _check_record(record, path)
-    contents = [(record.original, record.optimised, record.provenance) for record in records]
+        pair = (
+            record.provenance.original,
+            record.provenance.optimised,
+            _uses_measured_latencies(record.provenance),
+        )
+        label = f"bundle {path}, kernel {record.provenance.kernel!r} (record {record.id[:12]})"
+        if pair not in verified:
+            verified[pair] = _verify_pair(record, label)
+        _check_provenance(record.provenance, verified[pair], label)
+    contents = ((record.original, record.optimised, record.provenance) for record in records)
     return store.record_all(contents, source="imported")
 
 
-def _check_record(record: BundledRecord, path: Path) -> None:
-    provenance = record.provenance
-    label = f"bundle {path}, kernel {provenance.kernel!r} (record {record.id[:12]})"
+class _Original(NamedTuple):
+    """Facts of a verified original cubin."""
+
+    architecture: str
+    """Such as ``sm_90``."""
+    kernels: frozenset[str]
+
+
+def _verify_pair(record: BundledRecord, label: str) -> _Original:
+    """Verify the cubins of a record; returns facts of the original."""
     try:
-        verdict = verify(record.original, record.optimised)
-        sm = Cubin.parse(record.original).sm
+        verdict = _verify(record.original, record.optimised, record.provenance)
+        cubin = Cubin.parse(record.original)
     except BadInput as error:
         raise BadBundle(f"{label}: {error}") from error
     if not verdict.safe:
@@ -103,11 +121,18 @@ def _check_record(record: BundledRecord, path: Path) -> None:
             f"{label}: the verifier of this version rejects the cubin ({verdict.findings[0]}); "
             "nothing was imported; tune the kernel again"
         )
-    if provenance.architecture != f"sm_{sm}" or not provenance.verified.safe:
+    kernels = frozenset(text.name for text in cubin.texts if text.is_kernel)
+    return _Original(f"sm_{cubin.sm}", kernels)
+
+
+def _check_provenance(provenance: Provenance, original: _Original, label: str) -> None:
+    claims = (provenance.architecture, provenance.kernel in original.kernels)
+    if claims != (original.architecture, True) or not provenance.verified.safe:
         raise BadBundle(
             f"{label}: its provenance ({provenance.architecture}, safe {provenance.verified.safe}) "
-            f"does not match the cubin (sm_{sm}); nothing was imported; get a new copy of the "
-            "bundle from the machine that exported it"
+            f"does not match the cubin ({original.architecture}, kernels: "
+            f"{', '.join(sorted(original.kernels)[:5])}); nothing was imported; get a new copy of "
+            "the bundle from the machine that exported it"
         )
 
 
@@ -117,12 +142,22 @@ def rejection_reason(store: Store, row: Row) -> str | None:
     The record was verified when it was stored, perhaps by an older version with weaker rules.
     """
     try:
-        store.provenance(row)
+        provenance = store.provenance(row)
         original = store.artefacts.get(row.original, CUBIN)
-        verdict = verify(original, store.artefacts.get(row.optimised, CUBIN))
+        verdict = _verify(original, store.artefacts.get(row.optimised, CUBIN), provenance)
     except BadInput as error:
         return str(error)
     return None if verdict.safe else str(verdict.findings[0])
+
+
+def _verify(original: bytes, optimised: bytes, provenance: Provenance) -> Verdict:
+    """The verdict of this version, with the latency table that the search used."""
+    measured = _uses_measured_latencies(provenance)
+    return verify(original, optimised, measured_latencies=measured)
+
+
+def _uses_measured_latencies(provenance: Provenance) -> bool:
+    return provenance.settings.get("measured_latencies") is True
 
 
 def _verification(verdict: Verdict) -> Verification:

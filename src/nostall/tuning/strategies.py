@@ -1,4 +1,4 @@
-"""Search strategies by name: those for any space, and those that learn to schedule.
+"""Search strategies by name: those for any space, those that learn, and that of the assembler.
 
 The learning strategies need the extra ``nostall[rl]``, so they are imported only when used.
 """
@@ -9,8 +9,14 @@ from importlib import import_module
 from pathlib import Path
 
 from nostall.core import BadInput, Search
+from nostall.core.suggest import unknown
 from nostall.search import make, strategies
+from nostall.search.evolution.evolve import Evolve
 
+ASSEMBLER = "assembler"
+"""Strategy that searches what ptxas is given; its states are PTX programs."""
+OBJECTIVES = ("gpu", "recorded", "model")
+"""Where the values of a search come from; ``recorded``: measurements of an earlier search."""
 LEARNING_STRATEGIES = {
     "cuasmrl": ("nostall.sass.game.cuasmrl", "Cuasmrl"),
     "ppo": ("nostall.sass.game.ppo_search", "PpoSearch"),
@@ -46,10 +52,71 @@ def make_strategy(name: str, *, logs: Path | None = None, policy: Path | None = 
         raise BadInput(
             f"strategy {name!r} cannot use a policy file; leave --policy out, or use ppo"
         )
+    if name == ASSEMBLER:
+        return Evolve()
     if name in LEARNING_STRATEGIES:
         options = {} if policy is None else {"policy": policy}
         return load_strategy_class(name)(logs=logs, **options)  # type: ignore[call-arg]
     if name not in strategies:
-        known = ", ".join(sorted({*strategies, *LEARNING_STRATEGIES}))
-        raise BadInput(f"strategy {name!r} is unknown; allowed are {known}")
+        known = sorted({*strategies, *LEARNING_STRATEGIES, ASSEMBLER})
+        raise BadInput(unknown("strategy", name, known))
     return make(name)
+
+
+def complete_choice(
+    strategy: str | None,
+    objective: str | None,
+    *,
+    has_ptx: bool,
+    has_policy: bool = False,
+    is_distributed: bool = False,
+) -> tuple[str, str]:
+    """The strategy and the objective of a search, where the user gives one or none of them.
+
+    PTX is searched where there is some: ptxas selects registers and native instructions anew, so
+    more can be gained than by moves of native instructions.  A distributed search and a policy
+    move native instructions.
+    """
+    if strategy is None and has_policy:
+        strategy = "ppo"
+    assembles = has_ptx and not is_distributed and strategy in (None, ASSEMBLER)
+    if objective is None:
+        objective = "recorded" if assembles else "model"
+    if strategy is None:
+        is_searched = objective == "recorded" or (assembles and objective == "gpu")
+        strategy = ASSEMBLER if is_searched else "anneal"
+    return strategy, objective
+
+
+def check_choice(
+    strategy: str, objective: str, *, has_ptx: bool, is_distributed: bool, origin: str
+) -> None:
+    """Raise :class:`BadInput` for a strategy that cannot work with the objective or the kernel.
+
+    ``origin`` names the kernel in messages.
+    """
+    if objective not in OBJECTIVES:
+        raise BadInput(unknown("--objective", objective, OBJECTIVES))
+    if strategy != ASSEMBLER:
+        if objective == "recorded":
+            raise BadInput(
+                f"--objective recorded replays searches of --strategy {ASSEMBLER}, but the "
+                f"strategy is {strategy}; give --objective model or gpu"
+            )
+        return
+    if objective == "model":
+        raise BadInput(
+            f"--strategy {ASSEMBLER} has no model of its candidates' times; give --objective gpu "
+            "(measures), or --objective recorded (needs no GPU)"
+        )
+    if is_distributed:
+        raise BadInput(
+            f"--strategy {ASSEMBLER} measures on one GPU; leave --workers and --scheduler out, or "
+            "give --strategy anneal"
+        )
+    if not has_ptx:
+        raise BadInput(
+            f"{origin} has no PTX, so there is nothing to assemble; give a Triton kernel "
+            "(path.py:kernel) or a .ptx file, or use --strategy anneal, which moves native "
+            "instructions"
+        )

@@ -24,6 +24,8 @@ here=$PWD
 rm -r /tmp/nostall
 build warps warps.o1 "-Xptxas -O1" 80
 build memory memory "" 75 80 86 90 120
+build memory_order memory_order "" 80 90
+build shared_order shared_order "" 80 90 120
 build arithmetic arithmetic "" 75 80 90
 build arithmetic arithmetic.fast "-use_fast_math" 89
 build pressure pressure "" 75 80 90 120
@@ -32,6 +34,7 @@ build algorithms algorithms "" 75 80 86 90
 build tensor tensor "" 75 80 86 89 90 120
 build clusters clusters "" 90 100 120
 build hopper hopper "" 90a
+build warpgroup warpgroup "" 90a
 build blackwell blackwell "" 100a
 build block_scaled block_scaled "" 120a
 

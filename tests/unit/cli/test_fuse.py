@@ -61,7 +61,8 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def run_fuse_command(*args: object) -> str:
     """Run ``nostall fuse`` and return its output."""
-    done = CliRunner().invoke(app, ["fuse", *map(str, args)], catch_exceptions=False)
+    wide = {"COLUMNS": "140"}
+    done = CliRunner().invoke(app, ["fuse", *map(str, args)], env=wide, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return done.output
 
@@ -209,10 +210,11 @@ def test_function_without_fusible_operators(file: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--dtype", "f17"], "--dtype is 'f17'; allowed are f64, f32, f16, bf16"),
+        (["--dtype", "f17"], "--dtype 'f17' is unknown; allowed are f64, f32, f16, bf16"),
         (["--arch", "hopper"], "architecture 'hopper' is unknown; write it as sm_80"),
         (["--arch", "sm_999"], "kernels cannot be tuned for sm_999; supported are sm_75"),
-        (["--strategy", "best"], "--strategy is 'best'; allowed are explore, refined, "),
+        (["--evaluations", "5"], "--evaluations is an option of the search over instructions"),
+        (["--strategy", "best"], "--strategy 'best' is unknown; allowed are explore, refined, "),
     ],
 )
 def test_invalid_options_are_rejected_before_a_run_is_created(
@@ -268,7 +270,7 @@ def test_kernel_with_findings_is_reported_and_not_tuned(
     (binary,) = document.unknown
     assert (binary.instructions, binary.findings) == (7, 1)
     assert "a pair that no table has" in binary.first_finding
-    assert document.tuned[0].note == "the verifier reports 1 findings in the compiler's own order"
+    assert document.tuned[0].note == "the verifier reports 1 finding in the compiler's own order"
     assert document.status == "done" and not document.tuned[0].folder
 
 

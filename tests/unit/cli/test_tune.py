@@ -29,6 +29,13 @@ def test_measuring_options_need_a_measured_objective(settings: Settings) -> None
         command.check_settings(settings, None)
 
 
+def test_measured_latencies_need_a_search_of_native_instructions() -> None:
+    settings = replace(MODELLED, strategy="assembler", objective="gpu", measured_latencies=True)
+    with pytest.raises(BadInput, match="give --strategy anneal as well"):
+        command.check_settings(settings, None)
+    command.check_settings(replace(MODELLED, measured_latencies=True), None)
+
+
 def test_a_missing_sanitizer_is_reported_before_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
     def raise_missing() -> str:
         raise MissingPart("compute-sanitizer is not on the PATH")

@@ -12,7 +12,7 @@ import pytest
 from benchmarks.sass.kill_resume import kernel
 
 from nostall.cli import tune_runs
-from nostall.core import BadInput, BadRun, Run, Tolerance
+from nostall.core import BadInput, BadRun, Checkpoint, Run, Tolerance
 from nostall.tuning.job import Settings, describe
 from nostall.tuning.source import load_cubin
 
@@ -54,6 +54,44 @@ def test_a_run_is_resumed_with_its_settings(tmp_path: Path) -> None:
     assert (resumed.source.cubin, resumed.settings) == (kernel().cubin, Settings(evaluations=5))
     resumed = tune_runs.reopen_run(tmp_path / "run", None, 9, None)
     assert resumed.settings == Settings(evaluations=9)
+
+
+def checkpoint(evaluations: int, seconds: float) -> Checkpoint:
+    memory = {"temperature": 1.0, "seconds": seconds}
+    return Checkpoint("anneal", 0, evaluations, 0, "", 1.0, "", 1.0, {}, memory)
+
+
+def test_limits_of_a_resumed_run_are_more(tmp_path: Path) -> None:
+    run = start(tmp_path / "run", seconds=30.0)
+    run.on_checkpoint(checkpoint(70, 12.5))
+
+    def limits(seconds: float | None, evaluations: int | None) -> tuple[Any, Any]:
+        settings = tune_runs.reopen_run(run.path, seconds, evaluations, None).settings
+        return settings.seconds, settings.evaluations
+
+    assert limits(None, None) == (30.0, 5)
+    assert limits(10, None) == (22.5, None)
+    assert limits(None, 5) == (None, 75)
+    assert limits(1, 1) == (13.5, 71)
+    workers = tune_runs.reopen_run(run.path, 10, None, 4)  # their searches start anew
+    assert workers.settings.seconds == 10
+
+
+def test_a_done_run_needs_a_limit(tmp_path: Path) -> None:
+    run = start(tmp_path / "my run")
+    run.finish("done", {})
+    with pytest.raises(BadInput, match=r"is done .* give --seconds or .*nostall report '.*my run'"):
+        tune_runs.reopen_run(run.path, None, None, None)
+    assert tune_runs.reopen_run(run.path, None, 5, None).settings.evaluations == 5
+
+
+def test_an_interrupt_names_what_is_kept(tmp_path: Path) -> None:
+    run = start(tmp_path / "my run")
+    assert "nothing is kept" in str(tune_runs.kept_after_interrupt(run))
+    run.on_checkpoint(checkpoint(2363, 12.5))
+    message = str(tune_runs.kept_after_interrupt(run))
+    assert "keeps 2363 evaluations" in message
+    assert f"`nostall tune --resume '{run.path}'`" in message
 
 
 @pytest.mark.parametrize(

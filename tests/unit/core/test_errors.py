@@ -16,7 +16,7 @@ CLASSES = [
 @pytest.mark.parametrize("cls", CLASSES)
 def test_every_error_has_a_documented_cause_and_an_exit_code(cls):
     assert cls.__doc__
-    assert cls.exit_code in (1, 2, 3)
+    assert cls.exit_code == 130 if cls is errors.Interrupted else cls.exit_code in (1, 2, 3)
 
 
 @pytest.mark.parametrize(
@@ -30,6 +30,7 @@ def test_every_error_has_a_documented_cause_and_an_exit_code(cls):
         (errors.MissingPart, 3),
         (errors.IllegalMove, 1),
         (errors.ContractBroken, 1),
+        (errors.Interrupted, 130),
     ],
 )
 def test_exit_codes(cls, code):

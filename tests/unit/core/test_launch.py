@@ -125,3 +125,64 @@ def test_invalid_launch_variants(tmp_path, shape, message):
 )
 def test_parse_tolerance(text, rtol, atol):
     assert Tolerance.parse(text) == Tolerance(rtol=rtol, atol=atol)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "gird = [1, 1, 1]",
+            "gird is an unknown key; allowed are grid, block, cluster, shared, args, num_warps, "
+            "num_stages, flops, trips, shapes; did you mean 'grid'?",
+        ),
+        ("grid = [1, 1]", "grid has 2 entries; more are needed"),
+        ("grid = [1, 1, 1, 1]", "grid has 4 entries; allowed are 3"),
+        ("grid = 5", "grid is 5; allowed is a list in square brackets"),
+        ('grid = ["a", 1, 1]', "grid.0 is 'a'; allowed is a whole number"),
+        ("grid = [1.5, 1, 1]", "grid.0 is 1.5; allowed is a whole number"),
+        ("args = 3", "args is 3; allowed is a list in square brackets"),
+        ("args = [3]", "args.0 is 3; allowed is a table"),
+        (
+            '[[args]]\nname = "x"\ndtype = "float32"\nshape = [4]',
+            "args.0.dtype is 'float32'; allowed are f16, bf16, f32, f64, i8, i16, i32, i64, u8, "
+            "u32, u64, f8e4m3, f8e5m2; did you mean 'f32'?",
+        ),
+        ('[[args]]\nname = "x"\ndtype = "f32"', "args.0.shape is missing"),
+        ('[[args]]\nname = "n"\nvalue = 3', "args.0.dtype is missing"),
+        (
+            '[[args]]\nname = "n"\ndtype = "i32"\nvalue = "many"',
+            "args.0.value is 'many'; allowed is a number",
+        ),
+        (
+            '[[args]]\nname = "x"\ndtype = "f32"\nshape = [4]\nrolle = "out"',
+            "args.0.rolle is an unknown key; allowed are name, dtype, shape, role, low, high, "
+            "bound; did you mean 'role'?",
+        ),
+        (
+            '[[args]]\nname = "x"\ndtype = "f32"\nshape = [4]\nrole = "output"',
+            "args.0.role is 'output'; allowed are in, out, inout, scratch; did you mean 'out'?",
+        ),
+        ("[[shapes]]\nvalue = { n = 1 }", "shapes.0.value is an unknown key; allowed are grid, "),
+        ("shared = -1", "shared is -1: input should be greater than or equal to 0"),
+        ("block = [2048, 1, 1]", "block (2048, 1, 1) has 2048 threads; at most 1024"),
+        ('"\\u001b[2J" = 1', r"\x1b[2J is an unknown key"),
+    ],
+)
+def test_messages_are_in_the_words_of_the_file(tmp_path, text, message):
+    with pytest.raises(BadLaunch) as caught:
+        read_spec(tmp_path, text)
+    said = str(caught.value).partition("spec.toml: ")[2]
+    assert said.startswith(message)
+    assert str(caught.value).isprintable()
+    for term in ("Buffer", "Scalar", "Value error", "Field required", "pydantic", "<buffer>"):
+        assert term not in said
+
+
+def test_a_path_may_be_text(tmp_path):
+    (tmp_path / "spec.toml").write_text("grid = [2, 1, 1]")
+    assert LaunchSpec.from_toml(str(tmp_path / "spec.toml")).grid == (2, 1, 1)
+
+
+def test_a_missing_file_names_the_command_that_writes_one(tmp_path):
+    with pytest.raises(BadLaunch, match="`nostall init` writes one"):
+        LaunchSpec.from_toml(tmp_path / "nope.toml")

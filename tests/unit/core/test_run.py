@@ -3,11 +3,15 @@
 import dataclasses
 import json
 import math
+import multiprocessing
+import os
+import subprocess
+import sys
 
 import pytest
 
 from nostall.core import BadRun, Checkpoint, Run, Trial
-from nostall.core.files import write_atomically
+from nostall.core.files import remove_abandoned, write_atomically
 
 TRIALS = [
     Trial(0, 1.0, True, 1.0, "start", 0, 0.0),
@@ -158,3 +162,76 @@ def test_an_interrupted_write_leaves_no_temporary_file(tmp_path, monkeypatch):
         write_atomically(tmp_path / "file", b"new")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     assert (tmp_path / "file").read_bytes() == b"old"
+
+
+WRITES = 40
+
+
+def write_often(path, box):
+    """Write checkpoints into a run, without its lock; puts the error, or an empty text."""
+    run = Run.open(path)
+    try:
+        for _ in range(WRITES):
+            run.write("checkpoint.json", b"x" * 100_000)
+        box.put("")
+    except BadRun as error:
+        box.put(str(error))
+
+
+def test_files_that_a_living_process_writes_are_not_swept(tmp_path):
+    Run.create(tmp_path, "tune", {})
+    box = multiprocessing.get_context("spawn").Queue()
+    writer = multiprocessing.get_context("spawn").Process(target=write_often, args=(tmp_path, box))
+    writer.start()
+    sweeps = 0
+    while box.empty():
+        remove_abandoned(tmp_path)
+        sweeps += 1
+    assert box.get(timeout=30) == ""
+    writer.join()
+    assert sweeps > WRITES
+
+
+def test_files_of_a_killed_process_are_swept_and_others_kept(tmp_path):
+    kept = {".env.template", ".notes.json.deadbeef", "x.partial"}
+    for name in (*kept, ".run.json.0123abcd.partial"):
+        (tmp_path / name).write_text("")
+    with Run.create(tmp_path, "tune", {}):
+        assert {path.name for path in tmp_path.iterdir()} == kept | {"run.json", "lock"}
+
+
+def test_one_process_writes_a_run(tmp_path):
+    with Run.create(tmp_path / "run", "tune", {}):
+        message = rf"being written by process {os.getpid()} on "
+        with pytest.raises(BadRun, match=message), Run.open(tmp_path / "run"):
+            pass
+        assert Run.open(tmp_path / "run").record.status == "running"  # readers need no lock
+    with Run.open(tmp_path / "run"):
+        pass
+
+
+def test_the_lock_of_a_killed_process_is_free(tmp_path):
+    Run.create(tmp_path, "tune", {})
+    program = (
+        "import sys, time; from pathlib import Path; from nostall.core import Run\n"
+        "run = Run.open(Path(sys.argv[1])); run.__enter__(); print('in', flush=True)\n"
+        "time.sleep(60)"
+    )
+    arguments = [sys.executable, "-c", program, str(tmp_path)]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "in\n"
+        with pytest.raises(BadRun, match=f"process {process.pid}"), Run.open(tmp_path):
+            pass
+        process.kill()
+    with Run.open(tmp_path):
+        pass
+
+
+def test_the_lock_is_not_followed_through_a_link(tmp_path):
+    Run.create(tmp_path / "run", "tune", {})
+    (tmp_path / "precious").write_text("mine")
+    (tmp_path / "run" / "lock").unlink()
+    (tmp_path / "run" / "lock").symlink_to(tmp_path / "precious")
+    with pytest.raises(BadRun, match="cannot write"), Run.open(tmp_path / "run"):
+        pass
+    assert (tmp_path / "precious").read_text() == "mine"

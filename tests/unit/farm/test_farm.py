@@ -38,8 +38,10 @@ from nostall.search import Anneal
 from nostall.tuning.farm_search import Chain, ParallelChains, chain_seeds, run_chain
 from nostall.tuning.gpu_objective import GpuObjective
 from nostall.tuning.job import Settings, TuningResult, describe, tune
+from tests.e2e.sockets import listening
 from tests.unit.gpu.test_worker import make_fake
 
+dask = pytest.importorskip("dask")
 distributed = pytest.importorskip("distributed")
 
 SETTINGS = Settings(seed=5, evaluations=60, objective="gpu", rounds=12, checks=2)
@@ -112,6 +114,22 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> tuple[TuningResult, Path
 def workers() -> Iterator[Farm]:
     with farm.local(2) as pool:
         yield pool
+
+
+def test_local_workers_ask_for_a_secret(workers: Farm) -> None:
+    """Whoever can reach a scheduler's port can run code on its workers."""
+    info = workers.client.scheduler_info()
+    addresses = [info["address"], *info["workers"]]
+    assert len(addresses) == 3
+    for address in addresses:
+        assert address.startswith("tls://127.0.0.1:")
+        place = address.removeprefix("tls://")
+        with pytest.raises((OSError, TimeoutError)):
+            distributed.Client(f"tcp://{place}", timeout=2)
+        with pytest.raises((OSError, TimeoutError)):
+            stranger = distributed.Security.temporary()
+            distributed.Client(address, security=stranger, timeout=2)
+    assert {address for _, address in listening(os.getpid())} == {"127.0.0.1"}
 
 
 def process_id(_: object) -> int:
@@ -344,9 +362,23 @@ def test_workers_that_never_return(empty_scheduler: str) -> None:
 
 
 def test_a_scheduler_with_workers(workers: Farm) -> None:
-    with farm.remote(workers.client.scheduler.address) as pool:
+    security = workers.client.security
+    keys = {
+        "distributed.comm.tls.ca-file": security.tls_ca_file,
+        "distributed.comm.tls.client.key": security.tls_client_key,
+        "distributed.comm.tls.client.cert": security.tls_client_cert,
+    }
+    with (
+        dask.config.set(keys),
+        farm.remote(workers.client.scheduler.address) as pool,
+    ):
         assert pool.workers == 2
         assert set(pool.map(worker_gpu, range(20))) == {"0", "1"}
+
+
+def test_a_tls_scheduler_without_keys() -> None:
+    with pytest.raises(BadInput, match="DASK_DISTRIBUTED__COMM__TLS__CA_FILE"):
+        farm.remote("tls://127.0.0.1:9").__enter__()
 
 
 def test_an_invalid_address() -> None:

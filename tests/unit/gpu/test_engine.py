@@ -21,7 +21,7 @@ from nostall.core import (
 from nostall.core.tolerance import Tolerance
 from nostall.gpu import Kernel, MeasurementPlan
 from nostall.gpu.checking import SINGLE_SAMPLES
-from nostall.gpu.driver import Cuda
+from nostall.gpu.driver import Cuda, DriverError
 from nostall.gpu.engine import Engine
 from tests.unit.gpu.fake_driver import FakeDriver, Program
 
@@ -76,6 +76,22 @@ def test_a_candidate_is_checked_then_timed() -> None:
     assert engine.evaluate(b"garbage").status == "rejected"
     assert driver.unloaded == 3
     assert set(good.phase_seconds) == {"load", "check", "time"}
+
+
+def test_a_launch_that_is_refused_rejects_the_candidate_and_keeps_the_engine() -> None:
+    def refuse(driver: FakeDriver, values: tuple[Any, ...]) -> None:
+        raise DriverError("CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", "cuLaunchKernel")
+
+    def fault(driver: FakeDriver, values: tuple[Any, ...]) -> None:
+        raise DriverError("CUDA_ERROR_ILLEGAL_ADDRESS", "cuLaunchKernel")
+
+    engine, driver = make_engine(large=refuse, broken=fault)
+    refused = engine.evaluate(b"large")
+    assert (refused.status, refused.timing) == ("rejected", None)
+    assert "OUT_OF_RESOURCES" in refused.detail and driver.unloaded == 1
+    assert engine.evaluate(GOOD).status == "timed"
+    with pytest.raises(DriverError):
+        engine.evaluate(b"broken")
 
 
 def test_hinted_modules_are_loaded_while_the_gpu_is_busy() -> None:

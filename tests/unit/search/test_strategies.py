@@ -21,6 +21,7 @@ from nostall.core import (
     Search,
 )
 from nostall.search import Anneal, RandomSearch, Sip, make, strategies
+from nostall.search.evolution.evolve import Evolve
 from nostall.search.loop import draw_legal
 from nostall.search.memo import Memo
 from nostall.testing import (
@@ -38,6 +39,8 @@ ALL = [
     Anneal(memo_size=7),
     Sip(),
     Sip(start_temperature=0.06, restarts=True),
+    Evolve(),
+    Evolve(population=3, max_drops=20),
     RandomSearch(),
     RandomSearch(walk_length=3),
 ]

@@ -14,17 +14,16 @@ from benchmarks.kernels.examples import EXAMPLES
 from nostall.cli import main
 from nostall.core import BadInput
 from nostall.gpu import Outcome, Timing
+from nostall.ptx.assemble.versions import Assembler, find_assemblers
 from nostall.sass import Program, validate
 from nostall.tuning.ptxas_versions import (
     ASSEMBLER_KEY,
-    Assembler,
     StartBinary,
     assemble,
     assemble_all,
     compare_on_device,
     compare_on_model,
     fastest,
-    find_assemblers,
     select_start,
 )
 from nostall.tuning.source import Source, compile_triton, load_cubin

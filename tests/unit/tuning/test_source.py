@@ -273,7 +273,7 @@ def test_compile_options_are_passed_on(kernels: Path) -> None:
     [
         ("nothing", BadInput, ("no kernel 'nothing'", "scale, broken, greedy, fixed, tuned")),
         ("plain", BadInput, ("'plain' is not a @triton.jit function", "scale")),
-        ("scale@other", BadLaunch, ("scale@other", "scale@strided", "spec.toml")),
+        ("scale@other", BadLaunch, ("scale@other", "scale@strided", "`nostall init`")),
         ("scale@wrong", BadLaunch, ("LAUNCHES['scale@wrong']", "grid")),
         ("broken", BadInput, ("cannot compile", "undefined_name", "sm_80")),
         ("greedy", BadLaunch, ("shared memory", "166912", "fewer than 8 stages")),

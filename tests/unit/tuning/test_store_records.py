@@ -9,10 +9,12 @@ import pytest
 
 from nostall.cli import tune as command
 from nostall.core import BadInput
+from nostall.sass import Verdict
 from nostall.sass.binary.cubin import Cubin
 from nostall.search import Anneal
 from nostall.store import BadBundle, BadStore, Store, bundle
 from nostall.store.artefacts import content_hash
+from nostall.tuning import store_records
 from nostall.tuning.job import Settings, TuningResult, tune
 from nostall.tuning.result_records import cubin_notes
 from nostall.tuning.store_records import import_bundle, record_result
@@ -50,6 +52,27 @@ def test_the_record_of_a_measured_gain(tmp_path: Path, measured: TuningResult) -
     assert provenance.toolchain["compiler"] == "cubin file"
     stored = store.lookup(source.cubin, gpu="A GPU", architecture="sm_90").cubin
     assert stored is not None and stored.data == measured.cubin
+
+
+def test_a_record_is_verified_with_the_latency_table_of_its_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measured: TuningResult
+) -> None:
+    used: list[bool] = []
+
+    def verify(original: bytes, optimised: bytes, *, measured_latencies: bool) -> Verdict:
+        used.append(measured_latencies)
+        return measured.verdict
+
+    monkeypatch.setattr(store_records, "verify", verify)
+    source = load_example()
+    for latencies in (False, True):
+        store = Store(tmp_path / str(latencies))
+        settings = replace(SETTINGS, measured_latencies=latencies)
+        row = record_result(store, source, settings, measured, DEVICE_INFO)
+        assert store_records.rejection_reason(store, row) is None
+        notes = store.provenance(row).notes
+        assert any("measured on NVIDIA H200" in note for note in notes) is latencies
+    assert used == [False, True]
 
 
 def test_notes_depend_on_architecture_and_kind() -> None:

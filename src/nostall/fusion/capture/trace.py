@@ -6,6 +6,7 @@ Tracing uses fake tensors: nothing is computed, and a model may be larger than m
 from __future__ import annotations
 
 import functools
+import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -124,7 +125,8 @@ def _trace(module: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> list[Grap
 
     state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     try:
-        with warnings.catch_warnings(), _fake_mode((*state.values(), *inputs)) as fake:
+        values = (*state.values(), *inputs)
+        with warnings.catch_warnings(), _without_logs(), _fake_mode(values) as fake:
             warnings.simplefilter("ignore")
             compiled = aot_function(
                 call,
@@ -143,9 +145,33 @@ def _trace(module: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> list[Grap
     except Exception as error:  # tracing runs the user's code, which may raise anything
         raise BadCapture(
             f"PyTorch cannot trace {type(module).__name__}: {one_line(error)}; "
-            "make its forward pass traceable (no branches on values of tensors)"
+            f"{_advice(error, inputs)}"
         ) from error
     return graphs
+
+
+_DATA_DEPENDENT = ("datadependent", "data-dependent", "dynamicoutputshape")
+"""Parts of the names and texts of errors of code that reads values of tensors."""
+
+
+def _advice(error: Exception, inputs: Sequence[torch.Tensor]) -> str:
+    """What to do; an operator that fails on fake tensors fails on real ones, too."""
+    text = f"{type(error).__name__} {error}".lower()
+    if any(part in text for part in _DATA_DEPENDENT):
+        return "make its forward pass traceable (no branches on values of tensors)"
+    shapes = ", ".join(f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in inputs)
+    return f"the inputs are ({shapes}): give inputs that fit each other, or correct the function"
+
+
+@contextmanager
+def _without_logs() -> Iterator[None]:
+    """Turn off the log in which PyTorch repeats an operator's error with its traceback."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    was_disabled, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = was_disabled
 
 
 def _is_differentiable(leaf: Any) -> bool:

@@ -19,6 +19,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from nostall.core.errors import NostallError
 from nostall.core.files import write_atomically
 from nostall.parallel.errors import BadPlan, RunFailed
+from nostall.parallel.execute import loopback
 from nostall.parallel.execute.failures import RankExit, RankFailure, root_cause
 from nostall.parallel.execute.run_config import RunConfig, RunResult, error_file, result_file
 
@@ -33,7 +34,8 @@ class Nodes:
 
     count: int = 1
     endpoint: str = _LOCAL_ENDPOINT
-    """``host:port`` of the first machine, the same on all."""
+    """``host:port`` of the first machine, the same on all; unused on one machine, whose ports are
+    on the loopback interface."""
     run_id: str = ""
     """Identifier of the run, the same on all machines; empty for a random one."""
 
@@ -62,13 +64,14 @@ def launch_ranks(
         max_nodes=nodes.count,
         nproc_per_node=gpus // nodes.count,
         run_id=nodes.run_id or uuid.uuid4().hex,
-        rdzv_backend="c10d",
+        rdzv_backend=loopback.BACKEND if nodes.count == 1 else "c10d",
         rdzv_endpoint=nodes.endpoint,
         rdzv_configs={"join_timeout": max(1, round(config.deadline))},
         max_restarts=0,
         monitor_interval=0.1,
         logs_specs=DefaultLogsSpecs(log_dir=str(folder / "logs"), redirects=Std.ALL),
     )
+    loopback.register()
     # The agent's report of a failure is a page long; nostall's error is one line and names the
     # logs.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)

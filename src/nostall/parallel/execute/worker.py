@@ -23,6 +23,7 @@ from nostall.core.errors import NostallError
 from nostall.core.files import write_atomically
 from nostall.parallel.errors import BadPlan
 from nostall.parallel.execute.failures import RankFailure, classify_error
+from nostall.parallel.execute.loopback import use_loopback_interface
 from nostall.parallel.execute.preconditions import check_layers
 from nostall.parallel.execute.run import RunOptions, run_plan
 from nostall.parallel.execute.run_config import RunConfig, RunResult, error_file, result_file
@@ -60,6 +61,8 @@ def run_rank(config: RunConfig) -> RunResult:
     device = _local_device(config)
     backend = "nccl" if device.type == "cuda" else "gloo"
     device_id: dict[str, Any] = {"device_id": device} if device.type == "cuda" else {}
+    if os.environ["GROUP_WORLD_SIZE"] == "1":  # all ranks are on this machine
+        use_loopback_interface()
     dist.init_process_group(backend, timeout=timedelta(seconds=config.deadline), **device_id)
     if dist.get_world_size() != len(workload.cluster):
         raise BadPlan(

@@ -16,6 +16,10 @@ DEFAULT_GLOBAL_BATCH = 128
 ADAM_STATE_FACTOR = 4.0
 """Parameters, gradients and Adam's two moments, all fp32: four times the parameters' bytes."""
 DEFAULT_WEIGHT_GRADIENT_SHARE = 0.5
+MAX_SAMPLES = 1 << 40
+MAX_PASSES = 4_000_000
+"""Forward passes of an iteration: micro-batches times stages.  The simulator takes about 10 s for
+as many."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +32,8 @@ class Workload:
     slices of less than one sample.
 
     Lists of sums below have one entry per cut: entry l covers the first l layers.  Raises
-    :class:`BadProfile` if a batch size is unknown or below 1, or if ``state_factor`` is below 1.
+    :class:`BadProfile` if a batch size is unknown, below 1 or above :data:`MAX_SAMPLES`, if there
+    are too many micro-batches to simulate, or if ``state_factor`` is below 1.
     """
 
     profile: Profile
@@ -63,6 +68,20 @@ class Workload:
             raise BadProfile(
                 f"global batch {self.global_batch} and micro-batch {m}: allowed are numbers >= 1"
             )
+        largest = max(m, self.global_batch, self.profile.batch or 1)
+        if largest > MAX_SAMPLES:
+            raise BadProfile(
+                f"a batch of {str(largest)[:20]} samples: allowed are up to {MAX_SAMPLES}; correct "
+                "the batch sizes"
+            )
+        stages = min(len(self.profile), len(self.cluster))
+        if self.micro_batches * stages > MAX_PASSES:
+            raise BadProfile(
+                f"{self.global_batch} samples in micro-batches of {m} are {self.micro_batches} "
+                f"micro-batches, too many to simulate on up to {stages} stages; allowed are "
+                f"{MAX_PASSES // max(1, stages)}: give a larger --micro-batch or a smaller "
+                "--global-batch"
+            )
         if not (math.isfinite(self.state_factor) and self.state_factor >= 1):
             raise BadProfile(
                 f"state factor {self.state_factor}: allowed is >= 1 (1 is the parameters alone)"
@@ -78,7 +97,7 @@ class Workload:
     @cached_property
     def micro_batches(self) -> int:
         """M, the micro-batches of an iteration, which share its samples as evenly as possible."""
-        return max(1, math.ceil(self.global_batch / self.micro_batch_samples))
+        return -(-self.global_batch // self.micro_batch_samples)
 
     @cached_property
     def scale(self) -> float:

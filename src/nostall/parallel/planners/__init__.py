@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from nostall.core.suggest import unknown
 from nostall.parallel.errors import BadPlan
 from nostall.parallel.plan import Plan, Workload
 from nostall.parallel.planners.baselines import data_parallel, even, gpipe, pipedream
@@ -35,7 +36,7 @@ def make_plan(workload: Workload, planner: str = "nostall", effort: Effort | Non
     layers and GPUs, and :class:`Infeasible` if none of its plans fits into memory.
     """
     if planner not in PLANNERS:
-        raise BadPlan(f"planner {planner!r} is unknown; allowed are {', '.join(PLANNERS)}")
+        raise BadPlan(unknown("planner", planner, PLANNERS))
     return PLANNERS[planner](workload, effort or Effort.for_workload(workload))
 
 

@@ -31,9 +31,9 @@ from nostall.parallel.plan import Plan, Stage, Workload
 from nostall.parallel.planners.closed_form import closed_form, latency
 from nostall.parallel.planners.cut_positions import candidate_cuts
 from nostall.parallel.planners.effort import Effort
+from nostall.parallel.planners.fastest import fastest
 from nostall.parallel.planners.memory_fit import fit_to_memory
 from nostall.parallel.planners.placement import RULES, GpuCounts, add_counts, place, placed_gpus
-from nostall.parallel.simulate import simulated_s
 
 Floats = NDArray[np.float64]
 _GroupSizes = Literal["any", "one", "server"]
@@ -163,7 +163,7 @@ def _best_plan(workload: Workload, effort: Effort, recompute: bool) -> Plan | No
             plan = fit_to_memory(workload, Plan(stages, "pb", recompute=recompute))
             if plan is not None:
                 plans.append(plan)
-    return min(plans, key=lambda plan: simulated_s(workload, plan), default=None)
+    return fastest(workload, plans, effort)
 
 
 def _searches(workload: Workload) -> list[tuple[int, _GroupSizes]]:
@@ -228,11 +228,11 @@ def _run_search(search: _Search, effort: Effort, bound: float) -> None:
             actual = _used_gpus(workload, state.stages[cut])
             if actual not in steps:
                 steps[actual] = list(_steps(workload, actual, search.sizes))
+            if effort.is_over:
+                return
             for step in steps[actual]:
                 least = _extend(search, state, cut, step, bound)
                 bound = min(bound, least) if search.sizes == "any" else bound
-        if effort.is_over:
-            break
 
 
 def _complete_plans(search: _Search) -> Iterator[tuple[float, tuple[Stage, ...]]]:

@@ -20,7 +20,8 @@ MAX_PLANS = 200_000
 def exhaustive(workload: Workload, effort: Effort) -> Plan:
     """The plan with the least simulated time over all cuts, mappings and orders.
 
-    Raises :class:`BadPlan` if there are more than ``MAX_PLANS`` plans and :class:`Infeasible` if
+    Raises :class:`BadPlan` if there are more than ``MAX_PLANS`` plans or the time limit is reached,
+    because the best of some plans is no optimum, and :class:`Infeasible` if
     none fits into memory.
     """
     layers, gpus = len(workload.profile), len(workload.cluster)
@@ -36,6 +37,12 @@ def exhaustive(workload: Workload, effort: Effort) -> Plan:
             if i % 256 == 0:
                 effort.report_progress(i * len(ORDERS) / count, "exhaustive")
             for policy in ORDERS if len(stages) > 1 else ORDERS[:1]:
+                if effort.is_over:
+                    raise BadPlan(
+                        f"the time limit of {effort.seconds:g} s ended the exhaustive search at "
+                        f"{i / count * len(ORDERS):.0%} of {count} plans; give a larger --seconds, "
+                        "or use another planner"
+                    )
                 plan = fit_to_memory(workload, Plan(stages, policy, recompute=recompute))
                 if plan is not None:
                     seconds = simulated_s(workload, plan)

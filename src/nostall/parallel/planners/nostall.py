@@ -67,7 +67,7 @@ def nostall(workload: Workload, effort: Effort) -> Plan:
             "no plan fits into memory; use more GPUs, a smaller micro-batch or a smaller "
             "--state-factor"
         )
-    times = {plan: simulated_s(workload, plan) for plan in plans}
+    times = _simulate_all(workload, plans, effort)
     ranked = sorted(times.items(), key=lambda pair: pair[1])
     best, seconds = ranked[0]
     starts = [plan for plan, _ in ranked if not plan.interleaved]
@@ -88,6 +88,16 @@ def nostall(workload: Workload, effort: Effort) -> Plan:
         if result.best_measurement.value < seconds:
             best, seconds = result.best, result.best_measurement.value
     return best if best.interleaved else _best_first(workload, best, seconds, evaluations, effort)
+
+
+def _simulate_all(workload: Workload, plans: Sequence[Plan], effort: Effort) -> dict[Plan, float]:
+    """Modelled seconds of the plans; at the time limit, only of those simulated so far."""
+    times: dict[Plan, float] = {}
+    for plan in plans:
+        if times and effort.is_over:
+            break
+        times[plan] = simulated_s(workload, plan)
+    return times
 
 
 def _best_first(
@@ -133,13 +143,15 @@ def candidates(workload: Workload, effort: Effort) -> Iterator[Plan]:
     """Every other planner's plan and all SPP partitions, in every order that fits into memory."""
     plans: list[Plan] = []
     for planner in (spp, pipedream, even, gpipe, data_parallel, dapple):
+        if plans and effort.is_over:
+            break
         effort.report_progress(0.1 * len(plans), planner.__name__)
         try:
             plans.append(planner(workload, effort))
         except (BadPlan, Infeasible):
             continue  # this planner has no plan to add
     yield from plans
-    for stages in partitions(workload):
+    for stages in () if effort.is_over else partitions(workload):
         plan = fit_to_memory(workload, Plan(stages))
         if plan is None and effort.recompute:
             plan = fit_to_memory(workload, Plan(stages, recompute=True))
@@ -148,7 +160,8 @@ def candidates(workload: Workload, effort: Effort) -> Iterator[Plan]:
         if effort.is_over:
             return
         yield from _in_all_orders(workload, plan)
-    yield from _interleaved(workload)
+    if not effort.is_over:
+        yield from _interleaved(workload)
 
 
 def _interleaved(workload: Workload) -> Iterator[Plan]:

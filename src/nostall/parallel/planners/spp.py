@@ -16,8 +16,8 @@ from nostall.parallel.plan import Plan, Stage, Workload
 from nostall.parallel.planners.chain_dp import best_partitions, search_grid
 from nostall.parallel.planners.device_order import device_order
 from nostall.parallel.planners.effort import Effort
+from nostall.parallel.planners.fastest import fastest
 from nostall.parallel.planners.memory_fit import fit_to_memory
-from nostall.parallel.simulate import simulated_s
 
 
 @lru_cache(maxsize=1)  # nostall's planner needs the partitions of the same workload again
@@ -36,18 +36,13 @@ def spp(workload: Workload, effort: Effort) -> Plan:
     """
     effort.report_progress(0.1, "spp: partition and mapping")
     candidates = partitions(workload)
-    best: tuple[float, Plan] | None = None
     for recompute in effort.recompute_options:
-        for i, stages in enumerate(candidates):
-            effort.report_progress(0.5 + 0.5 * i / len(candidates), "spp: list scheduling")
-            plan = fit_to_memory(workload, Plan(stages, "list", recompute=recompute))
-            if plan is None:
-                continue
-            seconds = simulated_s(workload, plan)
-            if best is None or seconds < best[0]:
-                best = seconds, plan
+        effort.report_progress(0.5, "spp: list scheduling")
+        plans = (Plan(stages, "list", recompute=recompute) for stages in candidates)
+        fitting = (fit for plan in plans if (fit := fit_to_memory(workload, plan)) is not None)
+        best = fastest(workload, fitting, effort)
         if best is not None:
-            return best[1]
+            return best
     raise Infeasible(
         "no SPP plan fits into memory; use more GPUs, a smaller micro-batch or a smaller "
         "--state-factor"

@@ -37,8 +37,9 @@ def page_data(
     """
     original, candidate, sm = run.original, run.candidate, run.program.sm
     by_index = sorted(original.instructions, key=lambda i: i.index)
-    before = _side(original, sm, stalls.before if stalls else None)
-    after = _side(candidate, sm, stalls.after if stalls else None)
+    measured = bool(run.settings.get("measured_latencies"))
+    before = _side(original, sm, measured, stalls.before if stalls else None)
+    after = _side(candidate, sm, measured, stalls.after if stalls else None)
     for name in ("dependences", "waits"):
         after[name] = _difference(before[name], after[name])
     return {
@@ -79,9 +80,11 @@ def _block(block: BlockDiff, stalls: StallComparison | None) -> dict[str, Any]:
     }
 
 
-def _side(function: Function, sm: int, explanation: Explanation | None) -> dict[str, Any]:
+def _side(
+    function: Function, sm: int, measured: bool, explanation: Explanation | None
+) -> dict[str, Any]:
     by_index = sorted(function.instructions, key=lambda i: i.index)
-    analysis = analyze_dependences(function, sm)
+    analysis = analyze_dependences(function, sm, measured_latencies=measured)
     return {
         "order": [i.index for i in function.instructions],
         "control": [str(i.control) for i in by_index],

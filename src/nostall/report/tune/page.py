@@ -13,6 +13,7 @@ from markupsafe import Markup
 from nostall import __version__
 from nostall.core.files import write_atomically
 from nostall.report.tune.ablation import has_ablation, load_ablation
+from nostall.report.tune.assembler_page import is_assembler_run, render_assembler
 from nostall.report.tune.episodes import count_annealing_trials, draw_returns
 from nostall.report.tune.listing_data import instruction_texts, page_data
 from nostall.report.tune.run_data import RunData, load_run
@@ -32,7 +33,7 @@ def write_report(path: Path) -> Path:
 
     Raises :class:`~nostall.core.errors.BadRun` if the directory lacks a part that the page needs.
     """
-    page = render(load_run(path))
+    page = render_assembler(path) if is_assembler_run(path) else render(load_run(path))
     target = path / REPORT_FILE
     write_atomically(target, page.encode())
     return target

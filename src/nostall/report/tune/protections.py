@@ -82,12 +82,18 @@ _ROLE_NAMES = {
     in_flight.RESULT: "result",
     in_flight.SOURCES: "sources",
     in_flight.COMPLETION: "completion",
+    in_flight.RELEASE: "completion",
 }
 
 
-def analyze_dependences(function: Function, sm: int) -> DependenceAnalysis:
-    """Find the dependences in the current schedule of ``function``."""
-    return _Analyzer(function, sm).run()
+def analyze_dependences(
+    function: Function, sm: int, *, measured_latencies: bool = False
+) -> DependenceAnalysis:
+    """Find the dependences in the current schedule of ``function``.
+
+    ``measured_latencies``: issue distances measured on a GPU may lower mined ones.
+    """
+    return _Analyzer(function, sm, measured_latencies).run()
 
 
 def register_ranges(numbers: list[int]) -> str:
@@ -115,10 +121,10 @@ def _register_file(register: int) -> str:
 class _Analyzer:
     """State of the analysis while it goes through the blocks."""
 
-    def __init__(self, function: Function, sm: int) -> None:
+    def __init__(self, function: Function, sm: int, measured_latencies: bool) -> None:
         self.function = function
         self.order = function.instructions
-        self.latencies = LatencyTable.load(sm)
+        self.latencies = LatencyTable.load(sm, measured_latencies=measured_latencies)
         self.facts = {
             i.index: instruction_facts(i, sm, self.latencies.max_latency(i)) for i in self.order
         }
@@ -225,9 +231,8 @@ class _Analyzer:
         """The protection of a dependence on an item that is still in flight at ``second``."""
         if item.guard_literals & negate_literals(second.guard_literals):
             return None
-        attribute = "source_queue" if kind == "WAR" else "result_queue"
-        queue = getattr(first, attribute)
-        if kind != "RAW" and queue and queue == getattr(second, attribute):
+        follows = second.follows_sources if kind == "WAR" else second.follows_results
+        if kind != "RAW" and first.group in follows:
             return ("queue",)
         if not first.fixed_latency:
             return ("none",)
@@ -246,11 +251,11 @@ class _Analyzer:
         if own & scoreboards:
             return index
         of_sources = role == in_flight.SOURCES
-        queue = "source_queue" if of_sources else "result_queue"
         for at in range(self.position[waiter] - 1, self.block_start - 1, -1):
             candidate = self.facts[self.order[at].index]
             fields = candidate.instruction.control
-            if getattr(candidate, queue) != getattr(producer, queue):
+            covers = candidate.covers_sources if of_sources else candidate.covers_results
+            if producer.group not in covers:
                 continue
             set_here = (fields.write_sb, fields.read_sb) if of_sources else (fields.write_sb,)
             if any(b in SCOREBOARDS and scoreboards >> b & 1 for b in set_here):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from nostall.report.tune.run_data import RunData
 from nostall.report.units import Scale, ticks
 
 # Pixels: the figure, its margins, the height of a violin's row and of an interval's row.
@@ -57,7 +57,14 @@ class ComparisonRecord(BaseModel):
         return (("original", sets.original), ("candidate", sets.candidate), ("null", sets.null))
 
 
-def load_comparison(run: RunData) -> tuple[ComparisonRecord | None, str]:
+class HasResult(Protocol):
+    """The part of a run's data that holds its result."""
+
+    @property
+    def result(self) -> Mapping[str, Any]: ...
+
+
+def load_comparison(run: HasResult) -> tuple[ComparisonRecord | None, str]:
     """The recorded comparison, or None and the reason (empty for a modelled run)."""
     record = run.result.get("comparison")
     if not isinstance(record, Mapping):

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from nostall.core import BadRun
 from nostall.core.measurement import Kind
+from nostall.core.plurals import pluralize
 from nostall.report.tune.episodes import count_annealing_trials
 from nostall.report.tune.run_data import BEST_SO_FAR, REJECTED, RunData
 from nostall.report.tune.side_by_side import BlockDiff
@@ -124,7 +125,7 @@ def _verdict(run: RunData) -> tuple[str, Tone, tuple[str, ...]]:
     amount = f" ({checked:,} instructions checked)" if isinstance(checked, int) else ""
     if record.get("safe"):
         return f"verifier: safe{amount}", "good", findings
-    return f"verifier: unsafe, {len(findings)} findings", "bad", findings
+    return f"verifier: unsafe, {pluralize(len(findings), 'finding')}", "bad", findings
 
 
 def _next(run: RunData, kind: Kind, ratio: float) -> tuple[str, str]:

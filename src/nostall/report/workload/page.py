@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 from nostall import __version__
 from nostall.core.files import write_atomically
+from nostall.core.plurals import pluralize
 from nostall.report.workload.plots import (
     Line,
     cdf_corners,
@@ -75,7 +76,8 @@ def _jobs_page(result: JobsCharacterization) -> str:
         "jobs.html",
         result=result,
         group_shares=stacked_bars(
-            [(f"{g.name} ({g.jobs} jobs)", g.by_gpu) for g in result.groups], STEP_PART_STYLES
+            [(f"{g.name} ({pluralize(g.jobs, 'job')})", g.by_gpu) for g in result.groups],
+            STEP_PART_STYLES,
         ),
         job_shares=stacked_bars(
             [
@@ -155,6 +157,7 @@ def _render(template: str, **values: Any) -> str:
     environment.filters["percent"] = lambda value: f"{value:.1%}"
     environment.filters["times"] = lambda value: f"{value:.2f}×"
     environment.filters["ms"] = lambda value: f"{value * 1e3:,.3f} ms"
+    environment.filters["several"] = pluralize
     environment.filters["words"] = lambda name: str(name).replace("_", " ")
     style = Markup(_read_template("page.css") + _read_template("workload.css"))
     page = environment.from_string(_read_template(template))

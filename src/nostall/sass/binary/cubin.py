@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-from nostall.core.errors import BadBinary, UnsupportedArchitecture
+from nostall.core.errors import BadBinary, BadInput, UnsupportedArchitecture
 from nostall.sass.binary.attributes import OffsetRecord, offset_records
 from nostall.sass.binary.elf import (
     SHT_CUDA_INFO,
@@ -67,9 +67,12 @@ class Cubin:
     def parse(cls, data: bytes) -> Cubin:
         """Parse a cubin of either ELF variant.
 
-        Raises :class:`BadBinary` if ``data`` is not a complete cubin with machine code, and
-        :class:`UnsupportedArchitecture` if it is for an architecture outside ``ARCHITECTURES``.
+        Raises :class:`BadBinary` if ``data`` is not a complete cubin with machine code,
+        :class:`UnsupportedArchitecture` if it is for an architecture outside ``ARCHITECTURES``, and
+        :class:`BadInput` if it is not bytes, for example a path.
+        :class:`BadInput` if it is not bytes, for example a path.
         """
+        require_bytes(data, "a cubin")
         elf = Elf.parse(data)
         sm = _read_architecture(elf)
         symbols: dict[int, list[Symbol]] = {}
@@ -104,6 +107,15 @@ class Cubin:
                 "for example -arch=sm_90"
             )
         return cls(elf, sm, tuple(texts.values()))
+
+
+def require_bytes(value: object, name: str) -> None:
+    """Raise :class:`BadInput` if ``value`` is not bytes; ``name`` begins the message."""
+    if not isinstance(value, bytes | bytearray | memoryview):
+        raise BadInput(
+            f"{name} is {value!r} of type {type(value).__name__}; the bytes of a cubin are "
+            "required; read the file first, for example Path(name).read_bytes()"
+        )
 
 
 def upgrade_elf_header(data: bytes, sm: int) -> bytes:

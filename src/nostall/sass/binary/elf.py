@@ -21,16 +21,20 @@ MAX_SECTIONS = 1 << 16
 MAX_NAME = 1 << 16
 """Bytes of the longest symbol or section name."""
 
-SHT_SYMTAB, SHT_RELA, SHT_NOBITS, SHT_REL = 2, 4, 8, 9
+SHT_NULL, SHT_PROGBITS, SHT_SYMTAB, SHT_STRTAB = 0, 1, 2, 3
+SHT_RELA, SHT_NOBITS, SHT_REL = 4, 8, 9
 SHT_CUDA_INFO = 0x70000000
+SHT_CUDA_SHARED = 0x7000000A
+WITHOUT_BYTES = frozenset((SHT_NOBITS, SHT_CUDA_SHARED))
+"""Types of sections that have a size, but no bytes in the file (``.nv_debug.shared``)."""
 STT_FUNC = 2
 STO_CUDA_ENTRY = 0x10
 """Bit of ``st_other`` that marks an entry kernel."""
 
-_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
-_SECTION = struct.Struct("<IIQQQQIIQQ")
-_SYMBOL = struct.Struct("<IBBHQQ")
-_RELOCATION = {SHT_REL: struct.Struct("<QQ"), SHT_RELA: struct.Struct("<QQq")}
+ELF_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
+ELF_SECTION = struct.Struct("<IIQQQQIIQQ")
+ELF_SYMBOL = struct.Struct("<IBBHQQ")
+RELOCATION = {SHT_REL: struct.Struct("<QQ"), SHT_RELA: struct.Struct("<QQq")}
 _PARSED_TYPES = frozenset((SHT_SYMTAB, SHT_REL, SHT_RELA, SHT_CUDA_INFO))
 
 
@@ -101,10 +105,10 @@ class Elf:
                 f"not an ELF file (it begins with {data[:4]!r}); give a cubin, for example from "
                 "`nvcc -cubin` or Triton's cache"
             )
-        if len(data) < _HEADER.size:
-            raise BadBinary(f"truncated: {len(data)} bytes; an ELF64 header has {_HEADER.size}")
+        if len(data) < ELF_HEADER.size:
+            raise BadBinary(f"truncated: {len(data)} bytes; an ELF64 header has {ELF_HEADER.size}")
         ident, _, machine, _, _, _, shoff, flags, _, _, _, shentsize, shnum, shstrndx = (
-            _HEADER.unpack_from(data)
+            ELF_HEADER.unpack_from(data)
         )
         if ident[4] != 2 or ident[5] != 1:
             raise BadBinary(
@@ -115,25 +119,30 @@ class Elf:
             raise BadBinary(
                 f"ELF for machine {machine}, not CUDA ({EM_CUDA}); give a cubin for an NVIDIA GPU"
             )
-        if shentsize != _SECTION.size:
-            raise BadBinary(f"section headers of {shentsize} bytes; ELF64 has {_SECTION.size}")
-        if not 0 < shnum < MAX_SECTIONS or shoff + shnum * _SECTION.size > len(data):
+        if shentsize != ELF_SECTION.size:
+            raise BadBinary(f"section headers of {shentsize} bytes; ELF64 has {ELF_SECTION.size}")
+        if not 0 < shnum < MAX_SECTIONS or shoff + shnum * ELF_SECTION.size > len(data):
             raise BadBinary(
                 f"truncated: {shnum} section headers at byte {shoff} do not fit into "
                 f"{len(data)} bytes"
             )
         if shstrndx >= shnum:
             raise BadBinary(f"section-name table has index {shstrndx} of {shnum} sections")
-        raw = [_SECTION.unpack_from(data, shoff + i * _SECTION.size) for i in range(shnum)]
+        raw = [ELF_SECTION.unpack_from(data, shoff + i * ELF_SECTION.size) for i in range(shnum)]
         sections = tuple(_sections(data, raw, shstrndx))
         _require_disjoint(sections, shoff)
         return cls(data, ident[7], ident[8], flags, sections)
 
     def content(self, section: Section) -> bytes:
-        """The bytes of a section (none for NOBITS)."""
-        if section.type == SHT_NOBITS:
+        """The bytes of a section (none for the types ``WITHOUT_BYTES``)."""
+        if section.type in WITHOUT_BYTES:
             return b""
         return self.data[section.offset : section.offset + section.size]
+
+    def raw_header(self, index: int) -> tuple[int, ...]:
+        """The ten fields of a section header, in the layout ``ELF_SECTION``."""
+        (table_at,) = struct.unpack_from("<Q", self.data, 0x28)
+        return ELF_SECTION.unpack_from(self.data, table_at + index * ELF_SECTION.size)
 
     def symbols(self) -> tuple[Symbol, ...]:
         """All symbols of all symbol tables."""
@@ -143,8 +152,10 @@ class Elf:
                 continue
             names = _StringTable(self._linked_content(table, "string table"))
             raw = self.content(table)
-            for i in range(len(raw) // _SYMBOL.size):
-                name, info, other, index, value, size = _SYMBOL.unpack_from(raw, i * _SYMBOL.size)
+            for i in range(len(raw) // ELF_SYMBOL.size):
+                name, info, other, index, value, size = ELF_SYMBOL.unpack_from(
+                    raw, i * ELF_SYMBOL.size
+                )
                 text = names.name(name, "symbol")
                 symbols.append(Symbol(text, info & 15, other, index, value, size))
         return tuple(symbols)
@@ -153,7 +164,7 @@ class Elf:
         """All relocations of all REL and RELA sections."""
         relocations: list[Relocation] = []
         for table in self.sections:
-            layout = _RELOCATION.get(table.type)
+            layout = RELOCATION.get(table.type)
             if layout is None:
                 continue
             raw = self.content(table)
@@ -176,13 +187,13 @@ class Elf:
 def _sections(data: bytes, raw: list[tuple[int, ...]], names_index: int) -> list[Section]:
     """Sections from their unpacked headers; ``names_index`` is the section of their names."""
     names_type, names_offset, names_size = (raw[names_index][i] for i in (1, 4, 5))
-    if names_type == SHT_NOBITS or names_offset + names_size > len(data):
+    if names_type in WITHOUT_BYTES or names_offset + names_size > len(data):
         raise BadBinary("the section-name table does not lie inside the file")
     names = _StringTable(data[names_offset : names_offset + names_size])
     sections: list[Section] = []
     for index, (name, kind, flags, _, offset, size, link, info, _, _) in enumerate(raw):
         text = names.name(name, f"section {index}")
-        if kind != SHT_NOBITS and offset + size > len(data):
+        if kind not in WITHOUT_BYTES and offset + size > len(data):
             raise BadBinary(
                 f"section {text!r} claims bytes {offset}..{offset + size} of a file of "
                 f"{len(data)}; the file is truncated or damaged"
@@ -197,14 +208,14 @@ def _require_disjoint(sections: tuple[Section, ...], table_at: int) -> None:
     Without overlaps all work is linear in the size of the file.
     """
     ranges = [
-        (0, _HEADER.size, "the ELF header"),
-        (table_at, table_at + len(sections) * _SECTION.size, "the section table"),
+        (0, ELF_HEADER.size, "the ELF header"),
+        (table_at, table_at + len(sections) * ELF_SECTION.size, "the section table"),
     ]
     ranges += [
         (s.offset, s.offset + s.size, f"section {s.name!r}")
         for s in sections
         if s.size
-        and s.type != SHT_NOBITS
+        and s.type not in WITHOUT_BYTES
         and (s.type in _PARSED_TYPES or s.name.startswith(".text."))
     ]
     ranges.sort()

@@ -1,4 +1,4 @@
-"""Extract one cubin from a fatbin, or from a host object, program or library that contains one.
+"""Extract cubins and PTX from a fatbin, or from a host object, program or library with one.
 
 NVIDIA's ``cuobjdump`` unpacks the images, so compressed images need no code here.
 """
@@ -20,6 +20,11 @@ _ELF_MAGIC = b"\x7fELF"
 _HOST_SECTION = b".nv_fatbin\0"
 _IMAGE_NAME = re.compile(r"\.(\d+)\.(sm_\d+[a-z]?)\.cubin$")
 
+_PTX_LINE = re.compile(
+    r"^Extracting PTX file.*?: ([^\s/]+\.(sm_\d+[a-z]?)\.ptx)(.*)$", re.MULTILINE
+)
+"""Line of cuobjdump: the file it writes, and the options of ptxas."""
+
 
 @dataclass(frozen=True, slots=True)
 class Image:
@@ -27,6 +32,17 @@ class Image:
 
     arch: str
     data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PtxImage:
+    """One PTX text of a container."""
+
+    arch: str
+    """Full name of the architecture, such as ``sm_90a``."""
+    text: str
+    options: tuple[str, ...]
+    """Options of ptxas that the compiler recorded."""
 
 
 def is_container(data: bytes) -> bool:
@@ -64,7 +80,7 @@ def extract(data: bytes, arch: str | None = None, kernel: str | None = None) -> 
         )
     raise BadInput(
         f"the file has {len(candidates)} images for {candidates[0].arch}; choose one by its kernel "
-        "with --kernel NAME, or unpack the file with `cuobjdump -xelf all`"
+        "if the command has --kernel, or unpack the file with `cuobjdump -xelf all`"
     )
 
 
@@ -94,6 +110,28 @@ def images(data: bytes) -> tuple[Image, ...]:
             "architecture, for example -gencode arch=compute_90,code=sm_90"
         )
     return tuple(image for _, image in sorted(numbered, key=lambda item: item[0]))
+
+
+def ptx_images(data: bytes) -> tuple[PtxImage, ...]:
+    """All PTX texts of a container, in the order of the file; none if it holds machine code only.
+
+    Raises :class:`BadBinary` if the container is damaged or too large.
+    """
+    if len(data) > MAX_BYTES:
+        raise BadBinary(f"the file has {len(data)} bytes; at most {MAX_BYTES} are allowed")
+    found: list[PtxImage] = []
+    with tempfile.TemporaryDirectory(prefix="nostall-") as name:
+        folder = Path(name)
+        (folder / "input").write_bytes(data)
+        tool = str(toolchain.find("cuobjdump"))
+        output = toolchain.run([tool, "-xptx", "all", "input"], "cuobjdump", cwd=folder)
+        for file, arch, options in _PTX_LINE.findall(output):
+            path = folder / file
+            if not path.is_file() or path.stat().st_size > MAX_BYTES:
+                continue
+            text = path.read_text("utf-8", "replace")
+            found.append(PtxImage(arch, text, tuple(options.split())))
+    return tuple(found)
 
 
 def _has_kernel(image: Image, kernel: str) -> bool:

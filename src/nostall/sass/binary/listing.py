@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import re
 import tempfile
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 
 from nostall.core.errors import BadBinary
-from nostall.sass.binary import toolchain
+from nostall.sass.binary import subset, toolchain
 from nostall.sass.binary.cubin import Cubin, upgrade_elf_header
 
 REGISTER_FILES = {"GPR": "R", "PRED": "P", "UGPR": "UR", "UPRED": "UP"}
@@ -24,6 +25,9 @@ _FIRST_LINE = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(.*?)\s*/\* 0x([0-9a-f]{16
 _SECOND_LINE = re.compile(r"^\s+/\* 0x([0-9a-f]{16}) \*/")
 _LABEL = re.compile(r"^(\.L_[\w.$]+|[\w.$]+):")
 _MARK = re.compile(r"[\^vx]")
+
+MAX_CODE_BYTES = 1 << 20
+"""Machine code that nvdisasm reads at a time, which takes it about 0.5 GB."""
 
 Register = tuple[str, int]
 """(file, index), such as ("UR", 4)."""
@@ -55,17 +59,45 @@ class Listing:
     """Label -> offset of the instruction after it, in bytes."""
 
 
-def disassemble(cubin: Cubin) -> dict[str, Listing]:
-    """Run nvdisasm on a temporary copy of a cubin; returns a listing for each function name.
+def disassemble(cubin: Cubin, only: Set[str] | None = None) -> dict[str, Listing]:
+    """Run nvdisasm on temporary copies of a cubin; returns a listing for each function name.
 
-    Raises :class:`BadBinary` if nvdisasm rejects the cubin or prints an unexpected listing.
+    ``only`` are the functions to list, by default all.  A large cubin is read some functions at a
+    time (see :mod:`.subset`).  Raises :class:`BadBinary` if nvdisasm rejects the cubin or prints an
+    unexpected listing.
     """
+    is_complete = only is None or only >= {text.name for text in cubin.texts}
+    if is_complete and sum(text.size for text in cubin.texts) <= MAX_CODE_BYTES:
+        return parse(_run_nvdisasm(upgrade_elf_header(cubin.data, cubin.sm)))
+    listings: dict[str, Listing] = {}
+    for names in _groups(cubin, only):
+        part = subset.cut(cubin.elf, names)
+        listings.update(parse(_run_nvdisasm(upgrade_elf_header(part, cubin.sm))))
+    return listings
+
+
+def _groups(cubin: Cubin, only: Set[str] | None) -> Iterator[list[str]]:
+    """The functions (those in ``only``) in groups of at most ``MAX_CODE_BYTES``, or of one."""
+    group: list[str] = []
+    size = 0
+    for text in cubin.texts:
+        if only is not None and text.name not in only:
+            continue
+        if group and size + text.size > MAX_CODE_BYTES:
+            yield group
+            group, size = [], 0
+        group.append(text.name)
+        size += text.size
+    if group:
+        yield group
+
+
+def _run_nvdisasm(data: bytes) -> str:
     with tempfile.NamedTemporaryFile(suffix=".cubin", prefix="nostall-") as copy:
-        copy.write(upgrade_elf_header(cubin.data, cubin.sm))
+        copy.write(data)
         copy.flush()
         tool = str(toolchain.find("nvdisasm"))
-        text = toolchain.run([tool, "-lrm", "narrow", "-hex", "-c", copy.name], "nvdisasm")
-    return parse(text)
+        return toolchain.run([tool, "-lrm", "narrow", "-hex", "-c", copy.name], "nvdisasm")
 
 
 def parse(text: str) -> dict[str, Listing]:

@@ -97,6 +97,11 @@ class Instruction:
         """Whether the instruction is a scheduling barrier: nothing may move across it."""
         return bool(self.effects & Effect.BARRIER)
 
+    @property
+    def accesses_memory(self) -> bool:
+        """Whether the instruction reads, writes or orders memory that a kernel can write."""
+        return bool(self.effects & Effect.ACCESS)
+
     @cached_property
     def is_guarded(self) -> bool:
         """Whether some thread may not execute the instruction."""

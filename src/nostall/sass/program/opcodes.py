@@ -57,6 +57,7 @@ class Effect:
 
     READ_ANY = READ_GLOBAL | READ_SHARED | READ_LOCAL
     WRITE_ANY = WRITE_GLOBAL | WRITE_SHARED | WRITE_LOCAL
+    ACCESS = READ_ANY | WRITE_ANY | FENCE
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from nostall.core import garbage_collector
 from nostall.core.errors import BadBinary, BadInput
+from nostall.core.suggest import did_you_mean, listed
 from nostall.sass.binary import encoding
 from nostall.sass.binary.cubin import Cubin, TextSection
 from nostall.sass.binary.encoding import WORD_BYTES
@@ -87,8 +88,27 @@ class Program:
         """
         cubin = Cubin.parse(data)
         with garbage_collector.paused():
-            listings = disassemble(cubin)
-            return cls(cubin, tuple(_build_function(cubin, text, listings) for text in cubin.texts))
+            return cls.from_listings(cubin, disassemble(cubin))
+
+    @classmethod
+    def of_kernel(cls, data: bytes, name: str) -> Program:
+        """Parse one kernel of a cubin; the other functions are not disassembled.
+
+        Raises the errors of :meth:`from_cubin`.
+        """
+        cubin = Cubin.parse(data)
+        texts = tuple(text for text in cubin.texts if text.name == name)
+        with garbage_collector.paused():
+            listings = disassemble(cubin, {name})
+            return cls(cubin, tuple(_build_function(cubin, text, listings) for text in texts))
+
+    @classmethod
+    def from_listings(cls, cubin: Cubin, listings: Mapping[str, Listing]) -> Program:
+        """Build a program from nvdisasm's listing of each function of a cubin, by its name.
+
+        Raises :class:`~nostall.core.errors.BadBinary` if a listing is not that of its function.
+        """
+        return cls(cubin, tuple(_build_function(cubin, text, listings) for text in cubin.texts))
 
     @property
     def sm(self) -> int:
@@ -105,7 +125,8 @@ class Program:
         for function in self.functions:
             if function.name == name:
                 return function
-        raise BadInput(f"no function {name!r}; the cubin has {[f.name for f in self.functions]}")
+        names = [function.name for function in self.functions]
+        raise BadInput(f"no function {name!r}; the cubin has: {listed(names)}")
 
     def kernel(self, name: str | None = None) -> Function:
         """The kernel called ``name``; without a name, the only kernel.
@@ -117,7 +138,8 @@ class Program:
             return self.kernels[0]
         if name is None or name not in names:
             problem = "no kernel was named" if name is None else f"no kernel {name!r}"
-            raise BadInput(f"{problem}; choose one of {names} with --kernel NAME")
+            near = did_you_mean(name, names) if name is not None else ""
+            raise BadInput(f"{problem}; the cubin has: {listed(names)}{near}")
         return self.function(name)
 
     def with_function(self, changed: Function) -> Program:
@@ -151,7 +173,7 @@ def _write_function(function: Function, data: bytearray) -> None:
             data[start : start + record.width] = offset.to_bytes(record.width, "little")
 
 
-def _build_function(cubin: Cubin, text: TextSection, listings: dict[str, Listing]) -> Function:
+def _build_function(cubin: Cubin, text: TextSection, listings: Mapping[str, Listing]) -> Function:
     listing = listings.get(text.name)
     if listing is None:
         raise BadBinary(
@@ -179,6 +201,12 @@ def _decode_instructions(
         )
     instructions: list[Instruction] = []
     for index, row in enumerate(listing.rows):
+        if row.offset > index * WORD_BYTES:
+            raise BadBinary(
+                f".text.{text.name}: nvdisasm does not list the instructions from "
+                f"{index * WORD_BYTES:#x} to {row.offset:#x}, which control does not reach, as in "
+                "code for debuggers; compile without -G"
+            )
         if row.offset != index * WORD_BYTES or row.word != words[index]:
             raise BadBinary(
                 f".text.{text.name}: nvdisasm's row at {row.offset:#x} does not agree with the "

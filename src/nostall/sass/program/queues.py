@@ -1,43 +1,17 @@
-"""In-order queues: which variable-latency instructions read sources or deliver results in order.
+"""Reads after issue, and what scoreboards announce beyond the result of their instruction.
 
-Each variable-latency unit works through a queue, and compilers rely on its order in two ways.  The
-scoreboard of one instruction also covers earlier instructions of its queue.  A later instruction
-of a queue may overwrite the sources of an earlier one without a wait.  The rules of this module
-were found in compiler output.
+The order inside the units is in :mod:`.cover_rules`.
 """
 
 from __future__ import annotations
 
 from nostall.sass.program import registers
+from nostall.sass.program.cover_rules import COVER, Claim, CoverTable
 from nostall.sass.program.instruction import Instruction
 from nostall.sass.program.opcodes import Pipe
 
-_IN_ORDER_RESULTS = frozenset(("LDS", "LDSM", "SHFL", "ATOMS", "REDUX"))
-"""Load/store opcodes whose results arrive in issue order.
-
-No compiler was seen to rely on the order of LDG or LDL.
-"""
-
 _ASYNC_UNIFORM = ("UTMA", "UTC", "UBLK")
 """Prefixes of opcodes for asynchronous engines, which read uniform registers after issue."""
-
-
-def result_queue(instruction: Instruction, sm: int) -> str:
-    """Name of the queue that delivers the result in order, or "" if there is none."""
-    if instruction.has_fixed_latency(sm):
-        return ""
-    if instruction.pipe is Pipe.LSU:
-        return "lsu" if instruction.base in _IN_ORDER_RESULTS else ""
-    if instruction.pipe is Pipe.SPECIAL:
-        # Measured on an H200: an S2UR delivered before an earlier S2R.  Compilers rely on the
-        # order among S2UR only.
-        return "s2ur" if instruction.base == "S2UR" else ""
-    return instruction.pipe
-
-
-def source_queue(instruction: Instruction, sm: int) -> str:
-    """Name of the queue that reads the sources in order, or "" for fixed latency."""
-    return "" if instruction.has_fixed_latency(sm) else instruction.pipe
 
 
 def late_sources(instruction: Instruction, sm: int) -> tuple[int, ...]:
@@ -64,16 +38,19 @@ def late_sources(instruction: Instruction, sm: int) -> tuple[int, ...]:
     )
 
 
-def drains_sources(instruction: Instruction) -> bool:
-    """Whether earlier load/store instructions have read all sources before the next one issues.
+def drained_sources(instruction: Instruction, sm: int, cover: CoverTable = COVER) -> frozenset[str]:
+    """Groups of earlier instructions whose sources are read when the next instruction issues.
 
     That holds after a BAR that blocks at once and has no guard.
     """
-    blocks = instruction.base == "BAR" and not instruction.modifiers & {"DEFER_BLOCKING", "ARV"}
-    return blocks and not instruction.is_guarded
+    if instruction.base != "BAR" or instruction.is_guarded:
+        return frozenset()
+    if instruction.modifiers & {"DEFER_BLOCKING", "ARV"}:
+        return frozenset()
+    return cover.earlier_groups(Claim.DRAINS_SOURCES, "BAR", sm)
 
 
-def result_scoreboards(instruction: Instruction) -> int:
+def result_scoreboards(instruction: Instruction, cover: CoverTable = COVER) -> int:
     """Bit mask of the scoreboards that the instruction releases when its own result is written.
 
     The success predicate of ATOM (emulated half-precision adds) comes with the read scoreboard.
@@ -81,7 +58,9 @@ def result_scoreboards(instruction: Instruction) -> int:
     control = instruction.control
     scoreboard = control.write_sb
     if scoreboard > 5 and instruction.base == "ATOM":
-        scoreboard = control.read_sb
+        claim = Claim.READ_PROVES_RESULT
+        if cover.earlier_groups(claim, "ATOM", 0):
+            scoreboard = control.read_sb
     return 1 << scoreboard if scoreboard < 6 else 0
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nostall.sass.program import queues, registers
+from nostall.sass.program.cover_rules import COVER, Claim, CoverTable, group
 from nostall.sass.program.instruction import Instruction
 
 NEVER = 1 << 30
@@ -32,35 +33,92 @@ class InstructionFacts:
     """Registers that are written in all threads: ``defs`` without a guard, else none."""
     max_latency: int
     """Cycles after which a fixed-latency result has arrived; NEVER for variable latency."""
-    result_queue: str
-    """In-order queue of the result, or ""."""
-    source_queue: str
-    """In-order queue of the source reads, or ""."""
+    group: str
+    """Group in the in-order rules (:mod:`nostall.sass.program.cover_rules`), or ""."""
+    covers_results: frozenset[str]
+    """Groups of earlier instructions whose results its write scoreboard covers."""
+    covers_sources: frozenset[str]
+    """Groups of earlier instructions whose source reads its scoreboards cover."""
+    covers_same_guard: tuple[frozenset[str], frozenset[str]]
+    """The same two (results, sources) about earlier instructions with the same guard."""
+    follows_results: frozenset[str]
+    """Groups of earlier instructions whose results are written before its result."""
+    follows_sources: frozenset[str]
+    """Groups of earlier instructions whose sources are read before its result is written."""
+    drains_sources: frozenset[str]
+    """Groups of earlier instructions whose sources are read when it has issued."""
+    result_scoreboards: int
+    """Bit mask of the scoreboards that prove its own result written."""
+    completes_in_order: bool
+    """Whether DEPBAR with a count proves it complete."""
     guard_literals: int
     """The literal of the guard, or 0."""
     redefined_literals: int
     """Literals of the predicates that are written, both signs."""
+    accesses_memory: bool
+    """Whether the instruction accesses or orders memory and is not a scheduling barrier."""
+    completion: int
+    """Bit mask of the write scoreboard, if no register of the result stands for it."""
+    release: int
+    """Bit mask of the read scoreboard, if no register of the sources stands for it."""
 
 
-def instruction_facts(instruction: Instruction, sm: int, max_latency: int) -> InstructionFacts:
+def instruction_facts(
+    instruction: Instruction, sm: int, max_latency: int, cover: CoverTable = COVER
+) -> InstructionFacts:
     """The facts of one instruction.
 
     ``max_latency``: cycles after which its result has arrived if it has fixed latency.
+    ``cover``: the in-order rules to rely on.
     """
     has_fixed_latency = instruction.has_fixed_latency(sm)
+    late_sources = register_mask(queues.late_sources(instruction, sm))
+    accesses_memory = instruction.accesses_memory and not instruction.is_barrier
+    completion, release = _announced(instruction, bool(late_sources))
+    own_group = group(instruction, sm)
+
+    def earlier(claim: Claim, guarded: bool = False) -> frozenset[str]:
+        return cover.earlier_groups(claim, own_group, sm, guarded=guarded)
+
     return InstructionFacts(
         instruction=instruction,
         fixed_latency=has_fixed_latency,
         defs=register_mask(instruction.defs),
         uses=register_mask(instruction.uses),
-        late_sources=register_mask(queues.late_sources(instruction, sm)),
+        late_sources=late_sources,
         kills=0 if instruction.is_guarded else register_mask(instruction.defs),
         max_latency=max_latency if has_fixed_latency else NEVER,
-        result_queue=queues.result_queue(instruction, sm),
-        source_queue=queues.source_queue(instruction, sm),
+        group=own_group,
+        covers_results=earlier(Claim.RESULT, instruction.is_guarded),
+        covers_sources=earlier(Claim.SOURCES, instruction.is_guarded),
+        covers_same_guard=(earlier(Claim.RESULT), earlier(Claim.SOURCES)),
+        follows_results=earlier(Claim.OVERWRITES_RESULT),
+        follows_sources=earlier(Claim.OVERWRITES_SOURCES),
+        drains_sources=queues.drained_sources(instruction, sm, cover),
+        result_scoreboards=queues.result_scoreboards(instruction, cover),
+        completes_in_order=own_group in earlier(Claim.PARTIAL_WAIT),
         guard_literals=guard_literal(instruction.guard) if instruction.guard else 0,
         redefined_literals=_redefined_literals(instruction),
+        accesses_memory=accesses_memory,
+        completion=completion,
+        release=release,
     )
+
+
+def _announced(instruction: Instruction, has_late_sources: bool) -> tuple[int, int]:
+    """(``completion``, ``release``) of :class:`InstructionFacts`.
+
+    Others may wait for any scoreboard of a scheduling barrier, whatever its registers.  A memory
+    access announces its completion by its result and its source reads, if it has these.
+    """
+    control = instruction.control
+    write = 1 << control.write_sb if control.write_sb < 6 else 0
+    read = 1 << control.read_sb if control.read_sb < 6 else 0
+    if instruction.is_barrier:
+        return write, read
+    if instruction.accesses_memory:
+        return 0 if instruction.defs else write, 0 if has_late_sources else read
+    return 0, 0
 
 
 def register_mask(numbers: Sequence[int]) -> int:

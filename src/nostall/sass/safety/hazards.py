@@ -14,6 +14,7 @@ from itertools import pairwise
 from nostall.sass.binary.encoding import illegal_reason
 from nostall.sass.program import registers
 from nostall.sass.program.blocks import Block
+from nostall.sass.program.cover_rules import COVER, CoverTable
 from nostall.sass.program.instruction import Instruction
 from nostall.sass.program.program import Function
 from nostall.sass.safety.bar_sync_distance import short_barrier_distances
@@ -22,15 +23,18 @@ from nostall.sass.safety.in_flight import (
     COMPLETION,
     MAX_ELAPSED,
     Conflict,
+    Key,
     State,
     entry_states,
     find_conflicts,
     step_through,
 )
 from nostall.sass.safety.latency import SCOREBOARD_GAP, LatencyTable
+from nostall.sass.safety.memory_order import CompletionRecord, lost_completions
 from nostall.sass.safety.pairing import HazardKind
 from nostall.sass.safety.reuse import changed_reuse, stale_reuse
 from nostall.sass.safety.verdict import Finding, describe
+from nostall.sass.safety.warpgroup import EarlyAccess, early_accesses
 
 Distances = dict[tuple[int, int, HazardKind, int], int]
 """(first, second, kind, register) -> smallest distance in cycles, for fixed-latency pairs."""
@@ -44,20 +48,28 @@ class Analysis:
     """Violations of the absolute rules."""
     distances: Distances
     """Pairs whose first result or sources are still in flight at the second instruction."""
-    async_waits: set[tuple[int, int]]
+    async_waits: set[tuple[Key, int]]
     """(asynchronous operation, instruction whose wait ends it)."""
-    unfinished: set[tuple[int, int]]
+    unfinished: set[tuple[Key, int]]
     """(asynchronous operation, watched instruction that issues while it may be in flight)."""
     issue_gaps: dict[tuple[int, int], int]
     """(first, second) neighbours of a block -> stall of the first, in cycles."""
+    completions: CompletionRecord
+    """What is in flight at fences and memory accesses."""
+    early_accesses: set[EarlyAccess]
+    """Accesses to registers that a product of a warpgroup may still use."""
 
 
 class HazardValidator:
     """Checks the functions of one architecture for hazards."""
 
-    def __init__(self, sm: int) -> None:
+    def __init__(
+        self, sm: int, cover: CoverTable = COVER, *, measured_latencies: bool = False
+    ) -> None:
+        """A validator for ``sm`` that relies on the in-order rules of ``cover``."""
         self.sm = sm
-        self.table = LatencyTable.load(sm)
+        self.cover = cover
+        self.table = LatencyTable.load(sm, measured_latencies=measured_latencies)
 
     def analyse(self, function: Function, watched: frozenset[int] = frozenset()) -> Analysis:
         """Check a function against the absolute rules, from the fixpoint of what is in flight.
@@ -66,8 +78,12 @@ class HazardValidator:
         """
         order = function.instructions
         position = {ins.index: at for at, ins in enumerate(order)}
-        facts = {i.index: instruction_facts(i, self.sm, self.table.max_latency(i)) for i in order}
-        analysis = Analysis([], {}, set(), set(), {})
+        facts = {
+            i.index: instruction_facts(i, self.sm, self.table.max_latency(i), self.cover)
+            for i in order
+        }
+        products_in_use = early_accesses(function.blocks, order)
+        analysis = Analysis([], {}, set(), set(), {}, CompletionRecord(), products_in_use)
         report = _Reporter(function.name, position, analysis.findings)
         for instruction in order:
             self._check_encoding(instruction, report)
@@ -83,6 +99,19 @@ class HazardValidator:
     def check(self, function: Function) -> list[Finding]:
         """Violations of the absolute rules."""
         return self.analyse(function).findings
+
+    def remarks(self, function: Function) -> list[Finding]:
+        """What looks wrong in compiler output and does not forbid to reorder it.
+
+        ptxas 12.9 reuses registers of products in flight (Triton pull request 11781, fixed in CUDA
+        13.3).  A candidate must not add such an access.
+        """
+        order = function.instructions
+        findings: list[Finding] = []
+        report = _Reporter(function.name, {i.index: at for at, i in enumerate(order)}, findings)
+        by_index = {i.index: i for i in order}
+        _report_early_accesses(early_accesses(function.blocks, order), by_index, report)
+        return findings
 
     def compare(self, original: Function, candidate: Function) -> list[Finding]:
         """Violations of the absolute rules in the candidate, and of the relative rules."""
@@ -104,15 +133,26 @@ class HazardValidator:
             report("near-wall", instruction, reason)
         for instruction, reason in changed_reuse(original, candidate):
             report("stale-reuse", instruction, reason)
-        for producer, waiter in sorted(before.async_waits - after.async_waits):
+        for (producer, role), waiter in sorted(before.async_waits - after.async_waits):
             swapped = (producer < waiter) != (position[producer] < position[waiter])
-            if swapped or (producer, waiter) in after.unfinished:
+            if swapped or ((producer, role), waiter) in after.unfinished:
                 report(
                     "lost-wait",
                     by_index[waiter],
                     f"does not wait for {describe(by_index[producer])}, an asynchronous operation; "
                     "the wait of the original is required",
                 )
+        new_accesses = after.early_accesses - before.early_accesses
+        _report_early_accesses(new_accesses, by_index, report)
+        for instruction, operation in lost_completions(
+            before.completions, after.completions, by_index
+        ):
+            report(
+                "lost-order",
+                instruction,
+                f"{describe(operation)} may be in flight when it issues; in the original a wait "
+                "ends it before, and memory order may rely on that",
+            )
         return after.findings
 
     def _check_block(
@@ -127,9 +167,10 @@ class HazardValidator:
     ) -> None:
         """Check the waits and register accesses of one block; ``state`` is its entry state."""
         for current, in_flight, ended in step_through(state, block, order, facts):
+            analysis.completions.add(current, in_flight, ended, facts)
             for (index, role), item in ended:
-                if role == COMPLETION:
-                    analysis.async_waits.add((index, current.instruction.index))
+                if role >= COMPLETION:
+                    analysis.async_waits.add(((index, role), current.instruction.index))
                 elif item.elapsed < SCOREBOARD_GAP and current.instruction.base != "DEPBAR":
                     report(
                         "scoreboard-gap",
@@ -140,7 +181,7 @@ class HazardValidator:
                     )
             index = current.instruction.index
             if index in watched:
-                pairs = ((p, index) for p, role in in_flight if role == COMPLETION)
+                pairs = ((key, index) for key in in_flight if key[1] >= COMPLETION)
                 analysis.unfinished.update(pairs)
             for conflict in find_conflicts(current, in_flight, facts):
                 self._check_conflict(conflict, analysis, report)
@@ -164,13 +205,15 @@ class HazardValidator:
             key = (first.index, second.index, conflict.kind, number)
             distance = min(conflict.item.elapsed, analysis.distances.get(key, MAX_ELAPSED))
             analysis.distances[key] = distance
-            required = self.table.min_distance(first, second, number, conflict.kind)
+            pair = (first, second, number, conflict.kind)
+            required = self.table.min_distance(*pair)
             if distance < required:
                 report(
                     "short-latency",
                     second,
                     f"{conflict.kind} on {registers.name(number)}: issues {distance} cycles after "
-                    f"{describe(first)}; at least {required} are required",
+                    f"{describe(first)}; at least {required} are required "
+                    f"({self.table.evidence(*pair, required)})",
                 )
 
     def _check_reduced_distance(
@@ -188,7 +231,8 @@ class HazardValidator:
         if original_distance is not None and distance >= original_distance:
             return
         first, second, kind, number = key
-        required = self.table.safe_distance(by_index[first], by_index[second], number, kind)
+        pair = (by_index[first], by_index[second], number, kind)
+        required = self.table.safe_distance(*pair)
         if distance < required:
             before = "more" if original_distance is None else f"{original_distance} cycles"
             report(
@@ -196,7 +240,7 @@ class HazardValidator:
                 by_index[second],
                 f"{kind} on {registers.name(number)}: issues {distance} cycles after "
                 f"{describe(by_index[first])} (in the original: {before}); a changed distance must "
-                f"be at least {required}",
+                f"be at least {required} ({self.table.evidence(*pair, required)})",
             )
 
     def _check_added_scoreboards(
@@ -249,6 +293,24 @@ class HazardValidator:
                 f"stalls {first.control.stall} cycles before {describe(second)}; at least "
                 f"{required} are required between {first.pipe} and {second.pipe}",
             )
+
+
+def _report_early_accesses(
+    accesses: set[EarlyAccess], by_index: dict[int, Instruction], report: _Reporter
+) -> None:
+    """Report accesses to registers of products in flight, one for each pair of instructions."""
+    pairs: dict[tuple[int, int], EarlyAccess] = {}
+    for access in sorted(accesses, key=lambda a: (a.instruction, a.product, a.register)):
+        pairs.setdefault((access.product, access.instruction), access)
+    for access in pairs.values():
+        role = "matrix operand" if access.is_operand else "accumulator"
+        report(
+            "wgmma-register",
+            by_index[access.instruction],
+            f"accesses {registers.name(access.register)}, {role} of "
+            f"{describe(by_index[access.product])}, which may be in flight; a WARPGROUP.DEPBAR "
+            "that waits for its group is required before",
+        )
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from heapq import heappop, heappush
 from nostall.sass.program import queues
 from nostall.sass.program.blocks import Block
 from nostall.sass.program.instruction import Instruction
-from nostall.sass.program.opcodes import Pipe
 from nostall.sass.safety.facts import (
     InstructionFacts,
     drained_scoreboards,
@@ -24,9 +23,9 @@ from nostall.sass.safety.facts import (
 )
 from nostall.sass.safety.pairing import HazardKind
 
-RESULT, SOURCES, COMPLETION = 0, 1, 2
-"""Roles of an item: a result to be written, sources to be read, or the completion of an
-asynchronous operation that a scoreboard announces, whatever its registers."""
+RESULT, SOURCES, COMPLETION, RELEASE = 0, 1, 2, 3
+"""Roles of an item: a result to be written, sources to be read, or what a write scoreboard
+(COMPLETION) or a read scoreboard (RELEASE) of an operation announces, whatever its registers."""
 
 MAX_ELAPSED = 255
 """Cycles at which the count of elapsed cycles stops."""
@@ -83,12 +82,9 @@ def wait(state: State, scoreboards: int) -> list[tuple[Key, InFlight]]:
 def wait_partially(
     state: State, scoreboard: int, count: int, facts: dict[int, InstructionFacts]
 ) -> None:
-    """End the texture accesses that ``DEPBAR.LE scoreboard, count`` proves complete.
-
-    Only texture accesses complete in order.
-    """
+    """End the operations that ``DEPBAR.LE scoreboard, count`` proves complete."""
     for key, item in list(state.items()):
-        is_in_order = facts[key[0]].instruction.pipe is Pipe.TEXTURE
+        is_in_order = facts[key[0]].completes_in_order
         is_covered = item.scoreboards >> scoreboard & 1
         if is_in_order and is_covered and item.later_setters >> 8 * scoreboard & 0xFF >= count:
             del state[key]
@@ -113,9 +109,9 @@ def issue(state: State, facts: InstructionFacts, all_facts: dict[int, Instructio
     control = instruction.control
     write = 1 << control.write_sb if control.write_sb < 6 else 0
     read = 1 << control.read_sb if control.read_sb < 6 else 0
-    if queues.drains_sources(instruction):
-        _end_load_store_sources(state, all_facts)
-    if facts.source_queue and (write or read):
+    if facts.drains_sources:
+        _end_sources(state, facts.drains_sources, all_facts)
+    if (write or read) and facts.group:
         _cover_earlier_items(state, facts, write, read, all_facts)
     stall, unkilled, unchanged = control.stall, ~facts.kills, ~facts.redefined_literals
     expired: list[Key] = []
@@ -133,20 +129,23 @@ def issue(state: State, facts: InstructionFacts, all_facts: dict[int, Instructio
     literals = facts.guard_literals & unchanged
     if facts.defs and stall < facts.max_latency:
         state[instruction.index, RESULT] = InFlight(
-            facts.defs, stall, queues.result_scoreboards(instruction), literals
+            facts.defs, stall, facts.result_scoreboards, literals
         )
-    if instruction.is_barrier and (write or read):
-        state[instruction.index, COMPLETION] = InFlight(0, stall, write | read, 0)
+    if facts.completion:
+        state[instruction.index, COMPLETION] = InFlight(0, stall, facts.completion, 0)
+    if facts.release:
+        state[instruction.index, RELEASE] = InFlight(0, stall, facts.release, 0)
     if facts.late_sources:
         state[instruction.index, SOURCES] = InFlight(
             facts.late_sources, stall, write | read, literals
         )
 
 
-def _end_load_store_sources(state: State, all_facts: dict[int, InstructionFacts]) -> None:
-    """End the source reads of all load/store instructions (see ``queues.drains_sources``)."""
-    ended = [k for k in state if k[1] == SOURCES and all_facts[k[0]].source_queue == Pipe.LSU]
-    for key in ended:
+def _end_sources(
+    state: State, groups: frozenset[str], all_facts: dict[int, InstructionFacts]
+) -> None:
+    """End the source reads of all instructions of some groups."""
+    for key in [k for k in state if k[1] == SOURCES and all_facts[k[0]].group in groups]:
         del state[key]
 
 
@@ -157,20 +156,23 @@ def _cover_earlier_items(
     read: int,
     all_facts: dict[int, InstructionFacts],
 ) -> None:
-    """Let the scoreboards of an instruction cover earlier items of its in-order queue.
+    """Let the scoreboards of an instruction cover earlier items, as the in-order rules say.
 
-    ``write`` and ``read`` are the bit masks of its write and read scoreboard.  They cover even if
-    the guard of the instruction is false; compilers rely on that.
+    ``write`` and ``read`` are the bit masks of its write and read scoreboard.
     """
     for (index, role), item in state.items():
         producer = all_facts[index]
-        if role == SOURCES and producer.source_queue == facts.source_queue:
-            item.later_setters += _unit_counts(item.scoreboards & (write | read))
-            item.scoreboards |= write | read
-        elif (
-            role == RESULT and producer.result_queue and producer.result_queue == facts.result_queue
-        ):
-            item.later_setters += _unit_counts(item.scoreboards & write)
+        if role > SOURCES or not producer.group:
+            continue
+        results, sources = facts.covers_results, facts.covers_sources
+        if item.guard_literals & facts.guard_literals:
+            results, sources = facts.covers_same_guard
+        set_now = write | read if role == SOURCES else write
+        if facts.completes_in_order and producer.completes_in_order:
+            item.later_setters += _unit_counts(item.scoreboards & set_now)
+        if role == SOURCES and producer.group in sources:
+            item.scoreboards |= set_now
+        elif producer.group in results:  # a written result proves the sources read
             item.scoreboards |= write
 
 
@@ -287,11 +289,6 @@ def step_through(
         issue(state, current, facts)
 
 
-def same_result_queue(first: InstructionFacts, second: InstructionFacts) -> bool:
-    """Whether the two instructions deliver their results in issue order."""
-    return bool(first.result_queue) and first.result_queue == second.result_queue
-
-
 def find_conflicts(
     current: InstructionFacts, state: State, facts: dict[int, InstructionFacts]
 ) -> Iterator[Conflict]:
@@ -301,14 +298,15 @@ def find_conflicts(
     """
     for (index, role), item in state.items():
         first = facts[index]
-        if role == COMPLETION or item.guard_literals & negate_literals(current.guard_literals):
+        if role >= COMPLETION or item.guard_literals & negate_literals(current.guard_literals):
             continue
         if role == RESULT:
             if hit := item.registers & current.uses:
                 yield Conflict(first, current, "RAW", hit, item)
-            if (hit := first.defs & current.defs) and not same_result_queue(first, current):
+            hit = first.defs & current.defs
+            if hit and first.group not in current.follows_results:
                 yield Conflict(first, current, "WAW", hit, item)
-        elif (hit := item.registers & current.defs) and not (
-            first.source_queue and first.source_queue == current.source_queue
+        elif (hit := item.registers & current.defs) and (
+            first.group not in current.follows_sources
         ):
             yield Conflict(first, current, "WAR", hit, item)

@@ -1,7 +1,7 @@
 """Latency tables: the minimum issue distance of instruction pairs, in cycles.
 
-The tables are mined from compiler output by :mod:`nostall.sass.safety.mining`.  They are neither
-hardware limits nor NVIDIA's tables.  There are two kinds of numbers:
+The tables are mined from compiler output (:mod:`.mined_tables`).  They are neither hardware limits
+nor NVIDIA's tables.  There are two kinds of numbers:
 
 * A *floor* is the smallest distance on any path, for a class of pairs.  Code below a floor is
   wrong.  :func:`~nostall.sass.safety.validate` requires the floors of any cubin.
@@ -9,19 +9,21 @@ hardware limits nor NVIDIA's tables.  There are two kinds of numbers:
   protects the pair (:mod:`.evidence`), for an exact pair.  nostall never moves a pair closer than
   that.  If a pair was not seen, the limit is the largest attested distance of its class and of
   its producer.
+
+Distances at which results were wrong on a GPU (:mod:`.measured_distances`) raise both.  With
+``measured_latencies``, measured minima lower both.
 """
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 
 from nostall.core.errors import UnsupportedArchitecture
 from nostall.sass.program.instruction import Instruction
-from nostall.sass.program.opcodes import Pipe
-from nostall.sass.safety import pairing
+from nostall.sass.program.opcodes import Effect, Pipe
+from nostall.sass.safety import measured_distances, mined_tables, pairing
+from nostall.sass.safety.measured_distances import Bounds, MeasuredDistances
+from nostall.sass.safety.mined_tables import MinedTables, Row
 from nostall.sass.safety.pairing import HazardKind
 
 FAMILY = {75: 75, 80: 80, 86: 86, 89: 86, 90: 90, 100: 100, 120: 120}
@@ -55,18 +57,21 @@ Compilers leave one cycle between such a pair.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One row of a table."""
+_WRITE_ORDER: dict[str, tuple[Pipe, ...]] = {
+    "R": (Pipe.FMA, Pipe.INT, Pipe.HALF, Pipe.DOUBLE, Pipe.MMA),
+    "P": (Pipe.INT, Pipe.HALF, Pipe.FMA, Pipe.DOUBLE),
+}
+"""Register file -> pipes from the one that writes earliest after issue to the one that writes last.
 
-    distance: int
-    """Distance in cycles."""
-    seen: int
-    """Number of occurrences in compiler output."""
+Source: the mined RAW floors, and the order in NVIDIA's tables (fixed-latency results on sm_75 to
+sm_120).  A distance that suffices before a write of one pipe suffices before later writes too.
+"""
 
+_EARLY_UNIFORM = frozenset(("UMOV",))
+"""Uniform instructions that write earlier after issue than other uniform arithmetic.
 
-Rows = dict[str, dict[str, Row]]
-"""Kind of pair (RAW, WAW, WAR, ISSUE, AFTER, BEFORE) -> name of the pair -> its row."""
+Source: NVIDIA's tables, in which UMOV has 2 cycles to a uniform reader and the others have 4.
+"""
 
 
 class LatencyTable:
@@ -75,56 +80,138 @@ class LatencyTable:
     def __init__(
         self,
         sm: int,
-        floors: Rows,
-        attested: Rows,
-        sufficient: Rows,
-        ceilings: dict[str, int],
+        tables: MinedTables,
+        measured: MeasuredDistances | None = None,
+        *,
+        measured_latencies: bool = False,
     ) -> None:
-        """Build a table from its parts.
+        """Build the table of one architecture from the tables of its family.
 
-        ``floors``: smallest distance for each class of pairs.
-        ``attested``: smallest distance for each exact pair.
-        ``sufficient``: largest attested distance of the well-seen pairs of a class or producer.
-        ``ceilings``: producer class -> cycles after which its result has arrived everywhere.
+        ``measured``: distances measured on a GPU.  ``measured_latencies``: whether they may lower
+        the mined ones.
         """
         self.sm = sm
-        self._floors, self._attested, self._sufficient = floors, attested, sufficient
-        self._ceilings = ceilings
+        self._measured, self._lowers = measured, measured_latencies
+        self._bounds: dict[tuple[object, ...], Bounds] = {}
+        self._floors, self._attested = tables.floors, tables.attested
+        self._sufficient, self._ceilings = tables.sufficient, tables.ceilings
+        self._floor_cache: dict[tuple[object, ...], int] = {}
         self._class_floors: dict[tuple[str, str], int] = {}
         self._barrier_distances: dict[tuple[str, str, str], int] = {}
         self._safe_distances: dict[tuple[object, ...], tuple[int, bool]] = {}
 
     @classmethod
-    def load(cls, sm: int) -> LatencyTable:
-        """The table for ``sm``; raises :class:`UnsupportedArchitecture` if there is none."""
-        return _load(sm)
+    def load(cls, sm: int, *, measured_latencies: bool = False) -> LatencyTable:
+        """The table for ``sm``.
+
+        ``measured_latencies``: distances measured on a GPU may lower mined ones.  Raises
+        :class:`UnsupportedArchitecture` if there is no table.
+        """
+        measured = MeasuredDistances.load(sm) if measured_latencies else measured_distances.find(sm)
+        return _load(sm, measured, measured_latencies)
+
+    @classmethod
+    def mined(cls, sm: int) -> LatencyTable:
+        """The table for ``sm`` from compiler output alone, with which measurements are compared."""
+        return _load(sm, None, False)
 
     def min_distance(
         self, first: Instruction, second: Instruction, register: int, kind: HazardKind
     ) -> int:
         """The floor of a pair: the distance below which any code is wrong.
 
-        It is the row of the producer's form (RAW only) if that is well observed, else the row of
-        the producer's class, else the smallest row of all pairs with the producer's class.
+        It is the row of the producer's class.  If a RAW pair and the form of its producer are well
+        observed, it is the row of the form: a form without that evidence never raises the floor of
+        a pair above the floor of its class.  If even the class is not well observed, the floor is
+        the smallest row of all pairs with the producer's class.
         """
-        names = pairing.coarse_names(first, second, register, kind)
-        return self._floor(first, second, names, kind)
+        key = pairing.pair_key(first, second, register, kind)
+        floor = self._floor_cache.get(key)
+        if floor is None:
+            floor = self._look_up_floor(first, second, register, kind)
+            self._floor_cache[key] = floor
+        floor = floor if kind == "WAR" else min(floor, self.max_latency(first))
+        return self._measured_bounds(first, second, register, kind).apply(floor, lower=self._lowers)
 
-    def _floor(
-        self, first: Instruction, second: Instruction, names: tuple[str, str], kind: HazardKind
+    def _measured_bounds(
+        self, first: Instruction, second: Instruction, register: int, kind: HazardKind
+    ) -> Bounds:
+        """What measurements say of a pair."""
+        if self._measured is None:
+            return _NOT_MEASURED
+        key = pairing.pair_key(first, second, register, kind)
+        bounds = self._bounds.get(key)
+        if bounds is None:
+            names = pairing.exact_names(first, second, register, kind)
+            bounds = self._bounds[key] = self._measured.bounds(names, kind)
+        return bounds
+
+    def evidence(
+        self, first: Instruction, second: Instruction, register: int, kind: HazardKind, cycles: int
+    ) -> str:
+        """Where the requirement of ``cycles`` for a pair comes from, for a finding."""
+        bounds = self._measured_bounds(first, second, register, kind)
+        if self._measured is not None and (
+            cycles == bounds.wrong_below or (self._lowers and cycles == bounds.limit)
+        ):
+            return f"measured on {self._measured.gpu}: wrong below {bounds.wrong_below} cycles"
+        rows = self._attested.get(kind, {})
+        names = pairing.exact_names(first, second, register, kind)
+        seen = [row.seen for name in names if (row := rows.get(name)) and row.distance == cycles]
+        if seen:
+            return f"seen {sum(seen)} times in compiler output"
+        return "by the class of the pair in compiler output"
+
+    def _look_up_floor(
+        self, first: Instruction, second: Instruction, register: int, kind: HazardKind
     ) -> int:
-        """The floor of a pair; ``names`` are its coarse names."""
         if not second.has_fixed_latency(self.sm) and first.pipe in _DONE_BEFORE_VARIABLE.get(
             kind, ()
         ):
             return 1
+        if kind == "WAR" and first.effects & Effect.ENDS_BLOCK:
+            return 1  # nothing issues after a branch that has not read its condition
+        is_early = first.base in _EARLY_UNIFORM and second.pipe is Pipe.UNIFORM
+        if kind == "WAW" and is_early and second.base not in _EARLY_UNIFORM:
+            return 1
+        form, class_name = pairing.coarse_names(first, second, register, kind)
         rows = self._floors.get(kind, {})
-        form_row, class_row = rows.get(names[0]), rows.get(names[1])
+        class_row, form_row = rows.get(class_name), rows.get(form)
+        if kind == "WAW":
+            class_row = self._overwrite_row(class_name, second)
         if kind == "RAW" and form_row is not None and form_row.seen >= WELL_OBSERVED:
-            return form_row.distance
+            is_seen = self._is_well_observed(first, second, register, kind)
+            if is_seen or class_row is None or class_row.distance > form_row.distance:
+                return form_row.distance
         if class_row is not None and class_row.seen >= WELL_OBSERVED:
             return class_row.distance
-        return self._producer_floor(names[1].partition("|")[0], kind)
+        return self._producer_floor(class_name.partition("|")[0], kind)
+
+    def _overwrite_row(self, class_name: str, second: Instruction) -> Row | None:
+        """The WAW row of a class, or a smaller one before a write that is not later.
+
+        WAW distances hardly ever bind: a class with a few hundred occurrences may still have none
+        at the distance that suffices.
+        """
+        rows = self._floors.get("WAW", {})
+        own = rows.get(class_name)
+        producer = class_name.partition("|")[0]
+        order = _WRITE_ORDER.get(producer.partition(">")[2], ())
+        pipe = second.pipe
+        if pipe not in order or not second.has_fixed_latency(self.sm):
+            return own
+        names = (f"{producer}|{earlier}:write" for earlier in order[: order.index(pipe) + 1])
+        found = (rows.get(name) for name in names)
+        trusted = [row for row in found if row is not None and row.seen >= WELL_OBSERVED]
+        return min(trusted, key=lambda row: row.distance, default=own)
+
+    def _is_well_observed(
+        self, first: Instruction, second: Instruction, register: int, kind: HazardKind
+    ) -> bool:
+        """Whether the exact pair was seen often, in each operand that has the register."""
+        attested = self._attested.get(kind, {})
+        rows = (attested.get(n) for n in pairing.exact_names(first, second, register, kind))
+        return all(row is not None and row.seen >= WELL_OBSERVED for row in rows)
 
     def safe_distance(
         self, first: Instruction, second: Instruction, register: int, kind: HazardKind
@@ -136,29 +223,31 @@ class LatencyTable:
             cached = self._look_up_safe_distance(first, second, register, kind)
             self._safe_distances[key] = cached
         distance, lacks_row = cached
-        return max(distance, self.max_latency(first)) if lacks_row else distance
+        distance = max(distance, self.max_latency(first)) if lacks_row else distance
+        bounds = self._measured_bounds(first, second, register, kind)
+        return bounds.apply(distance, lower=self._lowers)
 
     def _look_up_safe_distance(
         self, first: Instruction, second: Instruction, register: int, kind: HazardKind
     ) -> tuple[int, bool]:
         """(distance, whether the tables lack a row).
 
-        If they lack a row, only the maximum latency of the producer is safe.
+        If the exact pair was not seen, the limits of its class (producer pipe and consumer port)
+        and of its producer hold.  If there are none either, only the maximum latency of the
+        producer is safe.
         """
-        names = pairing.coarse_names(first, second, register, kind)
-        distance, lacks_row = self._floor(first, second, names, kind), False
+        class_name = pairing.coarse_names(first, second, register, kind)[1]
+        distance, lacks_row = self.min_distance(first, second, register, kind), False
         attested, sufficient = self._attested.get(kind, {}), self._sufficient.get(kind, {})
         for name in pairing.exact_names(first, second, register, kind):
             row = attested.get(name)
             if row is not None:
                 distance = max(distance, row.distance)
                 continue
-            coarser = (sufficient.get(names[1]), sufficient.get(name.partition("|")[0]))
+            coarser = (sufficient.get(class_name), sufficient.get(name.partition("|")[0]))
             distances = [row.distance for row in coarser if row is not None]
-            if len(distances) == 2:
-                distance = max(distance, *distances)
-            else:
-                lacks_row = True
+            distance = max((distance, *distances))
+            lacks_row |= not distances
         return distance, lacks_row
 
     def min_issue_gap(self, first: Instruction, second: Instruction) -> int:
@@ -206,21 +295,16 @@ class LatencyTable:
         return self._class_floors[key]
 
 
+_NOT_MEASURED = Bounds()
+
+
 @cache
-def _load(sm: int) -> LatencyTable:
+def _load(sm: int, measured: MeasuredDistances | None, measured_latencies: bool) -> LatencyTable:
     family = FAMILY.get(sm)
-    path = resources.files("nostall.sass.safety").joinpath("floors", f"sm_{family}.json")
-    if family is None or not path.is_file():
+    tables = None if family is None else mined_tables.load(family)
+    if tables is None:
         raise UnsupportedArchitecture(
             f"there is no latency table for sm_{sm}; there are tables for {sorted(FAMILY)}; mine "
             "one with `python -m nostall.sass.safety.mining`"
         )
-    content = json.loads(path.read_text())
-    floors, attested, sufficient = (
-        {
-            kind: {name: Row(*numbers) for name, numbers in rows.items()}
-            for kind, rows in content[part].items()
-        }
-        for part in ("floors", "attested", "suffices")
-    )
-    return LatencyTable(sm, floors, attested, sufficient, content["ceilings"])
+    return LatencyTable(sm, tables, measured, measured_latencies=measured_latencies)

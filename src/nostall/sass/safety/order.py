@@ -4,6 +4,12 @@ For each register and memory space a block is a sequence of *epochs*: a writer, 
 until the next writer.  Two orders keep all dependences (read after write, write after read, write
 after write) exactly if all epochs are equal.  Scheduling barriers cut a block into segments that
 must contain the same instructions.
+
+Two loads of one shared location keep their order, too.  ``ld.relaxed`` and ``ld.volatile`` of
+shared memory compile to plain LDS, and the second of two such reads must not return an older value
+than the first (coherence of reads, PTX ISA, Memory Consistency Model).  Coherence orders the reads
+of one thread, so two addresses with the same registers, unchanged between the loads, and other
+constants are different locations.  All other addresses may be equal.
 """
 
 from __future__ import annotations
@@ -13,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from nostall.sass.program import registers
+from nostall.sass.program.addresses import reads_shared_in_order, shared_address
 from nostall.sass.program.instruction import Instruction
 from nostall.sass.program.opcodes import Effect
 from nostall.sass.program.program import Function
@@ -48,6 +55,7 @@ def order_findings(original: Function, candidate: Function) -> Iterator[Finding]
             continue
         yield from _crossed_barriers(candidate, block.start, before, after)
         yield from _changed_epochs(candidate, block.start, before, after)
+        yield from _swapped_reads(candidate, block.start, before, after)
 
 
 def _crossed_barriers(
@@ -132,3 +140,66 @@ def _resources(instruction: Instruction) -> tuple[set[str], set[str]]:
         elif effects & read:
             reads.add(f"{space} memory")
     return reads, writes
+
+
+def _swapped_reads(
+    function: Function, start: int, before: Sequence[Instruction], after: Sequence[Instruction]
+) -> Iterator[Finding]:
+    """Findings for loads that pass another one that may read the same shared location."""
+    places = _read_places(before)
+    if not places:
+        return
+    last_run = 0
+    last_reader: dict[tuple[int, int], int] = {}
+    for at, instruction in enumerate(after):
+        place = places.get(instruction.index)
+        if place is None:
+            continue
+        keys = [(place.run, byte) for byte in place.bytes]
+        readers = [last_reader.get(key, -1) for key in keys]
+        last_reader.update(dict.fromkeys(keys, instruction.index))
+        last_run = max(last_run, place.run)
+        if place.run < last_run or readers != place.readers:
+            yield Finding(
+                "read-order",
+                function.name,
+                (start + at) * 16,
+                instruction.text,
+                "passes another load that may read the same shared location; relaxed and volatile "
+                "loads look like these and must keep their order",
+                "hazards",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _ReadPlace:
+    """Place of one load among the loads of a block that must keep their order."""
+
+    run: int
+    """Number of the run: neighbouring loads whose addresses have the same register values.  Runs
+    keep their order, because different registers may give the same address."""
+    bytes: range
+    """The bytes that the load reads, relative to the registers."""
+    readers: list[int]
+    """For each byte: the load of the run that read it last before, by original index, or -1."""
+
+
+def _read_places(order: Sequence[Instruction]) -> dict[int, _ReadPlace]:
+    """The places of the shared loads of a block in its original order, by original index."""
+    places: dict[int, _ReadPlace] = {}
+    writers: dict[int, int] = {}
+    run, previous = 0, None
+    last_reader: dict[int, int] = {}
+    for instruction in order:
+        if reads_shared_in_order(instruction):
+            address = shared_address(instruction)
+            values = tuple((r, writers.get(r)) for r in sorted(instruction.address_registers))
+            if previous != (address.base, values):
+                run, previous = run + 1, (address.base, values)
+                last_reader = {}
+            readers = [last_reader.get(byte, -1) for byte in address.bytes]
+            places[instruction.index] = _ReadPlace(run, address.bytes, readers)
+            last_reader.update(dict.fromkeys(address.bytes, instruction.index))
+        for register in instruction.defs:
+            writers[register] = instruction.index
+    return places

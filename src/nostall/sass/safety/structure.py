@@ -7,8 +7,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+import struct
+from collections import Counter, defaultdict, deque
 
+from nostall.core.errors import BadBinary
+from nostall.sass.binary.cubin import Cubin
+from nostall.sass.binary.encoding import PAYLOAD_MASK, WORD_BYTES
 from nostall.sass.program.instruction import Instruction
 from nostall.sass.program.program import Function, Program
 from nostall.sass.safety.verdict import Finding
@@ -57,6 +61,49 @@ def align(original: Program, candidate: Program) -> Program:
     return aligned
 
 
+def changed_words(original: Program, candidate: Cubin) -> list[Finding]:
+    """Findings about instruction words that a block of the original does not have.
+
+    The words are compared without their control bits and without disassembling them, so a word
+    that nvdisasm cannot decode is found, too.  Functions of other names or sizes are left out.
+    """
+    findings: list[Finding] = []
+    texts = {text.name: text for text in candidate.texts}
+    for function in original.functions:
+        text = texts.get(function.name)
+        if text is None or text.size != function.text.size:
+            continue
+        code = candidate.data[text.file_offset : text.file_offset + text.size]
+        words = [lo | hi << 64 for lo, hi in struct.iter_unpack("<QQ", code)]
+        payloads = [word & PAYLOAD_MASK for word in words]
+        for block in function.blocks:
+            known = Counter(i.payload for i in function.instructions[block.start : block.end])
+            for position in range(block.start, block.end):
+                known[payloads[position]] -= 1
+                if known[payloads[position]] < 0:
+                    findings.append(
+                        _not_a_permutation(function.name, position, f"word {words[position]:#034x}")
+                    )
+    return findings
+
+
+def undecodable(error: BadBinary) -> Finding:
+    """The finding about a candidate that cannot be read."""
+    return _program_finding("undecodable", f"the candidate cannot be decoded: {error}")
+
+
+def _not_a_permutation(function: str, position: int, text: str) -> Finding:
+    return Finding(
+        "not-a-permutation",
+        function,
+        position * WORD_BYTES,
+        text,
+        "is not in this block of the original, or appears there less often; a block must keep its "
+        "instructions",
+        "structure",
+    )
+
+
 def _match_instructions(original: Function, candidate: Function) -> list[Instruction]:
     """The original instructions in the candidate's order, with the candidate's control words.
 
@@ -71,17 +118,7 @@ def _match_instructions(original: Function, candidate: Function) -> list[Instruc
         for position in range(block.start, block.end):
             word = candidate.instructions[position]
             if not unmatched[word.payload]:
-                findings.append(
-                    Finding(
-                        "not-a-permutation",
-                        original.name,
-                        position * 16,
-                        word.text,
-                        "is not in this block of the original, or appears there less often; a "
-                        "block must keep its instructions",
-                        "structure",
-                    )
-                )
+                findings.append(_not_a_permutation(original.name, position, word.text))
             else:
                 matched.append(unmatched[word.payload].popleft().with_control(word.control))
     if findings:

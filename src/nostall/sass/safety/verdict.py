@@ -50,6 +50,8 @@ class Verdict:
     findings: tuple[Finding, ...]
     checked: int
     """Number of instructions that were checked."""
+    remarks: tuple[Finding, ...] = ()
+    """Possible faults of the original as the compiler wrote it; a candidate must not add any."""
 
     @property
     def safe(self) -> bool:

@@ -24,6 +24,8 @@ class InFlight:
     scoreboards: int
     """Bit mask of the scoreboards that announce the completion; 0 without a scoreboard."""
     fixed_latency: bool
+    is_wall: bool
+    """Whether the item is of a wall: memory accesses may rely on its completion."""
     ceiling: int
     """Cycles after issue by which a fixed-latency item is complete; 0 for the others."""
 
@@ -97,6 +99,7 @@ class BlockConstraints:
         ``live_in`` maps each item to the cycles since its issue.
         """
         by_register: dict[int, list[tuple[InFlight, int]]] = defaultdict(list)
+        walls = [(item, since) for item, since in live_in.items() if item.is_wall]
         for item, since in live_in.items():
             self.scoreboards.live_in |= item.scoreboards
             self.scoreboards.unknown_live_in |= not item.fixed_latency and not item.scoreboards
@@ -104,6 +107,9 @@ class BlockConstraints:
                 by_register[register].append((item, since))
         for instruction in self.order:
             defs = frozenset(instruction.defs)
+            if walls and instruction.accesses_memory and not instruction.is_barrier:
+                for item, since in walls:
+                    self._protect(instruction, item, since)
             for register in {*instruction.uses, *defs}:
                 for item, since in by_register.get(register, ()):
                     if item.is_result or register in defs:

@@ -6,18 +6,14 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from nostall.sass.program import queues
+from nostall.sass.program import queues, registers
+from nostall.sass.program.cover_rules import COVER, Claim, group
 from nostall.sass.program.instruction import Instruction
-from nostall.sass.program.opcodes import Effect
 from nostall.sass.safety.latency import OVERWRITE_GAP, SCOREBOARD_GAP, LatencyTable
 from nostall.sass.safety.pairing import HazardKind
 from nostall.sass.schedule.constraints import BlockConstraints, InFlight
+from nostall.sass.schedule.memory_order import order_memory_accesses, order_shared_reads
 
-_MEMORY_SPACES = (
-    (Effect.READ_GLOBAL, Effect.WRITE_GLOBAL),
-    (Effect.READ_SHARED, Effect.WRITE_SHARED),
-    (Effect.READ_LOCAL, Effect.WRITE_LOCAL),
-)
 _NEAR_WALLS = 16
 """Number of preceding walls to which distances are kept. Walls issue at least 1 cycle apart."""
 _WAW_CHAIN = 40
@@ -26,15 +22,21 @@ _WAW_CHAIN = 40
 
 @dataclass(slots=True)
 class _Pending:
-    """A variable-latency result, or sources read after issue, that the scan still tracks."""
+    """A variable-latency result, or sources read after issue, that the scan still tracks.
+
+    For memory accesses and walls also a scoreboard that announces their completion without
+    registers, because others may rely on it.
+    """
 
     instruction: Instruction
     is_result: bool
-    queue: str
-    """Name of the in-order queue of the operation; "" without one."""
+    group: str
+    """Group of the operation in the in-order rules; "" without one."""
     registers: frozenset[int]
     proofs: dict[int, int]
     """Scoreboard -> the instruction that sets it: this one, or a later one of the same queue."""
+    guard: str | None
+    """Guard of the instruction; None without a guard or once its predicate is overwritten."""
     waiter: int | None = None
     """The instruction that waits for the completion, once the scan has passed it."""
 
@@ -50,7 +52,8 @@ def scan_block(
         now += instruction.control.stall
     constraints.length = now
     _scan_registers(constraints)
-    _order_memory_accesses(constraints)
+    order_memory_accesses(constraints)
+    order_shared_reads(constraints)
     _keep_wall_distances(constraints, pinned)
     _order_asynchronous_scoreboards(constraints)
     return constraints
@@ -84,6 +87,8 @@ class _RegisterTracker:
         self.past_writers: dict[int, list[Instruction]] = defaultdict(list)
         """Earlier fixed-latency writers that may not have written yet."""
         self.readers: dict[int, list[Instruction]] = defaultdict(list)
+        self.completed_walls: list[int] = []
+        """Since the last wall: the instructions that wait for the scoreboard of a wall."""
 
     def process_waits(self, instruction: Instruction) -> None:
         """Order each pending operation before the instruction that waits for it."""
@@ -102,6 +107,8 @@ class _RegisterTracker:
                 still_pending.append(item)
                 continue
             item.waiter = index
+            if item.instruction.is_barrier:
+                self.completed_walls.append(index)
             setter = item.proofs[scoreboards[0]]
             constraints.add_edge(item.instruction.index, index, SCOREBOARD_GAP)
             constraints.add_edge(item.instruction.index, setter)
@@ -119,7 +126,12 @@ class _RegisterTracker:
             yield index, False
 
     def process_accesses(self, instruction: Instruction) -> None:
-        """Add the RAW, WAW and WAR dependences of an instruction."""
+        """Add the RAW, WAW and WAR dependences of an instruction, and those on fences."""
+        if instruction.is_barrier:
+            self.completed_walls = []
+        elif instruction.accesses_memory:
+            for waiter in self.completed_walls:
+                self.constraints.add_edge(waiter, instruction.index)
         for register in instruction.uses:
             for writer in self.writers[register]:
                 self._add_write_dependence(writer, instruction, register, "RAW")
@@ -162,6 +174,10 @@ class _RegisterTracker:
     def record_issue(self, instruction: Instruction) -> None:
         """Make an instruction the latest reader and writer of its registers."""
         self._add_proofs(instruction)
+        if any(registers.is_predicate(register) for register in instruction.defs):
+            for item in self.pending:
+                if set(item.instruction.guard_registers) & set(instruction.defs):
+                    item.guard = None
         for register in instruction.uses:
             self.readers[register].append(instruction)
         for register in instruction.defs:
@@ -176,7 +192,8 @@ class _RegisterTracker:
                 item for item in self.by_register[register] if item.waiter is None
             ]
         control = instruction.control
-        if instruction.has_fixed_latency(self.sm) and control.write_sb > 5:
+        is_announced = instruction.is_barrier and control.read_sb < 6
+        if instruction.has_fixed_latency(self.sm) and control.write_sb > 5 and not is_announced:
             return
         mask = queues.result_scoreboards(instruction)
         write = {board: instruction.index for board in range(6) if mask >> board & 1}
@@ -184,6 +201,10 @@ class _RegisterTracker:
         self._track(instruction, True, frozenset(instruction.defs), dict(write))
         late_sources = frozenset(queues.late_sources(instruction, self.sm))
         self._track(instruction, False, late_sources, {**write, **read})
+        if instruction.is_barrier or (instruction.accesses_memory and not late_sources):
+            self._track_scoreboard(instruction, False, read)
+        if not instruction.defs and (instruction.is_barrier or instruction.accesses_memory):
+            self._track_scoreboard(instruction, True, write)
 
     def _track(
         self,
@@ -194,12 +215,20 @@ class _RegisterTracker:
     ) -> None:
         if not registers:
             return
-        queue_of = queues.result_queue if is_result else queues.source_queue
-        queue = queue_of(instruction, self.sm)
-        item = _Pending(instruction, is_result, queue, registers, proofs)
+        own_group = group(instruction, self.sm)
+        redefines_guard = set(instruction.guard_registers) & set(instruction.defs)
+        guard = None if redefines_guard else instruction.guard
+        item = _Pending(instruction, is_result, own_group, registers, proofs, guard)
         self.pending.append(item)
         for register in registers:
             self.by_register[register].append(item)
+
+    def _track_scoreboard(
+        self, instruction: Instruction, is_result: bool, proofs: dict[int, int]
+    ) -> None:
+        """Track what the scoreboards ``proofs`` of a wall or memory access announce."""
+        if proofs:
+            self.pending.append(_Pending(instruction, is_result, "", frozenset(), proofs, None))
 
     def _recent_writers(self, register: int, instruction: Instruction) -> list[Instruction]:
         """Earlier fixed-latency writers that the next writer could still come too close to."""
@@ -213,16 +242,26 @@ class _RegisterTracker:
         ]
 
     def _add_proofs(self, instruction: Instruction) -> None:
-        """Mark earlier operations of an in-order queue as covered by a later one's scoreboards."""
+        """Mark earlier operations as covered by the scoreboards of a later one."""
         control = instruction.control
-        sources = queues.source_queue(instruction, self.sm)
-        if not sources:
+        own_group = group(instruction, self.sm)
+        if not own_group or (control.write_sb > 5 and control.read_sb > 5):
             return
-        results = queues.result_queue(instruction, self.sm)
+        covered = {
+            guarded: tuple(
+                COVER.earlier_groups(claim, own_group, self.sm, guarded=guarded)
+                for claim in (Claim.RESULT, Claim.SOURCES)
+            )
+            for guarded in (False, instruction.is_guarded)
+        }
         for item in self.pending:
-            if not item.queue or item.queue != (results if item.is_result else sources):
-                continue
-            boards = (control.write_sb,) if item.is_result else (control.write_sb, control.read_sb)
+            has_same_guard = item.guard is not None and item.guard == instruction.guard
+            results, sources = covered[instruction.is_guarded and not has_same_guard]
+            boards: tuple[int, ...] = ()
+            if not item.is_result and item.group in sources:
+                boards = (control.write_sb, control.read_sb)
+            elif item.group in results:
+                boards = (control.write_sb,)
             for board in boards:
                 if board < 6:
                     item.proofs.setdefault(board, instruction.index)
@@ -231,12 +270,9 @@ class _RegisterTracker:
         """Record the operations that are in flight when the block ends."""
         constraints, end = self.constraints, self.constraints.length
         for item in self.pending:
-            control = item.instruction.control
-            boards = queues.result_scoreboards(item.instruction)
-            if not item.is_result and control.read_sb < 6:
-                boards |= 1 << control.read_sb
-            index = item.instruction.index
-            key = InFlight(index, item.is_result, item.registers, boards, False, 0)
+            index, is_wall = item.instruction.index, item.instruction.is_barrier
+            boards = sum(1 << board for board, setter in item.proofs.items() if setter == index)
+            key = InFlight(index, item.is_result, item.registers, boards, False, is_wall, 0)
             since = end - constraints.issue[index]
             constraints.live_out[key] = since if item.is_result else 0
             for board, setter in item.proofs.items():
@@ -253,10 +289,12 @@ class _RegisterTracker:
             if instruction.defs:
                 constraints.before_end[index] = min(since, max_latency)
                 if since < max_latency:
-                    key = InFlight(index, True, frozenset(instruction.defs), 0, True, max_latency)
+                    key = InFlight(
+                        index, True, frozenset(instruction.defs), 0, True, False, max_latency
+                    )
                     constraints.live_out[key] = since
             if self.late[index] and since < max_latency:
-                key = InFlight(index, False, self.late[index], 0, True, max_latency)
+                key = InFlight(index, False, self.late[index], 0, True, False, max_latency)
                 constraints.live_out[key] = since
         elif instruction.control.write_sb < 6 or instruction.control.read_sb < 6:
             constraints.before_end[index] = min(since, SCOREBOARD_GAP)
@@ -268,23 +306,6 @@ class _RegisterTracker:
 def _fixed_late_sources(instruction: Instruction, sm: int) -> tuple[int, ...]:
     """Registers that a fixed-latency instruction reads after issue; () for the other ones."""
     return queues.late_sources(instruction, sm) if instruction.has_fixed_latency(sm) else ()
-
-
-def _order_memory_accesses(constraints: BlockConstraints) -> None:
-    """Keep the order of two accesses to one memory space, unless both read."""
-    for read, write in _MEMORY_SPACES:
-        writer: int | None = None
-        readers: list[int] = []
-        for instruction in constraints.order:
-            effects, index = instruction.effects, instruction.index
-            if effects & (write | Effect.FENCE):
-                for earlier in (*readers, *([writer] if writer is not None else [])):
-                    constraints.add_edge(earlier, index)
-                writer, readers = index, []
-            elif effects & read:
-                if writer is not None:
-                    constraints.add_edge(writer, index)
-                readers.append(index)
 
 
 def _keep_wall_distances(constraints: BlockConstraints, pinned: frozenset[int]) -> None:

@@ -78,9 +78,14 @@ class DependenceGraph:
     edge_count: int
 
 
-def build_graph(function: Function, sm: int) -> DependenceGraph:
-    """Derive the constraints of ``function`` from its original schedule."""
-    floors = LatencyTable.load(sm)
+def build_graph(
+    function: Function, sm: int, *, measured_latencies: bool = False
+) -> DependenceGraph:
+    """Derive the constraints of ``function`` from its original schedule.
+
+    ``measured_latencies``: issue distances measured on a GPU may lower mined ones.
+    """
+    floors = LatencyTable.load(sm, measured_latencies=measured_latencies)
     pinned = function.pinned | function.frozen
     scans = [
         scan_block(function.instructions[b.start : b.end], sm, floors, pinned)

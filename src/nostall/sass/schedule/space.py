@@ -47,11 +47,19 @@ _SLIDE_TAGS = {k: frozenset(("slide", "order", f"distance={abs(k)}")) for k in _
 class ScheduleSpace(Space[Schedule, ScheduleMove]):
     """Schedules of ``function`` that keep all dependences and protections of the original."""
 
-    def __init__(self, program: Program, function: Function) -> None:
+    def __init__(
+        self, program: Program, function: Function, *, measured_latencies: bool = False
+    ) -> None:
+        """``measured_latencies``: issue distances measured on a GPU may lower mined ones.
+
+        Raises :class:`~nostall.core.errors.UnsupportedArchitecture` if there are none for the
+        architecture of ``program``.
+        """
         self.program = program
         self.function = function
+        self.measured_latencies = measured_latencies
         with garbage_collector.paused():
-            self.graph = build_graph(function, program.sm)
+            self.graph = build_graph(function, program.sm, measured_latencies=measured_latencies)
         self._start = Schedule.from_function(function)
         self._asynchronous = 0
         for block in self.graph.blocks:

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from nostall.core import BadInput, NostallError, Observer, Run
 from nostall.core.errors import UnsupportedArchitecture
 from nostall.core.launch import LaunchSpec
+from nostall.core.plurals import pluralize
 from nostall.fusion.codegen.emit.program import Program
 from nostall.fusion.codegen.runtime.launch_specs import launch_specs
 from nostall.sass import validate
@@ -43,7 +44,8 @@ class CompiledKernel:
         """Why the kernel cannot be tuned; empty if it can."""
         binary = self.binary
         if binary.findings:
-            return f"the verifier reports {binary.findings} findings in the compiler's own order"
+            findings = pluralize(binary.findings, "finding")
+            return f"the verifier reports {findings} in the compiler's own order"
         return binary.failure or binary.not_judged
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nostall.core.errors import BadInput
+from nostall.core.suggest import unknown
 
 DTYPES = {
     "f64": "float64",
@@ -78,7 +79,7 @@ def torch_dtype(name: str) -> str:
         return DTYPES[name]
     if name in DTYPES.values():
         return name
-    raise BadInput(f"dtype {name!r} is unknown; allowed are {', '.join(DTYPES)}")
+    raise BadInput(unknown("dtype", name, DTYPES))
 
 
 def _parse_input(part: str) -> TensorInput | NumberInput:

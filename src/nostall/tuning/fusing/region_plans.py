@@ -13,6 +13,7 @@ from importlib import import_module
 from pathlib import Path
 
 from nostall.core.errors import BadInput, MissingPart
+from nostall.core.suggest import unknown
 from nostall.fusion.capture import CapturedGraph
 from nostall.fusion.codegen.cost.default_plan import default_plan, modelled_seconds
 from nostall.fusion.codegen.emit.program import Program
@@ -73,7 +74,7 @@ STRATEGIES: dict[str, Planner] = {
 def check_strategy(name: str) -> None:
     """Raise :class:`BadInput` for an unknown strategy, :class:`MissingPart` without SciPy."""
     if name not in STRATEGIES:
-        raise BadInput(f"--strategy is {name!r}; allowed are {', '.join(STRATEGIES)}")
+        raise BadInput(unknown("--strategy", name, STRATEGIES))
     if name == "optimum":
         try:
             import_module("scipy.optimize")

@@ -11,6 +11,7 @@ larger than memory. Needs PyTorch. A target ``path.py:name`` is one of
 from __future__ import annotations
 
 import inspect
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from nostall.core.errors import BadInput, NostallError
+from nostall.core.suggest import did_you_mean, listed
 from nostall.fusion.capture import CapturedGraph, capture, inference_graph, training_graphs
 from nostall.tuning.fusing.inputs import NumberInput, parse_inputs, parse_target
 from nostall.tuning.kernel_file import import_file, root_cause
@@ -112,7 +114,13 @@ def _load_function(file: ModuleType, path: str, name: str, mode: FakeTensorMode)
             if callable(value) and getattr(value, "__module__", "") == file.__name__
         ]
         raise BadInput(
-            f"{path} has no function {name!r}; it has: {', '.join(candidates) or '(none)'}"
+            f"{path} has no function {name!r}; it has: {listed(candidates)}"
+            f"{did_you_mean(name, candidates)}"
+        )
+    if type(named).__module__.partition(".")[0] == "triton":
+        raise BadInput(
+            f"{path}:{name} is a Triton kernel, and fuse takes a PyTorch function of tensors; "
+            f"`{shlex.join(['nostall', 'tune', f'{path}:{name}'])}` searches a kernel of your own"
         )
     function = named
     if isinstance(named, type) or (not isinstance(named, nn.Module) and _has_no_parameters(named)):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from nostall.core.errors import BadHardware, BadJob
+from nostall.core.errors import BadHardware, BadInput, BadJob
 from nostall.workload.characterization.what_if import WhatIf
 from nostall.workload.hardware.description import Hardware
 from nostall.workload.jobs.record import Architecture, Job, Resource
@@ -94,6 +94,8 @@ class JobsCharacterization:
     """Number of skipped rows and jobs."""
     num_unreadable: int
     """Number of unreadable files."""
+    notes: tuple[str, ...] = ()
+    """Damage in rows that are used."""
 
     def as_json(self) -> dict[str, Any]:
         """The JSON output of the command; it has no sweeps."""
@@ -104,6 +106,7 @@ class JobsCharacterization:
             "left_out": self.num_skipped,
             "unreadable_files": self.num_unreadable,
             "reasons": list(self.skip_reasons),
+            "remarks": list(self.notes),
             "groups": [asdict(group) for group in self.groups],
             "ranking_by_gpu_time": self.resource_ranking,
             "ported_from_ps_worker": [asdict(summary) for summary in self.porting],
@@ -162,6 +165,7 @@ def characterize_jobs(
         skip_reasons=(*unreadable, *skip_reasons),
         num_skipped=num_skipped,
         num_unreadable=len(unreadable),
+        notes=tuple(f"{table.path}: {note}" for table in tables for note in table.notes),
     )
 
 
@@ -185,7 +189,10 @@ def _runnable_jobs(
         else:
             jobs.append(job)
     if not jobs:
-        raise BadJob(f"no job can run on {hardware.name}: {skip_reasons[-1]}")
+        raise BadJob(
+            f"no job can run on {hardware.name}; the last reason: {skip_reasons[-1]}; give other "
+            "jobs or other hardware"
+        )
     return jobs, skip_reasons, num_skipped
 
 
@@ -234,6 +241,11 @@ def _porting_summary(target: Architecture, projections: Sequence[Projection]) ->
 
 
 def _what_if(population: Population, question: WhatIf) -> WhatIfResult:
+    if question.nodes is not None:
+        raise BadInput(
+            f"--what-if {question.text}: the jobs of a job table have replicas, not nodes; ask "
+            "for to=allreduce-cluster, or give a table of measured steps or a trace"
+        )
     if question.target is not None:
         sources = [a for a in Architecture if a not in (question.target, Architecture.SINGLE)]
         affected = population.select(*sources)

@@ -7,16 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from nostall.core.errors import BadInput, BadTrace
+from nostall.core.plurals import pluralize
+from nostall.workload.characterization.trace_slowdown import TraceSlowdown, slowdown_over_nodes
 from nostall.workload.characterization.what_if import WhatIf
 from nostall.workload.hardware.description import Hardware
 from nostall.workload.jobs.record import Resource
 from nostall.workload.timeline.analysis import Timeline, build_timelines
 from nostall.workload.timeline.bottlenecks import Bottleneck, find_bottlenecks
-from nostall.workload.timeline.collectives import (
-    MatchedCollective,
-    has_collectives,
-    match_collectives,
-)
+from nostall.workload.timeline.collectives import has_collectives, match_with_remarks
+from nostall.workload.timeline.host import HostTimeline, build_host_timeline
 from nostall.workload.timeline.kernels import KernelTime, kernel_times
 from nostall.workload.traces.chakra import ChakraTrace
 from nostall.workload.traces.ranks import RankRecordings
@@ -32,7 +31,7 @@ PART_OF_RESOURCE = {
 """The part of a timeline that a resource bounds.  A trace does not record which link a collective
 uses, so both links bound all exposed communication."""
 MAX_KERNELS = 25
-"""Kernels in the JSON output."""
+"""Kernels, and operators of the host, in the JSON output."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,9 @@ class GpuCharacterization:
     kernels: tuple[KernelTime, ...]
     bottlenecks: tuple[Bottleneck, ...]
     what_if: tuple[tuple[str, float], ...]
-    """(question, modelled speed-up)."""
+    """(question, modelled speed-up: the measured span over the modelled one)."""
+    slowdowns: tuple[TraceSlowdown, ...]
+    """The answers to ``nodes=N`` questions."""
 
     @property
     def name(self) -> str:
@@ -81,6 +82,7 @@ class GpuCharacterization:
                 {"question": question, "modelled_speedup": speedup}
                 for question, speedup in self.what_if
             ],
+            "slowdown": [answer.as_json() for answer in self.slowdowns],
         }
 
 
@@ -134,6 +136,8 @@ class TracesCharacterization:
     """The result for a set of traces."""
 
     gpus: tuple[GpuCharacterization, ...]
+    hosts: tuple[HostTimeline, ...]
+    """Traces without GPU activities."""
     collectives: CollectiveSummary | None
     """None if there are fewer than two ranks, or if their collectives do not match."""
     chakra: tuple[ChakraTrace, ...]
@@ -147,6 +151,7 @@ class TracesCharacterization:
         matched = {"collectives": self.collectives.as_json()} if self.collectives else {}
         return {
             "ranks": [gpu.as_json() for gpu in self.gpus],
+            "hosts": [_host_json(host) for host in self.hosts],
             **matched,
             "chakra": [_chakra_json(trace) for trace in self.chakra],
             "left_out": len(self.skip_reasons),
@@ -177,19 +182,43 @@ def characterize_traces(
             skip_reasons.append(str(error))
             continue
         gpus += [_characterize_gpu(timeline, hardware, questions) for timeline in timelines]
-    if not gpus and not chakra:
+    hosts: list[HostTimeline] = []
+    for host in ranks.hosts if ranks else ():
+        try:
+            hosts.append(build_host_timeline(host))
+        except BadTrace as error:
+            skip_reasons.append(str(error))
+    if not gpus and not hosts and not chakra:
         raise BadTrace(skip_reasons[0] if skip_reasons else "no traces; give at least one file")
+    if questions and not gpus:
+        raise BadInput(
+            f"--what-if {questions[0].text}: no trace has GPU activities to ask about; record one "
+            "with ProfilerActivity.CUDA"
+        )
     notes = list(ranks.notes) if ranks else []
-    notes += [f"{c.path}: {c.damage}; the nodes before it are used" for c in chakra if c.damage]
+    notes += [f"{trace.path}: {remark}" for trace in chakra for remark in trace.remarks]
+    notes += [note for gpu in gpus for note in _overlap_notes(gpu)]
     collectives = None
     if _are_ranks_of_one_job(recordings):
         try:
-            collectives = _collective_summary(recordings)
+            collectives, remarks = _collective_summary(recordings)
+            notes += remarks
         except BadTrace as error:
             notes.append(f"the waiting of ranks for each other is unknown: {error}")
     return TracesCharacterization(
-        tuple(gpus), collectives, tuple(chakra), tuple(skip_reasons), tuple(notes)
+        tuple(gpus), tuple(hosts), collectives, tuple(chakra), tuple(skip_reasons), tuple(notes)
     )
+
+
+def _overlap_notes(gpu: GpuCharacterization) -> list[str]:
+    count = gpu.timeline.num_overlapping
+    if not count:
+        return []
+    return [
+        f"{gpu.timeline.recording.path}: {pluralize(count, 'kernel')} of GPU {gpu.timeline.device} "
+        f"{'overlaps' if count == 1 else 'overlap'} another kernel of the same stream (branches of "
+        "a CUDA graph, or damaged times); each moment counts once, but sums of kernels count both"
+    ]
 
 
 def _rank_name(recording: Recording) -> str:
@@ -208,30 +237,38 @@ def _are_ranks_of_one_job(recordings: Sequence[Recording]) -> bool:
     )
 
 
-def _collective_summary(recordings: Sequence[Recording]) -> CollectiveSummary:
-    collectives: list[MatchedCollective] = match_collectives(recordings)
-    return CollectiveSummary(
+def _collective_summary(
+    recordings: Sequence[Recording],
+) -> tuple[CollectiveSummary | None, list[str]]:
+    """The summary (None if no collective has two traces), and what it does not count."""
+    collectives, remarks = match_with_remarks(recordings)
+    if not collectives:
+        return None, remarks
+    seconds, waits = [0.0] * len(recordings), [0.0] * len(recordings)
+    for collective in collectives:
+        rows = zip(collective.ranks, collective.seconds, collective.waits, strict=True)
+        for rank, spent, waited in rows:
+            seconds[rank] += spent
+            waits[rank] += waited
+    summary = CollectiveSummary(
         collectives=len(collectives),
         message_bytes=sum(c.message_bytes for c in collectives),
         transfer_seconds=sum(c.transfer for c in collectives),
-        ranks=tuple(
-            RankWaiting(
-                recording,
-                sum(c.seconds[i] for c in collectives),
-                sum(c.waits[i] for c in collectives),
-            )
-            for i, recording in enumerate(recordings)
-        ),
+        ranks=tuple(map(RankWaiting, recordings, seconds, waits)),
     )
+    return summary, remarks
 
 
 def _characterize_gpu(
     timeline: Timeline, hardware: Hardware | None, questions: Sequence[WhatIf]
 ) -> GpuCharacterization:
     kernels = kernel_times(timeline, hardware)
-    what_if = tuple((q.text, _speedup(timeline, q, hardware)) for q in questions)
+    what_if = tuple((q.text, _speedup(timeline, q, hardware)) for q in questions if q.nodes is None)
+    slowdowns = tuple(
+        slowdown_over_nodes(timeline, q, hardware) for q in questions if q.nodes is not None
+    )
     bottlenecks = find_bottlenecks(timeline, kernels)
-    return GpuCharacterization(timeline, tuple(kernels), tuple(bottlenecks), what_if)
+    return GpuCharacterization(timeline, tuple(kernels), tuple(bottlenecks), what_if, slowdowns)
 
 
 def _speedup(timeline: Timeline, question: WhatIf, hardware: Hardware | None) -> float:
@@ -246,10 +283,12 @@ def _speedup(timeline: Timeline, question: WhatIf, hardware: Hardware | None) ->
             f"--what-if {question.text}: a trace does not record the rates of its links; add "
             "--hardware, or ask for a factor such as nvlink=x2"
         )
-    factor = question.factor or question.factor_on(hardware) if hardware else question.factor
-    assert factor is not None
+    factor = question.factor
+    if factor is None:
+        assert hardware is not None
+        factor = question.factor_on(hardware)
     seconds = timeline.parts[PART_OF_RESOURCE[question.resource]]
-    return timeline.span / (timeline.span - seconds * (1 - 1 / factor))
+    return timeline.span / (timeline.span - seconds + seconds / factor)
 
 
 def _kernel_json(kernel: KernelTime) -> dict[str, Any]:
@@ -267,6 +306,33 @@ def _kernel_json(kernel: KernelTime) -> dict[str, Any]:
             "reached": kernel.roofline.attained_share,
         }
     return fields
+
+
+def host_name(host: HostTimeline) -> str:
+    """The rank, or the file name if the trace has no rank."""
+    recording = host.recording
+    return f"rank {recording.rank}" if recording.rank is not None else recording.path.name
+
+
+def _host_json(host: HostTimeline) -> dict[str, Any]:
+    return {
+        "kind": "measured",
+        "file": str(host.recording.path),
+        "rank": host.recording.rank,
+        "events": host.recording.events,
+        "seconds": host.span,
+        "steps": host.steps,
+        "parts_seconds": dict(host.parts),
+        "top_operators": [
+            {
+                "name": operator.name,
+                "calls": operator.calls,
+                "self_seconds": operator.self_seconds,
+                "seconds": operator.seconds,
+            }
+            for operator in host.operators[:MAX_KERNELS]
+        ],
+    }
 
 
 def _chakra_json(trace: ChakraTrace) -> dict[str, Any]:

@@ -12,6 +12,9 @@ from nostall.workload.hardware.operator_time import OperatorTimeModel
 from nostall.workload.jobs.operators import Operator, OperatorKind
 from nostall.workload.jobs.record import Resource
 
+MIN_RATE, MAX_RATE = 1.0, 1e30
+"""Limits of rates and sizes that exist; with others, modelled times are not finite or 0."""
+
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
@@ -50,11 +53,11 @@ class Hardware:
         values = {**{f"flops.{k}": v for k, v in self.flops.items()}, **rates}
         for name, value in {**values, "memory_size": self.memory_size}.items():
             is_required = name.startswith(("flops", "memory"))
-            if not math.isfinite(value) or value < 0 or (is_required and value == 0):
-                allowed = "> 0" if is_required else ">= 0 (0: the link does not exist)"
+            if not (MIN_RATE <= value <= MAX_RATE or (value == 0 and not is_required)):
+                absent = "" if is_required else ", or 0 if the link does not exist"
                 raise BadHardware(
-                    f"hardware {self.name!r} has {name} = {value!r}; allowed is a finite number "
-                    f"{allowed}; correct the description"
+                    f"hardware {self.name!r} has {name} = {value!r}; allowed is a number from "
+                    f"{MIN_RATE:g} to {MAX_RATE:g}{absent}; correct the description"
                 )
         if not self.flops or self.gpus_per_server < 1 or self.pcie_links < 1:
             raise BadHardware(

@@ -13,6 +13,10 @@ from nostall.workload.jobs.record import Resource
 PUBLISHED_SHARE = 0.7
 """Efficiency on every resource that readers of arXiv:1910.05930 report (unverified)."""
 
+MIN_SHARE = 1e-9
+MAX_OVERHEAD = 1e6
+"""Seconds."""
+
 
 @dataclass(frozen=True, slots=True)
 class EfficiencyCurve:
@@ -23,15 +27,16 @@ class EfficiencyCurve:
     """
 
     share: float
-    """Share of the peak rate that large amounts reach, 0 < share <= 1."""
+    """Share of the peak rate that large amounts reach, :data:`MIN_SHARE` to 1."""
     overhead: float = 0.0
-    """Seconds that any amount costs."""
+    """Seconds that any amount costs, at most :data:`MAX_OVERHEAD`."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.share <= 1 or not 0 <= self.overhead < float("inf"):
+        if not MIN_SHARE <= self.share <= 1 or not 0 <= self.overhead <= MAX_OVERHEAD:
             raise BadInput(
                 f"an efficiency curve has share {self.share!r} and overhead {self.overhead!r} s; "
-                "allowed are 0 < share <= 1 and overhead >= 0; correct the efficiency"
+                f"allowed are {MIN_SHARE:g} <= share <= 1 and 0 <= overhead <= {MAX_OVERHEAD:g}; "
+                "correct the efficiency"
             )
 
     def seconds(self, amount: float, peak: float) -> float:

@@ -7,15 +7,18 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from nostall.core.errors import BadHardware, BadInput
+from nostall.core.plurals import pluralize
 from nostall.workload.hardware.description import Hardware
 from nostall.workload.hardware.efficiency import EfficiencyCurve, flat_efficiency
 from nostall.workload.hardware.operator_time import OperatorTimeModel
 from nostall.workload.hardware.quantity import parse_quantity
 from nostall.workload.jobs.operators import OperatorKind
+from nostall.workload.jobs.precisions import canonical_precision
 from nostall.workload.jobs.record import Resource
+from nostall.workload.jobs.table_rows import printable
 
 MAX_BYTES = 1 << 20
 """Size limit of a hardware file, so that another kind of file is not read by mistake."""
@@ -60,7 +63,7 @@ class HardwareFile(BaseModel):
     """Schema of a hardware file; the fields are those of :class:`Hardware`."""
 
     model_config = ConfigDict(extra="forbid")
-    name: str
+    name: Annotated[str, AfterValidator(printable)]
     flops: dict[str, Flops] = Field(min_length=1)
     memory: Rate
     memory_size: Size
@@ -78,7 +81,19 @@ class HardwareFile(BaseModel):
         curves = {r: EfficiencyCurve(c.share, c.overhead) for r, c in self.efficiency.items()}
         operators = {k: OperatorTimeModel(**dict(c)) for k, c in self.operators.items()}
         fields = self.model_dump(exclude={"efficiency", "operators"})
+        fields["flops"] = self._flops_by_precision()
         return Hardware(**fields, efficiency={**flat_efficiency(), **curves}, operators=operators)
+
+    def _flops_by_precision(self) -> dict[str, float]:
+        flops: dict[str, float] = {}
+        for name, rate in self.flops.items():
+            precision = canonical_precision(name)
+            if precision in flops:
+                raise BadHardware(
+                    f"flops has two rates for {precision} (one is {name!r}); remove one of them"
+                )
+            flops[precision] = rate
+        return flops
 
 
 def presets() -> list[str]:
@@ -109,7 +124,7 @@ def load_hardware(name_or_path: str) -> Hardware:
     try:
         return _parse(path.read_text("utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as error:
-        raise BadHardware(f"cannot read {path}: {error}; give a TOML file") from error
+        raise BadHardware(f"cannot read {path}: {error}; give a TOML file in UTF-8") from error
 
 
 def _parse(text: str, source: str) -> Hardware:
@@ -121,6 +136,11 @@ def _parse(text: str, source: str) -> Hardware:
             f"{source} is not TOML: {error}; the presets in nostall/workload/hardware/presets are "
             "examples"
         ) from error
+    except RecursionError as error:
+        raise BadHardware(
+            f"{source} is not a hardware file: its values are nested too deeply; the presets in "
+            "nostall/workload/hardware/presets are examples"
+        ) from error
     except BadInput as error:  # the schema allows the values, the dataclasses do not
         raise BadHardware(f"{source}: {error}") from error
     except ValidationError as error:
@@ -128,5 +148,6 @@ def _parse(text: str, source: str) -> Hardware:
         field = ".".join(map(str, first["loc"]))
         raise BadHardware(
             f"{source}: {field}: {first['msg'].removeprefix('Value error, ')}"
-            f" ({error.error_count()} such problems); correct the file"
+            f" ({pluralize(error.error_count(), 'such problem')}); correct the file, "
+            "docs/reference/hardware-file.md has all keys"
         ) from error

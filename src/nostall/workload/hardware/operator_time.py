@@ -15,12 +15,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from math import isfinite
 
 import numpy as np
 
 from nostall.core.errors import BadInput
 from nostall.workload.jobs.operators import Operator
+
+MAX_FACTOR = 1e9
+"""Limit of the three numbers of a time model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +41,11 @@ class OperatorTimeModel:
 
     def __post_init__(self) -> None:
         values = (self.overhead, self.compute, self.memory)
-        if not all(isfinite(v) and v >= 0 for v in values) or not any(values):
+        if not all(0 <= v <= MAX_FACTOR for v in values) or not any(values):
             raise BadInput(
                 f"an operator has overhead {self.overhead!r} s, compute {self.compute!r} and "
-                f"memory {self.memory!r}; allowed are numbers >= 0, not all 0; correct them"
+                f"memory {self.memory!r}; allowed are numbers from 0 to {MAX_FACTOR:g}, not all 0; "
+                "correct them"
             )
 
     def seconds(self, operator: Operator, peak_flops: float, peak_memory: float) -> float:

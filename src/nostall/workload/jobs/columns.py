@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from nostall.core.errors import BadJob
@@ -18,6 +18,7 @@ _FLOP_UNITS = {
     **_DECIMAL_PREFIXES,
     **{f"{prefix}FLOP": factor for prefix, factor in _DECIMAL_PREFIXES.items()},
 }
+_SECOND_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "min": 60.0}
 _HOUR_UNITS = {"h": 1.0, "s": 1 / 3600, "min": 1 / 60, "d": 24.0}
 
 
@@ -31,11 +32,13 @@ class Column:
     """Converts a cell from the unit of the header to the base unit (FLOP, bytes, hours)."""
 
 
-def parse_header(headers: Iterable[str], fields: Collection[str], table: str) -> dict[str, Column]:
+def parse_header(
+    headers: Iterable[str], fields: Collection[str], table: str, required: Sequence[str]
+) -> dict[str, Column]:
     """Map each header cell (``flops [T]``) to its :class:`Column`.
 
     ``table`` names the file in error messages.  Raises :class:`~nostall.core.errors.BadJob` if a
-    column or a unit is unknown, if a field occurs twice, or if ``architecture`` is missing.
+    column or a unit is unknown, if a field occurs twice, or if one of ``required`` is missing.
     """
     columns: dict[str, Column] = {}
     for header in headers:
@@ -43,19 +46,25 @@ def parse_header(headers: Iterable[str], fields: Collection[str], table: str) ->
         name = match[1].lower() if match else header
         if match is None or name not in fields:
             raise BadJob(
-                f"{table}: unknown column {header!r}; allowed are {', '.join(fields)}, each with "
-                "an optional unit in brackets; rename or remove the column"
+                f"{table}: unknown column {header[:80]!r}; allowed are {', '.join(fields)}, each "
+                "with an optional unit in brackets; rename or remove the column"
             )
         if name in {column.field for column in columns.values()}:
             raise BadJob(f"{table}: column {name!r} occurs twice; remove one of them")
         columns[header] = Column(name, _unit_factor(name, match[2], header, table))
-    if "architecture" not in {column.field for column in columns.values()}:
-        raise BadJob(
-            f"{table}: the column 'architecture' is missing (columns: "
-            f"{', '.join(columns) or 'none'}); a job table is a CSV file with a header line, or a "
-            "Parquet file"
-        )
+    for name in required:
+        if name not in {column.field for column in columns.values()}:
+            raise BadJob(
+                f"{table}: the column {name!r} is missing (columns: "
+                f"{', '.join(columns) or 'none'}); a table is a CSV file with a header line, or a "
+                f"Parquet file, and has the columns {', '.join(required)}"
+            )
     return columns
+
+
+def field_names(headers: Iterable[str]) -> set[str]:
+    """The fields that a header names, known or not."""
+    return {match[1].lower() for header in headers if (match := _HEADER.fullmatch(header))}
 
 
 def _unit_factor(name: str, unit: str | None, header: str, table: str) -> float:
@@ -77,4 +86,6 @@ def _units(name: str) -> Mapping[str, float]:
         return _BYTE_UNITS
     if name == "flops":
         return _FLOP_UNITS
+    if name == "seconds":
+        return _SECOND_UNITS
     return _HOUR_UNITS if name == "gpu_hours" else {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -47,6 +46,13 @@ class Architecture(StrEnum):
         """Whether all replicas must run in one server."""
         return self not in (Architecture.PS_WORKER, Architecture.ALLREDUCE_CLUSTER)
 
+
+MAX_AMOUNT = 1e30
+"""Limit of amounts; sums and products of larger ones are not finite."""
+MAX_REPLICAS = 10_000_000
+"""Limit of replicas, ten times as many as the largest clusters have GPUs."""
+MIN_WORK = 1.0
+"""FLOP and bytes that a step has at least; less than one is no work."""
 
 _AMOUNTS = (
     "flops",
@@ -94,21 +100,21 @@ class Job:
 
     def __post_init__(self) -> None:
         for name in _AMOUNTS:
-            self._check(name, _is_amount, "a number >= 0")
+            self._check(name, _is_amount, _AMOUNT)
         for name in ("weight_traffic", "gpu_hours"):
             if getattr(self, name) is not None:
-                self._check(name, _is_amount, "a number >= 0")
-        self._check("batch", lambda v: math.isfinite(v) and v > 0, "a number > 0")
-        self._check("replicas", lambda v: v >= 1 and v == int(v), "an integer >= 1")
+                self._check(name, _is_amount, _AMOUNT)
+        self._check("batch", lambda v: _is_amount(v) and v > 0, f"a number > 0, <= {MAX_AMOUNT:g}")
+        self._check("replicas", _is_count, f"an integer from 1 to {MAX_REPLICAS:,}")
         if self.architecture is Architecture.SINGLE and self.replicas != 1:
             raise BadJob(
                 f"job {self.name!r} is 1w1g with {self.replicas} replicas; 1w1g has one replica; "
                 f"use another architecture: {', '.join(a for a in Architecture)}"
             )
-        if not self.flops + self.memory_bytes + self.input_bytes > 0:
+        if self.flops + self.memory_bytes + self.input_bytes < MIN_WORK:
             raise BadJob(
-                f"job {self.name!r} does no work: flops, memory_bytes and input_bytes are all 0; "
-                "set at least one of them"
+                f"job {self.name!r} does no work: flops, memory_bytes and input_bytes are all 0 "
+                "or less than 1 together; set at least one of them"
             )
 
     def _check(self, name: str, is_valid: Callable[[float], bool], allowed: str) -> None:
@@ -120,4 +126,11 @@ class Job:
 
 
 def _is_amount(value: float) -> bool:
-    return math.isfinite(value) and value >= 0
+    return 0 <= value <= MAX_AMOUNT
+
+
+def _is_count(value: float) -> bool:
+    return 1 <= value <= MAX_REPLICAS and value == int(value)
+
+
+_AMOUNT = f"a number from 0 to {MAX_AMOUNT:g}"

@@ -62,6 +62,9 @@ class Timeline:
     hidden_communication: float
     """Seconds of communication while compute or memory kernels run."""
     num_kernels: int
+    num_overlapping: int
+    """Kernels that overlap an earlier kernel of their stream by more than a tenth.  Streams run
+    one kernel at a time, except for branches of a CUDA graph and dependent launches."""
     on_time_gap: float
     """Median gap before activities that were launched before the gap: a lower bound of gaps."""
     num_late_gaps: int
@@ -118,6 +121,7 @@ def _build_timeline(recording: Recording, activities: Activities, device: int) -
         communication=communication.length,
         hidden_communication=communication.overlap(computation),
         num_kernels=int((activities.type == ActivityType.KERNEL).sum()),
+        num_overlapping=_num_overlapping(activities),
         on_time_gap=idle.on_time_gap,
         num_late_gaps=idle.num_late_gaps,
         fusion_saving=_fusion_saving(activities, kinds),
@@ -129,8 +133,12 @@ def _covered(activities: Activities, rows: np.ndarray) -> Intervals:
 
 
 def _analysed_span(recording: Recording, activities: Activities) -> tuple[float, float, int]:
-    """(begin, end, number of steps): from the first recorded step on if GPU work follows it."""
-    first, last = float(activities.start.min()), float(activities.end.max())
+    """(begin, end, number of steps): from the first recorded step on if GPU work follows it.
+
+    Activities of duration 0 are no work, so they do not extend the span.
+    """
+    works = activities.end > activities.start
+    first, last = float(activities.start[works].min()), float(activities.end[works].max())
     steps = recording.steps
     if len(steps):
         begin = max(first, float(steps[0, 0]))
@@ -200,21 +208,36 @@ def _next_launch(recording: Recording, activities: Activities, gaps: Intervals) 
     return launched
 
 
-def _fusion_saving(activities: Activities, kinds: np.ndarray) -> float:
-    """``Timeline.fusion_saving``: for each run of memory-bound kernels, its sum minus its longest.
+def _num_overlapping(activities: Activities) -> int:
+    """``Timeline.num_overlapping``; activities are sorted by start."""
+    kernels = activities.select(activities.type == ActivityType.KERNEL)
+    count = 0
+    for stream in set(kernels.stream.tolist()):
+        rows = kernels.stream == stream
+        start, end = kernels.start[rows], kernels.end[rows]
+        overlap = np.maximum.accumulate(end)[:-1] - start[1:]
+        length = (end - start)[1:]
+        count += int((overlap > np.maximum(0.1 * length, 1e-6)).sum())
+    return count
 
-    A run is on one stream, without a kernel of another kind in between.
+
+def _fusion_saving(activities: Activities, kinds: np.ndarray) -> float:
+    """``Timeline.fusion_saving``: for each run of memory-bound kernels, its time minus its longest.
+
+    A run is on one stream, without a kernel of another kind in between.  Kernels that overlap count
+    once.
     """
     kernels = activities.type == ActivityType.KERNEL
     saving = 0.0
     for stream in set(activities.stream[kernels].tolist()):
         rows = kernels & (activities.stream == stream)
-        length = (activities.end - activities.start)[rows]
+        start, end = activities.start[rows], activities.end[rows]
         is_memory = kinds[rows] == WorkKind.MEMORY
         edges = np.flatnonzero(np.diff(is_memory.astype(np.int8))) + 1
-        bounds = np.concatenate(([0], edges, [len(length)]))
+        bounds = np.concatenate(([0], edges, [len(start)]))
         for low, high in pairwise(bounds.tolist()):
             if high - low > 1 and is_memory[low]:
-                run = length[low:high]
-                saving += float(run.sum() - run.max())
+                run = Intervals.union(start[low:high], end[low:high])
+                longest = float((end - start)[low:high].max())
+                saving += max(0.0, run.length - longest)
     return saving

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+import struct
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
 
 from nostall.core.errors import BadTrace
-from nostall.workload.traces.protobuf import Value, read_fields, read_varint
-from nostall.workload.traces.work_kinds import WorkKind, kernel_work_kind
-
-MAX_NODE = 64 << 20
-"""Size limit of a node in bytes; a file with a larger length is not a Chakra trace."""
+from nostall.workload.traces.chakra_messages import ChakraFile
+from nostall.workload.traces.protobuf import Value, read_fields
+from nostall.workload.traces.work_kinds import WorkKind, is_host_to_device, kernel_work_kind
 
 _DURATION_UNIT = 1e-6
 """Seconds per unit of ``duration_micros``."""
+_MAX_DURATION = 86_400_000_000
+"""Microseconds of a day; a longer duration is damage."""
+_NODE_TYPES = range(1, 8)  # METADATA_NODE to COMM_COLL_NODE
+_NUMBER_FIELDS = (1, 3, 6, 7)  # id, type, start_time_micros, duration_micros
+_MAX_FIELD = 1000
+"""Largest field number of a node; later versions of the schema may add fields."""
 _COMMUNICATION_TYPES = (5, 6, 7)  # COMM_SEND_NODE, COMM_RECV_NODE, COMM_COLL_NODE
+_COPY_NAMES = ("Memcpy ", "CopyHostTo", "CopyDeviceTo")
+_ZIGZAG = (15, 17)  # sint32_val, sint64_val
+_SIGNED = (7, 9)  # int32_val, int64_val
 COLLECTIVES = (
     "all-reduce",
     "reduce",
@@ -50,37 +58,27 @@ class ChakraTrace:
     """Bytes by collective."""
     flops: float
     """FLOP of the nodes that have the attribute ``num_ops``."""
-    damage: str | None
-    """Why reading stopped before the end of the file; None: the file is complete."""
+    remarks: tuple[str, ...]
+    """Damage of the file, a sentence each; empty: the file is sound."""
 
 
 def read_chakra(path: Path) -> ChakraTrace:
-    """Read a ``.et`` file; nodes after the first damaged one are skipped.
+    """Read a ``.et`` file; damaged nodes are skipped and counted in the remarks.
 
     Raises :class:`~nostall.core.errors.BadTrace` if no node can be read.
     """
+    file = ChakraFile(path, _is_node)
     sums = _Sums()
-    version, damage, is_first = "unknown", None, True
-    try:
-        with path.open("rb") as file:
-            for offset, message in _messages(file):
-                try:
-                    if is_first:
-                        version = _schema_version(message)
-                        is_first = False
-                    else:
-                        sums.add(_parse_node(message))
-                except (BadTrace, IndexError, UnicodeDecodeError) as error:
-                    damage = f"the node at byte {offset} cannot be read ({error})"
-                    break
-    except BadTrace as error:
-        damage = str(error)
-    except OSError as error:
-        raise BadTrace(f"cannot read {path}: {error.strerror or error}") from error
+    version, is_first = "unknown", True
+    for message in file.messages():
+        if is_first:
+            version, is_first = _schema_version(message), False
+            if not _is_node(message):
+                continue
+        sums.add(_parse_node(message))
     if not sums.nodes:
-        raise BadTrace(
-            f"{path}: no Chakra nodes: {damage or 'the file is empty'}; give a Chakra .et file"
-        )
+        cause = "; ".join(file.remarks) or "the file is empty"
+        raise BadTrace(f"{path}: no Chakra nodes: {cause}; give a Chakra .et file")
     return ChakraTrace(
         path=path,
         version=version,
@@ -90,49 +88,71 @@ def read_chakra(path: Path) -> ChakraTrace:
         host_seconds=sums.host_seconds,
         moved_bytes=dict(sums.moved_bytes),
         flops=sums.flops,
-        damage=damage,
+        remarks=file.remarks,
     )
-
-
-def _messages(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
-    """(offset, message) of each length-delimited message of a file."""
-    offset = 0
-    while prefix := file.read(10):
-        try:
-            size, prefix_size = read_varint(prefix, 0)
-        except IndexError as error:
-            raise BadTrace(f"the file stops inside a length at byte {offset}") from error
-        if size > MAX_NODE:
-            raise BadTrace(f"the length {size} at byte {offset} is greater than {MAX_NODE}")
-        file.seek(offset + prefix_size)
-        message = file.read(size)
-        if len(message) < size:
-            raise BadTrace(f"the file stops at byte {offset + prefix_size + len(message)}")
-        yield offset, message
-        offset += prefix_size + size
 
 
 def _schema_version(message: bytes) -> str:
     """The schema version in the metadata message, which is the first of a file."""
-    for number, value in read_fields(message):
-        if number == 1 and isinstance(value, bytes):
-            return value.decode()
-        if number == 2 and isinstance(value, bytes):
-            name, attribute = _parse_attribute(value)
-            if name == "schema" and isinstance(attribute, bytes):
-                return attribute.decode()
+    try:
+        for number, value in read_fields(message):
+            if number == 1 and isinstance(value, bytes):
+                return _printable(value)
+            if number == 2 and isinstance(value, bytes):
+                name, attribute = _parse_attribute(value)
+                if name == "schema" and isinstance(attribute, bytes):
+                    return _printable(attribute)
+    except (BadTrace, IndexError, UnicodeDecodeError):
+        pass
     return "unknown"
 
 
-def _parse_attribute(message: bytes) -> tuple[str, Value | None]:
+def _printable(text: bytes) -> str:
+    decoded = text.decode(errors="replace")[:200]
+    return "".join(char if char.isprintable() else "?" for char in decoded)
+
+
+def _is_node(message: bytes) -> bool:
+    """Whether the fields of a message are those of a node, so that no damage is taken for one."""
+    try:
+        fields = dict(read_fields(message))
+        name, duration = fields.get(2), fields.get(7, 0)
+        has_types = all(isinstance(fields.get(n, 0), int) for n in _NUMBER_FIELDS)
+        if not has_types or fields.get(3) not in _NODE_TYPES or max(fields) > _MAX_FIELD:
+            return False
+        if not isinstance(name, bytes) or not name.decode().isprintable():
+            return False
+        for number, value in read_fields(message):
+            if number == 10 and isinstance(value, bytes):
+                _parse_attribute(value)
+    except (BadTrace, IndexError, UnicodeDecodeError):
+        return False
+    return isinstance(duration, int) and duration <= _MAX_DURATION
+
+
+def _parse_attribute(message: bytes) -> tuple[str, Value | float | None]:
     """(name, value) of an ``AttributeProto``."""
-    name, value = "", None
+    name: str = ""
+    value: Value | float | None = None
     for number, field_value in read_fields(message):
         if number == 1 and isinstance(field_value, bytes):
             name = field_value.decode()
         elif number >= 3:
-            value = field_value
+            value = _attribute_number(number, field_value)
     return name, value
+
+
+def _attribute_number(number: int, value: Value) -> Value | float:
+    """The value of a field of ``AttributeProto`` from its raw bits."""
+    if not isinstance(value, int):
+        return value
+    if number == 3:
+        return float(struct.unpack("<d", value.to_bytes(8, "little"))[0])
+    if number == 5 and value < 1 << 32:
+        return float(struct.unpack("<f", value.to_bytes(4, "little"))[0])
+    if number in _ZIGZAG:
+        return (value >> 1) ^ -(value & 1)
+    return value - (1 << 64) if number in _SIGNED and value >= 1 << 63 else value
 
 
 @dataclass
@@ -143,22 +163,22 @@ class _Node:
     type: int = 0
     duration: int = 0
     """Microseconds."""
-    numbers: dict[str, int] = field(default_factory=dict)
-    """Integer attributes."""
+    numbers: dict[str, float] = field(default_factory=dict)
+    """Attributes that are finite numbers."""
 
 
 def _parse_node(message: bytes) -> _Node:
     node = _Node()
     for number, value in read_fields(message):
         if number == 2 and isinstance(value, bytes):
-            node.name = value.decode()
+            node.name = _printable(value)
         elif number == 3 and isinstance(value, int):
             node.type = value
         elif number == 7 and isinstance(value, int):
             node.duration = value
         elif number == 10 and isinstance(value, bytes):
             name, attribute = _parse_attribute(value)
-            if isinstance(attribute, int):
+            if isinstance(attribute, int | float) and math.isfinite(attribute):
                 node.numbers[name] = attribute
     return node
 
@@ -175,17 +195,24 @@ class _Sums:
     def add(self, node: _Node) -> None:
         numbers = node.numbers
         self.nodes += 1
-        self.flops += numbers.get("num_ops", 0)
+        self.flops += max(numbers.get("num_ops", 0), 0)
         if numbers.get("is_cpu_op", 0):
             self.host_seconds += node.duration * _DURATION_UNIT
             return
         self.gpu_nodes += 1
-        is_communication = node.type in _COMMUNICATION_TYPES
-        kind = WorkKind.COMMUNICATION if is_communication else kernel_work_kind(node.name)
+        kind = _node_kind(node)
         self.seconds[kind] += node.duration * _DURATION_UNIT
-        if "comm_size" in numbers:
-            index = numbers.get("comm_type", -1)
+        if numbers.get("comm_size", 0) > 0:
+            index = int(numbers.get("comm_type", -1))
             is_collective = 0 <= index < len(COLLECTIVES)
             collective = COLLECTIVES[index] if is_collective else "point-to-point"
             moved_bytes = self.moved_bytes.get(collective, 0.0) + numbers["comm_size"]
             self.moved_bytes[collective] = moved_bytes
+
+
+def _node_kind(node: _Node) -> WorkKind:
+    if node.type in _COMMUNICATION_TYPES:
+        return WorkKind.COMMUNICATION
+    if node.name.startswith(_COPY_NAMES):
+        return WorkKind.INPUT if is_host_to_device(node.name) else WorkKind.COPY
+    return kernel_work_kind(node.name)

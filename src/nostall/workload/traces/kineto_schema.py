@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import json
+import math
+from typing import Any
+
 import msgspec
 
+Scalar = int | float | str | None
+"""A field that is a number; profilers also write numbers as text."""
 _MISSING = msgspec.Raw()
 
 
 class EventArguments(msgspec.Struct, gc=False):
     """``args`` of a GPU activity, a runtime call or an operator."""
 
-    stream: int | str | None = None
-    device: int | str | None = None
-    correlation: int | None = None
-    external_id: int | None = msgspec.field(name="External id", default=None)
-    bytes: float | None = None
+    stream: Scalar = None
+    device: Scalar = None
+    correlation: Scalar = None
+    external_id: Scalar = msgspec.field(name="External id", default=None)
+    bytes: Scalar = None
     collective: str | None = msgspec.field(name="Collective name", default=None)
-    message_elements: float | None = msgspec.field(name="In msg nelems", default=None)
+    message_elements: Scalar = msgspec.field(name="In msg nelems", default=None)
     dtype: str | None = None
+    group: Scalar = msgspec.field(name="Process Group Name", default=None)
+    group_ranks: msgspec.Raw = msgspec.field(name="Process Group Ranks", default=_MISSING)
+    sequence: Scalar = msgspec.field(name="Seq", default=None)
     input_shapes: msgspec.Raw = msgspec.field(name="Input Dims", default=_MISSING)
     input_dtypes: msgspec.Raw = msgspec.field(name="Input type", default=_MISSING)
     input_values: msgspec.Raw = msgspec.field(name="Concrete Inputs", default=_MISSING)
@@ -29,8 +38,8 @@ class Event(msgspec.Struct, gc=False):
     ph: str = ""
     cat: str | None = None
     name: str | int | None = None
-    ts: float = 0.0
-    dur: float = 0.0
+    ts: float | str | None = None
+    dur: float | str | None = None
     tid: int | str | None = None
     args: EventArguments | None = None
 
@@ -56,3 +65,70 @@ class Metadata(msgspec.Struct):
     schema: int | None = msgspec.field(name="schemaVersion", default=None)
     distributed: DistributedInfo | None = msgspec.field(name="distributedInfo", default=None)
     devices: list[DeviceProperties] = msgspec.field(name="deviceProperties", default_factory=list)
+
+
+def lenient_event(text: bytes) -> Event | None:
+    """The event of a JSON text in which fields have wrong types; such fields are missing.
+
+    None if the text is not a JSON object.
+    """
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(fields, dict):
+        return None
+    return Event(
+        ph=fields["ph"] if isinstance(fields.get("ph"), str) else "",
+        cat=fields["cat"] if isinstance(fields.get("cat"), str) else None,
+        name=_text(fields.get("name")),
+        ts=_scalar(fields.get("ts")),
+        dur=_scalar(fields.get("dur")),
+        tid=_text(fields.get("tid")),
+        args=_lenient_arguments(fields.get("args")),
+    )
+
+
+def _lenient_arguments(value: object) -> EventArguments | None:
+    if not isinstance(value, dict):
+        return None
+    fields: dict[str, Any] = {}
+    for name, key in zip(
+        EventArguments.__struct_fields__, EventArguments.__struct_encode_fields__, strict=True
+    ):
+        if key not in value:
+            continue
+        if name.startswith("input_") or name == "group_ranks":
+            fields[name] = msgspec.Raw(json.dumps(value[key]).encode())
+        elif name in ("collective", "dtype"):
+            fields[name] = _text(value[key])
+        else:
+            fields[name] = _scalar(value[key])
+    return EventArguments(**fields)
+
+
+def _scalar(value: object) -> float | str | None:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if isinstance(value, int | float | str) else None
+
+
+def _text(value: object) -> str | None:
+    """Text without lone surrogates, which cannot be printed."""
+    return None if value is None else str(value).encode(errors="replace").decode()
+
+
+def parse_number(value: Scalar) -> float | None:
+    """A finite number, also from text; None if it is missing or not finite."""
+    if isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError:
+            return None
+    if value is None:
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None

@@ -25,6 +25,8 @@ _PRECISIONS = {
 }
 """Precision and bytes per element of the dtypes that PyTorch records."""
 
+_MAX_COST = 1e24
+"""FLOP and bytes of an operator; with more, its shapes are damaged."""
 _JSON_LIST = msgspec.json.Decoder(list[object])
 _JSON_INTEGERS = msgspec.json.Decoder(list[int])
 
@@ -80,9 +82,11 @@ def _cached_cost(operator: str, shapes: bytes, dtypes: bytes, values: bytes) -> 
             [str(value) for value in _JSON_LIST.decode(dtypes)],
             [str(value) for value in _JSON_LIST.decode(values)],
         )
-        return COST_RULES[operator](arguments)
-    except (msgspec.DecodeError, ValueError, LookupError):
+        cost = COST_RULES[operator](arguments)
+    except (msgspec.DecodeError, ValueError, LookupError, OverflowError, RecursionError):
         return None
+    is_plausible = 0 <= cost.flops <= _MAX_COST and 0 < cost.bytes_moved <= _MAX_COST
+    return cost if is_plausible else None
 
 
 def _shape(value: object) -> list[int]:

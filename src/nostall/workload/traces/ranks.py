@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
 
 from nostall.core.errors import BadTrace
-from nostall.workload.traces.kineto import read_kineto
+from nostall.core.plurals import pluralize
+from nostall.workload.traces.host import HostRecording, read_host
+from nostall.workload.traces.kineto import NoGpuActivity, read_kineto
 from nostall.workload.traces.recording import Recording
 
 Progress = Callable[[Path, int], None]
@@ -21,6 +24,8 @@ class RankRecordings:
     """The traces that could be read, and what is wrong with the others or with the set."""
 
     recordings: tuple[Recording, ...]
+    hosts: tuple[HostRecording, ...]
+    """Traces without GPU activities."""
     unreadable: tuple[str, ...]
     """Reason for each file that could not be read."""
     notes: tuple[str, ...]
@@ -44,10 +49,12 @@ def read_ranks(
     else:
         results = [_read(path, _file_progress(path, progress)) for path in paths]
     recordings = [result for result in results if isinstance(result, Recording)]
+    hosts = [result for result in results if isinstance(result, HostRecording)]
     unreadable = [result for result in results if isinstance(result, str)]
-    if not recordings:
+    if not recordings and not hosts:
         raise BadTrace(unreadable[0] if unreadable else "no traces to read; give at least one file")
-    return RankRecordings(tuple(recordings), tuple(unreadable), tuple(_notes(recordings)))
+    notes = _notes([*recordings, *hosts])
+    return RankRecordings(tuple(recordings), tuple(hosts), tuple(unreadable), tuple(notes))
 
 
 def _file_progress(path: Path, progress: Progress | None) -> Callable[[int], None] | None:
@@ -56,36 +63,40 @@ def _file_progress(path: Path, progress: Progress | None) -> Callable[[int], Non
     return lambda done: progress(path, done)
 
 
-def _read(path: Path, progress: Callable[[int], None] | None = None) -> Recording | str:
+def _read(
+    path: Path, progress: Callable[[int], None] | None = None
+) -> Recording | HostRecording | str:
     """The recording, or the reason if the file cannot be read."""
     try:
-        return read_kineto(path, progress)
+        try:
+            return read_kineto(path, progress)
+        except NoGpuActivity:
+            return read_host(path, progress)
     except BadTrace as error:
         return str(error)
 
 
-def _notes(recordings: Sequence[Recording]) -> list[str]:
+def _notes(recordings: Sequence[Recording | HostRecording]) -> list[str]:
     notes = []
     for recording in recordings:
-        if recording.damage:
+        notes += [f"{recording.path}: {remark}" for remark in recording.remarks]
+        if isinstance(recording, HostRecording):
             notes.append(
-                f"{recording.path}: {recording.damage}; the events before the damage are used"
-            )
-        if recording.unusable_events:
-            notes.append(
-                f"{recording.path}: {recording.unusable_events} of {recording.events} events are "
-                "unusable"
+                f"{recording.path}: none of {pluralize(recording.events, 'event')} ran on a GPU; "
+                "only the time of the host is shown (ProfilerActivity.CUDA records GPUs)"
             )
     ranks = [recording.rank for recording in recordings if recording.rank is not None]
     world_size = max((recording.world_size or 0 for recording in recordings), default=0)
     repeated = sorted({rank for rank in ranks if ranks.count(rank) > 1})
     if repeated:
         notes.append(f"more than one trace has rank {', '.join(map(str, repeated))}")
-    missing = sorted(set(range(world_size)) - set(ranks))
-    if ranks and missing:
-        listed = ", ".join(map(str, missing[:8])) + (", …" if len(missing) > 8 else "")
-        notes.append(f"no trace for {len(missing)} of {world_size} ranks ({listed})")
-    schemas = sorted({str(recording.schema) for recording in recordings})
+    present = {rank for rank in ranks if 0 <= rank < world_size}
+    num_missing = world_size - len(present)
+    if ranks and num_missing:
+        first = list(islice((r for r in range(world_size) if r not in present), 8))
+        listed = ", ".join(map(str, first)) + (", …" if num_missing > len(first) else "")
+        notes.append(f"no trace for {num_missing} of {world_size} ranks ({listed})")
+    schemas = sorted({str(r.schema) for r in recordings if isinstance(r, Recording)})
     if len(schemas) > 1:
         notes.append(f"the traces have different schema versions ({', '.join(schemas)})")
     return notes

@@ -45,6 +45,10 @@ class Activities:
     """Bytes that this rank contributes to a collective; 0: unknown."""
     operator: np.ndarray
     """Id of the PyTorch operator that launched the activity; -1: unknown."""
+    group: np.ndarray
+    """Index into ``Recording.groups`` of the process group of a collective; -1: unknown."""
+    sequence: np.ndarray
+    """Number of a collective in its process group; -1: unknown."""
 
     def __len__(self) -> int:
         return len(self.start)
@@ -95,5 +99,7 @@ class Recording:
     """Number of events that were read."""
     unusable_events: int
     """Number of these events that have invalid fields and are skipped."""
-    damage: str | None
-    """Why reading stopped before the end of the file; None: the file is complete."""
+    remarks: tuple[str, ...] = ()
+    """Damage of the file and skipped events, a sentence each; empty: the file is sound."""
+    groups: tuple[str, ...] = ()
+    """Names and ranks of the process groups of the collectives."""

@@ -1,8 +1,9 @@
 """Classification of GPU activities into kinds of work, by the names of kernels and copies.
 
-The name is the only information that every trace has.  A kernel whose name is neither that of a
-collective nor that of a matrix product, convolution or attention counts as memory-bound, as most
-other kernels of a training step are.
+The name is the only information that every trace has.  Rules look at the identifier of a kernel
+(:func:`~nostall.workload.traces.kernel_names.parse_kernel_name`); the first rule that matches
+counts.  A kernel that no rule knows counts as memory-bound, as most other kernels of a training
+step are.
 """
 
 from __future__ import annotations
@@ -10,9 +11,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from enum import IntEnum
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
+from nostall.workload.traces.kernel_names import KernelName, parse_kernel_name
 from nostall.workload.traces.recording import Activities, ActivityType
 
 
@@ -24,29 +28,101 @@ class WorkKind(IntEnum):
     MEMORY = 1
     """All other kernels, and memsets."""
     COMMUNICATION = 2
-    """Collectives."""
+    """Collectives, sends and receives between GPUs."""
     INPUT = 3
     """Copies from the host to the GPU."""
     COPY = 4
     """All other copies."""
 
 
-_IGNORED_LIBRARY = re.compile(r"fbgemm(_gpu)?", re.IGNORECASE)
-"""A library of embedding kernels; its name contains "gemm"."""
-_COMMUNICATION = re.compile(
-    r"nccl|rccl|nvshmem|cross_device_reduce|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|"
-    r"deep_?ep",
-    re.IGNORECASE,
+class Rule(NamedTuple):
+    """Kind of all kernels whose identifier, or one of whose scopes, has a pattern."""
+
+    what: str
+    kind: WorkKind
+    function: str
+    scope: str = ""
+    """Pattern of a namespace that is needed, too; empty: any namespace."""
+
+
+# ``_`` separates words, and digits may follow a word without one.
+_START, _END = r"(?:^|_)", r"(?=_|\d|$)"
+_WORDS = _START + r"(?:{})" + _END
+_LAST_WORD = _START + r"(?:{})(?:_?(?:kernel|impl|helper|fwd|bwd|forward|backward|v?\d+))*$"
+
+RULES = (
+    Rule("Inductor template: a product, convolution or attention with its epilogue",
+         WorkKind.COMPUTE, r"^triton_tem_"),
+    Rule("Inductor kernel, named after all operators whose elementwise parts it has",
+         WorkKind.MEMORY, r"^triton_(?:(?:[a-z]{2,6}_)?fused|(?:poi|red|per|for|spl|mix)_)|"
+         r"^triton__\d"),
+    Rule("NCCL, RCCL, MSCCL and oneCCL", WorkKind.COMMUNICATION,
+         r"^(?:nccl|rccl|msccl|oneccl)x?_?(?:dev_?)?kernel|^(?:nccl|rccl|msccl|oneccl)_"),
+    Rule("collective of any library", WorkKind.COMMUNICATION,
+         r"all_?reduce|all_?gather|reduce_?scatter(?!_add)|all_?to_?all|cross_device_reduce|"
+         r"(?:one|two)_?shot_reduce|quick_?reduce"),
+    Rule("userbuffers of TransformerEngine", WorkKind.COMMUNICATION, r"^k?userbuffers"),
+    Rule("sends, receives and barriers between GPUs", WorkKind.COMMUNICATION,
+         r"^(?:nv|roc|i)shmem|send_?recv|" + _WORDS.format(
+             r"multimem|(?:put|wait)_signal|symm_mem|p2p_(?:send|recv|copy)|pushsend|pullrecv")),
+    Rule("kernels of a communication library that do not communicate", WorkKind.MEMORY,
+         r"get_dispatch_layout|layout|permute|sort|topk|convert|quant|cast",
+         r"^(?:mscclpp|deep_ep|pplx)"),
+    Rule("expert-parallel dispatch and combine, executors of mscclpp", WorkKind.COMMUNICATION,
+         r"", r"^(?:mscclpp|deep_ep|pplx)"),
+    Rule("reduction after a split product, of Tensile", WorkKind.MEMORY,
+         r"^cijk_(?!a)|post_?gsu"),
+    Rule("what comes before or after a product", WorkKind.MEMORY, _LAST_WORD.format(
+        r"(?:split_?k_?)?reduce|reduction|combine|merge|states|preprocess|postprocess|finali[sz]e|"
+        r"prepare|convert|offsets?|metadata|re?pack|unpack|ptrs|pointers|indices|arguments|sizes")),
+    Rule("what comes before or after a convolution or attention", WorkKind.MEMORY,
+         r"^(?!.*(?:gemm|matmul))(?:.*_)?" + _LAST_WORD[len(_START):].format(
+             r"scatter|gather|cast|copy|fill|memset|mask|unpermute|permute|reorder|pad|transpose|"
+             r"quant(?:ize)?|dequant(?:ize)?|gat(?:e|ing)|topk|sort(?:ing)?|count|histogram|"
+             r"routing|rope|rotary|softmax|dropout|bias")),
+    Rule("named after what it prepares or reduces", WorkKind.MEMORY,
+         r"^(?:_*)(?:reduce|prepare|merge|combine|finali[sz]e|convert|cast|build|get|create|"
+         r"compute_\w*offsets|(?:batched_)?transpose|permute|unpermute|pack|repack|quant(?:ize)?|"
+         r"dequant(?:ize)?|scale|copy|fill|gather|scatter|store|write|append|reshape|concat|sort|"
+         r"generate)_"),
+    Rule("passes of FlashAttention and FlashInfer over its results", WorkKind.MEMORY,
+         r"dot_do_o|do_o_dot|do_o_preprocess|convert_d[qkv]|clear_d[qkv]|"
+         r"(?:pre|post)process(?:_?convert)?|fwd_combine|merge_states|state_?merge"),
+    Rule("tensors rearranged for a convolution", WorkKind.MEMORY,
+         r"im\d?d?_?\d?_?d?_?2?_?col|col_?2?_?im|n[cd]?hwc?_to_n|nchw2|nhwc2|to_n[cd]?hwc|"
+         r"winograd_\w*?(?:data|filter|output|delta|tiles?_kernel)|tensor_transform|"
+         r"_offsets_kernel"),
+    Rule("bookkeeping of mixtures of experts", WorkKind.MEMORY,
+         r"moe\w*(?:sort|align|topk|gat(?:e|ing)_|routing|sum|permute|histogram|quant|finali)|"
+         r"matmul_scatter|dequant_mm"),
+    Rule("attention", WorkKind.COMPUTE,
+         r"fmha|flash_?(?:attn|attention|fwd|bwd|decod|mla|infer)|flash_?\d_|cute_?dsl_fa|"
+         r"(?:prefill|decode)\w*kv_?cache|sage_?(?:fwd|attn)|mla_?(?:fwd|dec|prefill|pfl|attn)|"
+         r"(?:fwd|decode|splitkv)_mla|" + _WORDS.format(
+             r"\w*attention|attn|mha|sdpa|delta_rule\w*|fa[234]|"
+             r"chunk_(?:fwd|bwd|scan|state)\w*")
+         + r"|^_*(?:fwd|bwd)_(?:grouped_)?kernel(?:_fuse|_stage1|_split_?k|(?:_d[qkv])+)?$"),
+    Rule("matrix product", WorkKind.COMPUTE,
+         r"(?<!fb)gemm|gemv|mat_?mul|mul_mat|mat_?vec|^nvjet|tensorop|xmma|wmma|wgmma|mfma|^cijk_a|"
+         r"wv_?split_?k|flatmm|ck_moe_stage|fused_moe|moe_fused|moe_stage\d|" + _WORDS.format(
+             r"(?:int\d|fp\d|w\da\d+|scaled|grouped|[bqsdhi]|add|badd|k?sp)?_?b?mm|mma|matmuls?|"
+             r"addmv|marlin|machete|spmm|syrk|trmm|symm|linear_fwd|linear_bwd|[hsi]\d*884\w*|"
+             r"s?1688\w*|s?16816\w*")),
+    Rule("convolution", WorkKind.COMPUTE,
+         r"convol|[a-z\d]cudnn|fprop|dgrad|wgrad|winograd|\w*conv\dx\d|" + _WORDS.format(
+             r"(?:de|asm|gen|naive|direct|dw|depthwise|implicit)?conv(?:\dd|nd)?|\ddconv")),
+    Rule("CUTLASS kernel of any other name", WorkKind.COMPUTE, r"^cutlass"),
+)  # fmt: skip
+"""Rules in the order in which they are tried."""
+
+_COMPILED = tuple(
+    (rule.kind, re.compile(rule.function), re.compile(rule.scope) if rule.scope else None)
+    for rule in RULES
 )
-_COMPUTE = re.compile(
-    r"gemm|gemv|conv(?!ert)|winograd|wgrad|dgrad|cutlass|xmma|[hsi]884|16816|s1688|nvjet|cublas|"
-    r"flash|fmha|attention|_mma|\bmma|Cijk_|matmul|triton_\w*mm|grouped_mm|dot_kernel",
-    re.IGNORECASE,
-)
-# Elementwise and reduction kernels of a library can contain its name, for example "cublas".
-_NOT_COMPUTE = re.compile(
-    r"elementwise|nchwToNhwc|nhwcToNchw|batch_?norm|bn_fw|bn_bw|layer_?norm|reduce_kernel|splitK?"
-    r"reduce|transpose|im2col|col2im|softmax|memset|cast_kernel",
+_LIBRARY_PREFIX = re.compile(r"^(?:fbgemm(?:_gpu)?|flashinfer|cutlass_dsl|cudnn_generated)_")
+"""Names of libraries at the start of an identifier that do not tell the kind of a kernel."""
+_HOST_TO_DEVICE = re.compile(
+    r"h(?:ost)?_?(?:to|2)_?d(?:evice)?\b|(?:host|pageable|pinned|memory)\s*->\s*device|\b[mh]2d",
     re.IGNORECASE,
 )
 
@@ -54,20 +130,30 @@ _NOT_COMPUTE = re.compile(
 def work_kinds(activities: Activities, names: Sequence[str]) -> np.ndarray:
     """The :class:`WorkKind` of each activity, int8, shape [activities]."""
     by_name = np.array([kernel_work_kind(name) for name in names], dtype=np.int8)
-    is_host_to_device = np.array(["htod" in name.lower() for name in names], dtype=bool)
+    to_device = np.array([is_host_to_device(name) for name in names], dtype=bool)
     kinds: np.ndarray = by_name[activities.name]
     copies = activities.type == ActivityType.MEMCPY
-    to_gpu = is_host_to_device[activities.name[copies]]
-    kinds[copies] = np.where(to_gpu, WorkKind.INPUT, WorkKind.COPY)
+    kinds[copies] = np.where(to_device[activities.name[copies]], WorkKind.INPUT, WorkKind.COPY)
     kinds[activities.type == ActivityType.MEMSET] = WorkKind.MEMORY
     return kinds
 
 
+@lru_cache(maxsize=1 << 16)
 def kernel_work_kind(name: str) -> WorkKind:
     """The :class:`WorkKind` of a kernel; copies are classified by their activity type instead."""
-    name = _IGNORED_LIBRARY.sub("", name)
-    if _COMMUNICATION.search(name):
-        return WorkKind.COMMUNICATION
-    if _COMPUTE.search(name) and not _NOT_COMPUTE.search(name):
-        return WorkKind.COMPUTE
+    return _match_rules(parse_kernel_name(name))
+
+
+def is_host_to_device(name: str) -> bool:
+    """Whether a copy is from the host to a GPU, by the name that CUDA, HIP or XPU gives it."""
+    return _HOST_TO_DEVICE.search(name) is not None
+
+
+def _match_rules(name: KernelName) -> WorkKind:
+    function = _LIBRARY_PREFIX.sub("", name.function)
+    for kind, pattern, scope in _COMPILED:
+        if pattern.search(function) and (
+            scope is None or any(scope.search(part) for part in name.scope)
+        ):
+            return kind
     return WorkKind.MEMORY

@@ -210,7 +210,7 @@ def test_rejected_candidate_is_shown_with_its_findings(run: Path) -> None:
     finding = "short-latency at k+0x0010: IADD3 <R0>: 1 cycle </script><b>"
     edit_record(run, verdict={"safe": False, "findings": [finding]})
     text = page_text(run)
-    assert "verifier: unsafe, 1 findings" in text
+    assert "verifier: unsafe, 1 finding" in text
     assert "short-latency at k+0x0010: IADD3 &lt;R0&gt;" in text
     assert "</script><b>" not in text
     assert f"{run / 'refused.cubin'}" in text

@@ -116,3 +116,12 @@ def test_load_cubin_reads_fatbins() -> None:
         load_cubin(PATHS[0], "spin_lock")
     with pytest.raises(BadInput, match="holds 7 kernels"):
         load_cubin(PATHS[0], arch="sm_80")
+
+
+def test_ptx_of_a_container_comes_with_the_options_of_ptxas() -> None:
+    """``nvcc -Xptxas -O1,--fmad=false -gencode arch=compute_90,code=[sm_90,compute_90]``."""
+    data = (Path(__file__).parent / "ptx.fatbin").read_bytes()
+    (image,) = fatbin.ptx_images(data)
+    assert image.arch == "sm_90" and ".entry _Z3addPf" in image.text
+    assert image.options == ("-arch=sm_90", "-O1", "--fmad=false")
+    assert fatbin.ptx_images(PATHS[0].read_bytes()) == ()

@@ -182,9 +182,9 @@ def test_kernels_and_functions_of_a_file() -> None:
     names = [f.name for f in calls.kernels]
     assert len(names) == 6 and "recursion" in names
     assert calls.kernel("recursion") is calls.function("recursion")
-    with pytest.raises(BadInput, match=r"no kernel was named; choose one of \[.*--kernel NAME"):
+    with pytest.raises(BadInput, match=r"no kernel was named; the cubin has: \w+"):
         calls.kernel()
-    with pytest.raises(BadInput, match=r"no kernel 'horner'; choose one of"):
+    with pytest.raises(BadInput, match=r"no kernel 'horner'; the cubin has: \w+"):
         calls.kernel("horner")
     with pytest.raises(BadInput, match=r"no function 'horner'; the cubin has"):
         calls.function("horner")
@@ -198,7 +198,7 @@ def test_a_function_that_is_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """A text section without an entry symbol is a device function."""
     program = small_program(monkeypatch)
     assert program.kernels == () and [f.name for f in program.functions] == ["k"]
-    with pytest.raises(BadInput, match=r"choose one of \[\]"):
+    with pytest.raises(BadInput, match=r"the cubin has: \(none\)"):
         program.kernel()
 
 

@@ -9,7 +9,7 @@ import pytest
 from nostall.sass.binary.encoding import Control
 from nostall.sass.program import queues, registers
 from nostall.sass.program.instruction import Instruction, parse_text
-from nostall.sass.safety import evidence, pairing
+from nostall.sass.safety import evidence, mined_tables, pairing
 from nostall.sass.safety.latency import LatencyTable
 
 R, UR = (lambda i: registers.number("R", i)), (lambda i: registers.number("UR", i))
@@ -118,3 +118,57 @@ def test_distances_across_waits_or_guards_are_not_counted() -> None:
     assert not any(kind == "RAW" for kind, *_ in count_distances(producer, waits))
     guarded = instruction("@P0 FADD R2, R3, R4", [R(2)], [R(3), R(4)], at=0, stall=5)
     assert not any(kind == "RAW" for kind, *_ in count_distances(guarded, consumer))
+
+
+def test_a_form_without_evidence_does_not_raise_the_floor_above_its_class() -> None:
+    product = instruction("HMUL2 R5, R0, R1", [R(5)], [R(0), R(1)])
+    total = instruction("HFMA2 R9, R5, R0, -RZ", [R(9)], [R(5), R(0)])
+    for sm in (80, 86, 89, 100, 120):
+        assert LatencyTable.load(sm).min_distance(product, total, R(5), "RAW") == 4
+
+
+def test_an_overwrite_by_a_later_unit_needs_no_more_than_one_by_an_earlier_unit() -> None:
+    move = instruction("MOV R4, R1", [R(4)], [R(1)])
+    half = instruction("HADD2.F32 R4, -RZ, R2.H0_H0", [R(4)], [R(2)])
+    single = instruction("FADD R4, R2, R3", [R(4)], [R(2), R(3)])
+    for sm in (80, 90, 100, 120):
+        table = LatencyTable.load(sm)
+        assert table.min_distance(move, half, R(4), "WAW") <= (
+            table.min_distance(move, single, R(4), "WAW")
+        )
+
+
+def test_a_branch_has_read_its_condition_when_the_next_instruction_issues() -> None:
+    branch = instruction("BRA.DIV UR4, `(.L_x_3)", [], [UR(4)])
+    move = instruction("UMOV UR4, 0xffffffff", [UR(4)], [])
+    assert LatencyTable.load(100).min_distance(branch, move, UR(4), "WAR") == 1
+
+
+def test_the_least_distance_and_the_occurrences_of_two_tables_are_combined() -> None:
+    empty: dict[str, dict[str, list[int]]] = {}
+    corpus = {
+        "floors": {"RAW": {"fma>R|fma:data": [5, 50]}},
+        "attested": {"AFTER": {"BAR|LDS": [6, 9]}},
+        "suffices": {"RAW": {"FADD>R": [4, 20]}},
+        "ceilings": {"fma>R": 24},
+    }
+    libraries = {
+        "classes": {"RAW": {"fma>R|fma:data": [4, 7, 3]}},
+        "forms": empty,
+        "attested": {"AFTER": {"BAR|LDS": [2, 90, 9], "BAR|STS": [3, 5, 2]}},
+        "suffices": {"RAW": {"FADD>R": [6, 30, 4]}},
+    }
+    tables = mined_tables.combine(corpus, libraries)
+    assert tables.floors["RAW"]["fma>R|fma:data"] == mined_tables.Row(4, 57)
+    assert tables.sufficient["RAW"]["FADD>R"] == mined_tables.Row(6, 50)
+    assert tables.attested["AFTER"]["BAR|LDS"].distance == 6  # measured on a GPU: never lowered
+    assert tables.attested["AFTER"]["BAR|STS"].distance == 3
+
+
+def test_drained_predicated_off_and_redefined_guards_are_not_counted() -> None:
+    producer = instruction("FADD R2, R3, R4", [R(2)], [R(3), R(4)], at=0, stall=2)
+    drain = instruction("FADD R9, R3, R4", [R(9)], [R(3), R(4)], at=1, stall=0, yields=True)
+    consumer = instruction("FMUL R5, R2, R6", [R(5)], [R(2), R(6)], at=2)
+    assert not count_distances(producer, drain, consumer)["RAW", "FADD>R|FMUL.1", 2]
+    never = instruction("@!PT FMUL R5, R2, R6", [R(5)], [R(2), R(6)], at=1)
+    assert not any(kind == "RAW" for kind, *_ in count_distances(producer, never))

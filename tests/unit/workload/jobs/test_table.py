@@ -93,8 +93,8 @@ def test_a_bad_row_is_skipped_and_the_others_are_read(
         ("architecture,dense_bytes [Mb]\n1w1g,1\n", "unit 'Mb'"),
         ("architecture,colour\n1w1g,red\n", "'colour'"),
         ("architecture,flops,flops [T]\n1w1g,1,1\n", "twice"),
-        ("architecture,flops\ntree,1\n", "none of 1 rows"),
-        ("architecture,flops\n", "none of 0 rows"),
+        ("architecture,flops\ntree,1\n", "no job in 1 row;"),
+        ("architecture,flops\n", "no job in 0 rows; the table has no rows"),
     ],
 )
 def test_a_table_without_jobs_is_rejected_with_its_name(
@@ -132,8 +132,99 @@ def test_the_error_for_a_broken_file_names_it(tmp_path: Path, name: str, data: b
         read_jobs(path)
 
 
+def rows(count: int) -> list[str]:
+    return [f"x{n},1w1g,1,{n}.5,1,1,1" for n in range(1, count + 1)]
+
+
+@pytest.mark.parametrize("byte", [b'"', b"\xff", b"\0", b",", b"\n", b"\r", b"x"])
+def test_a_damaged_byte_costs_at_most_two_rows(tmp_path: Path, byte: bytes) -> None:
+    """A line end that is damaged joins two rows."""
+    header, *_ = TWO_JOBS.splitlines()
+    text = "\n".join((header, *rows(8))).encode()
+    path = tmp_path / "jobs.csv"
+    begin = text.index(b"\n") + 1
+    for position in range(begin, len(text)):
+        path.write_bytes(text[:position] + byte + text[position + 1 :])
+        table = read_jobs(path)
+        is_joined = text[position : position + 1] == b"\n"
+        assert len(table.jobs) >= 8 - 1 - is_joined, position
+
+
+def test_text_that_is_not_utf8_is_noted_and_costs_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.csv"
+    path.write_bytes(TWO_JOBS.encode().replace(b"resnet", b"res\xffet"))
+    table = read_jobs(path)
+    assert (len(table.jobs), table.num_skipped) == (2, 0)
+    assert "1 row with bytes that are not UTF-8" in table.notes[0]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+@pytest.mark.parametrize("ends", ["\n", "\r\n", "\r"])
+def test_byte_order_marks_and_line_ends(tmp_path: Path, encoding: str, ends: str) -> None:
+    path = tmp_path / "jobs.csv"
+    path.write_bytes(TWO_JOBS.replace("\n", ends).encode(encoding))
+    assert [job.name for job in read_jobs(path).jobs] == ["resnet", "ctr"]
+
+
+def test_quoted_cells_may_contain_commas_quotes_and_line_ends(tmp_path: Path) -> None:
+    text = 'name,architecture,flops\n"a, ""b""\nc",1w1g,1\n"d,1w1g,1\ne,1w1g,1\n'
+    table = read_jobs(write(tmp_path, text))
+    assert [job.name for job in table.jobs] == ['a, "b"\ufffdc', "e"]
+    assert [row.position for row in table.skipped_rows] == ["line 4"]
+
+
+def test_damage_of_a_parquet_file_costs_the_row_or_the_row_group(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="Parquet needs the extra nostall[parquet]")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "jobs.parquet"
+    names = [f"name-{n:03}-padding-padding" for n in range(40)]
+    columns = {"architecture": ["1w1g"] * 40, "flops": [1.0 + n for n in range(40)], "name": names}
+    options = {"compression": "none", "use_dictionary": False, "row_group_size": 10}
+    parquet.write_table(pyarrow.table(columns), path, **options)
+    sound = path.read_bytes()
+    position = sound.index(b"name-013")
+    path.write_bytes(sound[:position] + b"\xff" + sound[position + 1 :])
+    table = read_jobs(path)
+    assert (len(table.jobs), table.skipped_rows[0].position) == (39, "row 14")
+    path.write_bytes(sound[: position - 9] + b"\xff" * 9 + sound[position:])
+    table = read_jobs(path)
+    assert len(table.jobs) >= 30
+    assert "damaged" in table.skipped_rows[0].reason
+
+
 @pytest.mark.parametrize(
-    "changes", [{"flops": math.inf}, {"batch": 0}, {"replicas": 0}, {"weight_traffic": -1.0}]
+    ("spelling", "precision"),
+    [
+        ("BF16", "bf16"),
+        ("bfloat16", "bf16"),
+        ("torch.bfloat16", "bf16"),
+        ("half", "fp16"),
+        ("f16", "fp16"),
+        ("Float", "fp32"),
+        ("float8_e4m3fn", "fp8"),
+        ("f8e4m3", "fp8"),
+        ("double", "fp64"),
+        ("tf32", "tf32"),
+        ("posit16", "posit16"),
+    ],
+)
+def test_spellings_of_precisions(tmp_path: Path, spelling: str, precision: str) -> None:
+    text = f"architecture,flops,precision\n1w1g,1,{spelling}\n"
+    assert read_jobs(write(tmp_path, text)).jobs[0].precision == precision
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"flops": math.inf},
+        {"flops": 1e31},
+        {"batch": 0},
+        {"batch": 1e300},
+        {"replicas": 0},
+        {"replicas": 10_000_001},
+        {"replicas": 10**30},
+        {"weight_traffic": -1.0},
+    ],
 )
 def test_impossible_jobs_are_rejected(changes: dict[str, float]) -> None:
     with pytest.raises(BadJob, match=next(iter(changes))):

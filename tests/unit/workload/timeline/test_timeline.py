@@ -17,7 +17,7 @@ from nostall.workload.timeline.intervals import Intervals
 from nostall.workload.timeline.kernels import kernel_times
 from nostall.workload.timeline.time_slices import slice_shares
 from nostall.workload.traces.kineto import read_kineto
-from nostall.workload.traces.work_kinds import WorkKind, kernel_work_kind
+from nostall.workload.traces.work_kinds import WorkKind
 from tests.unit.workload.job_records import TEST_HARDWARE
 from tests.unit.workload.trace_events import Event, event, kernel, launch, trace, write
 
@@ -146,30 +146,6 @@ def test_the_span_starts_with_the_first_recorded_step(tmp_path: Path) -> None:
     assert timeline.steps == 2
     assert timeline.span == pytest.approx(100e-6)
     assert timeline.parts["memory"] == 0
-
-
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("ampere_sgemm_128x64_nn", WorkKind.COMPUTE),
-        ("void cutlass::Kernel<cutlass_80_tensorop_s1688gemm_64x64_tn>()", WorkKind.COMPUTE),
-        ("nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_NTN", WorkKind.COMPUTE),
-        ("void cudnn::detail::dgrad_engine<float, 512, 6, 5, 3, 3, 3>()", WorkKind.COMPUTE),
-        ("flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128>>", WorkKind.COMPUTE),
-        ("Cijk_Ailk_Bljk_SB_MT64x64x16_SN", WorkKind.COMPUTE),
-        ("ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)", WorkKind.COMMUNICATION),
-        ("ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL", WorkKind.COMMUNICATION),
-        ("void vllm::cross_device_reduce_1stage<__nv_bfloat16, 8>()", WorkKind.COMMUNICATION),
-        ("void at::native::vectorized_elementwise_kernel<4, CUDAFunctor_add>", WorkKind.MEMORY),
-        ("void fbgemm_gpu::permute_2D_data_kernel<false, int>()", WorkKind.MEMORY),
-        ("void cudnn::bn_bw_1C11_kernel_new<float, float, float2, 128>()", WorkKind.MEMORY),
-        ("void splitKreduce_kernel<float>(cublasSplitKParams<float>)", WorkKind.MEMORY),
-        ("void at::native::reduce_kernel<512, 1, at::native::ReduceOp>()", WorkKind.MEMORY),
-        ("void cudnn::ops::nchwToNhwcKernel<float>()", WorkKind.MEMORY),
-    ],
-)  # fmt: skip
-def test_work_kinds_by_kernel_name(name: str, kind: WorkKind) -> None:
-    assert kernel_work_kind(name) is kind
 
 
 def test_bottlenecks_have_a_remedy_and_a_bound(tmp_path: Path) -> None:

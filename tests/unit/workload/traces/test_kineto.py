@@ -6,71 +6,18 @@ import gzip
 import json
 import random
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nostall.core import BadTrace
-from nostall.workload.traces import event_stream
-from nostall.workload.traces.event_stream import TraceFile
+from nostall.core.text_blocks import CHUNK
 from nostall.workload.traces.kineto import read_kineto
 from tests.unit.workload.trace_events import event, kernel, launch, trace, write
 
 GEMM = "ampere_sgemm_128x64_nn"
-
-
-def read_all(path: Path) -> tuple[list[Any], TraceFile]:
-    file = TraceFile(path)
-    return [e for events in file.event_lists(msgspec.json.decode) for e in events], file
-
-
-names = st.text(
-    st.characters(codec="utf-8", exclude_categories=["Cs"]) | st.sampled_from('{}[],":\\ "'),
-    max_size=12,
-)
-values = st.recursive(
-    st.integers(-9, 9) | names | st.none(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3),
-    max_leaves=8,
-)
-events = st.lists(st.dictionaries(names, values, min_size=1, max_size=4), max_size=40)
-
-
-@settings(max_examples=60, deadline=None)
-@given(events, st.sampled_from([None, 0, 2]), st.integers(1, 400), st.booleans(), st.booleans())
-def test_any_events_are_read_with_any_chunk_size(
-    tmp_path_factory, expected, indent, chunk, packed, escaped
-) -> None:
-    """Brackets, quotes and commas inside names and nested lists do not move a boundary."""
-    path = tmp_path_factory.mktemp("t") / ("t.json.gz" if packed else "t.json")
-    frame = {"schemaVersion": 1, "traceEvents": expected, "tail": [{"a": "}, {"}, {"b": "]"}]}
-    text = json.dumps(frame, indent=indent, ensure_ascii=escaped).encode()
-    path.write_bytes(gzip.compress(text) if packed else text)
-    default, event_stream.CHUNK = event_stream.CHUNK, chunk
-    try:
-        events_read, file = read_all(path)
-    finally:
-        event_stream.CHUNK = default
-    assert events_read == expected
-    assert file.damage is None
-    assert json.loads(file.frame)["tail"] == frame["tail"]
-
-
-@pytest.mark.parametrize("indent", [None, 0, 1])
-def test_a_chunk_may_end_at_any_byte(tmp_path: Path, monkeypatch, indent: int | None) -> None:
-    """Between two events, after a backslash, inside a number."""
-    expected = [{"a": 1}, {"b": {"c": [-12, "}, {"]}}, {"\\": '"'}, {"": 0}]
-    text = json.dumps({"traceEvents": expected, "tail": 1}, indent=indent)
-    path = tmp_path / "t.json"
-    path.write_text(text)
-    for chunk in range(1, len(text) + 1):
-        monkeypatch.setattr(event_stream, "CHUNK", chunk)
-        events_read, file = read_all(path)
-        assert (events_read, file.damage) == (expected, None), chunk
 
 
 def test_a_bare_list_and_several_gzip_members_are_read(tmp_path: Path) -> None:
@@ -99,7 +46,7 @@ def test_columns_and_metadata(tmp_path: Path) -> None:
     )
     recording = read_kineto(write(tmp_path / "t.json.gz", recorded))
     assert (recording.rank, recording.world_size, recording.gpu) == (3, 8, "Test GPU")
-    assert (recording.events, recording.unusable_events, recording.damage) == (10, 0, None)
+    assert (recording.events, recording.unusable_events, recording.remarks) == (10, 0, ())
     activities = recording.activities
     assert activities.start.tolist() == pytest.approx([0, 10e-6, 30e-6])
     assert activities.type.tolist() == [1, 0, 0]
@@ -159,14 +106,166 @@ def test_impossible_events_are_skipped_and_counted(tmp_path: Path) -> None:
     recorded = trace(
         kernel("good", 0, 1),
         kernel("negative", 5, -1),
-        {**kernel("text for a number", 6, 1), "ts": "6"},
-        kernel("no number", 7, 1, launch="x"),
+        {**kernel("text", 6, 1), "ts": "soon"},
+        {k: v for k, v in kernel("no start", 6, 1).items() if k != "ts"},
+        {**kernel("no duration", 6, 1), "dur": None},
+        {**kernel("infinite", 6, 1), "dur": 10**400},
+        {**kernel("no phase", 7, 1), "ph": "Q"},
+        7,
         kernel("late", 8, 1, stream="stream 3"),
     )
     recording = read_kineto(write(tmp_path / "t.json", recorded))
     assert recording.names == ("good", "late")
-    assert (recording.events, recording.unusable_events) == (5, 3)
+    assert (recording.events, recording.unusable_events) == (9, 7)
     assert recording.activities.stream.tolist() == [7, 3]
+    assert set(recording.remarks) == {
+        "5 events without a valid start or duration are skipped",
+        "1 event without a valid phase is skipped",
+        "1 event with other JSON than an event is skipped",
+    }
+
+
+def test_numbers_may_be_text(tmp_path: Path) -> None:
+    number = {"Input Dims": [[64, 128], [128, 32]], "Input type": ["float", "float"]}
+    expected = trace(
+        event("cpu_op", "aten::mm", 0, 1, **number, **{"External id": 5}),
+        launch(1, 9),
+        kernel("k", 2, 3, launch=9, stream=20, **{"External id": 5}),
+        event("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 6, 5, stream=9, bytes=4096),
+        kernel("ncclAllReduce", 20, 5, dtype="Float", **{"In msg nelems": 10}),
+    )
+    as_text = json.loads(json.dumps(expected), parse_int=str)
+    as_text["traceEvents"][0]["args"]["Input Dims"] = number["Input Dims"]
+    numbers, texts = (
+        read_kineto(write(tmp_path / f"{n}.json", recorded))
+        for n, recorded in enumerate((expected, as_text))
+    )
+    assert texts.remarks == ()
+    assert texts.operator_costs == numbers.operator_costs
+    assert (texts.rank, texts.schema) == (numbers.rank, numbers.schema)
+    for field in numbers.activities.__dataclass_fields__:
+        read = getattr(texts.activities, field)
+        assert read.tolist() == getattr(numbers.activities, field).tolist(), field
+    assert texts.calls.correlation.tolist() == [9]
+
+
+@pytest.mark.parametrize(
+    "odd", [2**64 - 1, 2**63, 10**30, -(10**30), 1.5, "0x55d0", "x" * 50, [3], {"a": 1}, True]
+)
+def test_ids_that_are_no_64_bit_numbers_cost_nothing(tmp_path: Path, odd: object) -> None:
+    """A launch is still found if the id is the same on both sides."""
+    recorded = trace(
+        launch(0, odd),  # type: ignore[arg-type]
+        kernel("k", 5, 5, launch=odd, stream=odd, device=0, **{"External id": odd}),
+        kernel("k", 20, 5, launch=odd, stream=odd, device=odd),
+    )
+    recording = read_kineto(write(tmp_path / "t.json", recorded))
+    assert len(recording.activities) == 2
+    assert len(set(recording.activities.stream.tolist())) == 1
+    correlation = recording.activities.correlation
+    if isinstance(odd, list | dict):
+        assert (correlation == -1).all()
+    elif odd != -(10**30):
+        assert correlation[0] == recording.calls.correlation[0] >= 0
+
+
+EPOCH = 1_700_000_000_000_000
+FAR = {
+    "zero": (0, 0, None),
+    "zero with a duration": (0, 100, None),
+    "a changed digit": (EPOCH + 3e12, 100, None),
+    "a changed digit, launched in time": (EPOCH + 4e6, 100, EPOCH + 10),
+    "a duration of months": (EPOCH + 40, 1e13, None),
+}
+
+
+@pytest.mark.parametrize("name", FAR)
+def test_activities_outside_the_time_of_the_trace_are_skipped(tmp_path: Path, name: str) -> None:
+    start, duration, launched = FAR[name]
+    recorded = [launch(EPOCH + n * 10, n) for n in range(3)]
+    recorded += [kernel("good", EPOCH + 5 + n * 10, 5, launch=n) for n in range(3)]
+    recorded.append(kernel("odd", start, duration, launch=9))
+    if launched:
+        recorded.append(launch(launched, 9))
+    recording = read_kineto(write(tmp_path / "t.json", trace(*recorded)))
+    assert recording.activities.start.tolist() == pytest.approx([0, 10e-6, 20e-6])
+    assert recording.remarks == ("1 event with a time far outside the trace is skipped",)
+
+
+def test_long_but_sound_traces_are_complete(tmp_path: Path) -> None:
+    """A copy minutes before the steps, launched then; a collective that hangs for ten minutes."""
+    recorded = trace(
+        launch(0, 1),
+        event("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 5, 1, stream=7, correlation=1),
+        launch(300e6, 2),
+        kernel("k", 300e6 + 9, 5, launch=2),
+        launch(300e6 + 20, 3),
+        kernel("ncclAllReduce", 300e6 + 30, 600e6, launch=3),
+    )
+    recording = read_kineto(write(tmp_path / "t.json", recorded))
+    assert (len(recording.activities), recording.remarks) == (3, ())
+
+
+def test_events_of_unknown_categories_are_remarked(tmp_path: Path) -> None:
+    recorded = trace(
+        kernel("k", 0, 1),
+        event("kernXl", "k", 2, 1, stream=7),
+        event("kernXl", "k", 4, 1, stream=7),
+        event("new_host_thing", "f", 4, 1),
+    )
+    recording = read_kineto(write(tmp_path / "t.json", recorded))
+    assert recording.remarks == (
+        "2 events of unknown categories ('kernXl') are not counted as GPU work",
+    )
+
+
+def test_xpu_and_hip_runtime_calls(tmp_path: Path) -> None:
+    recorded = trace(
+        kernel("k", 0, 1, launch=1),
+        event("xpu_runtime", "urEnqueueKernelLaunch", 0, 1, correlation=1),
+        event("xpu_runtime", "urQueueFinish", 3, 1, correlation=2),
+        event("hip_runtime", "hipStreamSynchronize", 5, 1),
+        event("hip_runtime", "hipExtModuleLaunchKernel", 7, 1, correlation=3),
+    )
+    calls = read_kineto(write(tmp_path / "t.json", recorded)).calls
+    assert calls.synchronizes.tolist() == [False, True, True, False]
+    assert calls.correlation.tolist() == [1, 2, -1, 3]
+
+
+def test_names_have_no_control_characters(tmp_path: Path) -> None:
+    recorded = trace(kernel("\x1b[31mred\x07\u009b", 0, 1), kernel("\ud800", 2, 1))
+    names = read_kineto(write(tmp_path / "t.json", recorded)).names
+    assert all(name.isprintable() for name in names)
+    "".join(names).encode()
+
+
+METADATA = {
+    "rank as text": ({"distributedInfo": {"rank": "3", "world_size": "8"}}, 3, 8),
+    "absurd world": ({"distributedInfo": {"rank": 1, "world_size": 10**30}}, 1, None),
+    "rank of a wrong type": ({"distributedInfo": {"rank": [1], "world_size": 2}}, None, 2),
+    "devices of a wrong type": ({"deviceProperties": {"a": [1]}}, 0, 1),
+    "a text for an object": ({"distributedInfo": "none"}, None, None),
+}
+
+
+@pytest.mark.parametrize("name", METADATA)
+def test_metadata_of_wrong_types_is_missing(tmp_path: Path, name: str) -> None:
+    fields, rank, world = METADATA[name]
+    recorded = {**trace(kernel("k", 0, 1)), **fields}
+    recording = read_kineto(write(tmp_path / "t.json", recorded))
+    assert (recording.rank, recording.world_size) == (rank, world)
+
+
+@pytest.mark.parametrize("tail", ["} trailing", '", "other": {"a": NaN}', "", "]"])
+def test_metadata_before_the_events_survives_damage_after_them(tmp_path: Path, tail: str) -> None:
+    text = json.dumps(trace(kernel("k", 0, 1), rank=3, world=8))
+    path = write(tmp_path / "t.json", (text.rstrip("}") + tail).encode())
+    recording = read_kineto(path)
+    assert (recording.rank, recording.world_size, recording.gpu) == (3, 8, "Test GPU")
+    assert len(recording.remarks) == 1
+    path.write_text(text[: text.rindex("]")] + "," + json.dumps(kernel("k", 9, 1)) + ", {")
+    cut = read_kineto(path)
+    assert (cut.rank, len(cut.activities), len(cut.remarks)) == (3, 2, 1)
 
 
 REJECTED = {
@@ -174,7 +273,7 @@ REJECTED = {
     "not_json": (b"\x00\x01\x02" * 50, "no 'traceEvents'"),
     "other_json": (b'{"a": 1}', "no 'traceEvents'"),
     "no_events": (b'{"traceEvents": []}', "no events"),
-    "malformed": (b'{"traceEvents": [{"ph": X}]}', "malformed JSON at byte 24"),
+    "malformed": (b'{"traceEvents": [{"ph": X}]}', "1 event is not valid JSON and is skipped"),
     "cut_in_first": (b'{"traceEvents": [{"ph": "X', "stops at byte 26"),
     "no_gpu": (json.dumps(trace(launch(0, 1))).encode(), "ran on a GPU"),
 }
@@ -206,18 +305,22 @@ def test_the_events_before_a_truncation_are_read(tmp_path: Path, packed: bool) -
     recording = read_kineto(path)
     assert 5_000 < recording.events < 15_000
     assert len(recording.activities) == recording.events
-    assert ("gzip stream breaks" if packed else "stops at byte") in str(recording.damage)
+    [remark] = recording.remarks
+    assert ("gzip stream breaks" if packed else "stops at byte") in remark
 
 
-def test_the_events_before_a_malformed_event_are_read(tmp_path: Path) -> None:
+def test_the_events_around_a_malformed_event_are_read(tmp_path: Path) -> None:
     text = bytearray(long_trace())
-    position = text.index(b'"dur"', 2 * len(text) // 3)
+    position = text.index(b'"dur"', len(text) // 2)
     text[position + 5] = ord("x")
     path = tmp_path / "t.json"
     path.write_bytes(text)
     recording = read_kineto(path)
-    assert recording.events > 5_000
-    assert f"malformed JSON at byte {position + 5}" in str(recording.damage)
+    assert recording.events == 20_000 - 1
+    start = text.rindex(b"{", 0, position)
+    assert recording.remarks == (
+        f"1 event is not valid JSON and is skipped, first at byte {start}",
+    )
 
 
 def test_damaged_gzip_streams(tmp_path: Path) -> None:
@@ -225,7 +328,7 @@ def test_damaged_gzip_streams(tmp_path: Path) -> None:
     data[len(data) // 2 : len(data) // 2 + 40] = bytes(40)
     path = tmp_path / "t.json.gz"
     path.write_bytes(data)
-    assert read_kineto(path).damage
+    assert read_kineto(path).remarks
     path.write_bytes(b"\x1f\x8b" + b"no gzip" * 10)
     with pytest.raises(BadTrace, match=r"t\.json\.gz.*gzip"):
         read_kineto(path)
@@ -246,7 +349,7 @@ def test_memory_does_not_grow_with_skipped_events(tmp_path: Path) -> None:
     finally:
         tracemalloc.stop()
     assert recording.events == 40_001
-    assert peak < 16 * event_stream.CHUNK < path.stat().st_size / 2
+    assert peak < 16 * CHUNK < path.stat().st_size / 2
 
 
 def test_progress_reaches_the_size_of_the_file(tmp_path: Path) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
+import linecache
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -162,9 +163,10 @@ def align_tensor(tensor: Tensor) -> Tensor:
 
 
 def load_kernel(program: Program, folder: Path | None = None) -> StitchedKernel:
-    """Write a program's source to ``folder`` (by default that of the store) and import it.
+    """Write a program's source to ``folder`` (by default that of the store) and run it.
 
-    A file's name is the hash of its content.  The hash of an existing file is checked.
+    A file's name is the hash of its content.  The file is there for the user and for profilers:
+    what runs is ``source`` itself.
     """
     names = [launch.name for launch in program.launches]
     file, functions = load_source(program.source, names, folder)
@@ -174,21 +176,27 @@ def load_kernel(program: Program, folder: Path | None = None) -> StitchedKernel:
 def load_source(
     source: str, names: Sequence[str], folder: Path | None = None
 ) -> tuple[Path, tuple[Any, ...]]:
-    """Write and import a source as in :func:`load_kernel`; returns its file and its kernels."""
+    """Write and run a source as in :func:`load_kernel`; returns its file and its kernels."""
     check_triton()
     artefacts = Artefacts(folder if folder is not None else home() / "fusion")
     name = artefacts.put(source.encode(), "py")
-    artefacts.get(name, "py")
-    module = _import_source(artefacts.path(name, "py"))
+    module = _run_source(artefacts.path(name, "py"), source)
     return artefacts.path(name, "py"), tuple(getattr(module, kernel) for kernel in names)
 
 
 @functools.cache
-def _import_source(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(f"nostall_stitched_{path.stem[:16]}", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+def _run_source(path: Path, source: str) -> ModuleType:
+    """The module of a source, as if it were imported from ``path``.
+
+    An import would run a bytecode file beside the source, whose content nobody has checked.
+    """
+    lines = source.splitlines(keepends=True)
+    # Triton reads the source of a kernel by ``inspect``.  An entry without a time is not refreshed
+    # from the file.
+    linecache.cache[str(path)] = (len(source), None, lines, str(path))
+    module = ModuleType(f"nostall_stitched_{path.stem[:16]}")
+    module.__file__ = str(path)
+    exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)
     return module
 
 
@@ -197,7 +205,7 @@ def clear_source_cache() -> None:
 
     Triton keeps the binaries of an imported kernel in memory; a new import drops them.
     """
-    _import_source.cache_clear()
+    _run_source.cache_clear()
 
 
 @functools.cache

@@ -1,0 +1,1 @@
+"""Benchmarks of the PTX level: what searching the input of ptxas gains."""

@@ -1,0 +1,225 @@
+"""One (kernel, method, seed) of the assembler suite: search, and comparisons in fresh processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import numpy as np
+
+from benchmarks.ptx.spike_peer import run_spike
+from nostall.core import Comparison
+from nostall.gpu import Device, Kernel, LocalGpu, MeasurementPlan
+from nostall.sass.binary.code_hash import code_sha256
+from nostall.search import Anneal, Sip
+from nostall.search.evolution.evolve import Evolve, best_of_portfolio
+from nostall.tuning.assembler.job import AssemblerJob, Setup, open_setup
+from nostall.tuning.assembler.objective import count_dropped
+from nostall.tuning.assembler.recipe import Recipe, rebuild
+from nostall.tuning.gpu_objective import Decision, decide, race_states
+from nostall.tuning.job import ASSEMBLER_TIMING, Settings, tune
+from nostall.tuning.source import Source
+
+OpenDevice = Callable[[Kernel, MeasurementPlan], AbstractContextManager[Device]]
+_PORTFOLIO_FINALISTS = 4
+"""States of the portfolio that race for baseline (b)."""
+_ROUNDS = 200
+"""Interleaved samples of a comparison."""
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """Baseline (a): the fastest compiler configuration."""
+
+    source: Source
+    timed: tuple[Mapping[str, Any], ...]
+    """The configurations that were timed in this call."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One search, and the settings of its measurement."""
+
+    kernel: str
+    method: str
+    seed: int
+    seconds: float
+    checks: int = 16
+    """New random inputs on which the best candidate must be correct."""
+    spike: Path | None = None
+    workers: int | None = None
+    evaluations: int | None = None
+    """Limit in place of the seconds."""
+    open: OpenDevice = LocalGpu
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        return self.kernel, self.method, self.seed
+
+    @property
+    def settings(self) -> Settings:
+        return Settings(
+            self.method,
+            self.seed,
+            None if self.evaluations else self.seconds,
+            self.evaluations,
+            objective="gpu",
+            checks=self.checks,
+            rounds=_ROUNDS,
+        )
+
+
+def measure(cell: Cell, baseline: Baseline) -> dict[str, Any]:
+    """Run the method of a cell and compare its result; returns the record."""
+    source = baseline.source
+    assert source.launch is not None
+    began = monotonic()
+    kernel = Kernel(source.cubin, source.kernel, source.launch)
+    timing = ASSEMBLER_TIMING if cell.method == "assembler" else {}
+    with cell.open(kernel, MeasurementPlan(seed=cell.seed, **timing)) as gpu:
+        record = METHODS[cell.method](cell, source, gpu)
+        about = dict(gpu.info)
+    over_a = record["over_a"]
+    is_faster = over_a is not None and over_a["verdict"] == "faster"
+    return {
+        "kernel": cell.kernel,
+        "method": cell.method,
+        "seed": cell.seed,
+        "seconds_searched": cell.seconds,
+        "grid": source.launch.grid,
+        "block": source.launch.block,
+        "baseline": [dict(entry) for entry in baseline.timed],
+        "compiled": dict(source.provenance),
+        "deployed": over_a["ratio"] if is_faster else 1.0,
+        **record,
+        "seconds": round(monotonic() - began, 2),
+        "gpu": about,
+    }
+
+
+def _assembler(cell: Cell, source: Source, gpu: Device) -> dict[str, Any]:
+    """The assembler search, with baseline (b) and the gain over it."""
+    with open_setup(source, workers=cell.workers) as setup:
+        job = AssemblerJob(setup, cell.settings, gpu, None)
+        result, winner = job.run_stages(Evolve(), (), False)
+        states = best_of_portfolio(result.search, setup.space, _PORTFOLIO_FINALISTS)
+        start = setup.space.start()
+        ranked = race_states(job.objective, [start, *(s for s in states if s != start)])
+        portfolio = ranked[0] if ranked else start
+        b_cubin = source.cubin if portfolio == start else job.objective.candidate(portfolio).cubin
+        record = _search_record(setup, job, result.search.seconds)
+    b = None if portfolio == start else _decide(cell, gpu, b_cubin)
+    b_settings = {} if portfolio == start else _settings(portfolio)
+    record |= {
+        "original_us": result.search.start_measurement.value * 1e6,
+        "over_a": _comparison(result.decision),
+        "portfolio": _comparison(b),
+        "portfolio_state": b_settings,
+        "over_b": None,
+    }
+    record["search"] |= job.describe(result, winner)
+    if isinstance(result.recipe, Recipe) and source.ptx is not None:
+        record["recipe"] = {
+            "code": result.recipe.code,
+            "state": result.recipe.state,
+            "rebuilt": code_sha256(rebuild(result.recipe, source.ptx)) == result.recipe.code,
+        }
+    if winner is not None:
+        is_b = b is not None and b.faster
+        record["over_b"] = (
+            _over_b(cell, source, b_cubin, winner.cubin) if is_b else record["over_a"]
+        )
+    return record
+
+
+def _search_record(setup: Setup, job: AssemblerJob, seconds: float) -> dict[str, Any]:
+    objective = job.objective
+    return {
+        "counts": dict(objective.outcome_counts),
+        "dropped": count_dropped(objective.outcome_counts),
+        "search": {
+            "waiting_s": round(objective.waiting_seconds, 3),
+            "search_s": round(seconds, 2),
+            "workers": setup.pool.workers,
+            "spent_s": {k: round(v, 2) for k, v in objective.phase_seconds.items()},
+            "failures": objective.failures[:20],
+        },
+    }
+
+
+def _over_b(cell: Cell, source: Source, b_cubin: bytes, cubin: bytes) -> dict[str, Any] | None:
+    """The winner beside baseline (b), in a process of its own."""
+    assert source.launch is not None
+    kernel = Kernel(b_cubin, source.kernel, source.launch)
+    with cell.open(kernel, MeasurementPlan(seed=cell.seed)) as gpu:
+        return _comparison(_decide(cell, gpu, cubin))
+
+
+def _on_sass(cell: Cell, source: Source, gpu: Device) -> dict[str, Any]:
+    """A strategy that moves native instructions."""
+    search = {"anneal": Anneal(), "sip": Sip(restarts=True)}[cell.method]
+    result = tune(source, search, cell.settings, device=gpu)
+    return {
+        "original_us": result.search.start_measurement.value * 1e6,
+        "over_a": _comparison(result.decision),
+        "counts": {"evaluations": result.search.evaluations},
+        "search": {"search_s": round(result.search.seconds, 2)},
+    }
+
+
+def _spike(cell: Cell, source: Source, gpu: Device) -> dict[str, Any]:
+    """The throw-away peer at equal seconds; its winner is compared like the others."""
+    if cell.spike is None:
+        raise ValueError("the method spike needs --spike FOLDER")
+    found = run_spike(cell.spike, source, cell.seconds)
+    decision = _decide(cell, gpu, found.cubin) if found.cubin else None
+    original = decision.outcome.timing if decision else None
+    return {
+        "original_us": float(np.median(original.original)) * 1e6 if original else found.original_us,
+        "over_a": _comparison(decision),
+        "counts": found.counts,
+        "search": {"own_ratio": found.own_ratio, "label": found.label, "seconds": found.seconds},
+    }
+
+
+METHODS: Mapping[str, Callable[[Cell, Source, Device], dict[str, Any]]] = {
+    "assembler": _assembler,
+    "anneal": _on_sass,
+    "sip": _on_sass,
+    "spike": _spike,
+}
+"""Methods by name."""
+
+
+def _decide(cell: Cell, gpu: Device, cubin: bytes) -> Decision:
+    return decide(gpu, cubin, _ROUNDS, cell.checks, cell.seed)
+
+
+def _comparison(decision: Decision | None) -> dict[str, Any] | None:
+    """A comparison with all its samples, in microseconds; None if nothing was timed."""
+    if decision is None or decision.comparison is None or decision.outcome.timing is None:
+        return None
+    comparison: Comparison = decision.comparison
+    timing = decision.outcome.timing
+    sides = {"original": timing.original, "candidate": timing.candidate, "null": timing.null}
+    return {
+        "verdict": comparison.verdict,
+        "ratio": comparison.ratio,
+        "low": comparison.low,
+        "high": comparison.high,
+        "null_low": comparison.null_low,
+        "null_high": comparison.null_high,
+        "loads": timing.loads,
+        "us": {side: [round(1e6 * s, 4) for s in samples] for side, samples in sides.items()},
+    }
+
+
+def _settings(state: Any) -> dict[str, Any]:
+    """The settings of a state that are not the default."""
+    names = ("kernel_name", "max_registers", "options", "assembler")
+    values = {name: getattr(state, name) for name in names if getattr(state, name)}
+    return values | ({"hints": len(state.hints)} if state.hints else {})

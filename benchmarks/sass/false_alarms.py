@@ -1,0 +1,239 @@
+"""Functions of libraries that were not mined: how many does the verifier refuse?
+
+    python -m benchmarks run sass.false_alarms --wheels FOLDER --state FOLDER \\
+        --out benchmarks/sass/results/false_alarms.json
+
+The wheels are those that ``libraries.toml`` holds out; ``pip download --no-deps`` brings them. Each
+function is verified against itself, which includes all absolute rules, and must be written back
+byte by byte. A second run continues: the state folder keeps the drawn functions and the answers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pickle
+import sys
+import time
+import tomllib
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness.result_file import save
+from nostall.core.errors import NostallError
+from nostall.sass import Program
+from nostall.sass.binary.cubin import Cubin
+from nostall.sass.binary.listing import disassemble
+from nostall.sass.mining.archive import source_name
+from nostall.sass.mining.functions import CodeFunction, read_source
+from nostall.sass.mining.listing import marked_listings
+from nostall.sass.safety import verify_program
+
+SEED = 1
+BATCH_FUNCTIONS = 24
+SAVE_SECONDS = 60
+SHOWN_FINDINGS = 3
+
+EXPLANATIONS: tuple[tuple[str, str], ...] = (
+    (
+        "after R2UR",
+        "USETMAXREG in the DRAIN form stands between the two instructions; it empties the "
+        "pipeline, but the analysis of results in flight counts its stall as 0 cycles",
+    ),
+    (
+        "UMOV (originally",
+        "a uniform move whose result a load uses as its address after 2 cycles; no library that "
+        "was mined has this distance, so there is no evidence that it suffices",
+    ),
+    (
+        "after IMAD.WIDE.U32",
+        "the carry of a wide product is read or overwritten closer than in the functions that were "
+        "mined for this architecture; more functions must be mined",
+    ),
+    (
+        "after DSETP",
+        "a predicate of FP64 is overwritten closer than in the functions that were mined for this "
+        "architecture; more functions must be mined",
+    ),
+    (
+        "uncovered-waw",
+        "a load of another part of a warp-specialised kernel is in flight on some path; whether "
+        "that path can be taken was not examined",
+    ),
+)
+"""(text in a finding, why the verifier refuses this code), the first match counts."""
+
+Row = dict[str, Any]
+
+
+def held_out() -> list[str]:
+    """Names of the libraries that were not mined."""
+    text = resources.files("nostall.sass.mining").joinpath("libraries.toml").read_text()
+    return list(tomllib.loads(text)["held_out"])
+
+
+def draw(wheels: Path, state: Path, limit: int, max_size: int) -> dict[str, Row]:
+    """Draw functions of each held-out wheel into the state folder; returns what each contains."""
+    contents: dict[str, Row] = {}
+    for path in sorted(wheels.glob("*.whl")):
+        name = source_name(path)
+        kept = state / f"{name}.drawn"
+        if name not in held_out():
+            continue
+        if not kept.exists():
+            print(f"reading {name}", flush=True)
+            found = read_source(path, SEED, limit, max_size, with_cubins=True)
+            row = {
+                "different_functions": _by_architecture(found.distinct),
+                "unsupported_cubins": _by_architecture(found.unsupported),
+                "cubins_without_code": found.without_code,
+                "unreadable_cubins": dict(found.unreadable),
+            }
+            kept.write_bytes(pickle.dumps((row, found.sample)))
+        contents[name] = pickle.loads(kept.read_bytes())[0]
+    return contents
+
+
+def batches(names: Sequence[str], state: Path, done: set[bytes]) -> Iterator[tuple[str, Any]]:
+    """(library, functions of one architecture) in turn over libraries and architectures."""
+    groups: list[tuple[int, str, list[CodeFunction]]] = []
+    for name in names:
+        _, sample = pickle.loads((state / f"{name}.drawn").read_bytes())
+        for _, functions in sorted(sample.items()):
+            remaining = [f for f in functions if f.key not in done]
+            groups.append((len(functions) - len(remaining), name, remaining))
+    groups.sort(key=lambda group: group[0])  # a run that continues begins where there are fewest
+    queue = deque((name, functions) for _, name, functions in groups)
+    while queue:
+        name, functions = queue.popleft()
+        batch = [f for f in functions[:BATCH_FUNCTIONS] if f.flags == functions[0].flags]
+        chosen = {f.key for f in batch}
+        if batch:
+            yield name, batch
+            queue.append((name, [f for f in functions if f.key not in chosen]))
+
+
+def programs(functions: Sequence[CodeFunction]) -> Iterator[Program | NostallError]:
+    """The program of each function; one call of nvdisasm for all if possible."""
+    try:
+        listings = marked_listings(functions)
+    except NostallError:
+        listings = []
+    for at, function in enumerate(functions):
+        try:
+            cubin = Cubin.parse(function.cubin)
+            name = cubin.texts[0].name
+            if listings:
+                yield Program.from_listings(cubin, {name: replace(listings[at], name=name)})
+            else:
+                yield Program.from_listings(cubin, disassemble(cubin))
+        except NostallError as error:
+            yield error
+
+
+def judge(function: CodeFunction, program: Program | NostallError) -> Row:
+    """What the verifier says of one function."""
+    row: Row = {
+        "sm": function.sm,
+        "cuda": function.cuda,
+        "instructions": function.size,
+        "round_trip": True,
+    }
+    if isinstance(program, NostallError):
+        return {**row, "kinds": ["unreadable"], "findings": [str(program)[:300]]}
+    row["name"] = program.functions[0].name
+    row["round_trip"] = program.to_cubin() == function.cubin
+    findings = verify_program(program, program).findings
+    if findings:
+        row["kinds"] = sorted({f.kind for f in findings})
+        texts = [f"{f.part} {f.kind} {f.offset:#x}: {f.instruction}: {f.reason}" for f in findings]
+        row["findings"] = texts[:SHOWN_FINDINGS]
+        row["why"] = explanation(" ".join(texts))
+    return row
+
+
+def explanation(text: str) -> str:
+    """Why the verifier refuses code with these findings; empty if nobody looked yet."""
+    return next((why for part, why in EXPLANATIONS if part in text), "")
+
+
+def _explained(row: Row) -> Row:
+    """An answer with its explanation of today."""
+    if "kinds" not in row:
+        return row
+    return {**row, "why": explanation(" ".join(row["findings"]))}
+
+
+def summary(rows: dict[bytes, Row]) -> Row:
+    """Totals, and the functions and refusals by architecture, CUDA version and library."""
+    alarms = [row for row in rows.values() if "kinds" in row]
+    return {
+        "functions": len(rows),
+        "instructions": sum(row["instructions"] for row in rows.values()),
+        "refused": len(alarms),
+        "refused_percent": round(100 * len(alarms) / max(1, len(rows)), 3),
+        "unexplained": sum(not row.get("why") for row in alarms),
+        "round_trip_failures": sum(not row["round_trip"] for row in rows.values()),
+        "by_architecture": _groups(rows.values(), lambda row: f"sm_{row['sm']}"),
+        "by_cuda": _groups(rows.values(), lambda row: row["cuda"]),
+        "by_library": _groups(rows.values(), lambda row: row["library"]),
+        "kinds": dict(Counter(kind for row in alarms for kind in row["kinds"])),
+    }
+
+
+def _groups(rows: Any, key: Any) -> dict[str, list[int]]:
+    """Name of a group -> [functions, refused]."""
+    groups: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for row in rows:
+        groups[key(row)][0] += 1
+        groups[key(row)][1] += "kinds" in row
+    return dict(sorted(groups.items()))
+
+
+def _by_architecture(counts: Counter[int]) -> dict[str, int]:
+    return {f"sm_{sm}": count for sm, count in sorted(counts.items())}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--wheels", type=Path, required=True, help="the folder of the wheels")
+    parser.add_argument("--state", type=Path, required=True, help="a folder for the run's state")
+    parser.add_argument("--limit", type=int, default=600, help="functions by library and sm")
+    parser.add_argument("--max-size", type=int, default=2000, help="instructions of a function")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so long")
+    parser.add_argument("--restart", action="store_true", help="forget the answers of earlier runs")
+    parser.add_argument("--again", action="store_true", help="judge the refused functions again")
+    parser.add_argument("--out", type=Path, required=True)
+
+
+def main(options: argparse.Namespace) -> int:
+    """Verify the functions; returns 1 if one is refused without an explanation."""
+    options.state.mkdir(parents=True, exist_ok=True)
+    began = saved = time.monotonic()
+    contents = draw(options.wheels, options.state, options.limit, options.max_size)
+    kept = options.state / "answers"
+    rows: dict[bytes, Row] = {}
+    if kept.exists() and not options.restart:
+        rows = {key: _explained(row) for key, row in pickle.loads(kept.read_bytes()).items()}
+    done = {key for key, row in rows.items() if not options.again or "kinds" not in row}
+    for library, functions in batches(list(contents), options.state, done):
+        for function, program in zip(functions, programs(functions), strict=True):
+            rows[function.key] = {"library": library, **judge(function, program)}
+        if time.monotonic() - saved > SAVE_SECONDS:
+            _write(options.out, kept, contents, rows)
+            saved = time.monotonic()
+        if time.monotonic() - began > options.seconds:
+            print("time is up; run again to continue", file=sys.stderr)
+            break
+    _write(options.out, kept, contents, rows)
+    return 1 if summary(rows)["unexplained"] else 0
+
+
+def _write(out: Path, kept: Path, contents: dict[str, Row], rows: dict[bytes, Row]) -> None:
+    kept.write_bytes(pickle.dumps(rows))
+    total = summary(rows)
+    print(f"{total['functions']} functions, {total['refused']} refused", flush=True)
+    refused = [row for row in rows.values() if "kinds" in row]
+    save(out, summary=total, libraries=contents, refused=refused)

@@ -1,0 +1,1 @@
+"""Random walks of legal moves over corpus kernels, prepared on a CPU and executed on a GPU."""

@@ -1,0 +1,34 @@
+"""Terminal lines of a search of the assembler's input: levers, resources and candidates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+
+def assembler_lines(assembler: Mapping[str, Any]) -> Iterator[str]:
+    """Lines on the winner and the search; ``assembler`` is that field of the result."""
+    winner = assembler.get("winner")
+    if winner is not None:
+        yield f"changed:  {'; '.join(winner['levers']) or 'nothing'}"
+        yield f"before:   {_resources(assembler['original'])}"
+        yield f"after:    {_resources(winner)}"
+    yield f"searched: {count_text(assembler['counts'])}"
+    idle = assembler.get("idle_share")
+    if idle is not None:
+        yield f"GPU idle: {idle:.1%} of the search, with {assembler['workers']} build processes"
+
+
+def count_text(counts: Mapping[str, int]) -> str:
+    """Candidates by outcome, the most frequent first."""
+    ranked = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
+    return ", ".join(f"{number} {outcome}" for outcome, number in ranked) or "no candidates"
+
+
+def _resources(resources: Mapping[str, Any]) -> str:
+    parts = [f"{resources['registers']} registers"]
+    if resources.get("spill_bytes") is not None:
+        parts.append(f"{resources['spill_bytes']} bytes spilled")
+    if "blocks_per_sm" in resources:
+        parts.append(f"{resources['blocks_per_sm']} blocks an SM (limit: {resources['limit']})")
+    return ", ".join(parts)

@@ -1,0 +1,123 @@
+"""``nostall tune`` without a GPU: replay a recorded search, or build and verify candidates."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from nostall.cli.assembler_output import assembler_lines, count_text
+from nostall.cli.console import Format, out, show_json
+from nostall.cli.interruption import Interruption
+from nostall.cli.progress import SearchProgress
+from nostall.cli.tune_runs import TuneRun, discard_if_empty
+from nostall.cli.verify import describe_verdict
+from nostall.core import BadInput
+from nostall.ptx.assemble.pool import worker_count
+from nostall.report import write_report
+from nostall.tuning.assembler.job import open_setup
+from nostall.tuning.assembler.recording import Recording, find_recording
+from nostall.tuning.assembler.replay import Replay, replay
+from nostall.tuning.assembler.shortlist import (
+    BUNDLE_FILE,
+    Shortlist,
+    build_shortlist,
+    record_shortlist,
+)
+from nostall.tuning.source import Source
+
+
+def tune_recorded(
+    tune_run: TuneRun, recording_file: Path | None, target: str, format: Format, *, quiet: bool
+) -> None:
+    """Replay the recording of a kernel; without one, build and verify candidates."""
+    run, source, settings = tune_run.run, tune_run.source, tune_run.settings
+    with discard_if_empty(run, is_new=True), run:
+        recording, reason = _find(source, recording_file)
+        if recording is not None:
+            show_bar = format is Format.TABLE and not quiet
+            with SearchProgress(settings.budget, enabled=show_bar) as bar:
+                replayed = replay(source, recording, run, [bar])
+            lines = _replay_lines(replayed, tune_run, target)
+        else:
+            # No process measures here, so builds take all cores.
+            with Interruption(), open_setup(source, workers=worker_count() + 1) as setup:
+                found = build_shortlist(setup, settings.budget, settings.seed)
+                record_shortlist(setup, found, run)
+            lines = _shortlist_lines(found, tune_run, target, reason)
+    page = write_report(run.path)
+    if format is Format.JSON:
+        assert run.record.result is not None
+        show_json({"run": str(run.path), "kernel": source.kernel, **run.record.result})
+        return
+    for line in [*lines, f"report:   {page}"]:
+        out.print(line)
+
+
+def _find(source: Source, recording_file: Path | None) -> tuple[Recording | None, str]:
+    """The recording to replay, or why there is none.
+
+    Raises :class:`BadInput` if the given file is not a recording of this kernel.
+    """
+    if recording_file is None:
+        return find_recording(source)
+    recording = Recording.read(recording_file)
+    if not recording.fits(source):
+        raise BadInput(
+            f"{recording_file} is a recording of {recording.origin} for {recording.arch} with "
+            f"another file, PTX, launch or architecture than {source.origin}; record this kernel "
+            "with --objective gpu --record FILE"
+        )
+    return recording, ""
+
+
+def _replay_lines(result: Replay, tune_run: TuneRun, target: str) -> list[str]:
+    recording, comparison = result.recording, result.comparison
+    settings = recording.settings
+    lines = [
+        f"{recording.kernel} ({settings.get('strategy')}, seed {settings.get('seed')}): "
+        f"{recording.evaluations} measurements in {recording.seconds:.1f} s on {recording.gpu}, "
+        f"driver {recording.driver}, {recording.date}"
+    ]
+    if comparison is None or not result.improved:
+        lines.append(
+            f"nothing better than the original was found ({result.measured_on}); the original is "
+            "kept"
+        )
+    else:
+        start = recording.original_s * 1e6
+        lines.append(
+            f"gain {result.measured_on}: {result.ratio:.4f}x [{comparison.low:.4f}, "
+            f"{comparison.high:.4f}], null [{comparison.null_low:.4f}, {comparison.null_high:.4f}]"
+            f"  ({start:.3f} us -> {start / result.ratio:.3f} us)"
+        )
+    if result.verdict is not None:
+        lines.append(f"verifier: safe, on this machine ({describe_verdict(result.verdict)})")
+    if recording.comparison is not None and result.improved:
+        checks = recording.comparison.checks
+        lines.append(f"outputs:  were equal bit by bit on {checks} random inputs on that GPU")
+    lines += assembler_lines(recording.assembler)
+    lines += [f"note:     {note}" for note in result.notes]
+    if result.improved:
+        lines.append(f"next:     nostall verify {shlex.quote(str(tune_run.run.path))}")
+    lines.append(f"measure:  nostall tune {shlex.quote(target)} --objective gpu  (on your GPU)")
+    return lines
+
+
+def _shortlist_lines(found: Shortlist, tune_run: TuneRun, target: str, reason: str) -> list[str]:
+    lines = [
+        f"{tune_run.source.kernel}: no recording ({reason}), and no GPU was asked for",
+        f"built:    {count_text(found.counts)}; stopped: {found.stopped}",
+    ]
+    if found.registers:
+        least, most = min(found.registers), max(found.registers)
+        number = f"{least}" if least == most else f"{least} to {most}"
+        lines.append(f"verified: candidates use {number} registers a thread")
+    lines.append(
+        "unknown:  nothing was measured: whether a candidate is faster, and whether its outputs "
+        "are equal bit by bit, is not known; the original is kept"
+    )
+    bundle = tune_run.run.path / BUNDLE_FILE
+    if bundle.exists():
+        lines.append(f"measure:  copy {bundle} to a machine with a GPU; unzip it; sh measure.sh")
+    lines.append(f"or here:  nostall tune {shlex.quote(target)} --objective gpu  (needs a GPU)")
+    return lines

@@ -1,0 +1,1 @@
+"""Legal changes of PTX, the input of NVIDIA's assembler ptxas."""

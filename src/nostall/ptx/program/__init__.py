@@ -1,0 +1,1 @@
+"""Functions, blocks and instructions of a PTX module, with their effects."""

@@ -1,0 +1,1 @@
+"""Lossless tokens and statements of a PTX file."""

@@ -1,0 +1,138 @@
+"""HTML page of a search of the assembler's input: winner, lineage, resources and candidates."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from nostall import __version__
+from nostall.core import Run, Trial
+from nostall.report.tune.sample_spread import draw_samples, load_comparison
+from nostall.report.tune.search_curve import draw_search_curve
+from nostall.report.units import Scale
+from nostall.tuning.strategies import ASSEMBLER
+
+_RESOURCE_ROWS = (
+    ("registers", "registers a thread"),
+    ("spill_bytes", "bytes of spill stores and loads"),
+    ("shared", "bytes of shared memory a block"),
+    ("blocks_per_sm", "blocks an SM"),
+    ("warps_per_sm", "warps an SM"),
+    ("limit", "limit of the occupancy"),
+)
+"""Fields of the recorded resources, and their names on the page."""
+
+
+@dataclass(frozen=True)
+class AssemblerRun:
+    """Contents of a run directory that the page shows."""
+
+    path: Path
+    run: Run
+    trials: tuple[Trial, ...]
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        return self.run.record.settings
+
+    @property
+    def result(self) -> Mapping[str, Any]:
+        """The result; empty if the run has not ended."""
+        return self.run.record.result or {}
+
+
+def is_assembler_run(path: Path) -> bool:
+    """Whether a run directory is one of the assembler search."""
+    return Run.open(path).record.settings.get("strategy") == ASSEMBLER
+
+
+def render_assembler(path: Path) -> str:
+    """The HTML text of the page of a run directory.
+
+    Raises :class:`~nostall.core.errors.BadRun` if the directory is not a run.
+    """
+    run = Run.open(path)
+    data = AssemblerRun(path, run, tuple(run.trials()))
+    result = data.result
+    start = result.get("original") or (data.trials[0].value if data.trials else math.nan)
+    scale = Scale(str(result.get("unit", "s")), start)
+    comparison, no_samples_reason = load_comparison(data)
+    assembler = result.get("assembler") or {}
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    return environment.from_string(_read_template("assembler.html")).render(
+        kernel=str(data.settings.get("kernel", "kernel")),
+        status=run.record.status,
+        kind=_kind(result),
+        scale=scale,
+        start=start if math.isfinite(start) else None,
+        result=result,
+        notes=result.get("notes") or [],
+        verdict=result.get("verdict"),
+        next_command=_next_command(data),
+        winner=assembler.get("winner"),
+        resource_rows=_resource_rows(assembler),
+        counts=sorted((assembler.get("counts") or {}).items(), key=lambda pair: -pair[1]),
+        codes=assembler.get("codes") or {},
+        assembler=assembler,
+        search_curve=draw_search_curve(data.trials, scale, "measured"),
+        comparison=comparison,
+        no_samples_reason=no_samples_reason,
+        samples=draw_samples(comparison) if comparison else "",
+        provenance=_provenance(data),
+        style=Markup(_read_template("page.css")),
+        version=__version__,
+    )
+
+
+def _kind(result: Mapping[str, Any]) -> str:
+    """Where the times come from; a replay names the GPU and the date of its measurements."""
+    replayed = result.get("replayed")
+    if isinstance(replayed, Mapping):
+        return f"measured on {replayed['gpu']}, {replayed['date']}, replayed"
+    return "not measured" if "shortlist" in result else "measured"
+
+
+def _next_command(data: AssemblerRun) -> str:
+    if data.run.record.status in ("running", "interrupted") and not data.result:
+        return shlex.join(["nostall", "tune", "--resume", str(data.path)])
+    if data.result.get("improved"):
+        return shlex.join(["nostall", "verify", str(data.path)])
+    return ""
+
+
+def _resource_rows(assembler: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """Rows (name, before, after) of the table of resources."""
+    before, after = assembler.get("original") or {}, assembler.get("winner") or {}
+    return [
+        (name, before.get(field, ""), after.get(field, ""))
+        for field, name in _RESOURCE_ROWS
+        if field in before or field in after
+    ]
+
+
+def _provenance(data: AssemblerRun) -> list[tuple[str, str]]:
+    hidden = {"launch", "provenance"}
+    record = data.run.record
+    rows = [("command", record.command), ("created", record.created)]
+    rows += [(k, str(v)) for k, v in data.settings.items() if k not in hidden and v is not None]
+    source = data.settings.get("provenance")
+    if isinstance(source, Mapping):
+        rows += [(f"source: {k}", str(v)) for k, v in source.items()]
+    assembler = data.result.get("assembler") or {}
+    rows += [(k, " ".join(assembler[k])) for k in ("ptxas", "arguments") if k in assembler]
+    model = data.result.get("model")
+    if isinstance(model, Mapping):
+        rows += [(f"device: {k}", str(v)) for k, v in model.items()]
+    return rows
+
+
+def _read_template(name: str) -> str:
+    return resources.files("nostall.report").joinpath("templates", name).read_text("utf-8")

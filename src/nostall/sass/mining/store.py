@@ -1,0 +1,82 @@
+"""The state of a mining run on disk: samples of functions, sightings, and what was done.
+
+A run that is killed continues from its last checkpoint.  A checkpoint is one file that replaces the
+earlier one at once, so sightings and progress never disagree.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from nostall.sass.mining.functions import CodeFunction, Contents
+from nostall.sass.mining.marks import Marks
+from nostall.sass.mining.tallies import Tallies
+
+
+@dataclass(slots=True)
+class SourceRecord:
+    """What a source contains and how much of it was mined."""
+
+    contents: Contents
+    """Without its sample, which is in files of its own."""
+    sampled: dict[int, int]
+    """Architecture -> functions of the sample."""
+    taken: Counter[int] = field(default_factory=Counter[int])
+    """Architecture -> functions of the sample that were taken."""
+    cuda: dict[int, Counter[str]] = field(default_factory=dict[int, Counter[str]])
+    """Architecture -> CUDA version -> functions that were mined."""
+
+
+@dataclass(slots=True)
+class Checkpoint:
+    """The progress of a run."""
+
+    seed: int
+    sources: dict[str, SourceRecord] = field(default_factory=dict[str, SourceRecord])
+    tallies: dict[int, Tallies] = field(default_factory=dict[int, Tallies])
+    marks: dict[int, Marks] = field(default_factory=dict[int, Marks])
+    seen: set[bytes] = field(default_factory=set[bytes])
+    """Keys of the functions that were mined."""
+    duplicates: int = 0
+    """Functions of a sample that another source had as well."""
+    rejected: int = 0
+    """Functions that nvdisasm does not list."""
+
+
+class Store:
+    """The files of one run."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        """Open a run; ``seed`` is for a new one."""
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "checkpoint"
+        self.checkpoint: Checkpoint = (
+            pickle.loads(path.read_bytes()) if path.exists() else Checkpoint(seed)
+        )
+
+    def save(self) -> None:
+        """Write a checkpoint."""
+        self._write("checkpoint", self.checkpoint)
+
+    def add_source(self, name: str, contents: Contents) -> None:
+        """Keep the sample of a source and record the source."""
+        sampled = {sm: len(functions) for sm, functions in sorted(contents.sample.items())}
+        for sm, functions in contents.sample.items():
+            self._write(f"{name}.sm_{sm}", functions)
+        contents.sample = {}
+        self.checkpoint.sources[name] = SourceRecord(contents, sampled)
+        self.save()
+
+    def sample(self, name: str, sm: int) -> list[CodeFunction]:
+        """The sample of one architecture of a source."""
+        return pickle.loads((self.folder / f"{name}.sm_{sm}").read_bytes())  # type: ignore[no-any-return]
+
+    def _write(self, name: str, content: object) -> None:
+        path = self.folder / name
+        partial = path.with_name(name + ".partial")
+        partial.write_bytes(pickle.dumps(content, pickle.HIGHEST_PROTOCOL))
+        partial.replace(path)

@@ -1,0 +1,1 @@
+"""Symbolic translation validation, block by block, with uninterpreted functions and time."""

@@ -1,0 +1,357 @@
+"""Symbolic execution of one basic block with explicit time.
+
+A result is the term "this instruction word applied to these operand terms".  A register holds its
+new value once the floor of the latency table has passed since the producer issued, or once an
+instruction has waited for a scoreboard that proves the result written.  A register that is read too
+early, overwritten too early or written in an unknown order is *poison*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from nostall.sass.program import queues, registers
+from nostall.sass.program.addresses import reads_shared_in_order
+from nostall.sass.program.cover_rules import COVER, Claim, CoverTable, group
+from nostall.sass.program.instruction import Instruction
+from nostall.sass.program.opcodes import Effect
+from nostall.sass.safety.latency import SCOREBOARD_GAP, LatencyTable
+from nostall.sass.safety.pairing import HazardKind
+from nostall.sass.safety.symbolic.products import RunningProducts
+from nostall.sass.safety.symbolic.state import (
+    IssuedInstruction,
+    Outcome,
+    Protection,
+    Unfinished,
+    scoreboard_bit,
+)
+from nostall.sass.safety.symbolic.terms import SharedReads, Term, Terms
+
+_READS = (Effect.READ_GLOBAL, Effect.READ_SHARED, Effect.READ_LOCAL)
+_WRITE_OF = dict(
+    zip(_READS, (Effect.WRITE_GLOBAL, Effect.WRITE_SHARED, Effect.WRITE_LOCAL), strict=True)
+)
+_ORDERED = Effect.FENCE | Effect.BARRIER
+SETTLED = 64
+"""Cycles after which each fixed-latency result has arrived."""
+
+
+class SymbolicMachine:
+    """Executes one block once."""
+
+    def __init__(
+        self, sm: int, table: LatencyTable, terms: Terms, cover: CoverTable = COVER
+    ) -> None:
+        self.sm, self.table, self.terms, self.cover = sm, table, terms, cover
+        self.now = 0
+        self.outcome = Outcome(memory=[terms("memory", i) for i in range(len(_READS))])
+        self.issued: list[IssuedInstruction] = []
+        # Length of ``issued`` at which finished instructions are removed from it.
+        self.cleanup_size = 32
+        # Register -> its writers that may not have written yet.
+        self.writers: dict[int, list[IssuedInstruction]] = {}
+        # Register -> the writers whose result its present value may be.
+        self.visible_writers: dict[int, list[IssuedInstruction]] = {}
+        self.waited = 0
+        self.resolved = 0
+        self.reads = SharedReads(terms)
+
+    def run(self, order: Sequence[Instruction]) -> Outcome:
+        """Execute the instructions of a block in this order."""
+        products = RunningProducts()
+        for position, instruction in enumerate(order):
+            relies = instruction.is_barrier or instruction.accesses_memory
+            before = self._unfinished() if relies else frozenset()
+            self._wait(position, instruction)
+            if before:
+                unfinished = self._unfinished()
+                self.outcome.unfinished[instruction.index] = unfinished
+                self.outcome.awaited[instruction.index] = before - unfinished
+            operands = [self._register_term(position, instruction, r) for r in instruction.uses]
+            self._check_overwrites(position, instruction)
+            self._execute(instruction, operands)
+            products.execute(instruction)
+            self.outcome.protection[instruction.index] = Protection(
+                self.waited, self.resolved, self.now
+            )
+            self.now += instruction.control.stall
+        self._finish()
+        self.outcome.product_accesses = products.accesses
+        return self.outcome
+
+    def _wait(self, position: int, instruction: Instruction) -> None:
+        """Apply the wait mask of an instruction, and the wait of a DEPBAR."""
+        partial = queues.partial_wait(instruction)
+        if partial is not None:
+            self._wait_partially(*partial)
+        waited = instruction.control.wait
+        for scoreboard in drained_scoreboards(instruction):
+            waited |= 1 << scoreboard
+        if not waited:
+            return
+        self.waited |= waited
+        for earlier in self.issued:
+            if earlier.result_scoreboards & waited and not earlier.is_written:
+                exempt = earlier.instruction.is_barrier or instruction.base == "DEPBAR"
+                if self.now - earlier.issued < SCOREBOARD_GAP and not exempt:
+                    self._poison(
+                        position,
+                        instruction,
+                        f"waits for the scoreboard of {earlier.instruction.text} less than "
+                        f"{SCOREBOARD_GAP} cycles after that issued; {SCOREBOARD_GAP} are required",
+                    )
+                earlier.is_written = True
+            if (earlier.result_scoreboards | earlier.source_scoreboards) & waited:
+                earlier.is_read = True
+                self.resolved |= 1 << earlier.instruction.index
+
+    def _unfinished(self) -> frozenset[Unfinished]:
+        """The accesses and asynchronous operations of the block that may be incomplete."""
+        ordered = [i for i in self.issued if i.is_ordered]
+        results = [
+            (i.instruction.index, "result") for i in ordered if i.has_result and not i.is_written
+        ]
+        sources = [
+            (i.instruction.index, "sources") for i in ordered if i.has_sources and not i.is_read
+        ]
+        return frozenset(results + sources)
+
+    def _wait_partially(self, scoreboard: int, count: int) -> None:
+        """All but the last ``count`` operations that set ``scoreboard`` are complete.
+
+        That holds for operations that complete in order.
+        """
+        for earlier in self.issued:
+            in_order = earlier.group in self._earlier_groups(Claim.PARTIAL_WAIT, earlier.group)
+            is_done = in_order and earlier.later_setters[scoreboard] >= count
+            covering = earlier.result_scoreboards | earlier.source_scoreboards
+            if is_done and covering >> scoreboard & 1:
+                earlier.is_written = earlier.is_read = True
+
+    def _register_term(self, position: int, instruction: Instruction, register: int) -> Term:
+        """The term that the instruction reads from ``register``."""
+        value = self.outcome.values.get(register)
+        if value is None:
+            return self.terms("in", register)
+        for writer in self.visible_writers.get(register, ()):
+            if self._may_still_write(writer, instruction, register, "RAW"):
+                self._poison(
+                    position,
+                    instruction,
+                    f"reads {registers.name(register)} before {writer.instruction.text} has "
+                    "written it; a wait or a larger distance is required",
+                )
+                return self.terms("poison", instruction.index, register)
+        return value
+
+    def _may_still_write(
+        self, writer: IssuedInstruction, instruction: Instruction, register: int, kind: HazardKind
+    ) -> bool:
+        """Whether ``writer`` may write ``register`` after ``instruction`` accesses it now."""
+        if self._exclude_each_other(writer, instruction):
+            return False
+        if writer.is_written or not writer.fixed_latency:
+            return not writer.is_written
+        required = self.table.min_distance(writer.instruction, instruction, register, kind)
+        return self.now - writer.issued < required
+
+    def _exclude_each_other(self, earlier: IssuedInstruction, instruction: Instruction) -> bool:
+        """Whether the guards test the same predicate value with opposite signs."""
+        guard = self._guard(instruction)
+        return (
+            guard is not None
+            and earlier.guard is not None
+            and guard[0] == earlier.guard[0]
+            and guard[1] != earlier.guard[1]
+        )
+
+    def _check_overwrites(self, position: int, instruction: Instruction) -> None:
+        """Poison writes to a register that an earlier instruction may still write or read."""
+        own_group = group(instruction, self.sm)
+        follows = self._earlier_groups(Claim.OVERWRITES_RESULT, own_group)
+        for register in instruction.defs:
+            for writer in self.writers.get(register, ()):
+                if writer.group not in follows and self._may_still_write(
+                    writer, instruction, register, "WAW"
+                ):
+                    self._poison(
+                        position,
+                        instruction,
+                        f"writes {registers.name(register)} before {writer.instruction.text} has "
+                        "written it; a wait or a larger distance is required",
+                    )
+        if not instruction.defs:
+            return
+        written = frozenset(instruction.defs)
+        for reader in self.issued:
+            overwritten = reader.late_sources & written
+            if not overwritten or reader.is_read or self._exclude_each_other(reader, instruction):
+                continue
+            if self._may_still_read(reader, instruction, overwritten):
+                self._poison(
+                    position,
+                    instruction,
+                    f"overwrites {registers.name(min(overwritten))} before "
+                    f"{reader.instruction.text} has read it; a wait or a larger distance is "
+                    "required",
+                )
+
+    def _may_still_read(
+        self, reader: IssuedInstruction, instruction: Instruction, overwritten: frozenset[int]
+    ) -> bool:
+        """Whether ``reader`` may read one of its registers after ``instruction`` writes it."""
+        if reader.fixed_latency:
+            return any(
+                self.now - reader.issued
+                < self.table.min_distance(reader.instruction, instruction, r, "WAR")
+                for r in overwritten
+            )
+        own_group = group(instruction, self.sm)
+        follows = self._earlier_groups(Claim.OVERWRITES_SOURCES, own_group)
+        return reader.group not in follows
+
+    def _execute(self, instruction: Instruction, operands: list[Term]) -> None:
+        """Compute the terms of an instruction's results, memory effects and event."""
+        effects, memory = instruction.effects, self.outcome.memory
+        touched = [
+            i for i, read in enumerate(_READS) if effects & (_ORDERED | read | _WRITE_OF[read])
+        ]
+        seen = [memory[i] for i in touched]
+        if reads_shared_in_order(instruction):
+            seen += self.reads.before(instruction, self._value)
+        old = [self._value(r) for r in instruction.defs] if instruction.is_guarded else []
+        effect = self.terms("op", instruction.payload, *operands, "memory", *seen, "old", *old)
+        for i in touched:
+            if effects & (_ORDERED | _WRITE_OF[_READS[i]]):
+                memory[i] = self.terms("after", effect, i)
+        if effects & _ORDERED:
+            self.outcome.events.append(effect)
+        if reads_shared_in_order(instruction):
+            self.reads.add(instruction, effect)
+        guard = self._guard(instruction)
+        issued = self._issue(instruction, guard)
+        for register in instruction.defs:
+            self.outcome.values[register] = self.terms("def", effect, register)
+            pending = [w for w in self.writers.get(register, ()) if not self._has_settled(w)]
+            self.writers[register] = [*pending, issued]
+            visible = self.visible_writers.get(register, ()) if instruction.is_guarded else ()
+            self.visible_writers[register] = [*visible, issued]
+
+    def _issue(
+        self, instruction: Instruction, guard: tuple[Term, bool] | None
+    ) -> IssuedInstruction:
+        """Add an instruction to ``issued``; its scoreboards cover earlier ones of its queues."""
+        control = instruction.control
+        write, read = scoreboard_bit(control.write_sb), scoreboard_bit(control.read_sb)
+        issued = IssuedInstruction(
+            instruction,
+            self.now,
+            instruction.has_fixed_latency(self.sm),
+            frozenset(queues.late_sources(instruction, self.sm)),
+            guard,
+            result_scoreboards=queues.result_scoreboards(instruction, self.cover),
+            source_scoreboards=read | write,
+            group=group(instruction, self.sm),
+        )
+        drained = queues.drained_sources(instruction, self.sm, self.cover)
+        if drained:
+            for earlier in self.issued:
+                earlier.is_read = earlier.is_read or earlier.group in drained
+        if issued.group and (write or read):
+            self._cover_earlier(issued, write, read)
+        self.issued.append(issued)
+        if len(self.issued) >= self.cleanup_size:
+            self.issued = [i for i in self.issued if not self._is_finished(i)]
+            self.cleanup_size = 2 * len(self.issued) + 32
+        return issued
+
+    def _earlier_groups(
+        self, claim: Claim, own_group: str, *, guarded: bool = False
+    ) -> frozenset[str]:
+        return self.cover.earlier_groups(claim, own_group, self.sm, guarded=guarded)
+
+    def _cover_earlier(self, later: IssuedInstruction, write: int, read: int) -> None:
+        """Let the scoreboards of an instruction prove earlier ones done, by the in-order rules."""
+        is_guarded = later.instruction.is_guarded
+        in_order = self._earlier_groups(Claim.PARTIAL_WAIT, later.group)
+        results, sources = (
+            self._earlier_groups(claim, later.group, guarded=is_guarded)
+            for claim in (Claim.RESULT, Claim.SOURCES)
+        )
+        results_same, sources_same = (
+            self._earlier_groups(claim, later.group) for claim in (Claim.RESULT, Claim.SOURCES)
+        )
+        for earlier in self.issued:
+            if not earlier.group:
+                continue
+            if earlier.group in in_order:
+                shared = (earlier.source_scoreboards | earlier.result_scoreboards) & (write | read)
+                for scoreboard in range(6):
+                    earlier.later_setters[scoreboard] += shared >> scoreboard & 1
+            has_same_guard = earlier.guard is not None and earlier.guard == later.guard
+            if earlier.group in (sources_same if has_same_guard else sources):
+                earlier.source_scoreboards |= write | read
+            if earlier.group in (results_same if has_same_guard else results):
+                earlier.result_scoreboards |= write
+
+    def _is_finished(self, issued: IssuedInstruction) -> bool:
+        """Whether no later instruction can wait for it or disturb its result or sources."""
+        if issued.fixed_latency and self.now - issued.issued < SETTLED:
+            return False
+        if issued.fixed_latency and not issued.is_ordered:
+            return True
+        is_written = issued.is_written or not issued.has_result
+        return is_written and (issued.is_read or not issued.has_sources)
+
+    def _has_settled(self, writer: IssuedInstruction) -> bool:
+        """Whether the result of ``writer`` is certainly written."""
+        elapsed = self.now - writer.issued
+        if writer.fixed_latency and elapsed >= self.table.max_latency(writer.instruction):
+            return True
+        return writer.is_written
+
+    def _value(self, register: int) -> Term:
+        """The present term of a register."""
+        value = self.outcome.values.get(register)
+        return self.terms("in", register) if value is None else value
+
+    def _guard(self, instruction: Instruction) -> tuple[Term, bool] | None:
+        """(term of the guard predicate, whether it is negated), or None without a guard."""
+        if not instruction.guard_registers or instruction.guard is None:
+            return None
+        return self._value(instruction.guard_registers[0]), instruction.guard.startswith("!")
+
+    def _poison(self, position: int, instruction: Instruction, reason: str) -> None:
+        self.outcome.poison.append((position, instruction, reason))
+
+    def _finish(self) -> None:
+        """Record what is in flight at the end of the block."""
+        outcome = self.outcome
+        outcome.length = self.now
+        outcome.memory.append(self.reads.history())
+        outcome.waited = self.waited
+        for issued in self.issued:
+            index, since = issued.instruction.index, self.now - issued.issued
+            if issued.has_result and not self._has_settled(issued):
+                cycles = since if issued.fixed_latency else min(since, SCOREBOARD_GAP)
+                outcome.results_out[index] = (cycles, issued.result_scoreboards)
+            is_tracked = issued.is_ordered or not issued.fixed_latency
+            if issued.has_sources and not issued.is_read and is_tracked:
+                outcome.sources_out[index] = issued.result_scoreboards | issued.source_scoreboards
+
+
+def drained_scoreboards(instruction: Instruction) -> Iterator[int]:
+    """Scoreboards that a DEPBAR waits for until they are 0."""
+    if instruction.base != "DEPBAR":
+        return
+    for position, operand in enumerate(instruction.operands):
+        if operand.startswith("SB"):
+            count = (
+                instruction.operands[position + 1]
+                if position + 1 < len(instruction.operands)
+                else "0x0"
+            )
+            if count == "0x0":
+                yield int(operand[2:])
+        elif operand.startswith("{"):
+            yield from (int(d) for d in operand.strip("{}").split(",") if d.strip().isdigit())

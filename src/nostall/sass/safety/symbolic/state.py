@@ -1,0 +1,123 @@
+"""State of the symbolic execution of a block, and its outcome."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from nostall.sass.program import queues
+from nostall.sass.program.instruction import Instruction
+from nostall.sass.safety.symbolic.terms import Term
+
+Unfinished = tuple[int, str]
+"""(index, "result" or "sources") of an operation that others may have to find complete."""
+
+
+@dataclass(slots=True)
+class IssuedInstruction:
+    """An instruction of this block whose result or source reads may be outstanding.
+
+    Sets of scoreboards are bit masks.
+    """
+
+    instruction: Instruction
+    issued: int
+    """Cycle of issue since the block began."""
+    fixed_latency: bool
+    late_sources: frozenset[int]
+    """Registers that may still be read after issue."""
+    guard: tuple[Term, bool] | None
+    """(term of the guard predicate, whether it is negated); None without a guard."""
+    is_written: bool = False
+    """Whether a wait has proved the result written."""
+    is_read: bool = False
+    """Whether a wait has proved the sources read."""
+    result_scoreboards: int = 0
+    """Scoreboards that prove the result written."""
+    source_scoreboards: int = 0
+    """Scoreboards that prove the sources read."""
+    group: str = ""
+    """Group in the in-order rules, or ""."""
+    later_setters: list[int] = field(default_factory=lambda: [0] * 6)
+    """For each scoreboard: how many later operations that complete in order set it."""
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether other instructions may rely on its completion, whatever its registers."""
+        instruction = self.instruction
+        if instruction.is_barrier:
+            return self.source_scoreboards != 0
+        return instruction.accesses_memory
+
+    @property
+    def has_result(self) -> bool:
+        """Whether a result, or a completion that a scoreboard announces, may be outstanding."""
+        return bool(self.instruction.defs) or (self.is_ordered and self.result_scoreboards != 0)
+
+    @property
+    def has_sources(self) -> bool:
+        """Whether source reads, or a scoreboard for them, may be outstanding."""
+        return bool(self.late_sources) or (self.is_ordered and self.source_scoreboards != 0)
+
+
+class Protection(NamedTuple):
+    """Protection of an instruction, at its issue, against operations in flight at block entry."""
+
+    waited: int
+    """Bit mask of the scoreboards waited for since the block began."""
+    resolved: int
+    """Bit mask of the instructions of the block, by index, that these waits proved done."""
+    cycle: int
+    """Cycles since the block began."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Everything observable about one execution of a block."""
+
+    values: dict[int, Term] = field(default_factory=dict[int, Term])
+    """Register -> its term at the end of the block."""
+    memory: list[Term] = field(default_factory=list[Term])
+    """Terms of global, shared and local memory at the end of the block, and of the order in which
+    shared memory was read."""
+    events: list[Term] = field(default_factory=list[Term])
+    """Terms of the scheduling barriers and fences, in order."""
+    poison: list[tuple[int, Instruction, str]] = field(
+        default_factory=list[tuple[int, Instruction, str]]
+    )
+    """(position in the block, instruction, reason) of each poisoned register."""
+    results_out: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
+    """Results in flight at the end: index -> (cycles since issue, scoreboards that prove it)."""
+    sources_out: dict[int, int] = field(default_factory=dict[int, int])
+    """Sources in flight at the end: index -> scoreboards that prove them read."""
+    protection: dict[int, Protection] = field(default_factory=dict[int, "Protection"])
+    """Index -> protection of the instruction when it issues."""
+    unfinished: dict[int, frozenset[Unfinished]] = field(
+        default_factory=dict[int, "frozenset[Unfinished]"]
+    )
+    """Index of a barrier or memory access -> accesses and asynchronous operations of the block
+    that may be incomplete when it issues."""
+    awaited: dict[int, frozenset[Unfinished]] = field(
+        default_factory=dict[int, "frozenset[Unfinished]"]
+    )
+    """Index of a barrier or memory access -> those that its own wait completes."""
+    product_accesses: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
+    """(warpgroup product, instruction that accesses one of its registers while it may run)."""
+    waited: int = 0
+    """Bit mask of all scoreboards that the block waits for."""
+    length: int = 0
+    """Length of the block in cycles."""
+
+
+def proving_scoreboards(instruction: Instruction, role: str) -> int:
+    """Bit mask of an instruction's own scoreboards that prove its ``role`` done.
+
+    ``role`` is "result" (written) or "sources" (read).
+    """
+    write = queues.result_scoreboards(instruction)
+    return write if role == "result" else write | scoreboard_bit(instruction.control.read_sb)
+
+
+def scoreboard_bit(scoreboard: int) -> int:
+    """The bit mask of one scoreboard; 0 for none."""
+    return 1 << scoreboard if scoreboard in range(6) else 0

@@ -1,0 +1,1 @@
+"""Evolutionary search: operators, a bandit that chooses them, a population, and the strategy."""

@@ -1,0 +1,1 @@
+"""Search of what ptxas is given: order of PTX instructions, options, budgets and versions."""

@@ -1,0 +1,280 @@
+"""Job of ``--strategy assembler``: search what ptxas is given, verify, measure and record."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from nostall.core import BadInput, Budget, Observer, Run, Search, SearchResult
+from nostall.core.errors import ContractBroken
+from nostall.gpu import Device
+from nostall.ptx.assemble.builder import Builder, BuildSpec
+from nostall.ptx.assemble.pool import BuildPool
+from nostall.ptx.assemble.versions import Assembler, find_assemblers
+from nostall.ptx.schedule.state import PtxState
+from nostall.search.evolution.evolve import finalists
+from nostall.tuning.assembler.candidate import Candidate, build_proposal
+from nostall.tuning.assembler.candidate_log import CANDIDATES_FILE, CandidateLog
+from nostall.tuning.assembler.commands import CompilerCommand, find_command
+from nostall.tuning.assembler.description import (
+    describe_levers,
+    describe_resources,
+    read_lineage,
+)
+from nostall.tuning.assembler.objective import AssemblerObjective, Workers, idle_share
+from nostall.tuning.assembler.portfolio import make_levers
+from nostall.tuning.assembler.proof import make_check
+from nostall.tuning.assembler.recipe import PTX_FILE, RECIPE_FILE, Recipe, make_recipe
+from nostall.tuning.assembler.reverify import kernel_verdict
+from nostall.tuning.assembler.sass_phase import improve_order
+from nostall.tuning.assembler.space import AssemblerSpace, make_space
+from nostall.tuning.gpu_objective import decide, race_states
+from nostall.tuning.job import UNSAFE_CUBIN_FILE, Settings, TuningResult, run_sanitizer
+from nostall.tuning.result_records import provenance_record, result_record, verdict_record
+from nostall.tuning.source import Source
+
+_FINALISTS = 8
+"""Members of the population that take part in the race after the search."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a search of one kernel needs: its space, how it is built, and the workers."""
+
+    source: Source
+    compiler: CompilerCommand
+    spec: BuildSpec
+    space: AssemblerSpace
+    pool: Workers
+
+
+@dataclass(frozen=True)
+class Winner:
+    """The candidate that goes into the final comparison."""
+
+    candidate: Candidate
+    cubin: bytes
+    schedule: str | None = None
+    """Moves of native instructions after the assembly."""
+
+
+@contextmanager
+def open_setup(
+    source: Source,
+    installed: Sequence[Assembler] | None = None,
+    workers: int | None = None,
+) -> Iterator[Setup]:
+    """Prepare the search of a kernel and start its workers.
+
+    ``installed``: versions of ptxas (None: those that are found).  Raises :class:`BadInput` if the
+    source has no PTX, and if no installed ptxas accepts it.
+    """
+    if source.ptx is None:
+        raise BadInput(
+            f"{source.origin} has no PTX, so there is nothing to assemble; give a Triton kernel "
+            "(path.py:kernel) or a .ptx file, or use --strategy anneal, which moves native "
+            "instructions"
+        )
+    compiler = find_command(source, find_assemblers() if installed is None else installed)
+    levers = make_levers(source.kernel, compiler.registers, source.launch, compiler.assemblers)
+    spec = BuildSpec(
+        source.ptx,
+        source.kernel,
+        compiler.command,
+        compiler.assemblers,
+        partial(make_space, levers=levers),
+        make_check,
+    )
+    space = make_space(source.ptx, source.kernel, levers)
+    pool: BuildPool[Candidate] = BuildPool(partial(Builder, spec), build_proposal, workers)
+    with pool:
+        yield Setup(source, compiler, spec, space, pool)
+
+
+def tune_assembler(
+    setup: Setup,
+    search: Search,
+    settings: Settings,
+    device: Device,
+    *,
+    run: Run | None = None,
+    observers: Sequence[Observer] = (),
+    resume: bool = False,
+) -> TuningResult:
+    """Search for a faster way to assemble the kernel of ``setup``, and verify it.
+
+    The winner replaces the original only if a fresh process measures it as faster beyond the noise
+    of the original against itself, with equal outputs.  Raises :class:`BadInput` if the original
+    cannot be measured.
+    """
+    job = AssemblerJob(setup, settings, device, run)
+    result, winner = job.run_stages(search, observers, resume)
+    job.record(result, winner)
+    return result
+
+
+class AssemblerJob:
+    """The stages of a run: search, race, moves of native instructions, decision, records.
+
+    :func:`tune_assembler` runs them; benchmarks use the parts.
+    """
+
+    def __init__(self, setup: Setup, settings: Settings, device: Device, run: Run | None) -> None:
+        self.setup, self.settings, self.device, self.run = setup, settings, device, run
+        self.idle_share = 0.0
+        """Part of the search in which the device measured nothing."""
+        launch = setup.source.launch
+        self.log = CandidateLog(run.path / CANDIDATES_FILE) if run is not None else None
+        self.objective = AssemblerObjective(
+            setup.pool, device, launch.flops if launch else None, self.log
+        )
+        if run is not None:
+            run.write("original.cubin", setup.source.cubin)
+            run.write(PTX_FILE, setup.spec.ptx.encode())
+
+    def run_stages(
+        self, search: Search, observers: Sequence[Observer], resume: bool
+    ) -> tuple[TuningResult, Winner | None]:
+        """All stages up to the decision."""
+        found = self._search(search, observers, resume)
+        start = self.setup.space.start()
+        states = [m.state for m in finalists(found, self.setup.space) if m.state != start]
+        safe = self.objective.safe_states(states)
+        ranked = race_states(self.objective, safe[:_FINALISTS])
+        winner = None
+        if ranked:
+            candidate = self.objective.candidate(ranked[0])
+            winner = Winner(candidate, candidate.cubin)
+            if found.stopped != "interrupted":
+                winner = self._improve_order(winner)
+        return self._decide(found, winner), winner
+
+    def record(self, result: TuningResult, winner: Winner | None) -> None:
+        """Write the result to the run directory."""
+        if self.log is not None:
+            self.log.flush()
+        if self.run is None:
+            return
+        source, settings = self.setup.source, self.settings
+        self.run.write("best.cubin", result.cubin)
+        if result.recipe is not None:
+            self.run.write(RECIPE_FILE, result.recipe.to_bytes())
+        sm = int(self.setup.compiler.command.target.removeprefix("sm_").rstrip("af"))
+        provenance = provenance_record(source, sm, settings, result)
+        self.run.write("provenance.json", json.dumps(provenance, indent=1).encode())
+        record = result_record(result, settings, self.objective)
+        record["assembler"] = self.describe(result, winner)
+        interrupted = result.search.stopped == "interrupted"
+        self.run.finish("interrupted" if interrupted else "done", record)
+
+    def describe(self, result: TuningResult, winner: Winner | None) -> dict[str, Any]:
+        """What the search did, beside the fields that all results have."""
+        setup, objective = self.setup, self.objective
+        source = setup.source
+        described: dict[str, Any] = {
+            "ptxas": [assembler.version for assembler in setup.compiler.assemblers],
+            "arguments": list(setup.compiler.command.arguments()),
+            "reproduces": setup.compiler.reproduces,
+            "workers": setup.pool.workers,
+            "idle_share": self.idle_share,
+            "counts": dict(objective.outcome_counts),
+            "codes": dict(objective.codes),
+            "original": {
+                **describe_resources(source.cubin, source.kernel, source.launch),
+                "spill_bytes": setup.compiler.spill_bytes,
+            },
+        }
+        if winner is not None:
+            described["winner"] = self._describe_winner(winner)
+        return described
+
+    def _describe_winner(self, winner: Winner) -> dict[str, Any]:
+        source, state = self.setup.source, winner.candidate.state
+        resources = winner.candidate.resources
+        levers = describe_levers(state)
+        if winner.schedule is not None:
+            levers.append("moves of native instructions")
+        return {
+            **describe_resources(winner.cubin, source.kernel, source.launch),
+            "spill_bytes": resources.spill_bytes if resources else None,
+            "levers": levers,
+            "lineage": read_lineage(self.log.path, state) if self.log is not None else [],
+        }
+
+    def _search(
+        self, search: Search, observers: Sequence[Observer], resume: bool
+    ) -> SearchResult[PtxState]:
+        checkpoint = self.run.checkpoint() if self.run is not None and resume else None
+        recorders: list[Observer] = [self.log] if self.log is not None else []
+        if self.run is not None:
+            recorders.append(self.run)
+        found = search.run(
+            self.setup.space,
+            self.objective,
+            self._search_budget(),
+            seed=self.settings.seed,
+            observers=[*observers, *recorders],
+            resume=checkpoint,
+        )
+        self.idle_share = idle_share(self.objective, found.seconds)
+        return found
+
+    def _search_budget(self) -> Budget:
+        """The limits without the share of the moves of native instructions."""
+        budget = self.settings.budget
+        if budget.seconds is None:
+            return budget
+        return replace(budget, seconds=budget.seconds * (1 - self.settings.anneal_share))
+
+    def _improve_order(self, winner: Winner) -> Winner:
+        """The winner after moves of its native instructions, if they help."""
+        seconds = (self.settings.seconds or 0.0) * self.settings.anneal_share
+        if seconds <= 0:
+            return winner
+        kernel, flops = self.setup.source.kernel, self.objective.flops
+        improved = improve_order(
+            winner.cubin, kernel, self.device, seconds, self.settings.seed, flops
+        )
+        if improved is None:
+            return winner
+        return replace(winner, cubin=improved.cubin, schedule=improved.schedule)
+
+    def _decide(self, found: SearchResult[PtxState], winner: Winner | None) -> TuningResult:
+        """Verify the winner and compare it with the original in a fresh process."""
+        source, settings = self.setup.source, self.settings
+        if winner is None:
+            verdict = kernel_verdict(source.cubin, source.kernel)
+            return TuningResult(source.cubin, found, verdict, False, 0, 0)
+        verdict = kernel_verdict(winner.cubin, source.kernel)
+        if not verdict.safe:
+            if self.run is not None:
+                self.run.write(UNSAFE_CUBIN_FILE, winner.cubin)
+                self.run.finish("failed", {"verdict": verdict_record(verdict)})
+            raise ContractBroken(
+                f"the verifier rejects the cubin that the search found: {verdict.findings[0]}; the "
+                "result is the original; please report this bug with the run directory"
+            )
+        decision = decide(
+            self.device, winner.cubin, settings.rounds, settings.checks, settings.seed
+        )
+        reports = run_sanitizer(source, settings, winner.cubin) if decision.faster else {}
+        is_clean = all(report.answer != "errors" for report in reports.values())
+        improved = decision.faster and is_clean
+        recipe: Recipe = make_recipe(
+            self.setup.spec, winner.candidate, winner.schedule, winner.cubin
+        )
+        return TuningResult(
+            cubin=winner.cubin if improved else source.cubin,
+            search=found,
+            verdict=verdict,
+            improved=improved,
+            num_moved=0,
+            num_retimed=0,
+            decision=decision,
+            sanitizer_reports=reports,
+            recipe=recipe if improved else None,
+        )

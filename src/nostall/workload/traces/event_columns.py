@@ -1,0 +1,335 @@
+"""Columns of GPU activities, runtime calls and operators, collected from events of a trace."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+
+import msgspec
+import numpy as np
+
+from nostall.core.plurals import pluralize
+from nostall.workload.traces.kineto_categories import (
+    DATA_LOADER,
+    PHASES,
+    PROFILER_STEP,
+    ROLES,
+    SYNCHRONISING_NAMES,
+    EventRole,
+)
+from nostall.workload.traces.kineto_schema import (
+    Event,
+    EventArguments,
+    Scalar,
+    lenient_event,
+    parse_number,
+)
+from nostall.workload.traces.operator_cost import COST_RULES, OperatorCost, operator_cost
+from nostall.workload.traces.recording import TIME_UNIT, Activities, RuntimeCalls
+from nostall.workload.traces.usable_times import has_usable_time
+
+MAX_IGNORED_NAMES = 10_000
+"""Limit of the set of ignored operator names; a trace can have a new name for every call."""
+MAX_CATEGORIES = 20
+"""Limit of the unknown categories that are counted by name."""
+DTYPE_BYTES = {
+    "Byte": 1,
+    "Char": 1,
+    "Bool": 1,
+    "Float8_e4m3fn": 1,
+    "Float8_e5m2": 1,
+    "Half": 2,
+    "BFloat16": 2,
+    "Short": 2,
+    "Float": 4,
+    "Int": 4,
+    "Double": 8,
+    "Long": 8,
+}
+"""Bytes per element of the dtypes that PyTorch records for NCCL kernels."""
+
+NO_PHASE = "without a valid phase"
+NO_TIME = "without a valid start or duration"
+OUT_OF_TIME = "with a time far outside the trace"
+NOT_AN_EVENT = "with other JSON than an event"
+
+_MAX_ID = 1 << 62
+"""Ids from here on are given to values that are not numbers or do not fit in 64 bits."""
+_MAX_DEVICE = 32767
+_NO_ARGUMENTS = EventArguments()
+_PRINTABLE = dict.fromkeys((*range(32), 127, *range(128, 160)), "�")
+
+
+class ColumnBuilder:
+    """Collects the columns of a recording from lists of events."""
+
+    def __init__(self) -> None:
+        self._decode_list = msgspec.json.Decoder(list[Event]).decode
+        self._decode_raw_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
+        self._decode_event = msgspec.json.Decoder(Event).decode
+        self.events = 0
+        self.unusable: Counter[str] = Counter()
+        """Events that are skipped, by reason."""
+        self.unknown_categories: Counter[str] = Counter()
+        """Events of unknown categories that have a stream or a launch."""
+        self.names: dict[str, int] = {}
+        self.start, self.end = array("d"), array("d")
+        self.name, self.type, self.device = array("i"), array("b"), array("h")
+        self.stream, self.correlation, self.operator = array("q"), array("q"), array("q")
+        self.copied_bytes, self.message_bytes = array("d"), array("d")
+        self.groups: dict[str, int] = {}
+        self.group, self.sequence = array("i"), array("q")
+        self.call_start, self.call_end = array("d"), array("d")
+        self.call_correlation, self.call_synchronizes = array("q"), array("b")
+        self.steps: list[tuple[float, float]] = []
+        self.loading: list[tuple[float, float]] = []
+        self.operator_costs: dict[int, OperatorCost] = {}
+        self._ignored_names: set[str | int | None] = set()
+        self._ids: dict[Scalar, int] = {}
+        self._name_indices: dict[str | int | None, int] = {}
+        self._synchronizes: dict[str | int | None, bool] = {}
+        """Whether a runtime call of this name waits for the GPU."""
+
+    def decode(self, text: bytes | memoryview) -> list[Event]:
+        """Decode a JSON list of events; fields of wrong types are missing in an event.
+
+        Raises :class:`msgspec.DecodeError` if the text is not valid JSON, or has a list in it.
+        """
+        try:
+            return self._decode_list(text)
+        except msgspec.ValidationError:
+            events = []
+            for raw in self._decode_raw_list(text):
+                event = self._decode_lenient(bytes(raw))
+                if event is None:
+                    self.events += 1
+                    self.unusable[NOT_AN_EVENT] += 1
+                else:
+                    events.append(event)
+            return events
+
+    def _decode_lenient(self, text: bytes) -> Event | None:
+        if text.startswith(b"["):
+            raise msgspec.DecodeError("a list in the list of events is damage")
+        try:
+            return self._decode_event(text)
+        except msgspec.ValidationError:
+            return lenient_event(text)
+
+    def add(self, events: list[Event]) -> None:
+        """Append the events to the columns."""
+        self.events += len(events)
+        # Local names: this loop runs once per event of the file.
+        role_of, ignored = ROLES.get, self._ignored_names
+        operator, call, nothing = EventRole.OPERATOR, EventRole.CALL, EventRole.IGNORED
+        for event in events:
+            if event.ph != "X":
+                if event.ph not in PHASES:
+                    self.unusable[NO_PHASE] += 1
+                continue
+            role = role_of(event.cat)
+            if role is nothing:
+                continue
+            if role is operator:
+                if event.name not in ignored:
+                    self._add_operator(event)
+            elif role is call:
+                self._add_call(event)
+            elif role is None:
+                self._add_unknown(event)
+            elif role is EventRole.ANNOTATION:
+                self._add_annotation(event)
+            else:
+                self._add_activity(event, role)
+
+    def _span(self, event: Event) -> tuple[float, float] | None:
+        """(start, end); None if the event has no valid times, which is counted."""
+        start, duration = event.ts, event.dur
+        if type(start) is float and type(duration) is float and duration >= 0:
+            return start, start + duration
+        start, duration = parse_number(start), parse_number(duration)
+        if start is None or duration is None or duration < 0:
+            self.unusable[NO_TIME] += 1
+            return None
+        return start, start + duration
+
+    def _add_activity(self, event: Event, role: EventRole) -> None:
+        if (span := self._span(event)) is None:
+            return
+        args = event.args or _NO_ARGUMENTS
+        self.start.append(span[0])
+        self.end.append(span[1])
+        self.name.append(self._name_index(event.name))
+        self.type.append(role)
+        self.stream.append(self._parse_id(args.stream if args.stream is not None else event.tid))
+        self.device.append(min(self._parse_id(args.device), _MAX_DEVICE))
+        correlation = self._parse_id(args.correlation)
+        self.correlation.append(correlation)
+        # Old versions of Kineto write the correlation id instead of the operator's id.
+        operator = self._parse_id(args.external_id)
+        self.operator.append(-1 if operator == correlation else operator)
+        self.copied_bytes.append(0.0 if args.bytes is None else _parse_amount(args.bytes))
+        elements, dtype_bytes = args.message_elements, DTYPE_BYTES.get(args.dtype or "", 0)
+        self.message_bytes.append(_parse_amount(elements) * dtype_bytes if elements else 0.0)
+        self.group.append(-1 if args.group is None else self._group_index(args))
+        self.sequence.append(-1 if args.sequence is None else self._parse_id(args.sequence))
+
+    def _name_index(self, name: str | int | None) -> int:
+        index = self._name_indices.get(name)
+        if index is None:
+            text = "(no name)" if name is None else str(name).translate(_PRINTABLE)
+            index = self._name_indices[name] = self.names.setdefault(text, len(self.names))
+        return index
+
+    def _group_index(self, args: EventArguments) -> int:
+        # Groups of different ranks can have the same name.
+        name = f"{args.group} {bytes(args.group_ranks).decode(errors='replace')}".strip()
+        return self.groups.setdefault(name, len(self.groups))
+
+    def _add_call(self, event: Event) -> None:
+        if (span := self._span(event)) is None:
+            return
+        args = event.args or _NO_ARGUMENTS
+        synchronizes = self._synchronizes.get(event.name)
+        if synchronizes is None:
+            synchronizes = any(part in str(event.name) for part in SYNCHRONISING_NAMES)
+            if len(self._synchronizes) < MAX_IGNORED_NAMES:
+                self._synchronizes[event.name] = synchronizes
+        self.call_start.append(span[0])
+        self.call_end.append(span[1])
+        self.call_correlation.append(self._parse_id(args.correlation))
+        self.call_synchronizes.append(synchronizes)
+
+    def _add_annotation(self, event: Event) -> None:
+        name = str(event.name)
+        spans = self.steps if name.startswith(PROFILER_STEP) else self.loading
+        if name.startswith((PROFILER_STEP, DATA_LOADER)) and (span := self._span(event)):
+            spans.append(span)
+
+    def _add_operator(self, event: Event) -> None:
+        """Add an operator with a cost rule or a data loader; remember other names as ignored."""
+        name = str(event.name)
+        if name in COST_RULES:
+            self._add_cost(name, event)
+        elif name.startswith(DATA_LOADER):
+            if span := self._span(event):
+                self.loading.append(span)
+        elif len(self._ignored_names) < MAX_IGNORED_NAMES:
+            self._ignored_names.add(event.name)
+
+    def _add_cost(self, name: str, event: Event) -> None:
+        args = event.args or _NO_ARGUMENTS
+        if args.external_id is None or not args.input_shapes or not args.input_dtypes:
+            return
+        shapes, dtypes = bytes(args.input_shapes), bytes(args.input_dtypes)
+        cost = operator_cost(name, shapes, dtypes, bytes(args.input_values or b"[]"))
+        if cost is not None:
+            self.operator_costs[self._parse_id(args.external_id)] = cost
+
+    def _add_unknown(self, event: Event) -> None:
+        """Count an event that may be GPU work of a category that nostall does not know."""
+        args = event.args or _NO_ARGUMENTS
+        if event.cat is None or (args.stream is None and args.correlation is None):
+            return
+        if event.cat in self.unknown_categories or len(self.unknown_categories) < MAX_CATEGORIES:
+            self.unknown_categories[event.cat] += 1
+
+    def _parse_id(self, value: Scalar) -> int:
+        """The number of a stream, device, call or operator; -1 if it is missing or negative.
+
+        'stream 7' is 7.  Other text and numbers beyond 64 bits get numbers of their own.
+        """
+        if type(value) is int and -1 <= value < _MAX_ID:
+            return value
+        if value is None:
+            return -1
+        number = _parse_integer(value)
+        if number is not None and number < _MAX_ID:
+            return max(number, -1)
+        return self._ids.setdefault(value, _MAX_ID + len(self._ids))
+
+    def note_out_of_time(self, count: int) -> None:
+        """Count events whose times cannot be true."""
+        if count:
+            self.unusable[OUT_OF_TIME] += count
+
+    def usable_activities(self) -> np.ndarray:
+        """Rows of the activities whose times can be true; the others are counted as unusable."""
+        start, end = np.array(self.start), np.array(self.end)
+        launch = self._launch_starts(np.array(self.correlation, dtype=np.int64))
+        usable = has_usable_time(start, end, launch)
+        self.note_out_of_time(int((~usable).sum()))
+        return np.flatnonzero(usable)
+
+    def _launch_starts(self, correlation: np.ndarray) -> np.ndarray:
+        """Start of the call that launched each activity, microseconds; NaN: not recorded."""
+        calls = np.array(self.call_correlation, dtype=np.int64)
+        order = np.argsort(calls, kind="stable")
+        calls, starts = calls[order], np.array(self.call_start)[order]
+        first = np.searchsorted(calls, correlation)
+        found = np.flatnonzero(first < len(calls))
+        found = found[(calls[first[found]] == correlation[found]) & (correlation[found] >= 0)]
+        launch = np.full(len(correlation), np.nan)
+        launch[found] = starts[first[found]]
+        return launch
+
+    def activities(self, rows: np.ndarray, origin: float) -> Activities:
+        """The activities of some rows, in seconds since ``origin`` (microseconds)."""
+        device = np.array(self.device, dtype=np.int16)[rows]
+        if (has_device := device >= 0).any():
+            # Some copies in old traces have no device.
+            device[~has_device] = device[has_device].min()
+        return Activities(
+            start=(np.array(self.start)[rows] - origin) * TIME_UNIT,
+            end=(np.array(self.end)[rows] - origin) * TIME_UNIT,
+            name=np.array(self.name, dtype=np.int32)[rows],
+            type=np.array(self.type, dtype=np.int8)[rows],
+            stream=np.array(self.stream, dtype=np.int64)[rows],
+            device=device,
+            correlation=np.array(self.correlation, dtype=np.int64)[rows],
+            copied_bytes=np.array(self.copied_bytes)[rows],
+            message_bytes=np.array(self.message_bytes)[rows],
+            operator=np.array(self.operator, dtype=np.int64)[rows],
+            group=np.array(self.group, dtype=np.int32)[rows],
+            sequence=np.array(self.sequence, dtype=np.int64)[rows],
+        )
+
+    def calls(self, origin: float) -> RuntimeCalls:
+        """The runtime calls, in seconds since ``origin`` (microseconds)."""
+        order = np.argsort(np.array(self.call_start), kind="stable")
+        return RuntimeCalls(
+            start=(np.array(self.call_start)[order] - origin) * TIME_UNIT,
+            end=(np.array(self.call_end)[order] - origin) * TIME_UNIT,
+            correlation=np.array(self.call_correlation, dtype=np.int64)[order],
+            synchronizes=np.array(self.call_synchronizes, dtype=bool)[order],
+        )
+
+
+def column_remarks(columns: ColumnBuilder) -> list[str]:
+    """Skipped events and events of unknown categories, a sentence each."""
+    remarks = [
+        f"{pluralize(count, 'event')} {reason} {'is' if count == 1 else 'are'} skipped"
+        for reason, count in columns.unusable.items()
+    ]
+    if columns.unknown_categories:
+        names = ", ".join(repr(name[:40]) for name in columns.unknown_categories)
+        count = sum(columns.unknown_categories.values())
+        remarks.append(
+            f"{pluralize(count, 'event')} of unknown categories ({names}) "
+            f"{'is' if count == 1 else 'are'} not counted as GPU work"
+        )
+    return remarks
+
+
+def _parse_integer(value: Scalar) -> int | None:
+    if isinstance(value, float):
+        return int(value) if value == value // 1 and abs(value) < _MAX_ID else None
+    text = str(value).strip().lower().removeprefix("stream").strip()
+    try:
+        return int(text) if len(text) <= 20 else None
+    except ValueError:
+        return None
+
+
+def _parse_amount(value: Scalar) -> float:
+    return max(parse_number(value) or 0.0, 0.0)

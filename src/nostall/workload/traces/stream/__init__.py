@@ -1,0 +1,1 @@
+"""Event lists of trace files as a stream: text blocks, cuts between events, damaged text."""

@@ -1,0 +1,43 @@
+"""Layout of tables: words stay whole at every width, and nothing is lost."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from nostall.cli.table_layout import MAX_WORD, column_widths, list_rows
+
+WORDS = st.text(alphabet="abcdefgh0123→µ", min_size=1, max_size=12)
+CELLS = st.lists(WORDS, max_size=6).map(" ".join)
+
+
+@given(
+    columns=st.lists(WORDS, min_size=1, max_size=6),
+    data=st.data(),
+    width=st.integers(20, 160),
+)
+def test_columns_fit_and_keep_their_words(
+    columns: list[str], data: st.DataObject, width: int
+) -> None:
+    row = st.lists(CELLS, min_size=len(columns), max_size=len(columns))
+    rows = data.draw(st.lists(row, max_size=5))
+    widths = column_widths(columns, rows, width)
+    cells = [[header, *(row[i] for row in rows)] for i, header in enumerate(columns)]
+    longest = [max(cell_len(word) for word in " ".join(column).split()) for column in cells]
+    needed = sum(longest) + 3 * len(columns) + 1
+    if widths is None:
+        assert needed > width
+        lines = list(list_rows(columns, rows))
+        assert len(lines) == len(rows) * len(columns)
+        for row_cells in rows:
+            for text in row_cells:
+                assert any(" ".join(text.split()) in line for line in lines)
+        return
+    assert sum(widths) + 3 * len(columns) + 1 <= width
+    assert all(given >= word for given, word in zip(widths, longest, strict=True))
+
+
+def test_long_words_may_be_folded() -> None:
+    assert column_widths(("path",), [("x" * 200,)], 80) == [76]
+    assert column_widths(("path",), [("x" * 200,)], MAX_WORD + 4) == [MAX_WORD]

@@ -1,0 +1,74 @@
+"""Register marks that are derived from the shape of an instruction."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nostall.sass.binary.cubin import Cubin
+from nostall.sass.binary.listing import Register, Row, disassemble
+from nostall.sass.mining.marks import Marks, shape_of
+
+CORPUS = Path(__file__).resolve().parents[3] / "corpus" / "nvcc"
+
+
+def row(text: str, defs: list[Register], uses: list[Register]) -> Row:
+    return Row(0, text, 0, tuple(defs), tuple(uses))
+
+
+def test_a_shape_has_no_register_numbers_immediates_or_signs() -> None:
+    shape, named = shape_of("@!P0 IADD3 R4, -R5.reuse, 0x10, RZ")
+    assert shape == shape_of("@P3 IADD3 R1, R2, 0xff, RZ")[0]
+    assert named == (("P", 0), ("R", 4), ("R", 5))
+
+
+def test_a_texture_mask_belongs_to_the_shape() -> None:
+    assert (
+        shape_of("TEX.LL RZ, R4, R4, R6, 0x0, 2D, 0x1")[0]
+        != (shape_of("TEX.LL RZ, R4, R4, R6, 0x0, 2D, 0x3")[0])
+    )
+
+
+def test_the_widths_of_operands_are_learnt() -> None:
+    marks = Marks()
+    wide = row("IMAD.WIDE R10, R4, 0x4, R20", [("R", 10), ("R", 11)], [("R", 4), ("R", 20)])
+    wide = row(wide.text, [*wide.defs], [*wide.uses, ("R", 21)])
+    marks.learn(wide)
+    assert marks.derive("IMAD.WIDE R30, R7, 0x8, R2") == (
+        (("R", 30), ("R", 31)),
+        (("R", 7), ("R", 2), ("R", 3)),
+    )
+
+
+def test_an_ambiguous_instruction_teaches_nothing() -> None:
+    marks = Marks()
+    marks.learn(row("DADD R4, R4, R6", [("R", 4), ("R", 5)], [("R", n) for n in range(4, 8)]))
+    assert marks.derive("DADD R10, R12, R14") is None
+
+
+def test_a_shape_that_disagrees_is_discarded() -> None:
+    marks = Marks()
+    marks.learn(row("MUFU.RCP R4, R9", [("R", 4)], [("R", 9)]))
+    marks.learn(row("MUFU.RCP R4, R9", [("R", 4), ("R", 5)], [("R", 9)]))
+    assert marks.derive("MUFU.RCP R1, R7") is None
+    assert marks.disagreements == 1
+
+
+@pytest.mark.parametrize("name", ["arithmetic.sm_75", "memory.sm_90", "tensor.sm_120"])
+def test_derived_marks_are_those_of_nvdisasm(name: str) -> None:
+    """Marks learnt from each other function equal nvdisasm's own in all that they cover."""
+    listings = disassemble(Cubin.parse((CORPUS / f"{name}.cubin").read_bytes())).values()
+    marks = Marks()
+    derived = total = 0
+    for listing in listings:
+        for seen in listing.rows:
+            expected = marks.derive(seen.text)
+            total += 1
+            if expected is not None and "[" not in seen.text:
+                derived += 1
+                assert set(expected[0]) == set(seen.defs), seen.text
+                assert set(expected[1]) == set(seen.uses), seen.text
+            marks.learn(seen)
+    assert marks.disagreements == 0
+    assert derived > total / 4
