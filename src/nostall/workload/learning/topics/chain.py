@@ -27,8 +27,8 @@ _UNLIMITED = -1
 """``new_slots`` of a model whose number of new categories is inferred."""
 
 OPENING_SWEEPS, OPENING_CONCENTRATION = 20, 200.0
-"""The first sweeps have this xi, so that they open many new categories.  Later sweeps merge those of
-one kind; documents seldom leave a category that two kinds share."""
+"""The first sweeps have this xi, so that they open many new categories.  Later sweeps merge those
+of one kind; documents seldom leave a category that two kinds share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +105,7 @@ class Chain:
         self.accepted = accepted / max(1, len(self.category_of))
         new = int((self.counts.documents[self.known :] > 0).sum())
         sizes = (self.labelled, new, len(self.category_of) - self.labelled)
-        self.hyper = draw_concentrations(
-            self.rng, self.counts, self.hyper, self.priors, sizes
-        )
+        self.hyper = draw_concentrations(self.rng, self.counts, self.hyper, self.priors, sizes)
         self.sweeps += 1
         if self.sweeps < OPENING_SWEEPS:
             self.hyper = self.hyper._replace(new_categories=OPENING_CONCENTRATION)

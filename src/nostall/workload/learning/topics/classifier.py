@@ -46,10 +46,11 @@ class OpenTopics(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ) -> None:
         """Parameters.
 
-        :param new_categories: number of new categories (the parametric model), or None to infer it
+        :param new_categories: number of new categories (parametric model), or None to infer it
         :param eta: concentration of the words of a topic
-        :param temper: exponent of the counts: a count n becomes round(n ** temper).  Repeated layers
-            of a model are not independent tokens; with raw counts each size of a model is a kind.
+        :param temper: exponent of the counts: a count n becomes round(n ** temper).  Repeated
+            layers of a model are not independent tokens; with raw counts each size of a model is
+            a kind of its own.
         :param kept_draws: draws of each chain that predictions use
         :param smallest_kind: documents of a new category that counts as a new kind
         :param warm_start: ``fit`` continues the chains of the last ``fit`` on the same data
@@ -103,8 +104,10 @@ class OpenTopics(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def predict_proba(self, X: Any) -> Floats:
         """Probabilities of the known categories given that it is one of them."""
-        known, novelty = self._probabilities(X)
-        return known / np.maximum(1e-300, 1.0 - novelty)[:, None]
+        known, _ = self._probabilities(X)
+        known = known + 1e-300  # documents that are certainly new get equal probabilities
+        shares: Floats = known / known.sum(axis=1, keepdims=True)
+        return shares
 
     def novelty(self, X: Any) -> Floats:
         """Probability that each document is of a new category."""

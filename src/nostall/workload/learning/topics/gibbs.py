@@ -325,9 +325,7 @@ def place_documents(
                     if remaining <= 0:
                         break
         for i in range(start, end):
-            topic_of[i], _ = _place(
-                counts, category_of[d], documents.words[i], hyper, weights, rng
-            )
+            topic_of[i], _ = _place(counts, category_of[d], documents.words[i], hyper, weights, rng)
         counts.documents[category_of[d]] += 1
     return len(order)
 

@@ -1,0 +1,146 @@
+"""The topic sampler against forward simulation (Geweke), and the classifier's interface."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("sklearn", reason="the learners need the extra nostall[learn]")
+
+from nostall.core.errors import BadInput
+from nostall.workload.learning.topics.classifier import NEW, OpenTopics
+from nostall.workload.learning.topics.counts import add_token, empty_counts
+from nostall.workload.learning.topics.gibbs import (
+    Concentrations,
+    Documents,
+    draw_categories,
+    draw_topics,
+)
+from nostall.workload.learning.topics.hyper import draw_sticks, draw_tables
+
+DOCUMENTS, TOKENS, WORDS = 4, 3, 4
+HYPER = Concentrations(1.0, 1.5, 0.8, 0.5)
+LABELLED = np.array([1, 0, 0, 0])
+STARTS = np.arange(0, DOCUMENTS * TOKENS + 1, TOKENS)
+
+
+def forward(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Sticks, categories and topics from the prior, by stick-breaking of 60 sticks."""
+    shares = rng.beta(1, HYPER.topics, 60)
+    sticks = shares * np.concatenate([[1], np.cumprod(1 - shares)[:-1]])
+    sticks[-1] += 1 - sticks.sum()
+    categories, sizes = np.zeros(DOCUMENTS, int), [1.0]
+    for d in range(1, DOCUMENTS):
+        masses = np.array([*sizes, HYPER.new_categories])
+        categories[d] = rng.choice(len(masses), p=masses / masses.sum())
+        if categories[d] == len(sizes):
+            sizes.append(0.0)
+        sizes[categories[d]] += 1
+    topics, mixtures = np.zeros(DOCUMENTS * TOKENS, int), {}
+    for d in range(DOCUMENTS):
+        mixture = mixtures.setdefault(
+            categories[d], rng.dirichlet(HYPER.categories * sticks + 1e-12)
+        )
+        topics[STARTS[d] : STARTS[d + 1]] = rng.choice(60, size=TOKENS, p=mixture)
+    return sticks, categories, topics
+
+
+def words_of(rng: np.random.Generator, topics: np.ndarray) -> np.ndarray:
+    """Words given the topics; the topics' distributions are drawn anew."""
+    distributions: dict[int, np.ndarray] = {}
+    for topic in topics:
+        distributions.setdefault(topic, rng.dirichlet(np.full(WORDS, HYPER.words)))
+    return np.array([rng.choice(WORDS, p=distributions[topic]) for topic in topics])
+
+
+def statistics(categories: np.ndarray, topics: np.ndarray, words: np.ndarray) -> list[float]:
+    def coincidences(values: np.ndarray) -> float:
+        return float((values[:, None] == values[None, :]).mean())
+
+    return [
+        len(set(topics)),
+        len(set(categories)),
+        coincidences(categories),
+        coincidences(topics),
+        coincidences(words),
+        float(categories[1] == 0),
+    ]
+
+
+def test_the_sampler_has_the_prior_as_its_distribution() -> None:
+    """Geweke: re-drawing words given topics, and the rest given words, keeps the prior."""
+    draws = 2000
+    rng = np.random.default_rng(1)
+    prior = np.array(
+        [statistics(c, z, words_of(rng, z)) for _, c, z in (forward(rng) for _ in range(draws))]
+    )
+    sticks, categories, drawn = forward(rng)
+    used, topics = np.unique(drawn, return_inverse=True)
+    topics, words = topics.astype(np.int64), words_of(rng, drawn)
+    counts = empty_counts(WORDS, 64, 16)
+    counts.sticks[: len(used)] = sticks[used]
+    counts.rest[0] = 1 - counts.sticks.sum()
+    for i in range(len(topics)):
+        add_token(counts, categories[i // TOKENS], topics[i], words[i], 1)
+    counts.documents[:DOCUMENTS] = np.bincount(categories, minlength=DOCUMENTS)
+    chain = []
+    for _ in range(draws):
+        documents = Documents(words.astype(np.int64), STARTS.astype(np.int64), LABELLED)
+        assert draw_topics(documents, topics, categories, counts, HYPER, rng, 0) == DOCUMENTS
+        moved, _ = draw_categories(documents, topics, categories, counts, 1, -1, HYPER, rng, 0)
+        assert moved == DOCUMENTS
+        tables = draw_tables(rng, counts, HYPER.categories)
+        draw_sticks(rng, counts, tables, HYPER.topics)
+        words = words_of(rng, topics)
+        counts.topic_words[:] = 0
+        np.add.at(counts.topic_words, (topics, words), 1)
+        chain.append(statistics(categories, topics, words))
+    posterior = np.array(chain)
+    batches = posterior.reshape(50, -1, posterior.shape[1]).mean(axis=1)
+    variance = prior.var(axis=0) / draws + batches.var(axis=0, ddof=1) / len(batches)
+    z = (prior.mean(axis=0) - posterior.mean(axis=0)) / np.sqrt(variance)
+    assert np.abs(z).max() < 4, z
+
+
+def corpus(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Counts, labels and true categories: three known categories and one that nobody labelled."""
+    rng = np.random.default_rng(seed)
+    topics = rng.dirichlet(np.full(40, 0.1), 5)
+    mixtures = 0.8 * np.eye(4, 5) + 0.2 * np.eye(5)[4]  # one topic is common to all categories
+    truth = np.repeat(np.arange(4), 15)
+    counts = np.array([rng.multinomial(60, mixtures[c] @ topics) for c in truth], dtype=float)
+    labels = np.where((truth < 3) & (rng.random(len(truth)) < 0.6), truth, -1)
+    return counts, labels, truth
+
+
+def test_a_category_without_labels_is_found() -> None:
+    counts, labels, truth = corpus(0)
+    model = OpenTopics(eta=0.1, sweeps=60, burn_in=40).fit(counts, labels)
+    predicted = model.predict(counts)
+    assert (predicted[truth == 3] == NEW).mean() > 0.9
+    assert (predicted[truth < 3] == truth[truth < 3]).mean() > 0.9
+    assert model.training_novelty_[truth == 3].mean() > 0.9
+    assert sum(model.new_kinds_.values()) == pytest.approx(1)
+    assert len(model.partition()) == len(truth)
+    assert model.predict_proba(counts).sum(axis=1) == pytest.approx(1)
+
+
+def test_a_continued_chain_equals_an_uninterrupted_one() -> None:
+    counts, labels, _ = corpus(1)
+    whole = OpenTopics(sweeps=12, burn_in=4).fit(counts, labels)
+    parts = OpenTopics(sweeps=6, burn_in=4, warm_start=True).fit(counts, labels)
+    parts.set_params(sweeps=12).fit(counts, labels)
+    assert np.array_equal(whole.category_draws_, parts.category_draws_)
+
+
+@pytest.mark.parametrize(
+    ("counts", "labels", "message"),
+    [
+        ([[1, 0], [0, 0]], [0, -1], "document 1 has no words"),
+        ([[1, 0], [-1, 2]], [0, -1], "Negative values"),
+        ([[1, 0], [0, 2]], [0, -3], "labels"),
+    ],
+)
+def test_bad_input_is_named(counts: list[list[int]], labels: list[int], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        OpenTopics(sweeps=4, burn_in=1).fit(counts, labels)
