@@ -88,6 +88,7 @@ class MaxMarginMultiView(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self._check_parameters()
         X, y = validate_data(self, X, y, dtype=np.float64, ensure_all_finite="allow-nan")
         check_classification_targets(y)
+        self._chains: list[Any]
         self.classes_, classes = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise BadInput(

@@ -16,7 +16,8 @@ from nostall.workload.learning.multiview.priors import Floats
 def features(latent: Floats, frequencies: Floats) -> Floats:
     """phi of each row of ``latent``: (N, m) and (M, m) to (N, 2 M)."""
     phases = latent @ frequencies.T
-    return np.hstack([np.cos(phases), np.sin(phases)]) / np.sqrt(len(frequencies))
+    phi: Floats = np.hstack([np.cos(phases), np.sin(phases)]) / np.sqrt(len(frequencies))
+    return phi
 
 
 def expected_features(mean: Floats, covariance: Floats, frequencies: Floats) -> Floats:
@@ -25,7 +26,8 @@ def expected_features(mean: Floats, covariance: Floats, frequencies: Floats) -> 
     E[cos w'z] = cos(w'mean) exp(-w'covariance w / 2), and the same for the sine.
     """
     damping = np.exp(-0.5 * np.einsum("ji,ik,jk->j", frequencies, covariance, frequencies))
-    return features(mean, frequencies) * np.tile(damping, 2)
+    phi: Floats = features(mean, frequencies) * np.tile(damping, 2)
+    return phi
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,5 +62,6 @@ class LabelTerm:
         scores = (cosines @ of_cos + sines @ of_sin) / np.sqrt(count)
         t = self.scales + self.cost * (self.margin - self.signs * scores)
         by_score = -self.cost * self.signs * t / self.scales
-        gradient: Floats = cosines * (by_score @ of_sin.T) - sines * (by_score @ of_cos.T)
-        return gradient / np.sqrt(count)
+        sums = cosines * (by_score @ of_sin.T) - sines * (by_score @ of_cos.T)
+        gradient: Floats = sums / np.sqrt(count)
+        return gradient

@@ -80,7 +80,8 @@ def draw_latent(
         return view_gradient(views, parameters, z) + by_phase @ frequencies
 
     def kinetic(p: Floats) -> Floats:
-        return 0.5 * np.einsum("ni,ij,nj->n", p, inverse, p)
+        halves: Floats = 0.5 * np.einsum("ni,ij,nj->n", p, inverse, p)
+        return halves
 
     momentum = rng.standard_normal(latent.shape) @ factor.T
     before = energy(latent) + kinetic(momentum)

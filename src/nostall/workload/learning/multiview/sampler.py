@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -170,5 +169,5 @@ def monitored(model: Model, state: State) -> dict[str, float]:
 
 def view_of(values: Floats) -> View:
     """A view from an array in which rows of items without the view are NaN."""
-    present: Sequence[bool] = ~np.isnan(values).any(axis=1)
-    return View(np.where(np.isnan(values), 0.0, values), np.asarray(present))
+    present = ~np.isnan(values).any(axis=1)
+    return View(np.where(np.isnan(values), 0.0, values), np.asarray(present, dtype=np.bool_))

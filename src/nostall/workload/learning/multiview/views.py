@@ -83,8 +83,8 @@ def latent_posterior(
         if view.present[rows[0]]:
             precision += p.noise_precision * p.loadings.T @ p.loadings
             linear += p.noise_precision * (view.values[rows] - p.offset) @ p.loadings
-    covariance = np.linalg.inv(precision)
-    return linear @ covariance, covariance
+    covariance = np.asarray(np.linalg.inv(precision), dtype=np.float64)
+    return np.asarray(linear @ covariance), covariance
 
 
 def view_energy(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -222,11 +221,10 @@ def _monitored(chain: Chain) -> dict[str, float]:
 
 
 def _checked_labels(y: NDArray[Any]) -> Ints:
-    values: Sequence[Any] = np.asarray(y)
-    labels = np.asarray(values).astype(np.int64)
-    if (labels != np.asarray(values)).any() or (labels < UNLABELLED).any():
+    labels = y.astype(np.int64)
+    if (labels != y).any() or (labels < UNLABELLED).any():
         raise BadInput(
-            f"labels {sorted(set(np.asarray(values).tolist()))[:6]}; allowed are integers of at "
+            f"labels {sorted(set(y.tolist()))[:6]}; allowed are integers of at "
             "least 0, and -1 for documents without a label"
         )
     return labels

@@ -80,7 +80,7 @@ def token_weights(
             total += weights[k]
     weights[used] = hyper.categories * counts.rest[0] / vocabulary
     total += weights[used]
-    return total / (counts.categories[category] + hyper.categories)
+    return float(total / (counts.categories[category] + hyper.categories))
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator]
