@@ -18,6 +18,7 @@ PAGES = {
     "sass": "sass.pages.measured",
     "sass-modelled": "sass.pages.modelled",
     "issue-distances": "sass.pages.issue_distances",
+    "verifier-evidence": "sass.pages.evidence",
     "learning": "learning.page",
     "fusion": "fusion.page",
     "fusion-chains": "fusion.chains.page",

@@ -52,8 +52,9 @@ BENCHMARKS: tuple[Benchmark, ...] = (
          "static_speed.json", "sass-modelled.md"),
     _row("sass.random_walks", "CPU", "Does the verifier accept what legal moves reach?",
          "random_walks.json", "sass-modelled.md"),
-    _row("sass.cover_rules", "CPU", "Which in-order rules does compiler output need?",
-         "cover_rules.json"),
+    _row("sass.cover_rules", "CPU", "Which in-order rules does compiler output need?"),
+    _row("sass.warpgroup_audit", "CPU", "Do compilers reuse registers of running products?",
+         "warpgroup_audit.json"),
     _row("sass.fuzz", "CPU", "Do damaged cubins end in a clear error?", "fuzz.json"),
     _row("sass.false_alarms", "CPU",
          "How many functions of libraries that were not mined does the verifier refuse?",
@@ -89,7 +90,11 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     # PTX
     _row("ptx.random_orders", "CPU", "Does ptxas accept random orders of PTX without new messages?",
          "random_orders.json"),
-    _row("ptx.assembler_suite", "GPU", "What does searching the input of ptxas gain?"),
+    _row("ptx.assembler_suite", "GPU", "What does searching the input of ptxas gain?",
+         "assembler_suite.json"),
+    # Store
+    _row("store.soak", "CPU", "Does the store lose records by kills, a full disk or damage?",
+         "soak.json"),
     # Learning
     _row("learning.strategies", "CPU", "Does learning beat annealing on the SM model?",
          "strategies.json", "learning.md"),
@@ -154,8 +159,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
          "How exact are predicted iteration times?",
          "predicted_vs_measured_2.json predicted_vs_measured_4.json", "parallel.md"),
     # Readers of files
-    _row("readers.fuzz", "CPU", "Do damaged files end in a result or in a clear error?",
-         "fuzz.json"),
+    _row("readers.fuzz", "CPU", "Do damaged files end in a result or in a clear error?"),
     # Jobs and traces
     _row("workload.gpu", "GPU", "How long do operators, copies and steps take?",
          "gpu.json", "workload.md"),

@@ -52,8 +52,9 @@ def main(options: argparse.Namespace) -> None:
 
 def _run_inputs(name: str, seeds: range) -> dict[str, Any]:
     total, start = Report(), time.monotonic()
-    for report in run_separately(name, seeds, _BATCH):
-        total.add(report)
+    for first in range(seeds.start, seeds.stop, _BATCH):
+        batch = range(first, min(first + _BATCH, seeds.stop))
+        total.add(run_separately([name], batch)[name])
         done = sum(total.outcomes.values())
         print(f"{name}: {done} of {len(seeds)}, {len(total.failures)} failures", flush=True)
     return {

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import pytest
+
+from nostall.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
@@ -55,6 +61,23 @@ def nostall(*args: object, cwd: Path | None = None, **changes: str) -> Done:
         check=False,
     )
     return Done(process.returncode, process.stdout, process.stderr)
+
+
+def nostall_here(*args: object, cwd: Path | None = None, **changes: str) -> Done:
+    """As :func:`nostall`, but in this process, so that imports and compilation happen once."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        for name, value in {"COLUMNS": "200", **changes}.items():
+            patch.setenv(name, value)
+        patch.setattr(sys, "argv", ["nostall", *map(str, args)])
+        if cwd is not None:
+            patch.chdir(cwd)
+        try:
+            main()
+            code = 0
+        except SystemExit as end:
+            code = int(end.code or 0)
+    return Done(code, out.getvalue(), err.getvalue())
 
 
 def error_line(done: Done, code: int = 2) -> str:

@@ -179,7 +179,11 @@ def test_a_run_is_resumed(tmp_path: Path) -> None:
 
 def test_tune_an_image_of_a_fatbin(tmp_path: Path) -> None:
     launch = tmp_path / "spec.toml"
-    launch.write_text("grid = [8, 1, 1]\nblock = [128, 1, 1]\n")
+    launch.write_text(
+        "grid = [8, 1, 1]\nblock = [128, 1, 1]\n"
+        '[[args]]\nname = "x"\ndtype = "i32"\nshape = [1024]\nrole = "inout"\nbound = 9\n'
+        '[[args]]\nname = "f"\ndtype = "f32"\nshape = [1024]\nrole = "inout"\n'
+    )
     out = tmp_path / "run"
     options = ["--arch", "sm_80", "--kernel", "scoped_atomics", "--launch", launch]
     done = nostall("tune", NVCC / "atomics.fatbin", *options, "--evaluations", 20, "--out", out)

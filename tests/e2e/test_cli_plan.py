@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.cli import EXAMPLES, error_line, nostall
+from tests.e2e.cli import EXAMPLES, error_line, nostall, nostall_here
 
 CLUSTER = EXAMPLES / "clusters" / "dapple-a-2x8.toml"
 
@@ -112,3 +113,41 @@ def test_other_invalid_input_ends_with_one_line(profile: Path, tmp_path: Path) -
     empty = tmp_path / "empty.json"
     empty.write_text("{}")
     assert "planner" in error_line(nostall("simulate", empty))
+
+
+def test_options_that_have_no_effect_are_refused(profile: Path, tmp_path: Path) -> None:
+    plan = ["plan", profile, "--cluster", CLUSTER]
+    for options, message in (
+        (["--planner", "even", "--seed", 3], "--seed is an option of the planner nostall"),
+        (["--planner", "spp", "--evaluations", 9], "--evaluations is an option of the planner"),
+        (["--layers", "leaf"], "--layers says how a module is measured"),
+        (["--device", "cpu"], "--device says how a module is measured"),
+        (["--gpu-memory", 8], "--gpu-memory is for the output of nvidia-smi"),
+        (["--planner", "dappel"], "did you mean 'dapple'?"),
+    ):
+        assert message in error_line(nostall_here(*plan, *options))
+
+
+def test_the_time_limit_of_planning_is_kept_and_said(profile: Path) -> None:
+    plan = ["plan", profile, "--cluster", CLUSTER, "--quiet", "--format", "json"]
+    assert nostall_here(*plan, "--seconds", 0.1).code == 0  # compiles the simulator
+    start = time.monotonic()
+    done = nostall_here(*plan, "--seconds", 1)
+    assert done.code == 0 and time.monotonic() - start < 5
+    assert "the time limit of 1 s ended the planning" in done.err
+    start = time.monotonic()
+    line = error_line(nostall_here(*plan, "--global-batch", 1_000_000_000, "--seconds", 5))
+    assert "--micro-batch" in line and time.monotonic() - start < 5
+    line = error_line(nostall_here(*plan, "--global-batch", 800_000, "--seconds", 5))
+    assert "one simulation of" in line
+
+
+def test_a_plan_file_with_a_huge_number_is_one_line(profile: Path, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    planned = nostall_here("plan", profile, "--cluster", CLUSTER, "--planner", "spp", "--out", path)
+    assert planned.code == 0
+    document = json.loads(path.read_text())
+    for key in ("global_batch", "micro_batch"):
+        changed = {**document, "inputs": {**document["inputs"], key: 10**350}}
+        (tmp_path / "huge.json").write_text(json.dumps(changed))
+        assert "allowed are up to" in error_line(nostall_here("simulate", tmp_path / "huge.json"))

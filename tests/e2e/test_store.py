@@ -2,37 +2,20 @@
 
 from __future__ import annotations
 
-import io
 import shutil
 import subprocess
 import sys
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
 
-from nostall.cli import main
 from nostall.sass.binary.cubin import Cubin
 from nostall.store import Store
 from nostall.store.artefacts import content_hash
-from tests.e2e.cli import LAUNCH, SMALL, Done, command, environment, error_line
+from tests.e2e.cli import LAUNCH, SMALL, command, environment, error_line
+from tests.e2e.cli import nostall_here as nostall
 
 COUNTED = ["--evaluations", 300, "--launch", LAUNCH]
-
-
-def nostall(*args: object, **changes: str) -> Done:
-    """Run the command line in this process, so that imports and compilation happen once."""
-    out, err = io.StringIO(), io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
-        for name, value in {"COLUMNS": "200", **changes}.items():
-            patch.setenv(name, value)
-        patch.setattr(sys, "argv", ["nostall", *map(str, args)])
-        try:
-            main()
-            code = 0
-        except SystemExit as end:
-            code = int(end.code or 0)
-    return Done(code, out.getvalue(), err.getvalue())
 
 
 @pytest.fixture(scope="module")
@@ -120,8 +103,8 @@ def test_verify_names_records_that_the_index_lacks(home: str, tmp_path: Path) ->
     store = Store(Path(elsewhere))
     store.index.remove(store.rows()[0].id)
     done = nostall("store", "verify", NOSTALL_HOME=elsewhere)
-    assert "1 records have files but are not in the index" in done.err
-    assert "1 records in the index" in nostall("store", "repair", NOSTALL_HOME=elsewhere).out
+    assert "1 record has files but is not in the index" in done.err
+    assert "1 record in the index" in nostall("store", "repair", NOSTALL_HOME=elsewhere).out
 
 
 def test_missing_records_and_bundles(home: str, tmp_path: Path) -> None:

@@ -245,13 +245,14 @@ def _alarm(signum: int, frame: FrameType | None) -> None:
     raise _CommandTimeout
 
 
-def run_separately(name: str, seeds: range, size: int) -> Iterable[Report]:
-    """Run batches of ``size`` seeds, each in a fresh process, which has little memory to copy."""
+def run_separately(names: Sequence[str], seeds: range) -> dict[str, Report]:
+    """Run the mutants of these seeds for each reader in a fresh process.
+
+    Such a process has little memory, which makes its forks fast.
+    """
     context = get_context("spawn")
-    for start in range(seeds.start, seeds.stop, size):
-        part = range(start, min(start + size, seeds.stop))
-        with ProcessPoolExecutor(1, mp_context=context, initializer=_import_commands) as pool:
-            yield pool.submit(run_batch, name, part).result()
+    with ProcessPoolExecutor(1, mp_context=context, initializer=_import_commands) as pool:
+        return {name: pool.submit(run_batch, name, seeds).result() for name in names}
 
 
 def _import_commands() -> None:

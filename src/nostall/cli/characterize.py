@@ -64,11 +64,12 @@ def characterize(
     format: FormatOption = Format.TABLE,
     quiet: QuietOption = False,
 ) -> None:
-    """Show where training time goes in traces, job tables or tables of measured steps.
+    """Show where training time goes, in traces and tables.
 
-    Also shown: what other hardware, another architecture or more nodes would change. Traces and
-    steps are measured; job tables are modelled (arXiv:1910.05930). Input that cannot be read is
-    skipped and counted. Exit code 2 if nothing can be read.
+    Read are profiler traces, job tables and tables of measured steps. Also shown: what other
+    hardware, another architecture or more nodes would change. Traces and steps are measured; job
+    tables are modelled (arXiv:1910.05930). Input that cannot be read is skipped and counted. Exit
+    code 2 if nothing can be read.
     """
     questions = [parse_what_if(text) for text in what_if or ()]
     paths = _input_files(inputs)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from nostall.cli.console import out, show_table
 from nostall.core.plurals import pluralize
 from nostall.workload.characterization import TracesCharacterization
@@ -20,6 +22,7 @@ MAX_KERNELS = 8
 MAX_NAME_LENGTH = 18
 """Characters of the name of a GPU; longer ones are cut in the middle."""
 MAX_KERNEL_LENGTH = 52
+MIN_LINE_LENGTH = 16
 _ANONYMOUS = "(anonymous namespace)::"
 BUSY_PARTS = tuple(part for part in TIME_PARTS if not part.startswith("idle"))
 IDLE_PARTS = tuple(part for part in TIME_PARTS if part.startswith("idle"))
@@ -128,8 +131,9 @@ def _kernel_row(
 ) -> tuple[object, ...]:
     roofline = kernel.roofline
     position = f"{roofline.attained_share:.0%} of {roofline.bound}" if roofline else "-"
+    others = 57 if has_roofline else 42  # cells of the other columns and the borders
     return (
-        kernel.name.removeprefix("void ").replace(_ANONYMOUS, "")[:MAX_KERNEL_LENGTH],
+        _wrapped(kernel.name.removeprefix("void ").replace(_ANONYMOUS, ""), others),
         KIND_NAMES.get(kernel.kind, kernel.kind.name.lower()),
         kernel.launches,
         f"{kernel.seconds * 1e3:.3f}",
@@ -158,7 +162,7 @@ def _show_hosts(hosts: tuple[HostTimeline, ...]) -> None:
             ("operator", "calls", "own ms", "own %", "total ms"),
             [
                 (
-                    operator.name[:MAX_KERNEL_LENGTH],
+                    _wrapped(operator.name, 44),
                     operator.calls,
                     f"{operator.self_seconds * 1e3:.3f}",
                     f"{100 * operator.self_seconds / first.span:.1f}",
@@ -182,6 +186,17 @@ def _show_chakra(trace: ChakraTrace) -> None:
     )
     for collective, size in trace.moved_bytes.items():
         out.print(f"{collective}: {size / 1e6:.3f} MB")
+
+
+def _wrapped(name: str, others: int) -> str:
+    """The start of a name, in lines that fit beside ``others`` cells of other columns."""
+    width = max(out.width - others, MIN_LINE_LENGTH)
+    lines = [""]
+    for part in re.split(r"(?<=[_:<,])", name[:MAX_KERNEL_LENGTH]):
+        if len(lines[-1]) + len(part) > width and lines[-1]:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(line[i : i + width] for line in lines for i in range(0, len(line), width))
 
 
 def _shorten(name: str) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nostall.cli.console import Format, FormatOption, QuietOption, out, show_json
-from nostall.cli.given_options import refuse_options
+from nostall.cli.given_options import NO_CONTEXT, GivenContext, refuse_options
 from nostall.cli.inputs import DEFAULT_ARCH
 from nostall.cli.interruption import Interruption
 from nostall.cli.progress import stage_bar
@@ -108,7 +108,6 @@ class _Fusion:
 
 
 def fuse(
-    context: typer.Context,
     target: TargetArgument,
     inputs: InputsOption = None,
     backward: BackwardOption = False,
@@ -124,6 +123,7 @@ def fuse(
     out_dir: OutOption = None,
     format: FormatOption = Format.TABLE,
     quiet: QuietOption = False,
+    context: GivenContext = NO_CONTEXT,
 ) -> None:
     """Fuse the operators of a PyTorch function into kernels.
 

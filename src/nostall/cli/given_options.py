@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
+from typing import Any, cast
+
+import typer
 
 from nostall.core.errors import BadInput
 
+GivenContext = typer.Context
+"""Type of the parameter by which a command gets the context of its call."""
+NO_CONTEXT: GivenContext = cast(typer.Context, None)
+"""Default of that parameter, for calls from Python: no option counts as given."""
 _FROM_USER = ("COMMANDLINE", "ENVIRONMENT", "PROMPT")
 """Sources of a parameter's value other than its default."""
 
 
 def given_options(context: Any) -> dict[str, str]:
     """Names of the parameters that the user gave, and how they are written, such as ``--seed``."""
+    if context is None:
+        return {}
     return {
         parameter.name: _written(parameter)
         for parameter in context.command.params

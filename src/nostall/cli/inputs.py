@@ -12,8 +12,9 @@ from nostall.core.launch import LaunchSpec
 from nostall.gpu import Kernel, LocalGpu
 from nostall.ptx.assemble.versions import find_assemblers
 from nostall.sass.binary import fatbin
-from nostall.sass.binary.cubin import Cubin
+from nostall.sass.binary.cubin import ARCHITECTURE_NAMES, Cubin
 from nostall.tuning.job import Settings
+from nostall.tuning.launches.check import check_launch
 from nostall.tuning.ptx_source import load_binary, load_ptx
 from nostall.tuning.ptxas_versions import (
     assemble_all,
@@ -21,7 +22,7 @@ from nostall.tuning.ptxas_versions import (
     compare_on_model,
     select_start,
 )
-from nostall.tuning.source import Source, compile_triton
+from nostall.tuning.source import Source, check_requested_arch, compile_triton
 
 DEFAULT_ARCH = "sm_90"
 """Architecture that Triton kernels are compiled for by default."""
@@ -46,7 +47,7 @@ ArchOption = Annotated[
     str | None,
     typer.Option(
         help=f"Architecture to compile a Triton kernel for (default: {DEFAULT_ARCH}), or image of "
-        "a fatbin to use."
+        f"a fatbin to use: {', '.join(ARCHITECTURE_NAMES)}."
     ),
 ]
 
@@ -73,10 +74,11 @@ def read_cubin(path: Path, arch: str | None) -> bytes:
     data = read_bytes(path)
     try:
         data = fatbin.extract(data, arch)
-        Cubin.parse(data)  # only to report an unreadable cubin with the name of the file
-        return data
+        cubin = Cubin.parse(data)
     except BadInput as error:
         raise type(error)(f"{path}: {error}") from error
+    check_requested_arch(cubin.sm, arch, path)
+    return data
 
 
 def load_source(
@@ -104,8 +106,12 @@ def load_source(
     if target.endswith(".py"):
         raise BadInput(f"{target} names no kernel; write {target}:KERNEL")
     if target.endswith(".ptx"):
-        return load_ptx(Path(target), kernel, launch_spec, arch, ptxas_options)
-    return load_binary(Path(target), kernel, launch_spec, arch, ptxas_options)
+        source = load_ptx(Path(target), kernel, launch_spec, arch, ptxas_options)
+    else:
+        source = load_binary(Path(target), kernel, launch_spec, arch, ptxas_options)
+    if launch_spec is not None:
+        check_launch(Cubin.parse(source.cubin), source.kernel, launch_spec, target)
+    return source
 
 
 def assemble_fastest(source: Source, settings: Settings) -> Source:

@@ -9,7 +9,9 @@ from typing import Annotated, cast
 
 import typer
 
-from nostall.cli.console import Format, FormatOption, QuietOption
+from nostall.cli.compile_time import measured_compile_time
+from nostall.cli.console import Format, FormatOption, QuietOption, err
+from nostall.cli.given_options import NO_CONTEXT, GivenContext, refuse_options
 from nostall.cli.plan_output import GanttOption, write_and_show
 from nostall.cli.progress import stage_bar
 from nostall.core.errors import BadInput
@@ -22,6 +24,7 @@ from nostall.parallel.plan.workload import (
     ADAM_STATE_FACTOR,
     DEFAULT_GLOBAL_BATCH,
     DEFAULT_WEIGHT_GRADIENT_SHARE,
+    PASSES_PER_S,
 )
 from nostall.parallel.planners import PLANNERS, Effort, make_plan
 from nostall.parallel.profile import Profile, load_profile
@@ -131,14 +134,16 @@ def plan(
     fractions: FractionsOption = False,
     format: FormatOption = Format.TABLE,
     quiet: QuietOption = False,
+    context: GivenContext = NO_CONTEXT,
 ) -> None:
     """Find a pipeline plan: stages, GPUs and micro-batch order.
 
     The plan also says how often each stage is replicated. Times of a plan are modelled.
     """
     _check_options(planner, seconds)
-    gpus = load_cluster(cluster, gpu_memory)
     module = profile if _PYTHON_FILE.search(profile) else None
+    _refuse_unused(context, planner, module)
+    gpus = load_cluster(cluster, gpu_memory)
     profiling = _ModuleProfiling(micro_batch, layers, device)
     workload = Workload(
         _measure(module, profiling) if module else load_profile(Path(profile)),
@@ -152,7 +157,15 @@ def plan(
     effort = Effort.for_workload(
         workload, seconds=seconds, evaluations=evaluations, seed=seed, recompute=recompute
     )
-    evaluation = _plan_with_progress(workload, planner, effort, quiet)
+    _check_time(workload, seconds)
+    with measured_compile_time() as compilation:
+        evaluation = _plan_with_progress(workload, planner, effort, quiet)
+    compilation.show()
+    if effort.is_over:
+        err.print(
+            f"the time limit of {effort.seconds:g} s ended the planning; the plan is the best so "
+            f"far, and --seconds {2 * effort.seconds:.0f} searches longer"
+        )
     write_and_show(evaluation, out_file, gantt, format, module)
 
 
@@ -161,6 +174,28 @@ def _check_options(planner: str, seconds: float | None) -> None:
         raise BadPlan(unknown("planner", planner, PLANNERS))
     if seconds is not None and not 0 < seconds < float("inf"):
         raise BadInput(f"--seconds {seconds}; allowed is a number above 0")
+
+
+def _refuse_unused(context: GivenContext, planner: str, module: str | None) -> None:
+    """Raise :class:`BadInput` for an option that has no effect on this plan."""
+    if module is None:
+        reason = "says how a module is measured, and the profile is a file; leave it out"
+        refuse_options(context, ("layers", "device"), reason)
+    if planner != "nostall":
+        reason = f"is an option of the planner nostall, which {planner} does not use; leave it out"
+        refuse_options(context, ("evaluations", "seed"), reason)
+
+
+def _check_time(workload: Workload, seconds: float | None) -> None:
+    """Raise :class:`BadInput` if a single simulation takes longer than the time limit."""
+    stages = min(len(workload.profile), len(workload.cluster))
+    needed = workload.micro_batches * stages / PASSES_PER_S
+    if seconds is not None and needed > seconds:
+        raise BadInput(
+            f"one simulation of {workload.micro_batches} micro-batches on up to {stages} stages "
+            f"takes about {needed:.0f} s, and --seconds is {seconds:g}; give a larger "
+            "--micro-batch, or more seconds"
+        )
 
 
 def _measure(target: str, profiling: _ModuleProfiling) -> Profile:

@@ -158,7 +158,7 @@ def repair(format: FormatOption = Format.TABLE) -> None:
         return
     if result.damaged is not None:
         out.print(f"the damaged index is now {result.damaged}")
-    _show_rows(result.rows, format, "records in the index")
+    _show_rows(result.rows, format, "in the index")
 
 
 def _warn_of_unlisted(store: Store) -> None:
@@ -167,9 +167,11 @@ def _warn_of_unlisted(store: Store) -> None:
     listed = {row.id for row in store.rows()}
     unlisted = sum(name not in listed for name in store.artefacts.names(JSON))
     if unlisted:
+        have = "has files but is" if unlisted == 1 else "have files but are"
         err.print(
-            f"nostall: {unlisted} records have files but are not in the index: a writer was killed "
-            "before it was done, or the index is damaged; `nostall store repair` lists them again"
+            f"nostall: {pluralize(unlisted, 'record')} {have} not in the index: a writer was "
+            "killed before it was done, or the index is damaged; `nostall store repair` lists "
+            "them again"
         )
 
 
@@ -194,7 +196,7 @@ def _show_rows(rows: Sequence[Row], format: Format, title: str) -> None:
         return
     show_table(
         f"{pluralize(len(rows), 'record')} {title}",
-        ("record", "kernel", "gain", "GPU", "arch", "original", "source", "created"),
+        ("record", "kernel", "gain", "GPU", "arch", "source", "created"),
         [
             (
                 row.id[:ID_LENGTH],
@@ -202,9 +204,8 @@ def _show_rows(rows: Sequence[Row], format: Format, title: str) -> None:
                 _gain(row),
                 row.gpu or "-",
                 row.architecture,
-                row.original[:ID_LENGTH],
                 row.source,
-                row.created,
+                row.created.replace("T", " ")[:16],
             )
             for row in rows
         ],

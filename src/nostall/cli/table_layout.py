@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 
@@ -9,6 +10,8 @@ from rich.cells import cell_len
 
 MAX_WORD = 40
 """Cells of a word that a column keeps whole; longer ones, such as paths, are folded."""
+_SHORT = 20
+"""Cells of a text that is better not divided."""
 _BORDER = 3
 """Cells that a column takes beside its text."""
 
@@ -18,22 +21,33 @@ Rows = Sequence[Sequence[str]]
 def column_widths(columns: Sequence[str], rows: Rows, width: int) -> list[int] | None:
     """Width of each column in a terminal of ``width`` cells.
 
-    A column gets at least its longest word, and what is left goes to the columns that need it.
-    Returns None if the words do not fit side by side; the rows are then to be listed.
+    A column gets at least its longest word and at most its longest line; columns in between get
+    equal widths.  Short cells stay on one line, if there is room.  Returns None if the words do not
+    fit side by side; the rows are then to be listed.
     """
     texts = [[header, *cells] for header, *cells in zip_longest(columns, *rows, fillvalue="")]
     natural = [max(map(_line_width, column)) for column in texts]
     words = [min(MAX_WORD, max(map(_word_width, column))) for column in texts]
-    free = width - 1 - _BORDER * len(columns) - sum(words)
-    if free < 0:
+    available = width - 1 - _BORDER * len(columns)
+    if sum(words) > available:
         return None
-    widths = list(words)
-    # The narrowest needs first, so that as many columns as possible stay on one line.
-    for column in sorted(range(len(columns)), key=lambda i: natural[i] - words[i]):
-        given = min(free, natural[column] - words[column])
-        widths[column] += given
-        free -= given
+    short = [
+        max([word, *(n for n in map(_line_width, column[1:]) if n <= _SHORT)])
+        for word, column in zip(words, texts, strict=True)
+    ]
+    least = short if sum(short) <= available else words
+    pairs = list(zip(least, natural, strict=True))
+    level = bisect_right(range(width), available, key=lambda limit: sum(_widths_at(limit, pairs)))
+    widths = _widths_at(level - 1, pairs)
+    for column, (_, most) in enumerate(pairs):  # what one more cell for all would exceed
+        if widths[column] < most and sum(widths) < available:
+            widths[column] += 1
     return widths
+
+
+def _widths_at(level: int, pairs: Sequence[tuple[int, int]]) -> list[int]:
+    """Widths with ``level`` as the limit, but for longer words and shorter lines."""
+    return [max(word, min(line, level)) for word, line in pairs]
 
 
 def list_rows(columns: Sequence[str], rows: Rows) -> Iterator[str]:

@@ -12,7 +12,7 @@ import typer
 
 from nostall.cli.compile_time import measured_compile_time
 from nostall.cli.console import Format, FormatOption, QuietOption, err
-from nostall.cli.given_options import refuse_all_but
+from nostall.cli.given_options import NO_CONTEXT, GivenContext, refuse_all_but
 from nostall.cli.inputs import (
     TARGET_HELP,
     ArchOption,
@@ -53,6 +53,7 @@ from nostall.tuning.assembler.job import open_setup, tune_assembler
 from nostall.tuning.assembler.recording import record_run
 from nostall.tuning.job import Settings, TuningResult
 from nostall.tuning.job import tune as run_job
+from nostall.tuning.nominal_work import NOMINAL_TFLOPS, SIP
 from nostall.tuning.ptxas_versions import ASSEMBLER_KEY
 from nostall.tuning.source import Source
 from nostall.tuning.store_records import record_result
@@ -157,7 +158,6 @@ RecordingOption = Annotated[
 
 
 def tune(
-    context: typer.Context,
     target: TargetArgument = None,
     kernel: KernelOption = None,
     launch: LaunchOption = None,
@@ -185,6 +185,7 @@ def tune(
     recording: RecordingOption = None,
     format: FormatOption = Format.TABLE,
     quiet: QuietOption = False,
+    context: GivenContext = NO_CONTEXT,
 ) -> None:
     """Search for a faster version of a kernel, and verify it.
 
@@ -303,6 +304,11 @@ def _tune(
         record_run(run, source).write(output.record)
     page = write_report(run.path)
     compilation.show()
+    if settings.strategy == SIP and source.launch is not None and source.launch.flops is None:
+        err.print(
+            f"sip compares TFLOPS: without `flops` in the launch, the original counts as "
+            f"{NOMINAL_TFLOPS:g} TFLOPS"
+        )
     show_result(tune_run, result, page, row, output.format)
 
 

@@ -29,6 +29,8 @@ class Verb(NamedTuple):
 VERBS = {
     "doctor": Verb("doctor:doctor", "Check the environment: tools, packages and the GPU."),
     "inspect": Verb("inspect:inspect", "Show a kernel's instructions and which of them can move."),
+    "init": Verb("init:init", "Write a launch file for a kernel of your own."),
+    "record": Verb("record:record", "Run a program and write launch files of its kernels."),
     "tune": Verb(
         "tune:tune",
         "Search for a faster version of a kernel, and verify it.",
@@ -41,7 +43,7 @@ VERBS = {
     "simulate": Verb("simulate:simulate", "Simulate a pipeline plan, optionally in another order."),
     "launch": Verb("launch:launch", "Train by a pipeline plan and measure each iteration."),
     "characterize": Verb(
-        "characterize:characterize", "Show where training time goes in job tables or traces."
+        "characterize:characterize", "Show where training time goes, in traces and tables."
     ),
     "report": Verb("report:report", "Write the HTML report of a run directory."),
     "runs": Verb("runs:app", "List, show and compare the runs of tune and fuse."),

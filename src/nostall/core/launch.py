@@ -75,20 +75,33 @@ class Constant(StrictModel):
     constant: int | float | bool | str
 
 
+class Opaque(StrictModel):
+    """An argument of another type, such as a struct, passed by value; its content is unknown.
+
+    A launch with such an argument can be modelled, but not measured.
+    """
+
+    name: str
+    bytes: int = Field(ge=1, le=32764)
+    """Its size."""
+
+
 def _argument_kind(value: Any) -> str:
     """The tag of the kind of argument that a table describes, by its keys."""
     if isinstance(value, BaseModel):
         return f"<{type(value).__name__.lower()}>"
     keys = value if isinstance(value, dict) else {}
-    if "constant" in keys:
-        return "<constant>"
+    for key, kind in (("constant", "<constant>"), ("bytes", "<opaque>")):
+        if key in keys:
+            return kind
     return "<scalar>" if "value" in keys else "<buffer>"
 
 
 Argument = Annotated[
     Annotated[Buffer, Tag(register_tag("<buffer>", Buffer))]
     | Annotated[Scalar, Tag(register_tag("<scalar>", Scalar))]
-    | Annotated[Constant, Tag(register_tag("<constant>", Constant))],
+    | Annotated[Constant, Tag(register_tag("<constant>", Constant))]
+    | Annotated[Opaque, Tag(register_tag("<opaque>", Opaque))],
     Discriminator(_argument_kind),
 ]
 
@@ -160,7 +173,7 @@ class LaunchSpec(StrictModel):
 
     def with_variant(self, variant: LaunchVariant) -> LaunchSpec:
         """A copy of this launch with the variant's changes and without ``shapes``."""
-        args: list[Buffer | Scalar | Constant] = []
+        args: list[Buffer | Scalar | Constant | Opaque] = []
         for arg in self.args:
             update: dict[str, object] = {}
             if isinstance(arg, Scalar) and arg.name in variant.values:

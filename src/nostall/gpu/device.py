@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
-from nostall.core.launch import LaunchSpec
+from nostall.core.errors import BadLaunch
+from nostall.core.launch import LaunchSpec, Opaque
 from nostall.core.tolerance import Tolerance
 
 Status = Literal["timed", "agrees", "wrong", "rejected", "fault", "hang"]
@@ -38,6 +39,15 @@ class Kernel:
     cubin: bytes
     name: str
     launch: LaunchSpec
+
+    def __post_init__(self) -> None:
+        for argument in self.launch.args:
+            if isinstance(argument, Opaque):
+                raise BadLaunch(
+                    f"argument {argument.name!r} of kernel {self.name!r} is {argument.bytes} bytes "
+                    "of unknown content, so the kernel cannot be launched; `--objective model` "
+                    "needs no content"
+                )
 
 
 @dataclass(frozen=True)

@@ -31,11 +31,11 @@ MAX_CUBIN_BYTES = 64 << 20
 MAX_JSON_BYTES = 1 << 20
 MAX_TOTAL_BYTES = 1 << 30
 """Uncompressed bytes of all records together; a cubin counts once for each record that names it."""
-MAX_RATIO = 32
+MAX_RATIO = 12
 """Uncompressed bytes per byte of the file.  Cubins of compilers have 3 to 6."""
 FREE_BYTES = 1 << 20
 """Uncompressed bytes that a file of any size may hold."""
-_STORED_RATIO = 16
+_STORED_RATIO = 8
 """A member that deflates better than this is stored uncompressed, so that bundles keep
 :data:`MAX_RATIO`."""
 _MANIFEST = "manifest.json"

@@ -208,7 +208,7 @@ class Index:
         name = getattr(error, "sqlite_errorname", None)
         if name is None or name.startswith(_DAMAGE):  # None: text that is not UTF-8
             return DamagedIndex(self.path, str(error))
-        if name == "SQLITE_FULL":
+        if name.startswith(("SQLITE_FULL", "SQLITE_IOERR")):  # as on a full disk
             remedy = "free space with `nostall store rm`, or set NOSTALL_HOME to a folder elsewhere"
         else:
             remedy = "set NOSTALL_HOME to a folder that can be read and written"

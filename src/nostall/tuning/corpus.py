@@ -8,8 +8,10 @@ from pathlib import Path
 from nostall.core import BadInput
 from nostall.core.launch import LaunchSpec
 from nostall.sass import Program
+from nostall.sass.binary.cubin import Cubin
 from nostall.sass.model import SmModel
 from nostall.sass.schedule import ScheduleSpace
+from nostall.tuning.launches.check import check_launch
 from nostall.tuning.source import Source, compile_triton, load_cubin
 
 
@@ -29,7 +31,10 @@ def load_corpus(corpus: Sequence[str], arch: str | None) -> Iterator[tuple[str, 
                 launch_file = path / f"{cubin.name.partition('.')[0]}.toml"
                 if launch_file.exists() and (arch is None or f".{arch}." in cubin.name):
                     is_empty = False
-                    yield cubin.stem, load_cubin(cubin, None, LaunchSpec.from_toml(launch_file))
+                    launch = LaunchSpec.from_toml(launch_file)
+                    source = load_cubin(cubin, None, launch)
+                    check_launch(Cubin.parse(source.cubin), source.kernel, launch, str(cubin))
+                    yield cubin.stem, source
         elif ".py:" in entry:
             file, _, kernel = entry.rpartition(":")
             is_empty = False

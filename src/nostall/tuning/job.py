@@ -38,6 +38,7 @@ from nostall.sass.safety.identity import rules_digest
 from nostall.sass.schedule import Schedule, ScheduleSpace
 from nostall.tuning.ablation import ablate
 from nostall.tuning.gpu_objective import Decision, GpuObjective, decide, race_states
+from nostall.tuning.nominal_work import SIP, nominal_flops, strategy_name
 from nostall.tuning.result_records import provenance_record, result_record, verdict_record
 from nostall.tuning.resume import FINALISTS_FILE, RULES_KEY, load_checkpoint
 from nostall.tuning.source import Source
@@ -207,6 +208,8 @@ class _TuningJob:
         checkpoint = (
             load_checkpoint(self.run, self.measured, self._verify_state) if resume else None
         )
+        if self.objective.flops is None and strategy_name(search) == SIP:
+            self.objective.flops = nominal_flops(self.objective, self.space.start())
         verifiers = []
         if getattr(search, "name", "") in LEARNING_STRATEGIES:
             verifiers.append(CheckpointVerifier(self.space, self._verify))

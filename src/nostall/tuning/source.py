@@ -17,15 +17,15 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from nostall.core.errors import BadInput, BadLaunch, MissingPart
-from nostall.core.launch import Buffer, Constant, LaunchSpec, LaunchVariant, Scalar
-from nostall.core.suggest import did_you_mean, listed
+from nostall.core.launch import Buffer, Constant, LaunchSpec, LaunchVariant, Opaque, Scalar
+from nostall.core.suggest import did_you_mean, listed, unknown
 from nostall.core.versions import TRITON_VERSIONS, supports_triton
 from nostall.sass.binary import fatbin
-from nostall.sass.binary.cubin import Cubin, check_architecture
+from nostall.sass.binary.cubin import ARCHITECTURE_NAMES, Cubin, check_architecture
 from nostall.tuning.kernel_file import find_jit_function, find_launch, import_file, root_cause
 from nostall.tuning.triton_target import pretend_target
 
-Argument = Buffer | Scalar | Constant
+Argument = Buffer | Scalar | Constant | Opaque
 
 TRITON_TYPES = {
     "f16": "fp16",
@@ -85,6 +85,7 @@ def load_cubin(
         cubin = Cubin.parse(data)
     except BadInput as error:
         raise type(error)(f"{path}: {error}") from error
+    check_requested_arch(cubin.sm, arch, path)
     names = [text.name for text in cubin.texts if text.is_kernel]
     if kernel is None:
         if len(names) != 1:
@@ -98,6 +99,15 @@ def load_cubin(
     file_kind = "fatbin file" if is_container else "cubin file"
     provenance = {"compiler": file_kind, "arch": f"sm_{cubin.sm}"}
     return Source(data, kernel, launch, str(path), MappingProxyType(provenance))
+
+
+def check_requested_arch(sm: int, arch: str | None, path: Path) -> None:
+    """Raise :class:`BadInput` if a cubin for ``sm`` is not for the architecture ``arch``."""
+    if arch is not None and compute_capability(arch) != sm:
+        raise BadInput(
+            f"{path} is for sm_{sm}, and --arch is {arch}; a cubin runs on its own architecture "
+            "only: leave --arch out, or give a file for that architecture"
+        )
 
 
 def compile_triton(
@@ -117,7 +127,7 @@ def compile_triton(
     not compile, :class:`BadLaunch` if the launch does not fit the kernel or the architecture, and
     :class:`MissingPart` without a supported Triton.
     """
-    triton = _import_triton()
+    triton = import_triton()
     capability = compute_capability(arch)
     path = Path(path).absolute()
     function_name = name.partition("@")[0]
@@ -167,7 +177,7 @@ def load_launch(path: Path, name: str) -> LaunchSpec:
         return find_launch(module, path, name)
 
 
-def _import_triton() -> Any:
+def import_triton() -> Any:
     """Import Triton.  Raises :class:`MissingPart` if it is missing or of an unsupported version."""
     allowed = f"{TRITON_VERSIONS[0]} to {TRITON_VERSIONS[-1]}"
     try:
@@ -195,7 +205,7 @@ def compute_capability(arch: str) -> int:
     """
     match = re.fullmatch(r"sm_(\d{2,3})[af]?", arch)
     if match is None:
-        raise BadInput(f"architecture {arch!r} is unknown; write it as sm_80, sm_90, ...")
+        raise BadInput(unknown("architecture", arch, ARCHITECTURE_NAMES))
     sm = int(match.group(1))
     check_architecture(sm, "kernels cannot be tuned for")
     return sm
@@ -285,6 +295,7 @@ def _specialize(function: Any, args: Mapping[str, Argument], label: str) -> _Spe
                 attributes[(parameter.num,)] = [["tt.divisibility", 16]]
         else:
             signature[name] = "constexpr"
+            assert value is None or isinstance(value, Constant)  # _match_arguments checks it
             constants[name] = parameter.default if value is None else value.constant
     return specialization
 
@@ -312,6 +323,11 @@ def _match_arguments(function: Any, launch: LaunchSpec, label: str) -> dict[str,
     if missing:
         raise BadLaunch(f"{label}: missing arguments: {', '.join(missing)}; {accepted}")
     for name, arg in args.items():
+        if isinstance(arg, Opaque):
+            raise BadLaunch(
+                f"{label}: {name!r} is given as bytes; a Triton kernel takes buffers, scalars and "
+                "constants"
+            )
         if parameters[name].is_constexpr and not isinstance(arg, Constant):
             raise BadLaunch(
                 f"{label}: {name!r} is tl.constexpr but given as a {type(arg).__name__.lower()}; "

@@ -185,7 +185,7 @@ def test_a_nondeterministic_kernel_is_an_error(
     monkeypatch: Any, capfd: Any, tmp_path: Path
 ) -> None:
     launch = tmp_path / "spec.toml"
-    launch.write_text("[trips]\n0 = 2\n")
+    launch.write_text(LAUNCH.read_text() + "\n[trips]\n0 = 2\n")
     code, out, err = run(monkeypatch, capfd, SMALL, "--launch", launch)
     assert (code, out) == (2, "")
     assert "transpose is not deterministic" in err and len(err.splitlines()) == 1
@@ -199,7 +199,7 @@ def test_a_nondeterministic_kernel_is_an_error(
         (["--launch", LAUNCH, "--candidate", "/nothing.cubin"], "/nothing.cubin"),
         (["--launch", LAUNCH, "--seed", -1], "--seed is -1"),
         (["--launch", LAUNCH, "--checks", 0], "--checks is 0"),
-        (["--launch", LAUNCH, "--timing", "sundial"], "give graph, events or cupti"),
+        (["--launch", LAUNCH, "--timing", "sundial"], "allowed are graph, events, cupti"),
         (["--launch", LAUNCH, "--tolerance", "some"], "--tolerance is 'some'; give rtol"),
         (["--launch", LAUNCH, "--tolerance", "0"], "--tolerance is '0'"),
         (["--launch", LAUNCH, "--tolerance", "1e-3,nan"], "--tolerance is '1e-3,nan'"),

@@ -211,7 +211,7 @@ def test_function_without_fusible_operators(file: str, tmp_path: Path) -> None:
     ("options", "message"),
     [
         (["--dtype", "f17"], "--dtype 'f17' is unknown; allowed are f64, f32, f16, bf16"),
-        (["--arch", "hopper"], "architecture 'hopper' is unknown; write it as sm_80"),
+        (["--arch", "hopper"], "architecture 'hopper' is unknown; allowed are sm_75"),
         (["--arch", "sm_999"], "kernels cannot be tuned for sm_999; supported are sm_75"),
         (["--evaluations", "5"], "--evaluations is an option of the search over instructions"),
         (["--strategy", "best"], "--strategy 'best' is unknown; allowed are explore, refined, "),

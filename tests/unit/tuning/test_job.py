@@ -10,7 +10,7 @@ import pytest
 
 from nostall.core import Run, Tolerance
 from nostall.gpu.sanitizer import SanitizerReport
-from nostall.search import Anneal
+from nostall.search import Anneal, make
 from nostall.store import Store
 from nostall.tuning import job
 from nostall.tuning.job import Settings, TuningResult, tune
@@ -81,3 +81,18 @@ def test_a_candidate_with_sanitizer_errors_is_not_the_result(
     result, original = tune_example(0.9, 0.8, replace(SETTINGS, sanitizer=True))
     assert not result.improved and result.sanitizer_reports == reports
     assert result.cubin == original
+
+
+def test_sip_needs_no_count_of_operations() -> None:
+    """A memory-bound kernel has no useful one; the scale of its times is enough."""
+    source = load_example()
+    assert source.launch is not None
+    memory_bound = replace(source, launch=source.launch.model_copy(update={"flops": None}))
+    first, second = (
+        tune(memory_bound, make("sip"), Settings(strategy="sip", evaluations=40)) for _ in range(2)
+    )
+    assert first.search.evaluations == 40
+    assert first.cubin == second.cubin
+    assert first.verdict.safe
+    device = FakeDevice(0.9, 0.8, source.cubin)
+    assert tune(memory_bound, make("sip"), SETTINGS, device=device).improved

@@ -79,9 +79,9 @@ def test_with_the_same_rules_only_the_result_is_verified(
     (run.path / "run.json").write_text(json.dumps(record))
     verified: list[bytes] = []
 
-    def counting_verify(original: bytes, candidate: bytes) -> Verdict:
+    def counting_verify(original: bytes, candidate: bytes, **options: bool) -> Verdict:
         verified.append(candidate)
-        return verify(original, candidate)
+        return verify(original, candidate, **options)
 
     monkeypatch.setattr(job, "verify", counting_verify)
     resume(Run.open(run.path), source)

@@ -73,6 +73,11 @@ def load_cluster(path: Path, memory_gib: float | None = None) -> Cluster:
         raise BadCluster(f"{path} is not UTF-8 text; give a TOML file") from error
     if is_topology(text):
         text = topology_toml(text, path.stem, memory_gib)
+    elif memory_gib is not None:
+        raise BadCluster(
+            f"--gpu-memory is for the output of nvidia-smi, and {path} states the memory of its "
+            "GPUs; leave the option out, or change memory_gib in the file"
+        )
     return parse_cluster(text, str(path))
 
 

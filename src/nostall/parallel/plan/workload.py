@@ -17,9 +17,10 @@ ADAM_STATE_FACTOR = 4.0
 """Parameters, gradients and Adam's two moments, all fp32: four times the parameters' bytes."""
 DEFAULT_WEIGHT_GRADIENT_SHARE = 0.5
 MAX_SAMPLES = 1 << 40
+PASSES_PER_S = 200_000
+"""Forward passes that the simulator runs in a second, in an order that is slow to simulate."""
 MAX_PASSES = 4_000_000
-"""Forward passes of an iteration: micro-batches times stages.  The simulator takes about 10 s for
-as many."""
+"""Forward passes of an iteration that is simulated: micro-batches times stages."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -231,7 +231,8 @@ class _Analyzer:
         """The protection of a dependence on an item that is still in flight at ``second``."""
         if item.guard_literals & negate_literals(second.guard_literals):
             return None
-        follows = second.follows_sources if kind == "WAR" else second.follows_results
+        proofs = second.proofs
+        follows = proofs.overwrites_sources if kind == "WAR" else proofs.overwrites_results
         if kind != "RAW" and first.group in follows:
             return ("queue",)
         if not first.fixed_latency:
@@ -254,7 +255,8 @@ class _Analyzer:
         for at in range(self.position[waiter] - 1, self.block_start - 1, -1):
             candidate = self.facts[self.order[at].index]
             fields = candidate.instruction.control
-            covers = candidate.covers_sources if of_sources else candidate.covers_results
+            proofs = candidate.proofs
+            covers = proofs.sources if of_sources else proofs.results
             if producer.group not in covers:
                 continue
             set_here = (fields.write_sb, fields.read_sb) if of_sources else (fields.write_sb,)

@@ -20,7 +20,12 @@ from nostall.sass.binary.elf import (
 from nostall.sass.binary.encoding import WORD_BYTES
 
 ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
-"""Supported architectures; 90 stands for sm_90."""
+"""Supported architectures; 90 stands for sm_90 and sm_90a."""
+ARCHITECTURE_NAMES = tuple(
+    f"sm_{sm}{suffix}" for sm in ARCHITECTURES for suffix in ("", "a") if sm >= 90 or not suffix
+)
+"""Supported architectures as options name them; the suffix a: with instructions of this one only.
+"""
 
 _OLD_ABI, _NEW_ABI = 51, 65
 """Values of EI_OSABI in the two ELF variants of cubins (older and newer CUDA toolkits)."""
@@ -139,7 +144,7 @@ def check_architecture(sm: int, subject: str) -> None:
     ``subject`` begins the message, for example "the cubin is for".
     """
     if sm not in ARCHITECTURES:
-        supported = ", ".join(f"sm_{n}" for n in ARCHITECTURES)
+        supported = ", ".join(ARCHITECTURE_NAMES)
         raise UnsupportedArchitecture(f"{subject} sm_{sm}; supported are {supported}")
 
 

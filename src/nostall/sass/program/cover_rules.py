@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
+from typing import NamedTuple
 
 from nostall.sass.program.instruction import Instruction
 from nostall.sass.program.opcodes import Pipe
@@ -58,7 +59,7 @@ _FUNCTIONS = frozenset(("MUFU", "F2F", "F2I", "I2F", "I2I", "FRND", "FCHK"))
 _BIT_COUNTS = frozenset(("POPC", "FLO", "BREV"))
 _OPCODES = (
     "LDG STG LDL STL LDS STS LDSM STSM SHFL LDGSTS ATOMS ATOMG RED REDUX ATOM S2UR BAR LDTM STTM "
-    "UTMALDG"
+    "UTMALDG LD ST"
 )
 _OWN_GROUP = {name: name for name in _OPCODES.split()} | {"REDG": "RED"}
 """Opcode -> group, for opcodes that share none with others."""
@@ -130,12 +131,14 @@ RULES: tuple[CoverRule, ...] = (
     *_pairs(Claim.SOURCES, "LDG", "LDG"),
     *_pairs(Claim.SOURCES, "STG", "STG STL LDS"),
     *_pairs(Claim.SOURCES, "LDL", "LDL"),
-    *_pairs(Claim.SOURCES, "STL", "STL"),
-    *_pairs(Claim.SOURCES, "LDS", "LDS STS STSM STG STL"),
-    *_pairs(Claim.SOURCES, "STS", "STS"),
-    *_pairs(Claim.SOURCES, "LDSM", "LDSM STS STSM"),
+    *_pairs(Claim.SOURCES, "LD", "ST"),
+    *_pairs(Claim.SOURCES, "STL", "STL LDSM"),
+    *_pairs(Claim.SOURCES, "LDS", "LDS STS STSM STG STL ST"),
+    *_pairs(Claim.SOURCES, "STS", "STS LDS STL STG"),
+    *_pairs(Claim.SOURCES, "STSM", "STSM"),
+    *_pairs(Claim.SOURCES, "LDSM", "LDSM STS STSM STL"),
     *_pairs(Claim.SOURCES, "SHFL", "SHFL LDS STS"),
-    *_pairs(Claim.SOURCES, "LDGSTS", "LDGSTS"),
+    *_pairs(Claim.SOURCES, "LDGSTS", "LDGSTS STL"),
     *_pairs(Claim.SOURCES, "ATOMS", "ATOMS"),
     *_pairs(Claim.SOURCES, "ATOMG", "RED STG"),
     *_pairs(Claim.SOURCES, "RED", "RED"),
@@ -148,8 +151,9 @@ RULES: tuple[CoverRule, ...] = (
     *_pairs(Claim.SOURCES, "LDTM", "STTM"),
     *_pairs(Claim.SOURCES, "LDG", "LDG", guarded=True),
     *_pairs(Claim.SOURCES, "LDS", "LDS STS STG", guarded=True),
-    *_pairs(Claim.SOURCES, "STG", "STG STS STSM LDS LDSM", guarded=True),
+    *_pairs(Claim.SOURCES, "STG", "STG STL STS STSM LDS LDSM", guarded=True),
     *_pairs(Claim.SOURCES, "STL", "STL STG", guarded=True),
+    *_pairs(Claim.SOURCES, "STS", "STS", guarded=True),
     *_pairs(Claim.SOURCES, "ATOMG", "STG", guarded=True),
     *_pairs(Claim.SOURCES, "LDGSTS", "LDGSTS", guarded=True),
     *_pairs(Claim.SOURCES, "UTMALDG", "UTMALDG", guarded=True),
@@ -164,8 +168,8 @@ RULES: tuple[CoverRule, ...] = (
     # Results that are written after the sources of earlier instructions are read.
     *_pairs(Claim.OVERWRITES_SOURCES, "LDG", "LDG"),
     *_pairs(Claim.OVERWRITES_SOURCES, "LDL", "LDG"),
-    *_pairs(Claim.OVERWRITES_SOURCES, "LDS", "LDS STS STSM STG STL"),
-    *_pairs(Claim.OVERWRITES_SOURCES, "LDSM", "LDSM STS STSM"),
+    *_pairs(Claim.OVERWRITES_SOURCES, "LDS", "LDS LDSM STS STSM STG STL"),
+    *_pairs(Claim.OVERWRITES_SOURCES, "LDSM", "LDSM STS STSM STG STL"),
     *_pairs(Claim.OVERWRITES_SOURCES, "SHFL", "SHFL STS"),
     *_pairs(Claim.OVERWRITES_SOURCES, "functions", "functions"),
     *_pairs(Claim.OVERWRITES_SOURCES, "double-conversions", "double-conversions"),
@@ -183,12 +187,34 @@ RULES: tuple[CoverRule, ...] = (
 _NONE: frozenset[str] = frozenset()
 
 
+class Proofs(NamedTuple):
+    """The groups of earlier instructions about which one instruction proves something."""
+
+    results: frozenset[str]
+    """Their results are written when its write scoreboard is released."""
+    sources: frozenset[str]
+    """Their sources are read when one of its scoreboards is released."""
+    results_same_guard: frozenset[str]
+    """The same for earlier instructions with the same guard."""
+    sources_same_guard: frozenset[str]
+    overwrites_results: frozenset[str]
+    """Their results are written before its own."""
+    overwrites_sources: frozenset[str]
+    """Their sources are read before its result is written."""
+    in_order: frozenset[str]
+    """They complete before it does."""
+
+
+_NO_PROOFS = Proofs(*[_NONE] * 7)
+
+
 class CoverTable:
     """A set of rules in the form that the analyses look up."""
 
     def __init__(self, rules: Iterable[CoverRule] = RULES) -> None:
         self.rules = tuple(rules)
         self._cached: dict[tuple[Claim, str, bool, int], frozenset[str]] = {}
+        self._proofs: dict[tuple[str, bool, int], Proofs] = {}
 
     def without(self, name: str) -> CoverTable:
         """A table without one rule; raises KeyError if there is no rule of this name."""
@@ -219,6 +245,24 @@ class CoverTable:
                 and (r.architectures is None or sm in r.architectures)
             )
             found = self._cached[key] = frozenset(rule.earlier for rule in rules)
+        return found
+
+    def proofs(self, group: str, sm: int, *, guarded: bool) -> Proofs:
+        """All that an instruction of ``group`` proves; ``guarded``: whether it has a guard."""
+        if not group:
+            return _NO_PROOFS
+        key = (group, guarded, sm)
+        found = self._proofs.get(key)
+        if found is None:
+            found = self._proofs[key] = Proofs(
+                self.earlier_groups(Claim.RESULT, group, sm, guarded=guarded),
+                self.earlier_groups(Claim.SOURCES, group, sm, guarded=guarded),
+                self.earlier_groups(Claim.RESULT, group, sm),
+                self.earlier_groups(Claim.SOURCES, group, sm),
+                self.earlier_groups(Claim.OVERWRITES_RESULT, group, sm),
+                self.earlier_groups(Claim.OVERWRITES_SOURCES, group, sm),
+                self.earlier_groups(Claim.PARTIAL_WAIT, group, sm),
+            )
         return found
 
 

@@ -92,12 +92,12 @@ class Instruction:
             effects |= Effect.BARRIER
         return effects
 
-    @property
+    @cached_property
     def is_barrier(self) -> bool:
         """Whether the instruction is a scheduling barrier: nothing may move across it."""
         return bool(self.effects & Effect.BARRIER)
 
-    @property
+    @cached_property
     def accesses_memory(self) -> bool:
         """Whether the instruction reads, writes or orders memory that a kernel can write."""
         return bool(self.effects & Effect.ACCESS)

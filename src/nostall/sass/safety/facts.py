@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nostall.sass.program import queues, registers
-from nostall.sass.program.cover_rules import COVER, Claim, CoverTable, group
+from nostall.sass.program.cover_rules import COVER, CoverTable, Proofs, group
 from nostall.sass.program.instruction import Instruction
 
 NEVER = 1 << 30
@@ -35,16 +35,9 @@ class InstructionFacts:
     """Cycles after which a fixed-latency result has arrived; NEVER for variable latency."""
     group: str
     """Group in the in-order rules (:mod:`nostall.sass.program.cover_rules`), or ""."""
-    covers_results: frozenset[str]
-    """Groups of earlier instructions whose results its write scoreboard covers."""
-    covers_sources: frozenset[str]
-    """Groups of earlier instructions whose source reads its scoreboards cover."""
-    covers_same_guard: tuple[frozenset[str], frozenset[str]]
-    """The same two (results, sources) about earlier instructions with the same guard."""
-    follows_results: frozenset[str]
-    """Groups of earlier instructions whose results are written before its result."""
-    follows_sources: frozenset[str]
-    """Groups of earlier instructions whose sources are read before its result is written."""
+    proofs: Proofs
+    """The groups of earlier instructions about which its scoreboards and its result prove
+    something."""
     drains_sources: frozenset[str]
     """Groups of earlier instructions whose sources are read when it has issued."""
     result_scoreboards: int
@@ -77,9 +70,7 @@ def instruction_facts(
     completion, release = _announced(instruction, bool(late_sources))
     own_group = group(instruction, sm)
 
-    def earlier(claim: Claim, guarded: bool = False) -> frozenset[str]:
-        return cover.earlier_groups(claim, own_group, sm, guarded=guarded)
-
+    proofs = cover.proofs(own_group, sm, guarded=instruction.is_guarded)
     return InstructionFacts(
         instruction=instruction,
         fixed_latency=has_fixed_latency,
@@ -89,14 +80,10 @@ def instruction_facts(
         kills=0 if instruction.is_guarded else register_mask(instruction.defs),
         max_latency=max_latency if has_fixed_latency else NEVER,
         group=own_group,
-        covers_results=earlier(Claim.RESULT, instruction.is_guarded),
-        covers_sources=earlier(Claim.SOURCES, instruction.is_guarded),
-        covers_same_guard=(earlier(Claim.RESULT), earlier(Claim.SOURCES)),
-        follows_results=earlier(Claim.OVERWRITES_RESULT),
-        follows_sources=earlier(Claim.OVERWRITES_SOURCES),
+        proofs=proofs,
         drains_sources=queues.drained_sources(instruction, sm, cover),
         result_scoreboards=queues.result_scoreboards(instruction, cover),
-        completes_in_order=own_group in earlier(Claim.PARTIAL_WAIT),
+        completes_in_order=own_group in proofs.in_order,
         guard_literals=guard_literal(instruction.guard) if instruction.guard else 0,
         redefined_literals=_redefined_literals(instruction),
         accesses_memory=accesses_memory,

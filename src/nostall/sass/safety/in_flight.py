@@ -16,6 +16,7 @@ from nostall.sass.program import queues
 from nostall.sass.program.blocks import Block
 from nostall.sass.program.instruction import Instruction
 from nostall.sass.safety.facts import (
+    NEVER,
     InstructionFacts,
     drained_scoreboards,
     guard_literal,
@@ -47,13 +48,20 @@ class InFlight:
     guard_literals: int
     """Predicate literals (see :func:`.facts.guard_literal`) that hold in each thread with this
     item in flight: its guard, and the branches taken since."""
+    ends_after: int = NEVER
+    """Cycles after issue at which the item ends without a wait."""
     later_setters: int = 0
-    """8 bits per scoreboard: how many later instructions of the same queue set it."""
+    """8 bits per scoreboard: how many later operations that complete in order set it."""
 
     def copy(self) -> InFlight:
         """An independent copy."""
         return InFlight(
-            self.registers, self.elapsed, self.scoreboards, self.guard_literals, self.later_setters
+            self.registers,
+            self.elapsed,
+            self.scoreboards,
+            self.guard_literals,
+            self.ends_after,
+            self.later_setters,
         )
 
 
@@ -113,23 +121,11 @@ def issue(state: State, facts: InstructionFacts, all_facts: dict[int, Instructio
         _end_sources(state, facts.drains_sources, all_facts)
     if (write or read) and facts.group:
         _cover_earlier_items(state, facts, write, read, all_facts)
-    stall, unkilled, unchanged = control.stall, ~facts.kills, ~facts.redefined_literals
-    expired: list[Key] = []
-    for key, item in state.items():
-        item.elapsed = min(item.elapsed + stall, MAX_ELAPSED)
-        if key[1] == RESULT:
-            if item.elapsed >= all_facts[key[0]].max_latency:
-                expired.append(key)
-            item.registers &= unkilled
-        elif key[1] == SOURCES and item.elapsed >= all_facts[key[0]].max_latency:
-            expired.append(key)
-        item.guard_literals &= unchanged
-    for key in expired:
-        del state[key]
-    literals = facts.guard_literals & unchanged
+    _advance(state, facts)
+    stall, literals = control.stall, facts.guard_literals & ~facts.redefined_literals
     if facts.defs and stall < facts.max_latency:
         state[instruction.index, RESULT] = InFlight(
-            facts.defs, stall, facts.result_scoreboards, literals
+            facts.defs, stall, facts.result_scoreboards, literals, facts.max_latency
         )
     if facts.completion:
         state[instruction.index, COMPLETION] = InFlight(0, stall, facts.completion, 0)
@@ -137,8 +133,30 @@ def issue(state: State, facts: InstructionFacts, all_facts: dict[int, Instructio
         state[instruction.index, RELEASE] = InFlight(0, stall, facts.release, 0)
     if facts.late_sources:
         state[instruction.index, SOURCES] = InFlight(
-            facts.late_sources, stall, write | read, literals
+            facts.late_sources, stall, write | read, literals, facts.max_latency
         )
+
+
+def _advance(state: State, facts: InstructionFacts) -> None:
+    """Let the cycles of an instruction pass, and apply what it overwrites, to all items."""
+    stall = facts.instruction.control.stall
+    expired: list[Key] = []
+    for key, item in state.items():
+        elapsed = item.elapsed + stall
+        if elapsed >= item.ends_after:
+            expired.append(key)
+        item.elapsed = elapsed if elapsed < MAX_ELAPSED else MAX_ELAPSED
+    for key in expired:
+        del state[key]
+    if facts.kills:
+        unkilled = ~facts.kills
+        for key, item in state.items():
+            if key[1] == RESULT:
+                item.registers &= unkilled
+    if facts.redefined_literals:
+        unchanged = ~facts.redefined_literals
+        for item in state.values():
+            item.guard_literals &= unchanged
 
 
 def _end_sources(
@@ -160,19 +178,22 @@ def _cover_earlier_items(
 
     ``write`` and ``read`` are the bit masks of its write and read scoreboard.
     """
+    proofs, completes_in_order = facts.proofs, facts.completes_in_order
+    own_literals = facts.guard_literals
     for (index, role), item in state.items():
         producer = all_facts[index]
-        if role > SOURCES or not producer.group:
+        group = producer.group
+        if role > SOURCES or not group:
             continue
-        results, sources = facts.covers_results, facts.covers_sources
-        if item.guard_literals & facts.guard_literals:
-            results, sources = facts.covers_same_guard
+        results, sources = proofs.results, proofs.sources
+        if item.guard_literals & own_literals:
+            results, sources = proofs.results_same_guard, proofs.sources_same_guard
         set_now = write | read if role == SOURCES else write
-        if facts.completes_in_order and producer.completes_in_order:
+        if completes_in_order and producer.completes_in_order:
             item.later_setters += _unit_counts(item.scoreboards & set_now)
-        if role == SOURCES and producer.group in sources:
+        if role == SOURCES and group in sources:
             item.scoreboards |= set_now
-        elif producer.group in results:  # a written result proves the sources read
+        elif group in results:  # a written result proves the sources read
             item.scoreboards |= write
 
 
@@ -251,6 +272,7 @@ def edge_state(state: State, last: Instruction, falls_through: bool) -> State:
             item.elapsed,
             item.scoreboards,
             item.guard_literals | known,
+            item.ends_after,
             item.later_setters,
         )
         for key, item in state.items()
@@ -304,9 +326,9 @@ def find_conflicts(
             if hit := item.registers & current.uses:
                 yield Conflict(first, current, "RAW", hit, item)
             hit = first.defs & current.defs
-            if hit and first.group not in current.follows_results:
+            if hit and first.group not in current.proofs.overwrites_results:
                 yield Conflict(first, current, "WAW", hit, item)
         elif (hit := item.registers & current.defs) and (
-            first.group not in current.follows_sources
+            first.group not in current.proofs.overwrites_sources
         ):
             yield Conflict(first, current, "WAR", hit, item)

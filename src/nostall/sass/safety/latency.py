@@ -276,8 +276,7 @@ class LatencyTable:
 
     def max_latency(self, first: Instruction) -> int:
         """Cycles after which no instruction can still depend on the timing of ``first``."""
-        touched = first.defs or first.uses
-        classes = (pairing.producer_class(first, register) for register in touched)
+        classes = pairing.producer_classes(first, first.defs or first.uses)
         return max((self._ceiling(producer) for producer in classes), default=1)
 
     def _ceiling(self, producer: str) -> int:

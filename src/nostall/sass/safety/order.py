@@ -26,15 +26,17 @@ from nostall.sass.program.program import Function
 from nostall.sass.safety.verdict import Finding
 
 _SPACES = (
-    ("global", Effect.READ_GLOBAL, Effect.WRITE_GLOBAL),
-    ("shared", Effect.READ_SHARED, Effect.WRITE_SHARED),
-    ("local", Effect.READ_LOCAL, Effect.WRITE_LOCAL),
+    (registers.COUNT, Effect.READ_GLOBAL, Effect.WRITE_GLOBAL),
+    (registers.COUNT + 1, Effect.READ_SHARED, Effect.WRITE_SHARED),
+    (registers.COUNT + 2, Effect.READ_LOCAL, Effect.WRITE_LOCAL),
 )
+_SPACE_NAMES = ("global memory", "shared memory", "local memory")
 
-Accesses = dict[str, tuple[int, frozenset[int]]]
+Accesses = dict[tuple[bool, int], tuple[int, frozenset[int]]]
 """Access of an instruction -> (index of the last writer, indices of the readers since then).
 
-Keys are ``read of RESOURCE`` and ``write of RESOURCE``.  The readers matter for writes only.
+Keys are (whether it writes, resource).  A resource is a register number, or ``registers.COUNT``
+plus the number of a memory space.  The readers matter for writes only.
 """
 
 
@@ -97,30 +99,41 @@ def _changed_epochs(
         accesses = candidate_accesses[instruction.index]
         expected = original_accesses[instruction.index]
         if accesses != expected:
-            access = next((a for a, epoch in accesses.items() if expected.get(a) != epoch), "?")
+            access = next(a for a, epoch in accesses.items() if expected.get(a) != epoch)
+            name = _access_name(*access)
             yield Finding(
                 "order",
                 function.name,
                 (start + at) * 16,
                 instruction.text,
-                f"the {access} has another order than in the original; the instructions that "
-                "write or read it must keep their order",
+                f"the {name} has another order than in the original; the instructions that write "
+                "or read it must keep their order",
                 "hazards",
             )
 
 
+def _access_name(writes: bool, resource: int) -> str:
+    """Text of an access for a finding."""
+    space = resource - registers.COUNT
+    name = _SPACE_NAMES[space] if space >= 0 else registers.name(resource)
+    return f"{'write' if writes else 'read'} of {name}"
+
+
+_NO_READERS: frozenset[int] = frozenset()
+
+
 def _accesses(order: Sequence[Instruction]) -> dict[int, Accesses]:
     """The accesses of each instruction of a block, by original index."""
-    epochs: dict[str, _Epoch] = defaultdict(_Epoch)
+    epochs: dict[int, _Epoch] = defaultdict(_Epoch)
     by_index: dict[int, Accesses] = {}
     for instruction in order:
         accesses: Accesses = {}
         reads, writes = _resources(instruction)
         for resource in reads:
-            accesses["read of " + resource] = (epochs[resource].writer, frozenset())
+            accesses[False, resource] = (epochs[resource].writer, _NO_READERS)
         for resource in writes:
             epoch = epochs[resource]
-            accesses["write of " + resource] = (epoch.writer, frozenset(epoch.readers))
+            accesses[True, resource] = (epoch.writer, frozenset(epoch.readers))
         for resource in reads:
             epochs[resource].readers.add(instruction.index)
         for resource in writes:
@@ -129,17 +142,19 @@ def _accesses(order: Sequence[Instruction]) -> dict[int, Accesses]:
     return by_index
 
 
-def _resources(instruction: Instruction) -> tuple[set[str], set[str]]:
+def _resources(instruction: Instruction) -> tuple[Sequence[int], Sequence[int]]:
     """(resources read, resources written); a fence writes all memory spaces."""
-    reads = {registers.name(r) for r in instruction.uses}
-    writes = {registers.name(r) for r in instruction.defs}
-    effects = instruction.effects
+    reads, writes, effects = instruction.uses, instruction.defs, instruction.effects
+    if not effects & Effect.ACCESS:
+        return reads, writes
+    read_spaces: list[int] = []
+    written_spaces: list[int] = []
     for space, read, write in _SPACES:
         if effects & Effect.FENCE or effects & write:
-            writes.add(f"{space} memory")
+            written_spaces.append(space)
         elif effects & read:
-            reads.add(f"{space} memory")
-    return reads, writes
+            read_spaces.append(space)
+    return (*reads, *read_spaces), (*writes, *written_spaces)
 
 
 def _swapped_reads(

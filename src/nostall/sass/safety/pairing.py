@@ -8,6 +8,7 @@ names serve if compiler output had too few occurrences of the exact one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Literal
 
@@ -83,6 +84,11 @@ def pair_key(
 def producer_class(instruction: Instruction, register: int) -> str:
     """The class of a producer: its pipe and the register file, such as ``fma>R``."""
     return f"{instruction.pipe}>{_register_file(register)}"
+
+
+def producer_classes(instruction: Instruction, registers: Sequence[int]) -> set[str]:
+    """The classes of a producer for several registers."""
+    return {f"{instruction.pipe}>{file}" for file in {_REGISTER_FILES[r] for r in registers}}
 
 
 def pipe_pair(first: Instruction, second: Instruction) -> str:

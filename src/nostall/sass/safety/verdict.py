@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from nostall.sass.program.instruction import Instruction
+from nostall.sass.safety.rules import BY_KIND
 
 Part = Literal["structure", "hazards", "symbolic"]
 """The part of the verifier that reports a finding."""
@@ -27,6 +28,12 @@ class Finding:
     """The violation, and the requirement."""
     part: Part
 
+    @property
+    def evidence(self) -> str:
+        """How the rule is known, and where that is shown; see :mod:`.rules`."""
+        rule = BY_KIND[self.kind]
+        return f"{rule.evidence}: {rule.source}"
+
     def __str__(self) -> str:
         place = f"{self.function}+{self.offset:#06x}"
         return f"{self.kind} at {place}: {self.instruction}: {self.reason}"
@@ -40,6 +47,8 @@ class Finding:
             "instruction": self.instruction,
             "reason": self.reason,
             "half": self.part,
+            "requirement": BY_KIND[self.kind].requirement,
+            "evidence": self.evidence,
         }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from nostall.sass.program.instruction import Instruction
@@ -99,7 +99,7 @@ class BlockConstraints:
         ``live_in`` maps each item to the cycles since its issue.
         """
         by_register: dict[int, list[tuple[InFlight, int]]] = defaultdict(list)
-        walls = [(item, since) for item, since in live_in.items() if item.is_wall]
+        completing = self._first_waiters([item for item in live_in if item.is_wall])
         for item, since in live_in.items():
             self.scoreboards.live_in |= item.scoreboards
             self.scoreboards.unknown_live_in |= not item.fixed_latency and not item.scoreboards
@@ -107,13 +107,22 @@ class BlockConstraints:
                 by_register[register].append((item, since))
         for instruction in self.order:
             defs = frozenset(instruction.defs)
-            if walls and instruction.accesses_memory and not instruction.is_barrier:
-                for item, since in walls:
-                    self._protect(instruction, item, since)
+            if completing and instruction.accesses_memory and not instruction.is_barrier:
+                for waiter in completing:
+                    if self.issue[waiter] <= self.issue[instruction.index]:
+                        self.add_edge(waiter, instruction.index)
             for register in {*instruction.uses, *defs}:
                 for item, since in by_register.get(register, ()):
                     if item.is_result or register in defs:
                         self._protect(instruction, item, since)
+
+    def _first_waiters(self, items: Iterable[InFlight]) -> set[int]:
+        """The instructions that end operations from before the block, by original index."""
+        firsts = (
+            next((waiter for waiter, mask in self.waits if mask & item.scoreboards), None)
+            for item in items
+        )
+        return {waiter for waiter in firsts if waiter is not None}
 
     def _protect(self, instruction: Instruction, item: InFlight, since: int) -> None:
         index = instruction.index

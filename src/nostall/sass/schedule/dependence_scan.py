@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from nostall.sass.program import queues, registers
-from nostall.sass.program.cover_rules import COVER, Claim, group
+from nostall.sass.program.cover_rules import COVER, group
 from nostall.sass.program.instruction import Instruction
 from nostall.sass.safety.latency import OVERWRITE_GAP, SCOREBOARD_GAP, LatencyTable
 from nostall.sass.safety.pairing import HazardKind
@@ -247,16 +247,12 @@ class _RegisterTracker:
         own_group = group(instruction, self.sm)
         if not own_group or (control.write_sb > 5 and control.read_sb > 5):
             return
-        covered = {
-            guarded: tuple(
-                COVER.earlier_groups(claim, own_group, self.sm, guarded=guarded)
-                for claim in (Claim.RESULT, Claim.SOURCES)
-            )
-            for guarded in (False, instruction.is_guarded)
-        }
+        proofs = COVER.proofs(own_group, self.sm, guarded=instruction.is_guarded)
         for item in self.pending:
             has_same_guard = item.guard is not None and item.guard == instruction.guard
-            results, sources = covered[instruction.is_guarded and not has_same_guard]
+            results, sources = proofs.results, proofs.sources
+            if has_same_guard:
+                results, sources = proofs.results_same_guard, proofs.sources_same_guard
             boards: tuple[int, ...] = ()
             if not item.is_result and item.group in sources:
                 boards = (control.write_sb, control.read_sb)

@@ -17,6 +17,8 @@ class Mobility:
     """All instructions."""
     movable: int
     """Instructions with at least one legal slide."""
+    slides: int
+    """Legal slides of all instructions."""
     pins: dict[str, int]
     """Cause -> number of instructions that it keeps from moving."""
 
@@ -29,7 +31,8 @@ class Mobility:
 def mobility(space: ScheduleSpace) -> Mobility:
     """Try each slide of each instruction of the start schedule."""
     state = space.start()
-    movable = {move.index for move in space.moves(state) if isinstance(move, Slide)}
+    slides = [move for move in space.moves(state) if isinstance(move, Slide)]
+    movable = {move.index for move in slides}
     pins: Counter[str] = Counter()
     for instruction in space.function.instructions:
         if instruction.index in movable:
@@ -46,4 +49,4 @@ def mobility(space: ScheduleSpace) -> Mobility:
             pins["barrier, branch or asynchronous operation"] += 1
         else:
             pins["held by dependences and latencies"] += 1
-    return Mobility(len(space.function.instructions), len(movable), dict(pins))
+    return Mobility(len(space.function.instructions), len(movable), len(slides), dict(pins))

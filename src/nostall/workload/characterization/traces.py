@@ -226,12 +226,14 @@ def _rank_name(recording: Recording) -> str:
 
 
 def _are_ranks_of_one_job(recordings: Sequence[Recording]) -> bool:
-    """Whether the traces are of different ranks with one world size, and run collectives."""
+    """Whether the traces can be of different ranks of one job, and run collectives.
+
+    Traces without ranks can be; only their collectives tell.
+    """
     ranks = {recording.rank for recording in recordings}
     return (
         len(recordings) > 1
-        and None not in ranks
-        and len(ranks) == len(recordings)
+        and (ranks == {None} or (None not in ranks and len(ranks) == len(recordings)))
         and len({recording.world_size for recording in recordings}) == 1
         and any(has_collectives(recording) for recording in recordings)
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from itertools import islice
 from multiprocessing import get_context
@@ -40,12 +41,7 @@ def read_ranks(
     Raises :class:`~nostall.core.errors.BadTrace` with the first reason if none can be read.
     """
     if processes > 1 and len(paths) > 1:
-        with ProcessPoolExecutor(min(processes, len(paths)), get_context("spawn")) as pool:
-            results = []
-            for path, result in zip(paths, pool.map(_read, paths), strict=True):
-                results.append(result)
-                if progress is not None:
-                    progress(path, path.stat().st_size if path.exists() else 0)
+        results = _read_in_processes(paths, processes, progress)
     else:
         results = [_read(path, _file_progress(path, progress)) for path in paths]
     recordings = [result for result in results if isinstance(result, Recording)]
@@ -55,6 +51,24 @@ def read_ranks(
         raise BadTrace(unreadable[0] if unreadable else "no traces to read; give at least one file")
     notes = _notes([*recordings, *hosts])
     return RankRecordings(tuple(recordings), tuple(hosts), tuple(unreadable), tuple(notes))
+
+
+def _read_in_processes(
+    paths: Sequence[Path], processes: int, progress: Progress | None
+) -> list[Recording | HostRecording | str]:
+    results = []
+    try:
+        with ProcessPoolExecutor(min(processes, len(paths)), get_context("spawn")) as pool:
+            for path, result in zip(paths, pool.map(_read, paths), strict=True):
+                results.append(result)
+                if progress is not None:
+                    progress(path, path.stat().st_size if path.exists() else 0)
+    except BrokenProcessPool as error:
+        raise BadTrace(
+            f"a process that read {paths[len(results)]} died, probably for lack of memory; use "
+            "fewer --processes"
+        ) from error
+    return results
 
 
 def _file_progress(path: Path, progress: Progress | None) -> Callable[[int], None] | None:

@@ -71,7 +71,7 @@ RULES = (
     Rule("expert-parallel dispatch and combine, executors of mscclpp", WorkKind.COMMUNICATION,
          r"", r"^(?:mscclpp|deep_ep|pplx)"),
     Rule("reduction after a split product, of Tensile", WorkKind.MEMORY,
-         r"^cijk_(?!a)|post_?gsu"),
+         r"^cijk_(?!a|.*gemm)|post_?gsu"),
     Rule("what comes before or after a product", WorkKind.MEMORY, _LAST_WORD.format(
         r"(?:split_?k_?)?reduce|reduction|combine|merge|states|preprocess|postprocess|finali[sz]e|"
         r"prepare|convert|offsets?|metadata|re?pack|unpack|ptrs|pointers|indices|arguments|sizes")),
@@ -122,8 +122,8 @@ _COMPILED = tuple(
 _LIBRARY_PREFIX = re.compile(r"^(?:fbgemm(?:_gpu)?|flashinfer|cutlass_dsl|cudnn_generated)_")
 """Names of libraries at the start of an identifier that do not tell the kind of a kernel."""
 _HOST_TO_DEVICE = re.compile(
-    r"h(?:ost)?_?(?:to|2)_?d(?:evice)?\b|(?:host|pageable|pinned|memory)\s*->\s*device|\b[mh]2d",
-    re.IGNORECASE,
+    r"(?:H|Host)(?:[Tt]o|2)D|(?:\b|_)h(?:ost)?_?(?:to|2)_?d|\bM2D|"
+    r"(?:Host|Pageable|Pinned)\s*->\s*Device"
 )
 
 

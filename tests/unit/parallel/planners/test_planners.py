@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from benchmarks.parallel.instances import small_problem
 
 from nostall.parallel.cluster import load_cluster
-from nostall.parallel.errors import BadPlan, Infeasible
+from nostall.parallel.errors import BadPlan, BadProfile, Infeasible
 from nostall.parallel.evaluation import evaluate_plan
 from nostall.parallel.plan import Plan, Stage, Workload
 from nostall.parallel.planners import PLANNERS, Effort, closed_form, make_plan
@@ -189,3 +190,34 @@ def test_swaps_and_moves_of_interchangeable_gpus_are_not_offered() -> None:
     given = {(m.a, m.b, m.x) for m in space.moves(space.start()) if m.kind == "give"}
     assert given == {(-1, 0, 3), (-1, 1, 3), (0, 1, 0), (0, -1, 0)}
     assert not [m for m in space.moves(space.start()) if m.kind == "swap"]
+
+
+@pytest.mark.parametrize("planner", [name for name in PLANNERS if name != "exhaustive"])
+def test_planners_keep_their_time_limit_with_many_micro_batches(planner: str) -> None:
+    """One simulation of this workload takes some 0.1 s, and the planners want hundreds."""
+    workload = Workload(profile(24, boundary=1e6), servers(1, 8), 4000, 1)
+    make_plan(workload, planner, Effort(seconds=0.001))  # compiles the simulator
+    start = time.monotonic()
+    make_plan(workload, planner, Effort(seconds=0.2))
+    assert time.monotonic() - start < 2.5
+
+
+def test_an_exhaustive_search_says_that_its_limit_ended_it() -> None:
+    workload = Workload(profile(8), servers(1, 4), 8)
+    with pytest.raises(BadPlan, match=r"the time limit of 0\.001 s ended the exhaustive search"):
+        make_plan(workload, "exhaustive", Effort(seconds=0.001))
+
+
+@pytest.mark.parametrize(
+    ("global_batch", "micro_batch", "message"),
+    [
+        (10**9, 1, "give a larger --micro-batch"),
+        (10**400, 1, "allowed are up to"),
+        (8, 10**400, "allowed are up to"),
+    ],
+)
+def test_batches_that_cannot_be_simulated(
+    global_batch: int, micro_batch: int, message: str
+) -> None:
+    with pytest.raises(BadProfile, match=message):
+        Workload(profile(4), servers(1, 4), global_batch, micro_batch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import ClassVar
 
 import numpy as np
@@ -68,6 +69,20 @@ def test_it_passes_the_environment_checker(observation: str) -> None:
     )
     check_env(env.unwrapped)
     assert "EXIT" in env.unwrapped.render()
+
+
+def test_gymnasium_finds_the_game_without_an_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(gymnasium.registry, ID)
+    monkeypatch.delitem(sys.modules, "nostall.sass.game")
+    env = gymnasium.make(
+        "nostall.sass.game:nostall/AssemblyGame-v0",
+        program=str(NVCC / "transpose.sm_90.cubin"),
+        objective="model",
+        launch=launch(),
+    )
+    observation, info = env.reset(seed=0)
+    assert env.observation_space.contains(observation)
+    assert info["action_mask"].any()
 
 
 @BOTH

@@ -76,7 +76,7 @@ def test_without_the_extra_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_an_unknown_strategy_is_rejected_with_the_known_names() -> None:
-    with pytest.raises(BadInput, match="anneal, cuasmrl, ppo, random, sip"):
+    with pytest.raises(BadInput, match="anneal, assembler, cuasmrl, ppo, random, sip"):
         make_strategy("dreaming")
     assert make_strategy("sip").name == "sip"
     with pytest.raises(BadInput, match="cannot use a policy file"):

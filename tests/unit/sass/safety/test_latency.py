@@ -7,7 +7,8 @@ from collections import Counter
 import pytest
 
 from nostall.sass.binary.encoding import Control
-from nostall.sass.program import queues, registers
+from nostall.sass.program import registers
+from nostall.sass.program.cover_rules import COVER, Claim, group
 from nostall.sass.program.instruction import Instruction, parse_text
 from nostall.sass.safety import evidence, mined_tables, pairing
 from nostall.sass.safety.latency import LatencyTable
@@ -93,9 +94,11 @@ def test_the_high_word_of_an_addend_may_be_read_after_two_cycles() -> None:
 
 
 def test_only_s2ur_delivers_special_registers_in_order() -> None:
-    assert queues.result_queue(instruction("S2R R1, SR_TID.X", [R(1)], []), 90) == ""
-    uniform = instruction("S2UR UR4, SR_CTAID.X", [UR(4)], [])
-    assert queues.result_queue(uniform, 90) == "s2ur"
+    special = group(instruction("S2R R1, SR_TID.X", [R(1)], []), 90)
+    uniform = group(instruction("S2UR UR4, SR_CTAID.X", [UR(4)], []), 90)
+    assert COVER.earlier_groups(Claim.RESULT, uniform, 90) == {uniform}
+    assert special not in COVER.earlier_groups(Claim.RESULT, uniform, 90)
+    assert not COVER.earlier_groups(Claim.RESULT, special, 90)
 
 
 def test_lepc_depends_on_its_own_address_and_is_a_barrier() -> None:

@@ -170,6 +170,15 @@ def test_ranks_wait_within_their_process_groups(tmp_path: Path) -> None:
     assert waits == pytest.approx([20e-6, 10e-6, 20e-6, 100e-6])
 
 
+def test_traces_without_ranks_are_matched_by_their_collectives(tmp_path: Path) -> None:
+    paths = [
+        write(tmp_path / f"{name}.json", trace(kernel(NCCL, 0, duration), rank=None))
+        for name, duration in (("a", 30), ("b", 10))
+    ]
+    ranks = result_of(*paths)["collectives"]["ranks"]
+    assert [rank["waiting_seconds"] for rank in ranks] == pytest.approx([20e-6, 0])
+
+
 def test_collectives_of_groups_with_one_trace_are_remarked(tmp_path: Path) -> None:
     paths = write_ranks(
         tmp_path,

@@ -31,6 +31,8 @@ COPIES_TO_THE_GPU = (
     "hipMemcpyHostToDevice",
     "Memcpy M2D",
     "Memcpy H2D",
+    "hipMemcpyHtoDAsync",
+    "memcpy_host_to_device",
 )
 OTHER_COPIES = (
     "Memcpy DtoH (Device -> Pageable)",
@@ -39,6 +41,7 @@ OTHER_COPIES = (
     "CopyDeviceToHost",
     "CopyDeviceToDevice",
     "Memcpy D2M",
+    "hipMemcpyDtoHAsync",
 )
 
 

@@ -90,7 +90,7 @@ def test_a_changed_byte_costs_at_most_one_node(tmp_path: Path) -> None:
     """Also a byte of a length, behind which the next node is found."""
     path, sound = tmp_path / "t.et", stream(METADATA, *NODES * 3)
     rng = random.Random(1)
-    for position in range(len(stream(METADATA)), len(sound), 3):
+    for position in range(len(stream(METADATA)), len(sound), 5):
         damaged = bytearray(sound)
         damaged[position] ^= rng.randrange(1, 256)
         path.write_bytes(damaged)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from nostall.sass.program import queues, registers
 from nostall.sass.program.addresses import reads_shared_in_order
-from nostall.sass.program.cover_rules import COVER, Claim, CoverTable, group
+from nostall.sass.program.cover_rules import COVER, CoverTable, Proofs, group
 from nostall.sass.program.instruction import Instruction
 from nostall.sass.program.opcodes import Effect
 from nostall.sass.safety.latency import SCOREBOARD_GAP, LatencyTable
@@ -46,6 +46,8 @@ class SymbolicMachine:
         self.now = 0
         self.outcome = Outcome(memory=[terms("memory", i) for i in range(len(_READS))])
         self.issued: list[IssuedInstruction] = []
+        # The issued accesses and asynchronous operations that may be incomplete.
+        self.ordered: list[IssuedInstruction] = []
         # Length of ``issued`` at which finished instructions are removed from it.
         self.cleanup_size = 32
         # Register -> its writers that may not have written yet.
@@ -60,13 +62,10 @@ class SymbolicMachine:
         """Execute the instructions of a block in this order."""
         products = RunningProducts()
         for position, instruction in enumerate(order):
-            relies = instruction.is_barrier or instruction.accesses_memory
-            before = self._unfinished() if relies else frozenset()
-            self._wait(position, instruction)
-            if before:
-                unfinished = self._unfinished()
-                self.outcome.unfinished[instruction.index] = unfinished
-                self.outcome.awaited[instruction.index] = before - unfinished
+            if self.ordered and (instruction.is_barrier or instruction.accesses_memory):
+                self._wait_and_record(position, instruction)
+            else:
+                self._wait(position, instruction)
             operands = [self._register_term(position, instruction, r) for r in instruction.uses]
             self._check_overwrites(position, instruction)
             self._execute(instruction, operands)
@@ -105,16 +104,36 @@ class SymbolicMachine:
                 earlier.is_read = True
                 self.resolved |= 1 << earlier.instruction.index
 
-    def _unfinished(self) -> frozenset[Unfinished]:
-        """The accesses and asynchronous operations of the block that may be incomplete."""
-        ordered = [i for i in self.issued if i.is_ordered]
-        results = [
-            (i.instruction.index, "result") for i in ordered if i.has_result and not i.is_written
-        ]
-        sources = [
-            (i.instruction.index, "sources") for i in ordered if i.has_sources and not i.is_read
-        ]
-        return frozenset(results + sources)
+    def _wait_and_record(self, position: int, instruction: Instruction) -> None:
+        """Apply the waits of an instruction that relies on the completion of earlier ones."""
+        relies_on_all = instruction.is_barrier or bool(instruction.effects & Effect.FENCE)
+        before = self._unfinished(relies_on_all)
+        self._wait(position, instruction)
+        if before:
+            unfinished = self._unfinished(relies_on_all)
+            self.outcome.unfinished[instruction.index] = unfinished
+            self.outcome.awaited[instruction.index] = before - unfinished
+
+    def _unfinished(self, relies_on_all: bool) -> frozenset[Unfinished]:
+        """The operations of the block that may be incomplete.
+
+        ``relies_on_all``: accesses and asynchronous operations, else asynchronous ones only.
+        """
+        found: list[Unfinished] = []
+        finished = False
+        for issued in self.ordered:
+            index = issued.instruction.index
+            waits_result = issued.has_result and not issued.is_written
+            waits_sources = issued.has_sources and not issued.is_read
+            finished |= not waits_result and not waits_sources
+            if relies_on_all or issued.instruction.is_barrier:
+                if waits_result:
+                    found.append((index, "result"))
+                if waits_sources:
+                    found.append((index, "sources"))
+        if finished:
+            self.ordered = [i for i in self.ordered if not self._is_finished(i)]
+        return frozenset(found)
 
     def _wait_partially(self, scoreboard: int, count: int) -> None:
         """All but the last ``count`` operations that set ``scoreboard`` are complete.
@@ -122,7 +141,7 @@ class SymbolicMachine:
         That holds for operations that complete in order.
         """
         for earlier in self.issued:
-            in_order = earlier.group in self._earlier_groups(Claim.PARTIAL_WAIT, earlier.group)
+            in_order = earlier.group in self._proofs(earlier.instruction, earlier.group).in_order
             is_done = in_order and earlier.later_setters[scoreboard] >= count
             covering = earlier.result_scoreboards | earlier.source_scoreboards
             if is_done and covering >> scoreboard & 1:
@@ -168,7 +187,7 @@ class SymbolicMachine:
     def _check_overwrites(self, position: int, instruction: Instruction) -> None:
         """Poison writes to a register that an earlier instruction may still write or read."""
         own_group = group(instruction, self.sm)
-        follows = self._earlier_groups(Claim.OVERWRITES_RESULT, own_group)
+        follows = self._proofs(instruction, own_group).overwrites_results
         for register in instruction.defs:
             for writer in self.writers.get(register, ()):
                 if writer.group not in follows and self._may_still_write(
@@ -207,7 +226,7 @@ class SymbolicMachine:
                 for r in overwritten
             )
         own_group = group(instruction, self.sm)
-        follows = self._earlier_groups(Claim.OVERWRITES_SOURCES, own_group)
+        follows = self._proofs(instruction, own_group).overwrites_sources
         return reader.group not in follows
 
     def _execute(self, instruction: Instruction, operands: list[Term]) -> None:
@@ -260,38 +279,32 @@ class SymbolicMachine:
         if issued.group and (write or read):
             self._cover_earlier(issued, write, read)
         self.issued.append(issued)
+        if issued.is_ordered:
+            self.ordered.append(issued)
         if len(self.issued) >= self.cleanup_size:
             self.issued = [i for i in self.issued if not self._is_finished(i)]
             self.cleanup_size = 2 * len(self.issued) + 32
         return issued
 
-    def _earlier_groups(
-        self, claim: Claim, own_group: str, *, guarded: bool = False
-    ) -> frozenset[str]:
-        return self.cover.earlier_groups(claim, own_group, self.sm, guarded=guarded)
+    def _proofs(self, instruction: Instruction, own_group: str) -> Proofs:
+        return self.cover.proofs(own_group, self.sm, guarded=instruction.is_guarded)
 
     def _cover_earlier(self, later: IssuedInstruction, write: int, read: int) -> None:
         """Let the scoreboards of an instruction prove earlier ones done, by the in-order rules."""
-        is_guarded = later.instruction.is_guarded
-        in_order = self._earlier_groups(Claim.PARTIAL_WAIT, later.group)
-        results, sources = (
-            self._earlier_groups(claim, later.group, guarded=is_guarded)
-            for claim in (Claim.RESULT, Claim.SOURCES)
-        )
-        results_same, sources_same = (
-            self._earlier_groups(claim, later.group) for claim in (Claim.RESULT, Claim.SOURCES)
-        )
+        proofs = self._proofs(later.instruction, later.group)
         for earlier in self.issued:
             if not earlier.group:
                 continue
-            if earlier.group in in_order:
+            if earlier.group in proofs.in_order:
                 shared = (earlier.source_scoreboards | earlier.result_scoreboards) & (write | read)
                 for scoreboard in range(6):
                     earlier.later_setters[scoreboard] += shared >> scoreboard & 1
             has_same_guard = earlier.guard is not None and earlier.guard == later.guard
-            if earlier.group in (sources_same if has_same_guard else sources):
+            sources = proofs.sources_same_guard if has_same_guard else proofs.sources
+            if earlier.group in sources:
                 earlier.source_scoreboards |= write | read
-            if earlier.group in (results_same if has_same_guard else results):
+            results = proofs.results_same_guard if has_same_guard else proofs.results
+            if earlier.group in results:
                 earlier.result_scoreboards |= write
 
     def _is_finished(self, issued: IssuedInstruction) -> bool:

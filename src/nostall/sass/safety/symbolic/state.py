@@ -41,23 +41,22 @@ class IssuedInstruction:
     later_setters: list[int] = field(default_factory=lambda: [0] * 6)
     """For each scoreboard: how many later operations that complete in order set it."""
 
-    @property
-    def is_ordered(self) -> bool:
-        """Whether other instructions may rely on its completion, whatever its registers."""
+    is_ordered: bool = False
+    """Whether other instructions may rely on its completion, whatever its registers."""
+    has_result: bool = False
+    """Whether a result, or a completion that a scoreboard announces, may be outstanding."""
+    has_sources: bool = False
+    """Whether source reads, or a scoreboard for them, may be outstanding."""
+
+    def __post_init__(self) -> None:
         instruction = self.instruction
         if instruction.is_barrier:
-            return self.source_scoreboards != 0
-        return instruction.accesses_memory
-
-    @property
-    def has_result(self) -> bool:
-        """Whether a result, or a completion that a scoreboard announces, may be outstanding."""
-        return bool(self.instruction.defs) or (self.is_ordered and self.result_scoreboards != 0)
-
-    @property
-    def has_sources(self) -> bool:
-        """Whether source reads, or a scoreboard for them, may be outstanding."""
-        return bool(self.late_sources) or (self.is_ordered and self.source_scoreboards != 0)
+            self.is_ordered = self.source_scoreboards != 0
+        else:
+            self.is_ordered = instruction.accesses_memory
+        is_ordered = self.is_ordered
+        self.has_result = bool(instruction.defs) or (is_ordered and self.result_scoreboards != 0)
+        self.has_sources = bool(self.late_sources) or (is_ordered and self.source_scoreboards != 0)
 
 
 class Protection(NamedTuple):

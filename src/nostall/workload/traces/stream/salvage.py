@@ -81,9 +81,9 @@ def repair(text: bytes) -> tuple[bytes, list[int]]:
             repaired[begin:end] = {1: b"/", 6: rb"\ufffd"}.get(size, b'""'.ljust(size))
             invalid[begin] = True
         text = bytes(repaired)
-    positions = np.flatnonzero(invalid)
-    is_first = np.diff(positions, prepend=-2) > 1
-    return text, positions[is_first].tolist()
+    is_first = invalid.copy()
+    is_first[1:] &= ~invalid[:-1]
+    return text, np.flatnonzero(is_first).tolist()
 
 
 def ends_list(text: bytes | bytearray, position: int, at_end: bool) -> re.Match[bytes] | None:
@@ -180,6 +180,10 @@ class _Recovery(Generic[T]):
             return False
         return True
 
+    def _decode_event(self, begin: int, end: int) -> bool:
+        """Decode one event; an object without a phase is a part of a damaged one."""
+        return b'"ph"' in self.text[begin:end] and self._decode(begin, end)
+
     def _walk(self, begin: int, stop: int) -> bool:
         """Recover events from a text that is not valid, one after the other.
 
@@ -194,7 +198,7 @@ class _Recovery(Generic[T]):
             skipped.append(self.text[position : start.start()])
             end = self._event_end(start.start(), stop)
             is_cut = end is None
-            is_valid = end is not None and self._decode(start.start(), end)
+            is_valid = end is not None and self._decode_event(start.start(), end)
             list_end = self._list_end(end) if end else None
             if end is None or not (is_valid or list_end):
                 failures += 1

@@ -136,6 +136,14 @@ def test_text_without_events_is_skipped_and_the_events_behind_it_are_read(tmp_pa
     assert len(file.remarks) == 1
 
 
+def test_parts_of_a_damaged_event_are_no_events(tmp_path: Path) -> None:
+    parts = b'{"ph": "X", "ts": X, "args": {"list": [{"name": 1}, {"name": 2}], "d": {"id": 3}}}'
+    events = b", ".join((json.dumps(SMALL[0]).encode(), parts, json.dumps(SMALL[1]).encode()))
+    path = written(tmp_path / "t.json", b'{"traceEvents": [%b]}' % events)
+    events_read, file = read_all(path)
+    assert (events_read, file.lost) == (SMALL[:2], 2)  # its text has a border between events
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

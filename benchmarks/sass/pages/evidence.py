@@ -1,0 +1,94 @@
+"""The generated tables of ``docs/explanation/verifier-evidence.md``."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from importlib import resources
+from typing import Any
+
+from benchmarks.harness.markdown import region, table
+from benchmarks.harness.result_file import ROOT, load, results
+from nostall.core.files import write_atomically
+from nostall.sass.program.cover_rules import Claim
+from nostall.sass.safety.latency import FAMILY
+from nostall.sass.safety.rules import RULES
+
+PAGE = ROOT.parent / "docs" / "explanation" / "verifier-evidence.md"
+FOLDER = results("sass")
+
+_CLAIMS = {
+    Claim.RESULT: "results are written in order",
+    Claim.SOURCES: "sources are read in order",
+    Claim.OVERWRITES_RESULT: "a result may overwrite an earlier result",
+    Claim.OVERWRITES_SOURCES: "a result may overwrite earlier sources",
+    Claim.DRAINS_SOURCES: "a blocking BAR waits for earlier sources",
+    Claim.PARTIAL_WAIT: "DEPBAR with a count proves all but the last",
+    Claim.READ_PROVES_RESULT: "the read scoreboard proves the result",
+}
+
+
+def text(page: str) -> str:
+    """The page with new tables."""
+    page = region(page, "rules", _rules())
+    page = region(page, "in-order", _in_order(load(FOLDER / "cover_rules.json")["rules"]))
+    return region(page, "architectures", _architectures())
+
+
+def write() -> None:
+    """Write the tables into the page."""
+    write_atomically(PAGE, text(PAGE.read_text("utf-8")).encode())
+
+
+def _rules() -> str:
+    rows = [
+        (
+            f"`{r.kind}`",
+            r.requirement,
+            "original" if r.relative else "any cubin",
+            r.evidence,
+            r.source,
+        )
+        for r in RULES
+    ]
+    return table(("finding", "what must hold", "compared with", "evidence", "source"), rows)
+
+
+def _in_order(records: Iterable[Mapping[str, Any]]) -> str:
+    """Table of the in-order rules: groups, witnesses and architectures."""
+    rows = []
+    for record in records:
+        pair = record["rule"].partition(": ")[2]
+        architectures = " ".join(str(sm) for sm in record["architectures"])
+        witness = record["witnesses"][0].rpartition("/")[2] if record["witnesses"] else "–"
+        need = f"{record['functions_that_need_it']} of {record['functions_that_can_use_it']}"
+        rows.append((_CLAIMS[Claim(record["claim"])], pair, need, architectures, f"`{witness}`"))
+    head = ("claim", "pair", "functions that need it", "architectures", "a witness")
+    return table(head, rows)
+
+
+def _architectures() -> str:
+    """Table of the evidence for each architecture."""
+    rules = load(FOLDER / "cover_rules.json")["rules"]
+    witnessed = Counter(sm for rule in rules for sm in rule["architectures"])
+    executed = load(FOLDER / "witnesses.json.gz")
+    on_gpu = int(executed["gpu"]["architecture"].removeprefix("sm_"))
+    kept = [r for r in executed["rows"] if not r["is_control"] and not r["covered_wrong"]]
+    rows = []
+    for sm, family in FAMILY.items():
+        mined = json.loads(
+            resources.files("nostall.sass.safety")
+            .joinpath("floors", f"sm_{family}.json")
+            .read_text()
+        )
+        rows.append(
+            (
+                f"sm_{sm}",
+                f"{mined['cubins']:,} cubins, {mined['instructions']:,} instructions (sm_{family})",
+                f"{witnessed[sm]} of {len(rules)}",
+                f"{len(kept)} orders of units kept in all results" if sm == on_gpu else "nothing",
+            )
+        )
+    head = ("architecture", "distances mined from", "in-order rules with a witness", "executed")
+    return table(head, rows)

@@ -1,0 +1,1 @@
+"""Launch files: check against the kernel, templates, and recorded launches."""

@@ -1,0 +1,142 @@
+"""Launch files of recorded launches: read what the processes noted, and write one file for each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nostall.core.errors import BadLaunch
+from nostall.core.files import write_atomically
+from nostall.core.launch import LaunchSpec
+from nostall.core.text import escape_controls
+from nostall.tuning.launches.toml_text import launch_toml
+
+_LAUNCH_KEYS = ("grid", "block", "shared", "num_warps", "num_stages")
+_INTEGER_NOTE = (
+    "The bound is above the largest value at the first launch; 1 if that could not be read."
+)
+_ROLE_NOTE = "A launch does not say which buffers are read or written: in, out, inout or scratch."
+
+
+@dataclass(frozen=True)
+class RecordedLaunch:
+    """One launch of a program, and how often it ran."""
+
+    kernel: str
+    file: str | None
+    """Python file of a Triton kernel."""
+    count: int
+    fields: Mapping[str, Any] = field(repr=False)
+    """Keys of a launch file."""
+    undescribed: tuple[str, ...]
+    """Arguments that a launch file cannot describe, with their types."""
+
+    @property
+    def launch(self) -> LaunchSpec:
+        """The launch; raises :class:`BadLaunch` if it cannot be described."""
+        if self.undescribed:
+            raise BadLaunch(f"{self.kernel}: {', '.join(self.undescribed)}")
+        return LaunchSpec.parse(dict(self.fields), self.kernel)
+
+    @property
+    def target(self) -> str | None:
+        """The kernel as an argument of ``nostall tune``, if its file is known."""
+        return f"{self.file}:{self.kernel}" if self.file is not None else None
+
+
+def read_launches(path: Path) -> list[RecordedLaunch]:
+    """The launches in a file of lines of JSON, the most frequent first; broken lines are left out.
+
+    A process that was killed noted no counts: each of its launches counts once.
+    """
+    lines = list(_lines(path))
+    counts: dict[tuple[int, int], int] = {}
+    for line in lines:
+        for number, count in dict(line.get("counts") or {}).items():
+            counts[line.get("process", 0), int(number)] = int(count)
+    merged: dict[str, RecordedLaunch] = {}
+    for line in lines:
+        if "kernel" not in line:
+            continue
+        recorded = _recorded(line, counts.get((line.get("process", 0), line.get("number", 0)), 1))
+        key = json.dumps([recorded.kernel, recorded.file, recorded.fields], sort_keys=True)
+        before = merged.get(key)
+        total = recorded.count + (before.count if before else 0)
+        merged[key] = RecordedLaunch(
+            recorded.kernel, recorded.file, total, recorded.fields, recorded.undescribed
+        )
+    return sorted(merged.values(), key=lambda launch: (-launch.count, launch.kernel))
+
+
+def write_launches(
+    launches: Sequence[RecordedLaunch], folder: Path, command: str
+) -> list[tuple[RecordedLaunch, Path | None, str]]:
+    """Write a launch file for each launch; returns its path, or None and the reason.
+
+    Existing files are kept: a number makes the name new.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    written: list[tuple[RecordedLaunch, Path | None, str]] = []
+    for recorded in launches:
+        try:
+            launch = recorded.launch
+        except BadLaunch as error:
+            written.append((recorded, None, str(error)))
+            continue
+        header = [
+            f"Launch of the kernel {recorded.kernel}, seen {recorded.count} times by "
+            f"`nostall record -- {command}`.",
+            "All keys: docs/reference/launch-spec.md",
+        ]
+        comments = {
+            argument.name: _INTEGER_NOTE if getattr(argument, "bound", None) else _ROLE_NOTE
+            for argument in launch.args
+            if hasattr(argument, "role")
+        }
+        path = _free_name(folder, recorded.kernel)
+        write_atomically(path, launch_toml(launch, header, comments, ("grid",)).encode())
+        written.append((recorded, path, ""))
+    return written
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    try:
+        text = path.read_text("utf-8", errors="replace")
+    except FileNotFoundError:
+        return
+    for line in text.splitlines():
+        try:
+            values = json.loads(line)
+        except ValueError:
+            continue  # cut off by a kill
+        if isinstance(values, dict):
+            yield values
+
+
+def _recorded(line: Mapping[str, Any], count: int) -> RecordedLaunch:
+    args = [a for a in line.get("args") or () if isinstance(a, dict)]
+    undescribed = tuple(
+        f"{a.get('name')} is {a['undescribed']}" for a in args if "undescribed" in a
+    )
+    fields = {key: line[key] for key in _LAUNCH_KEYS if line.get(key) is not None}
+    file = line.get("file")
+    return RecordedLaunch(
+        escape_controls(str(line["kernel"])),
+        str(file) if file else None,
+        count,
+        {**fields, "args": args},
+        undescribed,
+    )
+
+
+def _free_name(folder: Path, kernel: str) -> Path:
+    name = "".join(c if c.isalnum() or c in "-_" else "_" for c in kernel)[:60] or "kernel"
+    number = 1
+    while True:
+        path = folder / (f"{name}.toml" if number == 1 else f"{name}-{number}.toml")
+        if not path.exists():
+            return path
+        number += 1
