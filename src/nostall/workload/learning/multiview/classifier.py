@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from nostall.workload.learning.multiview.views import View, ViewParameters, late
 Ints = NDArray[np.int64]
 
 
+@dataclass(eq=False, repr=False)
 class MaxMarginMultiView(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Classifier of items with several views; implements the model of arXiv:1910.05250.
 
@@ -37,46 +39,29 @@ class MaxMarginMultiView(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     in the number of items.
     """
 
-    def __init__(
-        self,
-        views: Sequence[int] | None = None,
-        *,
-        dimensions: int = 20,
-        features: int = 80,
-        spectrum: Spectrum = "adaptive",
-        sweeps: int = 100,
-        burn_in: int = 50,
-        chains: int = 1,
-        cost: float = 1.0,
-        margin: float = 1.0,
-        calibration_folds: int = 0,
-        warm_start: bool = False,
-        random_state: int = 0,
-    ) -> None:
-        """Parameters.
-
-        :param views: numbers of columns of the views; None for one view of all columns
-        :param dimensions: m, the dimensions of the latent space
-        :param features: M, the random frequencies (twice as many features)
-        :param spectrum: ``adaptive`` (Dirichlet-process mixture) or ``fixed`` (Gaussian kernel)
-        :param sweeps: sweeps of each chain, of which ``burn_in`` are dropped
-        :param calibration_folds: folds of a cross-validation that fits the temperature of the
-            probabilities; 0 or 1 for none
-        :param warm_start: ``fit`` continues the chains of the last ``fit`` on the same data up to
-            ``sweeps``; the result is that of one longer ``fit``
-        """
-        self.views = views
-        self.dimensions = dimensions
-        self.features = features
-        self.spectrum = spectrum
-        self.sweeps = sweeps
-        self.burn_in = burn_in
-        self.chains = chains
-        self.cost = cost
-        self.margin = margin
-        self.calibration_folds = calibration_folds
-        self.warm_start = warm_start
-        self.random_state = random_state
+    views: Sequence[int] | None = None
+    """Numbers of columns of the views; None for one view of all columns."""
+    _: KW_ONLY
+    dimensions: int = 20
+    """m, the dimensions of the latent space."""
+    features: int = 80
+    """M, the random frequencies; there are twice as many features."""
+    spectrum: Spectrum = "adaptive"
+    """``adaptive`` (Dirichlet-process mixture) or ``fixed`` (Gaussian kernel)."""
+    sweeps: int = 100
+    """Sweeps of each chain, of which ``burn_in`` are dropped."""
+    burn_in: int = 50
+    chains: int = 1
+    cost: float = 1.0
+    """C, the weight of the hinge loss."""
+    margin: float = 1.0
+    """l, the margin of the hinge loss."""
+    calibration_folds: int = 0
+    """Folds of a cross-validation that fits the temperature of the probabilities; 0 for none."""
+    warm_start: bool = False
+    """``fit`` continues the chains of the last ``fit`` on the same data up to ``sweeps``; the
+    result is that of one longer ``fit``."""
+    random_state: int = 0
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

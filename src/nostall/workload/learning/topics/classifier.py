@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ NEW = -2
 """Prediction for a document of a new category."""
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class OpenTopics(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Labels documents with known categories or *new*; implements the model of arXiv:1910.04420.
 
@@ -29,41 +31,25 @@ class OpenTopics(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     for documents whose category is unknown.  Time is linear in the number of tokens.
     """
 
-    def __init__(
-        self,
-        *,
-        new_categories: int | None = None,
-        eta: float = 0.3,
-        temper: float = 1.0,
-        sweeps: int = 150,
-        burn_in: int = 75,
-        chains: int = 1,
-        kept_draws: int = 25,
-        smallest_kind: int = 3,
-        warm_start: bool = False,
-        random_state: int = 0,
-    ) -> None:
-        """Parameters.
-
-        :param new_categories: number of new categories (parametric model), or None to infer it
-        :param eta: concentration of the words of a topic
-        :param temper: exponent of the counts: a count n becomes round(n ** temper).  Repeated
-            layers of a model are not independent tokens; with raw counts each size of a model is
-            a kind of its own.
-        :param kept_draws: draws of each chain that predictions use
-        :param smallest_kind: documents of a new category that counts as a new kind
-        :param warm_start: ``fit`` continues the chains of the last ``fit`` on the same data
-        """
-        self.new_categories = new_categories
-        self.eta = eta
-        self.temper = temper
-        self.sweeps = sweeps
-        self.burn_in = burn_in
-        self.chains = chains
-        self.kept_draws = kept_draws
-        self.smallest_kind = smallest_kind
-        self.warm_start = warm_start
-        self.random_state = random_state
+    new_categories: int | None = None
+    """Number of new categories (parametric model), or None to infer it."""
+    eta: float = 0.3
+    """Concentration of the words of a topic."""
+    temper: float = 1.0
+    """Exponent of the counts: a count n becomes round(n ** temper).  Repeated layers of a model are
+    not independent tokens; with raw counts each size of a model is a kind of its own."""
+    sweeps: int = 150
+    """Sweeps of each chain, of which ``burn_in`` are dropped."""
+    burn_in: int = 75
+    chains: int = 1
+    kept_draws: int = 25
+    """Draws of each chain that predictions use."""
+    smallest_kind: int = 3
+    """Documents of a new category that counts as a new kind."""
+    warm_start: bool = False
+    """``fit`` continues the chains of the last ``fit`` on the same data up to ``sweeps``; the
+    result is that of one longer ``fit``."""
+    random_state: int = 0
 
     def fit(self, X: Any, y: Any) -> OpenTopics:
         """Run the chains on counts X (documents, words) with labels y (documents,)."""
