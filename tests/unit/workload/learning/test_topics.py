@@ -8,15 +8,11 @@ import pytest
 pytest.importorskip("sklearn", reason="the learners need the extra nostall[learn]")
 
 from nostall.core.errors import BadInput
+from nostall.workload.learning.topics.categories import UNLIMITED, Limits, draw_categories
 from nostall.workload.learning.topics.classifier import NEW, OpenTopics
 from nostall.workload.learning.topics.counts import add_token, empty_counts
-from nostall.workload.learning.topics.gibbs import (
-    Concentrations,
-    Documents,
-    draw_categories,
-    draw_topics,
-)
 from nostall.workload.learning.topics.hyper import draw_sticks, draw_tables
+from nostall.workload.learning.topics.tokens import Concentrations, Documents, draw_topics
 
 DOCUMENTS, TOKENS, WORDS = 4, 3, 4
 HYPER = Concentrations(1.0, 1.5, 0.8, 0.5)
@@ -77,23 +73,26 @@ def test_the_sampler_has_the_prior_as_its_distribution() -> None:
     sticks, categories, drawn = forward(rng)
     used, topics = np.unique(drawn, return_inverse=True)
     topics, words = topics.astype(np.int64), words_of(rng, drawn)
-    counts = empty_counts(WORDS, 64, 16)
+    counts = empty_counts(WORDS, 64, 16, HYPER.words)
     counts.sticks[: len(used)] = sticks[used]
+    counts.used[0] = len(used)
     counts.rest[0] = 1 - counts.sticks.sum()
     for i in range(len(topics)):
-        add_token(counts, categories[i // TOKENS], topics[i], words[i], 1)
+        add_token(counts, categories[i // TOKENS], topics[i], words[i], 1, HYPER.words)
     counts.documents[:DOCUMENTS] = np.bincount(categories, minlength=DOCUMENTS)
     chain = []
     for _ in range(draws):
         documents = Documents(words.astype(np.int64), STARTS.astype(np.int64), LABELLED)
         assert draw_topics(documents, topics, categories, counts, HYPER, rng, 0) == DOCUMENTS
-        moved, _ = draw_categories(documents, topics, categories, counts, 1, -1, HYPER, rng, 0)
+        moved, _ = draw_categories(
+            documents, topics, categories, counts, Limits(1, UNLIMITED), HYPER, rng, 0
+        )
         assert moved == DOCUMENTS
         tables = draw_tables(rng, counts, HYPER.categories)
         draw_sticks(rng, counts, tables, HYPER.topics)
         words = words_of(rng, topics)
-        counts.topic_words[:] = 0
-        np.add.at(counts.topic_words, (topics, words), 1)
+        counts.word_topics[:] = 0
+        np.add.at(counts.word_topics, (words, topics), 1)
         chain.append(statistics(categories, topics, words))
     posterior = np.array(chain)
     batches = posterior.reshape(50, -1, posterior.shape[1]).mean(axis=1)

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from nostall.workload.learning.topics.categories import (
+    Limits,
+    category_scores,
+    draw_categories,
+    place_documents,
+)
 from nostall.workload.learning.topics.counts import (
     Counts,
     Floats,
@@ -13,18 +21,8 @@ from nostall.workload.learning.topics.counts import (
     empty_counts,
     with_slots,
 )
-from nostall.workload.learning.topics.gibbs import (
-    Concentrations,
-    Documents,
-    category_scores,
-    draw_categories,
-    draw_topics,
-    place_documents,
-)
 from nostall.workload.learning.topics.hyper import ConcentrationPriors, draw_concentrations
-
-_UNLIMITED = -1
-"""``new_slots`` of a model whose number of new categories is inferred."""
+from nostall.workload.learning.topics.tokens import Concentrations, Documents, draw_topics
 
 OPENING_SWEEPS, OPENING_CONCENTRATION = 20, 200.0
 """The first sweeps have this xi, so that they open many new categories.  Later sweeps merge those
@@ -42,69 +40,39 @@ class Draw:
 
 
 class Chain:
-    """Documents, categories and topics, re-drawn by :meth:`sweep`.
-
-    :param known: L, the number of known categories
-    :param new_categories: number of new categories, or None to infer it
-    """
+    """Documents, categories and topics, re-drawn by :meth:`sweep`."""
 
     def __init__(
         self,
         documents: Documents,
         labels: Ints,
         words: int,
-        known: int,
-        new_categories: int | None,
+        limits: Limits,
         eta: float,
         priors: ConcentrationPriors,
         rng: np.random.Generator,
     ) -> None:
-        self.documents, self.known, self.rng, self.priors = documents, known, rng, priors
-        self.new_slots = _UNLIMITED if new_categories is None else new_categories
+        self.documents, self.limits, self.rng, self.priors = documents, limits, rng, priors
         self.hyper = Concentrations(5.0, 5.0, OPENING_CONCENTRATION, eta)
         self.sweeps = 0
         self.accepted = 0.0
         """Share of accepted proposals of the last sweep."""
         self.labelled = int(documents.is_labelled.sum())
         longest = int(np.diff(documents.starts).max())
-        categories = known + max(8, self.new_slots)
-        self.counts = empty_counts(words, longest + 16, categories)
+        categories = limits.known + max(8, limits.new)
+        self.counts = empty_counts(words, longest + 32, categories, eta)
         self.category_of = labels.copy()
         self.topic_of = np.zeros(len(documents.words), dtype=np.int64)
         self._place_first()
 
     def sweep(self) -> None:
         """Re-draw topics, categories with their topics, sticks and concentrations."""
-        first = 0
-        while first < len(self.category_of):
-            first = draw_topics(
-                self.documents,
-                self.topic_of,
-                self.category_of,
-                self.counts,
-                self.hyper,
-                self.rng,
-                first,
-            )
-            self._grow_if(first < len(self.category_of))
-        first = accepted = 0
-        while first < len(self.category_of):
-            first, more = draw_categories(
-                self.documents,
-                self.topic_of,
-                self.category_of,
-                self.counts,
-                self.known,
-                self.new_slots,
-                self.hyper,
-                self.rng,
-                first,
-            )
-            accepted += more
-            self._grow_if(first < len(self.category_of))
-        self.accepted = accepted / max(1, len(self.category_of))
-        new = int((self.counts.documents[self.known :] > 0).sum())
+        self._until_enough_slots(draw_topics)
+        self.accepted = 0.0
+        self._until_enough_slots(self._draw_categories)
+        new = int((self.counts.documents[self.limits.known :] > 0).sum())
         sizes = (self.labelled, new, len(self.category_of) - self.labelled)
+        self.accepted /= max(1, sizes[2])
         self.hyper = draw_concentrations(self.rng, self.counts, self.hyper, self.priors, sizes)
         self.sweeps += 1
         if self.sweeps < OPENING_SWEEPS:
@@ -114,50 +82,64 @@ class Chain:
         """A copy of the present state without free slots."""
         used = np.flatnonzero(self.counts.topics)
         categories = int(np.flatnonzero(self.counts.documents).max()) + 1
-        categories = max(categories, self.known + max(0, self.new_slots))
+        categories = max(categories, self.limits.known + max(0, self.limits.new))
         counts = Counts(
-            self.counts.topic_words[used],
+            np.ascontiguousarray(self.counts.word_topics[:, used]),
             self.counts.topics[used],
+            self.counts.inverse[used],
             np.pad(self.counts.category_topics[:categories, used], ((0, 1), (0, 0))),
             np.pad(self.counts.categories[:categories], (0, 1)),
             np.pad(self.counts.documents[:categories], (0, 1)),
             self.counts.sticks[used],
             self.counts.rest.copy(),
+            np.array([len(used)]),
         )
         return Draw(counts, self.hyper, self.category_of.copy())
 
     def _place_first(self) -> None:
         """Start: labelled documents in their categories, then the others one by one."""
         order = np.argsort(1 - self.documents.is_labelled, kind="stable").astype(np.int64)
+
+        def place(*state: Any) -> int:
+            *state, first = state
+            *before, hyper, rng = state
+            done: int = place_documents(*before, self.limits, hyper, rng, order, first)
+            return done
+
+        self._until_enough_slots(place)
+
+    def _draw_categories(self, *state: Any) -> int:
+        *before, hyper, rng, first = state
+        done, accepted = draw_categories(*before, self.limits, hyper, rng, first)
+        self.accepted += accepted
+        return int(done)
+
+    def _until_enough_slots(self, step: Callable[..., int]) -> None:
+        """Call a step until it has served all documents; it stops where slots are short."""
         first = 0
-        while first < len(order):
-            first = place_documents(
+        while True:
+            first = step(
                 self.documents,
                 self.topic_of,
                 self.category_of,
                 self.counts,
-                self.known,
-                self.new_slots,
                 self.hyper,
                 self.rng,
                 first,
-                order,
             )
-            self._grow_if(first < len(order))
-
-    def _grow_if(self, is_short: bool) -> None:
-        if is_short:
-            topics, categories = len(self.counts.topics), len(self.counts.categories)
-            self.counts = with_slots(self.counts, 2 * topics, 2 * categories)
+            if first == len(self.category_of):
+                return
+            topics, categories = 2 * len(self.counts.topics), 2 * len(self.counts.categories)
+            self.counts = with_slots(self.counts, topics, categories, self.hyper.words)
 
 
-def document_scores(draw: Draw, words: Ints, known: int, new_slots: int) -> Floats:
+def document_scores(draw: Draw, words: Ints, limits: Limits) -> Floats:
     """Probability of each category of a draw for an unseen document; the last is a further one.
 
     The document's topics are integrated out approximately: its words count as independent.
     """
     scores = np.empty(len(draw.counts.categories))
-    category_scores(draw.counts, words, known, draw.hyper, new_slots, scores)
+    category_scores(draw.counts, words, limits, draw.hyper, scores)
     shares = np.exp(scores - scores.max())
     result: Floats = shares / shares.sum()
     return result

@@ -12,9 +12,10 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from nostall.core.errors import BadInput
 from nostall.workload.learning.diagnostics import Convergence, convergence
+from nostall.workload.learning.topics.categories import UNLIMITED, Limits
 from nostall.workload.learning.topics.chain import Chain, Draw, document_scores
 from nostall.workload.learning.topics.counts import Floats, Ints
-from nostall.workload.learning.topics.gibbs import Documents
+from nostall.workload.learning.topics.tokens import Documents
 from nostall.workload.learning.topics.hyper import ConcentrationPriors
 
 UNLABELLED = -1
@@ -67,8 +68,7 @@ class OpenTopics(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                     documents,
                     labels.astype(np.int64),
                     X.shape[1],
-                    len(self.classes_),
-                    self.new_categories,
+                    self._limits(),
                     self.eta,
                     ConcentrationPriors(),
                     np.random.default_rng(seed),
@@ -168,6 +168,10 @@ class OpenTopics(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         words = np.concatenate(tokens)
         return Documents(words.astype(np.int64), starts.astype(np.int64), is_labelled)
 
+    def _limits(self) -> Limits:
+        new = UNLIMITED if self.new_categories is None else self.new_categories
+        return Limits(len(self.classes_), new)
+
     def _run(self, chain: Chain, draws: list[Draw], trace: list[dict[str, float]]) -> None:
         """Continue one chain up to ``sweeps`` sweeps; keep evenly spaced draws."""
         interval = max(1, (self.sweeps - self.burn_in) // self.kept_draws)
@@ -183,14 +187,14 @@ class OpenTopics(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self, "classes_")
         X = validate_data(self, X, dtype=np.float64, reset=False)
         documents = self._documents(X, np.zeros(len(X), np.int64))
-        known = len(self.classes_)
+        limits = self._limits()
+        known = limits.known
         draws = [draw for draws in self._draws for draw in draws]
-        new_slots = -1 if self.new_categories is None else self.new_categories
         total = np.zeros((len(X), known))
         for d in range(len(X)):
             words = documents.words[documents.starts[d] : documents.starts[d + 1]]
             for draw in draws:
-                total[d] += document_scores(draw, words, known, new_slots)[:known]
+                total[d] += document_scores(draw, words, limits)[:known]
         total /= len(draws)
         return total, 1.0 - total.sum(axis=1)
 

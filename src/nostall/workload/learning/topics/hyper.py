@@ -10,7 +10,7 @@ from numba import njit
 from scipy.special import gammaln
 
 from nostall.workload.learning.topics.counts import Counts, Floats, Ints
-from nostall.workload.learning.topics.gibbs import Concentrations
+from nostall.workload.learning.topics.tokens import Concentrations
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +33,11 @@ def draw_tables(rng: np.random.Generator, counts: Counts, mass: float) -> Ints:
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator]
-def _draw_tables(rng: np.random.Generator, sizes: Ints, masses: Floats) -> Ints:
-    tables = np.zeros_like(sizes)
+def _draw_tables(rng: np.random.Generator, sizes: Floats, masses: Floats) -> Ints:
+    tables = np.zeros(sizes.shape, np.int64)
     for c in range(sizes.shape[0]):
         for k in range(sizes.shape[1]):
-            for i in range(sizes[c, k]):
+            for i in range(int(sizes[c, k])):
                 if rng.random() * (masses[k] + i) < masses[k]:
                     tables[c, k] += 1
     return tables
@@ -51,6 +51,7 @@ def draw_sticks(rng: np.random.Generator, counts: Counts, tables: Ints, gamma: f
     counts.sticks[:] = 0.0
     counts.sticks[used] = shares[:-1]
     counts.rest[0] = shares[-1]
+    counts.used[0] = used[-1] + 1
 
 
 def draw_topic_concentration(
@@ -66,7 +67,7 @@ def draw_topic_concentration(
 
 
 def draw_category_concentration(
-    rng: np.random.Generator, mass: float, sizes: Ints, tables: int, prior: tuple[float, float]
+    rng: np.random.Generator, mass: float, sizes: Floats, tables: int, prior: tuple[float, float]
 ) -> float:
     """a0 given the tokens of each category and the tables of all (Teh et al., 2006)."""
     shape, rate = prior
