@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 
@@ -10,24 +12,32 @@ pytest.importorskip("sklearn", reason="the learners need the extra nostall[learn
 from nostall.core.errors import BadInput
 from nostall.workload.learning.topics.categories import UNLIMITED, Limits, draw_categories
 from nostall.workload.learning.topics.classifier import NEW, OpenTopics
-from nostall.workload.learning.topics.counts import add_token, empty_counts
-from nostall.workload.learning.topics.hyper import draw_sticks, draw_tables
+from nostall.workload.learning.topics.counts import add_token, empty_counts, whole_blocks
+from nostall.workload.learning.topics.hyper import ConcentrationPriors, draw_concentrations
+from nostall.workload.learning.topics.merges import split_or_merge
 from nostall.workload.learning.topics.tokens import Concentrations, Documents, draw_topics
 
-DOCUMENTS, TOKENS, WORDS = 4, 3, 4
-HYPER = Concentrations(1.0, 1.5, 0.8, 0.5)
+DOCUMENTS, TOKENS, WORDS, ETA = 4, 3, 4, 0.5
+PRIORS = ConcentrationPriors((2.0, 2.0), (3.0, 2.0), (2.0, 2.0))
 LABELLED = np.array([1, 0, 0, 0])
 STARTS = np.arange(0, DOCUMENTS * TOKENS + 1, TOKENS)
 
 
-def forward(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Sticks, categories and topics from the prior, by stick-breaking of 60 sticks."""
-    shares = rng.beta(1, HYPER.topics, 60)
+def prior_concentrations(rng: np.random.Generator) -> Concentrations:
+    pairs = (PRIORS.topics, PRIORS.categories, PRIORS.new_categories)
+    return Concentrations(*(rng.gamma(shape, 1 / rate) for shape, rate in pairs), ETA)
+
+
+def forward(
+    rng: np.random.Generator, hyper: Concentrations
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Sticks, categories and topics from the prior, by stick-breaking of 80 sticks."""
+    shares = rng.beta(1, hyper.topics, 80)
     sticks = shares * np.concatenate([[1], np.cumprod(1 - shares)[:-1]])
     sticks[-1] += 1 - sticks.sum()
     categories, sizes = np.zeros(DOCUMENTS, int), [1.0]
     for d in range(1, DOCUMENTS):
-        masses = np.array([*sizes, HYPER.new_categories])
+        masses = np.array([*sizes, hyper.new_categories])
         categories[d] = rng.choice(len(masses), p=masses / masses.sum())
         if categories[d] == len(sizes):
             sizes.append(0.0)
@@ -35,9 +45,9 @@ def forward(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarra
     topics, mixtures = np.zeros(DOCUMENTS * TOKENS, int), {}
     for d in range(DOCUMENTS):
         mixture = mixtures.setdefault(
-            categories[d], rng.dirichlet(HYPER.categories * sticks + 1e-12)
+            categories[d], rng.dirichlet(hyper.categories * sticks + 1e-12)
         )
-        topics[STARTS[d] : STARTS[d + 1]] = rng.choice(60, size=TOKENS, p=mixture)
+        topics[STARTS[d] : STARTS[d + 1]] = rng.choice(80, size=TOKENS, p=mixture)
     return sticks, categories, topics
 
 
@@ -45,11 +55,13 @@ def words_of(rng: np.random.Generator, topics: np.ndarray) -> np.ndarray:
     """Words given the topics; the topics' distributions are drawn anew."""
     distributions: dict[int, np.ndarray] = {}
     for topic in topics:
-        distributions.setdefault(topic, rng.dirichlet(np.full(WORDS, HYPER.words)))
+        distributions.setdefault(topic, rng.dirichlet(np.full(WORDS, ETA)))
     return np.array([rng.choice(WORDS, p=distributions[topic]) for topic in topics])
 
 
-def statistics(categories: np.ndarray, topics: np.ndarray, words: np.ndarray) -> list[float]:
+def statistics(
+    categories: np.ndarray, topics: np.ndarray, words: np.ndarray, hyper: Concentrations
+) -> list[float]:
     def coincidences(values: np.ndarray) -> float:
         return float((values[:, None] == values[None, :]).mean())
 
@@ -60,44 +72,59 @@ def statistics(categories: np.ndarray, topics: np.ndarray, words: np.ndarray) ->
         coincidences(topics),
         coincidences(words),
         float(categories[1] == 0),
+        *np.log(hyper[:3]),
     ]
+
+
+@dataclass
+class GewekeChain:
+    """A chain of all unknowns whose words are re-drawn, too; its distribution is the prior."""
+
+    rng: np.random.Generator
+
+    def __post_init__(self) -> None:
+        self.hyper = prior_concentrations(self.rng)
+        sticks, self.categories, drawn = forward(self.rng, self.hyper)
+        used, topics = np.unique(drawn, return_inverse=True)
+        self.topics, self.words = topics.astype(np.int64), words_of(self.rng, drawn)
+        self.counts = empty_counts(WORDS, 64, 16, ETA)
+        self.counts.sticks[: len(used)] = sticks[used]
+        self.counts.used[0] = whole_blocks(len(used))
+        self.counts.rest[0] = 1 - self.counts.sticks.sum()
+        for i in range(len(topics)):
+            category = self.categories[i // TOKENS]
+            add_token(self.counts, category, self.topics[i], self.words[i], 1, ETA)
+        self.counts.documents[:DOCUMENTS] = np.bincount(self.categories, minlength=DOCUMENTS)
+
+    def step(self) -> list[float]:
+        rng, limits = self.rng, Limits(1, UNLIMITED)
+        documents = Documents(self.words, STARTS.astype(np.int64), LABELLED)
+        state = (documents, self.topics, self.categories, self.counts)
+        assert draw_topics(*state, self.hyper, rng, 0) == DOCUMENTS
+        assert draw_categories(*state, limits, self.hyper, rng, 0)[0] == DOCUMENTS
+        split_or_merge(*state, limits, self.hyper, rng, rng.permutation([1, 2, 3]))
+        new = int((self.counts.documents[1:] > 0).sum())
+        self.hyper = draw_concentrations(rng, self.counts, self.hyper, PRIORS, (1, new, 3))
+        self.words = words_of(rng, self.topics)
+        self.counts.word_topics[:] = 0
+        np.add.at(self.counts.word_topics, (self.words, self.topics), 1)
+        return statistics(self.categories, self.topics, self.words, self.hyper)
 
 
 def test_the_sampler_has_the_prior_as_its_distribution() -> None:
     """Geweke: re-drawing words given topics, and the rest given words, keeps the prior."""
-    draws = 2000
+    draws = 3000
     rng = np.random.default_rng(1)
-    prior = np.array(
-        [statistics(c, z, words_of(rng, z)) for _, c, z in (forward(rng) for _ in range(draws))]
-    )
-    sticks, categories, drawn = forward(rng)
-    used, topics = np.unique(drawn, return_inverse=True)
-    topics, words = topics.astype(np.int64), words_of(rng, drawn)
-    counts = empty_counts(WORDS, 64, 16, HYPER.words)
-    counts.sticks[: len(used)] = sticks[used]
-    counts.used[0] = len(used)
-    counts.rest[0] = 1 - counts.sticks.sum()
-    for i in range(len(topics)):
-        add_token(counts, categories[i // TOKENS], topics[i], words[i], 1, HYPER.words)
-    counts.documents[:DOCUMENTS] = np.bincount(categories, minlength=DOCUMENTS)
-    chain = []
+    prior = []
     for _ in range(draws):
-        documents = Documents(words.astype(np.int64), STARTS.astype(np.int64), LABELLED)
-        assert draw_topics(documents, topics, categories, counts, HYPER, rng, 0) == DOCUMENTS
-        moved, _ = draw_categories(
-            documents, topics, categories, counts, Limits(1, UNLIMITED), HYPER, rng, 0
-        )
-        assert moved == DOCUMENTS
-        tables = draw_tables(rng, counts, HYPER.categories)
-        draw_sticks(rng, counts, tables, HYPER.topics)
-        words = words_of(rng, topics)
-        counts.word_topics[:] = 0
-        np.add.at(counts.word_topics, (words, topics), 1)
-        chain.append(statistics(categories, topics, words))
-    posterior = np.array(chain)
+        hyper = prior_concentrations(rng)
+        _, categories, topics = forward(rng, hyper)
+        prior.append(statistics(categories, topics, words_of(rng, topics), hyper))
+    chain = GewekeChain(rng)
+    posterior = np.array([chain.step() for _ in range(2 * draws)])
     batches = posterior.reshape(50, -1, posterior.shape[1]).mean(axis=1)
-    variance = prior.var(axis=0) / draws + batches.var(axis=0, ddof=1) / len(batches)
-    z = (prior.mean(axis=0) - posterior.mean(axis=0)) / np.sqrt(variance)
+    variance = np.var(prior, axis=0) / draws + batches.var(axis=0, ddof=1) / len(batches)
+    z = (np.mean(prior, axis=0) - posterior.mean(axis=0)) / np.sqrt(variance)
     assert np.abs(z).max() < 4, z
 
 

@@ -83,7 +83,7 @@ def category_scores(
     all; the others get -inf.
     """
     used, vocabulary = counts.used[0], counts.word_topics.shape[0]
-    by_word = np.empty((len(words), used))
+    by_word = np.empty((len(words), used))  # phi_kw of each distinct word
     repeats = np.empty(len(words), np.int64)
     distinct = 0
     for i in range(len(words)):

@@ -22,8 +22,11 @@ from nostall.workload.learning.topics.counts import (
     with_slots,
 )
 from nostall.workload.learning.topics.hyper import ConcentrationPriors, draw_concentrations
+from nostall.workload.learning.topics.merges import split_or_merge
 from nostall.workload.learning.topics.tokens import Concentrations, Documents, draw_topics
 
+SPLITS_AND_MERGES = 10
+"""Proposals of splits and merges of categories in a sweep."""
 OPENING_SWEEPS, OPENING_CONCENTRATION = 20, 200.0
 """The first sweeps have this xi, so that they open many new categories.  Later sweeps merge those
 of one kind; documents seldom leave a category that two kinds share."""
@@ -70,6 +73,7 @@ class Chain:
         self._until_enough_slots(draw_topics)
         self.accepted = 0.0
         self._until_enough_slots(self._draw_categories)
+        self._split_and_merge()
         new = int((self.counts.documents[self.limits.known :] > 0).sum())
         sizes = (self.labelled, new, len(self.category_of) - self.labelled)
         self.accepted /= max(1, sizes[2])
@@ -113,6 +117,20 @@ class Chain:
         done, accepted = draw_categories(*before, self.limits, hyper, rng, first)
         self.accepted += accepted
         return int(done)
+
+    def _split_and_merge(self) -> None:
+        unlabelled = np.flatnonzero(self.documents.is_labelled == 0)
+        for _ in range(SPLITS_AND_MERGES):
+            split_or_merge(
+                self.documents,
+                self.topic_of,
+                self.category_of,
+                self.counts,
+                self.limits,
+                self.hyper,
+                self.rng,
+                self.rng.permutation(unlabelled),
+            )
 
     def _until_enough_slots(self, step: Callable[..., int]) -> None:
         """Call a step until it has served all documents; it stops where slots are short."""

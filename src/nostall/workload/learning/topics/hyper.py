@@ -9,7 +9,7 @@ import numpy as np
 from numba import njit
 from scipy.special import gammaln
 
-from nostall.workload.learning.topics.counts import Counts, Floats, Ints
+from nostall.workload.learning.topics.counts import Counts, Floats, Ints, whole_blocks
 from nostall.workload.learning.topics.tokens import Concentrations
 
 
@@ -51,7 +51,7 @@ def draw_sticks(rng: np.random.Generator, counts: Counts, tables: Ints, gamma: f
     counts.sticks[:] = 0.0
     counts.sticks[used] = shares[:-1]
     counts.rest[0] = shares[-1]
-    counts.used[0] = used[-1] + 1
+    counts.used[0] = whole_blocks(int(used[-1]) + 1)
 
 
 def draw_topic_concentration(

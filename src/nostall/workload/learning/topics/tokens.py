@@ -41,7 +41,7 @@ class Concentrations(NamedTuple):
     """eta: how many words a topic has."""
 
 
-@njit(cache=True, fastmath={"reassoc", "contract", "nsz"})  # type: ignore[untyped-decorator]
+@njit(cache=True, inline="always", fastmath={"reassoc", "contract", "nsz"})  # type: ignore[untyped-decorator]
 def topic_weights(
     counts: Counts, category: int, word: int, hyper: Concentrations, weights: Floats
 ) -> float:
@@ -50,19 +50,19 @@ def topic_weights(
     Writes ``weights[: used + 1]``; the last entry is a new topic.  The sum divided by
     (n_c + a0) is the predictive probability of the word.
     """
-    of_category, of_word = counts.category_topics[category], counts.word_topics[word]
-    sticks, inverse, used = counts.sticks, counts.inverse, counts.used[0]
+    used = counts.used[0]
     mass, eta = hyper.categories, hyper.words
     total = 0.0
     for k in range(used):  # a free slot has neither tokens nor a stick: its weight is 0
-        weight = (of_category[k] + mass * sticks[k]) * (of_word[k] + eta) * inverse[k]
+        weight = counts.category_topics[category, k] + mass * counts.sticks[k]
+        weight *= (counts.word_topics[word, k] + eta) * counts.inverse[k]
         weights[k] = weight
         total += weight
     weights[used] = mass * counts.rest[0] / counts.word_topics.shape[0]
     return float(total + weights[used])
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(cache=True, inline="always")  # type: ignore[untyped-decorator]
 def place_token(
     counts: Counts,
     category: int,
@@ -87,7 +87,7 @@ def place_token(
     return topic, predictive
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(cache=True, fastmath={"reassoc", "contract", "nsz"})  # type: ignore[untyped-decorator]
 def draw_topics(
     documents: Documents,
     topic_of: Ints,
