@@ -16,6 +16,7 @@ from nostall.workload.learning.topics.counts import add_token, empty_counts, who
 from nostall.workload.learning.topics.hyper import ConcentrationPriors, draw_concentrations
 from nostall.workload.learning.topics.merges import split_or_merge
 from nostall.workload.learning.topics.tokens import Concentrations, Documents, draw_topics
+from nostall.workload.learning.topics.topic_merges import split_or_merge_topics
 
 DOCUMENTS, TOKENS, WORDS, ETA = 4, 3, 4, 0.5
 PRIORS = ConcentrationPriors((2.0, 2.0), (3.0, 2.0), (2.0, 2.0))
@@ -103,6 +104,7 @@ class GewekeChain:
         assert draw_topics(*state, self.hyper, rng, 0) == DOCUMENTS
         assert draw_categories(*state, limits, self.hyper, rng, 0)[0] == DOCUMENTS
         split_or_merge(*state, limits, self.hyper, rng, rng.permutation([1, 2, 3]))
+        split_or_merge_topics(*state, self.hyper, rng)
         new = int((self.counts.documents[1:] > 0).sum())
         self.hyper = draw_concentrations(rng, self.counts, self.hyper, PRIORS, (1, new, 3))
         self.words = words_of(rng, self.topics)

@@ -52,6 +52,8 @@ class MaxMarginMultiView(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Sweeps of each chain, of which ``burn_in`` are dropped."""
     burn_in: int = 50
     chains: int = 1
+    bandwidth: float = 1.0
+    """Width of the expected kernel in units of the distance of two items."""
     cost: float = 1.0
     """C, the weight of the hinge loss."""
     margin: float = 1.0
@@ -174,7 +176,7 @@ class MaxMarginMultiView(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                     f"view {number} is missing in all {len(X)} items; leave its columns out"
                 )
         signs = np.where(classes[:, None] == np.arange(len(self.classes_)), 1.0, -1.0)
-        priors = Priors(cost=self.cost, margin=self.margin)
+        priors = Priors(cost=self.cost, margin=self.margin, bandwidth=self.bandwidth)
         base = BaseMeasure.of(self.dimensions, priors)
         return Model(tuple(views), signs, priors, base, self.spectrum)
 

@@ -32,6 +32,8 @@ class Priors:
     """Gamma prior of 1/nu, the precision of the classifier's weights."""
     concentration: tuple[float, float] = (1.0, 1.0)
     """Gamma prior of alpha, the concentration of the Dirichlet process."""
+    bandwidth: float = 1.0
+    """b, the width of the expected kernel."""
     mean_weight: float = 1.0
     """kappa_0 of the normal-inverse-Wishart base measure."""
     extra_degrees: float = 2.0
@@ -42,8 +44,9 @@ class Priors:
 class BaseMeasure:
     """Normal-inverse-Wishart base measure of frequencies of dimension m.
 
-    Its expected covariance is I/m, so w'z has unit variance for a standard normal z.  A larger
-    variance makes the kernel so narrow that items say nothing about each other.
+    Its expected covariance is I / (b^2 m) for the bandwidth b, so w'z has the standard deviation
+    1/b for a standard normal z.  With a small bandwidth the kernel is so narrow that items say
+    nothing about each other.
     """
 
     mean: Floats
@@ -57,5 +60,6 @@ class BaseMeasure:
     def of(cls, dimensions: int, priors: Priors) -> BaseMeasure:
         """The base measure for a latent space of ``dimensions`` dimensions."""
         degrees = dimensions + priors.extra_degrees
-        scale = np.eye(dimensions) * (degrees - dimensions - 1) / dimensions
+        variance = 1.0 / (priors.bandwidth**2 * dimensions)
+        scale = np.eye(dimensions) * (degrees - dimensions - 1) * variance
         return cls(np.zeros(dimensions), priors.mean_weight, degrees, scale)

@@ -70,7 +70,8 @@ def first_state(rng: np.random.Generator, model: Model, count: int) -> State:
         )
         for view in model.views
     )
-    frequencies = rng.standard_normal((count, dimensions)) / np.sqrt(dimensions)
+    scale = 1.0 / (model.priors.bandwidth * np.sqrt(dimensions))
+    frequencies = scale * rng.standard_normal((count, dimensions))
     state = State(
         latent,
         parameters,

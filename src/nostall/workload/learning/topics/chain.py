@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from scipy.special import gammaln
 
 from nostall.workload.learning.topics.categories import (
     Limits,
@@ -24,9 +25,10 @@ from nostall.workload.learning.topics.counts import (
 from nostall.workload.learning.topics.hyper import ConcentrationPriors, draw_concentrations
 from nostall.workload.learning.topics.merges import split_or_merge
 from nostall.workload.learning.topics.tokens import Concentrations, Documents, draw_topics
+from nostall.workload.learning.topics.topic_merges import split_or_merge_topics
 
 SPLITS_AND_MERGES = 10
-"""Proposals of splits and merges of categories in a sweep."""
+"""Proposals of splits and merges in a sweep, of categories and as many of topics."""
 OPENING_SWEEPS, OPENING_CONCENTRATION = 20, 200.0
 """The first sweeps have this xi, so that they open many new categories.  Later sweeps merge those
 of one kind; documents seldom leave a category that two kinds share."""
@@ -100,13 +102,36 @@ class Chain:
         )
         return Draw(counts, self.hyper, self.category_of.copy())
 
+    def log_density(self) -> float:
+        """Log joint density of words, topics and categories given sticks and concentrations."""
+        counts, hyper, known = self.counts, self.hyper, self.limits.known
+        used, eta = counts.topics > 0, hyper.words
+        words = counts.word_topics[:, used]
+        vocabulary = len(words)
+        density = (gammaln(words[words > 0] + eta) - gammaln(eta)).sum()
+        density += (
+            gammaln(vocabulary * eta) - gammaln(counts.topics[used] + vocabulary * eta)
+        ).sum()
+        masses = hyper.categories * counts.sticks[used]
+        topics = gammaln(counts.category_topics[:, used] + masses) - gammaln(masses)
+        density += topics.sum()
+        sizes = counts.categories[counts.categories > 0]
+        density += (gammaln(hyper.categories) - gammaln(sizes + hyper.categories)).sum()
+        new = counts.documents[known:]
+        base = hyper.new_categories / self.limits.new if self.limits.new > 0 else 0.0
+        density += gammaln(new[new > 0] + base).sum() + gammaln(counts.documents[:known]).sum()
+        founded = gammaln(base) if base else -np.log(hyper.new_categories)
+        density -= founded * (new > 0).sum()
+        labelled, total = self.labelled, len(self.category_of)
+        prior = gammaln(labelled + hyper.new_categories) - gammaln(total + hyper.new_categories)
+        return float(density + prior)
+
     def _place_first(self) -> None:
         """Start: labelled documents in their categories, then the others one by one."""
         order = np.argsort(1 - self.documents.is_labelled, kind="stable").astype(np.int64)
 
         def place(*state: Any) -> int:
-            *state, first = state
-            *before, hyper, rng = state
+            *before, hyper, rng, first = state
             done: int = place_documents(*before, self.limits, hyper, rng, order, first)
             return done
 
@@ -130,6 +155,15 @@ class Chain:
                 self.hyper,
                 self.rng,
                 self.rng.permutation(unlabelled),
+            )
+        for _ in range(SPLITS_AND_MERGES):
+            split_or_merge_topics(
+                self.documents,
+                self.topic_of,
+                self.category_of,
+                self.counts,
+                self.hyper,
+                self.rng,
             )
 
     def _until_enough_slots(self, step: Callable[..., int]) -> None:

@@ -15,8 +15,8 @@ from nostall.workload.learning.diagnostics import Convergence, convergence
 from nostall.workload.learning.topics.categories import UNLIMITED, Limits
 from nostall.workload.learning.topics.chain import Chain, Draw, document_scores
 from nostall.workload.learning.topics.counts import Floats, Ints
-from nostall.workload.learning.topics.tokens import Documents
 from nostall.workload.learning.topics.hyper import ConcentrationPriors
+from nostall.workload.learning.topics.tokens import Documents
 
 UNLABELLED = -1
 """Label of a document whose category is unknown, as in scikit-learn's semi-supervised module."""
@@ -43,6 +43,7 @@ class OpenTopics(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Sweeps of each chain, of which ``burn_in`` are dropped."""
     burn_in: int = 75
     chains: int = 1
+    """Predictions use the chain with the greatest mean density; chains seldom leave a mode."""
     kept_draws: int = 25
     """Draws of each chain that predictions use."""
     smallest_kind: int = 3
@@ -99,10 +100,27 @@ class OpenTopics(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self._probabilities(X)[1]
 
     @property
+    def chain_(self) -> int:
+        """Number of the chain with the greatest mean log density after burn-in."""
+        check_is_fitted(self, "classes_")
+        means = [np.mean([row["log density"] for row in trace]) for trace in self._traces]
+        return int(np.argmax(means))
+
+    @property
+    def draws_(self) -> list[Draw]:
+        """The kept draws of the best chain."""
+        return self._draws[self.chain_]
+
+    @property
+    def trace_(self) -> list[dict[str, float]]:
+        """The monitored scalars of the best chain after each sweep that follows burn-in."""
+        return list(self._traces[self.chain_])
+
+    @property
     def category_draws_(self) -> Ints:
         """Category of each training document by draw; new ones are numbered after the known."""
         check_is_fitted(self, "classes_")
-        return np.array([draw.category_of for draws in self._draws for draw in draws])
+        return np.array([draw.category_of for draw in self.draws_])
 
     @property
     def training_novelty_(self) -> Floats:
@@ -189,7 +207,7 @@ class OpenTopics(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         documents = self._documents(X, np.zeros(len(X), np.int64))
         limits = self._limits()
         known = limits.known
-        draws = [draw for draws in self._draws for draw in draws]
+        draws = self.draws_
         total = np.zeros((len(X), known))
         for d in range(len(X)):
             words = documents.words[documents.starts[d] : documents.starts[d + 1]]
@@ -207,6 +225,7 @@ def _monitored(chain: Chain) -> dict[str, float]:
         "log gamma": float(np.log(chain.hyper.topics)),
         "log a0": float(np.log(chain.hyper.categories)),
         "accepted": chain.accepted,
+        "log density": chain.log_density(),
     }
 
 

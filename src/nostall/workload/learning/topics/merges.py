@@ -177,7 +177,7 @@ def _log_split(
         score -= math.lgamma(base[1])
     sticks, mass = counts.sticks, hyper.categories
     score += _log_marginal(rows[0], sticks, mass) + _log_marginal(rows[1], sticks, mass)
-    return score - _log_marginal(whole, sticks, mass)
+    return float(score - _log_marginal(whole, sticks, mass))
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator]

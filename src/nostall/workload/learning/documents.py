@@ -1,0 +1,115 @@
+"""Operator documents: how often a program calls each operator, by the size of its result.
+
+A document is a bag of words.  A word is an operator's name and, if sizes are known, the base-8
+logarithm of the number of elements of its result: ``aten::mm`` or ``aten::mm 7``.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nostall.core.errors import BadInput
+
+Floats = NDArray[np.float64]
+FORMAT = "nostall operator documents 1"
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One program."""
+
+    name: str
+    kind: str
+    """Kind of work, or an empty string if nobody labelled it."""
+    counts: dict[str, int]
+    """Calls of each word."""
+
+    @property
+    def operators(self) -> dict[str, int]:
+        """Calls of each operator, of all sizes."""
+        calls: dict[str, int] = {}
+        for word, count in self.counts.items():
+            operator = word.partition(" ")[0]
+            calls[operator] = calls.get(operator, 0) + count
+        return calls
+
+    @property
+    def has_sizes(self) -> bool:
+        return any(" " in word for word in self.counts)
+
+
+def word(operator: str, elements: int | None) -> str:
+    """The word of a call whose result has ``elements`` elements; None if it is not known."""
+    if elements is None:
+        return operator
+    return f"{operator} {(max(1, elements).bit_length() - 1) // 3}"
+
+
+def count_matrix(bags: Sequence[dict[str, int]], vocabulary: Sequence[str]) -> Floats:
+    """Calls by document and word, shape (documents, words); other words are left out."""
+    column = {w: i for i, w in enumerate(vocabulary)}
+    counts = np.zeros((len(bags), len(vocabulary)))
+    for row, bag in enumerate(bags):
+        for w, count in bag.items():
+            if w in column:
+                counts[row, column[w]] += count
+    return counts
+
+
+def vocabulary_of(bags: Iterable[dict[str, int]]) -> list[str]:
+    return sorted({w for bag in bags for w in bag})
+
+
+def write_documents(path: Path, documents: Sequence[Document]) -> None:
+    """Write documents as compressed JSON; equal documents give equal bytes."""
+    vocabulary = vocabulary_of(document.counts for document in documents)
+    number = {w: i for i, w in enumerate(vocabulary)}
+    body = {
+        "format": FORMAT,
+        "words": vocabulary,
+        "documents": [
+            {"name": d.name, "kind": d.kind, "counts": [[number[w], d.counts[w]] for w in d.counts]}
+            for d in documents
+        ],
+    }
+    text = json.dumps(body, separators=(",", ":"))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(text.encode(), mtime=0))
+
+
+def read_documents(path: Path) -> list[Document]:
+    """Read what :func:`write_documents` wrote.
+
+    Raises :class:`~nostall.core.errors.BadInput` for a file that cannot be read.
+    """
+    try:
+        body = json.loads(gzip.decompress(path.read_bytes()))
+        if body["format"] != FORMAT:
+            raise BadInput(
+                f"{path} has the format {body['format']!r}; allowed is {FORMAT!r}; write it again "
+                "with `nostall characterize --learn`"
+            )
+        return [_parse(document, body["words"]) for document in body["documents"]]
+    except OSError as error:
+        raise BadInput(
+            f"cannot read {path}: {error.strerror or error}; give a file that `nostall "
+            "characterize --learn` wrote"
+        ) from error
+    except (ValueError, KeyError, TypeError, IndexError, EOFError) as error:
+        raise BadInput(
+            f"{path} does not hold operator documents ({type(error).__name__}: {error}); give a "
+            "file that `nostall characterize --learn` wrote"
+        ) from error
+
+
+def _parse(document: dict[str, Any], words: list[str]) -> Document:
+    counts = {str(words[number]): int(count) for number, count in document["counts"]}
+    return Document(str(document["name"]), str(document["kind"]), counts)
