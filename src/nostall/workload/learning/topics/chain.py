@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from scipy.special import gammaln
+from sklearn.cluster import KMeans
 
 from nostall.workload.learning.topics.categories import (
     Limits,
@@ -29,9 +30,9 @@ from nostall.workload.learning.topics.topic_merges import split_or_merge_topics
 
 SPLITS_AND_MERGES = 10
 """Proposals of splits and merges in a sweep, of categories and as many of topics."""
-OPENING_SWEEPS, OPENING_CONCENTRATION = 20, 200.0
-"""The first sweeps have this xi, so that they open many new categories.  Later sweeps merge those
-of one kind; documents seldom leave a category that two kinds share."""
+MAX_CLUSTERS, DOCUMENTS_OF_CLUSTER = 40, 8
+"""The start has at most MAX_CLUSTERS new categories, of 8 documents on average.  Later sweeps merge
+those of one kind; documents seldom leave a category that two kinds share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +59,13 @@ class Chain:
         rng: np.random.Generator,
     ) -> None:
         self.documents, self.limits, self.rng, self.priors = documents, limits, rng, priors
-        self.hyper = Concentrations(5.0, 5.0, OPENING_CONCENTRATION, eta)
+        self.hyper = Concentrations(5.0, 5.0, 1.0, eta)
         self.sweeps = 0
         self.accepted = 0.0
         """Share of accepted proposals of the last sweep."""
         self.labelled = int(documents.is_labelled.sum())
         longest = int(np.diff(documents.starts).max())
-        categories = limits.known + max(8, limits.new)
+        categories = limits.known + max(MAX_CLUSTERS + 8, limits.new)
         self.counts = empty_counts(words, longest + 32, categories, eta)
         self.category_of = labels.copy()
         self.topic_of = np.zeros(len(documents.words), dtype=np.int64)
@@ -81,8 +82,6 @@ class Chain:
         self.accepted /= max(1, sizes[2])
         self.hyper = draw_concentrations(self.rng, self.counts, self.hyper, self.priors, sizes)
         self.sweeps += 1
-        if self.sweeps < OPENING_SWEEPS:
-            self.hyper = self.hyper._replace(new_categories=OPENING_CONCENTRATION)
 
     def draw(self) -> Draw:
         """A copy of the present state without free slots."""
@@ -127,15 +126,39 @@ class Chain:
         return float(density + prior)
 
     def _place_first(self) -> None:
-        """Start: labelled documents in their categories, then the others one by one."""
+        """Start: labelled documents in their categories, the others in clusters of like words.
+
+        If the number of new categories is given, the others draw their categories one by one.
+        """
         order = np.argsort(1 - self.documents.is_labelled, kind="stable").astype(np.int64)
+        if self.limits.new < 0:
+            self._start_with_clusters()
 
         def place(*state: Any) -> int:
             *before, hyper, rng, first = state
             done: int = place_documents(*before, self.limits, hyper, rng, order, first)
             return done
 
+        is_labelled = self.documents.is_labelled
+        if self.limits.new < 0:  # the clusters are the categories of the start
+            self.documents = self.documents._replace(is_labelled=np.ones_like(is_labelled))
         self._until_enough_slots(place)
+        self.documents = self.documents._replace(is_labelled=is_labelled)
+
+    def _start_with_clusters(self) -> None:
+        """Give each cluster of unlabelled documents a new category."""
+        free = np.flatnonzero(self.documents.is_labelled == 0)
+        clusters = min(MAX_CLUSTERS, len(free) // DOCUMENTS_OF_CLUSTER)
+        if clusters < 2:
+            self.category_of[free] = self.limits.known
+            return
+        shares = np.zeros((len(free), len(self.counts.word_topics)))
+        for row, d in enumerate(free):
+            words = self.documents.words[self.documents.starts[d] : self.documents.starts[d + 1]]
+            np.add.at(shares[row], words, 1.0 / len(words))
+        seed = int(self.rng.integers(2**31))
+        found = KMeans(clusters, n_init=1, random_state=seed).fit_predict(np.sqrt(shares))
+        self.category_of[free] = self.limits.known + found
 
     def _draw_categories(self, *state: Any) -> int:
         *before, hyper, rng, first = state
