@@ -1,13 +1,14 @@
 """Operator documents: how often a program calls each operator, by the size of its result.
 
 A document is a bag of words.  A word is an operator's name and, if sizes are known, the base-8
-logarithm of the number of elements of its result: ``aten::mm`` or ``aten::mm 7``.
+logarithm of the number of elements of its result: ``mm`` or ``mm 7``.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,39 @@ class Document:
     @property
     def has_sizes(self) -> bool:
         return any(" " in word for word in self.counts)
+
+
+def canonical_operator(name: str) -> str | None:
+    """Name of an operator on every device, in place or not; None for bookkeeping.
+
+    ``aten::cudnn_batch_norm`` and ``aten::native_batch_norm`` are one operator, as are all
+    implementations of attention.  Allocations, copies and optimizer steps do not tell kinds of
+    models apart.
+    """
+    if not name.startswith("aten::"):
+        return None
+    stem = name.removeprefix("aten::").strip("_")
+    if _BOOKKEEPING.fullmatch(stem):
+        return None
+    for pattern, replacement in _IMPLEMENTATIONS:
+        stem = pattern.sub(replacement, stem)
+    return stem
+
+
+_BOOKKEEPING = re.compile(
+    r"(?:empty|zeros|ones|full|rand\w*|new)(?:_\w+)?|fill|zero|copy|to_copy|clone|detach|resize\w*|"
+    r"set|arange|scalar_tensor|item|local_scalar_dense|result_type|reshape\w*|unsafe_view|"
+    r"bernoulli|normal|uniform|random|foreach_\w+|fused_(?:adam|sgd)\w*|amp_\w+|lift\w*"
+)
+_IMPLEMENTATIONS = (
+    (
+        re.compile(r"scaled_dot_product_(?:fused_|flash_|efficient_|cudnn_)*attention"
+                   r"(?:_for_cpu|_overrideable|_math|_for_mps)*"),
+        "scaled_dot_product_attention",
+    ),
+    (re.compile(r"(?:cudnn|miopen|mkldnn)_(batch_norm|convolution)"), r"native_\1"),
+    (re.compile(r"^native_convolution$"), "convolution"),
+)  # fmt: skip
 
 
 def word(operator: str, elements: int | None) -> str:
