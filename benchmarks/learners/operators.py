@@ -27,7 +27,7 @@ from benchmarks.learners.hidden_kinds import (
 )
 from nostall.workload.learning.calibration import calibration_error, softmax
 from nostall.workload.learning.documents import count_matrix, vocabulary_of
-from nostall.workload.learning.labeller import KindLabeller
+from nostall.workload.learning.labeller import FLOOR, KindLabeller
 from nostall.workload.learning.multiview.classifier import MaxMarginMultiView
 from nostall.workload.learning.new_kinds import topic_model
 
@@ -99,8 +99,8 @@ def _forest(split: Split) -> tuple[Array, Array, Array]:
         d for d, labelled in zip(split.documents, split.is_labelled, strict=True) if not labelled
     ]
     labeller = KindLabeller(train)
-    votes = labeller.forest.predict_proba(labeller._features(free))
-    probabilities = softmax(np.log(votes + 0.5 / 300), labeller.temperature)
+    votes = labeller.forest.predict_proba(labeller.features_of(free))
+    probabilities = softmax(np.log(votes + FLOOR), labeller.temperature)
     return labeller.kinds, probabilities, 1 - votes.max(axis=1)
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, TypeVar
 
 import typer
 
+from nostall.cli.characterize_kinds import learn_traces, require_traces, show_kinds
 from nostall.cli.characterize_tables import show_jobs, show_scaling
 from nostall.cli.characterize_traces import show_traces
 from nostall.cli.console import Format, FormatOption, QuietOption, err, out, show_json
@@ -24,6 +25,7 @@ from nostall.workload.characterization import (
     characterize_traces,
     parse_what_if,
 )
+from nostall.workload.characterization.kinds import KindsCharacterization, characterize_kinds
 from nostall.workload.hardware.default import default_hardware
 from nostall.workload.jobs.steps import is_step_table, read_steps
 from nostall.workload.jobs.table_rows import is_table
@@ -60,6 +62,19 @@ def characterize(
         ),
     ] = None,
     report: Annotated[Path | None, typer.Option(help="Write an HTML page to this file.")] = None,
+    kinds: Annotated[
+        bool, typer.Option(help="Label each trace with a kind of model (extra learn).")
+    ] = False,
+    explain: Annotated[
+        bool, typer.Option(help="With --kinds: show the operators that decide.")
+    ] = False,
+    corpus: Annotated[
+        Path | None, typer.Option(help="With --kinds: labelled programs that --learn wrote.")
+    ] = None,
+    learn: Annotated[
+        Path | None, typer.Option(help="Add the traces to this file of labelled programs.")
+    ] = None,
+    kind: Annotated[str | None, typer.Option(help="With --learn: the kind of the traces.")] = None,
     processes: Annotated[int, typer.Option(min=1, help="Processes that read traces.")] = 1,
     format: FormatOption = Format.TABLE,
     quiet: QuietOption = False,
@@ -73,6 +88,10 @@ def characterize(
     """
     questions = [parse_what_if(text) for text in what_if or ()]
     paths = _input_files(inputs)
+    if learn is not None:
+        learn_traces(paths, kind, learn)
+        return
+    labels = _label(paths, corpus) if kinds or explain or corpus is not None else None
     known_hardware = load_hardware(hardware) if hardware else None
     result: Result
     if not is_table(paths[0]):
@@ -84,7 +103,8 @@ def characterize(
         result = _characterize_jobs(paths, known_hardware, questions)
     page = _write_page(result, report) if report is not None else None
     if format is Format.JSON:
-        show_json(result.as_json())
+        more = {"kinds": labels.as_json()} if labels is not None else {}
+        show_json({**result.as_json(), **more})
         return
     match result:
         case JobsCharacterization():
@@ -93,10 +113,17 @@ def characterize(
             show_scaling(result)
         case TracesCharacterization():
             show_traces(result)
+    if labels is not None:
+        show_kinds(labels, explain)
     for reason in result.skip_reasons[:MAX_REASONS]:
         err.print(f"skipped: {reason}")
     if page is not None:
         out.print(f"report: {page}")
+
+
+def _label(paths: Sequence[Path], corpus: Path | None) -> KindsCharacterization:
+    require_traces(paths, "--kinds")
+    return characterize_kinds(paths, corpus)
 
 
 def _input_files(inputs: Sequence[Path]) -> list[Path]:

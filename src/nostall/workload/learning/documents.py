@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,16 +133,19 @@ def read_documents(path: Path) -> list[Document]:
                 "with `nostall characterize --learn`"
             )
         return [_parse(document, body["words"]) for document in body["documents"]]
+    except _DAMAGE as error:
+        raise BadInput(
+            f"{path} does not hold operator documents ({type(error).__name__}: {error}); give a "
+            "file that `nostall characterize --learn` wrote"
+        ) from error
     except OSError as error:
         raise BadInput(
             f"cannot read {path}: {error.strerror or error}; give a file that `nostall "
             "characterize --learn` wrote"
         ) from error
-    except (ValueError, KeyError, TypeError, IndexError, EOFError) as error:
-        raise BadInput(
-            f"{path} does not hold operator documents ({type(error).__name__}: {error}); give a "
-            "file that `nostall characterize --learn` wrote"
-        ) from error
+
+
+_DAMAGE = (gzip.BadGzipFile, zlib.error, EOFError, ValueError, KeyError, TypeError, IndexError)
 
 
 def _parse(document: dict[str, Any], words: list[str]) -> Document:

@@ -20,7 +20,9 @@ from nostall.core.errors import BadInput
 from nostall.workload.learning.calibration import fit_temperature, softmax
 from nostall.workload.learning.documents import Document, Floats, count_matrix, vocabulary_of
 
-TREES = 300
+TREES = 200
+FLOOR = 0.5 / TREES
+"""Votes of a kind that no tree votes for: half a tree."""
 FOLDS = 4
 """Folds of documents and of hidden kinds that fit temperature and threshold."""
 SMALLEST_KIND = 2
@@ -66,7 +68,7 @@ class KindLabeller:
         _check(documents)
         self.documents = tuple(documents)
         self.vocabulary = vocabulary_of(d.operators for d in documents)
-        self.features = self._features(documents)
+        self.features = self.features_of(documents)
         self.kinds, classes = np.unique([d.kind for d in documents], return_inverse=True)
         self.seed = seed
         self.forest = self._fitted(self.features, classes)
@@ -79,25 +81,30 @@ class KindLabeller:
         Raises :class:`~nostall.core.errors.BadInput` for a document without known operators.
         """
         for document in documents:
-            if not any(operator in self.vocabulary for operator in document.operators):
+            if not self.knows_operators_of(document):
                 raise BadInput(
                     f"{document.name} calls no operator that the {len(self.documents)} labelled "
                     "programs call; record its operators with ProfilerActivity.CPU"
                 )
-        features = self._features(documents)
+        features = self.features_of(documents)
         votes = self.forest.predict_proba(features)
-        probabilities = softmax(np.log(votes + _FLOOR), self.temperature)
+        probabilities = softmax(np.log(votes + FLOOR), self.temperature)
         return [
             self._label(features[row], votes[row], probabilities[row])
             for row in range(len(documents))
         ]
 
+    def knows_operators_of(self, document: Document) -> bool:
+        """Whether a labelled program calls an operator of the document."""
+        return any(operator in self.vocabulary for operator in document.operators)
+
     def novelties(self, documents: Sequence[Document]) -> Floats:
         """1 minus the greatest share of votes, for each document."""
-        votes: Floats = self.forest.predict_proba(self._features(documents))
-        return 1.0 - votes.max(axis=1)
+        votes: Floats = self.forest.predict_proba(self.features_of(documents))
+        novelty: Floats = 1.0 - votes.max(axis=1)
+        return novelty
 
-    def _features(self, documents: Sequence[Document]) -> Floats:
+    def features_of(self, documents: Sequence[Document]) -> Floats:
         """Square roots of the operators' shares: rows of length 1."""
         counts = count_matrix([d.operators for d in documents], self.vocabulary)
         shares: Floats = np.sqrt(counts / np.maximum(1.0, counts.sum(axis=1, keepdims=True)))
@@ -115,7 +122,7 @@ class KindLabeller:
         for train, test in splits.split(self.features, classes):
             part = self._fitted(self.features[train], classes[train])
             votes[np.ix_(test, part.classes_)] = part.predict_proba(self.features[test])
-        return fit_temperature(np.log(votes + _FLOOR), classes)
+        return fit_temperature(np.log(votes + FLOOR), classes)
 
     def _threshold(self, classes: NDArray[np.int64]) -> float:
         """Novelty with the best balanced accuracy for kinds that are hidden in turn.
@@ -164,10 +171,6 @@ class KindLabeller:
         return tuple(
             (self.vocabulary[present[n]], float(losses[n])) for n in order if losses[n] > 0
         )
-
-
-_FLOOR = 0.5 / TREES
-"""Votes of a kind that no tree votes for: half a tree."""
 
 
 def _check(documents: Sequence[Document]) -> None:
