@@ -7,6 +7,8 @@ import pytest
 
 pytest.importorskip("sklearn", reason="the learners need the extra nostall[learn]")
 
+from sklearn.base import clone
+
 from nostall.core.errors import BadInput
 from nostall.workload.learning.calibration import calibration_error, fit_temperature, softmax
 from nostall.workload.learning.diagnostics import convergence
@@ -173,3 +175,32 @@ def test_diagnostics_and_calibration() -> None:
     assert calibration_error(softmax(sharp, temperature), classes) < calibration_error(
         softmax(sharp), classes
     )
+
+
+def test_classes_that_were_not_in_fit_are_refused() -> None:
+    items, classes = two_views(30, 4)
+    model = MaxMarginMultiView((4, 3), dimensions=2, features=4, sweeps=4, burn_in=1)
+    model.fit(items, classes)
+    with pytest.raises(BadInput, match=r"the classes \[7\] were not in fit"):
+        model.calibrate(items, np.full(30, 7))
+
+
+def test_a_constant_column_changes_nothing() -> None:
+    items, classes = two_views(60, 5)
+    items[:, 1] = 3.0
+    model = MaxMarginMultiView((4, 3), dimensions=4, features=10, sweeps=20, burn_in=10)
+    assert (model.fit(items, classes).predict(items) == classes).mean() > 0.8
+    assert np.isfinite(model.decision_draws(items)).all()
+
+
+def test_a_view_that_no_item_has_is_named() -> None:
+    items, classes = two_views(20, 6)
+    items[:, 4:] = np.nan
+    with pytest.raises(BadInput, match="view 1 is missing in all 20 items"):
+        MaxMarginMultiView((4, 3), sweeps=4, burn_in=1).fit(items, classes)
+
+
+def test_parameters_can_be_read_and_cloned() -> None:
+    model = MaxMarginMultiView((4, 3), sweeps=7)
+    assert clone(model).get_params() == model.get_params()
+    assert model.get_params()["views"] == (4, 3)

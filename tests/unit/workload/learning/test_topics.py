@@ -98,35 +98,50 @@ class GewekeChain:
         self.counts.documents[:DOCUMENTS] = np.bincount(self.categories, minlength=DOCUMENTS)
 
     def step(self) -> list[float]:
+        """One sweep and new words; returns the statistics of the state."""
         rng, limits = self.rng, Limits(1, UNLIMITED)
         documents = Documents(self.words, STARTS.astype(np.int64), LABELLED)
         state = (documents, self.topics, self.categories, self.counts)
-        assert draw_topics(*state, self.hyper, rng, 0) == DOCUMENTS
-        assert draw_categories(*state, limits, self.hyper, rng, 0)[0] == DOCUMENTS
-        split_or_merge(*state, limits, self.hyper, rng, rng.permutation([1, 2, 3]))
-        split_or_merge_topics(*state, self.hyper, rng)
+        assert draw_topics(*state, self.of("topics"), rng, 0) == DOCUMENTS
+        assert draw_categories(*state, limits, self.of("categories"), rng, 0)[0] == DOCUMENTS
+        split_or_merge(*state, limits, self.of("category split"), rng, rng.permutation([1, 2, 3]))
+        split_or_merge_topics(*state, self.of("topic split"), rng)
         new = int((self.counts.documents[1:] > 0).sum())
-        self.hyper = draw_concentrations(rng, self.counts, self.hyper, PRIORS, (1, new, 3))
+        self.hyper = draw_concentrations(
+            rng, self.counts, self.of("concentrations"), PRIORS, self.sizes(new)
+        )
         self.words = words_of(rng, self.topics)
         self.counts.word_topics[:] = 0
         np.add.at(self.counts.word_topics, (self.words, self.topics), 1)
         return statistics(self.categories, self.topics, self.words, self.hyper)
 
+    def of(self, step: str) -> Concentrations:
+        """Concentrations of a step; chains with a seeded error override it."""
+        return self.hyper
 
-def test_the_sampler_has_the_prior_as_its_distribution() -> None:
-    """Geweke: re-drawing words given topics, and the rest given words, keeps the prior."""
-    draws = 3000
+    def sizes(self, new: int) -> tuple[int, int, int]:
+        """Labelled documents, new categories, unlabelled documents."""
+        return 1, new, 3
+
+
+def geweke_scores(kind: type[GewekeChain], draws: int) -> np.ndarray:
+    """z of each statistic: means of the chain against means of the prior."""
     rng = np.random.default_rng(1)
     prior = []
     for _ in range(draws):
         hyper = prior_concentrations(rng)
         _, categories, topics = forward(rng, hyper)
         prior.append(statistics(categories, topics, words_of(rng, topics), hyper))
-    chain = GewekeChain(rng)
+    chain = kind(rng)
     posterior = np.array([chain.step() for _ in range(2 * draws)])
     batches = posterior.reshape(50, -1, posterior.shape[1]).mean(axis=1)
     variance = np.var(prior, axis=0) / draws + batches.var(axis=0, ddof=1) / len(batches)
-    z = (np.mean(prior, axis=0) - posterior.mean(axis=0)) / np.sqrt(variance)
+    return (np.mean(prior, axis=0) - posterior.mean(axis=0)) / np.sqrt(variance)
+
+
+def test_the_sampler_has_the_prior_as_its_distribution() -> None:
+    """Geweke: re-drawing words given topics, and the rest given words, keeps the prior."""
+    z = geweke_scores(GewekeChain, 2000)
     assert np.abs(z).max() < 4, z
 
 
@@ -172,3 +187,33 @@ def test_a_continued_chain_equals_an_uninterrupted_one() -> None:
 def test_bad_input_is_named(counts: list[list[int]], labels: list[int], message: str) -> None:
     with pytest.raises(BadInput, match=message):
         OpenTopics(sweeps=4, burn_in=1).fit(counts, labels)
+
+
+def test_one_document_and_words_never_seen_are_no_problem() -> None:
+    model = OpenTopics(sweeps=6, burn_in=2).fit([[3, 1, 0]], [4])
+    assert model.predict([[2, 2, 0]]).tolist() in ([4], [NEW])
+    assert model.predict_proba([[0, 0, 5]]).tolist() == [[1.0]], "a word that training lacks"
+    alone = OpenTopics(sweeps=6, burn_in=2).fit([[3, 1, 0]], [-1])
+    assert alone.predict([[3, 1, 0]]).tolist() == [NEW]
+
+
+def test_a_given_number_of_new_categories_is_a_limit() -> None:
+    counts, labels, truth = corpus(0)
+    model = OpenTopics(new_categories=2, eta=0.1, sweeps=40, burn_in=20).fit(counts, labels)
+    assert model.category_draws_.max() <= 4
+    assert (model.predict(counts)[truth == 3] == NEW).mean() > 0.9
+    none = OpenTopics(new_categories=0, eta=0.1, sweeps=20, burn_in=10).fit(counts, labels)
+    assert none.category_draws_.max() == 2
+
+
+def test_several_chains_give_diagnostics_and_one_answer() -> None:
+    counts, labels, _ = corpus(0)
+    model = OpenTopics(eta=0.1, sweeps=30, burn_in=20, chains=2).fit(counts, labels)
+    assert set(model.convergence_) >= {"log density", "topics", "categories"}
+    assert model.chain_ in (0, 1)
+    assert len(model.trace_) == 10
+
+
+def test_not_a_number_is_refused() -> None:
+    with pytest.raises(ValueError, match="NaN"):
+        OpenTopics(sweeps=4, burn_in=1).fit([[1, np.nan]], [0])

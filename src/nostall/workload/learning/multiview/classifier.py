@@ -104,7 +104,14 @@ class MaxMarginMultiView(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def calibrate(self, X: Any, y: Any) -> MaxMarginMultiView:
         """Fit the temperature of the probabilities on held-out items."""
-        classes = np.searchsorted(self.classes_, np.asarray(y))
+        check_is_fitted(self, "classes_")
+        y = np.asarray(y)
+        if unseen := sorted(set(y.tolist()) - set(self.classes_.tolist())):
+            raise BadInput(
+                f"the classes {unseen[:5]} were not in fit; allowed are {self.classes_.tolist()}; "
+                "leave their items out"
+            )
+        classes = np.searchsorted(self.classes_, y)
         self.temperature_ = fit_temperature(self.decision_draws(X), classes)
         return self
 
