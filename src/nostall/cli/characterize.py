@@ -25,7 +25,7 @@ from nostall.workload.characterization import (
     characterize_traces,
     parse_what_if,
 )
-from nostall.workload.characterization.kinds import KindsCharacterization, characterize_kinds
+from nostall.workload.characterization.kinds import characterize_kinds, require_learners
 from nostall.workload.hardware.default import default_hardware
 from nostall.workload.jobs.steps import is_step_table, read_steps
 from nostall.workload.jobs.table_rows import is_table
@@ -86,33 +86,23 @@ def characterize(
     tables are modelled (arXiv:1910.05930). Input that cannot be read is skipped and counted. Exit
     code 2 if nothing can be read.
     """
-    questions = [parse_what_if(text) for text in what_if or ()]
     paths = _input_files(inputs)
     if learn is not None:
         learn_traces(paths, kind, learn)
         return
-    labels = _label(paths, corpus) if kinds or explain or corpus is not None else None
-    known_hardware = load_hardware(hardware) if hardware else None
-    result: Result
-    if not is_table(paths[0]):
-        bar = ReadProgress(paths, enabled=not quiet and format is Format.TABLE)
-        result = _characterize_traces(paths, known_hardware, questions, processes, bar)
-    elif is_step_table(paths[0]):
-        result = _characterize_steps(paths, known_hardware, questions)
-    else:
-        result = _characterize_jobs(paths, known_hardware, questions)
+    needs_labels = kinds or explain or corpus is not None
+    if needs_labels:
+        require_traces(paths, "--kinds")
+        require_learners()
+    bar = ReadProgress(paths, enabled=not quiet and format is Format.TABLE)
+    result = _characterize(paths, hardware, what_if or (), processes, bar)
+    labels = characterize_kinds(paths, corpus) if needs_labels else None
     page = _write_page(result, report) if report is not None else None
     if format is Format.JSON:
         more = {"kinds": labels.as_json()} if labels is not None else {}
         show_json({**result.as_json(), **more})
         return
-    match result:
-        case JobsCharacterization():
-            show_jobs(result, is_default=hardware is None)
-        case ScalingCharacterization():
-            show_scaling(result)
-        case TracesCharacterization():
-            show_traces(result)
+    _show(result, is_default=hardware is None)
     if labels is not None:
         show_kinds(labels, explain)
     for reason in result.skip_reasons[:MAX_REASONS]:
@@ -121,9 +111,31 @@ def characterize(
         out.print(f"report: {page}")
 
 
-def _label(paths: Sequence[Path], corpus: Path | None) -> KindsCharacterization:
-    require_traces(paths, "--kinds")
-    return characterize_kinds(paths, corpus)
+def _characterize(
+    paths: Sequence[Path],
+    hardware: str | None,
+    what_if: Sequence[str],
+    processes: int,
+    bar: ReadProgress,
+) -> Result:
+    questions = [parse_what_if(text) for text in what_if]
+    known_hardware = load_hardware(hardware) if hardware else None
+    if not is_table(paths[0]):
+        return _characterize_traces(paths, known_hardware, questions, processes, bar)
+    if is_step_table(paths[0]):
+        return _characterize_steps(paths, known_hardware, questions)
+    return _characterize_jobs(paths, known_hardware, questions)
+
+
+def _show(result: Result, *, is_default: bool) -> None:
+    """Print the tables; ``is_default``: no hardware was given."""
+    match result:
+        case JobsCharacterization():
+            show_jobs(result, is_default=is_default)
+        case ScalingCharacterization():
+            show_scaling(result)
+        case TracesCharacterization():
+            show_traces(result)
 
 
 def _input_files(inputs: Sequence[Path]) -> list[Path]:

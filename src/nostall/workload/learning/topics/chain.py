@@ -28,8 +28,8 @@ from nostall.workload.learning.topics.merges import split_or_merge
 from nostall.workload.learning.topics.tokens import Concentrations, Documents, draw_topics
 from nostall.workload.learning.topics.topic_merges import split_or_merge_topics
 
-SPLITS_AND_MERGES = 10
-"""Proposals of splits and merges in a sweep, of categories and as many of topics."""
+CATEGORY_PROPOSALS, TOPIC_PROPOSALS = 10, 4
+"""Proposals of splits and merges in a sweep."""
 MAX_CLUSTERS, DOCUMENTS_OF_CLUSTER = 40, 8
 """The start has at most MAX_CLUSTERS new categories, of 8 documents on average.  Later sweeps merge
 those of one kind; documents seldom leave a category that two kinds share."""
@@ -168,7 +168,7 @@ class Chain:
 
     def _split_and_merge(self) -> None:
         unlabelled = np.flatnonzero(self.documents.is_labelled == 0)
-        for _ in range(SPLITS_AND_MERGES):
+        for _ in range(CATEGORY_PROPOSALS):
             split_or_merge(
                 self.documents,
                 self.topic_of,
@@ -179,7 +179,7 @@ class Chain:
                 self.rng,
                 self.rng.permutation(unlabelled),
             )
-        for _ in range(SPLITS_AND_MERGES):
+        for _ in range(TOPIC_PROPOSALS):
             split_or_merge_topics(
                 self.documents,
                 self.topic_of,

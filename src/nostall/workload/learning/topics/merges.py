@@ -8,6 +8,7 @@ Dahl 2005); topics of tokens and sticks stay.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit
@@ -18,6 +19,19 @@ from nostall.workload.learning.topics.tokens import Concentrations, Documents
 
 _SMALL = 1e-200
 """Products of probabilities below this are replaced by their logarithm."""
+
+
+class Sides(NamedTuple):
+    """Two categories while documents are allocated to them: 0 is founded, 1 is kept."""
+
+    rows: Floats
+    """Tokens by topic, shape (2, topic slots)."""
+    tokens: Floats
+    """Tokens, shape (2,)."""
+    sizes: Floats
+    """Documents, shape (2,)."""
+    base: Floats
+    """Prior masses beyond the documents, shape (2,)."""
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator]
@@ -39,77 +53,92 @@ def split_or_merge(
     """
     if len(order) < 2 or counts.documents[len(counts.documents) - 1] > 0:
         return False
-    i, j = order[0], order[1]
-    merged, is_split = category_of[j], category_of[i] == category_of[j]
-    founded = category_of[i]
+    founded, kept = category_of[order[0]], category_of[order[1]]
+    is_split = founded == kept
     if is_split:
         if _free_categories(counts, limits) == 0:
             return False
         founded = first_free(counts, limits.known)
     elif founded < limits.known:
         return False
-    rows = np.zeros((2, len(counts.topics)))
-    sizes, tokens = np.zeros(2), np.zeros(2)
-    whole = counts.category_topics[merged].copy()
-    if not is_split:
-        whole += counts.category_topics[founded]
-    rows[1] = whole
-    tokens[1] = whole.sum()
-    sizes[1] = counts.documents[merged] + (0 if is_split else counts.documents[founded])
-    members = np.empty(len(order), np.int64)
-    count = 0
-    for d in order:
-        if category_of[d] == merged or category_of[d] == founded:
-            members[count] = d
-            count += 1
-            topics = topic_of[documents.starts[d] : documents.starts[d + 1]]
-            _add(rows[1], tokens, 1, topics, -1.0)
-            sizes[1] -= 1
-    side_of = np.zeros(count, np.int64)
-    log_proposal = 0.0
-    base = _base_mass(merged, limits, hyper), _base_mass(founded, limits, hyper)
-    for m in range(count):
-        d = members[m]
-        topics = topic_of[documents.starts[d] : documents.starts[d + 1]]
-        if m < 2:
-            side = m
-        else:
-            first = _log_topics(rows[0], tokens[0], topics, counts.sticks, hyper.categories)
-            second = _log_topics(rows[1], tokens[1], topics, counts.sticks, hyper.categories)
-            first += math.log(sizes[0] + base[1])
-            second += math.log(sizes[1] + base[0])
-            log_odds = min(max(first - second, -700.0), 700.0)
-            share = 1.0 / (1.0 + math.exp(-log_odds))
-            if is_split:
-                side = 0 if rng.random() < share else 1
-            else:
-                side = 0 if category_of[d] == founded else 1
-            log_proposal -= math.log1p(math.exp(-log_odds if side == 0 else log_odds))
-        side_of[m] = side
-        _add(rows[side], tokens, side, topics, 1.0)
-        sizes[side] += 1
+    is_member = (category_of[order] == kept) | (category_of[order] == founded)
+    members = order[is_member]
+    whole = counts.category_topics[kept] + counts.category_topics[founded]
+    size = counts.documents[kept] + counts.documents[founded]
+    sides = _without_members(documents, topic_of, members, whole, size)
+    sides.base[0] = _base_mass(founded, limits, hyper)
+    sides.base[1] = _base_mass(kept, limits, hyper)
+    side_of = np.where(category_of[members] == founded, 0, 1)
+    log_proposal = _allocate(
+        documents, topic_of, members, side_of, sides, counts.sticks, hyper, rng, is_split
+    )
     free = _free_categories(counts, limits) + (0 if is_split else 1)
-    log_split = _log_split(counts, rows, whole, sizes, base, hyper)
+    log_split = _log_split(counts, sides, whole, hyper)
     # Slots of new categories are exchangeable: the founded one can be any of the free ones.
     log_split += math.log(hyper.new_categories if limits.new < 0 else free)
     log_ratio = log_split - log_proposal
-    if not is_split:
-        log_ratio = -log_ratio
-    if math.log(rng.random()) >= log_ratio:
+    if math.log(rng.random()) >= (log_ratio if is_split else -log_ratio):
         return False
-    if is_split:
-        _write(counts, merged, rows[1], tokens[1], int(sizes[1]))
-        _write(counts, founded, rows[0], tokens[0], int(sizes[0]))
-        for m in range(count):
-            if side_of[m] == 0:
-                category_of[members[m]] = founded
-    else:
-        _write(counts, merged, whole, whole.sum(), int(sizes[0] + sizes[1]))
-        rows[0] = 0.0
-        _write(counts, founded, rows[0], 0.0, 0)
-        for m in range(count):
-            category_of[members[m]] = merged
+    if not is_split:
+        side_of[:] = 1
+        sides.rows[1] = whole
+        sides.rows[0] = 0.0
+        sides.sizes[1], sides.sizes[0] = size, 0
+    for side, category in ((0, founded), (1, kept)):
+        counts.category_topics[category] = sides.rows[side]
+        counts.categories[category] = sides.rows[side].sum()
+        counts.documents[category] = int(sides.sizes[side])
+    for m in range(len(members)):
+        category_of[members[m]] = founded if side_of[m] == 0 else kept
     return True
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator]
+def _without_members(
+    documents: Documents, topic_of: Ints, members: Ints, whole: Floats, size: int
+) -> Sides:
+    """Side 1 has what stays of both categories without ``members``: labelled documents."""
+    sides = Sides(np.zeros((2, len(whole))), np.zeros(2), np.zeros(2), np.zeros(2))
+    sides.rows[1] = whole
+    sides.tokens[1] = whole.sum()
+    sides.sizes[1] = size
+    for d in members:
+        _add(sides, 1, topic_of[documents.starts[d] : documents.starts[d + 1]], -1.0)
+    return sides
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator]
+def _allocate(
+    documents: Documents,
+    topic_of: Ints,
+    members: Ints,
+    side_of: Ints,
+    sides: Sides,
+    sticks: Floats,
+    hyper: Concentrations,
+    rng: np.random.Generator,
+    is_drawn: bool,
+) -> float:
+    """Add the members to their sides; returns the log of the probability of that allocation.
+
+    With ``is_drawn``, sides are drawn and written to ``side_of``.
+    """
+    log_proposal = 0.0
+    for m in range(len(members)):
+        topics = topic_of[documents.starts[members[m]] : documents.starts[members[m] + 1]]
+        if m < 2:
+            side_of[m] = m
+        else:
+            log_odds = math.log(sides.sizes[0] + sides.base[0])
+            log_odds -= math.log(sides.sizes[1] + sides.base[1])
+            log_odds += _log_topics(sides, 0, topics, sticks, hyper.categories)
+            log_odds -= _log_topics(sides, 1, topics, sticks, hyper.categories)
+            log_odds = min(max(log_odds, -700.0), 700.0)
+            if is_drawn:
+                side_of[m] = 0 if rng.random() * (1.0 + math.exp(-log_odds)) < 1.0 else 1
+            log_proposal -= math.log1p(math.exp(-log_odds if side_of[m] == 0 else log_odds))
+        _add(sides, side_of[m], topics, 1.0)
+    return log_proposal
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator]
@@ -129,19 +158,21 @@ def _base_mass(category: int, limits: Limits, hyper: Concentrations) -> float:
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator]
-def _add(row: Floats, tokens: Floats, side: int, topics: Ints, change: float) -> None:
+def _add(sides: Sides, side: int, topics: Ints, change: float) -> None:
+    """Add (``change`` 1) or remove (-1) one document."""
     for topic in topics:
-        row[topic] += change
-    tokens[side] += change * len(topics)
+        sides.rows[side, topic] += change
+    sides.tokens[side] += change * len(topics)
+    sides.sizes[side] += change
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator]
-def _log_topics(row: Floats, tokens: float, topics: Ints, sticks: Floats, mass: float) -> float:
-    """Log probability of a document's topics given the topics of a category; ``row`` stays."""
-    score, product = 0.0, 1.0
+def _log_topics(sides: Sides, side: int, topics: Ints, sticks: Floats, mass: float) -> float:
+    """Log probability of a document's topics given the topics of a category."""
+    score, product, row = 0.0, 1.0, sides.rows[side]
     for i in range(len(topics)):
         k = topics[i]
-        product *= (row[k] + mass * sticks[k]) / (tokens + i + mass)
+        product *= (row[k] + mass * sticks[k]) / (sides.tokens[side] + i + mass)
         row[k] += 1.0
         if product < _SMALL:
             score += math.log(max(product, 1e-320))
@@ -162,26 +193,14 @@ def _log_marginal(row: Floats, sticks: Floats, mass: float) -> float:
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator]
-def _log_split(
-    counts: Counts,
-    rows: Floats,
-    whole: Floats,
-    sizes: Floats,
-    base: tuple[float, float],
-    hyper: Concentrations,
-) -> float:
+def _log_split(counts: Counts, sides: Sides, whole: Floats, hyper: Concentrations) -> float:
     """Log posterior of two categories minus that of their union, but for the factor of slots."""
-    score = math.lgamma(sizes[0] + base[1]) + math.lgamma(sizes[1] + base[0])
-    score -= math.lgamma(sizes[0] + sizes[1] + base[0])
-    if base[1] > 0:
-        score -= math.lgamma(base[1])
+    sizes, base = sides.sizes, sides.base
+    score = math.lgamma(sizes[0] + base[0]) + math.lgamma(sizes[1] + base[1])
+    score -= math.lgamma(sizes[0] + sizes[1] + base[1])
+    if base[0] > 0:
+        score -= math.lgamma(base[0])
     sticks, mass = counts.sticks, hyper.categories
-    score += _log_marginal(rows[0], sticks, mass) + _log_marginal(rows[1], sticks, mass)
+    score += _log_marginal(sides.rows[0], sticks, mass)
+    score += _log_marginal(sides.rows[1], sticks, mass)
     return float(score - _log_marginal(whole, sticks, mass))
-
-
-@njit(cache=True)  # type: ignore[untyped-decorator]
-def _write(counts: Counts, category: int, row: Floats, tokens: float, size: int) -> None:
-    counts.category_topics[category] = row
-    counts.categories[category] = tokens
-    counts.documents[category] = size
