@@ -51,14 +51,14 @@ class Document:
 def canonical_operator(name: str) -> str | None:
     """Name of an operator on every device, in place or not; None for bookkeeping.
 
-    ``aten::cudnn_batch_norm`` and ``aten::native_batch_norm`` are one operator, as are all
+    ``aten::cudnn_batch_norm`` and ``aten::native_batch_norm`` are one operator, as are all fused
     implementations of attention.  Allocations, copies and optimizer steps do not tell kinds of
     models apart.
     """
     if not name.startswith("aten::"):
         return None
-    stem = name.removeprefix("aten::").strip("_")
-    if _BOOKKEEPING.fullmatch(stem):
+    stem = name.removeprefix("aten::").rstrip("_")
+    if _BOOKKEEPING.fullmatch(stem.lstrip("_")):
         return None
     for pattern, replacement in _IMPLEMENTATIONS:
         stem = pattern.sub(replacement, stem)
@@ -72,9 +72,9 @@ _BOOKKEEPING = re.compile(
 )
 _IMPLEMENTATIONS = (
     (
-        re.compile(r"scaled_dot_product_(?:fused_|flash_|efficient_|cudnn_)*attention"
+        re.compile(r"^_scaled_dot_product_(?:fused_|flash_|efficient_|cudnn_)*attention"
                    r"(?:_for_cpu|_overrideable|_math|_for_mps)*"),
-        "scaled_dot_product_attention",
+        "fused_attention",
     ),
     (re.compile(r"(?:cudnn|miopen|mkldnn)_(batch_norm|convolution)"), r"native_\1"),
     (re.compile(r"^native_convolution$"), "convolution"),

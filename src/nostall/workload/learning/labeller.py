@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.ensemble import ExtraTreesClassifier
-from sklearn.metrics import roc_curve
 from sklearn.model_selection import StratifiedKFold
 
 from nostall.core.errors import BadInput
@@ -25,6 +24,10 @@ FLOOR = 0.5 / TREES
 """Votes of a kind that no tree votes for: half a tree."""
 FOLDS = 4
 """Folds of documents and of hidden kinds that fit temperature and threshold."""
+FOUND = 0.95
+"""Share of the programs of unknown kinds that are flagged as unknown."""
+DEFAULT_THRESHOLD = 0.5
+"""Threshold for two kinds, of which none can be hidden."""
 SMALLEST_KIND = 2
 """Documents that a kind needs."""
 NEAREST = 3
@@ -125,25 +128,19 @@ class KindLabeller:
         return fit_temperature(np.log(votes + FLOOR), classes)
 
     def _threshold(self, classes: NDArray[np.int64]) -> float:
-        """Novelty with the best balanced accuracy for kinds that are hidden in turn.
-
-        Half of the documents of the other kinds are held out and are the negatives.
-        """
+        """Novelty that the share :data:`FOUND` of programs reaches whose kind is hidden in turn."""
         rng = np.random.default_rng(self.seed)
         order = rng.permutation(len(self.kinds))
-        novelty, is_new = [], []
+        novelties = []
         for fold in range(min(FOLDS, len(self.kinds) - 1)):
             hidden = np.isin(classes, order[fold::FOLDS])
-            train = ~hidden & (rng.random(len(classes)) < 0.5)
-            if len(set(classes[train])) < 2:
+            if len(set(classes[~hidden])) < 2:
                 continue
-            forest = self._fitted(self.features[train], classes[train])
-            novelty.append(1.0 - forest.predict_proba(self.features[~train]).max(axis=1))
-            is_new.append(hidden[~train])
-        if not novelty or not np.concatenate(is_new).any():
-            return 0.5
-        false_alarms, found, thresholds = roc_curve(np.concatenate(is_new), np.concatenate(novelty))
-        return float(min(thresholds[np.argmax(found - false_alarms)], 1.0))
+            forest = self._fitted(self.features[~hidden], classes[~hidden])
+            novelties.append(1.0 - forest.predict_proba(self.features[hidden]).max(axis=1))
+        if not novelties:
+            return DEFAULT_THRESHOLD
+        return float(np.quantile(np.concatenate(novelties), 1.0 - FOUND))
 
     def _label(self, features: Floats, votes: Floats, probabilities: Floats) -> Label:
         best = int(votes.argmax())

@@ -46,11 +46,12 @@ def programs(shares: dict[str, dict[str, int]], each: int, seed: int) -> list[Do
     [
         ("aten::add_", "add"),
         ("aten::cudnn_batch_norm_backward", "native_batch_norm_backward"),
-        ("aten::_scaled_dot_product_flash_attention_for_cpu", "scaled_dot_product_attention"),
+        ("aten::_scaled_dot_product_flash_attention_for_cpu", "fused_attention"),
         (
             "aten::_scaled_dot_product_efficient_attention_backward",
-            "scaled_dot_product_attention_backward",
+            "fused_attention_backward",
         ),
+        ("aten::_softmax", "_softmax"),
         ("aten::empty_like", None),
         ("aten::_foreach_add_", None),
         ("ProfilerStep#3", None),
