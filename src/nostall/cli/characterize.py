@@ -25,7 +25,11 @@ from nostall.workload.characterization import (
     characterize_traces,
     parse_what_if,
 )
-from nostall.workload.characterization.kinds import characterize_kinds, require_learners
+from nostall.workload.characterization.kinds import (
+    KindsCharacterization,
+    characterize_kinds,
+    require_learners,
+)
 from nostall.workload.hardware.default import default_hardware
 from nostall.workload.jobs.steps import is_step_table, read_steps
 from nostall.workload.jobs.table_rows import is_table
@@ -97,7 +101,7 @@ def characterize(
     bar = ReadProgress(paths, enabled=not quiet and format is Format.TABLE)
     result = _characterize(paths, hardware, what_if or (), processes, bar)
     labels = characterize_kinds(paths, corpus) if needs_labels else None
-    page = _write_page(result, report) if report is not None else None
+    page = _write_page(result, report, labels) if report is not None else None
     if format is Format.JSON:
         more = {"kinds": labels.as_json()} if labels is not None else {}
         show_json({**result.as_json(), **more})
@@ -235,11 +239,11 @@ def _characterize_traces(
     return characterize_traces(ranks, chakra, hardware, questions, unreadable)
 
 
-def _write_page(result: Result, path: Path) -> Path:
+def _write_page(result: Result, path: Path, labels: KindsCharacterization | None) -> Path:
     if isinstance(result, ScalingCharacterization):
         raise BadInput(
             f"--report {path}: there is no page for tables of measured steps; use --format json"
         )
     from nostall.report.workload import write_page  # slow to import: it also imports Numba
 
-    return write_page(result, path)
+    return write_page(result, path, labels)

@@ -47,7 +47,7 @@ def show_kinds(result: KindsCharacterization, explain: bool) -> None:
                     f"{Path(n.name).name} ({n.kind}, {n.similarity:.2f})" for n in label.nearest
                 ),
             )
-            for document, label in zip(result.documents, result.labels, strict=True)
+            for document, label in result.rows
         ],
     )
     if explain:
@@ -66,7 +66,7 @@ def _show_words(result: KindsCharacterization) -> None:
                 label.kind,
                 ", ".join(f"{word} {loss:.2f}" for word, loss in label.words) or "no single one",
             )
-            for document, label in zip(result.documents, result.labels, strict=True)
+            for document, label in result.rows
         ],
     )
 

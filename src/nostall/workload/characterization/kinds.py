@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from importlib.util import find_spec
@@ -39,7 +39,16 @@ class KindsCharacterization:
     """Where the labelled programs come from."""
     threshold: float
     """Novelty from which on a trace is of an unknown kind."""
+    confusions: Mapping[tuple[str, str], int]
+    """(kind, label) of the labelled programs in cross-validation, and how many there are."""
+    reliability: tuple[tuple[float, float, int], ...]
+    """(mean probability, share of right labels, programs) of labelled programs, by bins."""
     skip_reasons: tuple[str, ...]
+
+    @property
+    def rows(self) -> list[tuple[Document, Label]]:
+        """Each trace with its label."""
+        return list(zip(self.documents, self.labels, strict=True))
 
     def as_json(self) -> dict[str, Any]:
         new = self.new_kinds
@@ -59,7 +68,7 @@ class KindsCharacterization:
                     ],
                     "decisive_operators": dict(label.words),
                 }
-                for document, label in zip(self.documents, self.labels, strict=True)
+                for document, label in self.rows
             ],
             "new_kinds": None
             if new is None
@@ -72,6 +81,14 @@ class KindsCharacterization:
                     str(temper): {str(n): share for n, share in posterior.items()}
                     for temper, posterior in new.counts.items()
                 },
+            },
+            "cross_validation": {
+                "confusions": [
+                    {"kind": kind, "label": label, "programs": count}
+                    for (kind, label), count in self.confusions.items()
+                    if kind != label
+                ],
+                "reliability": [list(row) for row in self.reliability],
             },
             "skipped": list(self.skip_reasons),
         }
@@ -163,5 +180,7 @@ def characterize_kinds(paths: Sequence[Path], corpus: Path | None) -> KindsChara
         new_kinds=new_kinds,
         corpus=str(corpus) if corpus else "nostall's generated models",
         threshold=labeller.threshold,
+        confusions=labeller.confusions(),
+        reliability=tuple(labeller.reliability()),
         skip_reasons=tuple(reasons),
     )

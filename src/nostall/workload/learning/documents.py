@@ -53,12 +53,12 @@ def canonical_operator(name: str) -> str | None:
 
     ``aten::cudnn_batch_norm`` and ``aten::native_batch_norm`` are one operator, as are all fused
     implementations of attention.  Allocations, copies and optimizer steps do not tell kinds of
-    models apart.
+    models apart; views do no work, and composite operators call others that are counted.
     """
     if not name.startswith("aten::"):
         return None
     stem = name.removeprefix("aten::").rstrip("_")
-    if _BOOKKEEPING.fullmatch(stem.lstrip("_")):
+    if _BOOKKEEPING.fullmatch(stem.lstrip("_")) or _VIEWS_AND_COMPOSITES.fullmatch(stem):
         return None
     for pattern, replacement in _IMPLEMENTATIONS:
         stem = pattern.sub(replacement, stem)
@@ -70,14 +70,22 @@ _BOOKKEEPING = re.compile(
     r"set|arange|scalar_tensor|item|local_scalar_dense|result_type|reshape\w*|unsafe_view|"
     r"bernoulli|normal|uniform|random|foreach_\w+|fused_(?:adam|sgd)\w*|amp_\w+|lift\w*"
 )
+_VIEWS_AND_COMPOSITES = re.compile(
+    r"view\w*|t|transpose|as_strided|expand\w*|permute|slice|select|squeeze|unsqueeze|narrow|split\w*|"
+    r"chunk|unbind|alias|contiguous|to|flatten|unflatten|movedim|matmul|linear|einsum|conv\dd|"
+    r"conv_transpose\dd|_convolution|(?:cudnn|miopen|mkldnn)_convolution\w*|batch_norm|"
+    r"_batch_norm_impl_index\w*|layer_norm|group_norm|rms_norm|dropout|softmax|log_softmax|"
+    r"cross_entropy_loss|nll_loss|nll_loss_nd|nll_loss2d|embedding_bag|adaptive_avg_pool2d|max_pool2d|"
+    r"scaled_dot_product_attention|_(?:flash|efficient|cudnn)_attention_\w+|clamp_min|lstm|gru|"
+    r"_scaled_dot_product_attention_math\w*|pad|stride|size|is_nonzero|broadcast_\w+"
+)
 _IMPLEMENTATIONS = (
     (
         re.compile(r"^_scaled_dot_product_(?:fused_|flash_|efficient_|cudnn_)*attention"
-                   r"(?:_for_cpu|_overrideable|_math|_for_mps)*"),
+                   r"(?:_for_cpu|_overrideable|_for_mps)*"),
         "fused_attention",
     ),
-    (re.compile(r"(?:cudnn|miopen|mkldnn)_(batch_norm|convolution)"), r"native_\1"),
-    (re.compile(r"^native_convolution$"), "convolution"),
+    (re.compile(r"^(?:cudnn|miopen)_batch_norm"), "native_batch_norm"),
 )  # fmt: skip
 
 

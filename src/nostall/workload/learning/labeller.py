@@ -75,7 +75,10 @@ class KindLabeller:
         self.kinds, classes = np.unique([d.kind for d in documents], return_inverse=True)
         self.seed = seed
         self.forest = self._fitted(self.features, classes)
-        self.temperature = self._temperature(classes)
+        self.classes = classes
+        self.held_out = self._held_out_votes(classes)
+        """Votes by labelled program and kind, of forests that have not seen the program."""
+        self.temperature = fit_temperature(np.log(self.held_out + FLOOR), classes)
         self.threshold = self._threshold(classes)
 
     def label(self, documents: Sequence[Document]) -> list[Label]:
@@ -101,6 +104,26 @@ class KindLabeller:
         """Whether a labelled program calls an operator of the document."""
         return any(operator in self.vocabulary for operator in document.operators)
 
+    def confusions(self) -> dict[tuple[str, str], int]:
+        """(kind, label) of the labelled programs in cross-validation, and how many there are."""
+        pairs: dict[tuple[str, str], int] = {}
+        for actual, label in zip(self.classes, self.held_out.argmax(axis=1), strict=True):
+            pair = (str(self.kinds[actual]), str(self.kinds[label]))
+            pairs[pair] = pairs.get(pair, 0) + 1
+        return pairs
+
+    def reliability(self, bins: int = 10) -> list[tuple[float, float, int]]:
+        """(mean probability, share of right labels, programs) by bins of the probability."""
+        probabilities = softmax(np.log(self.held_out + FLOOR), self.temperature)
+        confidence = probabilities.max(axis=1)
+        is_right = probabilities.argmax(axis=1) == self.classes
+        bin_of = np.minimum((confidence * bins).astype(int), bins - 1)
+        return [
+            (float(confidence[rows].mean()), float(is_right[rows].mean()), int(rows.sum()))
+            for rows in (bin_of == b for b in range(bins))
+            if rows.any()
+        ]
+
     def novelties(self, documents: Sequence[Document]) -> Floats:
         """1 minus the greatest share of votes, for each document."""
         votes: Floats = self.forest.predict_proba(self.features_of(documents))
@@ -117,15 +140,15 @@ class KindLabeller:
         forest = ExtraTreesClassifier(TREES, random_state=self.seed)
         return forest.fit(features, classes)
 
-    def _temperature(self, classes: NDArray[np.int64]) -> float:
-        """Temperature of the logarithm of votes, by cross-validation over documents."""
+    def _held_out_votes(self, classes: NDArray[np.int64]) -> Floats:
+        """Cross-validation over documents."""
         folds = min(FOLDS, int(np.bincount(classes).min()))
         splits = StratifiedKFold(folds, shuffle=True, random_state=self.seed)
         votes = np.zeros((len(classes), len(self.kinds)))
         for train, test in splits.split(self.features, classes):
             part = self._fitted(self.features[train], classes[train])
             votes[np.ix_(test, part.classes_)] = part.predict_proba(self.features[test])
-        return fit_temperature(np.log(votes + FLOOR), classes)
+        return votes
 
     def _threshold(self, classes: NDArray[np.int64]) -> float:
         """Novelty that the share :data:`FOUND` of programs reaches whose kind is hidden in turn."""

@@ -61,7 +61,7 @@ def find_new_kinds(
 ) -> NewKinds:
     """Group the unknown programs; each group that is not of a known kind is a new kind."""
     bags = [d.operators for d in (*labelled, *unknown)]
-    vocabulary = vocabulary_of(d.operators for d in labelled)
+    vocabulary = vocabulary_of(bags)
     counts = count_matrix(bags, vocabulary)
     _, classes = np.unique([d.kind for d in labelled], return_inverse=True)
     labels = np.concatenate([classes, np.full(len(unknown), UNLABELLED)])

@@ -85,11 +85,18 @@ def test_without_the_extra_one_line_says_what_to_install(monkeypatch: pytest.Mon
     assert raised.value.exit_code == 3
 
 
-def test_the_command_shows_kinds_and_operators(tmp_path: Path) -> None:
-    trace = str(H200 / "resnet.json.gz")
-    done = CliRunner().invoke(app, ["characterize", trace, "--kinds", "--explain", "--quiet"])
+def test_the_command_learns_and_shows_kinds_and_operators(tmp_path: Path) -> None:
+    corpus, page = str(tmp_path / "own.json.gz"), tmp_path / "page.html"
+    for kind, operator in (("cnn", "aten::convolution"), ("mlp", "aten::addmm")):
+        paths = [
+            str(write_trace(tmp_path / f"{kind}{n}.json", {operator: 9 * n, "aten::relu": 8 * n}))
+            for n in (1, 2)
+        ]
+        done = CliRunner().invoke(app, ["characterize", *paths, "--learn", corpus, "--kind", kind])
+        assert done.exit_code == 0, done.output
+    assert "4 labelled programs" in done.output
+    trace, options = str(H200 / "resnet.json.gz"), ["--corpus", corpus, "--report", str(page)]
+    done = CliRunner().invoke(app, ["characterize", trace, "--explain", "--quiet", *options])
     assert done.exit_code == 0, done.output
     assert "kinds of the traces" in done.output and "operators that decide" in done.output
-    corpus = str(tmp_path / "own.json.gz")
-    done = CliRunner().invoke(app, ["characterize", trace, "--learn", corpus, "--kind", "resnet"])
-    assert done.exit_code == 0 and "1 labelled program" in done.output
+    assert "Kinds of the traces" in page.read_text()
