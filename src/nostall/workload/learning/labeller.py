@@ -24,6 +24,8 @@ FLOOR = 0.5 / TREES
 """Votes of a kind that no tree votes for: half a tree."""
 FOLDS = 4
 """Folds of documents and of hidden kinds that fit temperature and threshold."""
+LEAST_TEMPERATURE = 0.5
+"""Without errors in cross-validation the best temperature is 0: all labels would be certain."""
 FOUND = 0.95
 """Share of the programs of unknown kinds that are flagged as unknown."""
 DEFAULT_THRESHOLD = 0.5
@@ -78,7 +80,8 @@ class KindLabeller:
         self.classes = classes
         self.held_out = self._held_out_votes(classes)
         """Votes by labelled program and kind, of forests that have not seen the program."""
-        self.temperature = fit_temperature(np.log(self.held_out + FLOOR), classes)
+        fitted = fit_temperature(np.log(self.held_out + FLOOR), classes)
+        self.temperature = max(fitted, LEAST_TEMPERATURE)
         self.threshold = self._threshold(classes)
 
     def label(self, documents: Sequence[Document]) -> list[Label]:
