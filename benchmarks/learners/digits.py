@@ -30,10 +30,8 @@ SIZES = (5, 20, 80)
 PRESENT = (1, 2)
 """Views of the tests with missing views."""
 FOLDS = 2
-SETTINGS = {"dimensions": 20, "features": 80, "bandwidth": 2.0, "chains": 2} | {
-    "sweeps": 60,
-    "burn_in": 30,
-}
+SETTINGS = {"dimensions": 20, "features": 80, "bandwidth": 2.0, "chains": 2, "sweeps": 60,
+            "burn_in": 30}  # fmt: skip
 GOALS = {5: 0.83, 20: 0.93, 80: 0.96}
 
 

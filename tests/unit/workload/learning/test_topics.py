@@ -182,6 +182,7 @@ def test_a_continued_chain_equals_an_uninterrupted_one() -> None:
         ([[1, 0], [0, 0]], [0, -1], "document 1 has no words"),
         ([[1, 0], [-1, 2]], [0, -1], "Negative values"),
         ([[1, 0], [0, 2]], [0, -3], "labels"),
+        ([[1, 0], [0, 2]], ["a", "b"], "allowed are integers"),
     ],
 )
 def test_bad_input_is_named(counts: list[list[int]], labels: list[int], message: str) -> None:

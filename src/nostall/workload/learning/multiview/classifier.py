@@ -79,7 +79,7 @@ class MaxMarginMultiView(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.classes_, classes = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise BadInput(
-                f"all {len(y)} labelled items are of one class ({self.classes_[0]!r}); a "
+                f"all {len(y)} labelled items are of one class ({self.classes_[0]}); a "
                 "classifier needs at least two; add items of another class"
             )
         self.widths_ = self._widths(X.shape[1])

@@ -53,6 +53,11 @@ class OpenTopics(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     result is that of one longer ``fit``."""
     random_state: int = 0
 
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.positive_only = True
+        return tags
+
     def fit(self, X: Any, y: Any) -> OpenTopics:
         """Run the chains on counts X (documents, words) with labels y (documents,)."""
         self._check_parameters()
@@ -177,7 +182,9 @@ class OpenTopics(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _documents(self, X: Floats, is_labelled: Ints) -> Documents:
         if (X < 0).any():
-            raise BadInput(f"a word count is {X.min()}; Negative values in data; counts are >= 0")
+            raise BadInput(
+                f"Negative values in data: a word count is {X.min():g}; counts are at least 0"
+            )
         counts = np.where(X > 0, np.maximum(1, np.round(X**self.temper)), 0).astype(np.int64)
         tokens = [np.repeat(np.arange(X.shape[1]), row) for row in counts]
         if empty := [d for d, row in enumerate(tokens) if len(row) == 0]:
@@ -230,8 +237,9 @@ def _monitored(chain: Chain) -> dict[str, float]:
 
 
 def _checked_labels(y: NDArray[Any]) -> Ints:
-    labels = y.astype(np.int64)
-    if (labels != y).any() or (labels < UNLABELLED).any():
+    is_number = y.dtype.kind in "iuf"
+    labels = y.astype(np.int64) if is_number else np.zeros(len(y), np.int64)
+    if not is_number or (labels != y).any() or (labels < UNLABELLED).any():
         raise BadInput(
             f"labels {sorted(set(y.tolist()))[:6]}; allowed are integers of at "
             "least 0, and -1 for documents without a label"
