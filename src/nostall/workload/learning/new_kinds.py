@@ -14,9 +14,9 @@ import numpy as np
 from nostall.workload.learning.documents import Document, count_matrix, vocabulary_of
 from nostall.workload.learning.topics.classifier import UNLABELLED, OpenTopics
 
-TEMPER, ETA = 0.25, 0.3
+TEMPER, ETA = 0.15, 0.3
 """Chosen on known kinds of the corpus (python -m benchmarks run learners.operators)."""
-OTHER_TEMPERS = (0.15, 0.5)
+OTHER_TEMPERS = (0.25, 0.5)
 SWEEPS, BURN_IN, CHAINS = 60, 30, 2
 SMALLEST_KIND = 2
 MAX_WORDS = 5
