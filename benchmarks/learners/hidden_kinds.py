@@ -47,7 +47,7 @@ def hidden_pool(kinds: list[str]) -> list[str]:
     return sorted(str(kind) for kind in chosen)
 
 
-def test_splits(documents: list[Document]) -> Iterator[Split]:
+def held_out_splits(documents: list[Document]) -> Iterator[Split]:
     """Hide 1 to 4 kinds of the pool; half of the documents of all other kinds have labels."""
     kinds = sorted({d.kind for d in documents})
     yield from _splits(documents, hidden_pool(kinds), 1)

@@ -21,9 +21,9 @@ from benchmarks.harness.result_file import save
 from benchmarks.learners.hidden_kinds import (
     Split,
     development_splits,
+    held_out_splits,
     hidden_pool,
     load,
-    test_splits,
 )
 from nostall.workload.learning.calibration import calibration_error, softmax
 from nostall.workload.learning.documents import count_matrix, vocabulary_of
@@ -52,7 +52,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> None:
     documents = load()
     kinds = sorted({d.kind for d in documents})
-    development, test = list(development_splits(documents)), list(test_splits(documents))
+    development, test = list(development_splits(documents)), list(held_out_splits(documents))
     body: dict[str, Any] = {
         "documents": len(documents),
         "kinds": kinds,

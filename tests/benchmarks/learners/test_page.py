@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("sklearn", reason="the learners need the extra nostall[learn]")
 
-from benchmarks.learners.hidden_kinds import development_splits, hidden_pool, load, test_splits
+from benchmarks.learners.hidden_kinds import development_splits, held_out_splits, hidden_pool, load
 from benchmarks.learners.page import PAGE, text
 
 
@@ -23,7 +23,7 @@ def test_kinds_of_the_tests_are_hidden_in_no_development_split() -> None:
         assert not pool & set(split.kinds.tolist())
         assert not (split.is_labelled & split.is_new).any()
     numbers = []
-    for split in test_splits(documents):
+    for split in held_out_splits(documents):
         assert set(split.hidden) <= pool
         assert 0.4 < np.mean(split.is_labelled[~split.is_new]) < 0.6
         numbers.append(len(split.hidden))
