@@ -27,6 +27,7 @@ PAGES = {
     "torch-compile": "torch_compile.page",
     "parallel": "parallel.page",
     "workload": "workload.page",
+    "learners": "learners.page",
 }
 """Modules with ``write()``: pages of ``docs/results``, tables of two READMEs, the JSON Schema."""
 

@@ -103,6 +103,16 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     _row("learning.steps_per_second", "CPU", "How many steps a second does the assembly game take?",
          "steps_per_second.json", "learning.md"),
     # Using results
+    # Learners
+    _row("learners.corpus", "CPU", "Which operators do models of random size call?"),
+    _row("learners.digits", "CPU", "How exact is the multi-view classifier on digits?",
+         "digits.json", "learners.md"),
+    _row("learners.topics", "CPU", "Does the topic model find the number of new kinds?",
+         "topics.json", "learners.md"),
+    _row("learners.operators", "CPU", "Are kinds of models told apart by their operators?",
+         "operators.json", "learners.md"),
+    _row("learners.seeded_errors", "CPU", "Does Geweke's test catch errors of the topic sampler?",
+         "seeded_errors.json", "learners.md"),
     _row("attach.attach_points", "GPU", "Does each way in load the optimised bytes?",
          "attach_points.json"),
     # Fusion

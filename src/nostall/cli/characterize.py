@@ -8,6 +8,7 @@ from typing import Annotated, TypeVar
 
 import typer
 
+from nostall.cli.characterize_kinds import learn_traces, require_traces, show_kinds
 from nostall.cli.characterize_tables import show_jobs, show_scaling
 from nostall.cli.characterize_traces import show_traces
 from nostall.cli.console import Format, FormatOption, QuietOption, err, out, show_json
@@ -23,6 +24,11 @@ from nostall.workload.characterization import (
     characterize_steps,
     characterize_traces,
     parse_what_if,
+)
+from nostall.workload.characterization.kinds import (
+    KindsCharacterization,
+    characterize_kinds,
+    require_learners,
 )
 from nostall.workload.hardware.default import default_hardware
 from nostall.workload.jobs.steps import is_step_table, read_steps
@@ -60,6 +66,19 @@ def characterize(
         ),
     ] = None,
     report: Annotated[Path | None, typer.Option(help="Write an HTML page to this file.")] = None,
+    kinds: Annotated[
+        bool, typer.Option(help="Label each trace with a kind of model (extra learn).")
+    ] = False,
+    explain: Annotated[
+        bool, typer.Option(help="With --kinds: show the operators that decide.")
+    ] = False,
+    corpus: Annotated[
+        Path | None, typer.Option(help="With --kinds: labelled programs that --learn wrote.")
+    ] = None,
+    learn: Annotated[
+        Path | None, typer.Option(help="Add the traces to this file of labelled programs.")
+    ] = None,
+    kind: Annotated[str | None, typer.Option(help="With --learn: the kind of the traces.")] = None,
     processes: Annotated[int, typer.Option(min=1, help="Processes that read traces.")] = 1,
     format: FormatOption = Format.TABLE,
     quiet: QuietOption = False,
@@ -71,32 +90,56 @@ def characterize(
     tables are modelled (arXiv:1910.05930). Input that cannot be read is skipped and counted. Exit
     code 2 if nothing can be read.
     """
-    questions = [parse_what_if(text) for text in what_if or ()]
     paths = _input_files(inputs)
-    known_hardware = load_hardware(hardware) if hardware else None
-    result: Result
-    if not is_table(paths[0]):
-        bar = ReadProgress(paths, enabled=not quiet and format is Format.TABLE)
-        result = _characterize_traces(paths, known_hardware, questions, processes, bar)
-    elif is_step_table(paths[0]):
-        result = _characterize_steps(paths, known_hardware, questions)
-    else:
-        result = _characterize_jobs(paths, known_hardware, questions)
-    page = _write_page(result, report) if report is not None else None
-    if format is Format.JSON:
-        show_json(result.as_json())
+    if learn is not None:
+        learn_traces(paths, kind, learn)
         return
-    match result:
-        case JobsCharacterization():
-            show_jobs(result, is_default=hardware is None)
-        case ScalingCharacterization():
-            show_scaling(result)
-        case TracesCharacterization():
-            show_traces(result)
+    needs_labels = kinds or explain or corpus is not None
+    if needs_labels:
+        require_traces(paths, "--kinds")
+        require_learners()
+    bar = ReadProgress(paths, enabled=not quiet and format is Format.TABLE)
+    result = _characterize(paths, hardware, what_if or (), processes, bar)
+    labels = characterize_kinds(paths, corpus) if needs_labels else None
+    page = _write_page(result, report, labels) if report is not None else None
+    if format is Format.JSON:
+        more = {"kinds": labels.as_json()} if labels is not None else {}
+        show_json({**result.as_json(), **more})
+        return
+    _show(result, is_default=hardware is None)
+    if labels is not None:
+        show_kinds(labels, explain)
     for reason in result.skip_reasons[:MAX_REASONS]:
         err.print(f"skipped: {reason}")
     if page is not None:
         out.print(f"report: {page}")
+
+
+def _characterize(
+    paths: Sequence[Path],
+    hardware: str | None,
+    what_if: Sequence[str],
+    processes: int,
+    bar: ReadProgress,
+) -> Result:
+    questions = [parse_what_if(text) for text in what_if]
+    known_hardware = load_hardware(hardware) if hardware else None
+    if not is_table(paths[0]):
+        return _characterize_traces(paths, known_hardware, questions, processes, bar)
+    if is_step_table(paths[0]):
+        return _characterize_steps(paths, known_hardware, questions)
+    return _characterize_jobs(paths, known_hardware, questions)
+
+
+def _show(result: Result, *, is_default: bool) -> None:
+    """Print the tables; ``is_default``: no hardware was given."""
+    match result:
+        case JobsCharacterization():
+            show_jobs(result, is_default=is_default)
+        case ScalingCharacterization():
+            show_scaling(result)
+        case TracesCharacterization():
+            show_traces(result)
 
 
 def _input_files(inputs: Sequence[Path]) -> list[Path]:
@@ -196,11 +239,11 @@ def _characterize_traces(
     return characterize_traces(ranks, chakra, hardware, questions, unreadable)
 
 
-def _write_page(result: Result, path: Path) -> Path:
+def _write_page(result: Result, path: Path, labels: KindsCharacterization | None) -> Path:
     if isinstance(result, ScalingCharacterization):
         raise BadInput(
             f"--report {path}: there is no page for tables of measured steps; use --format json"
         )
     from nostall.report.workload import write_page  # slow to import: it also imports Numba
 
-    return write_page(result, path)
+    return write_page(result, path, labels)

@@ -26,6 +26,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "farm": ("cryptography", "distributed"),
     "rl": ("gymnasium", "safetensors", "sb3-contrib", "tensorboard", "torch"),
     "parquet": ("pyarrow",),
+    "learn": ("scikit-learn", "scipy"),
 }
 """Packages of each extra of nostall."""
 USES: dict[str, tuple[str, ...]] = {
@@ -41,6 +42,7 @@ USES: dict[str, tuple[str, ...]] = {
     "fuse --strategy optimum": ("torch", "triton", "scipy"),
     "plan path.py:build, launch": ("torch",),
     "characterize JOBS.parquet": ("pyarrow",),
+    "characterize --kinds": ("scikit-learn", "scipy"),
     "store, apply": ("store",),
 }
 """Parts that each use of nostall needs.  Other commands need none of them."""

@@ -22,6 +22,7 @@ from nostall.report.workload.plots import (
 from nostall.workload import Architecture
 from nostall.workload.characterization import JobsCharacterization, TracesCharacterization
 from nostall.workload.characterization.jobs import RATE_FACTORS
+from nostall.workload.characterization.kinds import KindsCharacterization
 from nostall.workload.model import STEP_PARTS
 from nostall.workload.timeline.analysis import TIME_PARTS
 from nostall.workload.timeline.time_slices import slice_shares
@@ -45,12 +46,16 @@ TIME_PART_STYLES = {part: f"c-{part}" for part in TIME_PARTS}
 WORK_KIND_STYLES = ("c-compute", "c-memory", "c-weights", "c-data", "c-copies")
 
 
-def write_page(result: JobsCharacterization | TracesCharacterization, path: Path) -> Path:
-    """Write the page of ``result`` to ``path``, and return ``path``."""
+def write_page(
+    result: JobsCharacterization | TracesCharacterization,
+    path: Path,
+    kinds: KindsCharacterization | None = None,
+) -> Path:
+    """Write the page of ``result``, with labels of its traces, to ``path``; returns ``path``."""
     if isinstance(result, JobsCharacterization):
         page = _jobs_page(result)
     else:
-        page = _traces_page(result)
+        page = _traces_page(result, kinds)
     write_atomically(path, page.encode())
     return path
 
@@ -127,7 +132,7 @@ def _speedup_cdf(result: JobsCharacterization, target: str) -> tuple[list[float]
     return cdf_corners(speedups, [(i + 1) / len(speedups) for i in range(len(speedups))])
 
 
-def _traces_page(result: TracesCharacterization) -> str:
+def _traces_page(result: TracesCharacterization, kinds: KindsCharacterization | None) -> str:
     rows = [
         (
             _shorten(gpu.name),
@@ -149,7 +154,34 @@ def _traces_page(result: TracesCharacterization) -> str:
         detailed=detailed,
         max_kernels=MAX_KERNELS,
         parts=TIME_PART_STYLES,
+        kinds=kinds,
+        reliability=_reliability(kinds) if kinds else Markup(""),
+        chain=_chain(kinds) if kinds else Markup(""),
     )
+
+
+def _reliability(kinds: KindsCharacterization) -> Markup:
+    """Share of right labels over the probability, in cross-validation."""
+    probabilities = [row[0] for row in kinds.reliability]
+    rights = [row[1] for row in kinds.reliability]
+    lines = [
+        Line("calibrated", "l-0", [0.0, 1.0], [0.0, 1.0]),
+        Line("labelled programs", "l-1", probabilities, rights),
+    ]
+    return line_plot(lines, "probability of the label", "right labels", percent=True)
+
+
+def _chain(kinds: KindsCharacterization) -> Markup:
+    """Topics and categories of the topic model's chain after each sweep."""
+    if kinds.new_kinds is None:
+        return Markup("")
+    trace = kinds.new_kinds.model.trace_
+    sweeps = [float(sweep + 1) for sweep in range(len(trace))]
+    lines = [
+        Line(name, f"l-{number}", sweeps, [row[name] for row in trace])
+        for number, name in enumerate(("topics", "categories"))
+    ]
+    return line_plot(lines, "sweep after burn-in", "number")
 
 
 def _render(template: str, **values: Any) -> str:

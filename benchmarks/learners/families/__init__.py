@@ -1,0 +1,1 @@
+"""Families of models of random size, by kind of work."""

@@ -1,0 +1,233 @@
+"""Write ``docs/results/learners.md``: the learners beside their baselines and their goals.
+
+python -m benchmarks page learners
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from benchmarks.harness.markdown import PAGES, link, page, table, wrapped
+from benchmarks.harness.result_file import load, results
+from nostall.core.files import write_atomically
+
+PAGE = PAGES / "learners.md"
+FOLDER = results("learners")
+Row = Mapping[str, Any]
+
+
+def text() -> str:
+    """The whole page."""
+    parts = [_operators(), _topics(), _digits(), _errors()]
+    return page("Learners", "python -m benchmarks page learners", parts)
+
+
+def write() -> None:
+    write_atomically(PAGE, text().encode())
+
+
+def _goal(value: float, goal: float, *, at_most: bool = False) -> str:
+    """A figure with its goal, and whether it is missed."""
+    is_missed = value > goal if at_most else value < goal
+    sign = "≤" if at_most else "≥"
+    return f"{value:.3f} (goal {sign} {goal:g}{', missed' if is_missed else ''})"
+
+
+def _operators() -> str:
+    path = FOLDER / "operators.json"
+    result = load(path)
+    rows = [
+        (
+            method,
+            f"{row['known_accuracy']:.3f}",
+            f"{row['unknown_auroc']:.3f}",
+            f"{row['calibration_error']:.3f}",
+        )
+        for method, row in result["methods_test"].items()
+    ]
+    methods = table(("method", "known accuracy", "unknown AUROC", "calibration error"), rows)
+    best, mean = result["chosen"], result["pipeline_mean"]
+    grouping = result["grouping_test"]
+    pipeline = table(
+        ("figure", "pipeline", "topic model on exactly the hidden kinds"),
+        [
+            (
+                "Hungarian accuracy on new kinds",
+                _goal(mean["hungarian_accuracy"], 0.85),
+                f"{grouping['hungarian_accuracy']:.3f}",
+            ),
+            (
+                "number of new kinds within 1",
+                _goal(mean["number_within_1"], 0.8),
+                f"{grouping['number_within_1']:.3f}",
+            ),
+            (
+                "mean error of the number",
+                f"{mean['number_error']:+.2f}",
+                f"{grouping['mean_number_error']:+.2f}",
+            ),
+            ("new programs that are flagged", f"{mean['flagged_of_new']:.3f}", "–"),
+            ("known programs that are flagged", f"{mean['flagged_of_known']:.3f}", "–"),
+        ],
+    )
+    means = ", ".join(
+        f"{row['hungarian_accuracy']:.3f} with {factor} times the true number"
+        for factor, row in result["k_means_test"].items()
+    )
+    sweep = table(
+        ("words", "temper", "eta", "Hungarian accuracy", "number within 1", "mean error"),
+        [
+            (
+                row["words"],
+                f"{row['temper']:g}",
+                f"{row['eta']:g}",
+                f"{row['hungarian_accuracy']:.3f}",
+                f"{row['number_within_1']:.2f}",
+                f"{row['mean_number_error']:+.1f}",
+            )
+            for row in result["temper_sweep_development"]
+        ],
+    )
+    hidden = ", ".join(result["hidden_in_tests_only"])
+    return "\n\n".join(
+        [
+            "## Generated models: labels, unknown kinds, new kinds",
+            wrapped(
+                f"{result['documents']} training steps of {len(result['kinds'])} kinds of models "
+                "(" + ", ".join(result["kinds"]) + "). Ten splits hide 1 to 4 kinds of a pool that "
+                f"is hidden in no development split ({hidden}); half of the programs of all other "
+                f"kinds have labels. Means of the splits ({link(path)}). Goals: known accuracy and "
+                "AUROC of the pipeline at least 0.95."
+            ),
+            methods,
+            wrapped(
+                "The pipeline labels and flags with the forest, and groups the flagged programs "
+                f"with the topic model (words: {best['words']}, temper {best['temper']:g}, eta "
+                f"{best['eta']:g}; chosen on the development splits)."
+            ),
+            pipeline,
+            wrapped(f"k-means on exactly the hidden kinds has a Hungarian accuracy of {means}."),
+            "The sweep over tempers on the development splits:",
+            sweep,
+        ]
+    )
+
+
+def _topics() -> str:
+    path = FOLDER / "topics.json"
+    result = load(path)
+    given = result["given"]
+    rows = [
+        (
+            "inferred",
+            result["exact_number_of_new_kinds"] + " exact",
+            f"{sum(r['rand_index'] for r in result['inferred']) / len(result['inferred']):.3f}",
+        ),
+        *(
+            (f"given: {n}", f"{row['mean_new_kinds']:.1f} used", f"{row['mean_rand_index']:.3f}")
+            for n, row in given.items()
+        ),
+        *(
+            (f"k-means, k = {k}, new documents only", "–", f"{value:.3f}")
+            for k, value in result["baselines"]["k_means_rand_index_by_k"].items()
+        ),
+    ]
+    speed = result["speed"]
+    novelty = result["baselines"].get("topics_novelty_auroc")
+    if novelty is None:
+        novelty = sum(r["novelty_auroc"] for r in result["inferred"]) / len(result["inferred"])
+    figures = [
+        ("exact number of new kinds (goal ≥ 9 of 10)", result["exact_number_of_new_kinds"]),
+        ("least adjusted Rand index", _goal(result["least_rand_index"], 0.95)),
+        (
+            "µs a token and sweep",
+            _goal(speed["1"]["microseconds_per_token_and_sweep"], 0.3, at_most=True),
+        ),
+        ("CPU time for 16 times the data (goal 13 to 19)", f"{speed['ratio']:.1f}"),
+        ("novelty AUROC of the topic model", f"{novelty:.3f}"),
+        ("novelty AUROC of a random forest", f"{result['baselines']['forest_novelty_auroc']:.3f}"),
+    ]
+    if isinstance(result["perplexity"], list):
+        ratios = [row["ratio"] for row in result["perplexity"]]
+        figures.append(
+            (
+                "held-out perplexity over that of tomotopy (goal: within 2 %)",
+                ", ".join(f"{ratio:.3f}" for ratio in ratios),
+            )
+        )
+    return "\n\n".join(
+        [
+            "## Synthetic documents: the number of new kinds",
+            wrapped(
+                "Documents of the model's own distribution: 8 categories, 3 of them without "
+                f"labels; ten seeds ({link(path)})."
+            ),
+            table(
+                ("number of new categories", "new kinds (3 are true)", "adjusted Rand index"), rows
+            ),
+            table(("figure", "value"), figures),
+        ]
+    )
+
+
+def _digits() -> str:
+    path = FOLDER / "digits.json"
+    result = load(path)
+    parts = [
+        "## Digits in five views",
+        wrapped(
+            "Means of five fixed splits; test items with missing views have only the Fourier and "
+            f"the Zernike view. Settings were chosen on other items ({link(path)}). Baselines "
+            "without views: the best of mean imputation, PCA imputation and an ensemble of one "
+            "classifier a view. Goal of the calibration error: at most 0.05 at 20 and 80 a class."
+        ),
+    ]
+    for each, goal in result["goals_accuracy"].items():
+        scores = result.get(f"{each}_a_class", {})
+        missing = {method: _best_missing(row) for method, row in scores.items()}
+        baseline = max((v for m, v in missing.items() if not m.startswith("max-margin")), default=0)
+        rows = []
+        for method, row in scores.items():
+            accuracy = row["accuracy"]["mean"]
+            is_ours = method.startswith("max-margin")
+            rows.append(
+                (
+                    method,
+                    _goal(accuracy, goal) if is_ours else f"{accuracy:.3f}",
+                    _goal(missing[method], baseline) if is_ours else f"{missing[method]:.3f}",
+                    f"{row['calibration_error']['mean']:.3f}",
+                )
+            )
+        head = (f"{each} a class", "accuracy", "views missing", "calibration error")
+        parts.append(table(head, rows))
+    if "time" in result:
+        ratio = result["time"]["ratio_for_16_times"]
+        parts.append(
+            f"A sweep over 16 times the items takes {ratio:.1f} times the CPU (goal 13 to 19)."
+        )
+    return "\n\n".join(parts)
+
+
+def _best_missing(row: Row) -> float:
+    """The best accuracy with missing views."""
+    names = ("missing_", "accuracy_missing")
+    return max(value["mean"] for name, value in row.items() if name.startswith(names))
+
+
+def _errors() -> str:
+    path = FOLDER / "seeded_errors.json"
+    result = load(path)
+    rows = [(name, f"{score:.1f}") for name, score in result["largest_z"].items()]
+    return "\n\n".join(
+        [
+            "## Seeded errors in the topic sampler",
+            wrapped(
+                f"Geweke's test with {result['draws']} draws of the prior and twice as many of the "
+                "chain: the largest |z| of nine statistics; above 4 an error is caught. Errors of "
+                "concentrations that later steps draw again need more draws. "
+                f"Missed: {', '.join(result['missed']) or 'none'} ({link(path)})."
+            ),
+            table(("seeded error", "largest z"), rows),
+        ]
+    )

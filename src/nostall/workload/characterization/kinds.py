@@ -1,0 +1,186 @@
+"""Kinds of the programs that traces record, by the operators that they call."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nostall.core.errors import BadInput, BadTrace, MissingPart
+from nostall.workload.learning.documents import (
+    Document,
+    canonical_operator,
+    read_documents,
+    write_documents,
+)
+from nostall.workload.traces.host import read_host
+
+if TYPE_CHECKING:
+    from nostall.workload.learning.labeller import Label
+    from nostall.workload.learning.new_kinds import NewKinds
+
+SMALLEST_GROUP = 4
+"""Traces of unknown kinds that are grouped; fewer are only listed."""
+
+
+@dataclass(frozen=True)
+class KindsCharacterization:
+    """Labels of traces, and the new kinds among those without a known kind."""
+
+    documents: tuple[Document, ...]
+    labels: tuple[Label, ...]
+    new_kinds: NewKinds | None
+    """None if fewer than :data:`SMALLEST_GROUP` traces are of unknown kinds."""
+    corpus: str
+    """Where the labelled programs come from."""
+    threshold: float
+    """Novelty from which on a trace is of an unknown kind."""
+    confusions: Mapping[tuple[str, str], int]
+    """(kind, label) of the labelled programs in cross-validation, and how many there are."""
+    reliability: tuple[tuple[float, float, int], ...]
+    """(mean probability, share of right labels, programs) of labelled programs, by bins."""
+    skip_reasons: tuple[str, ...]
+
+    @property
+    def rows(self) -> list[tuple[Document, Label]]:
+        """Each trace with its label."""
+        return list(zip(self.documents, self.labels, strict=True))
+
+    def as_json(self) -> dict[str, Any]:
+        new = self.new_kinds
+        return {
+            "corpus": self.corpus,
+            "threshold": self.threshold,
+            "traces": [
+                {
+                    "file": document.name,
+                    "kind": None if label.is_unknown else label.kind,
+                    "most_probable_known_kind": label.kind,
+                    "probability": label.probability,
+                    "novelty": label.novelty,
+                    "nearest": [
+                        {"name": n.name, "kind": n.kind, "similarity": n.similarity}
+                        for n in label.nearest
+                    ],
+                    "decisive_operators": dict(label.words),
+                }
+                for document, label in self.rows
+            ],
+            "new_kinds": None
+            if new is None
+            else {
+                "groups": [
+                    {"traces": list(kind.members), "operators": list(kind.words)}
+                    for kind in new.kinds
+                ],
+                "number_by_temper": {
+                    str(temper): {str(n): share for n, share in posterior.items()}
+                    for temper, posterior in new.counts.items()
+                },
+            },
+            "cross_validation": {
+                "confusions": [
+                    {"kind": kind, "label": label, "programs": count}
+                    for (kind, label), count in self.confusions.items()
+                    if kind != label
+                ],
+                "reliability": [list(row) for row in self.reliability],
+            },
+            "skipped": list(self.skip_reasons),
+        }
+
+
+def require_learners() -> None:
+    """Raise :class:`~nostall.core.errors.MissingPart` if the extra ``learn`` is not installed."""
+    missing = [name for name in ("sklearn", "scipy") if find_spec(name) is None]
+    if missing:
+        raise MissingPart(
+            f"labels of traces need {' and '.join(missing)}; pip install 'nostall[learn]'"
+        )
+
+
+def trace_document(path: Path, kind: str = "") -> Document:
+    """The operators that the program of a trace calls on the host.
+
+    Raises :class:`~nostall.core.errors.BadTrace` if the trace has none.
+    """
+    recording = read_host(path)
+    calls: Counter[str] = Counter()
+    for index in recording.operators.name.tolist():
+        operator = canonical_operator(recording.names[index])
+        if operator is not None:
+            calls[operator] += 1
+    if not calls:
+        raise BadTrace(
+            f"{path}: it records no PyTorch operators; record the trace with ProfilerActivity.CPU"
+        )
+    return Document(str(path), kind, dict(sorted(calls.items())))
+
+
+def read_trace_documents(paths: Sequence[Path], kind: str = "") -> tuple[list[Document], list[str]]:
+    """(documents, reasons for traces that cannot be read).
+
+    Raises :class:`~nostall.core.errors.BadTrace` if none can be read.
+    """
+    documents, reasons = [], []
+    for path in paths:
+        try:
+            documents.append(trace_document(path, kind))
+        except BadTrace as error:
+            reasons.append(str(error))
+    if not documents:
+        raise BadTrace(reasons[0])
+    return documents, reasons
+
+
+def learn(paths: Sequence[Path], kind: str, corpus: Path) -> tuple[int, list[str]]:
+    """Add traces of a kind to a file of labelled programs; a trace replaces one of its name.
+
+    Returns the number of programs in the file, and the reasons for traces that cannot be read.
+    """
+    if not kind.strip():
+        raise BadInput("--learn needs the kind of the traces; give --kind, for example --kind bert")
+    documents, reasons = read_trace_documents(paths, kind.strip())
+    names = {document.name for document in documents}
+    old = read_documents(corpus) if corpus.exists() else []
+    together = [document for document in old if document.name not in names] + documents
+    write_documents(corpus, together)
+    return len(together), reasons
+
+
+def characterize_kinds(paths: Sequence[Path], corpus: Path | None) -> KindsCharacterization:
+    """Label traces with the kinds of a file of labelled programs, by default nostall's own."""
+    require_learners()
+    from nostall.workload.learning.labeller import KindLabeller
+    from nostall.workload.learning.new_kinds import find_new_kinds
+
+    if corpus is None:
+        with resources.as_file(resources.files("nostall.workload.learning")) as folder:
+            labelled = read_documents(folder / "corpus.json.gz")
+    else:
+        labelled = read_documents(corpus)
+    labeller = KindLabeller(labelled)
+    documents, reasons = read_trace_documents(paths)
+    usable = [d for d in documents if labeller.knows_operators_of(d)]
+    reasons += [
+        f"{d.name}: it calls no operator of the labelled programs"
+        for d in documents
+        if d not in usable
+    ]
+    labels = labeller.label(usable)
+    unknown = [d for d, label in zip(usable, labels, strict=True) if label.is_unknown]
+    new_kinds = find_new_kinds(labelled, unknown) if len(unknown) >= SMALLEST_GROUP else None
+    return KindsCharacterization(
+        documents=tuple(usable),
+        labels=tuple(labels),
+        new_kinds=new_kinds,
+        corpus=str(corpus) if corpus else "nostall's generated models",
+        threshold=labeller.threshold,
+        confusions=labeller.confusions(),
+        reliability=tuple(labeller.reliability()),
+        skip_reasons=tuple(reasons),
+    )

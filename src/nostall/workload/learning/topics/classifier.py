@@ -1,0 +1,247 @@
+"""The topic model with scikit-learn's interface for semi-supervised classifiers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from nostall.core.errors import BadInput
+from nostall.workload.learning.diagnostics import Convergence, convergence
+from nostall.workload.learning.topics.categories import UNLIMITED, Limits
+from nostall.workload.learning.topics.chain import Chain, Draw, document_scores
+from nostall.workload.learning.topics.counts import Floats, Ints
+from nostall.workload.learning.topics.hyper import ConcentrationPriors
+from nostall.workload.learning.topics.tokens import Documents
+
+UNLABELLED = -1
+"""Label of a document whose category is unknown, as in scikit-learn's semi-supervised module."""
+NEW = -2
+"""Prediction for a document of a new category."""
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class OpenTopics(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """Labels documents with known categories or *new*; implements the model of arXiv:1910.04420.
+
+    X holds word counts (documents x words); y holds categories as integers of at least 0, and -1
+    for documents whose category is unknown.  Time is linear in the number of tokens.
+    """
+
+    new_categories: int | None = None
+    """Number of new categories (parametric model), or None to infer it."""
+    eta: float = 0.3
+    """Concentration of the words of a topic."""
+    temper: float = 1.0
+    """Exponent of the counts: a count n becomes round(n ** temper).  Repeated layers of a model are
+    not independent tokens; with raw counts each size of a model is a kind of its own."""
+    sweeps: int = 150
+    """Sweeps of each chain, of which ``burn_in`` are dropped."""
+    burn_in: int = 75
+    chains: int = 1
+    """Predictions use the chain with the greatest mean density; chains seldom leave a mode."""
+    kept_draws: int = 25
+    """Draws of each chain that predictions use."""
+    smallest_kind: int = 3
+    """Documents of a new category that counts as a new kind."""
+    warm_start: bool = False
+    """``fit`` continues the chains of the last ``fit`` on the same data up to ``sweeps``; the
+    result is that of one longer ``fit``."""
+    random_state: int = 0
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.positive_only = True
+        return tags
+
+    def fit(self, X: Any, y: Any) -> OpenTopics:
+        """Run the chains on counts X (documents, words) with labels y (documents,)."""
+        self._check_parameters()
+        X, y = validate_data(self, X, y, dtype=np.float64)
+        y = _checked_labels(y)
+        self.classes_ = np.unique(y[y != UNLABELLED])
+        documents = self._documents(X, (y != UNLABELLED).astype(np.int64))
+        labels = np.where(y == UNLABELLED, 0, np.searchsorted(self.classes_, y))
+        self._is_unlabelled = y == UNLABELLED
+        if not (self.warm_start and hasattr(self, "_chains")):
+            seeds = np.random.SeedSequence(self.random_state).spawn(self.chains)
+            self._chains = [
+                Chain(
+                    documents,
+                    labels.astype(np.int64),
+                    X.shape[1],
+                    self._limits(),
+                    self.eta,
+                    ConcentrationPriors(),
+                    np.random.default_rng(seed),
+                )
+                for seed in seeds
+            ]
+            self._draws: list[list[Draw]] = [[] for _ in seeds]
+            self._traces: list[list[dict[str, float]]] = [[] for _ in seeds]
+        for chain, draws, trace in zip(self._chains, self._draws, self._traces, strict=True):
+            self._run(chain, draws, trace)
+        return self
+
+    def predict(self, X: Any) -> Ints:
+        """The most probable known category of each document, or ``NEW``."""
+        known, novelty = self._probabilities(X)
+        best = self.classes_[known.argmax(axis=1)] if len(self.classes_) else NEW
+        return np.where(novelty > 0.5, NEW, best).astype(np.int64)
+
+    def predict_proba(self, X: Any) -> Floats:
+        """Probabilities of the known categories given that it is one of them."""
+        known, _ = self._probabilities(X)
+        known = known + 1e-300  # documents that are certainly new get equal probabilities
+        shares: Floats = known / known.sum(axis=1, keepdims=True)
+        return shares
+
+    def novelty(self, X: Any) -> Floats:
+        """Probability that each document is of a new category."""
+        return self._probabilities(X)[1]
+
+    @property
+    def chain_(self) -> int:
+        """Number of the chain with the greatest mean log density after burn-in."""
+        check_is_fitted(self, "classes_")
+        means = [np.mean([row["log density"] for row in trace]) for trace in self._traces]
+        return int(np.argmax(means))
+
+    @property
+    def draws_(self) -> list[Draw]:
+        """The kept draws of the best chain."""
+        return self._draws[self.chain_]
+
+    @property
+    def trace_(self) -> list[dict[str, float]]:
+        """The monitored scalars of the best chain after each sweep that follows burn-in."""
+        return list(self._traces[self.chain_])
+
+    @property
+    def category_draws_(self) -> Ints:
+        """Category of each training document by draw; new ones are numbered after the known."""
+        check_is_fitted(self, "classes_")
+        return np.array([draw.category_of for draw in self.draws_])
+
+    @property
+    def training_novelty_(self) -> Floats:
+        """Share of the draws in which each training document is of a new category."""
+        share: Floats = (self.category_draws_ >= len(self.classes_)).mean(axis=0)
+        return share
+
+    @property
+    def new_kinds_(self) -> dict[int, float]:
+        """Posterior of the number of new kinds (of at least ``smallest_kind`` documents)."""
+        counts = [self._count_new(draw) for draw in self.category_draws_]
+        return {n: counts.count(n) / len(counts) for n in sorted(set(counts))}
+
+    def partition(self) -> Ints:
+        """One category for each training document: the draw with the least Binder loss."""
+        draws = self.category_draws_
+        together = np.zeros((draws.shape[1], draws.shape[1]))
+        for draw in draws:
+            together += draw[:, None] == draw[None, :]
+        together /= len(draws)
+        losses = [np.abs((d[:, None] == d[None, :]) - together).sum() for d in draws]
+        best: Ints = draws[int(np.argmin(losses))]
+        return best
+
+    @property
+    def convergence_(self) -> dict[str, Convergence]:
+        """R-hat and effective draws of the monitored scalars, after burn-in."""
+        check_is_fitted(self, "classes_")
+        length = min(len(trace) for trace in self._traces)
+        return {
+            name: convergence(np.array([[row[name] for row in t[:length]] for t in self._traces]))
+            for name in self._traces[0][0]
+        }
+
+    def _count_new(self, categories: Ints) -> int:
+        new = categories[categories >= len(self.classes_)]
+        return int((np.bincount(new) >= self.smallest_kind).sum()) if len(new) else 0
+
+    def _check_parameters(self) -> None:
+        for name in ("sweeps", "chains", "kept_draws"):
+            if getattr(self, name) < 1:
+                raise BadInput(f"{name}={getattr(self, name)}; allowed is a number of at least 1")
+        if not 0 <= self.burn_in < self.sweeps:
+            raise BadInput(
+                f"burn_in={self.burn_in} with sweeps={self.sweeps}; allowed is 0 to sweeps - 1"
+            )
+        for name in ("eta", "temper"):
+            if not getattr(self, name) > 0:
+                raise BadInput(f"{name}={getattr(self, name)}; allowed is a number above 0")
+        if self.new_categories is not None and self.new_categories < 0:
+            raise BadInput(
+                f"new_categories={self.new_categories}; allowed is None or a number of at least 0"
+            )
+
+    def _documents(self, X: Floats, is_labelled: Ints) -> Documents:
+        if (X < 0).any():
+            raise BadInput(
+                f"Negative values in data: a word count is {X.min():g}; counts are at least 0"
+            )
+        counts = np.where(X > 0, np.maximum(1, np.round(X**self.temper)), 0).astype(np.int64)
+        tokens = [np.repeat(np.arange(X.shape[1]), row) for row in counts]
+        if empty := [d for d, row in enumerate(tokens) if len(row) == 0]:
+            raise BadInput(f"document {empty[0]} has no words; leave out documents without words")
+        starts = np.concatenate([[0], np.cumsum([len(row) for row in tokens])])
+        words = np.concatenate(tokens)
+        return Documents(words.astype(np.int64), starts.astype(np.int64), is_labelled)
+
+    def _limits(self) -> Limits:
+        new = UNLIMITED if self.new_categories is None else self.new_categories
+        return Limits(len(self.classes_), new)
+
+    def _run(self, chain: Chain, draws: list[Draw], trace: list[dict[str, float]]) -> None:
+        """Continue one chain up to ``sweeps`` sweeps; keep evenly spaced draws."""
+        interval = max(1, (self.sweeps - self.burn_in) // self.kept_draws)
+        while chain.sweeps < self.sweeps:
+            chain.sweep()
+            after = chain.sweeps - self.burn_in
+            if after > 0:
+                trace.append(_monitored(chain))
+                if after % interval == 0:
+                    draws.append(chain.draw())
+
+    def _probabilities(self, X: Any) -> tuple[Floats, Floats]:
+        check_is_fitted(self, "classes_")
+        X = validate_data(self, X, dtype=np.float64, reset=False)
+        documents = self._documents(X, np.zeros(len(X), np.int64))
+        limits = self._limits()
+        known = limits.known
+        draws = self.draws_
+        total = np.zeros((len(X), known))
+        for d in range(len(X)):
+            words = documents.words[documents.starts[d] : documents.starts[d + 1]]
+            for draw in draws:
+                total[d] += document_scores(draw, words, limits)[:known]
+        total /= len(draws)
+        return total, 1.0 - total.sum(axis=1)
+
+
+def _monitored(chain: Chain) -> dict[str, float]:
+    """Scalars whose convergence is monitored."""
+    return {
+        "topics": float((chain.counts.topics > 0).sum()),
+        "categories": float((chain.counts.documents > 0).sum()),
+        "log gamma": float(np.log(chain.hyper.topics)),
+        "log a0": float(np.log(chain.hyper.categories)),
+        "accepted": chain.accepted,
+        "log density": chain.log_density(),
+    }
+
+
+def _checked_labels(y: NDArray[Any]) -> Ints:
+    is_number = y.dtype.kind in "iuf"
+    labels = y.astype(np.int64) if is_number else np.zeros(len(y), np.int64)
+    if not is_number or (labels != y).any() or (labels < UNLABELLED).any():
+        raise BadInput(
+            f"labels {sorted(set(y.tolist()))[:6]}; allowed are integers of at "
+            "least 0, and -1 for documents without a label"
+        )
+    return labels
