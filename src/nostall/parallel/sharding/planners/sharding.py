@@ -1,0 +1,178 @@
+"""The planner ``sharding``: exact on one mesh dimension at a time, and never worse than a rule.
+
+On two mesh dimensions, it solves one dimension with the other fixed and repeats this until the
+modelled time stays the same.  It starts from the plan of each rule, so its plan is never worse than
+any of them under the same cost model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from time import monotonic
+
+from nostall.parallel.errors import Infeasible
+from nostall.parallel.sharding.cost.memory import ADAM_STATE_FACTOR, MemoryUse, memory_use
+from nostall.parallel.sharding.cost.prices import Prices, StepCost, step_cost
+from nostall.parallel.sharding.graph import Assignment, replicated
+from nostall.parallel.sharding.planners.integer_program import Problem, Solution, solve
+from nostall.parallel.sharding.planners.rules import RULES, Rule, allowed_strategies
+from nostall.parallel.sharding.planners.tied import tie
+
+MAX_ROUNDS = 8
+"""Rounds over the mesh dimensions; each one is solved once in a round."""
+DEFAULT_SECONDS = 120.0
+_SAME = 1e-9
+"""Relative difference of times below which a round changed nothing."""
+_MEMORY_TRIES = 5
+"""How often the limit in the integer program is lowered if the peak exceeds the memory."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of a planner of shardings."""
+
+    memory: float | None = None
+    """Bytes of each GPU; None for no limit."""
+    state_factor: float = ADAM_STATE_FACTOR
+    seconds: float = DEFAULT_SECONDS
+    """Time limit."""
+    report: Callable[[float, str], None] | None = None
+    started: float = field(default_factory=monotonic)
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds until the time limit, at least one."""
+        return max(1.0, self.seconds - (monotonic() - self.started))
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the time limit is reached."""
+        return monotonic() - self.started >= self.seconds
+
+    def report_progress(self, fraction: float, step: str) -> None:
+        """Call the progress callback, if there is one."""
+        if self.report is not None:
+            self.report(min(1.0, fraction), step)
+
+
+@dataclass(frozen=True, eq=False)
+class ShardingPlan:
+    """An assignment of strategies with its modelled cost."""
+
+    name: str
+    """The planner or rule that made it."""
+    prices: Prices
+    assignment: Assignment
+    cost: StepCost
+    memory: MemoryUse
+    solutions: tuple[Solution, ...] = ()
+    """The integer programs that led to it, the last one of each mesh dimension last."""
+
+    def fits(self, memory: float | None) -> bool:
+        """Whether the modelled peak is within a limit."""
+        return memory is None or self.memory.peak <= memory
+
+
+def plan_sharding(prices: Prices, options: Options) -> tuple[ShardingPlan, list[ShardingPlan]]:
+    """The plan with the least modelled time that fits into memory, and the plans of the rules.
+
+    The rules' plans are sorted by time and may exceed the memory limit.  Raises :class:`Infeasible`
+    if no plan fits.
+    """
+    rules = []
+    for number, rule in enumerate(RULES.values()):
+        options.report_progress(0.1 * number, rule.name)
+        if (plan := plan_by_rule(prices, rule, options)) is not None:
+            rules.append(plan)
+    rules.sort(key=lambda plan: plan.cost.step_s)
+    starts = [plan for plan in rules if plan.name != "replicated"]
+    if len(prices.graph.mesh) == 1:
+        starts = starts[:1]  # the optimum does not depend on the start
+    found = []
+    for number, start in enumerate(starts):
+        if found and options.is_over:
+            break
+        options.report_progress(0.4 + 0.6 * number / len(starts), "sharding")
+        if (improved := _within_memory(prices, start, options)) is not None:
+            found.append(improved)
+    found += [plan for plan in rules if plan.fits(options.memory)]
+    if not found:
+        limit = 0.0 if options.memory is None else options.memory / 2**30
+        smallest = min(plan.memory.peak for plan in rules) / 2**30
+        raise Infeasible(
+            f"no sharding fits into {limit:.3g} GiB of a GPU's memory (the smallest found needs "
+            f"{smallest:.3g} GiB, modelled); use more GPUs, a smaller --global-batch or a smaller "
+            "--state-factor"
+        )
+    best = min(found, key=lambda plan: plan.cost.step_s)
+    return replace(best, name="sharding"), rules
+
+
+def plan_by_rule(prices: Prices, rule: Rule, options: Options) -> ShardingPlan | None:
+    """The fastest plan under a rule, without a memory limit; None if the rule is not possible."""
+    graph = prices.graph
+    start = replicated(graph)
+    allowed = {d: allowed_strategies(rule, graph, d) for d in range(len(graph.mesh))}
+    # Parameters and batch go to their placements first, so that each dimension sees the others'.
+    start = tuple(
+        tuple(min(own) if len(own) == 1 else 0 for own in allowed[d])
+        for d in range(len(graph.mesh))
+    )
+    try:
+        return _alternate(prices, rule.name, start, options, allowed)
+    except Infeasible:
+        return None
+
+
+def _within_memory(
+    prices: Prices, start: ShardingPlan, options: Options
+) -> ShardingPlan | None:
+    """Improve a plan without restrictions; lower the program's limit until the peak fits."""
+    limit = options.memory
+    for _ in range(_MEMORY_TRIES):
+        try:
+            plan = _alternate(
+                prices, "sharding", start.assignment, replace(options, memory=limit), None
+            )
+        except Infeasible:
+            return None
+        if plan.fits(options.memory) or limit is None or options.memory is None:
+            return plan
+        limit *= 0.95 * options.memory / plan.memory.peak
+    return None
+
+
+def _alternate(
+    prices: Prices,
+    name: str,
+    start: Assignment,
+    options: Options,
+    allowed: dict[int, list[frozenset[int]]] | None,
+) -> ShardingPlan:
+    """Solve one mesh dimension after the other until nothing changes; the innermost first."""
+    graph, current = prices.graph, start
+    best_s, solutions = float("inf"), list[Solution]()
+    for _ in range(MAX_ROUNDS):
+        for mesh_dim in reversed(range(len(graph.mesh))):
+            others = tuple(own for d, own in enumerate(current) if d != mesh_dim)
+            problem = Problem(
+                prices,
+                tie(graph, others),
+                mesh_dim,
+                current,
+                allowed[mesh_dim] if allowed is not None else None,
+                options.memory if allowed is None else None,
+                options.state_factor,
+            )
+            solution = solve(problem, options.remaining_s)
+            solutions.append(solution)
+            current = (*current[:mesh_dim], solution.numbers, *current[mesh_dim + 1 :])
+        seconds = solutions[-1].objective_s
+        if len(graph.mesh) == 1 or seconds >= best_s * (1 - _SAME) or options.is_over:
+            break
+        best_s = seconds
+    cost = step_cost(prices, current)
+    assert cost is not None  # the program allows only what is possible
+    memory = memory_use(prices, current, options.state_factor)
+    return ShardingPlan(name, prices, current, cost, memory, tuple(solutions))
