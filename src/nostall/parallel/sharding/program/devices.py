@@ -108,11 +108,11 @@ class ProcessDevices:
         return [total]
 
     def send_parts(self, parts: list[Values], mesh_dim: int) -> list[Values]:
-        (sent,) = parts
-        sent = [part.contiguous() for part in sent]
-        received = [torch.empty_like(part) for part in sent]
-        dist.all_to_all(received, sent, group=self._group[mesh_dim])
-        return [received]
+        (own,) = parts
+        sent = torch.stack([part.contiguous() for part in own])
+        received = torch.empty_like(sent)
+        dist.all_to_all_single(received, sent, group=self._group[mesh_dim])
+        return [list(received.unbind())]
 
 
 def redistribute(

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.fx import Node
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from nostall.parallel.sharding.capture.operators import CapturedStep
 from nostall.parallel.sharding.graph import (
@@ -23,6 +23,10 @@ from nostall.parallel.sharding.graph import (
 from nostall.parallel.sharding.placements import Placements, local_shape
 from nostall.parallel.sharding.program.devices import Devices, Values, redistribute, scatter
 from nostall.parallel.sharding.program.local_arguments import localize
+
+
+_WITHOUT_STRIDES = {torch.ops.aten.view.default: torch.ops.aten.reshape.default}
+"""Operators that need strides which a redistribution does not keep, and what replaces them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,13 +128,10 @@ class ShardedProgram:
             local_shape(graph.tensors[t].shape, self._placements[t], graph.mesh)
             for t in graph.operators[number].outputs
         ]
-        assert all(shape is not None for shape in shapes)
+        indices = self.step.output_indices[number]
         results = [
-            call(node, own, self.step.output_indices[number], [s for s in shapes if s is not None])
-            for own in (list(local) for local in zip(*inputs, strict=True))
-        ] if inputs else [
-            call(node, [], self.step.output_indices[number], [s for s in shapes if s is not None])
-            for _ in self.devices.coordinates
+            call(node, [values[i] for values in inputs], indices, [s or () for s in shapes])
+            for i in range(len(self.devices.coordinates))
         ]
         return [list(column) for column in zip(*results, strict=True)]
 
@@ -175,5 +176,6 @@ def call(
     remaining = iter(inputs)
     filled = [next(remaining) if isinstance(leaf, Node) else leaf for leaf in leaves]
     args, kwargs = tree_unflatten(filled, structure)
-    result = node.target(*localize(node.target, args, inputs, shapes), **kwargs)
+    target: Any = _WITHOUT_STRIDES.get(node.target, node.target)
+    result = target(*localize(node.target, args, inputs, shapes), **kwargs)
     return [result[i] for i in indices] if isinstance(result, list | tuple) else [result]
