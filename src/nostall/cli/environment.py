@@ -23,6 +23,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "torch": ("torch",),
     "gpu": ("cuda-bindings", "cuda-core"),
     "fusion": ("scipy",),
+    "sharding": ("scipy", "torch"),
     "farm": ("cryptography", "distributed"),
     "rl": ("gymnasium", "safetensors", "sb3-contrib", "tensorboard", "torch"),
     "parquet": ("pyarrow",),
@@ -40,6 +41,7 @@ USES: dict[str, tuple[str, ...]] = {
     "fuse": ("torch", "triton", "nvdisasm"),
     "fuse --strategy optimum": ("torch", "triton", "scipy"),
     "plan path.py:build, launch": ("torch",),
+    "plan --planner sharding": ("torch", "scipy"),
     "characterize JOBS.parquet": ("pyarrow",),
     "store, apply": ("store",),
 }

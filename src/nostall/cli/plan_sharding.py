@@ -100,9 +100,7 @@ def plan_sharding_command(
             f"--state-factor {request.state_factor}: allowed is >= 1 (1 is the parameters alone)"
         )
     plan, others = _plan(request, quiet)
-    document = plan_document(
-        plan, others, request.module, request.samples, request.state_factor
-    )
+    document = plan_document(plan, others, request.module, request.samples, request.state_factor)
     if out_file is not None:
         out_file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(out_file, (json.dumps(document, indent=1) + "\n").encode())

@@ -41,7 +41,7 @@ VERBS = {
     "fuse": Verb("fuse:fuse", "Fuse the operators of a PyTorch function into kernels."),
     "plan": Verb("plan:plan", "Find a pipeline plan, or the placement of each tensor."),
     "simulate": Verb("simulate:simulate", "Simulate a pipeline plan, optionally in another order."),
-    "launch": Verb("launch:launch", "Train by a pipeline plan and measure each iteration."),
+    "launch": Verb("launch:launch", "Train by a plan and measure each iteration."),
     "characterize": Verb(
         "characterize:characterize", "Show where training time goes, in traces and tables."
     ),

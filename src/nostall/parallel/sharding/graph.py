@@ -147,9 +147,7 @@ def replicated(graph: ShardingGraph) -> Assignment:
     return tuple((0,) * len(graph.operators) for _ in graph.mesh)
 
 
-def input_placements(
-    graph: ShardingGraph, assignment: Assignment, edge: Edge
-) -> tuple[str, ...]:
+def input_placements(graph: ShardingGraph, assignment: Assignment, edge: Edge) -> tuple[str, ...]:
     """Placements of a tensor, one for each mesh dimension, in which its consumer reads it."""
     operator = graph.operators[edge.consumer]
     return tuple(
@@ -158,9 +156,7 @@ def input_placements(
     )
 
 
-def output_placements(
-    graph: ShardingGraph, assignment: Assignment, tensor: int
-) -> tuple[str, ...]:
+def output_placements(graph: ShardingGraph, assignment: Assignment, tensor: int) -> tuple[str, ...]:
     """Placements of a tensor, one for each mesh dimension, as its producer returns it."""
     producer = graph.producers[tensor]
     position = graph.operators[producer].outputs.index(tensor)
@@ -170,9 +166,7 @@ def output_placements(
     )
 
 
-def strategy_of(
-    graph: ShardingGraph, assignment: Assignment, operator: int
-) -> Sequence[Strategy]:
+def strategy_of(graph: ShardingGraph, assignment: Assignment, operator: int) -> Sequence[Strategy]:
     """The chosen strategies of an operator, one for each mesh dimension."""
     chosen = graph.operators[operator].strategies
     return [chosen[d][numbers[operator]] for d, numbers in enumerate(assignment)]

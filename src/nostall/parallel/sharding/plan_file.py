@@ -1,4 +1,4 @@
-"""Files of sharding plans: a plan with its modelled cost and the inputs it was made for, as JSON."""
+"""Files of sharding plans: a plan, its modelled cost and the inputs it was made for, as JSON."""
 
 from __future__ import annotations
 
@@ -161,8 +161,10 @@ def is_optimal(plan: ShardingPlan) -> bool:
 
     That holds on one mesh dimension if the linear relaxation is integral.
     """
-    return len(plan.prices.graph.mesh) == 1 and plan.name == "sharding" and all(
-        solution.is_integral for solution in plan.solutions
+    return (
+        len(plan.prices.graph.mesh) == 1
+        and plan.name == "sharding"
+        and all(solution.is_integral for solution in plan.solutions)
     )
 
 

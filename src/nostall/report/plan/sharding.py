@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from nostall.core.plurals import pluralize
 from nostall.parallel.sharding.cost.device_mesh import mesh_text
 from nostall.parallel.sharding.layer_table import parameter_rows
-from nostall.parallel.sharding.plan_file import collective_rows, is_optimal
 from nostall.parallel.sharding.placements import placement_text
+from nostall.parallel.sharding.plan_file import collective_rows, is_optimal
 from nostall.parallel.sharding.planners.sharding import ShardingPlan
 from nostall.report.units import Scale, format_bytes
 
@@ -19,8 +19,8 @@ Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
 
 def placement_table(plan: ShardingPlan) -> Table:
     """Column names and one row of cells for each group of equal parameters."""
-    columns = ("parameter", "shape", "kept as", "read as", "result", "a GPU")
-    rows = [
+    columns: tuple[str, ...] = ("parameter", "shape", "kept as", "read as", "result", "a GPU")
+    rows: list[tuple[str, ...]] = [
         (
             row.name if row.count == 1 else f"{row.name} ({row.count})",
             "x".join(map(str, row.shape)),
@@ -37,8 +37,14 @@ def placement_table(plan: ShardingPlan) -> Table:
 def collective_table(plan: ShardingPlan) -> Table:
     """Column names and one row of cells for each kind of collective and mesh dimension."""
     time = Scale("s", plan.cost.step_s)
-    columns = ("collective", "mesh dimension", "calls", "bytes", f"modelled, {time.unit}")
-    rows = [
+    columns: tuple[str, ...] = (
+        "collective",
+        "mesh dimension",
+        "calls",
+        "bytes",
+        f"modelled, {time.unit}",
+    )
+    rows: list[tuple[str, ...]] = [
         (
             str(row["kind"]),
             str(row["mesh_dim"]),
@@ -55,8 +61,14 @@ def runner_up_table(plan: ShardingPlan, others: Sequence[ShardingPlan]) -> Table
     """Column names and one row of cells for the plan and each runner-up."""
     time = Scale("s", plan.cost.step_s)
     memory = min(plan.prices.mesh.cluster.memory)
-    columns = ("plan", "mesh", f"modelled step, {time.unit}", "memory, GiB", "fits")
-    rows = [
+    columns: tuple[str, ...] = (
+        "plan",
+        "mesh",
+        f"modelled step, {time.unit}",
+        "memory, GiB",
+        "fits",
+    )
+    rows: list[tuple[str, ...]] = [
         (
             own.name,
             mesh_text(own.prices.graph.mesh),
@@ -86,9 +98,7 @@ def sharding_sentences(plan: ShardingPlan) -> list[str]:
             "equally is faster"
         )
     if graph.without_rule:
-        names = [
-            f"{name} ({count})" for name, count in Counter(graph.without_rule).most_common(5)
-        ]
+        names = [f"{name} ({count})" for name, count in Counter(graph.without_rule).most_common(5)]
         lines.append(
             f"note: {pluralize(len(graph.without_rule), 'operator')} without a sharding rule run "
             f"replicated: {', '.join(names)}"

@@ -89,8 +89,9 @@ def trace_step(job: Job, samples: int) -> JointGraph:
     names = [*parameters, *buffers]
     if outputs != 1 or len(placeholders) != len(names) + len(batched) + 1:
         raise BadModel(
-            "the forward pass changes a buffer or returns no single loss; every process has a copy "
-            "of the buffers, so write it without changing them (eval mode of BatchNorm)"
+            "the forward pass has an effect besides its loss: it changes a buffer (BatchNorm in "
+            "training mode does), or checks values (torch.linalg.inv does); every process has its "
+            "own copy, so write it without that"
         )
     results = list(graph.output_node().args[0])
     own, rest = placeholders[: len(parameters)], placeholders[len(parameters) :]
@@ -121,9 +122,7 @@ def _trace(function: Any, groups: list[list[Any]], samples: int) -> tuple[GraphM
         return graph_module
 
     decompositions = torch._decomp.get_decompositions(_DECOMPOSED)
-    step = aot_function(
-        function, unused, unused, partition_fn=stop, decompositions=decompositions
-    )
+    step = aot_function(function, unused, unused, partition_fn=stop, decompositions=decompositions)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -112,9 +112,7 @@ class _GraphBuilder:
         )
         return CapturedStep(joint, graph, tuple(self.nodes), tuple(self.indices))
 
-    def _add_source(
-        self, node: Node, kind: OperatorKind, target: str, *, is_forward: bool
-    ) -> None:
+    def _add_source(self, node: Node, kind: OperatorKind, target: str, *, is_forward: bool) -> None:
         """Add a parameter, a buffer or a tensor of the batch; a constant is replicated."""
         if node.op == "get_attr":
             node.meta["val"] = getattr(self.joint.graph_module, node.target)
@@ -137,7 +135,7 @@ class _GraphBuilder:
         self._number(node, number, len(node.users), is_forward=True)
 
     def _add_operation(self, node: Node, *, is_forward: bool) -> None:
-        inputs = [argument for argument in _tensor_arguments(node)]
+        inputs = _tensor_arguments(node)
         value = node.meta["val"]
         is_tuple = isinstance(value, list | tuple)
         users: dict[int, list[Node]] = {0: [node]}
@@ -182,9 +180,7 @@ class _GraphBuilder:
         if readers > 1 and info.elements > 1:
             branch = self._new_tensor(info)
             strategies = tuple(
-                tuple(
-                    Strategy((p,), (p,)) for p in [*_whole_placements(info, size), PARTIAL_SUM]
-                )
+                tuple(Strategy((p,), (p,)) for p in [*_whole_placements(info, size), PARTIAL_SUM])
                 for size in self.mesh
             )
             self._append(
@@ -253,9 +249,7 @@ def _even_strategies(
     args, kwargs = (map_arg(a, lambda n: n.meta["val"]) for a in (node.args, node.kwargs))
     own = RULES.get(node.target)
     rules = (
-        own(args, kwargs)
-        if own
-        else dtensor_rules.strategies(node.target, args, kwargs, devices)
+        own(args, kwargs) if own else dtensor_rules.strategies(node.target, args, kwargs, devices)
     )
     for rule in rules:
         if len(rule.inputs) != count or len(rule.outputs) <= max(used):
@@ -321,7 +315,9 @@ def _flops(node: Node) -> float:
         return float(sdpa_flop_count(*shapes[:3]))
     if node.target == _ATTENTION_BACKWARD:
         return float(sdpa_backward_flop_count(*shapes[:4]))
-    count: Callable[..., Any] | None = flop_registry.get(getattr(node.target, "overloadpacket", None))
+    count: Callable[..., Any] | None = flop_registry.get(
+        getattr(node.target, "overloadpacket", None)
+    )
     if count is None:
         return 0.0
     args, kwargs = (map_arg(a, lambda n: n.meta["val"]) for a in (node.args, node.kwargs))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nostall.parallel.sharding.cost.prices import Prices
 from nostall.parallel.sharding.graph import (
     Assignment,
     Edge,
+    Operator,
     ShardingGraph,
     input_placements,
     output_placements,
@@ -39,53 +41,70 @@ def memory_use(prices: Prices, assignment: Assignment, state_factor: float) -> M
     branches share the memory of their input; a redistributed tensor lives until its consumer is
     done.
     """
-    graph = prices.graph
-    last_use = _last_uses(graph)
-    owner: dict[int, int] = {}
-    users: dict[int, int] = {}
-    size: dict[int, float] = {}
+    graph, state = prices.graph, 0.0
     ends: dict[int, list[int]] = {}
-    for tensor, operator in last_use.items():
-        ends.setdefault(operator, []).append(tensor)
+    for tensor, last in _last_uses(graph).items():
+        ends.setdefault(last, []).append(tensor)
     edges: dict[int, list[Edge]] = {}
     for edge in graph.edges:
         edges.setdefault(edge.consumer, []).append(edge)
-    alive = peak = state = 0.0
-
-    def own_bytes(tensor: int) -> float:
-        placements = output_placements(graph, assignment, tensor)
-        return prices.local_bytes(graph.tensors[tensor], placements) or 0.0
-
+    memory = _AliveTensors(prices, assignment)
     for number, operator in enumerate(graph.operators):
         if operator.kind == "parameter":
-            state += state_factor * own_bytes(operator.outputs[0])
+            state += state_factor * memory.local_bytes(operator.outputs[0])
             continue
-        temporary = 0.0
-        shared: int | None = None
-        for edge in edges.get(number, []):
-            source = output_placements(graph, assignment, edge.tensor)
-            target = input_placements(graph, assignment, edge)
+        memory.run(operator, edges.get(number, []))
+        for tensor in ends.get(number, []):
+            memory.free(tensor)
+    return MemoryUse(state, memory.peak)
+
+
+class _AliveTensors:
+    """Tensors that are alive while the program runs; those that share memory count once."""
+
+    def __init__(self, prices: Prices, assignment: Assignment) -> None:
+        self.prices, self.assignment = prices, assignment
+        self.alive = self.peak = 0.0
+        self._owner: dict[int, int] = {}
+        """For each tensor that is alive, the tensor whose memory it shares, or itself."""
+        self._users: dict[int, int] = {}
+        """For each owner, the number of tensors that share its memory."""
+        self._bytes: dict[int, float] = {}
+
+    def local_bytes(self, tensor: int) -> float:
+        """Bytes of a tensor as its producer returns it."""
+        graph = self.prices.graph
+        placements = output_placements(graph, self.assignment, tensor)
+        return self.prices.local_bytes(graph.tensors[tensor], placements) or 0.0
+
+    def run(self, operator: Operator, edges: Sequence[Edge]) -> None:
+        """Account for the inputs that are redistributed and the outputs of an operator."""
+        graph, temporary, shared = self.prices.graph, 0.0, None
+        for edge in edges:
+            source = output_placements(graph, self.assignment, edge.tensor)
+            target = input_placements(graph, self.assignment, edge)
             if source != target:
-                temporary += prices.local_bytes(graph.tensors[edge.tensor], target) or 0.0
-            elif shared is None and edge.tensor in owner:
-                shared = owner[edge.tensor]
+                temporary += self.prices.local_bytes(graph.tensors[edge.tensor], target) or 0.0
+            elif shared is None:
+                shared = self._owner.get(edge.tensor)
         is_view = operator.kind == "branch" or not operator.moves_memory
         for tensor in operator.outputs:
-            if is_view and shared is not None:
-                owner[tensor] = shared
-            else:
-                owner[tensor] = tensor
-                size[tensor] = own_bytes(tensor)
-                alive += size[tensor]
-            users[owner[tensor]] = users.get(owner[tensor], 0) + 1
-        peak = max(peak, alive + (0.0 if operator.kind == "branch" else temporary))
-        for tensor in ends.get(number, []):
-            root = owner.get(tensor)
-            if root is not None:
-                users[root] -= 1
-                if users[root] == 0:
-                    alive -= size[root]
-    return MemoryUse(state, peak)
+            owner = shared if is_view and shared is not None else tensor
+            if owner == tensor:
+                self._bytes[tensor] = self.local_bytes(tensor)
+                self.alive += self._bytes[tensor]
+            self._owner[tensor] = owner
+            self._users[owner] = self._users.get(owner, 0) + 1
+        if operator.kind != "branch":  # a branch returns the redistributed tensor itself
+            self.peak = max(self.peak, self.alive + temporary)
+
+    def free(self, tensor: int) -> None:
+        """Free a tensor; its memory becomes free with the last tensor that shares it."""
+        owner = self._owner.get(tensor)
+        if owner is not None:
+            self._users[owner] -= 1
+            if self._users[owner] == 0:
+                self.alive -= self._bytes[owner]
 
 
 def _last_uses(graph: ShardingGraph) -> dict[int, int]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import cast
 
 from nostall.parallel.sharding.cost.device_mesh import ClusterMesh
 from nostall.parallel.sharding.cost.rates import DeviceRates
@@ -25,7 +24,6 @@ from nostall.parallel.sharding.graph import (
 )
 from nostall.parallel.sharding.placements import (
     COLLECTIVES,
-    Collective,
     Placements,
     Step,
     Strategy,
@@ -60,18 +58,17 @@ class Prices:
 
         None if a tensor cannot be sharded evenly on all mesh dimensions together.
         """
-        sizes = []
-        for tensors, placed in (
-            (operator.inputs, [s.inputs for s in strategies]),
-            (operator.outputs, [s.outputs for s in strategies]),
+        moved = 0.0
+        for tensors, placed, unread in (
+            (operator.inputs, [s.inputs for s in strategies], operator.unread),
+            (operator.outputs, [s.outputs for s in strategies], frozenset()),
         ):
             for position, tensor in enumerate(tensors):
                 placements = tuple(p[position] for p in placed)
                 size = self.local_bytes(self.graph.tensors[tensor], placements)
                 if size is None:
                     return None
-                is_read = tensors is operator.outputs or position not in operator.unread
-                sizes.append(size if is_read else 0.0)
+                moved += 0.0 if position in unread else size
         if operator.kind != "operation" or not operator.moves_memory:
             return 0.0
         flops = operator.flops
@@ -79,7 +76,7 @@ class Prices:
             if strategy.splits_work:
                 flops /= devices
         dtype = self.graph.tensors[operator.inputs[0]].dtype if operator.inputs else ""
-        busy = max(self.rates.compute_s(flops, dtype), sum(sizes) / self.rates.memory)
+        busy = max(self.rates.compute_s(flops, dtype), moved / self.rates.memory)
         return max(busy, self.rates.kernel_s)
 
     def redistribution(
@@ -90,11 +87,6 @@ class Prices:
         if key not in self._redistributions:
             self._redistributions[key] = self._price(info, source, target)
         return self._redistributions[key]
-
-    def edge_s(self, info: TensorInfo, source: Placements, target: Placements) -> float | None:
-        """Seconds of a redistribution; None if it is not possible."""
-        steps = self.redistribution(info, source, target)
-        return None if steps is None else sum(step.seconds for step in steps)
 
     def local_bytes(self, info: TensorInfo, placements: Placements) -> float | None:
         """Bytes of a tensor on one device; None if it cannot be sharded evenly."""
@@ -123,8 +115,8 @@ class Prices:
     def _priced_step(self, step: Step, before: float, after: float) -> PricedStep:
         size = max(before, after)
         if step.kind in COLLECTIVES:
-            kind = cast(Collective, step.kind)
-            return PricedStep(step, size, self.mesh.seconds(kind, step.mesh_dim, size))
+            seconds = self.mesh.seconds(step.kind, step.mesh_dim, size)
+            return PricedStep(step, size, seconds)
         copied = 2 * after / self.rates.memory  # reads and writes the local tensor
         return PricedStep(step, size, max(copied, self.rates.kernel_s))
 
@@ -142,7 +134,9 @@ class StepCost:
     def collectives(self) -> tuple[tuple[Edge, PricedStep], ...]:
         """The redistributions' steps that send something."""
         return tuple(
-            (edge, priced) for edge, priced in self.redistributions if priced.step.kind in COLLECTIVES
+            (edge, priced)
+            for edge, priced in self.redistributions
+            if priced.step.kind in COLLECTIVES
         )
 
     @property

@@ -24,6 +24,9 @@ from nostall.parallel.sharding.planners.tied import EdgeClass, TiedGraph
 
 _UNIT_S = 1e-6
 """The objective is in microseconds, because tolerances of the solver are absolute."""
+_TIE_S = 1e-9
+"""Price of each step of a redistribution beyond its seconds, so that of equally fast plans the one
+with fewer steps is found."""
 _INTEGRAL = 1e-6
 Allowed = Sequence[frozenset[int]]
 """For each operator, the numbers of the strategies that it may have."""
@@ -148,7 +151,9 @@ def _add_edge(
     graph, example = problem.prices.graph, edge.example
     info = graph.tensors[example.tensor]
 
-    def by_placements(operator: int, class_number: int, *, read: bool) -> dict[Placements, list[int]]:
+    def by_placements(
+        operator: int, class_number: int, *, read: bool
+    ) -> dict[Placements, list[int]]:
         result: dict[Placements, list[int]] = {}
         for number, column in binaries[class_number].items():
             chosen = problem.strategies(operator, number)
@@ -169,8 +174,9 @@ def _add_edge(
         program.entries += [(rows[placements], column, -1.0) for column in side]
     for source, source_row in source_rows.items():
         for target, target_row in target_rows.items():
-            seconds = problem.prices.edge_s(info, source, target)
-            if seconds is not None:
+            steps = problem.prices.redistribution(info, source, target)
+            if steps is not None:
+                seconds = sum(step.seconds for step in steps) + _TIE_S * len(steps)
                 pair = program.column(seconds * edge.count)
                 program.entries += [(source_row, pair, 1.0), (target_row, pair, 1.0)]
 
@@ -239,9 +245,7 @@ _TIME_LIMIT = 1
 """Status of SciPy's milp."""
 
 
-def _failure(
-    status: int, memory: tuple[NDArray[np.float64], float] | None, seconds: float
-) -> str:
+def _failure(status: int, memory: tuple[NDArray[np.float64], float] | None, seconds: float) -> str:
     if status == _TIME_LIMIT:
         return (
             f"the integer program has no solution after {seconds:.0f} s; give more --seconds, or a "

@@ -14,7 +14,7 @@ from time import monotonic
 from nostall.parallel.errors import Infeasible
 from nostall.parallel.sharding.cost.memory import ADAM_STATE_FACTOR, MemoryUse, memory_use
 from nostall.parallel.sharding.cost.prices import Prices, StepCost, step_cost
-from nostall.parallel.sharding.graph import Assignment, replicated
+from nostall.parallel.sharding.graph import Assignment
 from nostall.parallel.sharding.planners.integer_program import Problem, Solution, solve
 from nostall.parallel.sharding.planners.rules import RULES, Rule, allowed_strategies
 from nostall.parallel.sharding.planners.tied import tie
@@ -80,7 +80,7 @@ def plan_sharding(prices: Prices, options: Options) -> tuple[ShardingPlan, list[
     The rules' plans are sorted by time and may exceed the memory limit.  Raises :class:`Infeasible`
     if no plan fits.
     """
-    rules = []
+    rules: list[ShardingPlan] = []
     for number, rule in enumerate(RULES.values()):
         options.report_progress(0.1 * number, rule.name)
         if (plan := plan_by_rule(prices, rule, options)) is not None:
@@ -89,7 +89,7 @@ def plan_sharding(prices: Prices, options: Options) -> tuple[ShardingPlan, list[
     starts = [plan for plan in rules if plan.name != "replicated"]
     if len(prices.graph.mesh) == 1:
         starts = starts[:1]  # the optimum does not depend on the start
-    found = []
+    found: list[ShardingPlan] = []
     for number, start in enumerate(starts):
         if found and options.is_over:
             break
@@ -112,7 +112,6 @@ def plan_sharding(prices: Prices, options: Options) -> tuple[ShardingPlan, list[
 def plan_by_rule(prices: Prices, rule: Rule, options: Options) -> ShardingPlan | None:
     """The fastest plan under a rule, without a memory limit; None if the rule is not possible."""
     graph = prices.graph
-    start = replicated(graph)
     allowed = {d: allowed_strategies(rule, graph, d) for d in range(len(graph.mesh))}
     # Parameters and batch go to their placements first, so that each dimension sees the others'.
     start = tuple(
@@ -125,9 +124,7 @@ def plan_by_rule(prices: Prices, rule: Rule, options: Options) -> ShardingPlan |
         return None
 
 
-def _within_memory(
-    prices: Prices, start: ShardingPlan, options: Options
-) -> ShardingPlan | None:
+def _within_memory(prices: Prices, start: ShardingPlan, options: Options) -> ShardingPlan | None:
     """Improve a plan without restrictions; lower the program's limit until the peak fits."""
     limit = options.memory
     for _ in range(_MEMORY_TRIES):

@@ -60,9 +60,7 @@ def tie(graph: ShardingGraph, fixed: Assignment = (), radius: int | None = None)
     for edge in graph.edges:
         key = (class_of[edge.producer], edge.output, class_of[edge.consumer], edge.position)
         groups[key].append(edge)
-    edges = tuple(
-        EdgeClass(found[0], key[0], key[2], len(found)) for key, found in groups.items()
-    )
+    edges = tuple(EdgeClass(found[0], key[0], key[2], len(found)) for key, found in groups.items())
     return TiedGraph(graph, tuple(class_of), tuple(map(tuple, members)), edges)
 
 
@@ -75,11 +73,14 @@ def _refine(graph: ShardingGraph, fixed: Assignment, radius: int) -> list[int]:
     for _ in range(radius):
         neighbours: list[list[tuple[int, ...]]] = [[] for _ in colours]
         for edge in graph.edges:
-            neighbours[edge.consumer].append((0, edge.position, edge.output, colours[edge.producer]))
-            neighbours[edge.producer].append((1, edge.output, edge.position, colours[edge.consumer]))
+            neighbours[edge.consumer].append(
+                (0, edge.position, edge.output, colours[edge.producer])
+            )
+            neighbours[edge.producer].append(
+                (1, edge.output, edge.position, colours[edge.consumer])
+            )
         colours = [
-            _colour((own, sorted(near)))
-            for own, near in zip(colours, neighbours, strict=True)
+            _colour((own, sorted(near))) for own, near in zip(colours, neighbours, strict=True)
         ]
     numbers: dict[int, int] = {}
     return [numbers.setdefault(colour, len(numbers)) for colour in colours]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Protocol
 
 import torch
@@ -82,9 +83,11 @@ class LocalDevices:
 class ProcessDevices:
     """One device of a mesh in each process of the default process group; ranks are in row order."""
 
-    def __init__(self, mesh: Sequence[int]) -> None:
+    def __init__(self, mesh: Sequence[int], deadline: float | None = None) -> None:
+        """``deadline`` is the longest wait for another rank in seconds; None is torch's default."""
         self.mesh = tuple(mesh)
         self.collectives: Counter[StepKind] = Counter()
+        timeout = None if deadline is None else timedelta(seconds=deadline)
         ranks = torch.arange(dist.get_world_size()).reshape(self.mesh)
         own = [int(i) for i in (ranks == dist.get_rank()).nonzero()[0]]
         self.coordinates = [tuple(own)]
@@ -92,7 +95,7 @@ class ProcessDevices:
         for mesh_dim in range(len(self.mesh)):
             # Creating a group is a collective call: all ranks create all groups in one order.
             lines = ranks.movedim(mesh_dim, -1).reshape(-1, self.mesh[mesh_dim]).tolist()
-            groups = {tuple(line): dist.new_group(line) for line in lines}
+            groups = {tuple(line): dist.new_group(line, timeout=timeout) for line in lines}
             self._group.append(next(g for line, g in groups.items() if dist.get_rank() in line))
 
     def exchange(self, values: Values, mesh_dim: int) -> list[Values]:

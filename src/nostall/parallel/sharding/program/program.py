@@ -24,7 +24,6 @@ from nostall.parallel.sharding.placements import Placements, local_shape
 from nostall.parallel.sharding.program.devices import Devices, Values, redistribute, scatter
 from nostall.parallel.sharding.program.local_arguments import localize
 
-
 _WITHOUT_STRIDES = {torch.ops.aten.view.default: torch.ops.aten.reshape.default}
 """Operators that need strides which a redistribution does not keep, and what replaces them."""
 
@@ -66,7 +65,9 @@ class ShardedProgram:
         return {
             name: [
                 local.clone()
-                for local in scatter(self.devices, parameters[name], self.parameter_placements(name))
+                for local in scatter(
+                    self.devices, parameters[name], self.parameter_placements(name)
+                )
             ]
             for name in names
         }
@@ -83,24 +84,27 @@ class ShardedProgram:
         ``record`` receives the local values of all tensors by number, for tests.
         """
         graph, values = self.step.graph, dict[int, Values]()
-        sources = {
-            "parameter": lambda name: parameters[name],
-            "constant": lambda name: self._constant(name, buffers),
-            "input": lambda name: self._batch(name, leaves),
-        }
         loss: Values = []
         for number, operator in enumerate(graph.operators):
-            if operator.kind in sources:
-                values[operator.outputs[0]] = sources[operator.kind](operator.target)
-                continue
-            inputs = [self._read(values, edge) for edge in self._edges[number]]
-            if operator.kind == "loss":
-                loss = inputs[0]
-            elif operator.kind == "branch":
-                values[operator.outputs[0]] = inputs[0]
-            else:
-                outputs = self._call(number, inputs)
-                values.update(zip(operator.outputs, outputs, strict=True))
+            inputs = [
+                self._read(values, edge)
+                for edge in self._edges[number]
+                if operator.kind != "parameter"  # gradients are read at the end
+            ]
+            match operator.kind:
+                case "parameter":
+                    outputs = [parameters[operator.target]]
+                case "constant":
+                    outputs = [self._constant(operator.target, buffers)]
+                case "input":
+                    outputs = [self._batch(operator.target, leaves)]
+                case "branch":
+                    outputs = inputs
+                case "loss":
+                    (loss,), outputs = inputs, []
+                case _:
+                    outputs = self._call(number, inputs)
+            values.update(zip(operator.outputs, outputs, strict=True))
             if record is not None:
                 record.update({t: values[t] for t in operator.outputs})
             for tensor in operator.inputs:
@@ -156,9 +160,7 @@ class ShardedProgram:
     def _source(self, kind: str, target: str) -> int:
         """The tensor of a parameter or of a tensor of the batch."""
         return next(
-            o.outputs[0]
-            for o in self.step.graph.operators
-            if o.kind == kind and o.target == target
+            o.outputs[0] for o in self.step.graph.operators if o.kind == kind and o.target == target
         )
 
 
