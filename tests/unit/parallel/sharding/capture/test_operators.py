@@ -53,19 +53,22 @@ def test_a_frozen_parameter_has_no_gradient() -> None:
 
 
 def test_operators_without_a_rule_are_counted_and_replicated() -> None:
-    class Exponential(nn.Module):
+    class Distances(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.linear = nn.Linear(4, 4)
 
         def forward(self, x: Any) -> Any:
-            return torch.linalg.matrix_exp(self.linear(x))
+            return torch.cdist(self.linear(x), x)
 
     batch = torch.randn(4, 4), torch.randn(4, 4)
-    graph = capture(Job(Exponential(), batch[:1], batch[1], nn.functional.mse_loss), 4, (2,)).graph
-    assert set(graph.without_rule) == {"aten.linalg_matrix_exp.default"}
-    operator = next(o for o in graph.operators if "exp" in o.target)
-    assert [s.inputs for s in operator.strategies[0]] == [("R",)]
+    graph = capture(Job(Distances(), batch[:1], batch[1], nn.functional.mse_loss), 4, (2,)).graph
+    assert graph.without_rule == (
+        "aten._cdist_forward.default",
+        "aten._cdist_backward.default",
+    )
+    operator = next(o for o in graph.operators if "cdist" in o.target)
+    assert [s.inputs for s in operator.strategies[0]] == [("R", "R")]
 
 
 def test_a_forward_pass_with_an_effect_is_refused() -> None:
@@ -101,7 +104,7 @@ def test_an_unknown_torch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     dtensor_rules.missing_part.cache_clear()
     try:
         with pytest.raises(
-            MissingPart, match=r"has no torch\.distributed\.tensor\._op_schema\.OpNothing"
+            MissingPart, match=r"has no .*\.OpNothing"
         ):
             dtensor_rules.require_parts()
     finally:
