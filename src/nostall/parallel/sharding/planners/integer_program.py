@@ -219,9 +219,10 @@ def _minimize(
         raise MissingPart(
             "the planner sharding needs SciPy, which is missing; pip install 'nostall[sharding]'"
         ) from error
-    rows, columns, values = (np.array(part) for part in zip(*program.entries, strict=True))
+    entries = np.array(program.entries)  # exact for numbers of rows and columns below 2^53
     shape = (len(program.right), len(program.cost))
-    matrix = csr_array((values, (rows.astype(int), columns.astype(int))), shape=shape)
+    rows, columns = entries[:, 0].astype(int), entries[:, 1].astype(int)
+    matrix = csr_array((entries[:, 2], (rows, columns)), shape=shape)
     constraints = [LinearConstraint(matrix, program.right, program.right)]
     if memory is not None:
         weights, limit = memory

@@ -19,11 +19,13 @@ from nostall.parallel.sharding.planners.integer_program import Problem, Solution
 from nostall.parallel.sharding.planners.rules import RULES, Rule, allowed_strategies
 from nostall.parallel.sharding.planners.tied import tie
 
-MAX_ROUNDS = 8
+MAX_ROUNDS = 4
 """Rounds over the mesh dimensions; each one is solved once in a round."""
+MAX_STARTS = 2
+"""Fastest rules from whose plans the search begins on two mesh dimensions."""
 DEFAULT_SECONDS = 120.0
-_SAME = 1e-9
-"""Relative difference of times below which a round changed nothing."""
+_SAME = 1e-5
+"""Relative difference of times below which a solution is no better."""
 _MEMORY_TRIES = 5
 """How often the limit in the integer program is lowered if the peak exceeds the memory."""
 
@@ -87,8 +89,8 @@ def plan_sharding(prices: Prices, options: Options) -> tuple[ShardingPlan, list[
             rules.append(plan)
     rules.sort(key=lambda plan: plan.cost.step_s)
     starts = [plan for plan in rules if plan.name != "replicated"]
-    if len(prices.graph.mesh) == 1:
-        starts = starts[:1]  # the optimum does not depend on the start
+    # On one mesh dimension, the optimum does not depend on the start.
+    starts = starts[: 1 if len(prices.graph.mesh) == 1 else MAX_STARTS]
     found: list[ShardingPlan] = []
     for number, start in enumerate(starts):
         if found and options.is_over:
@@ -149,26 +151,32 @@ def _alternate(
 ) -> ShardingPlan:
     """Solve one mesh dimension after the other until nothing changes; the innermost first."""
     graph, current = prices.graph, start
+    dimensions = len(graph.mesh)
     best_s, solutions = float("inf"), list[Solution]()
-    for _ in range(MAX_ROUNDS):
-        for mesh_dim in reversed(range(len(graph.mesh))):
-            others = tuple(own for d, own in enumerate(current) if d != mesh_dim)
-            problem = Problem(
-                prices,
-                tie(graph, others),
-                mesh_dim,
-                current,
-                allowed[mesh_dim] if allowed is not None else None,
-                options.memory if allowed is None else None,
-                options.state_factor,
-            )
-            solution = solve(problem, options.remaining_s)
-            solutions.append(solution)
-            current = (*current[:mesh_dim], solution.numbers, *current[mesh_dim + 1 :])
-        seconds = solutions[-1].objective_s
-        if len(graph.mesh) == 1 or seconds >= best_s * (1 - _SAME) or options.is_over:
+    since_better = 0
+    for number in range(MAX_ROUNDS * dimensions):
+        mesh_dim = dimensions - 1 - number % dimensions
+        others = tuple(own for d, own in enumerate(current) if d != mesh_dim)
+        problem = Problem(
+            prices,
+            tie(graph, others),
+            mesh_dim,
+            current,
+            allowed[mesh_dim] if allowed is not None else None,
+            options.memory if allowed is None else None,
+            options.state_factor,
+        )
+        solution = solve(problem, options.remaining_s)
+        solutions.append(solution)
+        current = (*current[:mesh_dim], solution.numbers, *current[mesh_dim + 1 :])
+        is_better = solution.objective_s < best_s * (1 - _SAME)
+        since_better = 0 if is_better else since_better + 1
+        best_s = min(best_s, solution.objective_s)
+        everything_solved = number + 1 >= dimensions
+        if everything_solved and (dimensions == 1 or since_better >= dimensions - 1):
             break
-        best_s = seconds
+        if everything_solved and options.is_over:
+            break
     cost = step_cost(prices, current)
     assert cost is not None  # the program allows only what is possible
     memory = memory_use(prices, current, options.state_factor)
