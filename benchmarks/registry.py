@@ -155,6 +155,8 @@ BENCHMARKS: tuple[Benchmark, ...] = (
          "torch_versions_2.11.0.json torch_versions_2.13.0.json", "parallel.md"),
     _row("parallel.torchtitan", "CPU", "Does torchtitan run exported plans?",
          "torchtitan.json", "parallel.md"),
+    _row("sharding.correctness", "CPU", "Do sharding plans train as one process does?",
+         "correctness.json"),
     _row("parallel.predicted_vs_measured", "2 or more GPUs",
          "How exact are predicted iteration times?",
          "predicted_vs_measured_2.json predicted_vs_measured_4.json", "parallel.md"),

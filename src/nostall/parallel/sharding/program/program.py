@@ -43,9 +43,10 @@ class ShardedProgram:
     def __init__(self, step: CapturedStep, assignment: Assignment, devices: Devices) -> None:
         self.step, self.assignment, self.devices = step, assignment, devices
         graph = step.graph
-        self._placements = [
+        self.placements = [
             output_placements(graph, assignment, t) for t in range(len(graph.tensors))
         ]
+        """Placements of each tensor as its producer returns it."""
         self._edges: list[list[Any]] = [[] for _ in graph.operators]
         for edge in graph.edges:
             self._edges[edge.consumer].append(edge)
@@ -56,7 +57,7 @@ class ShardedProgram:
 
     def parameter_placements(self, name: str) -> Placements:
         """Placements of a parameter, one for each mesh dimension."""
-        return self._placements[self._source("parameter", name)]
+        return self.placements[self._source("parameter", name)]
 
     def shard_parameters(self, parameters: Mapping[str, torch.Tensor]) -> dict[str, Values]:
         """Local tensors of the parameters that the step reads, from whole ones."""
@@ -121,7 +122,7 @@ class ShardedProgram:
         """A tensor in the placement in which a consumer needs it."""
         target = input_placements(self.step.graph, self.assignment, edge)
         return redistribute(
-            self.devices, values[edge.tensor], self._placements[edge.tensor], target
+            self.devices, values[edge.tensor], self.placements[edge.tensor], target
         )
 
     def _call(self, number: int, inputs: Sequence[Values]) -> list[Values]:
@@ -129,7 +130,7 @@ class ShardedProgram:
         graph, node = self.step.graph, self.step.nodes[number]
         assert node is not None
         shapes = [
-            local_shape(graph.tensors[t].shape, self._placements[t], graph.mesh)
+            local_shape(graph.tensors[t].shape, self.placements[t], graph.mesh)
             for t in graph.operators[number].outputs
         ]
         indices = self.step.output_indices[number]
@@ -150,7 +151,7 @@ class ShardedProgram:
 
     def _batch(self, name: str, leaves: Sequence[Any]) -> Values:
         """Local part of a tensor of the batch."""
-        placements = self._placements[self._source("input", name)]
+        placements = self.placements[self._source("input", name)]
         return scatter(self.devices, leaves[int(name.rpartition(" ")[2])], placements)
 
     @property
