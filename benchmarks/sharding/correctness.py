@@ -99,9 +99,7 @@ def _run_on_gloo(planned: Planned, mesh: Sequence[int]) -> list[dict[str, Any]]:
 
 def _largest(parts: list[dict[str, Any]]) -> dict[str, Any]:
     """The record of a plan with the largest errors of all ranks."""
-    errors = {
-        name: max(part[name] for part in parts) for name in ("gradient_error", "loss_error")
-    }
+    errors = {name: max(part[name] for part in parts) for name in ("gradient_error", "loss_error")}
     return {**parts[0], **errors}
 
 

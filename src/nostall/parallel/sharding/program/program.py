@@ -121,9 +121,7 @@ class ShardedProgram:
     def _read(self, values: Mapping[int, Values], edge: Any) -> Values:
         """A tensor in the placement in which a consumer needs it."""
         target = input_placements(self.step.graph, self.assignment, edge)
-        return redistribute(
-            self.devices, values[edge.tensor], self.placements[edge.tensor], target
-        )
+        return redistribute(self.devices, values[edge.tensor], self.placements[edge.tensor], target)
 
     def _call(self, number: int, inputs: Sequence[Values]) -> list[Values]:
         """Run an operator on each held device; returns the local values of each output."""

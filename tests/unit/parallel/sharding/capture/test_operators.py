@@ -103,9 +103,7 @@ def test_an_unknown_torch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dtensor_rules, "_PARTS", ("_op_schema.OpNothing",))
     dtensor_rules.missing_part.cache_clear()
     try:
-        with pytest.raises(
-            MissingPart, match=r"has no .*\.OpNothing"
-        ):
+        with pytest.raises(MissingPart, match=r"has no .*\.OpNothing"):
             dtensor_rules.require_parts()
     finally:
         dtensor_rules.missing_part.cache_clear()
