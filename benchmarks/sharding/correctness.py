@@ -4,7 +4,7 @@
         --out benchmarks/sharding/results/correctness.json
 
 Narrow models with two layers in double precision, dropout off, on 2 and 4 processes: the plan of
-the planner and of each rule. HF's RMSNorm and T5's softmax compute in single precision even then.
+the planner and of each rule. HF's RMSNorm, which computes in single precision, is replaced.
 """
 
 from __future__ import annotations

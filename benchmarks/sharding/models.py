@@ -77,6 +77,28 @@ def gpt2(size: Size) -> Job:
     return Job(module, {"input_ids": tokens, "use_cache": False}, tokens, next_token)
 
 
+class RmsNorm(nn.Module):
+    """HF's RMSNorm without the cast to single precision, whose rounding depends on the sharding."""
+
+    def __init__(self, weight: nn.Parameter, eps: float) -> None:
+        super().__init__()
+        self.weight, self.eps = weight, eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps))
+
+
+def _in_own_precision(module: nn.Module) -> nn.Module:
+    """A module of double precision with :class:`RmsNorm`; others stay as they are."""
+    if next(module.parameters()).dtype is not torch.float64:
+        return module
+    for parent in list(module.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child).__name__ in ("LlamaRMSNorm", "T5LayerNorm"):
+                setattr(parent, name, RmsNorm(child.weight, child.variance_epsilon))
+    return module
+
+
 def llama(size: Size) -> Job:
     """Llama: RMSNorm, rotary embeddings, gated feed-forward network."""
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -92,7 +114,7 @@ def llama(size: Size) -> Job:
         attention_dropout=0.0,
     )
     tokens = _tokens(size)
-    module = LlamaForCausalLM(config).to(size.dtype)
+    module = _in_own_precision(LlamaForCausalLM(config).to(size.dtype))
     return Job(module, {"input_ids": tokens, "use_cache": False}, tokens, next_token)
 
 
@@ -113,7 +135,7 @@ def t5(size: Size) -> Job:
     )
     tokens = _tokens(size)
     inputs = {"input_ids": tokens, "decoder_input_ids": tokens.clone(), "use_cache": False}
-    module = T5ForConditionalGeneration(config).to(size.dtype)
+    module = _in_own_precision(T5ForConditionalGeneration(config).to(size.dtype))
     return Job(module, inputs, tokens.clone(), each_token)
 
 

@@ -156,8 +156,8 @@ def plan(
 ) -> None:
     """Find a pipeline plan, or the placement of each tensor.
 
-    A pipeline plan has stages, GPUs, replication and micro-batch order. The planner sharding cuts
-    tensors instead. Times of a plan are modelled.
+    A pipeline plan has stages, GPUs, replication and micro-batch order. The planners sharding and
+    automap cut tensors instead. Times of a plan are modelled.
     """
     _check_options(planner, seconds)
     module = profile if _PYTHON_FILE.search(profile) else None
@@ -175,6 +175,8 @@ def plan(
             global_batch,
             state_factor,
             seconds,
+            planner,
+            seed,
         )
         plan_sharding_command(request, out_file, format, quiet=quiet, context=context)
         return
@@ -214,7 +216,7 @@ def _check_options(planner: str, seconds: float | None) -> None:
 
 def _refuse_unused(context: GivenContext, planner: str, module: str | None) -> None:
     """Raise :class:`BadInput` for an option that has no effect on this plan."""
-    reason = "is an option of the planner sharding; leave it out, or give --planner sharding"
+    reason = "is for the planners sharding and automap; leave it out, or give one of these"
     refuse_options(context, ONLY_FOR_SHARDING, reason)
     if module is None:
         reason = "says how a module is measured, and the profile is a file; leave it out"

@@ -1,4 +1,4 @@
-"""``nostall plan --planner sharding``: find the placement of each tensor of a training step."""
+"""``nostall plan --planner sharding|automap``: place each tensor of a training step on GPUs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from nostall.report.plan.sharding import (
 from nostall.workload.hardware import Hardware, load_hardware
 from nostall.workload.jobs.record import Resource
 
-SHARDING_PLANNERS = ("sharding",)
+SHARDING_PLANNERS = ("sharding", "automap")
 DEFAULT_HARDWARE = "h100-dgx"
 MeshOption = Annotated[
     str | None,
@@ -55,8 +55,8 @@ HardwareOption = Annotated[
 ]
 ONLY_FOR_SHARDING = ("mesh", "hardware")
 _NOT_FOR_SHARDING = (
-    "micro_batch", "gantt", "evaluations", "seed", "recompute", "weight_gradient_share", "layers",
-    "device", "fractions",
+    "micro_batch", "gantt", "evaluations", "recompute", "weight_gradient_share", "layers", "device",
+    "fractions",
 )  # fmt: skip
 _MESH = re.compile(r"\d{1,5}(x\d{1,5})*")
 _ELEMENT_TYPES = {
@@ -82,6 +82,8 @@ class ShardingRequest:
     samples: int
     state_factor: float
     seconds: float | None
+    planner: str = "sharding"
+    seed: int = 0
 
 
 def plan_sharding_command(
@@ -95,6 +97,9 @@ def plan_sharding_command(
     """Plan, write the plan file and print the result."""
     reason = "is an option of pipeline planners, which sharding does not use; leave it out"
     refuse_options(context, _NOT_FOR_SHARDING, reason)
+    if request.planner == "sharding":
+        reason = "is for planners that draw random numbers, which sharding does not; leave it out"
+        refuse_options(context, ("seed",), reason)
     if not request.state_factor >= 1:
         raise BadInput(
             f"--state-factor {request.state_factor}: allowed is >= 1 (1 is the parameters alone)"
@@ -124,6 +129,8 @@ def _plan(request: ShardingRequest, quiet: bool) -> tuple[ShardingPlan, list[Sha
     """The fastest plan of all meshes, and all other plans sorted by time."""
     cluster = request.cluster
     shapes = [_parse_mesh(request.mesh)] if request.mesh else default_shapes(cluster)
+    if request.planner == "automap" and request.mesh is None:
+        shapes = [(len(cluster),)]  # the paper slices tensors over all GPUs
     meshes = [ClusterMesh(cluster, shape) for shape in shapes]
     rates = device_rates(load_hardware(request.hardware))
     from nostall.parallel.module import load_job
@@ -147,21 +154,35 @@ def _plan(request: ShardingRequest, quiet: bool) -> tuple[ShardingPlan, list[Sha
                 report,
             )
             try:
-                best, rules = plan_sharding(Prices(step.graph, mesh, rates), options)
+                best, rules = _plan_on_mesh(request, Prices(step.graph, mesh, rates), options)
             except Infeasible as error:
                 failures.append(error)
                 continue
             found += [best, *rules]
     if not found:
         raise failures[0]
-    return _ranked(found, min(cluster.memory))
+    return _ranked(found, request.planner, min(cluster.memory))
+
+
+def _plan_on_mesh(
+    request: ShardingRequest, prices: Prices, options: Options
+) -> tuple[ShardingPlan, list[ShardingPlan]]:
+    """The plan of the requested planner, and the plans beside it."""
+    best, rules = plan_sharding(prices, options)
+    if request.planner == "sharding":
+        return best, rules
+    from nostall.parallel.sharding.automap.planner import plan_automap
+
+    automap, explorers = plan_automap(prices, options, request.seed)
+    return automap, [best, *rules, *explorers]
 
 
 def _ranked(
-    plans: Sequence[ShardingPlan], memory: float
+    plans: Sequence[ShardingPlan], planner: str, memory: float
 ) -> tuple[ShardingPlan, list[ShardingPlan]]:
+    """The fastest plan of a planner that fits, and all others sorted by time."""
     by_time = sorted(plans, key=lambda plan: plan.cost.step_s)
-    best = next(plan for plan in by_time if plan.name == "sharding" and plan.fits(memory))
+    best = next(plan for plan in by_time if plan.name == planner and plan.fits(memory))
     return best, [plan for plan in by_time if plan is not best]
 
 

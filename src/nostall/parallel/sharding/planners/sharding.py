@@ -7,7 +7,7 @@ any of them under the same cost model.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from time import monotonic
 
@@ -43,14 +43,19 @@ class Options:
     started: float = field(default_factory=monotonic)
 
     @property
+    def elapsed_s(self) -> float:
+        """Seconds since the start."""
+        return monotonic() - self.started
+
+    @property
     def remaining_s(self) -> float:
         """Seconds until the time limit, at least one."""
-        return max(1.0, self.seconds - (monotonic() - self.started))
+        return max(1.0, self.seconds - self.elapsed_s)
 
     @property
     def is_over(self) -> bool:
         """Whether the time limit is reached."""
-        return monotonic() - self.started >= self.seconds
+        return self.elapsed_s >= self.seconds
 
     def report_progress(self, fraction: float, step: str) -> None:
         """Call the progress callback, if there is one."""
@@ -70,6 +75,10 @@ class ShardingPlan:
     memory: MemoryUse
     solutions: tuple[Solution, ...] = ()
     """The integer programs that led to it, the last one of each mesh dimension last."""
+
+    def renamed(self, name: str) -> ShardingPlan:
+        """The same plan under the name of another planner."""
+        return replace(self, name=name)
 
     def fits(self, memory: float | None) -> bool:
         """Whether the modelled peak is within a limit."""
@@ -100,15 +109,20 @@ def plan_sharding(prices: Prices, options: Options) -> tuple[ShardingPlan, list[
             found.append(improved)
     found += [plan for plan in rules if plan.fits(options.memory)]
     if not found:
-        limit = 0.0 if options.memory is None else options.memory / 2**30
-        smallest = min(plan.memory.peak for plan in rules) / 2**30
-        raise Infeasible(
-            f"no sharding fits into {limit:.3g} GiB of a GPU's memory (the smallest found needs "
-            f"{smallest:.3g} GiB, modelled); use more GPUs, a smaller --global-batch or a smaller "
-            "--state-factor"
-        )
+        raise no_plan_fits(rules, options)
     best = min(found, key=lambda plan: plan.cost.step_s)
-    return replace(best, name="sharding"), rules
+    return best.renamed("sharding"), rules
+
+
+def no_plan_fits(plans: Sequence[ShardingPlan], options: Options) -> Infeasible:
+    """The error if no plan fits; ``plans`` are those that were found."""
+    limit = "a GPU's memory" if options.memory is None else f"{options.memory / 2**30:.3g} GiB"
+    needed = min((plan.memory.peak for plan in plans), default=0.0) / 2**30
+    found = f"the smallest found needs {needed:.3g} GiB, modelled" if plans else "none was found"
+    return Infeasible(
+        f"no sharding fits into {limit} of a GPU ({found}); use more GPUs, a smaller "
+        "--global-batch or a smaller --state-factor"
+    )
 
 
 def plan_by_rule(prices: Prices, rule: Rule, options: Options) -> ShardingPlan | None:
