@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from nostall.parallel.errors import BadPlan
 from tests.e2e.cli import error_line, nostall, nostall_here
 
 pytest.importorskip("torch", reason="modules need the extra nostall[torch]")
@@ -117,10 +118,18 @@ def test_errors_are_one_line(files: Path) -> None:
 def test_a_plan_of_another_module_is_refused(files: Path) -> None:
     plan = files / "plan.json"
     assert nostall_here(*_arguments(files), "--global-batch", 4, "--out", plan).code == 0
-    changed = MODULE.replace("torch.nn.GELU(), ", "")
-    (files / "train.py").write_text(changed)
-    done = nostall("launch", plan, "--device", "cpu")
-    assert "made for another training step" in error_line(done)
+    from nostall.parallel.module import load_job
+    from nostall.parallel.sharding.capture.operators import capture
+    from nostall.parallel.sharding.plan_file import load_sharding_plan
+
+    loaded = load_sharding_plan(plan)
+    target = f"{files / 'train.py'}:build"
+    graph = capture(load_job(target), 4, (2,)).graph
+    assert len(loaded.assignment(graph)[0]) == len(graph.operators)
+    (files / "train.py").write_text(MODULE.replace("torch.nn.GELU(), ", ""))
+    other = capture(load_job(target), 4, (2,)).graph
+    with pytest.raises(BadPlan, match="made for another training step"):
+        loaded.assignment(other)
     assert "--engine is for pipeline plans" in error_line(
         nostall_here("launch", plan, "--engine", "p2p")
     )
