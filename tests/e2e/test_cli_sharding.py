@@ -66,7 +66,7 @@ def test_a_plan_is_written_and_trains_as_one_process_does(files: Path) -> None:
     assert json.loads(plan.read_text()) == done.json
     assert list(done.json)[:3] == ["planner", "predicted_step_s", "kind"]
     assert (done.json["planner"], done.json["kind"]) == ("sharding", "modelled")
-    assert done.json["is_optimal"]
+    assert done.json["is_proven"]
     names = {row["planner"] for row in done.json["runners_up"]}
     assert names == {"data-parallel", "fsdp", "megatron", "replicated"}
     assert all(
@@ -93,7 +93,7 @@ def test_automap_is_shown_beside_the_other_plans(files: Path) -> None:
     done = nostall_here(*arguments, "--seed", 1)
     assert done.code == 0, done.err
     assert done.json["planner"] == "automap"
-    assert not done.json["is_optimal"]
+    assert not done.json["is_proven"]
     assert {"sharding", "automap-data"} <= {row["planner"] for row in done.json["runners_up"]}
 
 

@@ -111,7 +111,7 @@ def plan_document(
         "peak_memory_bytes": plan.memory.peak,
         "state_bytes": plan.memory.state,
         "memory_bytes": min(cluster.memory),
-        "is_optimal": is_optimal(plan),
+        "is_proven": plan.is_proven,
         "collectives": collective_rows(plan),
         "parameters": [
             {
@@ -154,18 +154,6 @@ def plan_document(
             for number, operator in enumerate(graph.operators)
         },
     }
-
-
-def is_optimal(plan: ShardingPlan) -> bool:
-    """Whether the plan is proven to be the fastest of its tied plans under the cost model.
-
-    That holds on one mesh dimension if the linear relaxation is integral.
-    """
-    return (
-        len(plan.prices.graph.mesh) == 1
-        and plan.name == "sharding"
-        and all(solution.is_integral for solution in plan.solutions)
-    )
 
 
 def collective_rows(plan: ShardingPlan) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from nostall.core.plurals import pluralize
 from nostall.parallel.sharding.cost.device_mesh import mesh_text
 from nostall.parallel.sharding.layer_table import parameter_rows
 from nostall.parallel.sharding.placements import placement_text
-from nostall.parallel.sharding.plan_file import collective_rows, is_optimal
+from nostall.parallel.sharding.plan_file import collective_rows
 from nostall.parallel.sharding.planners.sharding import ShardingPlan
 from nostall.report.units import Scale, format_bytes
 
@@ -92,7 +92,7 @@ def sharding_sentences(plan: ShardingPlan) -> list[str]:
         f"{plan.memory.state / _GIB:.3g} GiB of parameter state, "
         f"{plan.memory.tensors / _GIB:.3g} GiB of other tensors",
     ]
-    if is_optimal(plan):
+    if plan.is_proven:
         lines.append(
             "the linear relaxation is integral: under this model, no plan that treats equal layers "
             "equally is faster"

@@ -74,7 +74,10 @@ class ShardingPlan:
     cost: StepCost
     memory: MemoryUse
     solutions: tuple[Solution, ...] = ()
-    """The integer programs that led to it, the last one of each mesh dimension last."""
+    """The integer programs that led to it, in the order in which they were solved."""
+    is_proven: bool = False
+    """Whether no plan that treats tied operators equally is faster under the cost model: on one
+    mesh dimension, the linear relaxation is integral and memory does not restrict it."""
 
     def renamed(self, name: str) -> ShardingPlan:
         """The same plan under the name of another planner."""
@@ -141,16 +144,23 @@ def plan_by_rule(prices: Prices, rule: Rule, options: Options) -> ShardingPlan |
 
 
 def _within_memory(prices: Prices, start: ShardingPlan, options: Options) -> ShardingPlan | None:
-    """Improve a plan without restrictions; lower the program's limit until the peak fits."""
+    """Improve a plan without restrictions of its placements; None if none fits into memory.
+
+    The memory row of the program is an estimate, so it is used only if the plan without it does not
+    fit.  Its limit is then lowered until the peak fits.
+    """
+    plan = _alternate(prices, "sharding", start.assignment, replace(options, memory=None), None)
+    if options.memory is None or plan.fits(options.memory):
+        is_proven = len(plan.solutions) == 1 and plan.solutions[0].is_integral
+        return replace(plan, is_proven=is_proven)
     limit = options.memory
     for _ in range(_MEMORY_TRIES):
+        limited = replace(options, memory=limit)
         try:
-            plan = _alternate(
-                prices, "sharding", start.assignment, replace(options, memory=limit), None
-            )
+            plan = _alternate(prices, "sharding", start.assignment, limited, None)
         except Infeasible:
             return None
-        if plan.fits(options.memory) or limit is None or options.memory is None:
+        if plan.fits(options.memory):
             return plan
         limit *= 0.95 * options.memory / plan.memory.peak
     return None
