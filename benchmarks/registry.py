@@ -162,6 +162,8 @@ BENCHMARKS: tuple[Benchmark, ...] = (
          "planning.json"),
     _row("sharding.large", "CPU", "How long does sharding a large model on 64 GPUs take?",
          "large.json"),
+    _row("sharding.automap", "CPU", "How many dimensions do Auto-MAP's games partition?",
+         "automap.json"),
     _row("parallel.predicted_vs_measured", "2 or more GPUs",
          "How exact are predicted iteration times?",
          "predicted_vs_measured_2.json predicted_vs_measured_4.json", "parallel.md"),

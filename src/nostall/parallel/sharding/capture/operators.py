@@ -17,6 +17,7 @@ from torch.utils.flop_counter import (
     sdpa_flop_count,
 )
 
+from nostall.parallel.errors import BadModel
 from nostall.parallel.module.job import Job
 from nostall.parallel.sharding.capture import dtensor_rules
 from nostall.parallel.sharding.capture.joint import JointGraph, trace_step
@@ -94,11 +95,10 @@ class _GraphBuilder:
             **{node: ("constant", node.target) for node in joint.graph.find_nodes(op="get_attr")},
         }
         for node in joint.graph.nodes:
-            is_forward = node in forward
             if node in kinds:
-                self._add_source(node, *kinds[node], is_forward=is_forward)
+                self._add_source(node, *kinds[node])
             elif node.op == "call_function" and node.target is not operator.getitem:
-                self._add_operation(node, is_forward=is_forward)
+                self._add_operation(node, is_forward=node in forward)
         loss = self.numbers[joint.loss]
         unsharded = tuple((Strategy((REPLICATED,), ()),) for _ in self.mesh)
         self._append(Operator("loss", "loss", "loss", (loss,), (), unsharded), None, ())
@@ -112,7 +112,7 @@ class _GraphBuilder:
         )
         return CapturedStep(joint, graph, tuple(self.nodes), tuple(self.indices))
 
-    def _add_source(self, node: Node, kind: OperatorKind, target: str, *, is_forward: bool) -> None:
+    def _add_source(self, node: Node, kind: OperatorKind, target: str) -> None:
         """Add a parameter, a buffer or a tensor of the batch; a constant is replicated."""
         if node.op == "get_attr":
             node.meta["val"] = getattr(self.joint.graph_module, node.target)
@@ -127,7 +127,7 @@ class _GraphBuilder:
         self._append(
             Operator(
                 node.name, kind, target, (), (number,), strategies, moves_memory=False,
-                is_forward=is_forward or kind != "operation", signature=signature,
+                signature=signature,
             ),
             node,
             (0,),
@@ -144,7 +144,17 @@ class _GraphBuilder:
             for user in node.users:
                 users.setdefault(int(user.args[1]), []).append(user)
         used = tuple(sorted(users))
-        infos = [_info(value[i] if is_tuple else value) for i in used]
+        if not used:
+            return  # its results are not read
+        returned = [value[i] for i in used] if is_tuple else [value]
+        if not all(isinstance(own, torch.Tensor) for own in returned):
+            raise BadModel(
+                f"{node.target} returns a {type(returned[0]).__name__}; a step can be sharded only "
+                "if all of its values are tensors; write the forward pass without this operator"
+            )
+        if inputs and not _has_rule(node.target):
+            self.without_rule.append(str(node.target))
+        infos = [_info(own) for own in returned]
         signature = _signature(node)
         strategies = tuple(
             self._strategies(node, signature, size, infos, used) for size in self.mesh
@@ -207,10 +217,7 @@ class _GraphBuilder:
         key = (f"{signature} {used}", devices)
         if key not in self.cache:
             self.cache[key] = _even_strategies(node, devices, inputs, infos, used)
-        found = self.cache[key]
-        if inputs and devices == self.mesh[0] and not _has_rule(node.target):
-            self.without_rule.append(str(node.target))
-        return found
+        return self.cache[key]
 
     def _connect_gradients(self) -> None:
         """Let each parameter read its gradient, in the placement that the parameter has."""
