@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nostall.parallel.sharding.placements import (
@@ -59,6 +59,7 @@ def test_local_shapes_are_even() -> None:
     assert placement_text(("S0", "R")) == "S(0) R"
 
 
+@settings(max_examples=60, deadline=None)
 @given(st.tuples(*[st.sampled_from(ALL)] * 2), st.tuples(*[st.sampled_from(ALL)] * 2))
 def test_a_redistribution_computes_the_tensor_of_its_target(
     source: tuple[str, ...], target: tuple[str, ...]

@@ -149,20 +149,19 @@ def _within_memory(prices: Prices, start: ShardingPlan, options: Options) -> Sha
     The memory row of the program is an estimate, so it is used only if the plan without it does not
     fit.  Its limit is then lowered until the peak fits.
     """
-    plan = _alternate(prices, "sharding", start.assignment, replace(options, memory=None), None)
-    if options.memory is None or plan.fits(options.memory):
-        is_proven = len(plan.solutions) == 1 and plan.solutions[0].is_integral
-        return replace(plan, is_proven=is_proven)
-    limit = options.memory
-    for _ in range(_MEMORY_TRIES):
+    limit: float | None = None
+    for _ in range(1 + _MEMORY_TRIES):
         limited = replace(options, memory=limit)
         try:
             plan = _alternate(prices, "sharding", start.assignment, limited, None)
-        except Infeasible:
+        except Infeasible:  # under this limit, or within the time limit
             return None
-        if plan.fits(options.memory):
-            return plan
-        limit *= 0.95 * options.memory / plan.memory.peak
+        if options.memory is None or plan.fits(options.memory):
+            is_exact = len(plan.solutions) == 1 and plan.solutions[0].is_integral
+            return replace(plan, is_proven=is_exact and limit is None)
+        limit = (
+            options.memory if limit is None else limit * 0.95 * options.memory / plan.memory.peak
+        )
     return None
 
 

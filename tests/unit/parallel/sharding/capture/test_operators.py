@@ -109,7 +109,7 @@ def test_an_unknown_torch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         dtensor_rules.missing_part.cache_clear()
 
 
-@pytest.mark.parametrize("model", ["gpt2", "resnet", "experts"])
+@pytest.mark.parametrize("model", ["gpt2", "experts"])
 def test_every_strategy_computes_what_the_operator_computes(model: str) -> None:
     """Local operators on shards and on random partial sums give the values of the whole ones."""
     step, values = captured(model, 2), whole_values(model)
