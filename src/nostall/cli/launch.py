@@ -6,17 +6,19 @@ import math
 import shutil
 import statistics
 import tempfile
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from nostall.cli.console import Format, FormatOption, out, show_json, show_table
+from nostall.cli.given_options import NO_CONTEXT, GivenContext, refuse_options
 from nostall.core.errors import BadInput
 from nostall.core.suggest import unknown
-from nostall.parallel.plan import Plan, Workload
 from nostall.parallel.plan_file import load_plan, load_planned_module
+from nostall.parallel.sharding.cost.device_mesh import mesh_text
+from nostall.parallel.sharding.plan_file import is_sharding_plan, load_sharding_plan
 from nostall.parallel.simulate import simulated_s
 from nostall.report.units import Scale
 
@@ -73,15 +75,21 @@ def launch(
     endpoint: EndpointOption = None,
     logs: LogsOption = None,
     format: FormatOption = Format.TABLE,
+    context: GivenContext = NO_CONTEXT,
 ) -> None:
-    """Train by a pipeline plan and measure each iteration.
+    """Train by a plan and measure each iteration.
 
     torchrun's agent starts one process per GPU. Exit code 1 if `--check` finds a difference, 3 if
     a rank fails or hangs.
     """
     _check_options(engine, deadline, nodes, endpoint)
-    workload, loaded, _ = load_plan(plan)
-    target = _target_module(plan, module)
+    if is_sharding_plan(plan):
+        reason = "is for pipeline plans, and this one places tensors; leave it out"
+        refuse_options(context, ("engine",), reason)
+        described = _describe_sharding_plan(plan)
+    else:
+        described = _describe_pipeline_plan(plan)
+    target = _target_module(plan, module or described.module)
     from nostall.parallel.execute.run_config import RunConfig, resolve_device
 
     config = RunConfig(
@@ -96,11 +104,11 @@ def launch(
     from nostall.parallel.execute.launch import Nodes
 
     machines = Nodes(nodes, endpoint, plan.stem) if endpoint else Nodes()
-    result = _run(config, len(workload.cluster), logs, machines)
+    result = _run(config, described.gpus, logs, machines)
     if result is None:
         out.print("the ranks of this machine are done; the machine of rank 0 prints the result")
         return
-    _show(result, workload, loaded, format)
+    _show(result, described, format)
     if not result.is_equal:
         raise typer.Exit(1)
 
@@ -119,9 +127,49 @@ def _check_options(engine: str, deadline: float, nodes: int, endpoint: str | Non
         )
 
 
-def _target_module(plan: Path, module: str | None) -> str:
+@dataclass(frozen=True)
+class _DescribedPlan:
+    """What the command prints of a plan and needs to start it."""
+
+    title: str
+    text: str
+    """The plan in a few words."""
+    module: str | None
+    """``path.py:build``; None if the plan names none."""
+    gpus: int
+    modelled_s: float
+    """Modelled seconds of an iteration."""
+    fields: dict[str, str]
+    """Fields of the JSON document."""
+
+
+def _describe_pipeline_plan(path: Path) -> _DescribedPlan:
+    workload, plan, _ = load_plan(path)
+    return _DescribedPlan(
+        f"{workload.profile.name} on {workload.cluster.name}",
+        f"{plan.split}, order {plan.policy}",
+        load_planned_module(path),
+        len(workload.cluster),
+        simulated_s(workload, plan),
+        {"split": plan.split, "policy": plan.policy},
+    )
+
+
+def _describe_sharding_plan(path: Path) -> _DescribedPlan:
+    plan = load_sharding_plan(path)
+    mesh = mesh_text(plan.mesh)
+    return _DescribedPlan(
+        f"{plan.module} on {plan.cluster.name}",
+        f"{plan.planner}, mesh {mesh}",
+        plan.module,
+        len(plan.cluster),
+        plan.predicted_step_s,
+        {"planner": plan.planner, "mesh": mesh},
+    )
+
+
+def _target_module(plan: Path, target: str | None) -> str:
     """The ``path.py:build`` to train; raises :class:`BadInput` if it is unknown or has no file."""
-    target = module or load_planned_module(plan)
     if target is None:
         raise BadInput(
             f"{plan} was made from a profile file and names no module; give --module path.py:build"
@@ -143,19 +191,18 @@ def _run(config: RunConfig, gpus: int, logs: Path | None, nodes: Nodes) -> RunRe
     return result
 
 
-def _show(result: RunResult, workload: Workload, plan: Plan, format: Format) -> None:
+def _show(result: RunResult, plan: _DescribedPlan, format: Format) -> None:
     """Print measured and modelled times.
 
     The measured iteration is a median; it leaves out the first iteration if there are several.
     """
     counted = result.seconds[1:] or result.seconds
-    measured, modelled = statistics.median(counted), simulated_s(workload, plan)
+    measured = statistics.median(counted)
     document: dict[str, Any] = {
         "measured_iteration_s": measured,
-        "predicted_iteration_s": modelled,
+        "predicted_iteration_s": plan.modelled_s,
         "kind": "measured",
-        "split": plan.split,
-        "policy": plan.policy,
+        **plan.fields,
         **{name: _finite(value) for name, value in asdict(result).items()},
         "equal": result.is_equal if result.worst_gradient is not None else None,
     }
@@ -167,12 +214,14 @@ def _show(result: RunResult, workload: Workload, plan: Plan, format: Format) -> 
         (step, f"{loss:.6g}", time(seconds))
         for step, (loss, seconds) in enumerate(zip(result.losses, result.seconds, strict=True))
     ]
-    title = f"{workload.profile.name} on {workload.cluster.name}"
-    show_table(title, ("step", "loss", "measured"), rows)
+    show_table(plan.title, ("step", "loss", "measured"), rows)
     out.print(
-        f"measured iteration {time(measured)} (median), modelled {time(modelled)}: "
-        f"{plan.split}, order {plan.policy}, engine {result.engine}"
+        f"measured iteration {time(measured)} (median), modelled {time(plan.modelled_s)}: "
+        f"{plan.text}, engine {result.engine}"
     )
+    if result.collectives:
+        calls = [f"{count} {kind}" for kind, count in sorted(result.collectives.items())]
+        out.print(f"collectives of a step: {', '.join(calls)}")
     for name, error in (("gradients", result.worst_gradient), ("losses", result.worst_loss)):
         if error is not None:
             out.print(f"{name} {_difference(error)}")

@@ -1,4 +1,4 @@
-"""The command ``nostall plan``: find a pipeline plan for a model on a cluster."""
+"""The command ``nostall plan``: find a pipeline or sharding plan for a model on a cluster."""
 
 from __future__ import annotations
 
@@ -13,6 +13,15 @@ from nostall.cli.compile_time import measured_compile_time
 from nostall.cli.console import Format, FormatOption, QuietOption, err
 from nostall.cli.given_options import NO_CONTEXT, GivenContext, refuse_options
 from nostall.cli.plan_output import GanttOption, write_and_show
+from nostall.cli.plan_sharding import (
+    DEFAULT_HARDWARE,
+    ONLY_FOR_SHARDING,
+    SHARDING_PLANNERS,
+    HardwareOption,
+    MeshOption,
+    ShardingRequest,
+    plan_sharding_command,
+)
 from nostall.cli.progress import stage_bar
 from nostall.core.errors import BadInput
 from nostall.core.suggest import unknown
@@ -41,7 +50,14 @@ ClusterOption = Annotated[
     Path,
     typer.Option(help="Cluster file (TOML), or the output of `nvidia-smi topo -m`."),
 ]
-PlannerOption = Annotated[str, typer.Option(help=f"One of {', '.join(PLANNERS)}.")]
+ALL_PLANNERS = (*PLANNERS, *SHARDING_PLANNERS)
+PlannerOption = Annotated[
+    str,
+    typer.Option(
+        help=f"Pipeline planners: {', '.join(PLANNERS)}. Placements of tensors: "
+        f"{', '.join(SHARDING_PLANNERS)}."
+    ),
+]
 GlobalBatchOption = Annotated[
     int, typer.Option(min=1, metavar="N", help="Samples of an iteration.")
 ]
@@ -132,16 +148,38 @@ def plan(
     device: DeviceOption = None,
     gpu_memory: GpuMemoryOption = None,
     fractions: FractionsOption = False,
+    mesh: MeshOption = None,
+    hardware: HardwareOption = DEFAULT_HARDWARE,
     format: FormatOption = Format.TABLE,
     quiet: QuietOption = False,
     context: GivenContext = NO_CONTEXT,
 ) -> None:
-    """Find a pipeline plan: stages, GPUs and micro-batch order.
+    """Find a pipeline plan, or the placement of each tensor.
 
-    The plan also says how often each stage is replicated. Times of a plan are modelled.
+    A pipeline plan has stages, GPUs, replication and micro-batch order. The planners sharding and
+    automap cut tensors instead. Times of a plan are modelled.
     """
     _check_options(planner, seconds)
     module = profile if _PYTHON_FILE.search(profile) else None
+    if planner in SHARDING_PLANNERS:
+        if module is None:
+            raise BadInput(
+                f"the planner {planner} needs a module, and {profile} is a profile; give "
+                "path.py:build"
+            )
+        request = ShardingRequest(
+            module,
+            load_cluster(cluster, gpu_memory),
+            mesh,
+            hardware,
+            global_batch,
+            state_factor,
+            seconds,
+            planner,
+            seed,
+        )
+        plan_sharding_command(request, out_file, format, quiet=quiet, context=context)
+        return
     _refuse_unused(context, planner, module)
     gpus = load_cluster(cluster, gpu_memory)
     profiling = _ModuleProfiling(micro_batch, layers, device)
@@ -170,14 +208,16 @@ def plan(
 
 
 def _check_options(planner: str, seconds: float | None) -> None:
-    if planner not in PLANNERS:
-        raise BadPlan(unknown("planner", planner, PLANNERS))
+    if planner not in ALL_PLANNERS:
+        raise BadPlan(unknown("planner", planner, ALL_PLANNERS))
     if seconds is not None and not 0 < seconds < float("inf"):
         raise BadInput(f"--seconds {seconds}; allowed is a number above 0")
 
 
 def _refuse_unused(context: GivenContext, planner: str, module: str | None) -> None:
     """Raise :class:`BadInput` for an option that has no effect on this plan."""
+    reason = "is for the planners sharding and automap; leave it out, or give one of these"
+    refuse_options(context, ONLY_FOR_SHARDING, reason)
     if module is None:
         reason = "says how a module is measured, and the profile is a file; leave it out"
         refuse_options(context, ("layers", "device"), reason)

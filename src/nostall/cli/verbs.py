@@ -39,9 +39,9 @@ VERBS = {
     "bench": Verb("bench:bench", "Measure a kernel, and a changed cubin beside it."),
     "verify": Verb("verify:verify", "Check that a changed cubin is a safe re-scheduling."),
     "fuse": Verb("fuse:fuse", "Fuse the operators of a PyTorch function into kernels."),
-    "plan": Verb("plan:plan", "Find a pipeline plan: stages, GPUs and micro-batch order."),
+    "plan": Verb("plan:plan", "Find a pipeline plan, or the placement of each tensor."),
     "simulate": Verb("simulate:simulate", "Simulate a pipeline plan, optionally in another order."),
-    "launch": Verb("launch:launch", "Train by a pipeline plan and measure each iteration."),
+    "launch": Verb("launch:launch", "Train by a plan and measure each iteration."),
     "characterize": Verb(
         "characterize:characterize", "Show where training time goes, in traces and tables."
     ),

@@ -87,7 +87,7 @@ def run_plan(model: Model, workload: Workload, plan: Plan, options: RunOptions) 
         if optimizer is not None:
             optimizer.step()
             optimizer.zero_grad()
-    _combine_ranks(result, (worst_gradient, worst_loss) if options.check else None, device)
+    combine_ranks(result, (worst_gradient, worst_loss) if options.check else None, device)
     groups.close()
     return result
 
@@ -116,7 +116,7 @@ def _make_executor(
     return PipeliningExecutor(model, workload, plan, groups, slow)
 
 
-def _combine_ranks(
+def combine_ranks(
     result: RunResult, errors: tuple[float, float] | None, device: torch.device
 ) -> None:
     """Combine the ranks' results: slowest times, largest errors, each rank's memory.

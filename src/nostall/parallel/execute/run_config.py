@@ -40,7 +40,7 @@ class RunResult:
     """Losses, measured times and memory of a run; lists have one entry per iteration."""
 
     engine: str
-    """The engine that ran the plan, ``torch`` or ``p2p``."""
+    """The engine that ran the plan: ``torch``, ``p2p``, or ``sharded`` for a sharding plan."""
     losses: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     """Measured time of the slowest rank, without the optimiser step."""
@@ -54,6 +54,8 @@ class RunResult:
     ``check``."""
     worst_loss: float | None = None
     """The same for the losses."""
+    collectives: dict[str, int] = field(default_factory=dict)
+    """Collectives of a step by kind, of a sharding plan; empty for a pipeline plan."""
 
     @property
     def is_equal(self) -> bool:

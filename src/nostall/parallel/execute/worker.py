@@ -27,11 +27,17 @@ from nostall.parallel.execute.loopback import use_loopback_interface
 from nostall.parallel.execute.preconditions import check_layers
 from nostall.parallel.execute.run import RunOptions, run_plan
 from nostall.parallel.execute.run_config import RunConfig, RunResult, error_file, result_file
+from nostall.parallel.execute.sharded_run import run_sharding_plan
 from nostall.parallel.module.job import load_job
 from nostall.parallel.module.layering import GRANULARITIES
 from nostall.parallel.module.model import Model
 from nostall.parallel.plan import Workload
 from nostall.parallel.plan_file import load_plan
+from nostall.parallel.sharding.plan_file import (
+    PlanFile,
+    is_sharding_plan,
+    load_sharding_plan,
+)
 
 
 def main(config: RunConfig, folder: Path) -> None:
@@ -57,19 +63,21 @@ def run_rank(config: RunConfig) -> RunResult:
     # that can complete only after it.  More queues make this less likely.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ["LOCAL_WORLD_SIZE"])))
-    workload, plan, _ = load_plan(Path(config.plan))
+    path = Path(config.plan)
+    plan = load_sharding_plan(path) if is_sharding_plan(path) else load_plan(path)
+    cluster = plan.cluster if isinstance(plan, PlanFile) else plan[0].cluster
     device = _local_device(config)
     backend = "nccl" if device.type == "cuda" else "gloo"
     device_id: dict[str, Any] = {"device_id": device} if device.type == "cuda" else {}
     if os.environ["GROUP_WORLD_SIZE"] == "1":  # all ranks are on this machine
         use_loopback_interface()
     dist.init_process_group(backend, timeout=timedelta(seconds=config.deadline), **device_id)
-    if dist.get_world_size() != len(workload.cluster):
+    if dist.get_world_size() != len(cluster):
         raise BadPlan(
             f"{dist.get_world_size()} processes run and the plan's cluster has "
-            f"{len(workload.cluster)} GPUs; start one process per GPU"
+            f"{len(cluster)} GPUs; start one process per GPU"
         )
-    model = _planned_model(load_job(config.module), workload)
+    job = load_job(config.module)
     options = RunOptions(
         config.steps,
         device,
@@ -77,7 +85,10 @@ def run_rank(config: RunConfig) -> RunResult:
         check=config.check,
         deadline=config.deadline,
     )
-    return run_plan(model, workload, plan, options)
+    if isinstance(plan, PlanFile):
+        return run_sharding_plan(job, plan, options)
+    workload, pipeline, _ = plan
+    return run_plan(_planned_model(job, workload), workload, pipeline, options)
 
 
 def _planned_model(job: Any, workload: Workload) -> Model:

@@ -1,0 +1,205 @@
+"""``nostall plan --planner sharding|automap``: place each tensor of a training step on GPUs."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nostall.cli.console import Format, out, show_json, show_table
+from nostall.cli.given_options import GivenContext, refuse_options
+from nostall.cli.progress import stage_bar
+from nostall.core.errors import BadInput
+from nostall.core.files import write_atomically
+from nostall.parallel.cluster import Cluster
+from nostall.parallel.errors import BadPlan, Infeasible
+from nostall.parallel.sharding.cost.device_mesh import ClusterMesh, default_shapes, mesh_text
+from nostall.parallel.sharding.cost.prices import Prices
+from nostall.parallel.sharding.cost.rates import DeviceRates
+from nostall.parallel.sharding.plan_file import plan_document
+from nostall.parallel.sharding.planners.sharding import (
+    DEFAULT_SECONDS,
+    Options,
+    ShardingPlan,
+    plan_sharding,
+)
+from nostall.report.plan.sharding import (
+    collective_table,
+    placement_table,
+    runner_up_table,
+    sharding_sentences,
+)
+from nostall.workload.hardware import Hardware, load_hardware
+from nostall.workload.jobs.record import Resource
+
+SHARDING_PLANNERS = ("sharding", "automap")
+DEFAULT_HARDWARE = "h100-dgx"
+MeshOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="AxB",
+        help="Shape of the device mesh, such as 8 or 2x8; default: the faster of all GPUs in one "
+        "dimension and servers x GPUs (planner sharding).",
+    ),
+]
+HardwareOption = Annotated[
+    str,
+    typer.Option(
+        help="Hardware file or preset with the FLOP/s and memory rate of a GPU (planner sharding)."
+    ),
+]
+ONLY_FOR_SHARDING = ("mesh", "hardware")
+_NOT_FOR_SHARDING = (
+    "micro_batch", "gantt", "evaluations", "recompute", "weight_gradient_share", "layers", "device",
+    "fractions",
+)  # fmt: skip
+_MESH = re.compile(r"\d{1,5}(x\d{1,5})*")
+_ELEMENT_TYPES = {
+    "fp64": "float64",
+    "fp32": "float32",
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "fp8": "float8_e4m3fn",
+    "int8": "int8",
+}
+"""PyTorch's element types by the names of precisions in hardware files."""
+
+
+@dataclass(frozen=True)
+class ShardingRequest:
+    """Options of one call of the command."""
+
+    module: str
+    """``path.py:build``."""
+    cluster: Cluster
+    mesh: str | None
+    hardware: str
+    samples: int
+    state_factor: float
+    seconds: float | None
+    planner: str = "sharding"
+    seed: int = 0
+
+
+def plan_sharding_command(
+    request: ShardingRequest,
+    out_file: Path | None,
+    format: Format,
+    *,
+    quiet: bool,
+    context: GivenContext,
+) -> None:
+    """Plan, write the plan file and print the result."""
+    reason = "is an option of pipeline planners, which sharding does not use; leave it out"
+    refuse_options(context, _NOT_FOR_SHARDING, reason)
+    if request.planner == "sharding":
+        reason = "is for planners that draw random numbers, which sharding does not; leave it out"
+        refuse_options(context, ("seed",), reason)
+    if not request.state_factor >= 1:
+        raise BadInput(
+            f"--state-factor {request.state_factor}: allowed is >= 1 (1 is the parameters alone)"
+        )
+    plan, others = _plan(request, quiet)
+    document = plan_document(plan, others, request.module, request.samples, request.state_factor)
+    if out_file is not None:
+        out_file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(out_file, (json.dumps(document, indent=1) + "\n").encode())
+    if format is Format.JSON:
+        show_json(document)
+        return
+    graph = plan.prices.graph
+    show_table(
+        f"{graph.name} on {request.cluster.name}, mesh {mesh_text(graph.mesh)}",
+        *placement_table(plan),
+    )
+    show_table("collectives of a step", *collective_table(plan))
+    show_table("plans", *runner_up_table(plan, others))
+    for line in sharding_sentences(plan):
+        out.print(line)
+    if out_file is not None:
+        out.print(f"plan:     {out_file}")
+
+
+def _plan(request: ShardingRequest, quiet: bool) -> tuple[ShardingPlan, list[ShardingPlan]]:
+    """The fastest plan of all meshes, and all other plans sorted by time."""
+    cluster = request.cluster
+    shapes = [_parse_mesh(request.mesh)] if request.mesh else default_shapes(cluster)
+    if request.planner == "automap" and request.mesh is None:
+        shapes = [(len(cluster),)]  # the paper slices tensors over all GPUs
+    meshes = [ClusterMesh(cluster, shape) for shape in shapes]
+    rates = device_rates(load_hardware(request.hardware))
+    from nostall.parallel.module import load_job
+    from nostall.parallel.sharding.capture.operators import capture
+
+    job = load_job(request.module)
+    found: list[ShardingPlan] = []
+    failures: list[Infeasible] = []
+    with stage_bar(enabled=not quiet) as bar:
+        task = bar.add_task("tracing", total=float(len(meshes)))
+        for number, mesh in enumerate(meshes):
+            step = capture(job, request.samples, mesh.shape)
+
+            def report(fraction: float, step: str, done: int = number) -> None:
+                bar.update(task, completed=done + fraction, description=step)
+
+            options = Options(
+                min(cluster.memory),
+                request.state_factor,
+                (request.seconds or DEFAULT_SECONDS) / len(meshes),
+                report,
+            )
+            try:
+                best, rules = _plan_on_mesh(request, Prices(step.graph, mesh, rates), options)
+            except Infeasible as error:
+                failures.append(error)
+                continue
+            found += [best, *rules]
+    if not found:
+        raise failures[0]
+    return _ranked(found, request.planner, min(cluster.memory))
+
+
+def _plan_on_mesh(
+    request: ShardingRequest, prices: Prices, options: Options
+) -> tuple[ShardingPlan, list[ShardingPlan]]:
+    """The plan of the requested planner, and the plans beside it."""
+    best, rules = plan_sharding(prices, options)
+    if request.planner == "sharding":
+        return best, rules
+    from nostall.parallel.sharding.automap.planner import plan_automap
+
+    automap, explorers = plan_automap(prices, options, request.seed)
+    return automap, [best, *rules, *explorers]
+
+
+def _ranked(
+    plans: Sequence[ShardingPlan], planner: str, memory: float
+) -> tuple[ShardingPlan, list[ShardingPlan]]:
+    """The fastest plan of a planner that fits, and all others sorted by time."""
+    by_time = sorted(plans, key=lambda plan: plan.cost.step_s)
+    best = next(plan for plan in by_time if plan.name == planner and plan.fits(memory))
+    return best, [plan for plan in by_time if plan is not best]
+
+
+def device_rates(hardware: Hardware) -> DeviceRates:
+    """Rates that large operators reach on a GPU of a hardware file."""
+    compute, memory = hardware.curve(Resource.COMPUTE), hardware.curve(Resource.MEMORY)
+    flops = {
+        _ELEMENT_TYPES[precision]: rate * compute.share
+        for precision, rate in hardware.flops.items()
+        if precision in _ELEMENT_TYPES
+    }
+    return DeviceRates(
+        hardware.name, flops, hardware.memory * memory.share, max(compute.overhead, memory.overhead)
+    )
+
+
+def _parse_mesh(text: str) -> tuple[int, ...]:
+    if not _MESH.fullmatch(text):
+        raise BadPlan(f"--mesh {text!r}; allowed is a number of GPUs, or two such as 2x8")
+    return tuple(map(int, text.split("x")))

@@ -1,0 +1,133 @@
+"""Training by a sharding plan in an existing process group: one rank's part."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from time import perf_counter
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils._pytree import tree_leaves
+
+from nostall.parallel.errors import BadModel, BadPlan
+from nostall.parallel.execute.reference import Reference, make_optimizer
+from nostall.parallel.execute.run import RunOptions, combine_ranks
+from nostall.parallel.execute.run_config import RunResult
+from nostall.parallel.module.graph import is_random
+from nostall.parallel.module.job import Job
+from nostall.parallel.sharding.capture.operators import CapturedStep, capture
+from nostall.parallel.sharding.graph import Assignment
+from nostall.parallel.sharding.placements import COLLECTIVES, REPLICATED
+from nostall.parallel.sharding.plan_file import PlanFile
+from nostall.parallel.sharding.program.devices import ProcessDevices, redistribute
+from nostall.parallel.sharding.program.program import ShardedProgram
+
+ENGINE = "sharded"
+"""Name of this engine in results."""
+
+
+def run_sharding_plan(job: Job, plan: PlanFile, options: RunOptions) -> RunResult:
+    """Train by a sharding plan; every rank calls this, and rank r is device r of the mesh.
+
+    Raises :class:`BadPlan` if the plan was made for another module, or for a GPU.
+    """
+    if options.device.type != "cpu":
+        raise BadPlan(
+            "sharding plans run on CPUs only, because the step is traced for CPUs; give --device "
+            "cpu"
+        )
+    step = capture(job, plan.samples, plan.mesh)
+    assignment = plan.assignment(step.graph)
+    if options.check:
+        _check_deterministic(step)
+    reference = Reference(job, options.device) if options.check else None
+    run = _Run(job, step, assignment, options.deadline)
+    result = RunResult(ENGINE)
+    worst_gradient = worst_loss = 0.0
+    for number in range(options.steps):
+        inputs, targets = job.batch(number, plan.samples)
+        dist.barrier()
+        start = perf_counter()
+        loss = run.step(inputs, targets)
+        result.seconds.append(perf_counter() - start)
+        result.losses.append(float(loss))
+        if reference is not None:
+            expected = reference.step(inputs, targets)
+            result.reference_losses.append(expected)
+            worst_gradient = max(worst_gradient, reference.gradient_error(run.whole_gradients()))
+            error = reference.loss_error(result.losses[-1], expected, loss.dtype)
+            worst_loss = max(worst_loss, error)
+            reference.update()
+        run.update()
+    result.collectives = dict(run.collectives)
+    combine_ranks(result, (worst_gradient, worst_loss) if options.check else None, options.device)
+    return result
+
+
+class _Run:
+    """Local parameters of this rank, their optimiser, and the program of a step."""
+
+    def __init__(
+        self, job: Job, step: CapturedStep, assignment: Assignment, deadline: float | None
+    ) -> None:
+        self.job = job
+        self.devices = ProcessDevices(step.graph.mesh, deadline)
+        self.program = ShardedProgram(step, assignment, self.devices)
+        whole = dict(job.module.named_parameters())
+        with torch.no_grad():
+            local = self.program.shard_parameters(whole)
+        self.parameters = {
+            name: torch.nn.Parameter(values[0], whole[name].requires_grad)
+            for name, values in local.items()
+        }
+        self.optimizer = make_optimizer(job, self.parameters.values())
+        self.collectives: Counter[str] = Counter()
+        """Collectives of the last step, by kind."""
+
+    def step(self, inputs: Any, targets: Any) -> torch.Tensor:
+        """Forward and backward pass on a whole batch; the gradients are in ``.grad``."""
+        self.devices.collectives.clear()
+        with torch.no_grad():
+            result = self.program.run(
+                {name: [p.detach()] for name, p in self.parameters.items()},
+                dict(self.job.module.named_buffers()),
+                tree_leaves((inputs, targets)),
+            )
+        for name, (gradient,) in result.gradients.items():
+            self.parameters[name].grad = gradient
+        counts = self.devices.collectives
+        self.collectives = Counter({kind: counts[kind] for kind in COLLECTIVES if counts[kind]})
+        return result.loss[0]
+
+    def whole_gradients(self) -> Mapping[str, torch.nn.Parameter]:
+        """Parameters of whole size with the gathered gradients; their values are arbitrary."""
+        replicated = (REPLICATED,) * len(self.devices.mesh)
+        result = {}
+        for name, parameter in self.parameters.items():
+            if parameter.grad is None:
+                continue
+            placements = self.program.parameter_placements(name)
+            (gradient,) = redistribute(self.devices, [parameter.grad], placements, replicated)
+            result[name] = torch.nn.Parameter(torch.empty_like(gradient))
+            result[name].grad = gradient
+        return result
+
+    def update(self) -> None:
+        """Step the optimiser and clear the gradients."""
+        if self.optimizer is not None:
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+
+
+def _check_deterministic(step: CapturedStep) -> None:
+    """Raise :class:`BadModel` if the step draws random numbers."""
+    nodes = [node for node in step.nodes if node is not None and node.op == "call_function"]
+    names = list(dict.fromkeys(str(node.target) for node in nodes if is_random(node)))
+    if names:
+        raise BadModel(
+            "--check compares with training in a single process, and this step draws random "
+            f"numbers ({', '.join(names[:4])}), which differ between processes; call eval() on "
+            "the module, set its dropout to 0, or run without --check"
+        )

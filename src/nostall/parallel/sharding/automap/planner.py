@@ -1,0 +1,123 @@
+"""The planner ``automap``: the data-parallel and the operator explorer of Auto-MAP.
+
+Each explorer plays its game with a DQN and returns the placements of its best episode.  The paper's
+games have no prices and place parameters or the batch only.  The integer program of the planner
+``sharding`` places all other tensors, and the faster of the two plans is returned.  The paper's
+third explorer, for pipelines, is not part of this planner.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nostall.parallel.errors import Infeasible
+from nostall.parallel.sharding.automap.game import PartitionGame
+from nostall.parallel.sharding.automap.propagation import Propagation
+from nostall.parallel.sharding.cost.prices import Prices
+from nostall.parallel.sharding.graph import Operator, ShardingGraph
+from nostall.parallel.sharding.placements import REPLICATED, Placement
+from nostall.parallel.sharding.planners.rules import Rule
+from nostall.parallel.sharding.planners.sharding import (
+    Options,
+    ShardingPlan,
+    no_plan_fits,
+    plan_by_rule,
+)
+from nostall.search.dqn import DqnAgent, DqnParameters, train
+
+GAME_SHARE = 0.4
+"""Share of the time limit that each explorer plays."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explorer:
+    """One of the paper's explorers."""
+
+    name: str
+    decided: str
+    """Kind of the tensors whose dimensions the game decides."""
+    replicated: str
+    """Kind of the tensors that stay replicated."""
+    steps: int
+    """Steps over which epsilon falls; the game lasts twice as many."""
+    by_linkage: bool
+
+
+EXPLORERS = (
+    Explorer("automap-data", "input", "parameter", 500, by_linkage=False),
+    Explorer("automap-operator", "parameter", "input", 2000, by_linkage=True),
+)
+"""Data parallelism (ADP) and operator partitioning (OPP), with the paper's numbers of steps."""
+
+
+@dataclass(frozen=True)
+class Exploration:
+    """Result of one explorer."""
+
+    explorer: Explorer
+    placements: dict[int, Placement]
+    """Placement of each tensor that the game decided, by the number of its operator."""
+    dimensions: int
+    partitioned: int
+    """Dimensions that the best episode partitions."""
+    episodes: int
+    conflicts: int
+    steps: int
+
+
+def explore(graph: ShardingGraph, explorer: Explorer, options: Options, seed: int) -> Exploration:
+    """Play an explorer's game; raises :class:`Infeasible` if nothing can be decided."""
+    propagation = Propagation(graph)
+    game = PartitionGame(
+        propagation, explorer.decided, (explorer.replicated,), by_linkage=explorer.by_linkage
+    )
+    parameters = DqnParameters(epsilon_steps=explorer.steps)
+    agent = DqnAgent(game.observation_size, game.actions, parameters, seed)
+    limit_s = options.seconds * GAME_SHARE
+    begin_s = options.elapsed_s
+    train(game, agent, 2 * explorer.steps, lambda: options.elapsed_s - begin_s > limit_s)
+    numbers = graph.of_kind("parameter" if explorer.decided == "parameter" else "input")
+    return Exploration(
+        explorer,
+        {number: propagation.placement(game.best, number) for number in numbers},
+        len(game.dimensions),
+        max(0, game.best_partitioned),
+        game.episodes,
+        game.conflicts,
+        agent.steps,
+    )
+
+
+def plan_automap(
+    prices: Prices, options: Options, seed: int = 0
+) -> tuple[ShardingPlan, list[ShardingPlan]]:
+    """The faster plan of the two explorers that fits into memory, and both explorers' plans.
+
+    Raises :class:`Infeasible` if no plan fits.
+    """
+    plans = []
+    for number, explorer in enumerate(EXPLORERS):
+        options.report_progress(number / len(EXPLORERS), explorer.name)
+        try:
+            exploration = explore(prices.graph, explorer, options, seed)
+        except Infeasible:
+            continue  # this explorer has nothing to decide
+        plan = plan_by_rule(prices, _rule(exploration), options)
+        plans += [plan] if plan is not None else []
+    plans.sort(key=lambda plan: plan.cost.step_s)
+    fitting = [plan for plan in plans if plan.fits(options.memory)]
+    if not fitting:
+        raise no_plan_fits(plans, options)
+    return fitting[0].renamed("automap"), plans
+
+
+def _rule(exploration: Exploration) -> Rule:
+    """The placements of an exploration as a rule; all other tensors of the kinds stay whole."""
+
+    def wanted(operator: Operator, graph: ShardingGraph) -> Placement | None:
+        if operator.kind not in ("parameter", "input"):
+            return None
+        placed = exploration.placements
+        return placed.get(graph.producers[operator.outputs[0]], REPLICATED)
+
+    return Rule(exploration.explorer.name, wanted, wanted)

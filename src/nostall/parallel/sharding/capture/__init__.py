@@ -1,0 +1,1 @@
+"""Capture of a training step: its operators, and the strategies by which a mesh can run each."""

@@ -1,0 +1,1 @@
+"""Modelled cost of a sharding plan: compute, collectives and memory."""

@@ -1,0 +1,179 @@
+"""Modelled seconds of operators and redistributions, and of a whole plan.
+
+An operator takes the larger of its arithmetic at the GPU's FLOP/s and its local tensors at the
+memory's bytes/s, as a kernel of its own: fusion is not modelled.  Collectives do not overlap with
+operators.  The step of the optimiser is not included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from nostall.parallel.sharding.cost.device_mesh import ClusterMesh
+from nostall.parallel.sharding.cost.rates import DeviceRates
+from nostall.parallel.sharding.graph import (
+    Assignment,
+    Edge,
+    Operator,
+    ShardingGraph,
+    TensorInfo,
+    input_placements,
+    output_placements,
+    strategy_of,
+)
+from nostall.parallel.sharding.placements import (
+    COLLECTIVES,
+    Placements,
+    Step,
+    Strategy,
+    local_shape,
+    redistribution,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PricedStep:
+    """One step of a redistribution with its size and time."""
+
+    step: Step
+    size: float
+    """Bytes of the largest local tensor, before or after the step."""
+    seconds: float
+
+
+@dataclass(eq=False)
+class Prices:
+    """Prices of the operators and redistributions of one graph on one cluster."""
+
+    graph: ShardingGraph
+    mesh: ClusterMesh
+    rates: DeviceRates
+    _redistributions: dict[
+        tuple[TensorInfo, Placements, Placements], tuple[PricedStep, ...] | None
+    ] = field(default_factory=dict, repr=False)
+
+    def operator_s(self, operator: Operator, strategies: Sequence[Strategy]) -> float | None:
+        """Seconds of an operator; ``strategies`` has one for each mesh dimension.
+
+        None if a tensor cannot be sharded evenly on all mesh dimensions together.
+        """
+        moved = 0.0
+        for tensors, placed, unread in (
+            (operator.inputs, [s.inputs for s in strategies], operator.unread),
+            (operator.outputs, [s.outputs for s in strategies], frozenset()),
+        ):
+            for position, tensor in enumerate(tensors):
+                placements = tuple(p[position] for p in placed)
+                size = self.local_bytes(self.graph.tensors[tensor], placements)
+                if size is None:
+                    return None
+                moved += 0.0 if position in unread else size
+        if operator.kind != "operation" or not operator.moves_memory:
+            return 0.0
+        flops = operator.flops
+        for strategy, devices in zip(strategies, self.mesh.shape, strict=True):
+            if strategy.splits_work:
+                flops /= devices
+        dtype = self.graph.tensors[operator.inputs[0]].dtype if operator.inputs else ""
+        busy = max(self.rates.compute_s(flops, dtype), moved / self.rates.memory)
+        return max(busy, self.rates.kernel_s)
+
+    def redistribution(
+        self, info: TensorInfo, source: Placements, target: Placements
+    ) -> tuple[PricedStep, ...] | None:
+        """Steps of a redistribution with their prices; None if it is not possible."""
+        key = (info, source, target)
+        if key not in self._redistributions:
+            self._redistributions[key] = self._price(info, source, target)
+        return self._redistributions[key]
+
+    def local_bytes(self, info: TensorInfo, placements: Placements) -> float | None:
+        """Bytes of a tensor on one device; None if it cannot be sharded evenly."""
+        shape = local_shape(info.shape, placements, self.mesh.shape)
+        if shape is None:
+            return None
+        return float(TensorInfo(shape, info.dtype, info.itemsize).elements * info.itemsize)
+
+    def _price(
+        self, info: TensorInfo, source: Placements, target: Placements
+    ) -> tuple[PricedStep, ...] | None:
+        steps = redistribution(source, target)
+        if steps is None:
+            return None
+        current, priced = list(source), []
+        before = self.local_bytes(info, source)
+        for step in steps:
+            current[step.mesh_dim] = step.target
+            after = self.local_bytes(info, tuple(current))
+            if before is None or after is None:
+                return None
+            priced.append(self._priced_step(step, before, after))
+            before = after
+        return tuple(priced)
+
+    def _priced_step(self, step: Step, before: float, after: float) -> PricedStep:
+        size = max(before, after)
+        if step.kind in COLLECTIVES:
+            seconds = self.mesh.seconds(step.kind, step.mesh_dim, size)
+            return PricedStep(step, size, seconds)
+        copied = 2 * after / self.rates.memory  # reads and writes the local tensor
+        return PricedStep(step, size, max(copied, self.rates.kernel_s))
+
+
+@dataclass(frozen=True, eq=False)
+class StepCost:
+    """Modelled cost of one training step under an assignment."""
+
+    operators_s: float
+    """Seconds of all operators."""
+    redistributions: tuple[tuple[Edge, PricedStep], ...]
+    """All steps of redistributions with their tensor's edge, in the order of the consumers."""
+
+    @property
+    def collectives(self) -> tuple[tuple[Edge, PricedStep], ...]:
+        """The redistributions' steps that send something."""
+        return tuple(
+            (edge, priced)
+            for edge, priced in self.redistributions
+            if priced.step.kind in COLLECTIVES
+        )
+
+    @property
+    def collectives_s(self) -> float:
+        """Seconds of all collectives."""
+        return sum(priced.seconds for _, priced in self.collectives)
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of the step."""
+        return self.operators_s + sum(priced.seconds for _, priced in self.redistributions)
+
+    def counts(self) -> dict[str, int]:
+        """Number of collectives by kind."""
+        counts: dict[str, int] = {}
+        for _, priced in self.collectives:
+            counts[priced.step.kind] = counts.get(priced.step.kind, 0) + 1
+        return counts
+
+
+def step_cost(prices: Prices, assignment: Assignment) -> StepCost | None:
+    """Modelled cost of an assignment; None if it is not possible on this mesh."""
+    graph = prices.graph
+    operators_s = 0.0
+    for number, operator in enumerate(graph.operators):
+        seconds = prices.operator_s(operator, strategy_of(graph, assignment, number))
+        if seconds is None:
+            return None
+        operators_s += seconds
+    redistributions = []
+    for edge in graph.edges:
+        steps = prices.redistribution(
+            graph.tensors[edge.tensor],
+            output_placements(graph, assignment, edge.tensor),
+            input_placements(graph, assignment, edge),
+        )
+        if steps is None:
+            return None
+        redistributions += [(edge, priced) for priced in steps]
+    return StepCost(operators_s, tuple(redistributions))

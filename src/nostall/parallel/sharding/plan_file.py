@@ -1,0 +1,208 @@
+"""Files of sharding plans: a plan, its modelled cost and the inputs it was made for, as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from nostall.core.validation import explain
+from nostall.parallel.cluster import Cluster, parse_cluster
+from nostall.parallel.errors import BadPlan
+from nostall.parallel.sharding.graph import Assignment, ShardingGraph, strategy_of
+from nostall.parallel.sharding.layer_table import parameter_rows
+from nostall.parallel.sharding.planners.sharding import ShardingPlan
+
+VERSION_KEY = "nostall_sharding_plan"
+"""Key of the version, by which a reader recognises these files."""
+
+
+class _StrictRecord(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class _StrategyRecord(_StrictRecord):
+    inputs: list[str]
+    outputs: list[str]
+
+
+class _InputsRecord(_StrictRecord):
+    global_batch: int
+    mesh: list[int]
+    cluster: str
+    state_factor: float
+    hardware: str
+
+
+class _FileRecord(BaseModel):
+    """The fields that are read back; all others are for people."""
+
+    nostall_sharding_plan: Literal[1]
+    planner: str
+    predicted_step_s: float
+    module: str
+    fingerprint: str
+    inputs: _InputsRecord
+    strategies: dict[str, list[_StrategyRecord]]
+
+
+@dataclass(frozen=True)
+class PlanFile:
+    """What a run needs of a plan file."""
+
+    planner: str
+    predicted_step_s: float
+    module: str
+    """``path.py:build`` of the job."""
+    samples: int
+    """Samples of a step."""
+    mesh: tuple[int, ...]
+    cluster: Cluster
+    fingerprint: str
+    """That of the graph that was planned."""
+    strategies: dict[str, list[tuple[tuple[str, ...], tuple[str, ...]]]]
+    """By operator, the placements of inputs and outputs on each mesh dimension."""
+
+    def assignment(self, graph: ShardingGraph) -> Assignment:
+        """The numbers of the strategies in a graph; raises :class:`BadPlan` for another one."""
+        if graph.fingerprint != self.fingerprint:
+            raise BadPlan(
+                f"the plan was made for another training step than that of {self.module}: the "
+                "module, its batch or the version of torch is another one; plan again"
+            )
+        numbers = []
+        for mesh_dim in range(len(self.mesh)):
+            own = []
+            for operator in graph.operators:
+                known = [(s.inputs, s.outputs) for s in operator.strategies[mesh_dim]]
+                wanted = self.strategies.get(operator.name, [])
+                if mesh_dim >= len(wanted) or wanted[mesh_dim] not in known:
+                    raise BadPlan(
+                        f"the plan has no strategy for {operator.name} on mesh dimension "
+                        f"{mesh_dim} that its operator allows; plan again"
+                    )
+                own.append(known.index(wanted[mesh_dim]))
+            numbers.append(tuple(own))
+        return tuple(numbers)
+
+
+def plan_document(
+    plan: ShardingPlan,
+    others: Sequence[ShardingPlan],
+    module: str,
+    samples: int,
+    state_factor: float,
+) -> dict[str, Any]:
+    """Content of a plan file as JSON values; ``others`` are the runners-up."""
+    graph, cluster = plan.prices.graph, plan.prices.mesh.cluster
+    return {
+        "planner": plan.name,
+        "predicted_step_s": plan.cost.step_s,
+        "kind": "modelled",
+        "operators_s": plan.cost.operators_s,
+        "collectives_s": plan.cost.collectives_s,
+        "mesh": list(graph.mesh),
+        "cluster_name": cluster.name,
+        "peak_memory_bytes": plan.memory.peak,
+        "state_bytes": plan.memory.state,
+        "memory_bytes": min(cluster.memory),
+        "is_proven": plan.is_proven,
+        "collectives": collective_rows(plan),
+        "parameters": [
+            {
+                "name": row.name,
+                "count": row.count,
+                "shape": list(row.shape),
+                "placement": list(row.placement),
+                "read": list(row.read),
+                "result": list(row.result),
+                "local_bytes": row.local_bytes,
+            }
+            for row in parameter_rows(plan)
+        ],
+        "runners_up": [
+            {
+                "planner": other.name,
+                "mesh": list(other.prices.graph.mesh),
+                "predicted_step_s": other.cost.step_s,
+                "peak_memory_bytes": other.memory.peak,
+                "fits": other.fits(min(cluster.memory)),
+            }
+            for other in others
+        ],
+        "operators_without_rule": dict(Counter(graph.without_rule)),
+        VERSION_KEY: 1,
+        "module": module,
+        "fingerprint": graph.fingerprint,
+        "inputs": {
+            "global_batch": samples,
+            "mesh": list(graph.mesh),
+            "cluster": cluster.text,
+            "state_factor": state_factor,
+            "hardware": plan.prices.rates.name,
+        },
+        "strategies": {
+            operator.name: [
+                {"inputs": list(s.inputs), "outputs": list(s.outputs)}
+                for s in strategy_of(graph, plan.assignment, number)
+            ]
+            for number, operator in enumerate(graph.operators)
+        },
+    }
+
+
+def collective_rows(plan: ShardingPlan) -> list[dict[str, Any]]:
+    """Calls, bytes and seconds of the collectives, by kind and mesh dimension; slowest first."""
+    rows: dict[tuple[str, int], dict[str, Any]] = {}
+    for _, priced in plan.cost.collectives:
+        key = (priced.step.kind, priced.step.mesh_dim)
+        row = rows.setdefault(
+            key, {"kind": key[0], "mesh_dim": key[1], "calls": 0, "bytes": 0.0, "seconds": 0.0}
+        )
+        row["calls"] += 1
+        row["bytes"] += priced.size
+        row["seconds"] += priced.seconds
+    return sorted(rows.values(), key=lambda row: -float(row["seconds"]))
+
+
+def is_sharding_plan(path: Path) -> bool:
+    """Whether a file is JSON with the version key of sharding plans; False if it is unreadable."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(document, dict) and VERSION_KEY in document
+
+
+def load_sharding_plan(path: Path) -> PlanFile:
+    """Read a plan file; raises :class:`BadPlan` if it cannot be read or is invalid."""
+    try:
+        record = _FileRecord.model_validate(json.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise BadPlan(
+            f"cannot read {path}: {error.strerror}; give the path of a plan file"
+        ) from error
+    except ValidationError as error:
+        raise BadPlan(
+            f"{path}: {explain(error, _FileRecord)}; write the file with nostall plan --out"
+        ) from error
+    except ValueError as error:
+        raise BadPlan(f"{path} is not JSON: {error}; write it with nostall plan --out") from error
+    return PlanFile(
+        record.planner,
+        record.predicted_step_s,
+        record.module,
+        record.inputs.global_batch,
+        tuple(record.inputs.mesh),
+        parse_cluster(record.inputs.cluster, f"the cluster in {path}"),
+        record.fingerprint,
+        {
+            name: [(tuple(s.inputs), tuple(s.outputs)) for s in own]
+            for name, own in record.strategies.items()
+        },
+    )

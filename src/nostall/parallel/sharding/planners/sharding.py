@@ -1,0 +1,206 @@
+"""The planner ``sharding``: exact on one mesh dimension at a time, and never worse than a rule.
+
+On two mesh dimensions, it solves one dimension with the other fixed and repeats this until the
+modelled time stays the same.  It starts from the plan of each rule, so its plan is never worse than
+any of them under the same cost model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from time import monotonic
+
+from nostall.parallel.errors import Infeasible
+from nostall.parallel.sharding.cost.memory import ADAM_STATE_FACTOR, MemoryUse, memory_use
+from nostall.parallel.sharding.cost.prices import Prices, StepCost, step_cost
+from nostall.parallel.sharding.graph import Assignment
+from nostall.parallel.sharding.planners.integer_program import Problem, Solution, solve
+from nostall.parallel.sharding.planners.rules import RULES, Rule, allowed_strategies
+from nostall.parallel.sharding.planners.tied import tie
+
+MAX_ROUNDS = 4
+"""Rounds over the mesh dimensions; each one is solved once in a round."""
+MAX_STARTS = 2
+"""Fastest rules from whose plans the search begins on two mesh dimensions."""
+DEFAULT_SECONDS = 120.0
+_SAME = 1e-5
+"""Relative difference of times below which a solution is no better."""
+_MEMORY_TRIES = 5
+"""How often the limit in the integer program is lowered if the peak exceeds the memory."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of a planner of shardings."""
+
+    memory: float | None = None
+    """Bytes of each GPU; None for no limit."""
+    state_factor: float = ADAM_STATE_FACTOR
+    seconds: float = DEFAULT_SECONDS
+    """Time limit."""
+    report: Callable[[float, str], None] | None = None
+    started: float = field(default_factory=monotonic)
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the start."""
+        return monotonic() - self.started
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds until the time limit, at least one."""
+        return max(1.0, self.seconds - self.elapsed_s)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the time limit is reached."""
+        return self.elapsed_s >= self.seconds
+
+    def report_progress(self, fraction: float, step: str) -> None:
+        """Call the progress callback, if there is one."""
+        if self.report is not None:
+            self.report(min(1.0, fraction), step)
+
+
+@dataclass(frozen=True, eq=False)
+class ShardingPlan:
+    """An assignment of strategies with its modelled cost."""
+
+    name: str
+    """The planner or rule that made it."""
+    prices: Prices
+    assignment: Assignment
+    cost: StepCost
+    memory: MemoryUse
+    solutions: tuple[Solution, ...] = ()
+    """The integer programs that led to it, in the order in which they were solved."""
+    is_proven: bool = False
+    """Whether no plan that treats tied operators equally is faster under the cost model: on one
+    mesh dimension, the linear relaxation is integral and memory does not restrict it."""
+
+    def renamed(self, name: str) -> ShardingPlan:
+        """The same plan under the name of another planner."""
+        return replace(self, name=name)
+
+    def fits(self, memory: float | None) -> bool:
+        """Whether the modelled peak is within a limit."""
+        return memory is None or self.memory.peak <= memory
+
+
+def plan_sharding(prices: Prices, options: Options) -> tuple[ShardingPlan, list[ShardingPlan]]:
+    """The plan with the least modelled time that fits into memory, and the plans of the rules.
+
+    The rules' plans are sorted by time and may exceed the memory limit.  Raises :class:`Infeasible`
+    if no plan fits.
+    """
+    rules: list[ShardingPlan] = []
+    for number, rule in enumerate(RULES.values()):
+        options.report_progress(0.1 * number, rule.name)
+        if (plan := plan_by_rule(prices, rule, options)) is not None:
+            rules.append(plan)
+    rules.sort(key=lambda plan: plan.cost.step_s)
+    starts = [plan for plan in rules if plan.name != "replicated"]
+    # On one mesh dimension, the optimum does not depend on the start.
+    starts = starts[: 1 if len(prices.graph.mesh) == 1 else MAX_STARTS]
+    found: list[ShardingPlan] = []
+    for number, start in enumerate(starts):
+        if found and options.is_over:
+            break
+        options.report_progress(0.4 + 0.6 * number / len(starts), "sharding")
+        if (improved := _within_memory(prices, start, options)) is not None:
+            found.append(improved)
+    found += [plan for plan in rules if plan.fits(options.memory)]
+    if not found:
+        raise no_plan_fits(rules, options)
+    best = min(found, key=lambda plan: plan.cost.step_s)
+    return best.renamed("sharding"), rules
+
+
+def no_plan_fits(plans: Sequence[ShardingPlan], options: Options) -> Infeasible:
+    """The error if no plan fits; ``plans`` are those that were found."""
+    limit = "a GPU's memory" if options.memory is None else f"{options.memory / 2**30:.3g} GiB"
+    needed = min((plan.memory.peak for plan in plans), default=0.0) / 2**30
+    found = f"the smallest found needs {needed:.3g} GiB, modelled" if plans else "none was found"
+    return Infeasible(
+        f"no sharding fits into {limit} of a GPU ({found}); use more GPUs, a smaller "
+        "--global-batch or a smaller --state-factor"
+    )
+
+
+def plan_by_rule(prices: Prices, rule: Rule, options: Options) -> ShardingPlan | None:
+    """The fastest plan under a rule, without a memory limit; None if the rule is not possible."""
+    graph = prices.graph
+    allowed = {d: allowed_strategies(rule, graph, d) for d in range(len(graph.mesh))}
+    # Parameters and batch go to their placements first, so that each dimension sees the others'.
+    start = tuple(
+        tuple(min(own) if len(own) == 1 else 0 for own in allowed[d])
+        for d in range(len(graph.mesh))
+    )
+    try:
+        return _alternate(prices, rule.name, start, options, allowed)
+    except Infeasible:
+        return None
+
+
+def _within_memory(prices: Prices, start: ShardingPlan, options: Options) -> ShardingPlan | None:
+    """Improve a plan without restrictions of its placements; None if none fits into memory.
+
+    The memory row of the program is an estimate, so it is used only if the plan without it does not
+    fit.  Its limit is then lowered until the peak fits.
+    """
+    limit: float | None = None
+    for _ in range(1 + _MEMORY_TRIES):
+        limited = replace(options, memory=limit)
+        try:
+            plan = _alternate(prices, "sharding", start.assignment, limited, None)
+        except Infeasible:  # under this limit, or within the time limit
+            return None
+        if options.memory is None or plan.fits(options.memory):
+            is_exact = len(plan.solutions) == 1 and plan.solutions[0].is_integral
+            return replace(plan, is_proven=is_exact and limit is None)
+        limit = (
+            options.memory if limit is None else limit * 0.95 * options.memory / plan.memory.peak
+        )
+    return None
+
+
+def _alternate(
+    prices: Prices,
+    name: str,
+    start: Assignment,
+    options: Options,
+    allowed: dict[int, list[frozenset[int]]] | None,
+) -> ShardingPlan:
+    """Solve one mesh dimension after the other until nothing changes; the innermost first."""
+    graph, current = prices.graph, start
+    dimensions = len(graph.mesh)
+    best_s, solutions = float("inf"), list[Solution]()
+    since_better = 0
+    for number in range(MAX_ROUNDS * dimensions):
+        mesh_dim = dimensions - 1 - number % dimensions
+        others = tuple(own for d, own in enumerate(current) if d != mesh_dim)
+        problem = Problem(
+            prices,
+            tie(graph, others),
+            mesh_dim,
+            current,
+            allowed[mesh_dim] if allowed is not None else None,
+            options.memory if allowed is None else None,
+            options.state_factor,
+        )
+        solution = solve(problem, options.remaining_s)
+        solutions.append(solution)
+        current = (*current[:mesh_dim], solution.numbers, *current[mesh_dim + 1 :])
+        is_better = solution.objective_s < best_s * (1 - _SAME)
+        since_better = 0 if is_better else since_better + 1
+        best_s = min(best_s, solution.objective_s)
+        everything_solved = number + 1 >= dimensions
+        if everything_solved and (dimensions == 1 or since_better >= dimensions - 1):
+            break
+        if everything_solved and options.is_over:
+            break
+    cost = step_cost(prices, current)
+    assert cost is not None  # the program allows only what is possible
+    memory = memory_use(prices, current, options.state_factor)
+    return ShardingPlan(name, prices, current, cost, memory, tuple(solutions))

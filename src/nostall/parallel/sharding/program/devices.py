@@ -1,0 +1,197 @@
+"""Devices of a mesh that run a plan: all of them in one process, or one of them in each process.
+
+Values are lists with one local tensor for each device that the process holds.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+
+from nostall.parallel.sharding.placements import (
+    PARTIAL_MEAN,
+    Placements,
+    Step,
+    StepKind,
+    is_sharded,
+    redistribution,
+    shard_dim,
+)
+
+Values = list[torch.Tensor]
+
+
+class Devices(Protocol):
+    """Devices of a mesh and the collectives between those along one mesh dimension."""
+
+    mesh: tuple[int, ...]
+    coordinates: list[tuple[int, ...]]
+    """Coordinates in the mesh of each device that this process holds."""
+    collectives: Counter[StepKind]
+    """Collectives that were called so far, by kind."""
+
+    def exchange(self, values: Values, mesh_dim: int) -> list[Values]:
+        """For each held device, the tensors of all devices along a mesh dimension, in order."""
+        ...
+
+    def add(self, values: Values, mesh_dim: int) -> Values:
+        """For each held device, the sum of the tensors along a mesh dimension."""
+        ...
+
+    def send_parts(self, parts: list[Values], mesh_dim: int) -> list[Values]:
+        """Send part j of each device to device j along a mesh dimension; returns the received."""
+        ...
+
+
+class LocalDevices:
+    """All devices of a mesh, simulated in this process."""
+
+    def __init__(self, mesh: Sequence[int]) -> None:
+        self.mesh = tuple(mesh)
+        self.coordinates = list(itertools.product(*map(range, mesh)))
+        self.collectives: Counter[StepKind] = Counter()
+
+    def exchange(self, values: Values, mesh_dim: int) -> list[Values]:
+        return [[values[i] for i in group] for group in self._groups(mesh_dim)]
+
+    def add(self, values: Values, mesh_dim: int) -> Values:
+        return [torch.stack([values[i] for i in g]).sum(0) for g in self._groups(mesh_dim)]
+
+    def send_parts(self, parts: list[Values], mesh_dim: int) -> list[Values]:
+        return [
+            [parts[i][own[mesh_dim]] for i in group]
+            for own, group in zip(self.coordinates, self._groups(mesh_dim), strict=True)
+        ]
+
+    def _groups(self, mesh_dim: int) -> list[list[int]]:
+        """For each device, the numbers of the devices along a mesh dimension, itself included."""
+        return [
+            [
+                self.coordinates.index((*own[:mesh_dim], i, *own[mesh_dim + 1 :]))
+                for i in range(self.mesh[mesh_dim])
+            ]
+            for own in self.coordinates
+        ]
+
+
+class ProcessDevices:
+    """One device of a mesh in each process of the default process group; ranks are in row order."""
+
+    def __init__(self, mesh: Sequence[int], deadline: float | None = None) -> None:
+        """``deadline`` is the longest wait for another rank in seconds; None is torch's default."""
+        self.mesh = tuple(mesh)
+        self.collectives: Counter[StepKind] = Counter()
+        timeout = None if deadline is None else timedelta(seconds=deadline)
+        ranks = torch.arange(dist.get_world_size()).reshape(self.mesh)
+        own = [int(i) for i in (ranks == dist.get_rank()).nonzero()[0]]
+        self.coordinates = [tuple(own)]
+        self._group = []
+        for mesh_dim in range(len(self.mesh)):
+            # Creating a group is a collective call: all ranks create all groups in one order.
+            lines = ranks.movedim(mesh_dim, -1).reshape(-1, self.mesh[mesh_dim]).tolist()
+            groups = {tuple(line): dist.new_group(line, timeout=timeout) for line in lines}
+            self._group.append(next(g for line, g in groups.items() if dist.get_rank() in line))
+
+    def exchange(self, values: Values, mesh_dim: int) -> list[Values]:
+        (value,) = values
+        received = [torch.empty_like(value) for _ in range(self.mesh[mesh_dim])]
+        dist.all_gather(received, value.contiguous(), group=self._group[mesh_dim])
+        return [received]
+
+    def add(self, values: Values, mesh_dim: int) -> Values:
+        (value,) = values
+        total = value.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=self._group[mesh_dim])
+        return [total]
+
+    def send_parts(self, parts: list[Values], mesh_dim: int) -> list[Values]:
+        (own,) = parts
+        sent = torch.stack([part.contiguous() for part in own])
+        received = torch.empty_like(sent)
+        dist.all_to_all_single(received, sent, group=self._group[mesh_dim])
+        return [list(received.unbind())]
+
+
+def redistribute(
+    devices: Devices, values: Values, source: Placements, target: Placements
+) -> Values:
+    """Change the placements of a tensor; raises AssertionError if they cannot be changed so."""
+    steps = redistribution(source, target)
+    assert steps is not None, (source, target)
+    for step in steps:
+        values = _STEPS[step.kind](devices, values, step)
+        devices.collectives[step.kind] += 1
+    return values
+
+
+def _chunks(value: torch.Tensor, step: Step, size: int) -> Values:
+    return list(value.chunk(size, shard_dim(step.target)))
+
+
+def _all_gather(devices: Devices, values: Values, step: Step) -> Values:
+    dim = shard_dim(step.source)
+    return [torch.cat(parts, dim) for parts in devices.exchange(values, step.mesh_dim)]
+
+
+def _all_reduce(devices: Devices, values: Values, step: Step) -> Values:
+    return _mean(devices, devices.add(values, step.mesh_dim), step)
+
+
+def _reduce_scatter(devices: Devices, values: Values, step: Step) -> Values:
+    """Each device receives its part of all tensors and adds them up."""
+    size = devices.mesh[step.mesh_dim]
+    received = devices.send_parts([_chunks(v, step, size) for v in values], step.mesh_dim)
+    return _mean(devices, [torch.stack(parts).sum(0) for parts in received], step)
+
+
+def _all_to_all(devices: Devices, values: Values, step: Step) -> Values:
+    size = devices.mesh[step.mesh_dim]
+    received = devices.send_parts([_chunks(v, step, size) for v in values], step.mesh_dim)
+    return [torch.cat(parts, shard_dim(step.source)) for parts in received]
+
+
+def _slice(devices: Devices, values: Values, step: Step) -> Values:
+    """The own shard, contiguous: PyTorch's layer norm is wrong for statistics that are not."""
+    size = devices.mesh[step.mesh_dim]
+    return [
+        _chunks(value, step, size)[own[step.mesh_dim]].contiguous()
+        for value, own in zip(values, devices.coordinates, strict=True)
+    ]
+
+
+def _zero(devices: Devices, values: Values, step: Step) -> Values:
+    return [
+        value if own[step.mesh_dim] == 0 else torch.zeros_like(value)
+        for value, own in zip(values, devices.coordinates, strict=True)
+    ]
+
+
+def _mean(devices: Devices, values: Values, step: Step) -> Values:
+    """Divide by the number of devices if the source is a partial mean."""
+    if step.source != PARTIAL_MEAN:
+        return values
+    return [value / devices.mesh[step.mesh_dim] for value in values]
+
+
+_STEPS: dict[StepKind, Callable[[Devices, Values, Step], Values]] = {
+    "all-gather": _all_gather,
+    "all-reduce": _all_reduce,
+    "reduce-scatter": _reduce_scatter,
+    "all-to-all": _all_to_all,
+    "slice": _slice,
+    "zero": _zero,
+    "scale": _mean,
+}
+
+
+def scatter(devices: Devices, value: torch.Tensor, placements: Placements) -> Values:
+    """Local tensors of a whole tensor that every process has, for shards and replication."""
+    replicated = ("R",) * len(devices.mesh)
+    assert all(is_sharded(p) or p == "R" for p in placements)
+    return redistribute(devices, [value for _ in devices.coordinates], replicated, placements)

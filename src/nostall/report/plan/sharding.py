@@ -1,0 +1,106 @@
+"""Summary of a sharding plan for the terminal: tables of placements and collectives, sentences."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from nostall.core.plurals import pluralize
+from nostall.parallel.sharding.cost.device_mesh import mesh_text
+from nostall.parallel.sharding.layer_table import parameter_rows
+from nostall.parallel.sharding.placements import placement_text
+from nostall.parallel.sharding.plan_file import collective_rows
+from nostall.parallel.sharding.planners.sharding import ShardingPlan
+from nostall.report.units import Scale, format_bytes
+
+_GIB = 2**30
+Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
+
+
+def placement_table(plan: ShardingPlan) -> Table:
+    """Column names and one row of cells for each group of equal parameters."""
+    columns: tuple[str, ...] = ("parameter", "shape", "kept as", "read as", "result", "a GPU")
+    rows: list[tuple[str, ...]] = [
+        (
+            row.name if row.count == 1 else f"{row.name} ({row.count})",
+            "x".join(map(str, row.shape)),
+            placement_text(row.placement),
+            placement_text(row.read),
+            placement_text(row.result),
+            format_bytes(row.local_bytes * row.count),
+        )
+        for row in parameter_rows(plan)
+    ]
+    return columns, rows
+
+
+def collective_table(plan: ShardingPlan) -> Table:
+    """Column names and one row of cells for each kind of collective and mesh dimension."""
+    time = Scale("s", plan.cost.step_s)
+    columns: tuple[str, ...] = (
+        "collective",
+        "mesh dimension",
+        "calls",
+        "bytes",
+        f"modelled, {time.unit}",
+    )
+    rows: list[tuple[str, ...]] = [
+        (
+            str(row["kind"]),
+            str(row["mesh_dim"]),
+            str(row["calls"]),
+            format_bytes(row["bytes"]),
+            time.number(row["seconds"]),
+        )
+        for row in collective_rows(plan)
+    ]
+    return columns, rows
+
+
+def runner_up_table(plan: ShardingPlan, others: Sequence[ShardingPlan]) -> Table:
+    """Column names and one row of cells for the plan and each runner-up."""
+    time = Scale("s", plan.cost.step_s)
+    memory = min(plan.prices.mesh.cluster.memory)
+    columns: tuple[str, ...] = (
+        "plan",
+        "mesh",
+        f"modelled step, {time.unit}",
+        "memory, GiB",
+        "fits",
+    )
+    rows: list[tuple[str, ...]] = [
+        (
+            own.name,
+            mesh_text(own.prices.graph.mesh),
+            time.number(own.cost.step_s),
+            f"{own.memory.peak / _GIB:.3g}",
+            "yes" if own.fits(memory) else "no",
+        )
+        for own in (plan, *others)
+    ]
+    return columns, rows
+
+
+def sharding_sentences(plan: ShardingPlan) -> list[str]:
+    """Lines on the modelled step, the proof of the plan, its memory and its limits."""
+    time, graph = Scale("s", plan.cost.step_s), plan.prices.graph
+    memory = min(plan.prices.mesh.cluster.memory) / _GIB
+    lines = [
+        f"modelled step {time(plan.cost.step_s)}: operators {time(plan.cost.operators_s)}, "
+        f"collectives {time(plan.cost.collectives_s)}; no overlap, no optimiser step",
+        f"modelled memory of a GPU {plan.memory.peak / _GIB:.3g} of {memory:.3g} GiB: "
+        f"{plan.memory.state / _GIB:.3g} GiB of parameter state, "
+        f"{plan.memory.tensors / _GIB:.3g} GiB of other tensors",
+    ]
+    if plan.is_proven:
+        lines.append(
+            "the linear relaxation is integral: under this model, no plan that treats equal layers "
+            "equally is faster"
+        )
+    if graph.without_rule:
+        names = [f"{name} ({count})" for name, count in Counter(graph.without_rule).most_common(5)]
+        lines.append(
+            f"note: {pluralize(len(graph.without_rule), 'operator')} without a sharding rule run "
+            f"replicated: {', '.join(names)}"
+        )
+    return lines

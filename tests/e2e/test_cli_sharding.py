@@ -1,0 +1,137 @@
+"""End-to-end tests of ``nostall plan --planner sharding|automap`` and of launching such a plan."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from nostall.parallel.errors import BadPlan
+from tests.e2e.cli import error_line, nostall, nostall_here
+
+pytest.importorskip("torch", reason="modules need the extra nostall[torch]")
+pytest.importorskip("scipy", reason="planning needs the extra nostall[sharding]")
+
+MODULE = """
+import torch
+
+def build():
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(
+        torch.nn.Linear(8, 32), torch.nn.GELU(), torch.nn.Linear(32, 8), torch.nn.LayerNorm(8)
+    ).double()
+    x = torch.randn(4, 8).double()
+    return module, (x,), x.clone(), torch.nn.functional.mse_loss
+
+class Branching(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.linear(x) if x.sum() > 0 else x
+
+def branching():
+    return Branching(), (torch.randn(4, 4),), torch.randn(4, 4), torch.nn.functional.mse_loss
+"""
+CLUSTER = """
+name = "two"
+[[servers]]
+gpus = 2
+memory_gib = {memory}
+link = {{ bandwidth_gbytes = 300, latency_us = 1 }}
+"""
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text(MODULE)
+    (tmp_path / "two.toml").write_text(CLUSTER.format(memory=1))
+    (tmp_path / "tiny.toml").write_text(CLUSTER.format(memory=1e-5))
+    return tmp_path
+
+
+def _arguments(files: Path, build: str = "build", cluster: str = "two.toml") -> tuple[object, ...]:
+    target = f"{files / 'train.py'}:{build}"
+    return ("plan", target, "--cluster", files / cluster, "--planner", "sharding")
+
+
+def test_a_plan_is_written_and_trains_as_one_process_does(files: Path) -> None:
+    plan = files / "plan.json"
+    done = nostall_here(
+        *_arguments(files), "--global-batch", 4096, "--format", "json", "--out", plan
+    )
+    assert done.code == 0, done.err
+    assert json.loads(plan.read_text()) == done.json
+    assert list(done.json)[:3] == ["planner", "predicted_step_s", "kind"]
+    assert (done.json["planner"], done.json["kind"]) == ("sharding", "modelled")
+    assert done.json["is_proven"]
+    names = {row["planner"] for row in done.json["runners_up"]}
+    assert names == {"data-parallel", "fsdp", "megatron", "replicated"}
+    assert all(
+        row["predicted_step_s"] >= done.json["predicted_step_s"] for row in done.json["runners_up"]
+    )
+    ran = nostall("launch", plan, "--steps", 2, "--device", "cpu", "--check", "--format", "json")
+    assert ran.code == 0, ran.err
+    assert ran.json["engine"] == "sharded"
+    assert ran.json["equal"]
+    assert ran.json["worst_gradient"] <= 1e-3  # 1e-12 of the largest entry
+    calls = {row["kind"]: row["calls"] for row in done.json["collectives"]}
+    assert ran.json["collectives"] == calls
+
+
+def test_the_table_names_placements_collectives_and_runners_up(files: Path) -> None:
+    done = nostall_here(*_arguments(files), "--global-batch", 4096, "--mesh", 2, "--quiet")
+    assert done.code == 0, done.err
+    for text in ("0.weight", "32x8", "collectives of a step", "data-parallel", "modelled step"):
+        assert text in done.out
+
+
+def test_automap_is_shown_beside_the_other_plans(files: Path) -> None:
+    arguments = [*_arguments(files)[:-1], "automap", "--seconds", 4, "--format", "json"]
+    done = nostall_here(*arguments, "--seed", 1)
+    assert done.code == 0, done.err
+    assert done.json["planner"] == "automap"
+    assert not done.json["is_proven"]
+    assert {"sharding", "automap-data"} <= {row["planner"] for row in done.json["runners_up"]}
+
+
+def test_errors_are_one_line(files: Path) -> None:
+    profile = files / "profile.json"
+    profile.write_text("{}")
+    cluster = ("--cluster", files / "two.toml", "--planner", "sharding")
+    assert "needs a module" in error_line(nostall_here("plan", profile, *cluster))
+    branching = _arguments(files, "branching")
+    assert "no branches on values" in error_line(nostall_here(*branching))
+    tiny = _arguments(files, cluster="tiny.toml")
+    assert "no sharding fits" in error_line(nostall_here(*tiny, "--out", files / "plan.json"))
+    assert not (files / "plan.json").exists()
+    assert "product is 2" in error_line(nostall_here(*_arguments(files), "--mesh", "2x2"))
+    assert "--mesh 'two'" in error_line(nostall_here(*_arguments(files), "--mesh", "two"))
+    refused = nostall_here(*_arguments(files), "--micro-batch", 2)
+    assert "--micro-batch is an option of pipeline planners" in error_line(refused)
+    pipeline = ("plan", profile, "--cluster", files / "two.toml", "--mesh", "2")
+    assert "is for the planners sharding and automap" in error_line(nostall_here(*pipeline))
+
+
+def test_a_plan_of_another_module_is_refused(files: Path) -> None:
+    plan = files / "plan.json"
+    assert nostall_here(*_arguments(files), "--global-batch", 4, "--out", plan).code == 0
+    from nostall.parallel.module import load_job
+    from nostall.parallel.sharding.capture.operators import capture
+    from nostall.parallel.sharding.plan_file import load_sharding_plan
+
+    loaded = load_sharding_plan(plan)
+    target = f"{files / 'train.py'}:build"
+    graph = capture(load_job(target), 4, (2,)).graph
+    assert len(loaded.assignment(graph)[0]) == len(graph.operators)
+    (files / "train.py").write_text(MODULE.replace("torch.nn.GELU(), ", ""))
+    other = capture(load_job(target), 4, (2,)).graph
+    with pytest.raises(BadPlan, match="made for another training step"):
+        loaded.assignment(other)
+    assert "--engine is for pipeline plans" in error_line(
+        nostall_here("launch", plan, "--engine", "p2p")
+    )
+    plan.write_text(json.dumps({"nostall_sharding_plan": 1}))
+    assert "planner is missing" in error_line(nostall_here("launch", plan))

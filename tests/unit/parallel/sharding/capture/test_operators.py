@@ -1,0 +1,185 @@
+"""Captured steps: operators, gradients, tied weights, strategies that are checked by numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="capture needs the extra nostall[torch]")
+pytest.importorskip("transformers", reason="models need the extra nostall[torch-tests]")
+
+from torch import nn  # noqa: E402
+from torch.utils._pytree import tree_leaves  # noqa: E402
+
+from nostall.core.errors import MissingPart  # noqa: E402
+from nostall.parallel.errors import BadModel  # noqa: E402
+from nostall.parallel.module import Job  # noqa: E402
+from nostall.parallel.sharding.capture import dtensor_rules  # noqa: E402
+from nostall.parallel.sharding.capture.operators import capture  # noqa: E402
+from nostall.parallel.sharding.graph import replicated  # noqa: E402
+from nostall.parallel.sharding.placements import Strategy, is_partial, local_shape  # noqa: E402
+from nostall.parallel.sharding.program.devices import (  # noqa: E402
+    LocalDevices,
+    redistribute,
+    scatter,
+)
+from nostall.parallel.sharding.program.program import ShardedProgram, call  # noqa: E402
+from tests.unit.parallel.sharding.steps import SAMPLES, captured, job  # noqa: E402
+
+
+def test_tied_weights_are_one_parameter_with_one_gradient() -> None:
+    graph = captured("gpt2", 2).graph
+    names = [graph.operators[number].target for number in graph.parameters]
+    assert "transformer.wte.weight" in names
+    assert "lm_head.weight" not in names
+    assert all(len(graph.operators[number].inputs) == 1 for number in graph.parameters)
+
+
+def test_megatron_strategies_of_a_linear_layer_are_found() -> None:
+    graph = captured("wide_classifier", 2).graph
+    product = next(o for o in graph.operators if o.target == "aten.addmm.default")
+    assert Strategy(("S0", "R", "S1"), ("S1",)) in product.strategies[0]
+    assert Strategy(("P", "S1", "S0"), ("P",)) in product.strategies[0]
+    assert product.flops == 2 * SAMPLES * 16 * 16
+
+
+def test_a_frozen_parameter_has_no_gradient() -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    module[0].requires_grad_(False)
+    batch = torch.randn(4, 4), torch.randn(4, 2)
+    graph = capture(Job(module, batch[:1], batch[1], nn.functional.mse_loss), 4, (2,)).graph
+    assert [len(graph.operators[number].inputs) for number in graph.parameters] == [0, 0, 1, 1]
+
+
+def test_operators_without_a_rule_are_counted_and_replicated() -> None:
+    class Distances(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: Any) -> Any:
+            return torch.cdist(self.linear(x), x)
+
+    batch = torch.randn(4, 4), torch.randn(4, 4)
+    graph = capture(Job(Distances(), batch[:1], batch[1], nn.functional.mse_loss), 4, (2,)).graph
+    assert graph.without_rule == (
+        "aten._cdist_forward.default",
+        "aten._cdist_backward.default",
+    )
+    operator = next(o for o in graph.operators if "cdist" in o.target)
+    assert [s.inputs for s in operator.strategies[0]] == [("R", "R")]
+
+
+def test_a_forward_pass_with_an_effect_is_refused() -> None:
+    class Inverse(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: Any) -> Any:
+            return torch.linalg.inv(self.linear(x))
+
+    batch = torch.randn(4, 4), torch.randn(4, 4)
+    with pytest.raises(BadModel, match="has an effect besides its loss"):
+        capture(Job(Inverse(), batch[:1], batch[1], nn.functional.mse_loss), 4, (2,))
+
+
+def test_a_branch_on_a_value_is_refused() -> None:
+    class Branching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: Any) -> Any:
+            return self.linear(x) if x.sum() > 0 else x
+
+    batch = torch.randn(4, 4), torch.randn(4, 4)
+    with pytest.raises(BadModel, match="no branches on values"):
+        capture(Job(Branching(), batch[:1], batch[1], nn.functional.mse_loss), 4, (2,))
+
+
+def test_an_unknown_torch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dtensor_rules, "_PARTS", ("_op_schema.OpNothing",))
+    dtensor_rules.missing_part.cache_clear()
+    try:
+        with pytest.raises(MissingPart, match=r"has no .*\.OpNothing"):
+            dtensor_rules.require_parts()
+    finally:
+        dtensor_rules.missing_part.cache_clear()
+
+
+@pytest.mark.parametrize("model", ["gpt2", "experts"])
+def test_every_strategy_computes_what_the_operator_computes(model: str) -> None:
+    """Local operators on shards and on random partial sums give the values of the whole ones."""
+    step, values = captured(model, 2), whole_values(model)
+    checked = 0
+    seen = set()
+    for number, operator in enumerate(step.graph.operators):
+        if operator.kind != "operation" or operator.signature in seen:
+            continue
+        seen.add(operator.signature)
+        for strategy in operator.strategies[0][1:]:
+            error = strategy_error(model, number, strategy, values)
+            assert error < 1e-9, (operator.target, strategy, error)
+            checked += 1
+    assert checked > 50
+
+
+def whole_values(model: str) -> dict[int, Any]:
+    """Values of all tensors of a step on one device, by number."""
+    step, own = captured(model, 2), job(model)
+    program = ShardedProgram(step, replicated(step.graph), LocalDevices((1,)))
+    record: dict[int, Any] = {}
+    parameters = {name: [p.detach()] for name, p in own.module.named_parameters()}
+    leaves = tree_leaves(own.example_batch(SAMPLES))
+    with torch.no_grad():
+        program.run(parameters, dict(own.module.named_buffers()), leaves, record)
+    return {tensor: value[0] for tensor, value in record.items()}
+
+
+def strategy_error(model: str, number: int, strategy: Strategy, values: dict[int, Any]) -> float:
+    """Largest difference of an output, relative to its largest value; infinite for integers."""
+    step, devices = captured(model, 2), LocalDevices((2,))
+    operator, node = step.graph.operators[number], step.nodes[number]
+    assert node is not None
+    inputs = [
+        _split(devices, values[tensor], placement)
+        for tensor, placement in zip(operator.inputs, strategy.inputs, strict=True)
+    ]
+    shapes = [
+        local_shape(step.graph.tensors[tensor].shape, (placement,), (2,)) or ()
+        for tensor, placement in zip(operator.outputs, strategy.outputs, strict=True)
+    ]
+    indices = step.output_indices[number]
+    with torch.no_grad():
+        local = [call(node, [own[d] for own in inputs], indices, shapes) for d in range(2)]
+    worst = 0.0
+    for place, tensor in enumerate(operator.outputs):
+        assert all(tuple(local[d][place].shape) == shapes[place] for d in range(2))
+        placement = strategy.outputs[place]
+        both = [local[d][place] for d in range(2)]
+        for whole in redistribute(devices, both, (placement,), ("R",)):
+            worst = max(worst, _difference(whole, values[tensor]))
+    return worst
+
+
+def _split(devices: Any, value: Any, placement: str) -> list[Any]:
+    """Local tensors of a whole one; partial sums of floating-point numbers are random."""
+    if not is_partial(placement):
+        return scatter(devices, value, (placement,))
+    total = value * 2 if placement == "A" else value
+    first = torch.randn_like(total) if value.is_floating_point() else total // 2
+    return [first, total - first]
+
+
+def _difference(got: Any, expected: Any) -> float:
+    """Relative difference; equal infinities are equal."""
+    if not expected.is_floating_point():
+        return 0.0 if torch.equal(got.to(expected.dtype), expected) else float("inf")
+    finite = expected.isfinite()
+    if not torch.equal(got[~finite], expected[~finite]):
+        return float("inf")
+    size = float(expected[finite].abs().max()) if finite.any() else 0.0
+    error = float((got[finite] - expected[finite]).abs().max()) if finite.any() else 0.0
+    return error / max(size, 1e-6)

@@ -1,0 +1,85 @@
+"""Sharded programs on simulated devices: loss, all gradients and collectives.
+
+``python -m benchmarks run sharding.correctness`` does the same for all models, meshes and rules.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="programs need the extra nostall[torch]")
+pytest.importorskip("transformers", reason="models need the extra nostall[torch-tests]")
+pytest.importorskip("scipy", reason="planning needs the extra nostall[sharding]")
+
+from torch.utils._pytree import tree_leaves  # noqa: E402
+
+from nostall.parallel.sharding.placements import COLLECTIVES  # noqa: E402
+from nostall.parallel.sharding.planners.rules import RULES  # noqa: E402
+from nostall.parallel.sharding.planners.sharding import (  # noqa: E402
+    Options,
+    ShardingPlan,
+    plan_by_rule,
+    plan_sharding,
+)
+from nostall.parallel.sharding.program.devices import LocalDevices, redistribute  # noqa: E402
+from nostall.parallel.sharding.program.program import ShardedProgram  # noqa: E402
+from tests.unit.parallel.sharding.steps import SAMPLES, captured, job, prices  # noqa: E402
+
+
+@pytest.mark.parametrize(
+    ("model", "mesh"),
+    [
+        ("resnet", (4,)),
+        ("wide_classifier", (2, 2)),
+        ("experts", (2,)),
+    ],
+)
+def test_a_plan_trains_as_one_device_does(model: str, mesh: tuple[int, ...]) -> None:
+    step = captured(model, *mesh)
+    plan, rules = plan_sharding(prices(step, mesh), Options())
+    assert all(plan.cost.step_s <= rule.cost.step_s * (1 + 1e-6) for rule in rules)
+    check(model, plan)
+
+
+@pytest.mark.parametrize("rule", ["fsdp"])
+def test_a_rule_trains_as_one_device_does(rule: str) -> None:
+    step = captured("gpt2", 2)
+    plan = plan_by_rule(prices(step, (2,)), RULES[rule], Options())
+    assert plan is not None
+    check("gpt2", plan)
+
+
+def check(model: str, plan: ShardingPlan) -> None:
+    """Compare loss, gradients and the number of collectives of one step."""
+    own, mesh = job(model), plan.prices.graph.mesh
+    devices = LocalDevices(mesh)
+    program = ShardedProgram(captured(model, *mesh), plan.assignment, devices)
+    inputs, targets = own.example_batch(SAMPLES)
+    with torch.no_grad():
+        parameters = program.shard_parameters(dict(own.module.named_parameters()))
+        devices.collectives.clear()
+        buffers = dict(own.module.named_buffers())
+        result = program.run(parameters, buffers, tree_leaves((inputs, targets)))
+    counts = {k: n for k, n in devices.collectives.items() if k in COLLECTIVES}
+    assert counts == plan.cost.counts()
+    loss, gradients = reference(own, inputs, targets)
+    assert all(float(value) == pytest.approx(loss, rel=1e-12) for value in result.loss)
+    assert result.gradients.keys() == gradients.keys()
+    for name, expected in gradients.items():
+        placements = program.parameter_placements(name)
+        local = result.gradients[name]
+        for got in redistribute(devices, local, placements, ("R",) * len(mesh)):
+            size = max(float(expected.abs().max()), 1e-6)
+            assert float((got - expected).abs().max()) <= 1e-12 * size, name
+
+
+def reference(own: Any, inputs: Any, targets: Any) -> tuple[float, dict[str, Any]]:
+    """Loss and gradients of the module itself."""
+    module = own.module
+    output = module(**inputs) if isinstance(inputs, dict) else module(*inputs)
+    loss = own.loss(output, targets)
+    named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+    gradients = torch.autograd.grad(loss, [p for _, p in named])
+    return float(loss.detach()), {name: g for (name, _), g in zip(named, gradients, strict=True)}
