@@ -8,10 +8,12 @@ not valid is a failure.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import random
 import resource
+import shutil
 import signal
 import sys
 import tempfile
@@ -37,6 +39,12 @@ SECONDS = 20.0
 """Time limit of a command."""
 _MAX_WRITTEN = 64 << 20
 """Bytes of the largest file that a command may write."""
+_COMMANDS = (
+    *("nostall.cli.characterize", "nostall.report.workload", "pyarrow.parquet"),
+    *("nostall.cli.plan", "nostall.cli.simulate", "nostall.cli.launch", "nostall.cli.inspect"),
+    *("nostall.cli.tune", "nostall.cli.store", "nostall.sass.game.ppo_search"),
+)
+"""Modules that the commands import."""
 ALLOWED_CODES = frozenset({0, 1, 2, 3})
 
 
@@ -124,8 +132,10 @@ def run_batch(name: str, seeds: Iterable[int]) -> Report:
         with tempfile.TemporaryDirectory() as folder:
             for seed in seeds:
                 mutant = make_mutant(reader, seed)
-                outcome = run_mutant(reader, mutant, Path(folder))
-                _record(report, mutant, outcome)
+                place = Path(folder) / str(seed)
+                place.mkdir()
+                _record(report, mutant, run_mutant(reader, mutant, place))
+                shutil.rmtree(place)
     finally:
         signal.signal(signal.SIGALRM, previous)
     return report
@@ -257,6 +267,7 @@ def run_separately(names: Sequence[str], seeds: range) -> dict[str, Report]:
 
 def _import_commands() -> None:
     """Import the commands once, so that the children need not."""
-    for module in ("nostall.cli.characterize", "nostall.report.workload", "pyarrow.parquet"):
+    for module in _COMMANDS:
         with suppress(ImportError):
             import_module(module)
+    gc.freeze()
