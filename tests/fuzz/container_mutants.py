@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable
 
 from nostall.store.artefacts import content_hash
-from tests.fuzz.file_mutants import BINARY_MUTATIONS, TEXT_MUTATIONS
+from tests.fuzz.file_mutants import BINARY_MUTATIONS, TEXT_MUTATIONS, doubling
 
 MANIFEST = "manifest.json"
 _HEADER = "nostall.policy"
@@ -117,12 +117,14 @@ def policy_header(data: bytes, rng: random.Random) -> bytes:
     return _if_sound(change, data, rng)
 
 
+_DAMAGE = tuple(mutation for mutation in BINARY_MUTATIONS if mutation is not doubling)
+"""Mutations that do not leave the container as it is."""
 BUNDLE_MUTATIONS = (
-    *BINARY_MUTATIONS,
+    *_DAMAGE,
     *(bundled_manifest, bundled_manifest, bundled_record, bundled_record, bundled_record),
     *(bundled_record, bundled_cubin, bundled_cubin),
 )
 """Mutations for bundles."""
 
-POLICY_MUTATIONS = (*BINARY_MUTATIONS, *[policy_header] * 7)
+POLICY_MUTATIONS = (*_DAMAGE, *[policy_header] * 12)
 """Mutations for policy files."""

@@ -65,9 +65,7 @@ def launch_files() -> Sequence[Original]:
         folder = ROOT / "examples" / "nvcc"
         cubin = (folder / f"{name}.sm_90.cubin").read_bytes()
         files[f"{name}.toml"] = (folder / f"{name}.toml").read_bytes(), cubin
-    return tuple(
-        Original(name, launch, {CUBIN: cubin}) for name, (launch, cubin) in files.items()
-    )
+    return tuple(Original(name, launch, {CUBIN: cubin}) for name, (launch, cubin) in files.items())
 
 
 def policies() -> Sequence[Original]:

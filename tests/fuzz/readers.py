@@ -9,7 +9,7 @@ import random
 from pathlib import Path
 
 from tests.fuzz import documents, kernel_documents, plan_documents
-from tests.fuzz.command_line import Reader
+from tests.fuzz.command_line import Mutant, Reader
 from tests.fuzz.container_mutants import BUNDLE_MUTATIONS, POLICY_MUTATIONS
 from tests.fuzz.file_mutants import BINARY_MUTATIONS, TEXT_MUTATIONS
 from tests.fuzz.kernel_documents import CUBIN, KERNEL, LAUNCH
@@ -20,26 +20,26 @@ _POLICIES = ("gpipe", "pa", "pb", "1f1b", "interleaved", "list", "zero-bubble")
 _OUTPUTS = ((), (), ("--format", "json"), ("--format", "json"), ("--report", "page.html"))
 
 
-def _characterize(path: Path, rng: random.Random) -> list[str]:
+def _characterize(mutant: Mutant, rng: random.Random) -> list[str]:
     """A trace or a table, with any output and often with hardware and questions."""
     questions = ("memory=x2", "ethernet=100Gb/s", "to=pearl", "nodes=4,gradients=90MB", "nvlink=x3")
     options = list(rng.choice(_OUTPUTS))
     if rng.random() < 0.4:
         options += ["--hardware", "h200-dgx", "--what-if", rng.choice(questions)]
-    others = sorted(p.name for p in path.parent.glob("rank1.json") if path.name == "rank0.json")
-    return ["characterize", path.name, *others, *options]
+    others = [name for name in mutant.companions if name == "rank1.json"]
+    return ["characterize", mutant.name, *others, *options]
 
 
-def _hardware(path: Path, rng: random.Random) -> list[str]:
-    return ["characterize", "jobs.csv", "--hardware", path.name, *rng.choice(_OUTPUTS)]
+def _hardware(mutant: Mutant, rng: random.Random) -> list[str]:
+    return ["characterize", "jobs.csv", "--hardware", mutant.name, *rng.choice(_OUTPUTS)]
 
 
-def _plan(path: Path, rng: random.Random) -> list[str]:
+def _plan(mutant: Mutant, rng: random.Random) -> list[str]:
     """A plan for ``simulate``, or for ``launch``, which refuses it because its module is absent."""
     if rng.random() < 0.1:
-        return ["launch", path.name, "--device", "cpu", "--steps", "1"]
+        return ["launch", mutant.name, "--device", "cpu", "--steps", "1"]
     outputs = ("--out", "new.json"), ("--gantt", "gantt.svg"), ("--torchtitan", "titan")
-    return ["simulate", path.name, *_order(rng), *rng.choice((*_FORMATS, *outputs))]
+    return ["simulate", mutant.name, *_order(rng), *rng.choice((*_FORMATS, *outputs))]
 
 
 def _order(rng: random.Random) -> list[str]:
@@ -55,56 +55,61 @@ def _planning(profile: str, cluster: str, rng: random.Random) -> list[str]:
     ]
 
 
-def _profile(path: Path, rng: random.Random) -> list[str]:
-    return _planning(path.name, CLUSTER, rng)
+def _profile(mutant: Mutant, rng: random.Random) -> list[str]:
+    return _planning(mutant.name, CLUSTER, rng)
 
 
-def _cluster(path: Path, rng: random.Random) -> list[str]:
-    memory = ["--gpu-memory", "80"] if path.suffix == ".txt" else []
-    return [*_planning(PROFILE, path.name, rng), *memory]
+def _cluster(mutant: Mutant, rng: random.Random) -> list[str]:
+    memory = ["--gpu-memory", "80"] if mutant.name.endswith(".txt") else []
+    return [*_planning(PROFILE, mutant.name, rng), *memory]
 
 
-def _launch(path: Path, rng: random.Random) -> list[str]:
+def _launch(mutant: Mutant, rng: random.Random) -> list[str]:
     """A launch file for ``inspect``, which checks it, and sometimes for a short search."""
-    kernel = path.stem
+    kernel = Path(mutant.name).stem
     if rng.random() < 0.03:
         search = ("--objective", "model", "--evaluations", "1", "--seconds", "5", "--quiet")
-        return ["tune", CUBIN, "--kernel", kernel, "--launch", path.name, *search, "--out", "run"]
-    return ["inspect", CUBIN, "--kernel", kernel, "--launch", path.name, *rng.choice(_FORMATS)]
+        return ["tune", CUBIN, "--kernel", kernel, "--launch", mutant.name, *search, "--out", "run"]
+    return ["inspect", CUBIN, "--kernel", kernel, "--launch", mutant.name, *rng.choice(_FORMATS)]
 
 
-def _policy(path: Path, rng: random.Random) -> list[str]:
+def _policy(mutant: Mutant, rng: random.Random) -> list[str]:
     return [
         *("tune", CUBIN, "--kernel", KERNEL, "--launch", LAUNCH, "--objective", "model"),
-        *("--strategy", "ppo", "--policy", path.name, "--evaluations", "1", "--out", "run"),
+        *("--strategy", "ppo", "--policy", mutant.name, "--evaluations", "1", "--out", "run"),
         *rng.choice(_FORMATS),
     ]
 
 
-def _bundle(path: Path, rng: random.Random) -> list[str]:
-    return ["store", "import", path.name, *rng.choice(_FORMATS)]
+def _bundle(mutant: Mutant, rng: random.Random) -> list[str]:
+    return ["store", "import", mutant.name, *rng.choice(_FORMATS)]
 
 
-def _fatbin(path: Path, rng: random.Random) -> list[str]:
+def _fatbin(mutant: Mutant, rng: random.Random) -> list[str]:
     arch = ["--arch", rng.choice(("sm_80", "sm_90"))] if rng.random() < 0.8 else []
     kernel = ["--kernel", rng.choice(("spin_lock", "_Z3addPf"))] if rng.random() < 0.7 else []
-    return ["inspect", path.name, *arch, *kernel, *rng.choice(_FORMATS)]
+    return ["inspect", mutant.name, *arch, *kernel, *rng.choice(_FORMATS)]
 
 
+_TABLES = ("nostall.cli.characterize", "nostall.report.workload", "pyarrow.parquet")
+_PLANS = ("nostall.cli.plan", "nostall.cli.simulate", "nostall.cli.launch")
+_KERNELS = ("nostall.cli.inspect", "nostall.cli.tune")
+_POLICY = (*_KERNELS, "nostall.sass.game.ppo_search")
+_STORE = ("nostall.cli.store",)
 READERS = {
     reader.name: reader
     for reader in (
-        Reader("trace", documents.traces, TEXT_MUTATIONS, _characterize),
-        Reader("chakra", documents.chakra, BINARY_MUTATIONS, _characterize),
-        Reader("csv", documents.csv_tables, TEXT_MUTATIONS, _characterize),
-        Reader("parquet", documents.parquet_tables, BINARY_MUTATIONS, _characterize),
-        Reader("hardware", documents.hardware_files, TEXT_MUTATIONS, _hardware),
-        Reader("plan", plan_documents.plans, TEXT_MUTATIONS, _plan),
-        Reader("profile", plan_documents.profiles, TEXT_MUTATIONS, _profile),
-        Reader("cluster", plan_documents.clusters, TEXT_MUTATIONS, _cluster),
-        Reader("launch", kernel_documents.launch_files, TEXT_MUTATIONS, _launch),
-        Reader("policy", kernel_documents.policies, POLICY_MUTATIONS, _policy),
-        Reader("bundle", kernel_documents.bundles, BUNDLE_MUTATIONS, _bundle),
-        Reader("fatbin", kernel_documents.fatbins, BINARY_MUTATIONS, _fatbin),
+        Reader("trace", documents.traces, TEXT_MUTATIONS, _characterize, _TABLES),
+        Reader("chakra", documents.chakra, BINARY_MUTATIONS, _characterize, _TABLES),
+        Reader("csv", documents.csv_tables, TEXT_MUTATIONS, _characterize, _TABLES),
+        Reader("parquet", documents.parquet_tables, BINARY_MUTATIONS, _characterize, _TABLES),
+        Reader("hardware", documents.hardware_files, TEXT_MUTATIONS, _hardware, _TABLES),
+        Reader("plan", plan_documents.plans, TEXT_MUTATIONS, _plan, _PLANS),
+        Reader("profile", plan_documents.profiles, TEXT_MUTATIONS, _profile, _PLANS),
+        Reader("cluster", plan_documents.clusters, TEXT_MUTATIONS, _cluster, _PLANS),
+        Reader("launch", kernel_documents.launch_files, TEXT_MUTATIONS, _launch, _KERNELS),
+        Reader("policy", kernel_documents.policies, POLICY_MUTATIONS, _policy, _POLICY),
+        Reader("bundle", kernel_documents.bundles, BUNDLE_MUTATIONS, _bundle, _STORE),
+        Reader("fatbin", kernel_documents.fatbins, BINARY_MUTATIONS, _fatbin, _KERNELS),
     )
 }

@@ -143,6 +143,8 @@ def widest_paths(latency: Floats, bandwidth: Floats) -> tuple[Floats, Floats]:
     from the links of relaying GPUs is not counted.
     """
     missing = bandwidth == 0
+    if not missing.any():
+        return latency, bandwidth
     path_latency, path_bandwidth = latency.copy(), bandwidth.copy()
     for relay in range(len(bandwidth)):
         relayed_bandwidth = np.minimum(

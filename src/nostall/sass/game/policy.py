@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from nostall.core import BadInput
 from nostall.core.files import write_atomically
+from nostall.core.validation import parse_json
 from nostall.sass.game.edits import VARIANTS
 from nostall.sass.game.graph_view import EDGE_FEATURES, NODE_FEATURES
 from nostall.sass.game.message_passing import aggregate_messages
@@ -186,9 +187,9 @@ def load_policy(path: Path) -> tuple[GraphPolicy, dict[str, Any]]:
     """
     try:
         with safe_open(path, framework="pt") as file:
-            header = json.loads((file.metadata() or {}).get(_HEADER, "null"))
+            header = parse_json((file.metadata() or {}).get(_HEADER, "null"))
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, ValueError, RecursionError, SafetensorError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise BadInput(
             f"{path} is no policy file ({error}); make one with `nostall train`"
         ) from error

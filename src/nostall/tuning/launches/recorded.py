@@ -12,6 +12,7 @@ from nostall.core.errors import BadLaunch
 from nostall.core.files import write_atomically
 from nostall.core.launch import LaunchSpec
 from nostall.core.text import escape_controls
+from nostall.core.validation import parse_json
 from nostall.tuning.launches.toml_text import launch_toml
 
 _LAUNCH_KEYS = ("grid", "block", "shared", "num_warps", "num_stages")
@@ -109,7 +110,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
         return
     for line in text.splitlines():
         try:
-            values = json.loads(line)
+            values = parse_json(line)
         except ValueError:
             continue  # cut off by a kill
         if isinstance(values, dict):
