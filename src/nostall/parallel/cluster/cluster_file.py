@@ -17,7 +17,7 @@ from nostall.parallel.cluster.cluster import Cluster, Duplex, Floats, widest_pat
 from nostall.parallel.cluster.topology import is_topology, topology_toml
 from nostall.parallel.errors import BadCluster
 
-MAX_GPUS = 4096
+MAX_GPUS = 1024
 MAX_RELAYED_GPUS = 512
 """GPUs of a cluster that has pairs without a link: the search for paths is cubic."""
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
