@@ -3,15 +3,15 @@
 python -m benchmarks run readers.fuzz --inputs 10000 --out benchmarks/readers/results/fuzz
 
 Each input is read through the command line.  ``--out`` is a folder, and each reader has a result
-file there.  The exit code is 1 if an input ends with another exit code than 0 to 3, with a
-traceback, by a signal, after 20 s, with more than 2 GB, or with invalid output.
+file there, which is written anew after each thousand inputs.  The exit code is 1 if an input ends
+with another exit code than 0 to 3, with a traceback, by a signal, after 20 s, with more than 2 GB,
+or with invalid output.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-import time
 from pathlib import Path
 
 from tests.fuzz.command_line import run_separately
@@ -21,7 +21,7 @@ from tests.fuzz.report import Report
 
 from benchmarks.harness.result_file import save
 
-_BATCH = 2500
+_BATCH = 1000
 """Inputs that are read before the process that imported the commands is replaced."""
 
 
@@ -36,25 +36,26 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> None:
     seeds = range(options.seed, options.seed + options.inputs)
     options.out.mkdir(parents=True, exist_ok=True)
-    failures = [_run_reader(name, seeds, options.out) for name in options.reader or READERS]
-    sys.exit(any(failures))
-
-
-def _run_reader(name: str, seeds: range, out: Path) -> int:
-    """Run the inputs of one reader and write its result file; returns the number of failures."""
-    total, start = Report(), time.monotonic()
+    reports = {name: Report() for name in options.reader or READERS}
     for first in range(seeds.start, seeds.stop, _BATCH):
         batch = range(first, min(first + _BATCH, seeds.stop))
-        total.add(run_separately([name], batch)[name])
-        done = sum(total.outcomes.values())
-        print(f"{name}: {done} of {len(seeds)}, {len(total.failures)} failures", flush=True)
+        for name, report in reports.items():
+            report.add(run_separately([name], batch)[name])
+            done = range(seeds.start, batch.stop)
+            _save(name, report, done, options.out)
+            print(
+                f"{name}: {len(done)} of {len(seeds)}, {len(report.failures)} failures", flush=True
+            )
+    sys.exit(any(report.failures for report in reports.values()))
+
+
+def _save(name: str, report: Report, seeds: range, out: Path) -> None:
+    """Write the result file of a reader after the inputs of ``seeds``."""
     save(
         out / f"{name}.json",
         reader=name,
         inputs=len(seeds),
         first_seed=seeds.start,
         limits={"seconds": SECONDS, "extra_address_space_mib": MEMORY >> 20},
-        seconds=round(time.monotonic() - start, 1),
-        **total.as_json(),
+        **report.as_json(),
     )
-    return len(total.failures)
