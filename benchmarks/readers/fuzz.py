@@ -40,7 +40,7 @@ def main(options: argparse.Namespace) -> None:
     for first in range(seeds.start, seeds.stop, _BATCH):
         batch = range(first, min(first + _BATCH, seeds.stop))
         for name, report in reports.items():
-            report.add(run_separately([name], batch)[name])
+            report.add(run_separately(name, batch))
             done = range(seeds.start, batch.stop)
             _save(name, report, done, options.out)
             print(

@@ -161,24 +161,26 @@ def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not JSON")
 
 
-def run_separately(names: Sequence[str], seeds: range) -> dict[str, Report]:
-    """Run the mutants of these seeds for each reader in a fresh process.
+def run_separately(name: str, seeds: range) -> Report:
+    """Run the mutants of these seeds for a reader in a fresh process.
 
     Such a process has little memory, which makes its forks fast.
     """
-    return {name: _run_in_process(name, seeds) for name in names}
+    return run_together({name: seeds})[name]
 
 
-def _run_in_process(name: str, seeds: range) -> Report:
+def run_together(seeds: Mapping[str, range]) -> dict[str, Report]:
+    """Run the mutants of these seeds, by reader, in one fresh process."""
     context = get_context("spawn")
-    with ProcessPoolExecutor(1, context, initializer=_prepare, initargs=(name,)) as pool:
-        return pool.submit(run_batch, name, seeds).result()
+    with ProcessPoolExecutor(1, context, initializer=_prepare, initargs=(tuple(seeds),)) as pool:
+        return {name: pool.submit(run_batch, name, part).result() for name, part in seeds.items()}
 
 
-def _prepare(name: str) -> None:
-    """Import what the reader's commands import, so that the children need not."""
-    for module in reader_named(name).modules:
-        with suppress(ImportError):
-            import_module(module)
-    _originals(name)
+def _prepare(names: Sequence[str]) -> None:
+    """Import what the commands of the readers import, so that the children need not."""
+    for name in names:
+        for module in reader_named(name).modules:
+            with suppress(ImportError):
+                import_module(module)
+        _originals(name)
     gc.freeze()

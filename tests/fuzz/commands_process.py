@@ -121,7 +121,8 @@ def _run(call: Call, folder: Path) -> Outcome:
     seconds = time.perf_counter() - start
     sys.stdout.flush()
     sys.stderr.flush()
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    users = resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN  # the disassembler is a child
+    peak = max(resource.getrusage(user).ru_maxrss for user in users)
     return Outcome(code, seconds, peak / 1024, _read(folder, 1), _read(folder, 2))
 
 

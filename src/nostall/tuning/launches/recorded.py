@@ -11,6 +11,7 @@ from typing import Any
 from nostall.core.errors import BadLaunch
 from nostall.core.files import write_atomically
 from nostall.core.launch import LaunchSpec
+from nostall.core.plurals import pluralize
 from nostall.core.text import escape_controls
 from nostall.core.validation import parse_json
 from nostall.tuning.launches.toml_text import launch_toml
@@ -88,8 +89,8 @@ def write_launches(
             written.append((recorded, None, str(error)))
             continue
         header = [
-            f"Launch of the kernel {recorded.kernel}, seen {recorded.count} times by "
-            f"`nostall record -- {command}`.",
+            f"Launch of the kernel {recorded.kernel}, seen in "
+            f"{pluralize(recorded.count, 'launch')} by `nostall record -- {command}`.",
             "All keys: docs/reference/launch-spec.md",
         ]
         comments = {
