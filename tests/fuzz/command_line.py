@@ -26,6 +26,7 @@ from tests.fuzz.report import Report
 
 GROUP = 50
 """Inputs that a child process reads."""
+COMPILE_SECONDS = 600.0
 ALLOWED_CODES = frozenset({0, 1, 2, 3})
 
 
@@ -51,6 +52,8 @@ class Reader:
     """Arguments of ``nostall`` for a mutant in the folder where it starts."""
     modules: tuple[str, ...] = ()
     """Modules that its commands import.  A process imports them once; others make forks slow."""
+    compiles: bool = False
+    """Whether its commands compile functions at their first call, which Numba keeps on disk."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +108,9 @@ def run_batch(name: str, seeds: Iterable[int]) -> Report:
     return report
 
 
-def run_mutants(reader: Reader, mutants: Sequence[Mutant], folder: Path) -> Iterator[Outcome]:
+def run_mutants(
+    reader: Reader, mutants: Sequence[Mutant], folder: Path, limit_s: float | None = None
+) -> Iterator[Outcome]:
     """Run the command of each mutant in a folder below ``folder``."""
     calls = [
         Call(
@@ -114,7 +119,7 @@ def run_mutants(reader: Reader, mutants: Sequence[Mutant], folder: Path) -> Iter
         )
         for mutant in mutants
     ]
-    return run_calls(calls, folder)
+    return run_calls(calls, folder, limit_s)
 
 
 def _record(report: Report, mutant: Mutant, outcome: Outcome) -> None:
@@ -184,3 +189,17 @@ def _prepare(names: Sequence[str]) -> None:
                 import_module(module)
         _originals(name)
     gc.freeze()
+    for name in names:
+        if reader_named(name).compiles:
+            _compile(reader_named(name))
+
+
+def _compile(reader: Reader) -> None:
+    """Read sound files with a longer time limit, so that compiled functions are on the disk."""
+    sound = [
+        Mutant(seed, original.name, "none", original.name, original.data, original.companions)
+        for seed, original in enumerate(_originals(reader.name)[:2] * 4)
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        for _ in run_mutants(reader, sound, Path(folder), COMPILE_SECONDS):
+            pass

@@ -48,16 +48,21 @@ class Outcome:
     stderr: bytes
 
 
-def run_calls(calls: Sequence[Call], folder: Path) -> Iterator[Outcome]:
-    """Run commands in ``folder``, which is empty before each of them; yields one outcome each."""
+def run_calls(
+    calls: Sequence[Call], folder: Path, limit_s: float | None = None
+) -> Iterator[Outcome]:
+    """Run commands below ``folder``, each in an empty folder; yields one outcome each.
+
+    The time limit of a command is :data:`SECONDS` by default.
+    """
     done = 0
     while done < len(calls):
-        for outcome in _run_in_child(calls[done:], folder):
+        for outcome in _run_in_child(calls[done:], folder, limit_s or SECONDS):
             done += 1
             yield outcome
 
 
-def _run_in_child(calls: Sequence[Call], folder: Path) -> Iterator[Outcome]:
+def _run_in_child(calls: Sequence[Call], folder: Path, limit_s: float) -> Iterator[Outcome]:
     """Outcomes of the calls up to the one that ended the child, which may be the last."""
     receive, send = Pipe(duplex=False)
     pid = os.fork()
@@ -69,7 +74,7 @@ def _run_in_child(calls: Sequence[Call], folder: Path) -> Iterator[Outcome]:
     try:
         for _ in calls:
             start = time.perf_counter()
-            if receive.poll(SECONDS):
+            if receive.poll(limit_s):
                 try:
                     yield receive.recv()
                     continue

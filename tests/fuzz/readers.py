@@ -105,10 +105,19 @@ READERS = {
         Reader("parquet", documents.parquet_tables, BINARY_MUTATIONS, _characterize, _TABLES),
         Reader("hardware", documents.hardware_files, TEXT_MUTATIONS, _hardware, _TABLES),
         Reader("plan", plan_documents.plans, TEXT_MUTATIONS, _plan, _PLANS),
-        Reader("profile", plan_documents.profiles, TEXT_MUTATIONS, _profile, _PLANS),
-        Reader("cluster", plan_documents.clusters, TEXT_MUTATIONS, _cluster, _PLANS),
-        Reader("launch", kernel_documents.launch_files, TEXT_MUTATIONS, _launch, _KERNELS),
-        Reader("policy", kernel_documents.policies, POLICY_MUTATIONS, _policy, _POLICY),
+        Reader("profile", plan_documents.profiles, TEXT_MUTATIONS, _profile, _PLANS, compiles=True),
+        Reader("cluster", plan_documents.clusters, TEXT_MUTATIONS, _cluster, _PLANS, compiles=True),
+        Reader(
+            "launch",
+            kernel_documents.launch_files,
+            TEXT_MUTATIONS,
+            _launch,
+            _KERNELS,
+            compiles=True,
+        ),
+        Reader(
+            "policy", kernel_documents.policies, POLICY_MUTATIONS, _policy, _POLICY, compiles=True
+        ),
         Reader("bundle", kernel_documents.bundles, BUNDLE_MUTATIONS, _bundle, _STORE),
         Reader("fatbin", kernel_documents.fatbins, BINARY_MUTATIONS, _fatbin, _KERNELS),
     )
