@@ -19,10 +19,10 @@ from tests.mutations.mutants import (
     mutants,
 )
 
-COUNT = int(os.environ.get("NOSTALL_MUTANTS", "20"))
+COUNT = int(os.environ.get("NOSTALL_MUTANTS", "20" if catalogue.slice_step() == 1 else "8"))
 """Number of mutants of each kind that are checked."""
 
-SPECIAL_COUNT = min(COUNT, 8)
+SPECIAL_COUNT = min(COUNT, 8 if catalogue.slice_step() == 1 else 4)
 """The same for kinds whose constructs are only in a few cubins."""
 
 RARE = {

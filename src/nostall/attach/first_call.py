@@ -23,16 +23,23 @@ from nostall.attach.warning import warn_once
 from nostall.core.errors import NostallError
 from nostall.core.files import write_atomically
 from nostall.core.launch import LaunchSpec, StrictModel
-from nostall.gpu import Device, Kernel, LocalGpu
-from nostall.search import make
+from nostall.gpu import Device, Kernel, LocalGpu, MeasurementPlan
 from nostall.store import Row, Store
-from nostall.tuning.job import Settings, tune
+from nostall.tuning.assembler.job import open_setup, tune_assembler
+from nostall.tuning.job import Settings, TuningResult, tune
 from nostall.tuning.kernel_file import root_cause
 from nostall.tuning.source import Source
 from nostall.tuning.store_records import record_result
+from nostall.tuning.strategies import ASSEMBLER, make_strategy
 
+_CUBIN, _PTX, _JOB = "original.cubin", "original.ptx", "job.json"
+"""Files of the tuning process's folder; there is no PTX if the compiler kept none."""
 _OVERHEAD_SECONDS = 300.0
 """Time that the tuning process may take in addition to the search itself."""
+
+
+OpenDevice = Callable[[Kernel, MeasurementPlan, int], AbstractContextManager[Device]]
+"""Opens the GPU with a number for a kernel."""
 
 
 class Job(StrictModel):
@@ -124,8 +131,10 @@ def tune_in_subprocess(source: Source, seconds: float, ordinal: int) -> None:
     package = str(Path(__file__).resolve().parents[2])
     paths = [package, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     with tempfile.TemporaryDirectory(prefix="nostall-") as folder:
-        write_atomically(Path(folder) / "original.cubin", source.cubin)
-        write_atomically(Path(folder) / "job.json", job.model_dump_json().encode())
+        write_atomically(Path(folder) / _CUBIN, source.cubin)
+        if source.ptx is not None:
+            write_atomically(Path(folder) / _PTX, source.ptx.encode())
+        write_atomically(Path(folder) / _JOB, job.model_dump_json().encode())
         try:
             subprocess.run(
                 # -P: files in the current folder must not shadow modules.
@@ -140,25 +149,32 @@ def tune_in_subprocess(source: Source, seconds: float, ordinal: int) -> None:
             warn_once(f"{source.origin} was not tuned: {error}")
 
 
-def tune_folder(
-    folder: Path, device: Callable[[Kernel, int], AbstractContextManager[Device]] | None = None
-) -> Row | None:
+def tune_folder(folder: Path, device: OpenDevice | None = None) -> Row | None:
     """Tune the kernel in ``folder`` and store a measured gain.
 
-    ``device(kernel, ordinal)`` opens the device, by default a :class:`LocalGpu`.  Returns the row
-    of the store, or None if there is no gain.
+    With PTX the assembler's input is searched, else the order of native instructions.  ``device``
+    opens the device, by default a :class:`LocalGpu`.  Returns the row of the store, or None if
+    there is no gain.
     """
-    job = Job.model_validate_json((folder / "job.json").read_text())
-    cubin = (folder / "original.cubin").read_bytes()
-    source = Source(cubin, job.kernel, job.launch, job.origin, job.provenance)
-    settings = Settings(seconds=job.seconds, objective="gpu")
-    with (device or _local_gpu)(Kernel(cubin, job.kernel, job.launch), job.ordinal) as gpu:
-        tuned = tune(source, make(settings.strategy), settings, device=gpu)
+    job = Job.model_validate_json((folder / _JOB).read_text())
+    cubin = (folder / _CUBIN).read_bytes()
+    ptx = (folder / _PTX).read_text() if (folder / _PTX).exists() else None
+    source = Source(cubin, job.kernel, job.launch, job.origin, job.provenance, ptx)
+    strategy = Settings.strategy if ptx is None else ASSEMBLER
+    settings = Settings(strategy, seconds=job.seconds, objective="gpu")
+    kernel = Kernel(cubin, job.kernel, job.launch)
+    with (device or LocalGpu)(kernel, settings.measurement_plan, job.ordinal) as gpu:
+        tuned = _search(source, settings, gpu)
         return record_result(Store(), source, settings, tuned, gpu.info) if tuned.improved else None
 
 
-def _local_gpu(kernel: Kernel, ordinal: int) -> LocalGpu:
-    return LocalGpu(kernel, ordinal=ordinal)
+def _search(source: Source, settings: Settings, gpu: Device) -> TuningResult:
+    """Run the search of the settings' strategy."""
+    search = make_strategy(settings.strategy)
+    if settings.strategy != ASSEMBLER:
+        return tune(source, search, settings, device=gpu)
+    with open_setup(source) as setup:
+        return tune_assembler(setup, search, settings, gpu)
 
 
 def _current_ordinal() -> int:

@@ -20,7 +20,7 @@ def capture_source(
     options: Mapping[str, Any],
     bounds: Mapping[str, int],
 ) -> Source:
-    """The cubin and the launch of a call ``function[grid](*args, **options)``.
+    """The cubin, its PTX and the launch of a call ``function[grid](*args, **options)``.
 
     ``compiled`` is the kernel that the call ran.  ``bounds``: N by name of an integer tensor, for
     random values in [0, N).
@@ -42,7 +42,10 @@ def capture_source(
         args=tuple(arguments.values()),
         num_warps=compiled.metadata.num_warps,
     )
-    target = compiled.metadata.target
+    target, ptx = compiled.metadata.target, compiled.asm.get("ptx")
+    compile_options = {
+        name: getattr(compiled.metadata, name, None) for name in ("enable_fp_fusion", "ptx_options")
+    }
     return Source(
         cubin=compiled.asm["cubin"],
         kernel=str(compiled.metadata.name),
@@ -51,7 +54,11 @@ def capture_source(
         provenance={
             "compiler": f"triton {compiled.metadata.triton_version}",
             "arch": f"sm_{target.arch}",
+            "options": ", ".join(
+                f"{name}={value}" for name, value in compile_options.items() if value is not None
+            ),
         },
+        ptx=str(ptx) if ptx is not None else None,
     )
 
 

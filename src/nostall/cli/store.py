@@ -12,7 +12,7 @@ import typer
 from nostall.cli.console import Format, FormatOption, err, out, show_json, show_table
 from nostall.core.plurals import pluralize
 from nostall.store import BadStore, Row, Store, bundle
-from nostall.store.artefacts import CUBIN, JSON
+from nostall.store.artefacts import CUBIN, JSON, RECIPE
 from nostall.store.repair import repair as repair_store
 from nostall.tuning.store_records import import_bundle, rejection_reason
 
@@ -52,13 +52,16 @@ def show(record: RecordArgument, format: FormatOption = Format.TABLE) -> None:
     """Show all fields of a record and the paths of its files."""
     store = Store()
     row = _find_row(store, record)
+    provenance = store.provenance(row)
     fields = {
         "record": row.id,
         "source": row.source,
-        **store.provenance(row).model_dump(mode="json"),
+        **provenance.model_dump(mode="json"),
         "original_path": str(store.artefacts.path(row.original, CUBIN)),
         "optimised_path": str(store.artefacts.path(row.optimised, CUBIN)),
     }
+    if (recipe := provenance.recipe) is not None:
+        fields["recipe_path"] = str(store.artefacts.path(recipe, RECIPE))
     if format is Format.JSON:
         show_json(fields)
         return

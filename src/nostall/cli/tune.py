@@ -356,12 +356,6 @@ def store_gain(
             "starts from the cubin of another ptxas; use nostall.load(best.cubin)"
         )
         return None
-    if result.recipe is not None:
-        err.print(
-            "not recorded in the store: it holds re-scheduled cubins only, and this one was "
-            "assembled anew; use nostall.load(best.cubin)"
-        )
-        return None
     is_wanted = requested or (requested is None and device_info is not None)
     if not result.improved or not is_wanted:
         return None

@@ -13,7 +13,7 @@ from pathlib import Path
 from nostall.core.files import replaced_file
 from nostall.store.errors import BadStore, cannot_write
 
-CUBIN, JSON = "cubin", "json"
+CUBIN, JSON, RECIPE = "cubin", "json", "recipe"
 """Suffixes of the store's files."""
 SHA256_PATTERN = r"^[0-9a-f]{64}$"
 _SHA256 = re.compile(SHA256_PATTERN)

@@ -1,6 +1,6 @@
 """Deployment bundles: records of a store in one zip file, for machines with the same GPU.
 
-A bundle holds ``manifest.json`` and the files ``<sha256>.cubin`` and ``<sha256>.json``.  No member
+A bundle holds ``manifest.json`` and the records' files, named ``<sha256>.<suffix>``.  No member
 is extracted to a path named in the bundle, and each is checked against its hash.  Sizes are checked
 before anything is unpacked, and records are read one at a time.
 """
@@ -20,17 +20,19 @@ from pydantic import AfterValidator, Field, ValidationError
 from nostall.core.files import replaced_file, write_remedy
 from nostall.core.launch import StrictModel
 from nostall.core.text import escape_controls
-from nostall.store.artefacts import CUBIN, JSON, content_hash
+from nostall.store.artefacts import CUBIN, JSON, RECIPE, content_hash
 from nostall.store.errors import BadBundle, BadStore
 from nostall.store.provenance import Provenance, Sha256
 from nostall.store.row import Row
-from nostall.store.store import Store
+from nostall.store.store import Contents, Store
 
 MAX_RECORDS = 10_000
 MAX_CUBIN_BYTES = 64 << 20
 MAX_JSON_BYTES = 1 << 20
+MAX_RECIPE_BYTES = 64 << 20
+"""A recipe has the PTX of its kernel; PTX of whole libraries has megabytes."""
 MAX_TOTAL_BYTES = 1 << 30
-"""Uncompressed bytes of all records together; a cubin counts once for each record that names it."""
+"""Uncompressed bytes of all records together; a file counts once for each record that names it."""
 MAX_RATIO = 12
 """Uncompressed bytes per byte of the file.  Cubins of compilers have 3 to 6."""
 FREE_BYTES = 1 << 20
@@ -68,6 +70,12 @@ class BundledRecord:
     provenance: Provenance
     original: bytes
     optimised: bytes
+    recipe: bytes | None
+
+    @property
+    def contents(self) -> Contents:
+        """The record as the store takes it."""
+        return Contents(self.original, self.optimised, self.provenance, self.recipe)
 
 
 @dataclass(frozen=True)
@@ -99,13 +107,11 @@ def write(store: Store, rows: Sequence[Row], path: Path) -> None:
     """
     if not rows:
         raise BadStore(f"the store at {store.root} has nothing to export; see `nostall store ls`")
-    for row in rows:
-        store.provenance(row)
     members = sorted(
         {
             (sha256, suffix)
             for row in rows
-            for sha256, suffix in ((row.id, JSON), (row.original, CUBIN), (row.optimised, CUBIN))
+            for sha256, suffix in ((row.id, JSON), *store.provenance(row).files())
         }
     )
     ids = tuple(sorted(row.id for row in rows))
@@ -150,8 +156,8 @@ def _check_sizes(path: Path, ids: Sequence[str]) -> None:
         unpacked = to_read = 0
         for id in ids:
             provenance = _read_provenance(archive, path, id)
-            for sha256 in (provenance.original, provenance.optimised):
-                size = _size(archive, path, f"{sha256}.{CUBIN}")
+            for sha256, suffix in provenance.files():
+                size = _size(archive, path, f"{sha256}.{suffix}")
                 unpacked += 0 if sha256 in seen else size
                 to_read += size
                 seen.add(sha256)
@@ -193,11 +199,13 @@ def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
 
 def _read_record(archive: zipfile.ZipFile, path: Path, id: str) -> BundledRecord:
     provenance = _read_provenance(archive, path, id)
+    recipe = provenance.recipe
     return BundledRecord(
         id,
         provenance,
         _read_hashed(archive, path, provenance.original, CUBIN),
         _read_hashed(archive, path, provenance.optimised, CUBIN),
+        None if recipe is None else _read_hashed(archive, path, recipe, RECIPE),
     )
 
 
@@ -211,8 +219,8 @@ def _read_provenance(archive: zipfile.ZipFile, path: Path, id: str) -> Provenanc
 
 def _read_hashed(archive: zipfile.ZipFile, path: Path, sha256: str, suffix: str) -> bytes:
     """Read a member that is named by its hash."""
-    limit = MAX_JSON_BYTES if suffix == JSON else MAX_CUBIN_BYTES
-    data = _read_member(archive, path, f"{sha256}.{suffix}", limit)
+    limits = {JSON: MAX_JSON_BYTES, CUBIN: MAX_CUBIN_BYTES, RECIPE: MAX_RECIPE_BYTES}
+    data = _read_member(archive, path, f"{sha256}.{suffix}", limits[suffix])
     if content_hash(data) != sha256:
         raise BadBundle(
             f"bundle {path} was changed: {sha256[:12]}.{suffix} has hash "

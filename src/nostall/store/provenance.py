@@ -12,7 +12,7 @@ from nostall.core.launch import StrictModel
 from nostall.core.measurement import Comparison, Kind, Verdict
 from nostall.core.text import escape_controls, is_printable
 from nostall.core.tolerance import Tolerance
-from nostall.store.artefacts import SHA256_PATTERN
+from nostall.store.artefacts import CUBIN, RECIPE, SHA256_PATTERN
 from nostall.store.errors import BadStore
 
 MAX_TEXT = 1 << 16
@@ -119,6 +119,9 @@ class Provenance(StoredModel):
     schema_version: Literal[1] = 1
     original: Sha256
     optimised: Sha256
+    recipe: Sha256 | None = None
+    """The file that says how ptxas made the optimised cubin; None if its instructions were only
+    moved."""
     kernel: Text
     """Name of the kernel in the cubin."""
     origin: Text
@@ -160,6 +163,11 @@ class Provenance(StoredModel):
         if self.comparison is not None and self.comparison.verdict != "faster":
             raise ValueError(f"the comparison says {self.comparison.verdict!r}, not 'faster'")
         return self
+
+    def files(self) -> tuple[tuple[str, str], ...]:
+        """(sha256, suffix) of the files that it names."""
+        cubins = ((self.original, CUBIN), (self.optimised, CUBIN))
+        return (*cubins, (self.recipe, RECIPE)) if self.recipe is not None else cubins
 
     def to_bytes(self) -> bytes:
         """The content of the JSON file."""

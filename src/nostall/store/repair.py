@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from nostall.store.artefacts import CUBIN, JSON
+from nostall.store.artefacts import JSON
 from nostall.store.errors import BadStore, DamagedIndex
 from nostall.store.provenance import Provenance
 from nostall.store.row import Origin, Row
@@ -27,9 +27,9 @@ class Repair:
 def repair(store: Store) -> Repair:
     """Make the index agree with the records' files.
 
-    A record counts if its provenance and both of its cubins have the content that their names say,
-    and if it is marked as safe.  A right index is left as it is.  Raises :class:`BadStore` if the
-    store cannot be written, or if its index is of a newer version.
+    A record counts if its provenance, both of its cubins and its recipe, if any, have the content
+    that their names say, and if it is marked as safe.  A right index is left as it is.  Raises
+    :class:`BadStore` if the store cannot be written, or if its index is of a newer version.
     """
     with store.locked():
         known = _readable_rows(store)
@@ -61,6 +61,6 @@ def _read_row(store: Store, id: str, source: Origin) -> Row:
     provenance = Provenance.from_bytes(store.artefacts.get(id, JSON), "its provenance")
     if not provenance.verified.safe:
         raise BadStore("its verification record does not say safe")
-    for sha256 in (provenance.original, provenance.optimised):
-        store.artefacts.get(sha256, CUBIN)
+    for sha256, suffix in provenance.files():
+        store.artefacts.get(sha256, suffix)
     return make_row(id, provenance, source)

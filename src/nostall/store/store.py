@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nostall.core.errors import ContractBroken
-from nostall.store.artefacts import CUBIN, JSON, Artefacts, content_hash
+from nostall.store.artefacts import CUBIN, JSON, RECIPE, Artefacts, content_hash
 from nostall.store.errors import BadStore, cannot_write
 from nostall.store.folder import home
 from nostall.store.index import Index
@@ -18,6 +18,37 @@ from nostall.store.provenance import Provenance
 from nostall.store.row import Origin, Row
 
 _LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+
+
+@dataclass(frozen=True)
+class Contents:
+    """Contents of the files of one record."""
+
+    original: bytes
+    optimised: bytes
+    provenance: Provenance
+    recipe: bytes | None = None
+    """How the optimised cubin was made, if not by moving the original's instructions."""
+
+    def check(self) -> None:
+        """Raise :class:`ContractBroken` if the provenance names other files or is not safe."""
+        recipe = content_hash(self.recipe) if self.recipe is not None else None
+        hashes = (content_hash(self.original), content_hash(self.optimised), recipe)
+        named = (self.provenance.original, self.provenance.optimised, self.provenance.recipe)
+        if named != hashes:
+            raise ContractBroken("the provenance names other files than those to be recorded")
+        if not self.provenance.verified.safe:
+            raise ContractBroken("the verifier refused this cubin; only safe ones are recorded")
+
+    def files(self) -> list[tuple[bytes, str]]:
+        """(content, suffix) of each file; the provenance is the last one."""
+        recipe = [(self.recipe, RECIPE)] if self.recipe is not None else []
+        return [
+            (self.original, CUBIN),
+            (self.optimised, CUBIN),
+            *recipe,
+            (self.provenance.to_bytes(), JSON),
+        ]
 
 
 @dataclass(frozen=True)
@@ -54,25 +85,28 @@ class Store:
         self.index = Index(self.root / "index.sqlite", self.artefacts)
 
     def record(
-        self, original: bytes, optimised: bytes, provenance: Provenance, source: Origin = "tuned"
+        self,
+        original: bytes,
+        optimised: bytes,
+        provenance: Provenance,
+        source: Origin = "tuned",
+        recipe: bytes | None = None,
     ) -> Row:
         """Store an optimised cubin beside its original; see :meth:`record_all`."""
-        return self.record_all([(original, optimised, provenance)], source)[0]
+        return self.record_all([Contents(original, optimised, provenance, recipe)], source)[0]
 
-    def record_all(
-        self, records: Iterable[tuple[bytes, bytes, Provenance]], source: Origin = "tuned"
-    ) -> list[Row]:
-        """Store several (original, optimised, provenance); all become visible, or none.
+    def record_all(self, records: Iterable[Contents], source: Origin = "tuned") -> list[Row]:
+        """Store several records; all become visible, or none.
 
         The records are taken one at a time.  Raises :class:`ContractBroken` if a provenance names
-        other cubins or is not marked as safe.
+        other files or is not marked as safe.
         """
         written: list[tuple[str, str]] = []
         with self.locked():
             self.artefacts.sweep()
             self.index.ensure_exists()
             try:
-                rows = [self._write_files(*record, source, written) for record in records]
+                rows = [self._write_files(record, source, written) for record in records]
                 self.index.add(rows)
             except BaseException:
                 with suppress(BadStore, OSError):  # the first error is the one to report
@@ -81,27 +115,12 @@ class Store:
             self._collect()
         return rows
 
-    def _write_files(
-        self,
-        original: bytes,
-        optimised: bytes,
-        provenance: Provenance,
-        source: Origin,
-        written: list[tuple[str, str]],
-    ) -> Row:
+    def _write_files(self, record: Contents, source: Origin, written: list[tuple[str, str]]) -> Row:
         """Write the files of one record and return its row; notes the files in ``written``."""
-        hashes = (content_hash(original), content_hash(optimised))
-        if (provenance.original, provenance.optimised) != hashes:
-            raise ContractBroken("the provenance names other cubins than those to be recorded")
-        if not provenance.verified.safe:
-            raise ContractBroken("the verifier refused this cubin; only safe ones are recorded")
-        for data, suffix in (
-            (original, CUBIN),
-            (optimised, CUBIN),
-            (provenance.to_bytes(), JSON),
-        ):
+        record.check()
+        for data, suffix in record.files():
             written.append((self.artefacts.put(data, suffix), suffix))
-        return make_row(written[-1][0], provenance, source)
+        return make_row(written[-1][0], record.provenance, source)
 
     def lookup(
         self,
@@ -158,12 +177,28 @@ class Store:
             )
         return provenance
 
+    def contents(self, row: Row) -> Contents:
+        """The contents of a record's files.
+
+        Raises :class:`BadStore` if a file is missing or damaged.
+        """
+        provenance = self.provenance(row)
+        recipe = provenance.recipe
+        return Contents(
+            self.artefacts.get(row.original, CUBIN),
+            self.artefacts.get(row.optimised, CUBIN),
+            provenance,
+            self.artefacts.get(recipe, RECIPE) if recipe is not None else None,
+        )
+
     def remove(self, row: Row) -> None:
         """Remove a record, and those of its files that no other record needs.
 
         On a full disk the files go first, because the index needs space for the change.
         """
         files = [(row.id, JSON), (row.original, CUBIN), (row.optimised, CUBIN)]
+        if recipe := self._recipe(row):
+            files.append((recipe, RECIPE))
         with self.locked():
             try:
                 self.index.remove(row.id)
@@ -189,7 +224,17 @@ class Store:
     def _referenced(self, removed: str | None = None) -> Collection[str]:
         """The hashes of the files of all records but ``removed``."""
         rows = [row for row in self.index.all() if row.id != removed]
-        return {hash for row in rows for hash in (row.id, row.original, row.optimised)}
+        hashes = {hash for row in rows for hash in (row.id, row.original, row.optimised)}
+        if next(self.artefacts.names(RECIPE), None) is not None:
+            hashes.update(recipe for row in rows if (recipe := self._recipe(row)))
+        return hashes
+
+    def _recipe(self, row: Row) -> str | None:
+        """The hash of a record's recipe; None if it has none, or if its provenance is damaged."""
+        try:
+            return self.provenance(row).recipe
+        except BadStore:
+            return None
 
     def is_optimised(self, data: bytes) -> bool:
         """Whether ``data`` is an optimised cubin of this store."""

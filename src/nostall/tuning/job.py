@@ -104,9 +104,17 @@ class Settings:
 
 
 class RecipeFile(Protocol):
-    """A recipe in the form in which it is stored."""
+    """How a cubin is made again from PTX."""
+
+    @property
+    def schedule(self) -> str | None:
+        """Moves of native instructions after the assembly."""
 
     def to_bytes(self) -> bytes: ...
+
+    def with_ptx(self, ptx: str) -> bytes:
+        """The recipe together with the PTX it starts from, as the store keeps it."""
+        ...
 
 
 @dataclass(frozen=True)

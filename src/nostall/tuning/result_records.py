@@ -78,20 +78,33 @@ def verdict_record(verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def cubin_notes(sm: int, kind: Kind, measured_latencies: bool = False) -> tuple[str, ...]:
-    """Limitations that the user of an optimised cubin should know."""
-    notes = [".debug_line and .nv_debug_line_sass still describe the original order"]
+def cubin_notes(
+    sm: int, kind: Kind, measured_latencies: bool = False, *, is_assembled: bool = False
+) -> tuple[str, ...]:
+    """Limitations that the user of an optimised cubin should know.
+
+    ``is_assembled``: ptxas made it, and no instruction was moved afterwards.
+    """
+    notes = []
+    if not is_assembled:
+        notes.append(".debug_line and .nv_debug_line_sass still describe the original order")
     if measured_latencies:
         measured = MeasuredDistances.load(sm)
         notes.append(
             f"verified with issue distances measured on {measured.gpu}, plus {measured.margin} "
             "cycles, where they are below those of compiler output"
         )
-    if sm >= 100:
+    if sm >= 100 and not is_assembled:
         notes.append(".nv.capmerc keeps the original code")
-        if kind == "modelled":
-            notes.append("not measured on this architecture")
+    if sm >= 100 and kind == "modelled":
+        notes.append("not measured on this architecture")
     return tuple(notes)
+
+
+def result_notes(sm: int, kind: Kind, settings: Settings, result: TuningResult) -> tuple[str, ...]:
+    """:func:`cubin_notes` of a result."""
+    is_assembled = result.recipe is not None and result.recipe.schedule is None
+    return cubin_notes(sm, kind, settings.measured_latencies, is_assembled=is_assembled)
 
 
 def result_record(
@@ -148,5 +161,5 @@ def provenance_record(
         "compared": comparison_fields if result.decision is not None else None,
         "gain": {"kind": kind, "ratio": result.ratio},
         "measured_latencies": settings.measured_latencies,
-        "notes": cubin_notes(sm, kind, settings.measured_latencies),
+        "notes": result_notes(sm, kind, settings, result),
     }

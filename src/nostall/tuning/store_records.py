@@ -16,10 +16,12 @@ from nostall.sass.binary import toolchain
 from nostall.sass.binary.cubin import Cubin
 from nostall.sass.safety import Verdict, verify
 from nostall.store import BadBundle, ComparisonRecord, Provenance, Row, Store, Verification, bundle
-from nostall.store.artefacts import CUBIN, content_hash
+from nostall.store.artefacts import content_hash
 from nostall.store.bundle import BundledRecord
+from nostall.store.store import Contents
+from nostall.tuning.assembler.verify_stored import verify_stored
 from nostall.tuning.job import Settings, TuningResult, describe
-from nostall.tuning.result_records import cubin_notes
+from nostall.tuning.result_records import result_notes
 from nostall.tuning.source import Source
 
 _RECORDED_SETTINGS = ("strategy", "seed", "seconds", "evaluations", "clock", "cold",
@@ -33,7 +35,7 @@ def record_result(
     result: TuningResult,
     device_info: Mapping[str, str],
 ) -> Row:
-    """Record an improved schedule in the store, with its provenance.
+    """Record an improved cubin in the store, with its provenance and its recipe, if it has one.
 
     ``device_info`` describes the GPU that measured the result; a modelled result ignores it.
     Raises :class:`BadInput` if nothing was improved, because the store holds no bare originals.
@@ -48,9 +50,11 @@ def record_result(
     device = dict(device_info) if is_measured else {}
     described = describe(source, settings)
     sm = Cubin.parse(source.cubin).sm
+    recipe = _recipe_file(source, result)
     provenance = Provenance(
         original=content_hash(source.cubin),
         optimised=content_hash(result.cubin),
+        recipe=content_hash(recipe) if recipe is not None else None,
         kernel=source.kernel,
         origin=escape_controls(source.origin),
         architecture=f"sm_{sm}",
@@ -70,35 +74,44 @@ def record_result(
         verified=_verification(result.verdict),
         comparison=_comparison(result),
         settings={key: described[key] for key in _RECORDED_SETTINGS},
-        notes=cubin_notes(sm, kind, settings.measured_latencies),
+        notes=result_notes(sm, kind, settings, result),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
-    return store.record(source.cubin, result.cubin, provenance)
+    return store.record(source.cubin, result.cubin, provenance, recipe=recipe)
+
+
+def _recipe_file(source: Source, result: TuningResult) -> bytes | None:
+    """The recipe of a cubin that was assembled anew, with its PTX; None for moved instructions."""
+    if result.recipe is None:
+        return None
+    assert source.ptx is not None
+    return result.recipe.with_ptx(source.ptx)
 
 
 def import_bundle(store: Store, path: Path) -> list[Row]:
     """Import all records of a bundle, or none of them.
 
     The hashes of a bundle prove that its files are complete and unchanged.  They do not prove that
-    a cubin is safe, so this machine verifies each pair again.  Measurements cannot be repeated
+    a cubin is safe, so this machine verifies each pair again; a cubin that was assembled anew is
+    also made again from its recipe.  Measurements cannot be repeated
     here; the store delivers a measured record only on the GPU that it names.  Records are read one
     at a time, to verify and again to store them.  Raises :class:`BadBundle` if a record is invalid
     or unsafe.
     """
     records = bundle.read(path)
-    verified: dict[tuple[str, str, bool], _Original] = {}
+    verified: dict[tuple[str, str, str | None, bool], _Original] = {}
     for record in records:
         pair = (
             record.provenance.original,
             record.provenance.optimised,
+            record.provenance.recipe,
             _uses_measured_latencies(record.provenance),
         )
         label = f"bundle {path}, kernel {record.provenance.kernel!r} (record {record.id[:12]})"
         if pair not in verified:
             verified[pair] = _verify_pair(record, label)
         _check_provenance(record.provenance, verified[pair], label)
-    contents = ((record.original, record.optimised, record.provenance) for record in records)
-    return store.record_all(contents, source="imported")
+    return store.record_all((record.contents for record in records), source="imported")
 
 
 class _Original(NamedTuple):
@@ -112,14 +125,20 @@ class _Original(NamedTuple):
 def _verify_pair(record: BundledRecord, label: str) -> _Original:
     """Verify the cubins of a record; returns facts of the original."""
     try:
-        verdict = _verify(record.original, record.optimised, record.provenance)
+        objection, unproved = _verify(record.contents)
         cubin = Cubin.parse(record.original)
     except BadInput as error:
         raise BadBundle(f"{label}: {error}") from error
-    if not verdict.safe:
+    if objection:
         raise BadBundle(
-            f"{label}: the verifier of this version rejects the cubin ({verdict.findings[0]}); "
+            f"{label}: the verifier of this version rejects the cubin ({objection}); "
             "nothing was imported; tune the kernel again"
+        )
+    if unproved:
+        raise BadBundle(
+            f"{label}: the cubin was assembled anew, and it cannot be made again here: {unproved}; "
+            "nothing was imported; install that ptxas (`nostall doctor` lists those found), or "
+            "export without this record"
         )
     kernels = frozenset(text.name for text in cubin.texts if text.is_kernel)
     return _Original(f"sm_{cubin.sm}", kernels)
@@ -142,18 +161,23 @@ def rejection_reason(store: Store, row: Row) -> str | None:
     The record was verified when it was stored, perhaps by an older version with weaker rules.
     """
     try:
-        provenance = store.provenance(row)
-        original = store.artefacts.get(row.original, CUBIN)
-        verdict = _verify(original, store.artefacts.get(row.optimised, CUBIN), provenance)
+        objection, _ = _verify(store.contents(row))
     except BadInput as error:
         return str(error)
-    return None if verdict.safe else str(verdict.findings[0])
+    return objection or None
 
 
-def _verify(original: bytes, optimised: bytes, provenance: Provenance) -> Verdict:
-    """The verdict of this version, with the latency table that the search used."""
-    measured = _uses_measured_latencies(provenance)
-    return verify(original, optimised, measured_latencies=measured)
+def _verify(record: Contents) -> tuple[str, str]:
+    """(why this version rejects a cubin, what this machine cannot check); both empty if it is safe.
+
+    Moved instructions are verified with the latency table that the search used.
+    """
+    if record.recipe is not None:
+        answer = verify_stored(record.recipe, record.original, record.optimised)
+        return answer.objection, answer.unproved
+    measured = _uses_measured_latencies(record.provenance)
+    verdict = verify(record.original, record.optimised, measured_latencies=measured)
+    return "" if verdict.safe else str(verdict.findings[0]), ""
 
 
 def _uses_measured_latencies(provenance: Provenance) -> bool:

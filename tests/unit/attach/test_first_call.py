@@ -15,9 +15,12 @@ import pytest
 
 import nostall
 from nostall.attach import first_call, launch_capture
-from nostall.core import BadInput, BadLaunch, LaunchSpec
+from nostall.core import BadInput, BadLaunch, Budget, LaunchSpec
+from nostall.ptx.assemble.versions import find_assemblers
 from nostall.store import Store
+from nostall.tuning.assembler.job import AssemblerJob
 from nostall.tuning.source import load_cubin
+from tests.unit.tuning.assembler.kernel import TimedDevice, make_source, run_inline
 from tests.unit.tuning.fake_device import FakeDevice
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -139,11 +142,46 @@ class FakeGpu(FakeDevice):
 def test_a_gain_is_stored_and_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NOSTALL_HOME", str(tmp_path / "home"))
     original = _job(tmp_path)
-    row = first_call.tune_folder(tmp_path, lambda kernel, _: FakeGpu(0.9, 0.8, kernel.cubin))
+    row = first_call.tune_folder(tmp_path, lambda kernel, *_: FakeGpu(0.9, 0.8, kernel.cubin))
     loaded = nostall.load(original, to="bytes", gpu="A GPU of the tests")
     assert row is not None
     assert (row.kind, row.gpu, row.ratio) == ("measured", "A GPU of the tests", 1.25)
     assert loaded == Store().artefacts.get(row.optimised, "cubin") != original
+
+
+class OpenTimedDevice(TimedDevice):
+    def __enter__(self) -> OpenTimedDevice:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def test_with_ptx_the_input_of_the_assembler_is_searched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NOSTALL_HOME", str(tmp_path / "home"))
+    run_inline(monkeypatch)
+    budget = Budget(evaluations=30)  # equal on slow machines
+    monkeypatch.setattr(AssemblerJob, "_search_budget", lambda self: budget)
+    source = make_source(find_assemblers()[0])
+    assert source.launch is not None and source.ptx is not None
+    job = first_call.Job(
+        kernel=source.kernel,
+        launch=source.launch,
+        origin="m.kernel",
+        provenance=dict(source.provenance),
+        seconds=0.1,
+        ordinal=0,
+    )
+    (tmp_path / "job.json").write_text(job.model_dump_json())
+    (tmp_path / "original.cubin").write_bytes(source.cubin)
+    (tmp_path / "original.ptx").write_text(source.ptx)
+    row = first_call.tune_folder(tmp_path, lambda kernel, *_: OpenTimedDevice(kernel.cubin))
+    assert row is not None
+    assert Store().provenance(row).recipe is not None
+    loaded = nostall.load(source.cubin, to="bytes", gpu="Fake")
+    assert loaded == Store().artefacts.get(row.optimised, "cubin") != source.cubin
 
 
 def test_a_failing_search_does_not_stop_the_program(

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from nostall.core import ContractBroken
 from nostall.store import BadStore, Row, Store, Verification
 from nostall.store.artefacts import content_hash
+from nostall.store.store import Contents
 from tests.unit.store.records import GPU, ORIGINAL, keep, modelled, provenance
 
 Damage = Callable[[Store, Row], None]
@@ -167,7 +168,7 @@ def test_an_incomplete_provenance_is_rejected(changes: dict[str, object], messag
 
 
 def test_a_provenance_must_name_the_recorded_cubins(store: Store) -> None:
-    with pytest.raises(ContractBroken, match="other cubins"):
+    with pytest.raises(ContractBroken, match="other files"):
         store.record(ORIGINAL, b"other", provenance(ORIGINAL, b"better"))
     assert store.rows() == []
 
@@ -180,7 +181,7 @@ def test_recording_twice_adds_one_record(store: Store) -> None:
 def test_several_records_become_visible_together_or_not_at_all(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    records = [(o, b"better", provenance(o, b"better")) for o in (ORIGINAL, b"second")]
+    records = [Contents(o, b"better", provenance(o, b"better")) for o in (ORIGINAL, b"second")]
     put = store.artefacts.put
 
     def put_on_full_disk(data: bytes, suffix: str) -> str:

@@ -347,7 +347,7 @@ def test_unsupported_architectures_are_not_compiled(kernels: Path, arch: str) ->
 
 @pytest.mark.parametrize("arch", ["90", "sm90", "sm_9", "ampere", "compute_90", ""])
 def test_architectures_with_another_syntax(kernels: Path, arch: str) -> None:
-    with pytest.raises(BadInput, match="sm_80, sm_90"):
+    with pytest.raises(BadInput, match=r"allowed are .*sm_80, .*sm_90"):
         compile_triton(kernels, "scale", None, arch)
 
 

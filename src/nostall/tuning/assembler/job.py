@@ -265,7 +265,11 @@ class AssemblerJob:
         is_clean = all(report.answer != "errors" for report in reports.values())
         improved = decision.faster and is_clean
         recipe: Recipe = make_recipe(
-            self.setup.spec, winner.candidate, winner.schedule, winner.cubin
+            self.setup.spec,
+            winner.candidate,
+            winner.schedule,
+            winner.cubin,
+            reproduces=self.setup.compiler.reproduces,
         )
         return TuningResult(
             cubin=winner.cubin if improved else source.cubin,

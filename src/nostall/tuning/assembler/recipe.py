@@ -31,6 +31,14 @@ PTX_FILE = "original.ptx"
 _OTHER_VERSION = "it was made by another version of nostall; tune the kernel again"
 
 
+class OriginalBuild(StrictModel):
+    """How ptxas makes the original cubin from its PTX."""
+
+    ptxas_version: str
+    arguments: tuple[str, ...]
+    """Options of ptxas, without the files."""
+
+
 class Recipe(StrictModel):
     """How a cubin is made again.  All hashes are sha256."""
 
@@ -54,10 +62,16 @@ class Recipe(StrictModel):
     """Moves of native instructions after the assembly, as their space writes them."""
     code: Sha256
     """What the GPU runs of the result."""
+    original: OriginalBuild | None = None
+    """None if no ptxas was found that makes the original's code from the PTX."""
 
     def to_bytes(self) -> bytes:
         """The content of the JSON file."""
         return (self.model_dump_json(indent=1) + "\n").encode()
+
+    def with_ptx(self, ptx: str) -> bytes:
+        """The content of a recipe file of the store; see :class:`StoredRecipe`."""
+        return StoredRecipe(recipe=self, ptx=ptx).to_bytes()
 
     @classmethod
     def from_bytes(cls, data: bytes, label: str) -> Recipe:
@@ -76,10 +90,44 @@ class Recipe(StrictModel):
             ) from error
 
 
+class StoredRecipe(StrictModel):
+    """A recipe with the PTX it starts from, so that it can be verified alone."""
+
+    schema_version: Literal[1] = 1
+    recipe: Recipe
+    ptx: str
+    """The compiler's PTX."""
+
+    def to_bytes(self) -> bytes:
+        """The content of the file."""
+        return (self.model_dump_json(indent=1) + "\n").encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> StoredRecipe:
+        """Parse the content of a file.  Raises :class:`BadInput` if it is invalid."""
+        try:
+            return cls.model_validate_json(data)
+        except ValidationError as error:
+            first = error.errors()[0]
+            field = ".".join(str(part) for part in first["loc"]) or "the file"
+            raise BadInput(f"the recipe is invalid: {field}: {first['msg']}") from error
+
+
 def make_recipe(
-    spec: BuildSpec, candidate: Candidate, schedule: str | None = None, cubin: bytes | None = None
+    spec: BuildSpec,
+    candidate: Candidate,
+    schedule: str | None = None,
+    cubin: bytes | None = None,
+    *,
+    reproduces: bool = False,
 ) -> Recipe:
-    """The recipe of a candidate; ``schedule`` and ``cubin`` are those after moves of its SASS."""
+    """The recipe of a candidate; ``schedule`` and ``cubin`` are those after moves of its SASS.
+
+    ``reproduces``: whether the first assembler makes the original's code from the PTX.
+    """
+    own = OriginalBuild(
+        ptxas_version=spec.assemblers[0].version, arguments=spec.command.arguments()
+    )
     assembler = spec.assembler(candidate.state.assembler)
     return Recipe(
         kernel=spec.kernel,
@@ -92,6 +140,7 @@ def make_recipe(
         assembled_code=candidate.code_sha256,
         schedule=schedule,
         code=code_sha256(candidate.cubin if cubin is None else cubin),
+        original=own if reproduces else None,
     )
 
 

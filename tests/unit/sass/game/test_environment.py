@@ -14,6 +14,7 @@ import gymnasium
 from gymnasium.utils.env_checker import check_env
 from tests.unit.sass.game.kernels import CORPUS, NVCC, largest, launch, model, transpose
 
+import nostall.sass
 from nostall.core import BadInput, Measurement, Objective
 from nostall.core.measurement import Kind
 from nostall.sass.game import ID, AssemblyGame, make_vector_env
@@ -73,6 +74,8 @@ def test_it_passes_the_environment_checker(observation: str) -> None:
 
 def test_gymnasium_finds_the_game_without_an_import(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(gymnasium.registry, ID)
+    # The package of this name in its parent is replaced by the import, and put back afterwards.
+    monkeypatch.setattr(nostall.sass, "game", sys.modules["nostall.sass.game"])
     monkeypatch.delitem(sys.modules, "nostall.sass.game")
     env = gymnasium.make(
         "nostall.sass.game:nostall/AssemblyGame-v0",

@@ -125,13 +125,18 @@ class TimedDevice:
         return Timing((ORIGINAL_S,) * samples, (ORIGINAL_S * factor,) * samples)
 
 
-def open_inline(
-    source: Source, installed: Sequence[Assembler], monkeypatch: Any
-) -> AbstractContextManager[job.Setup]:
-    """The setup of a search whose workers run in this process.
+def run_inline(monkeypatch: Any) -> None:
+    """Let the workers of searches run in this process.
 
     The verifier of machine code runs on the result only, because nvdisasm takes long to start.
     """
     monkeypatch.setattr(job, "BuildPool", InlineWorkers)
     monkeypatch.setattr(objective, "find_hazards", lambda builder, cubin: "")
+
+
+def open_inline(
+    source: Source, installed: Sequence[Assembler], monkeypatch: Any
+) -> AbstractContextManager[job.Setup]:
+    """The setup of a search whose workers run in this process; see :func:`run_inline`."""
+    run_inline(monkeypatch)
     return job.open_setup(source, installed)
