@@ -201,6 +201,10 @@ def load_policy(path: Path) -> tuple[GraphPolicy, dict[str, Any]]:
                 f"{path} was trained for other {key}: {str(header.get(key))[:80]}, this nostall "
                 f"has {str(expected)[:80]}; train it again with `nostall train`"
             )
+    if not all(bool(torch.isfinite(weight).all()) for weight in weights.values()):
+        raise BadInput(
+            f"{path}: a weight is not a finite number; train the policy again with `nostall train`"
+        )
     try:
         policy = GraphPolicy(*_sizes(header, weights))
         load_weights(policy, weights)
