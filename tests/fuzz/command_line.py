@@ -1,23 +1,16 @@
-"""Driver that gives damaged files to nostall's command line, one process for each file.
+"""Driver that gives damaged files to nostall's command line and judges what it does.
 
-A process that has imported nostall forks for each input, and the child runs ``nostall.cli.main``
-with limits on memory, time and file sizes.  Exit codes 0 to 3 are allowed, each with a line that
-says why if it is 2 or 3; a traceback, a signal, an escape sequence on the terminal or JSON that is
-not valid is a failure.
+Exit codes 0 to 3 are allowed, each with a line that says why if it is 2 or 3; a traceback, a
+signal, an escape sequence on the terminal or JSON that is not valid is a failure.
 """
 
 from __future__ import annotations
 
+import gc
 import json
-import os
 import random
-import resource
-import signal
-import sys
 import tempfile
-import time
-import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -25,18 +18,15 @@ from functools import lru_cache
 from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
-from types import FrameType
 from typing import NoReturn
 
+from tests.fuzz.commands_process import MEMORY, SECONDS, Call, Outcome, run_calls
 from tests.fuzz.file_mutants import FileMutation, mutate
 from tests.fuzz.report import Report
 
-MEMORY = 2 << 30
-"""Bytes that a command may allocate in addition to the interpreter's own."""
-SECONDS = 20.0
-"""Time limit of a command."""
-_MAX_WRITTEN = 64 << 20
-"""Bytes of the largest file that a command may write."""
+GROUP = 50
+"""Inputs that a child process reads."""
+COMPILE_SECONDS = 600.0
 ALLOWED_CODES = frozenset({0, 1, 2, 3})
 
 
@@ -58,8 +48,12 @@ class Reader:
     name: str
     originals: Callable[[], Sequence[Original]]
     mutations: Sequence[FileMutation]
-    argv: Callable[[Path, random.Random], list[str]]
-    """Arguments of ``nostall`` for the damaged file at a path."""
+    argv: Callable[[Mutant, random.Random], list[str]]
+    """Arguments of ``nostall`` for a mutant in the folder where it starts."""
+    modules: tuple[str, ...] = ()
+    """Modules that its commands import.  A process imports them once; others make forks slow."""
+    compiles: bool = False
+    """Whether its commands compile functions at their first call, which Numba keeps on disk."""
 
 
 @dataclass(frozen=True)
@@ -72,22 +66,6 @@ class Mutant:
     name: str
     data: bytes
     companions: Mapping[str, bytes]
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a command did."""
-
-    code: int
-    """Exit code; negative: the signal that ended it."""
-    seconds: float
-    rss_mib: float
-    stdout: bytes
-    stderr: bytes
-
-
-class _CommandTimeout(BaseException):
-    """A command exceeded its time limit."""
 
 
 @lru_cache
@@ -110,91 +88,38 @@ def make_mutant(reader: Reader, seed: int) -> Mutant:
     return Mutant(seed, original.name, mutation, original.name, data, original.companions)
 
 
-def arguments(reader: Reader, seed: int, path: Path) -> list[str]:
-    """The arguments of ``nostall`` for the mutant of a seed."""
-    return reader.argv(path, random.Random(~seed))
+def arguments(reader: Reader, mutant: Mutant) -> list[str]:
+    """The arguments of ``nostall`` for a mutant."""
+    return reader.argv(mutant, random.Random(~mutant.seed))
 
 
 def run_batch(name: str, seeds: Iterable[int]) -> Report:
-    """Run the mutants of these seeds, each in a child process of this one."""
-    reader = reader_named(name)
-    report = Report()
-    previous = signal.signal(signal.SIGALRM, _alarm)
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            for seed in seeds:
-                mutant = make_mutant(reader, seed)
-                outcome = run_mutant(reader, mutant, Path(folder))
+    """Run the mutants of these seeds, many in one child process."""
+    reader, report = reader_named(name), Report()
+    with tempfile.TemporaryDirectory() as folder:
+        remaining = list(seeds)
+        while remaining:
+            group, remaining = remaining[:GROUP], remaining[GROUP:]
+            mutants = [make_mutant(reader, seed) for seed in group]
+            for mutant, outcome in zip(
+                mutants, run_mutants(reader, mutants, Path(folder)), strict=True
+            ):
                 _record(report, mutant, outcome)
-    finally:
-        signal.signal(signal.SIGALRM, previous)
     return report
 
 
-def run_mutant(reader: Reader, mutant: Mutant, folder: Path) -> Outcome:
-    """Write a mutant to ``folder`` and run its command there."""
-    for name, data in {**mutant.companions, mutant.name: mutant.data}.items():
-        (folder / name).write_bytes(data)
-    argv = arguments(reader, mutant.seed, folder / mutant.name)
-    stdout, stderr = folder / ".stdout", folder / ".stderr"
-    start = time.perf_counter()
-    pid = os.fork()
-    if pid == 0:
-        _run_child(argv, folder, stdout, stderr)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, SECONDS)
-        _, status, usage = os.wait4(pid, 0)
-    except _CommandTimeout:
-        os.kill(pid, signal.SIGKILL)
-        _, status, usage = os.wait4(pid, 0)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-    return Outcome(
-        code=os.waitstatus_to_exitcode(status),
-        seconds=time.perf_counter() - start,
-        rss_mib=usage.ru_maxrss / 1024,
-        stdout=stdout.read_bytes(),
-        stderr=stderr.read_bytes(),
-    )
-
-
-def _run_child(argv: list[str], folder: Path, stdout: Path, stderr: Path) -> NoReturn:
-    code = 70
-    try:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        for descriptor, target in ((0, os.devnull), (1, stdout), (2, stderr)):
-            flags = os.O_RDONLY if descriptor == 0 else os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-            os.dup2(os.open(target, flags, 0o600), descriptor)
-        sys.stdout, sys.stderr = (open(n, "w", closefd=False) for n in (1, 2))  # noqa: SIM115
-        os.environ.update(COLUMNS="80", NOSTALL_HOME=str(folder / ".store"), NO_COLOR="1")
-        os.chdir(folder)
-        _limit_resources()
-        code = _run_main(argv)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-
-
-def _limit_resources() -> None:
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    limit = pages * resource.getpagesize() + MEMORY
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (_MAX_WRITTEN, _MAX_WRITTEN))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
-def _run_main(argv: list[str]) -> int:
-    from nostall.cli import main
-
-    sys.argv = ["nostall", *argv]
-    try:
-        main()
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else int(end.code is not None)
-    return 0
+def run_mutants(
+    reader: Reader, mutants: Sequence[Mutant], folder: Path, limit_s: float | None = None
+) -> Iterator[Outcome]:
+    """Run the command of each mutant in a folder below ``folder``."""
+    calls = [
+        Call(
+            arguments(reader, mutant),
+            {**mutant.companions, mutant.name: mutant.data},
+        )
+        for mutant in mutants
+    ]
+    return run_calls(calls, folder, limit_s)
 
 
 def _record(report: Report, mutant: Mutant, outcome: Outcome) -> None:
@@ -241,22 +166,40 @@ def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not JSON")
 
 
-def _alarm(signum: int, frame: FrameType | None) -> None:
-    raise _CommandTimeout
-
-
-def run_separately(names: Sequence[str], seeds: range) -> dict[str, Report]:
-    """Run the mutants of these seeds for each reader in a fresh process.
+def run_separately(name: str, seeds: range) -> Report:
+    """Run the mutants of these seeds for a reader in a fresh process.
 
     Such a process has little memory, which makes its forks fast.
     """
+    return run_together({name: seeds})[name]
+
+
+def run_together(seeds: Mapping[str, range]) -> dict[str, Report]:
+    """Run the mutants of these seeds, by reader, in one fresh process."""
     context = get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=context, initializer=_import_commands) as pool:
-        return {name: pool.submit(run_batch, name, seeds).result() for name in names}
+    with ProcessPoolExecutor(1, context, initializer=_prepare, initargs=(tuple(seeds),)) as pool:
+        return {name: pool.submit(run_batch, name, part).result() for name, part in seeds.items()}
 
 
-def _import_commands() -> None:
-    """Import the commands once, so that the children need not."""
-    for module in ("nostall.cli.characterize", "nostall.report.workload", "pyarrow.parquet"):
-        with suppress(ImportError):
-            import_module(module)
+def _prepare(names: Sequence[str]) -> None:
+    """Import what the commands of the readers import, so that the children need not."""
+    for name in names:
+        for module in reader_named(name).modules:
+            with suppress(ImportError):
+                import_module(module)
+        _originals(name)
+    gc.freeze()
+    for name in names:
+        if reader_named(name).compiles:
+            _compile(reader_named(name))
+
+
+def _compile(reader: Reader) -> None:
+    """Read sound files with a longer time limit, so that compiled functions are on the disk."""
+    sound = [
+        Mutant(seed, original.name, "none", original.name, original.data, original.companions)
+        for seed, original in enumerate(_originals(reader.name)[:2] * 4)
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        for _ in run_mutants(reader, sound, Path(folder), COMPILE_SECONDS):
+            pass

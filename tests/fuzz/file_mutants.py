@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gzip
+import json
 import random
 import re
 from collections.abc import Callable, Sequence
+from typing import Any
 
 FileMutation = Callable[[bytes, random.Random], bytes]
 
@@ -15,8 +17,26 @@ _PUNCTUATION = re.compile(rb'[][{}":,;=\n]')
 _ABSURD_NUMBERS = (
     *(b"0", b"-1", b"-0.0", b"1e999", b"-1e999", b"1e-320", b"NaN", b"inf", b"-Infinity", b"null"),
     *(b"2147483648", b"4294967295", b"9223372036854775808", b"18446744073709551615", b"1e30"),
-    *(b"9" * 400, b"0" * 50, b"0x1f", b"1_000", b"true", b'"7"', b'"x"', b"[]", b"{}", b"1.5"),
+    *(
+        b"9" * 400,
+        b"9" * 5000,
+        b"4096",
+        b"0" * 50,
+        b"0x1f",
+        b"1_000",
+        b"true",
+        b'"7"',
+        b'"x"',
+        b"[]",
+        b"{}",
+        b"1.5",
+    ),
     *(b"[" * 2000 + b"]" * 2000, b'{"a":' * 500 + b"1" + b"}" * 500),
+)
+_ABSURD_VALUES = (
+    *(0, -1, 1.5, 7, 4096, 2**31, 2**53 + 1, 2**63, 10**30, 1e300, -1e300, 1e-300),
+    *(float("inf"), float("nan"), True, False, "", "7", "x" * 3000, "\x1b[31m", "../../etc", "\0"),
+    *([], {}, [[]], {"a": {}}, [1, 2], ["x"], [0] * 1000),
 )
 _ABSURD_STRINGS = (
     *(b'""', b'"\xff\xfe"', b'"\\ud800"', b'"\\q"', b'"\x1b[31m"', b'"\\u001b[2J"', b"null", b"7"),
@@ -93,6 +113,50 @@ def exchanged_values(data: bytes, rng: random.Random) -> bytes:
     return _replace_tokens(data, rng, _STRING, tuple(set(_STRING.findall(data))) or (b'""',))
 
 
+def json_values(data: bytes, rng: random.Random) -> bytes:
+    """Replace, remove or repeat values of a JSON document, which stays JSON."""
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError):
+        return numbers(data, rng)
+    places = _places(document)
+    for _ in range(rng.choice((1, 1, 2, 5))):
+        if not places:
+            break
+        container, key = rng.choice(places)
+        other, other_key = rng.choice(places)
+        try:
+            value = container[key]
+            changed = rng.choice((rng.choice(_ABSURD_VALUES), other[other_key], [value], None))
+            if isinstance(value, list) and rng.random() < 0.3:
+                changed = rng.choice((value[:-1], value * 2, value[::-1], value * 40))
+            if rng.random() < 0.15:
+                del container[key]
+            else:
+                container[key] = changed
+        except (LookupError, TypeError):
+            continue  # an earlier change removed this place
+    try:
+        return json.dumps(document).encode()
+    except (ValueError, RecursionError):  # the document contains itself
+        return numbers(data, rng)
+
+
+def _places(document: Any) -> list[tuple[Any, Any]]:
+    """(container, key) of each value of a JSON document."""
+    places: list[tuple[Any, Any]] = []
+    containers = [document]
+    while containers:
+        container = containers.pop()
+        if not isinstance(container, dict | list):
+            continue
+        items = container.items() if isinstance(container, dict) else enumerate(container)
+        for key, value in items:
+            places.append((container, key))
+            containers.append(value)
+    return places
+
+
 def lines(data: bytes, rng: random.Random) -> bytes:
     """Remove, repeat or reorder lines."""
     rows = data.split(b"\n")
@@ -145,6 +209,9 @@ TEXT_MUTATIONS: tuple[FileMutation, ...] = (
     *BINARY_MUTATIONS,
     numbers,
     numbers,
+    json_values,
+    json_values,
+    json_values,
     strings,
     punctuation,
     exchanged_values,

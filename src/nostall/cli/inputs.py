@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -66,7 +67,9 @@ def read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise BadInput(f"cannot read {path}: {error.strerror}") from error
+        raise BadInput(
+            f"cannot read {path}: {error.strerror}; check the path and its permissions"
+        ) from error
 
 
 def read_cubin(path: Path, arch: str | None) -> bytes:
@@ -104,7 +107,7 @@ def load_source(
     if is_triton:
         return compile_triton(Path(path), kernel or name, launch_spec, arch or DEFAULT_ARCH)
     if target.endswith(".py"):
-        raise BadInput(f"{target} names no kernel; write {target}:KERNEL")
+        raise BadInput(f"{target} names no kernel; write {shlex.quote(f'{target}:KERNEL')}")
     if target.endswith(".ptx"):
         source = load_ptx(Path(target), kernel, launch_spec, arch, ptxas_options)
     else:

@@ -16,6 +16,7 @@ import typer
 from nostall.attach.launch_recorder import FILE_VARIABLE
 from nostall.cli.console import Format, FormatOption, err, out, show_json, show_table
 from nostall.core.errors import BadInput
+from nostall.core.plurals import pluralize
 from nostall.tuning.launches.recorded import RecordedLaunch, read_launches, write_launches
 
 SHIM = Path(__file__).resolve().parents[1] / "attach" / "record_shim"
@@ -84,7 +85,7 @@ def _show(written: list[tuple[RecordedLaunch, Path | None, str]], folder: Path) 
         )
         return
     show_table(
-        f"{len(written)} launches; launch files in {folder}",
+        f"{pluralize(len(written), 'launch')}; launch files in {folder}",
         ("kernel", "grid", "arguments", "launches", "file"),
         [
             (

@@ -51,13 +51,14 @@ def _widths_at(level: int, pairs: Sequence[tuple[int, int]]) -> list[int]:
 
 
 def list_rows(columns: Sequence[str], rows: Rows) -> Iterator[str]:
-    """The rows as lines: the first cell, then a line for each other one."""
+    """The rows as lines: the first cell, then a line for each other one that is not empty."""
     names = [" ".join(column.split()) for column in columns]
     indent = max(map(cell_len, names[1:]), default=0)
     for row in rows:
         yield row[0]
         for name, cell in zip(names[1:], row[1:], strict=False):
-            yield f"  {name:<{indent}}  {' '.join(cell.split())}"
+            if cell.strip():
+                yield f"  {name:<{indent}}  {' '.join(cell.split())}"
 
 
 def _line_width(text: str) -> int:

@@ -5,7 +5,6 @@ The command line, the API and the GPU worker all use this format.
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,7 +19,7 @@ from pydantic import (
 )
 
 from nostall.core.errors import BadLaunch
-from nostall.core.validation import explain, register_tag
+from nostall.core.validation import explain, parse_toml, register_tag
 
 ScalarType = Literal["f16", "bf16", "f32", "f64", "i8", "i16", "i32", "i64", "u8", "u32", "u64"]
 DType = Literal[ScalarType, "f8e4m3", "f8e5m2"]
@@ -206,12 +205,12 @@ class LaunchSpec(StrictModel):
         Raises :class:`BadLaunch`, which names the field, if the file is missing or invalid.
         """
         try:
-            return cls.parse(tomllib.loads(Path(path).read_text("utf-8")), f"launch file {path}")
+            return cls.parse(parse_toml(Path(path).read_text("utf-8")), f"launch file {path}")
         except OSError as error:
             raise BadLaunch(
                 f"cannot read launch file {path}: {error.strerror}; `nostall init` writes one"
             ) from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except ValueError as error:
             raise BadLaunch(
                 f"launch file {path} is not TOML: {error}; see `nostall init --help`"
             ) from error

@@ -21,6 +21,7 @@ from nostall.core.errors import BadRun
 from nostall.core.files import remove_abandoned, write_atomically
 from nostall.core.folder_lock import FolderLock
 from nostall.core.search import Checkpoint, Trial
+from nostall.core.validation import parse_json
 
 _FIELDS = [f.name for f in dataclasses.fields(Trial)]
 
@@ -156,7 +157,7 @@ class Run:
         if not path.exists():
             return None
         try:
-            return Checkpoint(**json.loads(path.read_text()))
+            return Checkpoint(**parse_json(path.read_text()))
         except (OSError, ValueError, TypeError) as error:
             raise BadRun(f"{path} cannot be used ({error}); start the run anew") from error
 

@@ -1,7 +1,10 @@
-"""Errors of pydantic in the words of nostall's file formats: which key, which value, what to do."""
+"""Parse JSON and TOML with one kind of error, and describe errors of pydantic in plain words."""
 
 from __future__ import annotations
 
+import json
+import sys
+import tomllib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -31,6 +34,33 @@ _KINDS = {
     "finite_number": "a finite number",
 }
 """What is allowed, by the type of pydantic's error."""
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value of a JSON text.
+
+    Raises :class:`ValueError` for any other text; values that are nested too deeply and numbers of
+    thousands of digits count as such.
+    """
+    return _parse(json.loads, text)
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """The table of a TOML text; raises :class:`ValueError` as :func:`parse_json` does."""
+    table: dict[str, Any] = _parse(tomllib.loads, text)
+    return table
+
+
+def _parse(parse: Callable[[Any], Any], text: str | bytes) -> Any:
+    try:
+        return parse(text)
+    except RecursionError:
+        raise ValueError("its values are nested too deeply") from None
+    except (json.JSONDecodeError, tomllib.TOMLDecodeError, UnicodeDecodeError):
+        raise
+    except ValueError:  # the text is right, and Python refuses the conversion
+        digits = sys.get_int_max_str_digits()
+        raise ValueError(f"a number has more than {digits} digits") from None
 
 
 def explain(error: ValidationError, model: type[BaseModel]) -> str:

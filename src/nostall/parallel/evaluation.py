@@ -87,11 +87,17 @@ class PlanEvaluation:
             )
         return notes
 
+    @property
+    def micro_batch_sizes(self) -> str:
+        """Samples of the micro-batches, which are whole numbers: ``4``, or ``4 to 5``."""
+        smaller, remainder = divmod(self.workload.global_batch, self.workload.micro_batches)
+        return f"{smaller} to {smaller + 1}" if remainder else f"{smaller}"
+
     def _sample_notes(self) -> list[str]:
         """Notes on micro-batches and slices that differ from what was asked for."""
         workload, notes = self.workload, []
         smaller, remainder = divmod(workload.global_batch, workload.micro_batches)
-        sizes = f"{smaller} to {smaller + 1}" if remainder else f"{smaller}"
+        sizes = self.micro_batch_sizes
         if remainder or smaller != workload.micro_batch_samples:
             notes.append(
                 f"{workload.global_batch} samples are not a multiple of the micro-batch of "

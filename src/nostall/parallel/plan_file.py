@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from nostall.core.validation import parse_json
 from nostall.parallel.cluster import parse_cluster
 from nostall.parallel.errors import BadPlan
 from nostall.parallel.evaluation import PlanEvaluation, evaluation_document
@@ -105,16 +105,21 @@ def load_planned_module(path: Path) -> str | None:
 
 def _read(path: Path) -> _PlanRecord:
     try:
-        return _PlanRecord.model_validate(json.loads(path.read_text(encoding="utf-8")))
+        return _PlanRecord.model_validate(_parse(path))
     except OSError as error:
         raise BadPlan(
             f"cannot read {path}: {error.strerror}; give the path of a plan file"
         ) from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise BadPlan(f"{path} is not JSON: {error}; write it with nostall plan --out") from error
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"])) or "the file"
         raise BadPlan(
             f"{path}: {field}: {first['msg']}; write the file with nostall plan --out"
         ) from error
+
+
+def _parse(path: Path) -> Any:
+    try:
+        return parse_json(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise BadPlan(f"{path} is not JSON: {error}; write it with nostall plan --out") from error

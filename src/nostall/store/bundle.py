@@ -106,7 +106,7 @@ def write(store: Store, rows: Sequence[Row], path: Path) -> None:
     the bundle cannot be written or would be too large.
     """
     if not rows:
-        raise BadStore(f"the store at {store.root} has nothing to export; see `store ls`")
+        raise BadStore(f"the store at {store.root} has nothing to export; see `nostall store ls`")
     members = sorted(
         {
             (sha256, suffix)
@@ -180,7 +180,10 @@ def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
         with zipfile.ZipFile(path) as archive:
             yield archive
     except OSError as error:
-        raise BadBundle(f"cannot read bundle {path}: {error.strerror or error}") from error
+        raise BadBundle(
+            f"cannot read bundle {path}: {error.strerror or error}; `nostall store export` writes "
+            "one"
+        ) from error
     except (zipfile.BadZipFile, UnicodeError, NotImplementedError, EOFError, zlib.error) as error:
         raise BadBundle(
             f"{path} is not a bundle, or is damaged ({error}); `nostall store export` makes one"

@@ -159,7 +159,9 @@ class Store:
         """
         rows = self.index.find_prefix(prefix.lower()) if prefix else []
         if not rows:
-            raise BadStore(f"the store at {self.root} has no record {prefix!r}; see `store ls`")
+            raise BadStore(
+                f"the store at {self.root} has no record {prefix!r}; see `nostall store ls`"
+            )
         return rows
 
     def provenance(self, row: Row) -> Provenance:

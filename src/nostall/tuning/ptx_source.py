@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import tempfile
@@ -14,6 +13,7 @@ from typing import Any
 
 from nostall.core.errors import BadInput, MissingPart
 from nostall.core.launch import LaunchSpec
+from nostall.core.validation import parse_json
 from nostall.ptx.assemble.command import Command, plain_command
 from nostall.ptx.assemble.ptxas import run_ptxas
 from nostall.ptx.assemble.versions import Assembler, find_assemblers
@@ -192,7 +192,7 @@ def _triton_metadata(path: Path) -> dict[str, Any] | None:
     if path.suffix != ".cubin" or not path.with_suffix(".ptx").is_file():
         return None
     try:
-        metadata = json.loads(path.with_suffix(".json").read_text())
+        metadata = parse_json(path.with_suffix(".json").read_text())
     except (OSError, ValueError):
         return None
     is_entry = isinstance(metadata, dict) and {"name", "num_warps", "shared"} <= metadata.keys()

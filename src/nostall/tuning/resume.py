@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
 from nostall.core import BadRun, Checkpoint, Run
+from nostall.core.validation import parse_json
 from nostall.sass import Verdict
 from nostall.sass.safety.identity import rules_digest
 from nostall.tuning.gpu_objective import GpuObjective
@@ -39,7 +39,7 @@ def load_checkpoint(
     path = run.path / FINALISTS_FILE
     if objective is not None and path.exists():
         try:
-            snapshot: dict[str, Any] = json.loads(path.read_text())
+            snapshot: dict[str, Any] = parse_json(path.read_text())
             if rules_changed:
                 finalists = snapshot["finalists"]
                 safe = [[value, state] for value, state in finalists if verify(state).safe]

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from nostall.parallel.evaluation import evaluate_plan
 from nostall.parallel.plan import Plan, Stage, Workload
+from nostall.report.plan.summary import sentences
 from tests.unit.parallel.cases import profile, servers, straight
 
 TWO_TO_ONE = Plan((Stage(0, 1, (0, 1)), Stage(1, 2, (2,))), "pb")
@@ -19,6 +20,8 @@ def test_a_changed_micro_batch_is_said() -> None:
     plan = straight([1, 2])
     uneven = notes(Workload(profile(2), servers(1, 2), 8, 3), plan)
     assert "the 3 micro-batches have 2 to 3 samples" in uneven
+    evaluation = evaluate_plan(Workload(profile(2), servers(1, 2), 8, 3), plan, "test")
+    assert sentences(evaluation)[0].endswith("3 micro-batches of 2 to 3 samples")
     smaller = notes(Workload(profile(2), servers(1, 2), 6, 4), plan)
     assert "not a multiple of the micro-batch of 4: the 2 micro-batches have 3 samples" in smaller
     assert "micro-batches" not in notes(Workload(profile(2), servers(1, 2), 8, 4), plan)

@@ -113,10 +113,11 @@ class Cluster:
 
     def _are_interchangeable(self, a: int, b: int) -> bool:
         """Whether exchanging GPUs ``a`` and ``b`` gives the same cluster."""
-        order = np.arange(len(self))
-        order[[a, b]] = b, a
+        exchanged = np.arange(len(self))
+        exchanged[[a, b]] = b, a
         return self.memory[a] == self.memory[b] and all(
-            np.array_equal(matrix[np.ix_(order, order)], matrix)
+            np.array_equal(matrix[a, exchanged], matrix[b])
+            and np.array_equal(matrix[exchanged, a], matrix[:, b])
             for matrix in (self.latency, self.bandwidth, self.allreduce_bandwidth)
         )
 
@@ -143,6 +144,8 @@ def widest_paths(latency: Floats, bandwidth: Floats) -> tuple[Floats, Floats]:
     from the links of relaying GPUs is not counted.
     """
     missing = bandwidth == 0
+    if not missing.any():
+        return latency, bandwidth
     path_latency, path_bandwidth = latency.copy(), bandwidth.copy()
     for relay in range(len(bandwidth)):
         relayed_bandwidth = np.minimum(

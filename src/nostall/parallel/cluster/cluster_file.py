@@ -6,18 +6,20 @@ microseconds, memory in GiB.
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from nostall.core.validation import parse_toml
 from nostall.parallel.cluster.cluster import Cluster, Duplex, Floats, widest_paths
 from nostall.parallel.cluster.topology import is_topology, topology_toml
 from nostall.parallel.errors import BadCluster
 
-MAX_GPUS = 4096
+MAX_GPUS = 1024
+MAX_RELAYED_GPUS = 512
+"""GPUs of a cluster that has pairs without a link: the search for paths is cubic."""
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -87,9 +89,11 @@ def parse_cluster(text: str, source: str = "the cluster") -> Cluster:
     ``source`` is the name of the text in error messages.
     """
     try:
-        record = _ClusterRecord.model_validate(tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
+        table = parse_toml(text)
+    except ValueError as error:
         raise BadCluster(f"{source} is not TOML: {error}; see examples/clusters") from error
+    try:
+        record = _ClusterRecord.model_validate(table)
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"]))
@@ -107,6 +111,12 @@ def _build(record: _ClusterRecord, source: str, text: str) -> Cluster:
     if n > MAX_GPUS:
         raise BadCluster(f"{source} has {n} GPUs; allowed are up to {MAX_GPUS}")
     latency, bandwidth, allreduce = _link_matrices(record, servers, n, source)
+    if n > MAX_RELAYED_GPUS and (bandwidth == 0).any():
+        raise BadCluster(
+            f"{source} has {n} GPUs, and not every pair of them is linked; allowed are up to "
+            f"{MAX_RELAYED_GPUS} GPUs without direct links; give a [network], and a link inside "
+            "the servers"
+        )
     path_latency, path_bandwidth = widest_paths(latency, bandwidth)
     _, path_allreduce = widest_paths(latency, allreduce)
     unreachable = [j for j in range(n) if j and path_bandwidth[0, j] == 0]

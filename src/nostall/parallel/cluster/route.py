@@ -7,7 +7,7 @@ The micro-batch is sliced evenly on both sides (DAPPLE, figure 8): replica i of 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,7 +62,7 @@ def _port_loads(
     )
 
 
-@cache
+@lru_cache(maxsize=256)  # some of the largest have megabytes
 def _overlaps(k: int, n: int) -> NDArray[np.float64]:
     """Share of the micro-batch that replica i of k and replica j of n both hold, shape (k, n)."""
     i, j = np.arange(k)[:, None], np.arange(n)[None, :]

@@ -40,7 +40,7 @@ def pipedream(workload: Workload, effort: Effort) -> Plan:
     bottlenecks, the one with the fewest stages is taken.
     """
     order = tuple(range(len(workload.cluster)))
-    partitions = best_partitions(workload, order, search_grid(workload), "hidden")
+    partitions = best_partitions(workload, order, search_grid(workload), "hidden", effort)
     ranked = [stages for _, stages in sorted(partitions, key=lambda pair: (pair[0], len(pair[1])))]
     return _first_feasible(
         [fit_to_memory(workload, Plan(stages, "1f1b")) for stages in ranked], "PipeDream's plan"

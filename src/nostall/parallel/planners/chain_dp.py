@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from nostall.parallel.plan import Stage, Workload
 from nostall.parallel.planners.cut_positions import candidate_cuts
+from nostall.parallel.planners.effort import Effort
 
 Floats = NDArray[np.float64]
 Longs = NDArray[np.int64]
@@ -27,6 +28,8 @@ AllReduceModel = Literal["shared", "hidden"]
 MAX_STEPS = 3e8
 """Steps of the inner loop that an exact search may take; a larger search merges layers and tries
 powers of two as numbers of replicas."""
+GPUS_PER_CHECK = 32
+"""GPUs of the row after which the time limit is checked."""
 MAX_STAGES = 16
 """Stages in a search that is not exact."""
 
@@ -93,12 +96,16 @@ def search_grid(workload: Workload) -> SearchGrid:
 
 
 def best_partitions(
-    workload: Workload, order: Sequence[int], grid: SearchGrid, allreduce: AllReduceModel
+    workload: Workload,
+    order: Sequence[int],
+    grid: SearchGrid,
+    allreduce: AllReduceModel,
+    effort: Effort,
 ) -> list[tuple[float, tuple[Stage, ...]]]:
     """For each number of stages, the least bottleneck in seconds and the stages that reach it.
 
     ``order`` is the row of GPUs.  Numbers of stages for which nothing fits into memory are left
-    out.
+    out.  Raises :class:`BadPlan` if the time limit is reached first.
     """
     cuts = [*grid.cuts, len(workload.profile)]
     value, previous = _solve(
@@ -106,7 +113,7 @@ def best_partitions(
         np.array(grid.replicas, dtype=np.int64),
         np.array([workload.slice_share(r) for r in grid.replicas]),
         _stage_arrays(workload, order, cuts),
-        _link_arrays(workload, order, grid),
+        _link_arrays(workload, order, grid, effort),
         1.0 / workload.micro_batches if allreduce == "shared" else 0.0,
         workload.cluster.duplex == "half",
         workload.state_factor,
@@ -132,11 +139,15 @@ def _stage_arrays(workload: Workload, order: Sequence[int], cuts: Sequence[int])
     )
 
 
-def _link_arrays(workload: Workload, order: Sequence[int], grid: SearchGrid) -> LinkArrays:
+def _link_arrays(
+    workload: Workload, order: Sequence[int], grid: SearchGrid, effort: Effort
+) -> LinkArrays:
     n, count = len(order), len(grid.replicas)
     latency, s_per_byte = np.zeros((n + 1, count, count)), np.zeros((n + 1, count, count))
     allreduce_start, allreduce_s_per_byte = np.zeros((n + 1, count)), np.zeros((n + 1, count))
     for i in range(1, n + 1):
+        if i % GPUS_PER_CHECK == 0:
+            effort.require_time()
         for a, r in enumerate(grid.replicas):
             if r > i:
                 continue

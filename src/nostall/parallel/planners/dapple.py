@@ -226,7 +226,7 @@ def _run_search(search: _Search, effort: Effort, bound: float) -> None:
                 continue
             actual = _used_gpus(workload, state.stages[cut])
             if actual not in steps:
-                steps[actual] = list(_steps(workload, actual, search.sizes))
+                steps[actual] = list(_steps(workload, actual, search.sizes, effort))
             if effort.is_over:
                 return
             for step in steps[actual]:
@@ -264,12 +264,19 @@ def _group_sizes(workload: Workload, unused: int, sizes: _GroupSizes) -> Sequenc
     return sorted(n for n in allowed if 0 < n < unused)
 
 
-def _steps(workload: Workload, used: GpuCounts, sizes: _GroupSizes) -> Iterator[_Step]:
-    """All distinct placements of a next stage that leave at least one GPU for the last stage."""
+def _steps(
+    workload: Workload, used: GpuCounts, sizes: _GroupSizes, effort: Effort
+) -> Iterator[_Step]:
+    """All distinct placements of a next stage that leave at least one GPU for the last stage.
+
+    At the time limit the others are left out.
+    """
     cluster = workload.cluster
     seen = set()
     for size in _group_sizes(workload, len(cluster) - sum(used), sizes):
         for rule in RULES:
+            if effort.is_over:
+                return
             taken = place(cluster, used, size, rule)
             if taken in seen:
                 continue

@@ -13,10 +13,17 @@ from numpy.typing import NDArray
 from nostall.parallel.cluster import Cluster
 
 Floats = NDArray[np.float64]
+MAX_CUT_GPUS = 128
+"""GPUs of the largest graph that is cut, which takes a time cubic in their number."""
 
 
 def device_order(cluster: Cluster) -> tuple[int, ...]:
-    """All GPUs in the order in which stages take consecutive ones."""
+    """All GPUs in the order in which stages take consecutive ones.
+
+    More than :data:`MAX_CUT_GPUS` GPUs keep the order of the cluster file, server by server.
+    """
+    if len(cluster) > MAX_CUT_GPUS:
+        return tuple(range(len(cluster)))
     return tuple(_ordered(list(range(len(cluster))), _shared_bandwidths(cluster)))
 
 

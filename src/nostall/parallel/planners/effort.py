@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from time import monotonic
 
-from nostall.parallel.errors import Infeasible
+from nostall.parallel.errors import BadPlan, Infeasible
 from nostall.parallel.plan import Workload
 
 BASE_SECONDS, SECONDS_PER_LAYER_GPU = 1.5, 1 / 2400
@@ -54,6 +54,14 @@ class Effort:
     def is_over(self) -> bool:
         """Whether the time limit is reached."""
         return monotonic() - self.started >= self.seconds
+
+    def require_time(self) -> None:
+        """Raise :class:`BadPlan` if the time limit is reached and there is no plan yet."""
+        if self.is_over:
+            raise BadPlan(
+                f"the time limit of {self.seconds:g} s ended the planner before it had a plan; "
+                "give a larger --seconds, or use --planner data-parallel"
+            )
 
     @property
     def remaining_s(self) -> float:

@@ -25,12 +25,11 @@ def exhaustive(workload: Workload, effort: Effort) -> Plan:
     none fits into memory.
     """
     layers, gpus = len(workload.profile), len(workload.cluster)
+    if gpus >= MAX_PLANS.bit_length():  # the exact number may have thousands of digits
+        raise _too_many(f"more than 2^{gpus}", layers, gpus)
     count = count_mappings(layers, gpus) * len(ORDERS)
     if count > MAX_PLANS:
-        raise BadPlan(
-            f"there are {count:.3g} plans for {layers} layers on {gpus} GPUs; allowed are "
-            f"{MAX_PLANS}; use another planner"
-        )
+        raise _too_many(f"{count:.3g}", layers, gpus)
     best: tuple[float, Plan] | None = None
     for recompute in effort.recompute_options:
         for i, stages in enumerate(mappings(layers, gpus)):
@@ -51,6 +50,13 @@ def exhaustive(workload: Workload, effort: Effort) -> Plan:
         if best is not None:
             return best[1]
     raise Infeasible("no plan fits into memory; use more GPUs or a smaller micro-batch")
+
+
+def _too_many(count: str, layers: int, gpus: int) -> BadPlan:
+    return BadPlan(
+        f"there are {count} plans for {layers} layers on {gpus} GPUs; allowed are {MAX_PLANS}; use "
+        "another planner"
+    )
 
 
 def mappings(layers: int, gpus: int) -> Iterator[tuple[Stage, ...]]:

@@ -151,7 +151,7 @@ def candidates(workload: Workload, effort: Effort) -> Iterator[Plan]:
         except (BadPlan, Infeasible):
             continue  # this planner has no plan to add
     yield from plans
-    for stages in () if effort.is_over else partitions(workload):
+    for stages in () if effort.is_over else partitions(workload, effort):
         plan = fit_to_memory(workload, Plan(stages))
         if plan is None and effort.recompute:
             plan = fit_to_memory(workload, Plan(stages, recompute=True))

@@ -20,10 +20,10 @@ from nostall.parallel.planners.memory_fit import fit_to_memory
 
 
 @lru_cache(maxsize=1)  # nostall's planner needs the partitions of the same workload again
-def partitions(workload: Workload) -> tuple[tuple[Stage, ...], ...]:
+def partitions(workload: Workload, effort: Effort) -> tuple[tuple[Stage, ...], ...]:
     """The stages with the least bottleneck for each number of stages, then data parallelism."""
     order = device_order(workload.cluster)
-    partitions = best_partitions(workload, order, search_grid(workload), "shared")
+    partitions = best_partitions(workload, order, search_grid(workload), "shared", effort)
     data_parallel = (Stage(0, len(workload.profile), tuple(range(len(workload.cluster)))),)
     return (*(stages for _, stages in partitions), data_parallel)
 
@@ -34,7 +34,7 @@ def spp(workload: Workload, effort: Effort) -> Plan:
     Raises :class:`Infeasible` if no plan fits into memory.
     """
     effort.report_progress(0.1, "spp: partition and mapping")
-    candidates = partitions(workload)
+    candidates = partitions(workload, effort)
     for recompute in effort.recompute_options:
         effort.report_progress(0.5, "spp: list scheduling")
         plans = (Plan(stages, "list", recompute=recompute) for stages in candidates)

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Literal, get_args
 
 from nostall.core.errors import BadRun
+from nostall.core.validation import parse_json
 
 DependentLaunch = Literal["", "wait", "wait+trigger"]
 """Values of :mod:`nostall.ptx.schedule.dependent_launch`."""
@@ -51,7 +52,7 @@ class PtxState:
         Raises :class:`BadRun` if the text is damaged.
         """
         try:
-            fields = json.loads(text)
+            fields = parse_json(text)
             return cls(
                 orders=tuple(tuple(map(int, order)) for order in fields["orders"]),
                 kernel_name=str(fields["kernel_name"]),

@@ -55,8 +55,7 @@ def sentences(evaluation: PlanEvaluation) -> list[str]:
     recompute = ", re-computation" if plan.recompute else ""
     lines = [
         f"{evaluation.planner}: {plan.split}, order {plan.policy}{recompute}, "
-        f"{workload.micro_batches} micro-batches of "
-        f"{workload.global_batch / workload.micro_batches:.4g} samples",
+        f"{workload.micro_batches} micro-batches of {evaluation.micro_batch_sizes} samples",
         f"modelled iteration {time(iteration_s)}, modelled speed-up {evaluation.speedup:.4g}x over "
         f"one GPU ({evaluation.utilization:.0%} of the cluster busy)",
     ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from pydantic import ValidationError
 
 from nostall.core import BadInput, BadRun, LaunchSpec, Run, Trial
 from nostall.core.run import RunRecord
+from nostall.core.validation import parse_json
 from nostall.sass import Function, Program
 from nostall.sass.safety.structure import Mismatch, align
 from nostall.sass.schedule import Schedule
@@ -179,7 +179,7 @@ def _load_json(path: Path, notes: list[str]) -> Any:
     if not path.exists():
         return None
     try:
-        return json.loads(path.read_text())
+        return parse_json(path.read_text())
     except (OSError, ValueError) as error:
         notes.append(f"{path.name} cannot be read ({error})")
         return None

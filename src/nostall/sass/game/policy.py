@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from nostall.core import BadInput
 from nostall.core.files import write_atomically
+from nostall.core.validation import parse_json
 from nostall.sass.game.edits import VARIANTS
 from nostall.sass.game.graph_view import EDGE_FEATURES, NODE_FEATURES
 from nostall.sass.game.message_passing import aggregate_messages
@@ -186,7 +187,7 @@ def load_policy(path: Path) -> tuple[GraphPolicy, dict[str, Any]]:
     """
     try:
         with safe_open(path, framework="pt") as file:
-            header = json.loads((file.metadata() or {}).get(_HEADER, "null"))
+            header = parse_json((file.metadata() or {}).get(_HEADER, "null"))
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, ValueError, SafetensorError) as error:
         raise BadInput(
@@ -200,12 +201,33 @@ def load_policy(path: Path) -> tuple[GraphPolicy, dict[str, Any]]:
                 f"{path} was trained for other {key}: {str(header.get(key))[:80]}, this nostall "
                 f"has {str(expected)[:80]}; train it again with `nostall train`"
             )
+    if not all(bool(torch.isfinite(weight).all()) for weight in weights.values()):
+        raise BadInput(
+            f"{path}: a weight is not a finite number; train the policy again with `nostall train`"
+        )
     try:
-        policy = GraphPolicy(int(header["width"]), int(header["rounds"]))
+        policy = GraphPolicy(*_sizes(header, weights))
         load_weights(policy, weights)
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+    except (KeyError, ValueError, RuntimeError) as error:
         raise BadInput(
             f"{path}: its weights do not fit its header ({str(error).splitlines()[0]}); train it "
             "again with `nostall train`"
         ) from error
     return policy, header
+
+
+def _sizes(header: Mapping[str, Any], weights: Mapping[str, Tensor]) -> tuple[int, int]:
+    """Width and rounds of a policy, which its weights must have, too.
+
+    The weights bound the memory that a policy of these sizes takes.  Raises ``KeyError`` or
+    ``ValueError``.
+    """
+    width, rounds = header["width"], header["rounds"]
+    bias = weights[f"{_FILE_NAMES['node_encoder']}.bias"]
+    layers = {name.split(".")[1] for name in weights if name.startswith("along.")}
+    if (width, rounds) != (len(bias), len(layers)) or not width:
+        raise ValueError(
+            f"the header states width {str(width)[:20]} and {str(rounds)[:20]} rounds, the weights "
+            f"have width {len(bias)} and {len(layers)} rounds"
+        )
+    return int(width), int(rounds)

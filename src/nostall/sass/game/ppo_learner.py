@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nostall.core import BadInput
 from nostall.sass.game.edits import ScheduleEdits
 from nostall.sass.game.game import Game
 from nostall.sass.game.graph_view import GraphView
@@ -195,6 +196,11 @@ class Learner:
                 with torch.no_grad():
                     scores, _, value = self.policy([observation])
                     probabilities = scores.exp()
+                if not bool(torch.isfinite(probabilities).all()):
+                    raise BadInput(
+                        "the weights of the policy give no probabilities of actions: they are too "
+                        "large; train the policy again with `nostall train`"
+                    )
             action = int(torch.multinomial(probabilities, 1, generator=self.generator))
             reward, terminated, truncated = environment.step(action)
             is_last = step + 1 == self.parameters.steps

@@ -75,6 +75,8 @@ class PpoSearch(Search):
     """Directory for TensorBoard and for the episode log."""
 
     def __post_init__(self) -> None:
+        if self.policy is not None:
+            load_policy(self.policy)  # a file that cannot be used is refused before any work
         if self.annealing_evaluations < 0:
             raise BadInput(
                 f"ppo got annealing_evaluations={self.annealing_evaluations}; allowed are numbers "

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from nostall.core import BadInput, BadRun, Measurement, Objective
 from nostall.core.files import write_atomically
+from nostall.core.validation import parse_json
 from nostall.sass.game.edits import ScheduleEdits
 from nostall.sass.game.game import Game
 from nostall.sass.game.policy import (
@@ -205,7 +206,7 @@ def _read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The header and the tensors of a checkpoint; raises :class:`BadRun` for any other file."""
     try:
         with safe_open(path, framework="pt") as file:
-            header: dict[str, Any] = json.loads((file.metadata() or {})[_HEADER])
+            header: dict[str, Any] = parse_json((file.metadata() or {})[_HEADER])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, KeyError, ValueError, SafetensorError) as error:
         raise BadRun(

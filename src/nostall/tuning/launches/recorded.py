@@ -11,7 +11,9 @@ from typing import Any
 from nostall.core.errors import BadLaunch
 from nostall.core.files import write_atomically
 from nostall.core.launch import LaunchSpec
+from nostall.core.plurals import pluralize
 from nostall.core.text import escape_controls
+from nostall.core.validation import parse_json
 from nostall.tuning.launches.toml_text import launch_toml
 
 _LAUNCH_KEYS = ("grid", "block", "shared", "num_warps", "num_stages")
@@ -87,8 +89,8 @@ def write_launches(
             written.append((recorded, None, str(error)))
             continue
         header = [
-            f"Launch of the kernel {recorded.kernel}, seen {recorded.count} times by "
-            f"`nostall record -- {command}`.",
+            f"Launch of the kernel {recorded.kernel}, seen in "
+            f"{pluralize(recorded.count, 'launch')} by `nostall record -- {command}`.",
             "All keys: docs/reference/launch-spec.md",
         ]
         comments = {
@@ -109,7 +111,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
         return
     for line in text.splitlines():
         try:
-            values = json.loads(line)
+            values = parse_json(line)
         except ValueError:
             continue  # cut off by a kill
         if isinstance(values, dict):

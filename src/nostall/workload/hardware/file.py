@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from importlib import resources
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +10,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from nostall.core.errors import BadHardware, BadInput
 from nostall.core.plurals import pluralize
+from nostall.core.validation import parse_toml
 from nostall.workload.hardware.description import Hardware
 from nostall.workload.hardware.efficiency import EfficiencyCurve, flat_efficiency
 from nostall.workload.hardware.operator_time import OperatorTimeModel
@@ -130,17 +130,14 @@ def load_hardware(name_or_path: str) -> Hardware:
 def _parse(text: str, source: str) -> Hardware:
     """Parse the text of a hardware file; ``source`` names it in error messages."""
     try:
-        return HardwareFile.model_validate(tomllib.loads(text)).to_hardware()
-    except tomllib.TOMLDecodeError as error:
+        table = parse_toml(text)
+    except ValueError as error:
         raise BadHardware(
             f"{source} is not TOML: {error}; the presets in nostall/workload/hardware/presets are "
             "examples"
         ) from error
-    except RecursionError as error:
-        raise BadHardware(
-            f"{source} is not a hardware file: its values are nested too deeply; the presets in "
-            "nostall/workload/hardware/presets are examples"
-        ) from error
+    try:
+        return HardwareFile.model_validate(table).to_hardware()
     except BadInput as error:  # the schema allows the values, the dataclasses do not
         raise BadHardware(f"{source}: {error}") from error
     except ValidationError as error:

@@ -83,3 +83,20 @@ def test_a_missing_server_is_reported_rather_than_the_matrices() -> None:
     cluster = load_cluster(EXAMPLES[0])
     with pytest.raises(BadCluster, match="give one server for each GPU"):
         replace(cluster, server=cluster.server[:-1])
+
+
+def test_many_gpus_need_direct_links() -> None:
+    text = 'name = "x"\n[[servers]]\ncount = 2\ngpus = 300\nmemory_gib = 1\n'
+    linked = text + "link = { bandwidth_gbytes = 1 }\n"
+    with pytest.raises(BadCluster, match="has 600 GPUs, and not every pair of them is linked"):
+        parse_cluster(linked + "[[links]]\ngpus = [0, 300]\nbandwidth_gbytes = 1\n")
+    assert len(parse_cluster(linked + "[network]\nbandwidth_gbytes = 1\n")) == 600
+
+
+def test_interchangeable_gpus() -> None:
+    """GPU 3 has a link of its own; the other GPUs of a server are interchangeable."""
+    text = 'name = "x"\n[[servers]]\ncount = 2\ngpus = 3\nmemory_gib = 1\n'
+    text += "link = { bandwidth_gbytes = 9 }\n[network]\nbandwidth_gbytes = 1\n"
+    assert parse_cluster(text).representatives == (0, 0, 0, 3, 3, 3)
+    text += "[[links]]\ngpus = [0, 3]\nbandwidth_gbytes = 2\n"
+    assert parse_cluster(text).representatives == (0, 1, 1, 3, 4, 4)

@@ -206,6 +206,23 @@ def test_planners_keep_their_time_limit_with_many_micro_batches(planner: str) ->
     assert time.monotonic() - start < 2.5
 
 
+def test_the_time_limit_holds_for_a_cluster_of_many_gpus() -> None:
+    """A planner has a plan at its limit, or says that it has none; most of its work is left out."""
+    work = Workload(profile(6), servers(100, 8, inside=100, between=10), 1000)
+    for planner in ("nostall", "dapple"):
+        assert make_plan(work, planner, Effort(seconds=0.0)).stages
+    for planner in ("spp", "pipedream"):
+        with pytest.raises(BadPlan, match="the time limit of 0 s ended the planner before it had"):
+            make_plan(work, planner, Effort(seconds=0.0))
+    assert len(work._routes) < 10_000  # all of them are 80,000
+
+
+def test_too_many_plans_to_count_are_refused() -> None:
+    work = Workload(profile(6), servers(125, 8, inside=100, between=10), 8)
+    with pytest.raises(BadPlan, match=r"there are more than 2\^1000 plans"):
+        make_plan(work, "exhaustive")
+
+
 def test_an_exhaustive_search_says_that_its_limit_ended_it() -> None:
     workload = Workload(profile(8), servers(1, 4), 8)
     with pytest.raises(BadPlan, match=r"the time limit of 0\.001 s ended the exhaustive search"):

@@ -270,9 +270,17 @@ def test_a_policy_file_is_read_back_and_others_are_rejected(tmp_path: Path) -> N
         "actions": {"actions": ["other"]},
         "width": {"width": 4},
         "rounds": {"rounds": "many"},
+        "gigabytes": {"width": 10**6},
+        "endless": {"rounds": 10**12},
+        "infinite": {"width": float("inf")},
     }.items():
         text = json.dumps({**header, **changes})
         wrong[name] = safetensors.save(weights, {"nostall.policy": text})
+    weights = {name: weight.clone() for name, weight in weights.items()}
+    first = next(iter(weights.values()))
+    first.view(-1)[0] = float("nan")
+    wrong["not a number"] = safetensors.save(weights, {"nostall.policy": json.dumps(header)})
+    wrong["nested"] = safetensors.save(weights, {"nostall.policy": "[" * 100_000})
     for name, content in wrong.items():
         (tmp_path / name).write_bytes(content)
         with pytest.raises(BadInput, match=r"nostall train"):
@@ -287,9 +295,18 @@ def test_a_search_with_a_policy_file(tmp_path: Path) -> None:
     search = PpoSearch(settings=TINY, policy=path)
     result = search.run(transpose(), model(transpose()), Budget(evaluations=20), seed=1)
     assert result.stopped == "budget" and result.evaluations == 20
-    missing = PpoSearch(settings=TINY, policy=tmp_path / "missing")
-    with pytest.raises(BadInput):
-        missing.run(transpose(), model(transpose()), Budget(evaluations=20))
+    with pytest.raises(BadInput):  # before any work on a kernel
+        PpoSearch(settings=TINY, policy=tmp_path / "missing")
+
+
+def test_weights_without_probabilities_are_refused(tmp_path: Path) -> None:
+    policy, path = GraphPolicy(4, 1), tmp_path / "policy.safetensors"
+    for weight in policy.parameters():
+        torch.nn.init.constant_(weight, 1e38)
+    save_policy(policy, path, {})
+    search = PpoSearch(settings=TINY, policy=path)
+    with pytest.raises(BadInput, match="give no probabilities of actions"):
+        search.run(transpose(), model(transpose()), Budget(evaluations=20))
 
 
 def test_a_checkpoint_of_another_game_is_rejected() -> None:
