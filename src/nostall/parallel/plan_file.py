@@ -105,7 +105,13 @@ def load_planned_module(path: Path) -> str | None:
 
 def _read(path: Path) -> _PlanRecord:
     try:
-        return _PlanRecord.model_validate(_parse(path))
+        content = _parse(path)
+        if isinstance(content, dict) and "nostall_sharding_plan" in content:
+            raise BadPlan(
+                f"{path} is a sharding plan, and this command needs a pipeline plan; run it with "
+                "nostall launch"
+            )
+        return _PlanRecord.model_validate(content)
     except OSError as error:
         raise BadPlan(
             f"cannot read {path}: {error.strerror}; give the path of a plan file"

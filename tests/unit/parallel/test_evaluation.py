@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
+import pytest
+
+from nostall.parallel.errors import BadPlan
 from nostall.parallel.evaluation import evaluate_plan
 from nostall.parallel.plan import Plan, Stage, Workload
+from nostall.parallel.plan_file import load_plan
 from nostall.report.plan.summary import sentences
 from tests.unit.parallel.cases import profile, servers, straight
 
@@ -45,3 +50,10 @@ def test_the_spread_of_a_measured_profile_is_said() -> None:
     assert "the median of 24 passes, whose time changed by 3%" in with_spread(0.03)
     assert "measure again" not in with_spread(0.03)
     assert "measure again while nothing else uses the machine" in with_spread(0.4)
+
+
+def test_a_sharding_plan_is_named_as_such(tmp_path: Path) -> None:
+    path = tmp_path / "sharding.json"
+    path.write_text('{"nostall_sharding_plan": 1, "planner": "sharding"}')
+    with pytest.raises(BadPlan, match="is a sharding plan, and this command needs a pipeline plan"):
+        load_plan(path)
