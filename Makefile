@@ -6,11 +6,12 @@ OLD_TRITON := .cache/triton-3.6.0
 # Every how many-th cubin of the corpus `make test` looks at (1: all of them, about 800).
 export NOSTALL_CORPUS_SLICE ?= 12
 
-.PHONY: help venv run test lint docs format clean
+.PHONY: help venv run test test-slow lint docs format clean
 
 help:
 	@echo "make run    replay and verify a measured search of GEMM + LeakyReLU; needs no GPU"
-	@echo "make test   all tests that need no GPU"
+	@echo "make test   the tests that need no GPU, in less than ten minutes"
+	@echo "make test-slow   the tests that take longest; CI runs both"
 	@echo "make lint   ruff, mypy --strict, import rule"
 	@echo "make docs   build the documentation site (docs/_build/html), warnings are errors"
 	@echo "make venv   only the set-up"
@@ -45,7 +46,10 @@ run: venv
 	$(BIN)/nostall tune examples/gemm_leakyrelu.py:gemm_leakyrelu --arch sm_90 --objective recorded
 
 test: venv $(VENV)/.torch $(OLD_TRITON)/.ready
-	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" $(ARGS)
+
+test-slow: venv $(VENV)/.torch $(OLD_TRITON)/.ready
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow $(ARGS)
 
 lint: venv
 	$(BIN)/ruff check .

@@ -247,8 +247,11 @@ def test_a_second_ctrl_c_says_what_is_kept(tmp_path: Path) -> None:
     finally:
         process.kill()
     evaluations = json.loads((out / "checkpoint.json").read_text())["evaluations"]
-    assert (process.returncode, printed) == (130, "")
-    assert f"keeps {evaluations} evaluations" in errors and "Traceback" not in errors
+    assert (process.returncode, printed) == (130, "") and "Traceback" not in errors
+    if "keeps the result" in errors:  # it came after the verification, which takes little time
+        assert f"`nostall report '{out}'`" in errors
+        return
+    assert f"keeps {evaluations} evaluations" in errors
     words = shlex.split(errors.partition("`")[2].partition("`")[0])
     resumed = nostall(*words[1:], "--evaluations", 5, "--format", "json")
     assert resumed.json["evaluations"] == evaluations + 5

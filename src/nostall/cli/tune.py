@@ -300,9 +300,12 @@ def _tune(
                 row = store_gain(source, settings, result, info, store)
         except KeyboardInterrupt as error:
             raise kept_after_interrupt(run) from error
-    if output.record is not None:
-        record_run(run, source).write(output.record)
-    page = write_report(run.path)
+    try:
+        if output.record is not None:
+            record_run(run, source).write(output.record)
+        page = write_report(run.path)
+    except KeyboardInterrupt as error:
+        raise kept_after_interrupt(run) from error
     compilation.show()
     if settings.strategy == SIP and source.launch is not None and source.launch.flops is None:
         err.print(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -166,6 +167,12 @@ def resume_command(path: Path) -> str:
 
 def kept_after_interrupt(run: Run) -> Interrupted:
     """The error of a second Ctrl-C: what the run directory keeps, and how to go on."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # another one would end this message
+    if run.record.result is not None:
+        return Interrupted(
+            f"interrupted after the search; {run.path} keeps the result, and "
+            f"`{shlex.join(['nostall', 'report', str(run.path)])}` writes its report"
+        )
     try:
         checkpoint = run.checkpoint()
     except BadRun:

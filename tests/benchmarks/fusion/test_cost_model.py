@@ -37,6 +37,8 @@ from nostall.fusion.codegen.tiling.plan_space import plans
 from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel
 from tests.unit.fusion.codegen.interpreter_process import run_interpreted
 
+pytestmark = pytest.mark.slow
+
 CHAIN = "SwiGLU 16384x5504"
 
 

@@ -44,6 +44,8 @@ from tests.unit.gpu.test_worker import make_fake
 dask = pytest.importorskip("dask")
 distributed = pytest.importorskip("distributed")
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = Settings(seed=5, evaluations=60, objective="gpu", rounds=12, checks=2)
 
 

@@ -113,28 +113,8 @@ def plan_document(
         "memory_bytes": min(cluster.memory),
         "is_proven": plan.is_proven,
         "collectives": collective_rows(plan),
-        "parameters": [
-            {
-                "name": row.name,
-                "count": row.count,
-                "shape": list(row.shape),
-                "placement": list(row.placement),
-                "read": list(row.read),
-                "result": list(row.result),
-                "local_bytes": row.local_bytes,
-            }
-            for row in parameter_rows(plan)
-        ],
-        "runners_up": [
-            {
-                "planner": other.name,
-                "mesh": list(other.prices.graph.mesh),
-                "predicted_step_s": other.cost.step_s,
-                "peak_memory_bytes": other.memory.peak,
-                "fits": other.fits(min(cluster.memory)),
-            }
-            for other in others
-        ],
+        "parameters": _parameter_records(plan),
+        "runners_up": [_runner_up_record(other, min(cluster.memory)) for other in others],
         "operators_without_rule": dict(Counter(graph.without_rule)),
         VERSION_KEY: 1,
         "module": module,
@@ -153,6 +133,31 @@ def plan_document(
             ]
             for number, operator in enumerate(graph.operators)
         },
+    }
+
+
+def _parameter_records(plan: ShardingPlan) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": row.name,
+            "count": row.count,
+            "shape": list(row.shape),
+            "placement": list(row.placement),
+            "read": list(row.read),
+            "result": list(row.result),
+            "local_bytes": row.local_bytes,
+        }
+        for row in parameter_rows(plan)
+    ]
+
+
+def _runner_up_record(plan: ShardingPlan, memory: float) -> dict[str, Any]:
+    return {
+        "planner": plan.name,
+        "mesh": list(plan.prices.graph.mesh),
+        "predicted_step_s": plan.cost.step_s,
+        "peak_memory_bytes": plan.memory.peak,
+        "fits": plan.fits(memory),
     }
 
 

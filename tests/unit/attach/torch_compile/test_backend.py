@@ -15,6 +15,8 @@ import pytest
 pytest.importorskip("triton")
 pytest.importorskip("torch")
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[4]
 GROUP = "torch_dynamo_backends"
 

@@ -14,6 +14,8 @@ import pytest
 pytest.importorskip("triton")
 pytest.importorskip("torch")
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = """
 import json, sys
 import torch

@@ -23,6 +23,8 @@ from tests.unit.fusion.capture.op_samples import (  # noqa: E402
     samples,
 )
 
+pytestmark = pytest.mark.slow
+
 PARTS, SLICES = 4, 24
 """These tests check the graphs of each 4th and the kernels of each 24th operator; all operators are
 checked by ``benchmarks/fusion/correctness/opinfo.py``."""

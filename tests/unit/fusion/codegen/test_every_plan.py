@@ -27,6 +27,8 @@ from nostall.fusion.graph.graph import Graph
 from nostall.tuning.source import compile_triton
 from tests.unit.fusion.codegen.random_graphs import RandomGraph
 
+pytestmark = pytest.mark.slow
+
 SHARES, GRAPHS, DRAWN = 5, 20, 300
 """Test cases that share the random graphs, graphs to compile, and graphs to generate."""
 

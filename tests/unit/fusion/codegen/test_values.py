@@ -13,6 +13,8 @@ from tests.unit.fusion.patterns import PACKED, PATTERNS
 pytest.importorskip("triton")
 pytest.importorskip("torch")
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = 5
 
 

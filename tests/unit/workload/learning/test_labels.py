@@ -111,6 +111,7 @@ def test_known_programs_get_their_kind_and_others_are_unknown() -> None:
     assert all(label.is_unknown for label in labeller.label(programs(NEW_SHARES, 4, 1)))
 
 
+@pytest.mark.slow
 def test_programs_of_a_new_kind_are_one_group() -> None:
     labelled = programs({k: SHARES[k] for k in ("cnn", "recurrent")}, 8, 0)
     unknown = programs(NEW_SHARES, 6, 1)

@@ -35,6 +35,8 @@ from tests.unit.attach.torch_compile.regions import (  # noqa: E402
     tuning,
 )
 
+pytestmark = pytest.mark.slow
+
 LARGE = 1 << 20
 """Rows of a kernel that takes long enough to be tuned."""
 

@@ -35,6 +35,8 @@ from tests.unit.fusion.patterns import (
 triton = pytest.importorskip("triton")
 pytest.importorskip("torch")
 
+pytestmark = pytest.mark.slow
+
 WAIT, TRIGGER = "ACQBULK", "PREEXIT"
 MEMORY = ("LD", "ST", "ATOM", "RED", "UTMA", "UBLK", "CCTL")
 CONSTANTS = ("LDC",)

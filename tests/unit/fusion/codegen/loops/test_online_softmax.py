@@ -39,6 +39,8 @@ from tests.unit.fusion.codegen.online_rows import (
 pytest.importorskip("triton")
 pytest.importorskip("torch")
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = 4
 WIDE = (64, 50257)
 
