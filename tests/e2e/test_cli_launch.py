@@ -12,6 +12,8 @@ import pytest
 from tests.e2e.cli import ROOT, command, environment, error_line, nostall
 from tests.e2e.sockets import listening
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("torch", reason="running plans needs the extra nostall[torch]")
 
 JOBS = ROOT / "tests" / "unit" / "parallel" / "jobs.py"

@@ -26,6 +26,8 @@ from tests.unit.fusion.codegen import oldest_triton
 from tests.unit.fusion.codegen.sm90_code import cubin_opcodes, opcodes
 from tests.unit.fusion.patterns import DYNAMIC, PACKED, attention_backward, norm_backward
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("triton")
 pytest.importorskip("torch")
 
