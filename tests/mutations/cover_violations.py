@@ -46,12 +46,12 @@ UNORDERED_RESULTS = {
 """Kind of an instruction -> kinds of later ones that do not prove its result written."""
 
 UNORDERED_SOURCES = {
-    "STG": "LDG LDL",
+    "STG": "LDG LDL SHFL",
     "STS": "LDG LDL ATOMG",
     "STL": "LDG LDL",
     "LDG": "LDS LDSM SHFL STG STS ATOMS",
     "LDS": "LDG LDL ATOMS",
-    "SHFL": "LDG",
+    "SHFL": "LDG STG STS",
 }
 """Kind of an instruction -> kinds of later ones that do not prove its sources read."""
 
