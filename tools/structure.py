@@ -41,7 +41,7 @@ class Structure:
     modules: int
     """Python files, ``__init__.py`` included."""
     largest_folder: str
-    """Folder with the most modules, except ``cli``, which has one module a command."""
+    """Folder with the most modules."""
     largest_folder_modules: int
     """Modules in that folder, without ``__init__.py`` and subfolders."""
     cycles: list[list[str]]
@@ -174,7 +174,6 @@ def measure(root: Path, source: Path) -> Structure:
     folders = Counter(
         str(file.parent.relative_to(root)) for file in files if file.name != "__init__.py"
     )
-    del folders[str((source / "cli").relative_to(root))]
     folder, modules = folders.most_common(1)[0]
 
     def listed(places: Iterable[tuple[Path, int, str]]) -> list[str]:

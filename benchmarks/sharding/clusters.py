@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nostall.cli.plan_sharding import device_rates
+from nostall.cli.planning.sharding import device_rates
 from nostall.parallel.cluster import Cluster, parse_cluster
 from nostall.parallel.sharding.cost.rates import DeviceRates
 from nostall.workload.hardware import load_hardware

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from nostall import __version__
-from nostall.cli import console
+from nostall.cli.terminal import console
 from nostall.cli.verbs import Verbs
 from nostall.core.errors import NostallError
 

@@ -11,7 +11,7 @@ import typer
 
 from nostall.attach.apply import environment
 from nostall.attach.store_lookup import MODELLED
-from nostall.cli.console import err
+from nostall.cli.terminal.console import err
 from nostall.core import BadInput
 from nostall.store import BadStore, Store
 

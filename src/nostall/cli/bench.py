@@ -10,8 +10,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from nostall.cli.console import Format, FormatOption, out, show_json, show_table
-from nostall.cli.inputs import (
+from nostall.cli.options.inputs import (
     ArchOption,
     KernelOption,
     LaunchOption,
@@ -20,7 +19,7 @@ from nostall.cli.inputs import (
     missing_launch,
     read_cubin,
 )
-from nostall.cli.measuring_options import (
+from nostall.cli.options.measuring_options import (
     ChecksOption,
     ColdOption,
     SanitizerOption,
@@ -30,6 +29,7 @@ from nostall.cli.measuring_options import (
     parse_tolerance,
     require_checks,
 )
+from nostall.cli.terminal.console import Format, FormatOption, out, show_json, show_table
 from nostall.core import BadInput, Comparison
 from nostall.gpu import Kernel, LocalGpu, MeasurementPlan, Outcome, Timing
 from nostall.gpu import sanitizer as compute_sanitizer

@@ -8,11 +8,11 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from nostall.cli.characterize_kinds import learn_traces, require_traces, show_kinds
-from nostall.cli.characterize_tables import show_jobs, show_scaling
-from nostall.cli.characterize_traces import show_traces
-from nostall.cli.console import Format, FormatOption, QuietOption, err, out, show_json
-from nostall.cli.progress import ReadProgress
+from nostall.cli.characterizing.kinds import learn_traces, require_traces, show_kinds
+from nostall.cli.characterizing.tables import show_jobs, show_scaling
+from nostall.cli.characterizing.traces import show_traces
+from nostall.cli.terminal.console import Format, FormatOption, QuietOption, err, out, show_json
+from nostall.cli.terminal.progress import ReadProgress
 from nostall.core.errors import BadInput, BadJob, BadTrace
 from nostall.workload import Hardware, load_hardware, presets, read_jobs
 from nostall.workload.characterization import (

@@ -5,8 +5,8 @@ from __future__ import annotations
 import platform
 
 from nostall import __version__
-from nostall.cli.console import Format, FormatOption, out, show_json, show_table
 from nostall.cli.environment import check_environment, missing_parts
+from nostall.cli.terminal.console import Format, FormatOption, out, show_json, show_table
 from nostall.core.errors import MissingPart
 
 

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nostall.cli.console import Format, FormatOption, QuietOption, out, show_json
-from nostall.cli.given_options import NO_CONTEXT, GivenContext, refuse_options
-from nostall.cli.inputs import DEFAULT_ARCH
-from nostall.cli.interruption import Interruption
-from nostall.cli.progress import stage_bar
+from nostall.cli.options.given_options import NO_CONTEXT, GivenContext, refuse_options
+from nostall.cli.options.inputs import DEFAULT_ARCH
+from nostall.cli.terminal.console import Format, FormatOption, QuietOption, out, show_json
+from nostall.cli.terminal.interruption import Interruption
+from nostall.cli.terminal.progress import stage_bar
 from nostall.core.errors import BadInput, Interrupted, MissingPart
 from nostall.core.run import Run
 from nostall.core.suggest import unknown

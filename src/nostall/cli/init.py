@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from nostall.cli.console import Format, FormatOption, out, show_json
-from nostall.cli.inputs import ArchOption, KernelOption, TargetArgument, load_source
+from nostall.cli.options.inputs import ArchOption, KernelOption, TargetArgument, load_source
+from nostall.cli.terminal.console import Format, FormatOption, out, show_json
 from nostall.core.errors import BadInput
 from nostall.core.files import write_atomically
 from nostall.tuning.launches.template import (

@@ -7,14 +7,14 @@ from typing import Annotated, Any
 
 import typer
 
-from nostall.cli.console import Format, FormatOption, out, show_json, show_table
-from nostall.cli.inputs import (
+from nostall.cli.options.inputs import (
     ArchOption,
     KernelOption,
     LaunchOption,
     TargetArgument,
     load_source,
 )
+from nostall.cli.terminal.console import Format, FormatOption, out, show_json, show_table
 from nostall.sass import Function, Program
 from nostall.sass.safety.verify import validate_program
 from nostall.sass.schedule import ScheduleSpace

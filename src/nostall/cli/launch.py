@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from nostall.cli.console import Format, FormatOption, out, show_json, show_table
-from nostall.cli.given_options import NO_CONTEXT, GivenContext, refuse_options
+from nostall.cli.options.given_options import NO_CONTEXT, GivenContext, refuse_options
+from nostall.cli.terminal.console import Format, FormatOption, out, show_json, show_table
 from nostall.core.errors import BadInput
 from nostall.core.suggest import unknown
 from nostall.parallel.plan_file import load_plan, load_planned_module

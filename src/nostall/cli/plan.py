@@ -9,11 +9,9 @@ from typing import Annotated, cast
 
 import typer
 
-from nostall.cli.compile_time import measured_compile_time
-from nostall.cli.console import Format, FormatOption, QuietOption, err
-from nostall.cli.given_options import NO_CONTEXT, GivenContext, refuse_options
-from nostall.cli.plan_output import GanttOption, write_and_show
-from nostall.cli.plan_sharding import (
+from nostall.cli.options.given_options import NO_CONTEXT, GivenContext, refuse_options
+from nostall.cli.planning.output import GanttOption, write_and_show
+from nostall.cli.planning.sharding import (
     DEFAULT_HARDWARE,
     ONLY_FOR_SHARDING,
     SHARDING_PLANNERS,
@@ -22,7 +20,9 @@ from nostall.cli.plan_sharding import (
     ShardingRequest,
     plan_sharding_command,
 )
-from nostall.cli.progress import stage_bar
+from nostall.cli.terminal.compile_time import measured_compile_time
+from nostall.cli.terminal.console import Format, FormatOption, QuietOption, err
+from nostall.cli.terminal.progress import stage_bar
 from nostall.core.errors import BadInput
 from nostall.core.suggest import unknown
 from nostall.parallel.cluster import load_cluster

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from nostall.attach.launch_recorder import FILE_VARIABLE
-from nostall.cli.console import Format, FormatOption, err, out, show_json, show_table
+from nostall.cli.terminal.console import Format, FormatOption, err, out, show_json, show_table
 from nostall.core.errors import BadInput
 from nostall.core.plurals import pluralize
 from nostall.tuning.launches.recorded import RecordedLaunch, read_launches, write_launches

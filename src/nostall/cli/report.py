@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from nostall.cli.console import out
+from nostall.cli.terminal.console import out
 from nostall.report import write_report
 from nostall.report.fusion import is_fusion, write_page
 

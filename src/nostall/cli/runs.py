@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from nostall.cli.console import Format, FormatOption, out, show_json, show_table
-from nostall.cli.tune_runs import RUNS_FOLDER, resume_command
+from nostall.cli.terminal.console import Format, FormatOption, out, show_json, show_table
+from nostall.cli.tuning.runs import RUNS_FOLDER, resume_command
 from nostall.core.errors import BadRun
 from nostall.report.units import Scale
 from nostall.tuning.run_summary import STOPPED, RunSummary, differences, find_runs, summarize

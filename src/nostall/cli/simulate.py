@@ -8,8 +8,8 @@ from typing import Annotated, cast, get_args
 
 import typer
 
-from nostall.cli.console import Format, FormatOption
-from nostall.cli.plan_output import GanttOption, write_and_show
+from nostall.cli.planning.output import GanttOption, write_and_show
+from nostall.cli.terminal.console import Format, FormatOption
 from nostall.core.suggest import unknown
 from nostall.parallel.errors import BadPlan
 from nostall.parallel.evaluation import evaluate_plan

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from nostall.cli.console import Format, FormatOption, err, out, show_json, show_table
+from nostall.cli.terminal.console import Format, FormatOption, err, out, show_json, show_table
 from nostall.core.plurals import pluralize
 from nostall.store import BadStore, Row, Store, bundle
 from nostall.store.artefacts import CUBIN, JSON, RECIPE

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nostall.cli.compile_time import measured_compile_time
-from nostall.cli.console import Format, FormatOption, QuietOption, err, out, show_json
-from nostall.cli.inputs import ArchOption
+from nostall.cli.options.inputs import ArchOption
+from nostall.cli.terminal.compile_time import measured_compile_time
+from nostall.cli.terminal.console import Format, FormatOption, QuietOption, err, out, show_json
 from nostall.core import BadInput, BadRun
 from nostall.core.errors import Interrupted
 from nostall.core.folder_lock import FolderLock

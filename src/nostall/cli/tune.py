@@ -10,10 +10,8 @@ from typing import Annotated
 
 import typer
 
-from nostall.cli.compile_time import measured_compile_time
-from nostall.cli.console import Format, FormatOption, QuietOption, err
-from nostall.cli.given_options import NO_CONTEXT, GivenContext, refuse_all_but
-from nostall.cli.inputs import (
+from nostall.cli.options.given_options import NO_CONTEXT, GivenContext, refuse_all_but
+from nostall.cli.options.inputs import (
     TARGET_HELP,
     ArchOption,
     KernelOption,
@@ -21,8 +19,7 @@ from nostall.cli.inputs import (
     MeasuredLatenciesOption,
     PtxasOptionsOption,
 )
-from nostall.cli.interruption import Interruption
-from nostall.cli.measuring_options import (
+from nostall.cli.options.measuring_options import (
     ChecksOption,
     ColdOption,
     SanitizerOption,
@@ -32,12 +29,14 @@ from nostall.cli.measuring_options import (
     parse_tolerance,
     require_checks,
 )
-from nostall.cli.progress import SearchProgress
-from nostall.cli.search_setup import open_search
-from nostall.cli.tune_checks import check_files, check_limits, check_settings
-from nostall.cli.tune_output import show_result
-from nostall.cli.tune_recorded import tune_recorded
-from nostall.cli.tune_runs import (
+from nostall.cli.terminal.compile_time import measured_compile_time
+from nostall.cli.terminal.console import Format, FormatOption, QuietOption, err
+from nostall.cli.terminal.interruption import Interruption
+from nostall.cli.terminal.progress import SearchProgress
+from nostall.cli.tuning.checks import check_files, check_limits, check_settings
+from nostall.cli.tuning.output import show_result
+from nostall.cli.tuning.recorded import tune_recorded
+from nostall.cli.tuning.runs import (
     KernelInput,
     TuneRun,
     discard_if_empty,
@@ -45,6 +44,7 @@ from nostall.cli.tune_runs import (
     reopen_run,
     start_run,
 )
+from nostall.cli.tuning.search_setup import open_search
 from nostall.core import BadInput, Observer, Search
 from nostall.gpu import Device
 from nostall.report import write_report

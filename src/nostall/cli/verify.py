@@ -8,8 +8,15 @@ from typing import Annotated
 
 import typer
 
-from nostall.cli.console import Format, FormatOption, QuietOption, out, show_json, show_table
-from nostall.cli.inputs import MeasuredLatenciesOption, read_bytes, read_cubin
+from nostall.cli.options.inputs import MeasuredLatenciesOption, read_bytes, read_cubin
+from nostall.cli.terminal.console import (
+    Format,
+    FormatOption,
+    QuietOption,
+    out,
+    show_json,
+    show_table,
+)
 from nostall.core import BadInput
 from nostall.core.plurals import pluralize
 from nostall.sass import Verdict

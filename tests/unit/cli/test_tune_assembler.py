@@ -14,8 +14,8 @@ import pytest
 import typer
 
 from nostall.cli import tune as command
-from nostall.cli.console import Format
 from nostall.cli.report import report
+from nostall.cli.terminal.console import Format
 from nostall.cli.verify import verify
 from nostall.core import BadInput, LaunchSpec, Search
 from nostall.ptx.assemble.versions import find_assemblers

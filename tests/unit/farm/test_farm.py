@@ -20,7 +20,7 @@ from benchmarks.sass.kill_resume import Slow, Synthetic, kernel
 
 from nostall import farm
 from nostall.cli import main
-from nostall.cli.interruption import Interruption
+from nostall.cli.terminal.interruption import Interruption
 from nostall.core import BadInput, Budget, MissingPart, Run
 from nostall.farm import DeviceSpec, Farm, FarmDevice
 from nostall.gpu import (

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from nostall.cli.table_layout import MAX_WORD, column_widths, list_rows
+from nostall.cli.terminal.table_layout import MAX_WORD, column_widths, list_rows
 
 WORDS = st.text(alphabet="abcdefgh0123→µ", min_size=1, max_size=12)
 CELLS = st.lists(WORDS, max_size=6).map(" ".join)

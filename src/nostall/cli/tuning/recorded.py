@@ -5,11 +5,11 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from nostall.cli.assembler_output import assembler_lines, count_text
-from nostall.cli.console import Format, out, show_json
-from nostall.cli.interruption import Interruption
-from nostall.cli.progress import SearchProgress
-from nostall.cli.tune_runs import TuneRun, discard_if_empty
+from nostall.cli.terminal.console import Format, out, show_json
+from nostall.cli.terminal.interruption import Interruption
+from nostall.cli.terminal.progress import SearchProgress
+from nostall.cli.tuning.assembler_output import assembler_lines, count_text
+from nostall.cli.tuning.runs import TuneRun, discard_if_empty
 from nostall.cli.verify import describe_verdict
 from nostall.core import BadInput
 from nostall.ptx.assemble.pool import worker_count

@@ -11,9 +11,9 @@ from typing import Annotated
 
 import typer
 
-from nostall.cli.console import Format, out, show_json, show_table
-from nostall.cli.given_options import GivenContext, refuse_options
-from nostall.cli.progress import stage_bar
+from nostall.cli.options.given_options import GivenContext, refuse_options
+from nostall.cli.terminal.console import Format, out, show_json, show_table
+from nostall.cli.terminal.progress import stage_bar
 from nostall.core.errors import BadInput
 from nostall.core.files import write_atomically
 from nostall.parallel.cluster import Cluster

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from nostall.cli.table_layout import column_widths, list_rows
+from nostall.cli.terminal.table_layout import column_widths, list_rows
 from nostall.core.text import escape_controls
 
 MAX_ERROR = 1000

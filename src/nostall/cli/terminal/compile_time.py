@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from nostall.cli.console import err
+from nostall.cli.terminal.console import err
 
 MIN_SHOWN_SECONDS = 1.0
 

@@ -6,9 +6,9 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-from nostall.cli.assembler_output import assembler_lines
-from nostall.cli.console import Format, err, out, show_json
-from nostall.cli.tune_runs import ORIGINAL_FILE, TuneRun, resume_command
+from nostall.cli.terminal.console import Format, err, out, show_json
+from nostall.cli.tuning.assembler_output import assembler_lines
+from nostall.cli.tuning.runs import ORIGINAL_FILE, TuneRun, resume_command
 from nostall.sass.model.agreement import model_caution
 from nostall.store import Row
 from nostall.tuning.job import Settings, TuningResult

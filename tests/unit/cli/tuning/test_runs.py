@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from benchmarks.sass.kill_resume import kernel
 
-from nostall.cli import tune_runs
+from nostall.cli.tuning import runs as tune_runs
 from nostall.core import BadInput, BadRun, Checkpoint, Run, Tolerance
 from nostall.tuning.job import Settings, describe
 from nostall.tuning.source import load_cubin
 
-CUBIN = Path(__file__).resolve().parents[3] / "examples" / "nvcc" / "transpose.sm_90.cubin"
+CUBIN = Path(__file__).resolve().parents[4] / "examples" / "nvcc" / "transpose.sm_90.cubin"
 MEASURED = Settings(evaluations=5, objective="gpu")
 
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from nostall import farm
-from nostall.cli.inputs import missing_launch
+from nostall.cli.options.inputs import missing_launch
 from nostall.core import Search
 from nostall.gpu import Device, Kernel, LocalGpu
 from nostall.tuning.farm_search import ParallelChains

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from nostall.cli.console import err, out, show_table
+from nostall.cli.terminal.console import err, out, show_table
 from nostall.core.errors import BadInput
 from nostall.core.plurals import pluralize
 from nostall.workload.characterization.kinds import KindsCharacterization, learn

@@ -15,7 +15,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from nostall.cli.console import err
+from nostall.cli.terminal.console import err
 from nostall.core.search import Budget, Checkpoint, Trial
 
 _UPDATE_INTERVAL = 64

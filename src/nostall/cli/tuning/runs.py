@@ -13,8 +13,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from nostall.cli.inputs import assemble_fastest, load_source, read_bytes
-from nostall.cli.measuring_options import parse_timing
+from nostall.cli.options.inputs import assemble_fastest, load_source, read_bytes
+from nostall.cli.options.measuring_options import parse_timing
 from nostall.core import BadInput, BadRun, LaunchSpec, Run, Tolerance
 from nostall.core.errors import Interrupted
 from nostall.core.folder_lock import LOCK_FILE

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nostall.cli.console import out, show_table
+from nostall.cli.terminal.console import out, show_table
 from nostall.core.plurals import pluralize
 from nostall.workload.characterization import JobsCharacterization, ScalingCharacterization
 from nostall.workload.characterization.scaling import NodeSlowdown

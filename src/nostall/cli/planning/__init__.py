@@ -1,0 +1,1 @@
+"""Parts of ``nostall plan`` and ``nostall simulate``."""

@@ -1,0 +1,1 @@
+"""What all commands show on a terminal: tables, progress, errors and Ctrl-C."""
