@@ -54,7 +54,7 @@ def _assembler() -> tuple[str, ...]:
     published = [r for r in records if r["method"] == "assembler" and r["kernel"] not in FILLING]
     ratios = [record["deployed"] for record in published]
     gain = (
-        f"what a search of the input of ptxas deploys runs {geometric_mean(ratios):.3f} times as "
+        f"kernels whose PTX was re-ordered by search run {geometric_mean(ratios):.3f} times as "
         f"fast as the fastest of 24 to 30 compiler configurations ({len(ratios)} kernels at small "
         f"shapes, {min(ratios):.3f} to {max(ratios):.3f}; one seed, up to "
         f"{max(record['seconds_searched'] for record in published):.0f} s each)"
