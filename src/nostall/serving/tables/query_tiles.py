@@ -165,5 +165,5 @@ def _tile_of(length: int, rules: CutRules) -> int:
 
 @njit(cache=True, inline="always")  # type: ignore[untyped-decorator]
 def _cost(index: int, keys: int, rules: CutRules) -> int:
-    scaled = (rules.costs[0, index] + rules.costs[1, index] * keys) >> FRACTION_BITS
+    scaled: int = (rules.costs[0, index] + rules.costs[1, index] * keys) >> FRACTION_BITS
     return min(max(scaled, 1), MAX_COST_NS)
