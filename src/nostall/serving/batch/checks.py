@@ -81,8 +81,9 @@ def _check_pages(batch: RaggedBatch) -> None:
     is_used = np.arange(columns)[None, :] < needed[:, None]
     _refuse_where(
         batch,
-        (is_used & (batch.block_table < 0)).any(axis=1),
-        "has a negative page number among its used pages; allowed is 0 or more",
+        np.any(is_used & (batch.block_table < 0), axis=1),
+        f"has no page for some of its keys; give a page number of 0 or more for each "
+        f"{batch.page_size} keys",
     )
 
 

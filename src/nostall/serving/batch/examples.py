@@ -17,7 +17,7 @@ from nostall.serving.errors import BadBatch
 class Part(NamedTuple):
     """Equal sequences of a batch."""
 
-    count: int
+    sequences: int
     query: int
     """Query tokens of each."""
     keys: int
@@ -41,9 +41,9 @@ def example(name: str, page_size: int = 16, seed: int = 0) -> RaggedBatch:
         raise BadBatch(unknown("example", name, EXAMPLES))
     parts = EXAMPLES[name]
     return make_batch(
-        [part.query for part in parts for _ in range(part.count)],
-        [part.keys for part in parts for _ in range(part.count)],
-        [part.speculative for part in parts for _ in range(part.count)],
+        [part.query for part in parts for _ in range(part.sequences)],
+        [part.keys for part in parts for _ in range(part.sequences)],
+        [part.speculative for part in parts for _ in range(part.sequences)],
         page_size=page_size,
         seed=seed,
     )
