@@ -70,5 +70,6 @@ def settings(draw: st.DrawFn, orders: tuple[str, ...] = tuple(ORDERS)) -> TableS
         tiles,
         costs,
         draw(st.sampled_from(orders)),
+        draw(st.sampled_from([1, 4, 64, 256])),
         draw(st.sampled_from([0, 0, 1, 100, 4096])),
     )
