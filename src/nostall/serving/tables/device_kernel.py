@@ -64,11 +64,9 @@ def build_kernel(
     )
     if pid == 0:
         is_counted = tile_count <= capacity_tiles
-        clamped = tl.minimum(row_count, 2147483647).to(tl.int32)
-        tl.store(counts, tl.where(is_counted, units, -tile_count))
-        tl.store(counts + 1, tl.where(is_counted, reduction_count, 0))
-        tl.store(counts + 2, tl.where(is_counted, clamped, 0))
-        tl.store(counts + 3, tl.where(is_counted, program_count, 0))
+        _write_counts(
+            counts, tile_count, is_counted, units, reduction_count, row_count, program_count
+        )
 
     mine = lane < tl.where(fits, counted_tiles, 0)
     rank_before = units * 0
@@ -84,15 +82,10 @@ def build_kernel(
         sequence, start, taken, first, end, index,
         PROGRAMS, DEAL, KV_HEADS, GROUP, WORKERS, BLOCK_T, BLOCK_U,
     )  # fmt: skip
-    out = reductions + (_cumsum(reduced) - reduced) * 6
-    writes = mine & (reduced > 0)
-    for head in range(pid % WORKERS, KV_HEADS, WORKERS):
-        tl.store(out + head * 6, sequence, writes)
-        tl.store(out + head * 6 + 1, start, writes)
-        tl.store(out + head * 6 + 2, taken, writes)
-        tl.store(out + head * 6 + 3, start * 0 + head, writes)
-        tl.store(out + head * 6 + 4, first_row + head * splits * taken * GROUP, writes)
-        tl.store(out + head * 6 + 5, splits, writes)
+    _write_reductions(
+        reductions, pid % WORKERS, mine, reduced, splits, first_row, sequence, start, taken,
+        KV_HEADS, GROUP, WORKERS,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -190,6 +183,34 @@ def _write_units(
         tl.store(row + 5, head, is_unit)
         tl.store(row + 6, tl.gather(index, tile, 0), is_unit)
         tl.store(row + 7, tl.where(tile_splits > 1, partial, -1), is_unit)
+
+
+@triton.jit
+def _write_reductions(
+    reductions, worker, mine, reduced, splits, first_row, sequence, start, taken,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, WORKERS: tl.constexpr,
+):  # fmt: skip
+    """Write the reductions of every ``WORKERS``-th KV head of the query tiles that are ``mine``."""
+    out = reductions + (_cumsum(reduced) - reduced) * 6
+    writes = mine & (reduced > 0)
+    for head in range(worker, KV_HEADS, WORKERS):
+        row = out + head * 6
+        tl.store(row, sequence, writes)
+        tl.store(row + 1, start, writes)
+        tl.store(row + 2, taken, writes)
+        tl.store(row + 3, start * 0 + head, writes)
+        tl.store(row + 4, first_row + head * splits * taken * GROUP, writes)
+        tl.store(row + 5, splits, writes)
+
+
+@triton.jit
+def _write_counts(counts, tile_count, is_counted, units, reductions, scratch_rows, programs):
+    """Write the counts; if the query tiles exceed the capacity, minus their number and zeros."""
+    clamped = tl.minimum(scratch_rows, 2147483647).to(tl.int32)
+    tl.store(counts, tl.where(is_counted, units, -tile_count))
+    tl.store(counts + 1, tl.where(is_counted, reductions, 0))
+    tl.store(counts + 2, tl.where(is_counted, clamped, 0))
+    tl.store(counts + 3, tl.where(is_counted, programs, 0))
 
 
 @triton.jit
