@@ -95,7 +95,7 @@ class HostBuilder:
             or programs > capacity.programs
         ):
             self._refuse(query_lengths, kv_lengths)
-        self._order.sort(tiles)
+        self._order.sort(tiles, self.settings.cost_classes)
         _costs_by_rank(tiles, self._costs)
         programs = self._order.deal(
             self._costs, units, self.settings.programs, tables.program_offsets, self._places

@@ -20,15 +20,12 @@ from nostall.serving.tables.query_tiles import TILE_COST, TILE_RANK, TILE_UNITS
 Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
 
-BUCKETS = 64
-"""Classes of cost of the sort that host and device share: equal parts of the largest cost."""
-
-Sort = Callable[[Int32s], None]
+Sort = Callable[[Int32s, int], None]
 Deal = Callable[[Int32s, int, int, Int32s, Int32s], int]
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator]
-def sort_as_given(tiles: Int32s) -> None:
+def sort_as_given(tiles: Int32s, classes: int) -> None:
     """Rank units in the order of the batch."""
     rank = 0
     for row in tiles:
@@ -37,27 +34,27 @@ def sort_as_given(tiles: Int32s) -> None:
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator]
-def sort_by_bucket(tiles: Int32s) -> None:
+def sort_by_class(tiles: Int32s, classes: int) -> None:
     """Rank units by descending class of cost; a class keeps the order of the batch.
 
-    A unit of cost c has the class ``c * BUCKETS // (largest cost + 1)``.
+    A unit of cost c has the class ``c * classes // (largest cost + 1)``.
     """
     largest = 0
     for row in tiles:
         largest = max(largest, row[TILE_COST])
-    starts = np.zeros(BUCKETS + 1, np.int64)
+    starts = np.zeros(classes + 1, np.int64)
     for row in tiles:
-        starts[BUCKETS - row[TILE_COST] * BUCKETS // (largest + 1)] += row[TILE_UNITS]
-    for place in range(BUCKETS):
+        starts[classes - row[TILE_COST] * classes // (largest + 1)] += row[TILE_UNITS]
+    for place in range(classes):
         starts[place + 1] += starts[place]
     for row in tiles:
-        place = BUCKETS - 1 - row[TILE_COST] * BUCKETS // (largest + 1)
+        place = classes - 1 - row[TILE_COST] * classes // (largest + 1)
         row[TILE_RANK] = starts[place]
         starts[place] += row[TILE_UNITS]
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator]
-def sort_by_cost(tiles: Int32s) -> None:
+def sort_by_cost(tiles: Int32s, classes: int) -> None:
     """Rank units by descending cost; equal costs keep the order of the batch."""
     rank = 0
     for index in np.argsort(-tiles[:, TILE_COST], kind="mergesort"):
@@ -169,14 +166,12 @@ class Order:
 
 ORDERS: dict[str, Order] = {
     "given": Order(sort_as_given, deal_cyclic, True, True, "order of the batch, round robin"),
-    "snake": Order(
-        sort_by_bucket, deal_snake, True, True, "descending cost, symmetric round robin"
-    ),
+    "snake": Order(sort_by_class, deal_snake, True, True, "descending cost, symmetric round robin"),
     "lpt": Order(
         sort_by_cost, deal_to_least_loaded, False, True, "descending cost, least loaded program"
     ),
     "sorted": Order(
-        sort_by_bucket, deal_one_each, True, False, "descending cost, one unit a program"
+        sort_by_class, deal_one_each, True, False, "descending cost, one unit a program"
     ),
 }
 """The orders by name."""
