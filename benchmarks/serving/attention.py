@@ -23,6 +23,10 @@ from typing import Any
 
 from benchmarks.harness.result_file import save
 from benchmarks.serving.batches import KINDS
+from nostall.serving.batch.examples import make_batch
+from nostall.serving.tables.host import build_tables
+from nostall.serving.tables.orders import ORDERS
+from nostall.serving.tables.settings import TableSettings
 
 GROUPS = ("FA3,paper,stages,streams", "vLLM Triton,SDPA")
 """Peers that share a process; the plan and its null are measured in each."""
@@ -47,7 +51,7 @@ def main(options: argparse.Namespace) -> int:
     plans = _plans(json.loads(options.plans.read_text())["results"]) if options.plans else {}
     heads = [tuple(map(int, pair.split("/"))) for pair in options.heads.split(",")]
     with tempfile.TemporaryDirectory() as folder:
-        _compile(heads, min(150.0, options.budget_s / 3), Path(folder))
+        _compile(options, heads[0], min(150.0, options.budget_s / 3))
         for pair in heads:
             for name in options.batches.split(","):
                 if end - time.monotonic() < 15:
@@ -72,7 +76,7 @@ def _batch(
     key = f"{name} {heads[0]}/{heads[1]}"
     common = ["--batch", name, "--heads", *map(str, heads), "--peers", str(options.peers)]
     if options.sweep:
-        result = _child([*common, "--mode", "sweep"], 45.0, folder, end)
+        result = _child([*common, "--mode", "sweep"], 30.0, folder, end)
         result["mode"] = "sweep"
         results.append(result)
         plans |= _plans([result])
@@ -84,7 +88,7 @@ def _batch(
         if key in plans:
             plan_file.write_text(json.dumps(plans[key]))
             arguments += ["--plan", str(plan_file)]
-        result = _child(arguments, 12.0, folder, end)
+        result = _child(arguments, 8.0, folder, end)
         result["mode"] = "compare"
         results.append(result)
     return results
@@ -101,19 +105,20 @@ def _plans(results: list[dict[str, Any]]) -> dict[str, Any]:
     return plans
 
 
-def _compile(heads: list[tuple[int, ...]], seconds: float, folder: Path) -> None:
-    """Compile all kernels in parallel, so that children find them in Triton's cache."""
+def _compile(options: argparse.Namespace, heads: tuple[int, ...], seconds: float) -> None:
+    """Compile all kernels in parallel, so that children find them in the caches."""
     begin = time.monotonic()
+    for order in ORDERS:  # numba's compilations are for the children too
+        build_tables(
+            make_batch([1, 40], [64, 64]), TableSettings(heads[0], heads[1], 4, order=order)
+        )
     workers = max(1, min(14, (os.cpu_count() or 2) - 1))
-    # One worker first: it fills numba's cache for the others.
     processes = []
     for index in range(workers):
         command = [sys.executable, "-m", "benchmarks.serving.attention_child", "--mode", "compile"]
-        pair = heads[0]
-        command += ["--share", str(index), str(workers), "--heads", *map(str, pair)]
+        command += ["--share", str(index), str(workers), "--heads", *map(str, heads)]
+        command += ["--trees"] if "tree" in options.batches else []
         processes.append(subprocess.Popen(command))
-        if index == 0:
-            time.sleep(20)
     for process in processes:
         try:
             process.wait(max(1.0, seconds - (time.monotonic() - begin)))

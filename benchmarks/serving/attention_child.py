@@ -37,7 +37,7 @@ from nostall.serving.batch.examples import make_batch
 Call = Callable[[PagedCache], Tensor]
 CHUNK = 8
 """Plans that are measured in one interleaved series."""
-WIDE, NARROW = "p w8x1 n64", "d w4x3 n64"
+WIDE, NARROW = "s wide", "s narrow"
 
 
 class Case:
@@ -200,9 +200,9 @@ def plan_of(data: dict[str, Any]) -> AttentionPlan:
     return AttentionPlan(**{**data, "kernel": KernelConfig(**kernel)})
 
 
-def compile_share(share: int, shares: int, heads: tuple[int, int]) -> None:
+def compile_share(share: int, shares: int, heads: tuple[int, int], with_trees: bool) -> None:
     """Fill Triton's cache with every ``shares``-th kernel, by launches on a small batch."""
-    for has_trees in (False, True):
+    for has_trees in (False, True) if with_trees else (False,):
         shape = AttentionShape(*heads, has_trees=has_trees)
         ragged = make_batch([1, 40], [700, 700])
         inputs = make_inputs(ragged, shape)
@@ -233,6 +233,7 @@ def main() -> None:
     parser.add_argument("--batch", default="mixed")
     parser.add_argument("--heads", type=int, nargs=2, default=(32, 8))
     parser.add_argument("--share", type=int, nargs=2, default=(0, 1))
+    parser.add_argument("--trees", action="store_true", help="compile kernels with trees too")
     parser.add_argument("--group", default="FA3")
     parser.add_argument("--plan", type=Path, help="JSON of a plan")
     parser.add_argument("--peers", type=Path, default=Path("peers"))
@@ -243,7 +244,7 @@ def main() -> None:
     heads = (options.heads[0], options.heads[1])
     np.seterr(all="ignore")
     if options.mode == "compile":
-        compile_share(*options.share, heads)
+        compile_share(*options.share, heads, options.trees)
         return
     case = Case(options.batch, heads, options.out, deadline)
     if options.mode == "sweep":

@@ -74,9 +74,7 @@ def make_inputs(ragged: RaggedBatch, shape: AttentionShape, seed: int = 0) -> In
     )
     sampled = sample_tokens(ragged)
     exact = torch.stack([exact_token(ragged, shape, query, caches[0], int(t)) for t in sampled])
-    return Inputs(
-        ragged, shape, query, caches, batch, torch.from_numpy(sampled).to(DEVICE), exact
-    )
+    return Inputs(ragged, shape, query, caches, batch, torch.from_numpy(sampled).to(DEVICE), exact)
 
 
 def sample_tokens(ragged: RaggedBatch, count: int = 32, seed: int = 0) -> np.ndarray:

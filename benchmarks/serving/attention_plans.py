@@ -27,16 +27,24 @@ def _kernel(
 
 KERNELS: dict[str, KernelConfig] = {
     # Three heights, for every batch.
-    "w8x2 n32": _kernel([(16, 64, 4, "all"), (64, 32, 4, "all"), (128, 32, 4, "branch")], 8, 128, 2),
-    "w8x2 n64": _kernel([(16, 64, 4, "all"), (64, 64, 2, "all"), (128, 64, 2, "branch")], 8, 128, 2),
-    "w8x1 n128": _kernel([(16, 128, 3, "all"), (64, 128, 3, "all"), (128, 128, 2, "branch")], 8, 0, 1),
-    "w8x1 n128 s3": _kernel([(16, 128, 3, "all"), (64, 128, 3, "all"), (128, 128, 3, "branch")], 8, 0, 1),
+    "w8x2 n32": _kernel(
+        [(16, 64, 4, "all"), (64, 32, 4, "all"), (128, 32, 4, "branch")], 8, 128, 2
+    ),
+    "w8x2 n64": _kernel(
+        [(16, 64, 4, "all"), (64, 64, 2, "all"), (128, 64, 2, "branch")], 8, 128, 2
+    ),
+    "w8x1 n128": _kernel(
+        [(16, 128, 3, "all"), (64, 128, 3, "all"), (128, 128, 2, "branch")], 8, 0, 1
+    ),
+    "w8x1 n128 s3": _kernel(
+        [(16, 128, 3, "all"), (64, 128, 3, "all"), (128, 128, 3, "branch")], 8, 0, 1
+    ),
     "w8x1 n64": _kernel([(16, 128, 3, "all"), (64, 64, 4, "all"), (128, 64, 4, "branch")], 8, 0, 1),
     "w4x2 n64": _kernel([(16, 64, 4, "all"), (64, 64, 3, "all"), (128, 64, 2, "branch")], 4, 0, 2),
     "w4x2 n32": _kernel([(16, 64, 4, "all"), (64, 64, 3, "all"), (128, 32, 4, "branch")], 4, 0, 2),
     # Two heights.
     "w4x2 m64": _kernel([(16, 64, 4, "all"), (64, 64, 3, "branch")], 4, 0, 2),
-    "w8x2 m64": _kernel([(16, 64, 4, "all"), (64, 64, 3, "branch")], 8, 128, 2),
+    "w8x2 m64": _kernel([(16, 64, 4, "all"), (64, 32, 4, "branch")], 8, 128, 2),
     "w4x3 m64": _kernel([(16, 64, 3, "all"), (64, 32, 3, "all")], 4, 168, 3),
     "w4x1 n128": _kernel([(16, 128, 4, "all"), (64, 128, 3, "all")], 4, 0, 1),
     # One height, for decodes only.
@@ -52,9 +60,12 @@ KERNELS: dict[str, KernelConfig] = {
     "p w8x1 n64": _kernel([(128, 64, 4, "branch")], 8, 0, 1),
     "p w4x2 n64": _kernel([(128, 64, 2, "branch")], 4, 0, 2),
     "p w8x2 n64": _kernel([(128, 64, 2, "branch")], 8, 128, 2),
-    "p w4x3 m64": _kernel([(64, 64, 2, "branch")], 4, 168, 3),
+    "p w4x3 m64": _kernel([(64, 32, 3, "branch")], 4, 168, 3),
     "p w4x2 m64": _kernel([(64, 64, 3, "branch")], 4, 0, 2),
     "p w4x2 m64 tail": _kernel([(64, 64, 3, "tail")], 4, 0, 2),
+    # Two kernels that fit on one SM at the same time.
+    "s wide": _kernel([(128, 64, 3, "branch")], 8, 168, 1),
+    "s narrow": _kernel([(16, 64, 3, "all"), (64, 32, 3, "all")], 4, 168, 1),
 }
 """Kernels by name: warps x programs of an SM, keys of an iteration."""
 PAPER = AttentionPlan(
@@ -87,7 +98,7 @@ def applicable(inputs: Inputs) -> list[str]:
     chosen = []
     for name, kernel in KERNELS.items():
         heights = [tile.rows for tile in kernel.tiles]
-        if name.startswith("d ") and rows.max() > 16:
+        if name.startswith("s ") or (name.startswith("d ") and rows.max() > 16):
             continue
         if name.startswith("p ") and rows.min() <= 64:
             continue
@@ -97,7 +108,9 @@ def applicable(inputs: Inputs) -> list[str]:
     return chosen
 
 
-def ours(plan: AttentionPlan, inputs: Inputs, out: Tensor, members: np.ndarray | None = None) -> Call:
+def ours(
+    plan: AttentionPlan, inputs: Inputs, out: Tensor, members: np.ndarray | None = None
+) -> Call:
     """The batch, or only the sequences ``members`` (bool), by one launch of a plan."""
     device = inputs.query.device
     sms = torch.cuda.get_device_properties(device).multi_processor_count if HAS_GPU else 2
