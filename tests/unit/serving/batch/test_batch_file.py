@@ -85,9 +85,9 @@ def test_a_file_that_is_no_json_is_refused(tmp_path: Path) -> None:
 
 
 def test_unknown_examples_and_small_budgets_are_refused() -> None:
-    with pytest.raises(BadBatch, match="example 'decodes' is unknown.*did you mean 'decode'"):
+    with pytest.raises(BadBatch, match=r"example 'decodes' is unknown.*did you mean 'decode'"):
         example("decodes")
-    with pytest.raises(BadBatch, match=r"need 64 query tokens, and the budget is 10"):
+    with pytest.raises(BadBatch, match="need 64 query tokens, and the budget is 10"):
         draw_batch([5], [5], Draw(token_budget=10), 0)
     with pytest.raises(BadBatch, match="0 prompt and 0 output lengths"):
         draw_batch([], [], Draw(), 0)
