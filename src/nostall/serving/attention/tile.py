@@ -144,7 +144,8 @@ def attend(
         exponent = scale * 1.4426950408889634
     page = load_pages(pages, begin + tl.arange(0, N), low, end, PAGE)
     middle = begin
-    if MASKS == MASK_TAIL:
+    # The first key tiles of a window need masks too.
+    if MASKS == MASK_TAIL and not WINDOW:
         middle = begin + tl.maximum(tl.minimum(clear_end, end) - begin, 0) // N * N
         page, largest, total, accumulated = attend_keys(
             query, keys, values, pages, page, begin, middle, low, end, positions, clear_begin,
@@ -152,7 +153,7 @@ def attend(
             accumulated, stride_block, stride_token, PAGE, D, N, STAGES, MASK_NONE, SOFT_CAP,
             WINDOW, TREE,
         )  # fmt: skip
-    LAST: tl.constexpr = MASK_ALL if MASKS == MASK_TAIL else MASKS
+    LAST: tl.constexpr = MASKS if MASKS != MASK_TAIL else MASK_BRANCH if WINDOW else MASK_ALL
     page, largest, total, accumulated = attend_keys(
         query, keys, values, pages, page, middle, end, low, end, positions, clear_begin, clear_end,
         scale, exponent, soft_cap, window, tree, context, largest, total, accumulated,

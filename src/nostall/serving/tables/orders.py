@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from nostall.core.suggest import unknown
 from nostall.serving.errors import BadTables
-from nostall.serving.tables.query_tiles import TILE_COST, TILE_RANK, TILE_UNITS
+from nostall.serving.tables.query_tiles import TILE_COST, TILE_INDEX, TILE_RANK, TILE_UNITS
 
 Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
@@ -60,6 +60,32 @@ def sort_by_cost(tiles: Int32s, classes: int) -> None:
     for index in np.argsort(-tiles[:, TILE_COST], kind="mergesort"):
         tiles[index, TILE_RANK] = rank
         rank += tiles[index, TILE_UNITS]
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator]
+def sort_by_bound(tiles: Int32s) -> None:
+    """Rank units of the highest tile by descending cost, then the others by ascending cost.
+
+    Programs that take units from both ends of the list then start with the longest units of
+    each kind; the units that remain for the last programs are short.
+    """
+    highest = tiles[:, TILE_INDEX].max() if len(tiles) else 0
+    is_highest = tiles[:, TILE_INDEX] == highest
+    key = np.where(is_highest, -tiles[:, TILE_COST].astype(np.int64), tiles[:, TILE_COST] + (1 << 32))
+    rank = 0
+    for index in np.argsort(key, kind="mergesort"):
+        tiles[index, TILE_RANK] = rank
+        rank += tiles[index, TILE_UNITS]
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator]
+def deal_ranges(costs: Int32s, units: int, programs: int, offsets: Int32s, places: Int32s) -> int:
+    """Give each program a range of neighbours; ranges differ by one unit at most."""
+    for program in range(programs + 1):
+        offsets[program] = program * units // programs
+    for rank in range(units):
+        places[rank] = rank
+    return programs
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator]
@@ -172,6 +198,13 @@ ORDERS: dict[str, Order] = {
     ),
     "sorted": Order(
         sort_by_class, deal_one_each, True, False, "descending cost, one unit a program"
+    ),
+    "paired": Order(
+        sort_by_bound,
+        deal_ranges,
+        False,
+        True,
+        "highest tiles in front, the others behind; for programs that take from both ends",
     ),
 }
 """The orders by name."""
