@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from nostall.core.suggest import unknown
 from nostall.serving.errors import BadTables
-from nostall.serving.tables.query_tiles import TILE_COST, TILE_RANK, TILE_UNITS
+from nostall.serving.tables.query_tiles import NO_REFERENCE_COUNTS, TILE_COST, TILE_RANK, TILE_UNITS
 
 Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
@@ -24,7 +24,7 @@ Sort = Callable[[Int32s, int], None]
 Deal = Callable[[Int32s, int, int, Int32s, Int32s], int]
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(**NO_REFERENCE_COUNTS)  # type: ignore[untyped-decorator]
 def sort_as_given(tiles: Int32s, classes: int) -> None:
     """Rank units in the order of the batch."""
     rank = 0
@@ -62,7 +62,7 @@ def sort_by_cost(tiles: Int32s, classes: int) -> None:
         rank += tiles[index, TILE_UNITS]
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(**NO_REFERENCE_COUNTS)  # type: ignore[untyped-decorator]
 def deal_cyclic(costs: Int32s, units: int, programs: int, offsets: Int32s, places: Int32s) -> int:
     """Deal units to the programs 0, 1, ..., C - 1, 0, 1, ... .
 
@@ -82,7 +82,7 @@ def deal_cyclic(costs: Int32s, units: int, programs: int, offsets: Int32s, place
     return programs
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(**NO_REFERENCE_COUNTS)  # type: ignore[untyped-decorator]
 def deal_snake(costs: Int32s, units: int, programs: int, offsets: Int32s, places: Int32s) -> int:
     """Deal units to the programs 0, ..., C - 1, C - 1, ..., 0, 0, ... (paper, section 2.4)."""
     rounds, rest = divmod(units, programs)
@@ -101,7 +101,7 @@ def deal_snake(costs: Int32s, units: int, programs: int, offsets: Int32s, places
     return programs
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(**NO_REFERENCE_COUNTS)  # type: ignore[untyped-decorator]
 def deal_one_each(costs: Int32s, units: int, programs: int, offsets: Int32s, places: Int32s) -> int:
     """One unit a program: the hardware scheduler starts them in ascending rank."""
     for rank in range(units):
@@ -134,7 +134,7 @@ def deal_to_least_loaded(
     return programs
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(**NO_REFERENCE_COUNTS)  # type: ignore[untyped-decorator]
 def _replace_least(heap: Int64s, value: int) -> None:
     """Replace the least element of a binary heap."""
     place = 0
