@@ -46,7 +46,9 @@ def _check(status: int, call: str) -> None:
 @cache
 def library() -> ctypes.CDLL:
     """The library that PyTorch's wheel brings. Raises :class:`CublasLtError` if there is none."""
-    folders = [Path(base) / part for base in sys.path for part in ("nvidia/cu13/lib", "nvidia/cublas/lib")]
+    folders = [
+        Path(base) / part for base in sys.path for part in ("nvidia/cu13/lib", "nvidia/cublas/lib")
+    ]
     found = [str(file) for folder in folders for file in sorted(folder.glob("libcublasLt.so.*"))]
     for name in (*found, "libcublasLt.so.13", "libcublasLt.so.12"):
         try:

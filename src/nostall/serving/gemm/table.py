@@ -117,9 +117,7 @@ def save_tables(path: Path, tables: list[GemmTable]) -> None:
         )
         for table in tables
     ]
-    file = _File(
-        format=FORMAT, gpu=tables[0].gpu, versions=dict(tables[0].versions), layers=layers
-    )
+    file = _File(format=FORMAT, gpu=tables[0].gpu, versions=dict(tables[0].versions), layers=layers)
     write_atomically(path, file.model_dump_json(indent=1, exclude_defaults=True).encode())
 
 

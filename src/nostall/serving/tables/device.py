@@ -11,7 +11,6 @@ from nostall.core.errors import MissingPart
 from nostall.serving.errors import BadTables, CapacityExceeded
 from nostall.serving.tables.columns import COUNTS, REDUCTION_COLUMNS, TASK_COLUMNS, UNITS
 from nostall.serving.tables.orders import (
-    BUCKETS,
     deal_cyclic,
     deal_one_each,
     deal_snake,
@@ -120,15 +119,15 @@ class DeviceBuilder:
             *(torch.zeros(shape, dtype=torch.int32, device=device) for shape in shapes)
         )
         constants = _constants(settings) | {
-            "SORTS": sorts,
+            "CLASSES": settings.cost_classes if sorts else 0,
             "DEAL": _DEALS[order.deal].value,
             "WORKERS": workers,
             "BLOCK_S": _power_of_two(capacity.sequences),
             "BLOCK_T": _power_of_two(capacity.tiles),
             "BLOCK_U": UNIT_BLOCK,
-            "num_warps": 8,
+            "num_warps": 8 if capacity.tiles <= 1024 else 16,
         }
-        grid = (BUCKETS if sorts else 1) * workers
+        grid = (settings.cost_classes if sorts else 1) * workers
         return DeviceBuilder(settings, capacity, tables, grid, constants)
 
     def build(self, query_starts: Any, kv_lengths: Any) -> DeviceTables:

@@ -1,12 +1,14 @@
 """Triton kernel that builds the task tables of a batch from lengths on the device, in one launch.
 
-Each program computes the query tiles of the whole batch, as :mod:`query_tiles` does, and then writes
-its share of the units: those of one class of cost (:data:`nostall.serving.tables.orders.BUCKETS`), of
-which it takes every ``WORKERS``-th block. The rank of a unit, and its place in the Task-Table, are
-sums over query tiles and closed forms, so that programs need nothing from each other.
+Each program computes the query tiles of the whole batch, as :mod:`query_tiles` does, and writes its
+share of the units: those of one class of cost (``TableSettings.cost_classes``), of which it takes
+every ``WORKERS``-th block. The rank of a unit, and its place in the Task-Table, are sums over query
+tiles and closed forms, so that programs need nothing from each other.
 
 All values are integers; the tables are bit-equal with the host's.
 """
+# ruff: noqa: N803 (Triton's constants are upper case)
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
 
@@ -15,11 +17,9 @@ import triton.language as tl
 
 from nostall.serving.tables.costs import FRACTION_BITS as _FRACTION_BITS
 from nostall.serving.tables.costs import MAX_COST_NS as _MAX_COST_NS
-from nostall.serving.tables.orders import BUCKETS as _BUCKETS
 
 FRACTION_BITS = tl.constexpr(_FRACTION_BITS)
 MAX_COST_NS = tl.constexpr(_MAX_COST_NS)
-BUCKETS = tl.constexpr(_BUCKETS)
 
 CYCLIC = tl.constexpr(0)
 SNAKE = tl.constexpr(1)
@@ -28,88 +28,30 @@ ONE_EACH = tl.constexpr(2)
 
 @triton.jit
 def build_kernel(
-    query_starts,
-    kv_lengths,
-    sequences,
-    tasks,
-    program_offsets,
-    reductions,
-    counts,
-    capacity_tiles,
-    capacity_units,
-    capacity_reductions,
-    capacity_rows,
-    capacity_programs,
-    PROGRAMS: tl.constexpr,
-    TILE_TOKENS: tl.constexpr,
-    LIMITS: tl.constexpr,
-    START_COSTS: tl.constexpr,
-    KEY_COSTS: tl.constexpr,
-    GROUP: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    WINDOW: tl.constexpr,
-    SPLIT: tl.constexpr,
-    LEAST_SPLIT: tl.constexpr,
-    PARTS: tl.constexpr,
-    KV_ALIGN: tl.constexpr,
-    SORTS: tl.constexpr,
-    DEAL: tl.constexpr,
-    WORKERS: tl.constexpr,
-    BLOCK_S: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-    BLOCK_U: tl.constexpr,
-):
-    """Write the tables of a batch; the grid is (BUCKETS or 1) * WORKERS programs."""
-    # Query tiles of the batch; one lane each.
-    lane_s = tl.arange(0, BLOCK_S)
-    has_s = lane_s < sequences
-    query = tl.load(query_starts + lane_s + 1, has_s, 0) - tl.load(query_starts + lane_s, has_s, 0)
-    index_s, tokens_s = _tile_of(query, TILE_TOKENS, LIMITS, GROUP)
-    tiles_s = tl.where(query > 0, (query + tokens_s - 1) // tokens_s, 0)
-    tile_ends = _cumsum(tiles_s)
-    tile_count = tl.sum(tiles_s)
-    counted_tiles = tl.where(tile_count <= capacity_tiles, tile_count, 0)
-
-    lane_t = tl.arange(0, BLOCK_T)
-    is_tile = lane_t < counted_tiles
-    sequence = _count_at_most(tile_ends, has_s, 0, BLOCK_T)
-    sequence = tl.minimum(sequence, BLOCK_S - 1)
-    local = lane_t - tl.gather(tile_ends - tiles_s, sequence, 0)
-    length = tl.load(query_starts + sequence + 1, is_tile, 0)
-    length -= tl.load(query_starts + sequence, is_tile, 0)
-    before = tl.load(kv_lengths + sequence, is_tile, 0) - length
-    index, tokens = _tile_of(length, TILE_TOKENS, LIMITS, GROUP)
-    start = local * tokens
-    taken = tl.where(is_tile, tl.minimum(tokens, length - start), 0)
-    first = before * 0
-    if WINDOW > 0:
-        first = tl.maximum(before + start - (WINDOW - 1), 0) // KV_ALIGN * KV_ALIGN
-    end = before + start + taken
-    keys = tl.where(is_tile, end - first, 0)
-
-    # Splits of the keys, and costs.
-    whole_cost = _cost(index, keys, START_COSTS, KEY_COSTS)
-    splits = (keys + (SPLIT - 1)) // SPLIT
-    if PARTS > 0:
-        total = tl.sum(tl.where(is_tile, whole_cost, 0).to(tl.int64)) * KV_HEADS
-        target = tl.minimum(tl.maximum((total + (PARTS - 1)) // PARTS, 1), MAX_COST_NS)
-        target = target.to(tl.int32)
-        by_cost = (whole_cost + target - 1) // target
-        by_keys = (keys + (LEAST_SPLIT - 1)) // LEAST_SPLIT
-        splits = tl.maximum(splits, tl.minimum(by_cost, by_keys))
-    at_least_one = tl.maximum(splits, 1)
-    step = (keys + at_least_one - 1) // at_least_one
-    step = tl.maximum((step + (KV_ALIGN - 1)) // KV_ALIGN * KV_ALIGN, 1)
-    is_split = splits > 1
-    split_keys = tl.where(is_split, step, keys)
-    splits = tl.where(is_split, (keys + step - 1) // step, splits)
-    splits = tl.where(is_tile, splits, 0)
-    cost = _cost(index, split_keys, START_COSTS, KEY_COSTS)
+    query_starts, kv_lengths, sequences, tasks, program_offsets, reductions, counts,
+    capacity_tiles, capacity_units, capacity_reductions, capacity_rows, capacity_programs,
+    PROGRAMS: tl.constexpr, TILE_TOKENS: tl.constexpr, LIMITS: tl.constexpr,
+    START_COSTS: tl.constexpr, KEY_COSTS: tl.constexpr, GROUP: tl.constexpr,
+    KV_HEADS: tl.constexpr, WINDOW: tl.constexpr, SPLIT: tl.constexpr, LEAST_SPLIT: tl.constexpr,
+    PARTS: tl.constexpr, KV_ALIGN: tl.constexpr, CLASSES: tl.constexpr, DEAL: tl.constexpr,
+    WORKERS: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_U: tl.constexpr,
+):  # fmt: skip
+    """Write the tables of a batch; the grid is max(CLASSES, 1) * WORKERS programs."""
+    tile_count, counted_tiles, sequence, start, taken, first, end, index = _cut(
+        query_starts, kv_lengths, sequences, capacity_tiles,
+        TILE_TOKENS, LIMITS, GROUP, WINDOW, KV_ALIGN, BLOCK_S, BLOCK_T,
+    )  # fmt: skip
+    lane = tl.arange(0, BLOCK_T)
+    is_tile = lane < counted_tiles
+    splits, split_keys, cost = _split(
+        is_tile, end - first, index,
+        START_COSTS, KEY_COSTS, KV_HEADS, SPLIT, LEAST_SPLIT, PARTS, KV_ALIGN,
+    )  # fmt: skip
     tile_units = splits * KV_HEADS
-
-    # Counts; where one exceeds the capacity, no unit is written.
     reduced = tl.where(splits > 1, KV_HEADS, 0)
-    rows = tl.where(reduced > 0, tile_units * taken * GROUP, 0)
+    rows = tl.where(splits > 1, tile_units * taken * GROUP, 0)
+
+    # Where a count exceeds the capacity, no unit is written.
     units = tl.sum(tile_units)
     reduction_count = tl.sum(reduced)
     row_count = tl.sum(rows.to(tl.int64))
@@ -122,63 +64,153 @@ def build_kernel(
     )
     if pid == 0:
         is_counted = tile_count <= capacity_tiles
-        tl.store(counts, tl.where(is_counted, units, -tile_count))
-        tl.store(counts + 1, tl.where(is_counted, reduction_count, 0))
-        clamped = tl.minimum(row_count, 2147483647).to(tl.int32)
-        tl.store(counts + 2, tl.where(is_counted, clamped, 0))
-        tl.store(counts + 3, tl.where(is_counted, program_count, 0))
+        _write_counts(
+            counts, tile_count, is_counted, units, reduction_count, row_count, program_count
+        )
 
-    # Units of this program's class of cost.
-    mine = lane_t < tl.where(fits, counted_tiles, 0)
+    mine = lane < tl.where(fits, counted_tiles, 0)
     rank_before = units * 0
-    if SORTS:
+    if CLASSES > 0:
         largest = tl.max(tl.where(is_tile, cost, 0))
-        place = BUCKETS - 1 - cost * BUCKETS // (largest + 1)
+        place = CLASSES - 1 - cost * CLASSES // (largest + 1)
         my_place = pid // WORKERS
         rank_before = tl.sum(tl.where(is_tile & (place < my_place), tile_units, 0))
         mine = mine & (place == my_place)
+    first_row = _cumsum(rows) - rows
+    _write_units(
+        tasks, pid % WORKERS, mine, rank_before, units, tile_units, splits, split_keys, first_row,
+        sequence, start, taken, first, end, index,
+        PROGRAMS, DEAL, KV_HEADS, GROUP, WORKERS, BLOCK_T, BLOCK_U,
+    )  # fmt: skip
+    _write_reductions(
+        reductions, pid % WORKERS, mine, reduced, splits, first_row, sequence, start, taken,
+        KV_HEADS, GROUP, WORKERS,
+    )  # fmt: skip
+
+
+@triton.jit
+def _cut(
+    query_starts, kv_lengths, sequences, capacity_tiles,
+    TILE_TOKENS: tl.constexpr, LIMITS: tl.constexpr, GROUP: tl.constexpr, WINDOW: tl.constexpr,
+    KV_ALIGN: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_T: tl.constexpr,
+):  # fmt: skip
+    """The query tiles of the batch, one a lane: how many there are, and their fields.
+
+    The second result is the number of tiles, or 0 if there are more than the capacity.
+    """
+    lane = tl.arange(0, BLOCK_S)
+    is_given = lane < sequences
+    length = tl.load(query_starts + lane + 1, is_given, 0)
+    length -= tl.load(query_starts + lane, is_given, 0)
+    _, tokens = _tile_of(length, TILE_TOKENS, LIMITS, GROUP)
+    tiles = tl.where(length > 0, (length + tokens - 1) // tokens, 0)
+    tile_ends = _cumsum(tiles)
+    tile_count = tl.sum(tiles)
+    counted_tiles = tl.where(tile_count <= capacity_tiles, tile_count, 0)
+
+    lane = tl.arange(0, BLOCK_T)
+    is_tile = lane < counted_tiles
+    sequence = tl.minimum(_count_at_most(tile_ends, is_given, 0, BLOCK_T), BLOCK_S - 1)
+    local = lane - tl.gather(tile_ends - tiles, sequence, 0)
+    length = tl.load(query_starts + sequence + 1, is_tile, 0)
+    length -= tl.load(query_starts + sequence, is_tile, 0)
+    before = tl.load(kv_lengths + sequence, is_tile, 0) - length
+    index, tokens = _tile_of(length, TILE_TOKENS, LIMITS, GROUP)
+    start = local * tokens
+    taken = tl.where(is_tile, tl.minimum(tokens, length - start), 0)
+    first = before * 0
+    if WINDOW > 0:
+        first = tl.maximum(before + start - (WINDOW - 1), 0) // KV_ALIGN * KV_ALIGN
+    end = before + start + taken
+    return tile_count, counted_tiles, sequence, start, taken, first, end, index
+
+
+@triton.jit
+def _split(
+    is_tile, keys, index,
+    START_COSTS: tl.constexpr, KEY_COSTS: tl.constexpr, KV_HEADS: tl.constexpr,
+    SPLIT: tl.constexpr, LEAST_SPLIT: tl.constexpr, PARTS: tl.constexpr, KV_ALIGN: tl.constexpr,
+):  # fmt: skip
+    """Splits of each query tile (0 in a lane without a tile), keys of a split, cost of a unit."""
+    keys = tl.where(is_tile, keys, 0)
+    splits = (keys + (SPLIT - 1)) // SPLIT
+    if PARTS > 0:
+        whole_cost = _cost(index, keys, START_COSTS, KEY_COSTS)
+        total = tl.sum(tl.where(is_tile, whole_cost, 0).to(tl.int64)) * KV_HEADS
+        target = tl.minimum(tl.maximum((total + (PARTS - 1)) // PARTS, 1), MAX_COST_NS)
+        target = target.to(tl.int32)
+        by_cost = (whole_cost + target - 1) // target
+        by_keys = (keys + (LEAST_SPLIT - 1)) // LEAST_SPLIT
+        splits = tl.maximum(splits, tl.minimum(by_cost, by_keys))
+    divisor = tl.maximum(splits, 1)
+    step = (keys + divisor - 1) // divisor
+    step = tl.maximum((step + (KV_ALIGN - 1)) // KV_ALIGN * KV_ALIGN, 1)
+    split_keys = tl.where(splits > 1, step, keys)
+    splits = tl.where(splits > 1, (keys + step - 1) // step, splits)
+    return splits, split_keys, _cost(index, split_keys, START_COSTS, KEY_COSTS)
+
+
+@triton.jit
+def _write_units(
+    tasks, worker, mine, rank_before, units, tile_units, splits, split_keys, first_row,
+    sequence, start, taken, first, end, index,
+    PROGRAMS: tl.constexpr, DEAL: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
+    WORKERS: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_U: tl.constexpr,
+):  # fmt: skip
+    """Write every ``WORKERS``-th block of the units of the query tiles that are ``mine``."""
     my_units = tl.where(mine, tile_units, 0)
     unit_ends = _cumsum(my_units)
     my_count = tl.sum(my_units)
-    first_row = _cumsum(rows) - rows
-    worker = pid % WORKERS
+    every_lane = tl.arange(0, BLOCK_T) >= 0
     for block in range(worker * BLOCK_U, my_count, WORKERS * BLOCK_U):
-        lane_u = tl.arange(0, BLOCK_U)
-        unit = block + lane_u
+        unit = block + tl.arange(0, BLOCK_U)
         is_unit = unit < my_count
-        tile = _count_at_most(unit_ends, lane_t < BLOCK_T, block, BLOCK_U)
-        tile = tl.minimum(tile, BLOCK_T - 1)
+        tile = tl.minimum(_count_at_most(unit_ends, every_lane, block, BLOCK_U), BLOCK_T - 1)
         in_tile = unit - tl.gather(unit_ends - my_units, tile, 0)
         split = in_tile // KV_HEADS
         head = in_tile % KV_HEADS
         row = tasks + _place(rank_before + unit, units, PROGRAMS, DEAL) * 8
-        unit_splits = tl.gather(splits, tile, 0)
-        unit_step = tl.gather(split_keys, tile, 0)
-        unit_taken = tl.gather(taken, tile, 0)
-        unit_first = tl.gather(first, tile, 0) + split * unit_step
-        unit_end = tl.minimum(unit_first + unit_step, tl.gather(end, tile, 0))
-        partial = tl.gather(first_row, tile, 0)
-        partial += (head * unit_splits + split) * unit_taken * GROUP
+        tokens = tl.gather(taken, tile, 0)
+        step = tl.gather(split_keys, tile, 0)
+        low = tl.gather(first, tile, 0) + split * step
+        tile_splits = tl.gather(splits, tile, 0)
+        partial = tl.gather(first_row, tile, 0) + (head * tile_splits + split) * tokens * GROUP
         tl.store(row, tl.gather(sequence, tile, 0), is_unit)
         tl.store(row + 1, tl.gather(start, tile, 0), is_unit)
-        tl.store(row + 2, unit_taken, is_unit)
-        tl.store(row + 3, unit_first, is_unit)
-        tl.store(row + 4, unit_end, is_unit)
+        tl.store(row + 2, tokens, is_unit)
+        tl.store(row + 3, low, is_unit)
+        tl.store(row + 4, tl.minimum(low + step, tl.gather(end, tile, 0)), is_unit)
         tl.store(row + 5, head, is_unit)
         tl.store(row + 6, tl.gather(index, tile, 0), is_unit)
-        tl.store(row + 7, tl.where(unit_splits > 1, partial, -1), is_unit)
+        tl.store(row + 7, tl.where(tile_splits > 1, partial, -1), is_unit)
 
-    # Reductions of this program's query tiles.
-    row = reductions + (_cumsum(reduced) - reduced) * 6
+
+@triton.jit
+def _write_reductions(
+    reductions, worker, mine, reduced, splits, first_row, sequence, start, taken,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, WORKERS: tl.constexpr,
+):  # fmt: skip
+    """Write the reductions of every ``WORKERS``-th KV head of the query tiles that are ``mine``."""
+    out = reductions + (_cumsum(reduced) - reduced) * 6
     writes = mine & (reduced > 0)
     for head in range(worker, KV_HEADS, WORKERS):
-        out = row + head * 6
-        tl.store(out, sequence, writes)
-        tl.store(out + 1, start, writes)
-        tl.store(out + 2, taken, writes)
-        tl.store(out + 3, tl.zeros_like(start) + head, writes)
-        tl.store(out + 4, first_row + head * splits * taken * GROUP, writes)
-        tl.store(out + 5, splits, writes)
+        row = out + head * 6
+        tl.store(row, sequence, writes)
+        tl.store(row + 1, start, writes)
+        tl.store(row + 2, taken, writes)
+        tl.store(row + 3, start * 0 + head, writes)
+        tl.store(row + 4, first_row + head * splits * taken * GROUP, writes)
+        tl.store(row + 5, splits, writes)
+
+
+@triton.jit
+def _write_counts(counts, tile_count, is_counted, units, reductions, scratch_rows, programs):
+    """Write the counts; if the query tiles exceed the capacity, minus their number and zeros."""
+    clamped = tl.minimum(scratch_rows, 2147483647).to(tl.int32)
+    tl.store(counts, tl.where(is_counted, units, -tile_count))
+    tl.store(counts + 1, tl.where(is_counted, reductions, 0))
+    tl.store(counts + 2, tl.where(is_counted, clamped, 0))
+    tl.store(counts + 3, tl.where(is_counted, programs, 0))
 
 
 @triton.jit
@@ -201,8 +233,7 @@ def _tile_of(length, TILE_TOKENS: tl.constexpr, LIMITS: tl.constexpr, GROUP: tl.
     last: tl.constexpr = len(LIMITS) - 1
     index = length * 0 + last
     tokens = length * 0 + TILE_TOKENS[last]
-    for back in tl.static_range(1, last + 1):
-        height: tl.constexpr = last - back
+    for height in tl.static_range(last - 1, -1, -1):
         if TILE_TOKENS[height] > 0:
             takes = length * GROUP <= LIMITS[height]
             index = tl.where(takes, height, index)
@@ -239,24 +270,18 @@ def _place(rank, units, PROGRAMS: tl.constexpr, DEAL: tl.constexpr):
     """Place of each rank in the Task-Table."""
     if DEAL == ONE_EACH:
         return rank
-    else:
-        turn = rank // PROGRAMS
-        program = rank % PROGRAMS
-        if DEAL == SNAKE:
-            program = tl.where(turn % 2 == 1, PROGRAMS - 1 - program, program)
-        return _offset(program, units, PROGRAMS, DEAL) + turn
+    turn = rank // PROGRAMS
+    program = rank % PROGRAMS
+    if DEAL == SNAKE:
+        program = tl.where(turn % 2 == 1, PROGRAMS - 1 - program, program)
+    return _offset(program, units, PROGRAMS, DEAL) + turn
 
 
 @triton.jit
 def _write_offsets(
-    pid,
-    program_offsets,
-    units,
-    capacity_programs,
-    PROGRAMS: tl.constexpr,
-    DEAL: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    pid, program_offsets, units, capacity_programs,
+    PROGRAMS: tl.constexpr, DEAL: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Write every ``num_programs``-th block of the program offsets."""
     lane = tl.arange(0, BLOCK)
     for block in range(pid * BLOCK, capacity_programs + 1, tl.num_programs(0) * BLOCK):

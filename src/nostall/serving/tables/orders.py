@@ -15,20 +15,23 @@ from numpy.typing import NDArray
 
 from nostall.core.suggest import unknown
 from nostall.serving.errors import BadTables
-from nostall.serving.tables.query_tiles import TILE_COST, TILE_INDEX, TILE_RANK, TILE_UNITS
+from nostall.serving.tables.query_tiles import (
+    NO_REFERENCE_COUNTS,
+    TILE_COST,
+    TILE_INDEX,
+    TILE_RANK,
+    TILE_UNITS,
+)
 
 Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
 
-BUCKETS = 64
-"""Classes of cost of the sort that host and device share: equal parts of the largest cost."""
-
-Sort = Callable[[Int32s], None]
+Sort = Callable[[Int32s, int], None]
 Deal = Callable[[Int32s, int, int, Int32s, Int32s], int]
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
-def sort_as_given(tiles: Int32s) -> None:
+@njit(**NO_REFERENCE_COUNTS)  # type: ignore[untyped-decorator]
+def sort_as_given(tiles: Int32s, classes: int) -> None:
     """Rank units in the order of the batch."""
     rank = 0
     for row in tiles:
@@ -37,27 +40,27 @@ def sort_as_given(tiles: Int32s) -> None:
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator]
-def sort_by_bucket(tiles: Int32s) -> None:
+def sort_by_class(tiles: Int32s, classes: int) -> None:
     """Rank units by descending class of cost; a class keeps the order of the batch.
 
-    A unit of cost c has the class ``c * BUCKETS // (largest cost + 1)``.
+    A unit of cost c has the class ``c * classes // (largest cost + 1)``.
     """
     largest = 0
     for row in tiles:
         largest = max(largest, row[TILE_COST])
-    starts = np.zeros(BUCKETS + 1, np.int64)
+    starts = np.zeros(classes + 1, np.int64)
     for row in tiles:
-        starts[BUCKETS - row[TILE_COST] * BUCKETS // (largest + 1)] += row[TILE_UNITS]
-    for place in range(BUCKETS):
+        starts[classes - row[TILE_COST] * classes // (largest + 1)] += row[TILE_UNITS]
+    for place in range(classes):
         starts[place + 1] += starts[place]
     for row in tiles:
-        place = BUCKETS - 1 - row[TILE_COST] * BUCKETS // (largest + 1)
+        place = classes - 1 - row[TILE_COST] * classes // (largest + 1)
         row[TILE_RANK] = starts[place]
         starts[place] += row[TILE_UNITS]
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator]
-def sort_by_cost(tiles: Int32s) -> None:
+def sort_by_cost(tiles: Int32s, classes: int) -> None:
     """Rank units by descending cost; equal costs keep the order of the batch."""
     rank = 0
     for index in np.argsort(-tiles[:, TILE_COST], kind="mergesort"):
@@ -66,22 +69,31 @@ def sort_by_cost(tiles: Int32s) -> None:
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator]
-def sort_by_bound(tiles: Int32s) -> None:
-    """Rank units of the highest tile by descending cost, then the others by ascending cost.
+def sort_in_pairs(tiles: Int32s, classes: int) -> None:
+    """Rank units of the highest tile by descending class of cost, then the others by ascending one.
 
     Programs that take units from both ends of the list then start with the longest units of
     each kind; the units that remain for the last programs are short.
     """
-    highest = tiles[:, TILE_INDEX].max() if len(tiles) else 0
-    is_highest = tiles[:, TILE_INDEX] == highest
-    key = np.where(is_highest, -tiles[:, TILE_COST].astype(np.int64), tiles[:, TILE_COST] + (1 << 32))
-    rank = 0
-    for index in np.argsort(key, kind="mergesort"):
-        tiles[index, TILE_RANK] = rank
-        rank += tiles[index, TILE_UNITS]
+    largest = highest = 0
+    for row in tiles:
+        largest = max(largest, row[TILE_COST])
+        highest = max(highest, row[TILE_INDEX])
+    starts = np.zeros(2 * classes + 1, np.int64)
+    for row in tiles:
+        place = row[TILE_COST] * classes // (largest + 1)
+        place = classes - 1 - place if row[TILE_INDEX] == highest else classes + place
+        starts[place + 1] += row[TILE_UNITS]
+    for place in range(2 * classes):
+        starts[place + 1] += starts[place]
+    for row in tiles:
+        place = row[TILE_COST] * classes // (largest + 1)
+        place = classes - 1 - place if row[TILE_INDEX] == highest else classes + place
+        row[TILE_RANK] = starts[place]
+        starts[place] += row[TILE_UNITS]
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(**NO_REFERENCE_COUNTS)  # type: ignore[untyped-decorator]
 def deal_ranges(costs: Int32s, units: int, programs: int, offsets: Int32s, places: Int32s) -> int:
     """Give each program a range of neighbours; ranges differ by one unit at most."""
     for program in range(programs + 1):
@@ -91,7 +103,7 @@ def deal_ranges(costs: Int32s, units: int, programs: int, offsets: Int32s, place
     return programs
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(**NO_REFERENCE_COUNTS)  # type: ignore[untyped-decorator]
 def deal_cyclic(costs: Int32s, units: int, programs: int, offsets: Int32s, places: Int32s) -> int:
     """Deal units to the programs 0, 1, ..., C - 1, 0, 1, ... .
 
@@ -111,7 +123,7 @@ def deal_cyclic(costs: Int32s, units: int, programs: int, offsets: Int32s, place
     return programs
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(**NO_REFERENCE_COUNTS)  # type: ignore[untyped-decorator]
 def deal_snake(costs: Int32s, units: int, programs: int, offsets: Int32s, places: Int32s) -> int:
     """Deal units to the programs 0, ..., C - 1, C - 1, ..., 0, 0, ... (paper, section 2.4)."""
     rounds, rest = divmod(units, programs)
@@ -130,7 +142,7 @@ def deal_snake(costs: Int32s, units: int, programs: int, offsets: Int32s, places
     return programs
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(**NO_REFERENCE_COUNTS)  # type: ignore[untyped-decorator]
 def deal_one_each(costs: Int32s, units: int, programs: int, offsets: Int32s, places: Int32s) -> int:
     """One unit a program: the hardware scheduler starts them in ascending rank."""
     for rank in range(units):
@@ -163,7 +175,7 @@ def deal_to_least_loaded(
     return programs
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(**NO_REFERENCE_COUNTS)  # type: ignore[untyped-decorator]
 def _replace_least(heap: Int64s, value: int) -> None:
     """Replace the least element of a binary heap."""
     place = 0
@@ -195,17 +207,15 @@ class Order:
 
 ORDERS: dict[str, Order] = {
     "given": Order(sort_as_given, deal_cyclic, True, True, "order of the batch, round robin"),
-    "snake": Order(
-        sort_by_bucket, deal_snake, True, True, "descending cost, symmetric round robin"
-    ),
+    "snake": Order(sort_by_class, deal_snake, True, True, "descending cost, symmetric round robin"),
     "lpt": Order(
         sort_by_cost, deal_to_least_loaded, False, True, "descending cost, least loaded program"
     ),
     "sorted": Order(
-        sort_by_bucket, deal_one_each, True, False, "descending cost, one unit a program"
+        sort_by_class, deal_one_each, True, False, "descending cost, one unit a program"
     ),
     "paired": Order(
-        sort_by_bound,
+        sort_in_pairs,
         deal_ranges,
         False,
         True,

@@ -21,6 +21,8 @@ from nostall.serving.tables.costs import CostTable, modelled_costs
 from nostall.serving.tables.tiles import TileSet
 
 Int32s = NDArray[np.int32]
+MAX_CLASSES = 256
+"""Most classes of cost: a cost times this fits into 31 bits."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,8 @@ class TableSettings:
     """Costs of units; None: :func:`nostall.serving.tables.costs.modelled_costs`."""
     order: str = "snake"
     """A key of :data:`nostall.serving.tables.orders.ORDERS`."""
+    cost_classes: int = 64
+    """Classes into which the orders snake and sorted sort costs: equal parts of the largest."""
     window: int = 0
     """Keys that a token sees, its own included (sliding window); 0: all."""
 
@@ -62,6 +66,8 @@ class TableSettings:
             )
         if self.programs < 1:
             raise BadTables(f"{self.programs} programs; allowed is 1 or more")
+        if not 1 <= self.cost_classes <= MAX_CLASSES:
+            raise BadTables(f"{self.cost_classes} classes of cost; allowed are 1 to {MAX_CLASSES}")
         if self.window < 0:
             raise BadTables(f"window {self.window}; allowed is 0 (none) or more")
         self.tiles.tile_tokens(self.group)

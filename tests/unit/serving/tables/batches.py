@@ -13,9 +13,10 @@ _BORDERS = (0, 1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256
 query_lengths = st.one_of(
     st.sampled_from(_BORDERS), st.just(1), st.integers(0, 40), st.integers(0, 700)
 )
+short_before = st.sampled_from((0, 1, 100, 1000))
 short_queries = st.one_of(st.just(1), st.integers(0, 17))
 lengths_before = st.one_of(
-    st.sampled_from((*_BORDERS, 4095, 4096, 4097)), st.integers(0, 9000), st.just(70_001)
+    st.sampled_from((*_BORDERS, 4095, 4096, 4097)), st.integers(0, 9000), st.just(30_001)
 )
 
 
@@ -24,7 +25,7 @@ def lengths(draw: st.DrawFn, max_sequences: int = 300) -> tuple[list[int], list[
     """Query and KV lengths of 0 to ``max_sequences`` sequences."""
     pair = st.tuples(query_lengths, lengths_before)
     equal_pairs = st.tuples(
-        st.tuples(short_queries, lengths_before), st.integers(0, max_sequences)
+        st.tuples(short_queries, short_before), st.integers(0, max_sequences)
     ).map(lambda drawn: [drawn[0]] * drawn[1])
     pairs = draw(st.one_of(st.lists(pair, max_size=8), equal_pairs))
     return [query for query, _ in pairs], [query + before for query, before in pairs]
@@ -70,5 +71,6 @@ def settings(draw: st.DrawFn, orders: tuple[str, ...] = tuple(ORDERS)) -> TableS
         tiles,
         costs,
         draw(st.sampled_from(orders)),
+        draw(st.sampled_from([1, 4, 64, 256])),
         draw(st.sampled_from([0, 0, 1, 100, 4096])),
     )

@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 from nostall.serving.tables.settings import TableSettings
 
-BUCKETS = 64
-
 
 class Unit(NamedTuple):
     """A row of the Task-Table, and its cost."""
@@ -39,7 +37,7 @@ class Tables(NamedTuple):
 def specify(queries: list[int], keys: list[int], settings: TableSettings) -> Tables:
     """The tables of a batch, by definition."""
     units, reductions, scratch_rows = _units(queries, keys, settings)
-    return Tables(_deal(_sort(units, settings.order), settings), reductions, scratch_rows)
+    return Tables(_deal(_sort(units, settings), settings), reductions, scratch_rows)
 
 
 def _units(
@@ -110,13 +108,13 @@ def _ceil_div(value: int, by: int) -> int:
     return -(-value // by)
 
 
-def _sort(units: list[Unit], order: str) -> list[Unit]:
-    if order == "given" or not units:
+def _sort(units: list[Unit], settings: TableSettings) -> list[Unit]:
+    if settings.order == "given" or not units:
         return units
-    if order == "lpt":
+    if settings.order == "lpt":
         return sorted(units, key=lambda unit: -unit.cost)
     largest = max(unit.cost for unit in units)
-    return sorted(units, key=lambda unit: -(unit.cost * BUCKETS // (largest + 1)))
+    return sorted(units, key=lambda unit: -(unit.cost * settings.cost_classes // (largest + 1)))
 
 
 def _deal(units: list[Unit], settings: TableSettings) -> list[list[Unit]]:
