@@ -179,6 +179,8 @@ BENCHMARKS: tuple[Benchmark, ...] = (
          "How exact are predicted iteration times?",
          "predicted_vs_measured_2.json predicted_vs_measured_4.json", "parallel.md"),
     # Serving
+    _row("serving.table_build", "CPU", "How long does building task tables take?",
+         "table_build.json"),
     _row("serving.attention", "GPU",
          "How fast is attention of mixed batches beside FlashAttention-3 and others?"),
     # Readers of files

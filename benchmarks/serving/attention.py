@@ -141,7 +141,7 @@ def _child(arguments: list[str], seconds: float, folder: Path, end: float) -> di
             command, capture_output=True, text=True, timeout=seconds + 40, check=False
         )
         if done.returncode:
-            note = (done.stderr.strip().splitlines() or ["no message"])[-1][:300]
+            note = _last_error(done.stderr)
     except subprocess.TimeoutExpired:
         note = "killed: time limit"
     result = json.loads(out.read_text()) if out.exists() else {}
@@ -150,6 +150,12 @@ def _child(arguments: list[str], seconds: float, folder: Path, end: float) -> di
     result |= {"note": note, "seconds": round(time.monotonic() - begin, 1)}
     print(f"{' '.join(arguments[:6])}: {result['seconds']} s {note}", flush=True)
     return result
+
+
+def _last_error(text: str) -> str:
+    """The last line of an error output that names an exception."""
+    lines = [line for line in text.strip().splitlines() if "Error" in line or "rror:" in line]
+    return (lines or ["no message"])[-1][:300]
 
 
 def table(results: list[dict[str, Any]]) -> str:

@@ -45,6 +45,7 @@ class Case:
 
     def __init__(self, name: str, heads: tuple[int, int], out: Path, deadline: float) -> None:
         self.out, self.deadline = out, deadline
+        self.outs: dict[str, Tensor] = {}
         ragged = batch(name)
         has_trees = any(mask is not None for mask in ragged.tree_masks)
         shape = AttentionShape(*heads, has_trees=has_trees)
@@ -74,14 +75,34 @@ class Case:
                 self.fail(name, f"wrong result: relative error {error:.3g}")
                 return None
             self.result.setdefault("errors", {})[name] = error
-            calls = [lambda cache=cache: call(cache) for cache in self.inputs.caches]
-            repeats = max(1, 4 // len(calls))
-            return GraphedCalls(calls * repeats)
+            # The last call is with the cache whose result is known, for the check after the timing.
+            caches = [*self.inputs.caches[1:], self.inputs.caches[0]]
+            calls = [lambda cache=cache: call(cache) for cache in caches]
+            self.outs[name] = out
+            return GraphedCalls(calls * max(1, 4 // len(calls)))
         except Exception as error:  # a kernel that cannot run here is a result, not the end
             self.fail(name, f"{type(error).__name__}: {str(error)[:300]}")
             if "illegal" in str(error).lower() or "launch failure" in str(error).lower():
                 raise
             return None
+
+    def time(
+        self, graphs: dict[str, GraphedCalls], rounds: int, seconds: float, final: bool
+    ) -> dict[str, list[float]]:
+        """Microseconds of each graph; those whose result is wrong after the timing are left out."""
+        samples = interleaved_us(graphs, rounds, seconds)
+        for name, graph in graphs.items():
+            self.outs[name].fill_(float("nan"))
+            graph.replay()
+            if HAS_GPU:
+                torch.cuda.synchronize()
+            error = self.inputs.error(self.outs[name])
+            if name != "SDPA" and not error < TOLERANCE:
+                self.fail(name, f"wrong result in a CUDA graph: relative error {error:.3g}")
+                del samples[name]
+        self.result["entries"].append({"final": final, "samples_us": samples})
+        self.save()
+        return samples
 
     def fail(self, name: str, reason: str) -> None:
         self.result["failures"][name] = reason
@@ -153,9 +174,7 @@ def _measure(
                 graphs["null"] = graph
         if len(graphs) == len(anchor):
             continue
-        samples = interleaved_us(graphs, rounds, seconds=3.0 if final else 1.0)
-        case.result["entries"].append({"final": final, "samples_us": samples})
-        case.save()
+        samples = case.time(graphs, rounds, 3.0 if final else 1.0, final)
         medians |= {
             name: statistics.median(values)
             for name, values in samples.items()
@@ -187,8 +206,7 @@ def compare(case: Case, peers: Path, group: list[str], plan: AttentionPlan) -> N
         if graph:
             graphs[name] = graph
     if graphs:
-        samples = interleaved_us(graphs, 40, seconds=max(2.0, case.deadline - time.monotonic()))
-        case.result["entries"].append({"final": True, "samples_us": samples})
+        case.time(graphs, 40, max(2.0, case.deadline - time.monotonic()), final=True)
     case.result["plan"] = asdict(plan)
     case.save()
 

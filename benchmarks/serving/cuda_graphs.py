@@ -13,6 +13,8 @@ class GraphedCalls:
 
     def __init__(self, calls: Sequence[Callable[[], object]]) -> None:
         self.calls = len(calls)
+        # The graph holds addresses only: the calls keep the tensors that it reads.
+        self.kept = tuple(calls)
         if not torch.cuda.is_available():
             self.replay: Callable[[], object] = lambda: [call() for call in calls]
             return

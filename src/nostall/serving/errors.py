@@ -15,3 +15,7 @@ class BadTables(BadInput):
 
 class CapacityExceeded(BadTables):
     """A batch needs larger tables than those allocated; the message names the capacity needed."""
+
+
+class BadSchedule(BadInput):
+    """Limits or a policy of the scheduler, or step costs of the simulator, cannot be used."""

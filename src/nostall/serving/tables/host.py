@@ -25,6 +25,7 @@ from nostall.serving.tables.columns import (
 )
 from nostall.serving.tables.orders import Order, find_order
 from nostall.serving.tables.query_tiles import (
+    NO_REFERENCE_COUNTS,
     TILE_COLUMNS,
     TILE_COST,
     TILE_COUNT,
@@ -136,13 +137,13 @@ def build_tables(batch: RaggedBatch, settings: TableSettings) -> TaskTables:
     return HostBuilder.of(settings, capacity).build(batch.query_lengths, batch.kv_lengths)
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(**NO_REFERENCE_COUNTS)  # type: ignore[untyped-decorator]
 def _costs_by_rank(tiles: Int32s, costs: Int32s) -> None:
     for row in tiles:
         costs[row[TILE_RANK] : row[TILE_RANK] + row[TILE_UNITS]] = row[TILE_COST]
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(**NO_REFERENCE_COUNTS)  # type: ignore[untyped-decorator]
 def _fill(
     tiles: Int32s, places: Int32s, rules: CutRules, tasks: Int32s, reductions: Int32s
 ) -> None:

@@ -15,7 +15,13 @@ from numpy.typing import NDArray
 
 from nostall.core.suggest import unknown
 from nostall.serving.errors import BadTables
-from nostall.serving.tables.query_tiles import TILE_COST, TILE_INDEX, TILE_RANK, TILE_UNITS
+from nostall.serving.tables.query_tiles import (
+    NO_REFERENCE_COUNTS,
+    TILE_COST,
+    TILE_INDEX,
+    TILE_RANK,
+    TILE_UNITS,
+)
 
 Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
@@ -24,7 +30,7 @@ Sort = Callable[[Int32s, int], None]
 Deal = Callable[[Int32s, int, int, Int32s, Int32s], int]
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(**NO_REFERENCE_COUNTS)  # type: ignore[untyped-decorator]
 def sort_as_given(tiles: Int32s, classes: int) -> None:
     """Rank units in the order of the batch."""
     rank = 0
@@ -63,22 +69,31 @@ def sort_by_cost(tiles: Int32s, classes: int) -> None:
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator]
-def sort_by_bound(tiles: Int32s) -> None:
-    """Rank units of the highest tile by descending cost, then the others by ascending cost.
+def sort_in_pairs(tiles: Int32s, classes: int) -> None:
+    """Rank units of the highest tile by descending class of cost, then the others by ascending one.
 
     Programs that take units from both ends of the list then start with the longest units of
     each kind; the units that remain for the last programs are short.
     """
-    highest = tiles[:, TILE_INDEX].max() if len(tiles) else 0
-    is_highest = tiles[:, TILE_INDEX] == highest
-    key = np.where(is_highest, -tiles[:, TILE_COST].astype(np.int64), tiles[:, TILE_COST] + (1 << 32))
-    rank = 0
-    for index in np.argsort(key, kind="mergesort"):
-        tiles[index, TILE_RANK] = rank
-        rank += tiles[index, TILE_UNITS]
+    largest = highest = 0
+    for row in tiles:
+        largest = max(largest, row[TILE_COST])
+        highest = max(highest, row[TILE_INDEX])
+    starts = np.zeros(2 * classes + 1, np.int64)
+    for row in tiles:
+        place = row[TILE_COST] * classes // (largest + 1)
+        place = classes - 1 - place if row[TILE_INDEX] == highest else classes + place
+        starts[place + 1] += row[TILE_UNITS]
+    for place in range(2 * classes):
+        starts[place + 1] += starts[place]
+    for row in tiles:
+        place = row[TILE_COST] * classes // (largest + 1)
+        place = classes - 1 - place if row[TILE_INDEX] == highest else classes + place
+        row[TILE_RANK] = starts[place]
+        starts[place] += row[TILE_UNITS]
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(**NO_REFERENCE_COUNTS)  # type: ignore[untyped-decorator]
 def deal_ranges(costs: Int32s, units: int, programs: int, offsets: Int32s, places: Int32s) -> int:
     """Give each program a range of neighbours; ranges differ by one unit at most."""
     for program in range(programs + 1):
@@ -88,7 +103,7 @@ def deal_ranges(costs: Int32s, units: int, programs: int, offsets: Int32s, place
     return programs
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(**NO_REFERENCE_COUNTS)  # type: ignore[untyped-decorator]
 def deal_cyclic(costs: Int32s, units: int, programs: int, offsets: Int32s, places: Int32s) -> int:
     """Deal units to the programs 0, 1, ..., C - 1, 0, 1, ... .
 
@@ -108,7 +123,7 @@ def deal_cyclic(costs: Int32s, units: int, programs: int, offsets: Int32s, place
     return programs
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(**NO_REFERENCE_COUNTS)  # type: ignore[untyped-decorator]
 def deal_snake(costs: Int32s, units: int, programs: int, offsets: Int32s, places: Int32s) -> int:
     """Deal units to the programs 0, ..., C - 1, C - 1, ..., 0, 0, ... (paper, section 2.4)."""
     rounds, rest = divmod(units, programs)
@@ -127,7 +142,7 @@ def deal_snake(costs: Int32s, units: int, programs: int, offsets: Int32s, places
     return programs
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(**NO_REFERENCE_COUNTS)  # type: ignore[untyped-decorator]
 def deal_one_each(costs: Int32s, units: int, programs: int, offsets: Int32s, places: Int32s) -> int:
     """One unit a program: the hardware scheduler starts them in ascending rank."""
     for rank in range(units):
@@ -160,7 +175,7 @@ def deal_to_least_loaded(
     return programs
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(**NO_REFERENCE_COUNTS)  # type: ignore[untyped-decorator]
 def _replace_least(heap: Int64s, value: int) -> None:
     """Replace the least element of a binary heap."""
     place = 0
@@ -200,7 +215,7 @@ ORDERS: dict[str, Order] = {
         sort_by_class, deal_one_each, True, False, "descending cost, one unit a program"
     ),
     "paired": Order(
-        sort_by_bound,
+        sort_in_pairs,
         deal_ranges,
         False,
         True,

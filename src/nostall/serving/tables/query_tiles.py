@@ -18,6 +18,8 @@ from nostall.serving.tables.settings import TableSettings
 Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
 
+NO_REFERENCE_COUNTS = {"cache": True, "_nrt": False}
+"""Options of functions that allocate nothing: numba then counts no references to array rows."""
 NO_WINDOW = 1 << 40
 """Window of a batch without a sliding window."""
 
@@ -73,7 +75,7 @@ def cut_rules(settings: TableSettings) -> CutRules:
     )
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(**NO_REFERENCE_COUNTS)  # type: ignore[untyped-decorator]
 def count_tiles(query_lengths: Int32s, rules: CutRules) -> int:
     """Query tiles of a batch."""
     count = 0
@@ -84,7 +86,7 @@ def count_tiles(query_lengths: Int32s, rules: CutRules) -> int:
     return count
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(**NO_REFERENCE_COUNTS)  # type: ignore[untyped-decorator]
 def cut_tiles(query_lengths: Int32s, kv_lengths: Int32s, rules: CutRules, tiles: Int32s) -> int:
     """Write the query tiles of a batch, one a row of (tiles, TILE_COLUMNS); returns how many.
 
@@ -117,7 +119,7 @@ def cut_tiles(query_lengths: Int32s, kv_lengths: Int32s, rules: CutRules, tiles:
     return count
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(**NO_REFERENCE_COUNTS)  # type: ignore[untyped-decorator]
 def _split_tiles(tiles: Int32s, total: int, rules: CutRules) -> None:
     """Decide the splits, units and costs of query tiles; ``total`` is the cost of all of them."""
     target = MAX_COST_NS
@@ -141,7 +143,7 @@ def _split_tiles(tiles: Int32s, total: int, rules: CutRules) -> None:
         row[TILE_UNITS] = splits * rules.kv_heads
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(**NO_REFERENCE_COUNTS)  # type: ignore[untyped-decorator]
 def count_units(tiles: Int32s, group: int) -> tuple[int, int, int]:
     """Units, reductions and scratch rows of query tiles."""
     units = reductions = scratch_rows = 0
