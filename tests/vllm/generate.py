@@ -13,8 +13,6 @@ import random
 from pathlib import Path
 
 CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
     "hidden_size": 256,
     "intermediate_size": 512,
     "num_hidden_layers": 2,
@@ -32,16 +30,25 @@ CONFIG = {
 }
 
 
-def main() -> None:
-    from vllm import LLM, SamplingParams
+def save_model(folder: Path) -> None:
+    """Write a model of random weights, large enough that attention decides tokens."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
 
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**CONFIG, initializer_range=0.15))
+    model.save_pretrained(folder)
+
+
+def main() -> None:
     from nostall.attach.vllm.counts import counts
+    from vllm import LLM, SamplingParams
 
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--speculate", type=int, default=0)
     options = parser.parse_args()
-    (options.folder / "config.json").write_text(json.dumps(CONFIG))
+    save_model(options.folder)
     speculation = {
         "method": "ngram",
         "num_speculative_tokens": options.speculate,
@@ -50,7 +57,6 @@ def main() -> None:
     }
     engine = LLM(
         model=str(options.folder),
-        load_format="dummy",
         skip_tokenizer_init=True,
         dtype="float32",
         seed=0,

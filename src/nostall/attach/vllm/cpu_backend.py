@@ -75,9 +75,7 @@ class NostallCpuAttentionImpl(cpu_attn.CPUAttentionBackendImpl):
             window=max(self.sliding_window, 0),
             soft_cap=self.logits_soft_cap,
         )
-        settings = TableSettings(
-            shape.heads, shape.kv_heads, PROGRAMS, TILES, window=shape.window
-        )
+        settings = TableSettings(shape.heads, shape.kv_heads, PROGRAMS, TILES, window=shape.window)
         lengths = np.diff(batch.query_starts)
         capacity = needed_capacity(lengths, batch.kv_lengths, settings)
         tables = HostBuilder.of(settings, capacity).build(lengths, batch.kv_lengths)

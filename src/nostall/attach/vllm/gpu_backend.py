@@ -15,11 +15,13 @@ from vllm.v1.attention.backends import flash_attn
 
 from nostall.attach.vllm.counts import count_left, count_served
 from nostall.attach.vllm.routing import VARIABLE, served_kinds, step_kind
-from nostall.attach.vllm.step_tables import MAX_SCRATCH_BYTES, StepLimits, StepTables
+from nostall.attach.vllm.step_tables import StepLimits, StepTables
 from nostall.core.errors import NostallError
 from nostall.serving.attention.config import HEAD_DIMS, AttentionShape
 from nostall.serving.attention.plan import AttentionPlan
 
+MAX_SCRATCH_BYTES = 1 << 30
+"""Most memory of the scratch of one group of layers."""
 STEP = "nostall_step"
 """Attribute of vLLM's metadata: (tables, batch) of a step that nostall serves, else missing."""
 
@@ -54,29 +56,36 @@ class NostallMetadataBuilder(flash_attn.FlashAttentionMetadataBuilder):
         except NostallError as error:
             count_left(f"a group of layers: {error}")
             return None
+        if shape.window and config.speculative_config is not None:
+            count_left("a group of layers: a sliding window with speculative decoding")
+            return None
         if tables.scratch_bytes > MAX_SCRATCH_BYTES:
             count_left(f"a group of layers: it needs {tables.scratch_bytes >> 20} MiB of scratch")
             return None
+        tables.warm_up(config.model_config.dtype, -(-limits.keys // spec.block_size))
         return tables
 
     def build(
         self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False
     ) -> Any:
         """vLLM's metadata of a step; nostall's tables are built on the current stream."""
-        metadata = super().build(common_prefix_len, common_attn_metadata, fast_build)
+        common = common_attn_metadata
+        metadata = super().build(common_prefix_len, common, fast_build)
         if self._tables is None:
             return metadata
-        starts = common_attn_metadata.query_start_loc_cpu.numpy()
-        kind = step_kind(np.diff(starts))
+        query_lengths = np.diff(common.query_start_loc_cpu.numpy())
+        kind = step_kind(query_lengths)
         if kind not in self._kinds:
             count_left(f"{kind} steps")
         elif metadata.use_cascade or metadata.causal is not True:
             count_left("steps with a shared prefix or without a causal mask")
+        elif common.seq_lens_cpu_upper_bound is None:
+            count_left("steps without lengths on the host")
         else:
-            batch = self._tables.build(
-                common_attn_metadata.query_start_loc,
-                common_attn_metadata.seq_lens,
-                common_attn_metadata.block_table_tensor,
+            kv_lengths = common.seq_lens_cpu_upper_bound.numpy().astype(np.int32, copy=False)
+            self._tables.build(query_lengths, np.maximum(kv_lengths, query_lengths))
+            batch = self._tables.batch(
+                common.query_start_loc, common.seq_lens, common.block_table_tensor
             )
             setattr(metadata, STEP, (self._tables, batch))
             count_served(kind)

@@ -67,7 +67,9 @@ def execute(
         parts = [partial[row[FIRST_ROW] + split * rows] for split in range(row[SPLITS])]
         log_sums = torch.stack([log_sum for _, log_sum in parts])
         weights = log_sums.softmax(0).nan_to_num(0.0)
-        result = sum(weight[:, None] * part for weight, (part, _) in zip(weights, parts, strict=True))
+        result = sum(
+            weight[:, None] * part for weight, (part, _) in zip(weights, parts, strict=True)
+        )
         _store(shape, row, row[REDUCTION_KV_HEAD], batch, result, out)
 
 
