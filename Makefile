@@ -63,7 +63,7 @@ $(VLLM)/.ready:
 
 test-vllm: $(VLLM)/.ready
 	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
-	$(VLLM)/bin/python -m pytest -q -p no:cacheprovider tests/vllm
+	$(VLLM)/bin/python -m pytest -q --noconftest -p no:cacheprovider tests/vllm
 
 lint: venv
 	$(BIN)/ruff check .
