@@ -12,6 +12,7 @@ import json
 import os
 import random
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +111,7 @@ def serve(engine: Any, name: str, lengths: Lengths, seed: int, rate: float | Non
     gaps = sorted(
         (b - a) / max(1, m - n)
         for points in times.values()
-        for (a, n), (b, m) in zip(points, points[1:], strict=False)
+        for (a, n), (b, m) in pairwise(points)
         if m > n
     )
     return {
