@@ -179,6 +179,11 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     _row("parallel.predicted_vs_measured", "2 or more GPUs",
          "How exact are predicted iteration times?",
          "predicted_vs_measured_2.json predicted_vs_measured_4.json", "parallel.md"),
+    # Serving
+    _row("serving.table_build", "CPU", "How long does building task tables take?",
+         "table_build.json"),
+    _row("serving.attention", "GPU",
+         "How fast is attention of mixed batches beside FlashAttention-3 and others?"),
     # Readers of files
     _row("readers.fuzz", "CPU", "Do damaged files end in a result or in a clear error?", "fuzz"),
     # Jobs and traces

@@ -1,0 +1,65 @@
+"""Which steps of vLLM nostall's attention kernel serves, decided from lengths on the host.
+
+A step that is replayed from a full CUDA graph runs the kernels of its capture. vLLM captures full
+graphs of steps whose sequences all have the same number of query tokens, so the kind of such a step
+must follow from that number alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nostall.core.errors import BadInput
+from nostall.core.suggest import unknown
+
+MAX_VERIFY = 32
+"""Most query tokens of a sequence that counts as speculative verification, not as prefill."""
+
+VARIABLE = "NOSTALL_VLLM_ATTENTION"
+"""Environment variable that names the steps to serve; see :data:`CHOICES`."""
+
+
+class StepKind(StrEnum):
+    """What the sequences of a step do."""
+
+    EMPTY = "empty"
+    DECODE = "decode"
+    """Each sequence has one query token."""
+    VERIFY = "verify"
+    """No sequence has more than :data:`MAX_VERIFY` query tokens, and some have more than one."""
+    PREFILL = "prefill"
+    """Each sequence has more than :data:`MAX_VERIFY` query tokens."""
+    MIXED = "mixed"
+    """Prefill beside decode or verify."""
+
+
+CHOICES: Mapping[str, frozenset[StepKind]] = {
+    "measured": frozenset((StepKind.VERIFY, StepKind.MIXED)),
+    "all": frozenset((StepKind.DECODE, StepKind.VERIFY, StepKind.PREFILL, StepKind.MIXED)),
+    "none": frozenset(),
+}
+"""Kinds of steps that nostall serves, by the value of the environment variable."""
+
+
+def step_kind(query_lengths: NDArray[np.int32]) -> StepKind:
+    """The kind of a step; sequences without query tokens (padding) do not count."""
+    lengths = query_lengths[query_lengths > 0]
+    if not len(lengths):
+        return StepKind.EMPTY
+    least, most = int(lengths.min()), int(lengths.max())
+    if most == 1:
+        return StepKind.DECODE
+    if most <= MAX_VERIFY:
+        return StepKind.VERIFY
+    return StepKind.PREFILL if least > MAX_VERIFY else StepKind.MIXED
+
+
+def served_kinds(choice: str) -> frozenset[StepKind]:
+    """The kinds of a choice. Raises :class:`BadInput` for an unknown one."""
+    if choice not in CHOICES:
+        raise BadInput(unknown(f"value of {VARIABLE}", choice, CHOICES))
+    return CHOICES[choice]
