@@ -184,6 +184,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
          "table_build.json"),
     _row("serving.attention", "GPU",
          "How fast is attention of mixed batches beside FlashAttention-3 and others?"),
+    _row("serving.gemm", "GPU", "What does the table over M gain over F.linear?"),
     # Readers of files
     _row("readers.fuzz", "CPU", "Do damaged files end in a result or in a clear error?", "fuzz"),
     # Jobs and traces

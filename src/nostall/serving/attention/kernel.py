@@ -11,6 +11,8 @@ How programs take units (``SCHEDULE``):
 
 Which program runs a unit does not change the result.
 """
+# ruff: noqa: N803, N806 (Triton's constants are upper case)
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
 
@@ -26,9 +28,10 @@ QUEUE = tl.constexpr(2)
 
 @triton.jit
 def run_unit(
-    task, query, keys, values, out, block_table, query_starts, kv_lengths, tree_offsets, tree_words, partial,
-    partial_log_sums, scale, value_scale, soft_cap, window, stride_query_token, stride_query_head,
-    stride_out_token, stride_out_head, stride_block, stride_token, stride_head, stride_table,
+    task, query, keys, values, out, block_table, query_starts, kv_lengths, tree_offsets, tree_words,
+    partial, partial_log_sums, scale, value_scale, soft_cap, window, stride_query_token,
+    stride_query_head, stride_out_token, stride_out_head, stride_block, stride_token, stride_head,
+    stride_table,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, DIMS: tl.constexpr,
     PAGE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, STAGES: tl.constexpr,
     MASKS: tl.constexpr, SOFT_CAP: tl.constexpr, WINDOW: tl.constexpr, TREE: tl.constexpr,
@@ -68,7 +71,8 @@ def run_unit(
         clear_begin = context + first_token + tokens - window
     from_head = kv_head.to(tl.int64) * stride_head
     result, log_sum = attend(
-        tile, keys + from_head, values + from_head, block_table + sequence.to(tl.int64) * stride_table,
+        tile, keys + from_head, values + from_head,
+        block_table + sequence.to(tl.int64) * stride_table,
         begin, end, context + first_token + token, low, clear_begin, clear_end, scale, soft_cap,
         window, tree, context, stride_block, stride_token,
         PAGE, D, N, STAGES, MASKS, SOFT_CAP, WINDOW, TREE,
@@ -110,9 +114,10 @@ def leave_queue(queue):
 
 @triton.jit
 def run_tiles(
-    task, query, keys, values, out, block_table, query_starts, kv_lengths, tree_offsets, tree_words, partial,
-    partial_log_sums, scale, value_scale, soft_cap, window, stride_query_token, stride_query_head,
-    stride_out_token, stride_out_head, stride_block, stride_token, stride_head, stride_table,
+    task, query, keys, values, out, block_table, query_starts, kv_lengths, tree_offsets, tree_words,
+    partial, partial_log_sums, scale, value_scale, soft_cap, window, stride_query_token,
+    stride_query_head, stride_out_token, stride_out_head, stride_block, stride_token, stride_head,
+    stride_table,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, DIMS: tl.constexpr,
     PAGE: tl.constexpr, TILES: tl.constexpr,
     SOFT_CAP: tl.constexpr, WINDOW: tl.constexpr, TREE: tl.constexpr,
@@ -120,11 +125,11 @@ def run_tiles(
     """Run the unit of a task row with the tile that it names."""
     tile = tl.load(task + 6)
     for index in tl.static_range(len(TILES)):
-        if TILES[index][0] > 0:
-            if tile == index:
+        if TILES[index][0] > 0:  # a constant; the next condition is not
+            if tile == index:  # noqa: SIM102
                 run_unit(
-                    task, query, keys, values, out, block_table, query_starts, kv_lengths, tree_offsets,
-                    tree_words, partial, partial_log_sums, scale, value_scale, soft_cap, window,
+                    task, query, keys, values, out, block_table, query_starts, kv_lengths,
+                    tree_offsets, tree_words, partial, partial_log_sums, scale, value_scale, soft_cap, window,
                     stride_query_token, stride_query_head, stride_out_token, stride_out_head,
                     stride_block, stride_token, stride_head, stride_table, HEADS, KV_HEADS, D, DIMS,
                     PAGE, TILES[index][0], TILES[index][1], TILES[index][2], TILES[index][3],

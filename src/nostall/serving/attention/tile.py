@@ -7,6 +7,8 @@ independent of the stage that the unit is from.
 The page numbers of the next key tile are loaded one iteration ahead. Loads of keys and values then
 do not depend on another load of their iteration, so that Triton's pipeliner gives them all stages.
 """
+# ruff: noqa: N803, N806 (Triton's constants are upper case)
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
 

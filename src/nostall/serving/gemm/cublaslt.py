@@ -1,6 +1,6 @@
-"""cuBLASLt through ctypes: the algorithms that its heuristic proposes, and products by one of them.
+"""cuBLASLt through ctypes: algorithms that its heuristic proposes, and products by one of them.
 
-PyTorch runs only the first proposal. Constants and structures are those of ``cublasLt.h`` (CUDA 13):
+PyTorch runs only the first proposal. Constants and structures are those of ``cublasLt.h`` (CUDA 13)
 https://docs.nvidia.com/cuda/cublas/#using-the-cublaslt-api.
 """
 
@@ -87,6 +87,8 @@ class Product:
         default_factory=lambda: tuple(ctypes.c_void_p() for _ in range(3))
     )
 
+    _usable: dict[bytes, bool] = field(default_factory=dict)
+
     @staticmethod
     @cache
     def of(m: int, n: int, k: int, dtype: torch.dtype, has_bias: bool, device: int) -> Product:
@@ -147,7 +149,12 @@ class Product:
         return algorithms
 
     def is_usable(self, algorithm: bytes) -> bool:
-        """Whether this version of the library runs an algorithm for this product."""
+        """Whether the library can compute this product with an algorithm; asked once for each."""
+        if algorithm not in self._usable:
+            self._usable[algorithm] = self._ask(algorithm)
+        return self._usable[algorithm]
+
+    def _ask(self, algorithm: bytes) -> bool:
         result = (ctypes.c_uint8 * _RESULT_BYTES)()
         weight, x, y = self.layouts
         status = library().cublasLtMatmulAlgoCheck(

@@ -1,10 +1,12 @@
 """The GEMM kernel y = x W^T + bias for any number of rows M (Triton).
 
-Virtual padding (arXiv:2412.18106, section 6): a tile has ``ROWS`` rows on chip, and rows at or behind
-M are neither read nor written. Few rows leave SMs idle, so the sum over K is split: each program adds
-a part, and the last program of a tile to arrive adds the parts in the order of K. The result does not
-depend on which program is the last.
+Virtual padding (arXiv:2412.18106, section 6): a tile has ``ROWS`` rows on chip, and rows at or
+behind M are neither read nor written. Few rows leave SMs idle, so the sum over K is split: each
+program adds a part, and the last program of a tile to arrive adds the parts in the order of K. The
+result does not depend on which program is the last.
 """
+# ruff: noqa: N803 (Triton's constants are upper case)
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
 

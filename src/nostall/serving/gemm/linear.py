@@ -42,14 +42,19 @@ class Scratch:
         return tiles <= len(self.arrivals) and parts <= len(self.partial)
 
 
+def new_scratch() -> Scratch:
+    """New buffers on the current GPU."""
+    return Scratch.on(torch.device("cuda", torch.cuda.current_device()))
+
+
 def check_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> LinearShape:
     """The layer of tensors. Raises :class:`BadInput` if they do not fit each other."""
     shape = LinearShape(weight.shape[0], weight.shape[1], str(weight.dtype).removeprefix("torch."))
     shape.check()
     if x.dim() != 2 or x.shape[1] != shape.depth or x.dtype != weight.dtype:
         raise BadInput(
-            f"x {tuple(x.shape)} {x.dtype} and weight {tuple(weight.shape)} {weight.dtype}; allowed "
-            "is x (M, K) of the dtype of weight (N, K)"
+            f"x {tuple(x.shape)} {x.dtype} and weight {tuple(weight.shape)} {weight.dtype}; "
+            "allowed is x (M, K) of the dtype of weight (N, K)"
         )
     if not (x.is_contiguous() and weight.is_contiguous()):
         raise BadInput(
@@ -95,12 +100,12 @@ def run_entry(
             padded[: len(x)] = x
             return torch.nn.functional.linear(padded, weight, bias)[: len(x)]
         case LtAlgorithm(algorithm) if len(x):
-            product = Product.of(
-                len(x), *weight.shape, x.dtype, bias is not None, x.device.index or 0
-            )
-            y = x.new_empty(len(x), len(weight))
-            product.run(algorithm, x, weight, y, bias)
-            return y
+            m, (n, k) = len(x), weight.shape
+            product = Product.of(m, n, k, x.dtype, bias is not None, x.device.index or 0)
+            if product.is_usable(algorithm):
+                y = x.new_empty(m, n)
+                product.run(algorithm, x, weight, y, bias)
+                return y
     return torch.nn.functional.linear(x, weight, bias)
 
 

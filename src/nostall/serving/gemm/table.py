@@ -1,13 +1,14 @@
 """The table over M: how each product of a linear layer runs on one GPU with given versions.
 
-An entry holds for the Ms from the end of the entry before it to its own M. A cuBLASLt algorithm was
-measured at one M and holds for that M only. Where the table says nothing, F.linear runs.
+An entry holds for the Ms behind the row before it, up to its own M; it was measured at both ends
+of them. An algorithm of cuBLASLt runs only where the library says that it can compute that M.
+Where the table says nothing, F.linear runs.
 """
 
 from __future__ import annotations
 
 import bisect
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -17,7 +18,7 @@ from nostall.core.errors import BadInput
 from nostall.core.files import write_atomically
 from nostall.serving.gemm.config import GemmConfig, LinearShape
 
-FORMAT = "nostall-gemm-table-1"
+FORMAT: Literal["nostall-gemm-table-1"] = "nostall-gemm-table-1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +28,14 @@ class Cublas:
 
 @dataclass(frozen=True, slots=True)
 class Padded:
-    """F.linear on the first ``m`` rounded up to a multiple of ``multiple`` rows of x's buffer."""
+    """F.linear on a copy of x with M rounded up to a multiple of ``multiple``."""
 
     multiple: int
 
 
 @dataclass(frozen=True, slots=True)
 class LtAlgorithm:
-    """An algorithm of cuBLASLt, for one M."""
+    """An algorithm of cuBLASLt, as the library's 64 bytes."""
 
     algorithm: bytes
 
@@ -68,10 +69,7 @@ class GemmTable:
         index = bisect.bisect_left([row.m for row in self.rows], m)
         if index == len(self.rows):
             return Cublas()
-        row = self.rows[index]
-        if isinstance(row.entry, LtAlgorithm) and row.m != m:
-            return Cublas()
-        return row.entry
+        return self.rows[index].entry
 
 
 class _Row(pydantic.BaseModel):
@@ -153,20 +151,15 @@ def load_tables(path: Path, gpu: str, versions: dict[str, str]) -> dict[LinearSh
 
 
 def _to_file(row: Row) -> _Row:
-    common = {"m": row.m, "ratio": row.ratio, "low": row.low}
+    made = _Row(m=row.m, kind="cublas", ratio=row.ratio, low=row.low)
     match row.entry:
-        case Cublas():
-            return _Row(kind="cublas", **common)
         case Padded(multiple):
-            return _Row(kind="padded", multiple=multiple, **common)
+            return made.model_copy(update={"kind": "padded", "multiple": multiple})
         case LtAlgorithm(algorithm):
-            return _Row(kind="cublaslt", algorithm=algorithm.hex(), **common)
+            return made.model_copy(update={"kind": "cublaslt", "algorithm": algorithm.hex()})
         case GemmConfig() as config:
-            numbers = (
-                config.rows, config.columns, config.depth, config.split, config.warps,
-                config.stages, config.swap, config.group,
-            )  # fmt: skip
-            return _Row(kind="triton", config=numbers, **common)
+            return made.model_copy(update={"kind": "triton", "config": astuple(config)})
+    return made
 
 
 def _from_file(row: _Row) -> Row:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 from typing import NamedTuple
 
 from nostall.serving.tables.settings import TableSettings
@@ -114,13 +115,25 @@ def _sort(units: list[Unit], settings: TableSettings) -> list[Unit]:
     if settings.order == "lpt":
         return sorted(units, key=lambda unit: -unit.cost)
     largest = max(unit.cost for unit in units)
-    return sorted(units, key=lambda unit: -(unit.cost * settings.cost_classes // (largest + 1)))
+
+    def class_of(unit: Unit) -> int:
+        return unit.cost * settings.cost_classes // (largest + 1)
+
+    if settings.order == "paired":
+        highest = max(unit.tile for unit in units)
+        first = [unit for unit in units if unit.tile == highest]
+        others = [unit for unit in units if unit.tile != highest]
+        return sorted(first, key=lambda unit: -class_of(unit)) + sorted(others, key=class_of)
+    return sorted(units, key=lambda unit: -class_of(unit))
 
 
 def _deal(units: list[Unit], settings: TableSettings) -> list[list[Unit]]:
     if settings.order == "sorted":
         return [[unit] for unit in units]
     count = settings.programs
+    if settings.order == "paired":
+        ends = [program * len(units) // count for program in range(count + 1)]
+        return [units[start:end] for start, end in itertools.pairwise(ends)]
     programs: list[list[Unit]] = [[] for _ in range(count)]
     loads = [(0, program) for program in range(count)]
     for rank, unit in enumerate(units):
