@@ -33,7 +33,7 @@ class Limits:
     """Tokens of a step."""
     max_running: int = 256
     """Requests that are admitted at the same time."""
-    reserved: int = 512
+    reserved: int = 128
     """Tokens that ``xy-serve`` keeps for decodes and verifies, if there are as many."""
 
     def __post_init__(self) -> None:
