@@ -68,10 +68,12 @@ def open_setup(
     source: Source,
     installed: Sequence[Assembler] | None = None,
     workers: int | None = None,
+    dependents_wait: bool = False,
 ) -> Iterator[Setup]:
     """Prepare the search of a kernel and start its workers.
 
-    ``installed``: versions of ptxas (None: those that are found).  Raises :class:`BadInput` if the
+    ``installed``: versions of ptxas (None: those that are found).  ``dependents_wait``: whether
+    each dependent of the kernel waits for it, so that candidates may trigger them early.  Raises :class:`BadInput` if the
     source has no PTX, and if no installed ptxas accepts it.
     """
     if source.ptx is None:
@@ -88,7 +90,7 @@ def open_setup(
         compiler.command,
         compiler.assemblers,
         partial(make_space, levers=levers),
-        make_check,
+        partial(make_check, dependents_wait=dependents_wait),
     )
     space = make_space(source.ptx, source.kernel, levers)
     pool: BuildPool[Candidate] = BuildPool(partial(Builder, spec), build_proposal, workers)
