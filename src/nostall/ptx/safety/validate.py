@@ -56,8 +56,9 @@ MAX_FINDINGS = 20
 def validate(original: str, candidate: str, *, dependents_wait: bool = False) -> Verdict:
     """Check whether the PTX text ``candidate`` computes what ``original`` does.
 
-    ``dependents_wait``: see :class:`Validator`.  A candidate that cannot be read is refused.  Raises :class:`~nostall.ptx.errors.BadPtx` if the
-    original cannot be read, and :class:`~nostall.core.errors.BadInput` if an argument is no text.
+    ``dependents_wait``: see :class:`Validator`.  A candidate that cannot be read is refused.
+    Raises :class:`~nostall.ptx.errors.BadPtx` if the original cannot be read, and
+    :class:`~nostall.core.errors.BadInput` if an argument is no text.
     """
     return Validator(original, dependents_wait=dependents_wait).check(candidate)
 

@@ -63,18 +63,16 @@ class Winner:
     """Moves of native instructions after the assembly."""
 
 
-@contextmanager
-def open_setup(
+def prepare(
     source: Source,
     installed: Sequence[Assembler] | None = None,
-    workers: int | None = None,
     dependents_wait: bool = False,
-) -> Iterator[Setup]:
-    """Prepare the search of a kernel and start its workers.
+) -> tuple[CompilerCommand, BuildSpec, AssemblerSpace]:
+    """How a kernel is assembled, how its candidates are built, and their space.
 
     ``installed``: versions of ptxas (None: those that are found).  ``dependents_wait``: whether
-    each dependent of the kernel waits for it, so that candidates may trigger them early.  Raises :class:`BadInput` if the
-    source has no PTX, and if no installed ptxas accepts it.
+    each dependent of the kernel waits for it, so that candidates may trigger them early.  Raises
+    :class:`BadInput` if the source has no PTX, and if no installed ptxas accepts it.
     """
     if source.ptx is None:
         raise BadInput(
@@ -92,7 +90,21 @@ def open_setup(
         partial(make_space, levers=levers),
         partial(make_check, dependents_wait=dependents_wait),
     )
-    space = make_space(source.ptx, source.kernel, levers)
+    return compiler, spec, make_space(source.ptx, source.kernel, levers)
+
+
+@contextmanager
+def open_setup(
+    source: Source,
+    installed: Sequence[Assembler] | None = None,
+    workers: int | None = None,
+    dependents_wait: bool = False,
+) -> Iterator[Setup]:
+    """Prepare the search of a kernel and start its workers; see :func:`prepare`.
+
+    ``workers``: worker processes (None: one for each core).  Raises the errors of :func:`prepare`.
+    """
+    compiler, spec, space = prepare(source, installed, dependents_wait)
     pool: BuildPool[Candidate] = BuildPool(partial(Builder, spec), build_proposal, workers)
     with pool:
         yield Setup(source, compiler, spec, space, pool)
