@@ -49,8 +49,8 @@ class CoverRule:
     later: str
     """Group of the later instruction."""
     guarded: bool = False
-    """Whether the rule is about later instructions with a guard, which may be false.  The other
-    rules of claim RESULT and SOURCES are about later instructions that execute whenever the
+    """Whether the rule is about all later instructions, those too whose guard may be false.  The
+    other rules of claim RESULT and SOURCES are about later instructions that execute whenever the
     earlier one does: without a guard, or with the same guard."""
     architectures: frozenset[int] | None = None
     """Architectures on which compilers rely on the rule; None means all."""
@@ -127,6 +127,16 @@ def _queue(claim: Claim, later: str, *, guarded: bool = False) -> tuple[CoverRul
     )
 
 
+def _drains(later: str, earlier: str, architectures: Iterable[int]) -> tuple[CoverRule, ...]:
+    """One rule: an instruction issues after the sources of the load/store unit are read."""
+    name = f"{Claim.DRAINS_SOURCES.value}: load/store unit before {later}"
+    where = frozenset(architectures)
+    return tuple(
+        CoverRule(name, Claim.DRAINS_SOURCES, first, later, architectures=where)
+        for first in earlier.split()
+    )
+
+
 RULES: tuple[CoverRule, ...] = (
     # Results that are written in issue order.
     *_pairs(Claim.RESULT, "LDS", "LDS LDSM SHFL"),
@@ -142,9 +152,7 @@ RULES: tuple[CoverRule, ...] = (
     *_pairs(Claim.RESULT, "double-matrix", "double-matrix"),
     *_pairs(Claim.RESULT, "texture", "texture"),
     *_pairs(Claim.RESULT, "LDTM", "LDTM"),
-    *_pairs(Claim.RESULT, "LDS", "LDS", guarded=True),
     *_pairs(Claim.RESULT, "functions", "functions", guarded=True),
-    *_pairs(Claim.RESULT, "double", "double", guarded=True),
     # Sources that are read in issue order.
     *_queue(Claim.SOURCES, _QUEUE),
     *_queue(Claim.SOURCES, _QUEUE, guarded=True),
@@ -152,14 +160,10 @@ RULES: tuple[CoverRule, ...] = (
     *_pairs(Claim.SOURCES, "LDG", "LDG"),
     *_pairs(Claim.SOURCES, "LDG", "LDG", guarded=True),
     *_pairs(Claim.SOURCES, "LDL", "LDL"),
-    *_pairs(Claim.SOURCES, "LD", "ST"),
-    *_pairs(Claim.SOURCES, "LDS", "ST"),
-    *_pairs(Claim.SOURCES, "LDGSTS", "LDGSTS STL"),
+    *_pairs(Claim.SOURCES, "LDGSTS", "LDGSTS"),
     *_pairs(Claim.SOURCES, "ATOMS", "ATOMS"),
-    *_pairs(Claim.SOURCES, "ATOMG", "RED STG"),
-    *_pairs(Claim.SOURCES, "RED", "RED"),
+    *_pairs(Claim.SOURCES, "ATOMG", "RED"),
     *_pairs(Claim.SOURCES, "functions", "functions"),
-    *_pairs(Claim.SOURCES, "double-conversions", "double-conversions"),
     *_pairs(Claim.SOURCES, "bit-counts", "bit-counts"),
     *_pairs(Claim.SOURCES, "double", "double"),
     *_pairs(Claim.SOURCES, "double-matrix", "double-matrix"),
@@ -168,13 +172,10 @@ RULES: tuple[CoverRule, ...] = (
     *_pairs(Claim.SOURCES, "ATOMG", "STG", guarded=True),
     *_pairs(Claim.SOURCES, "LDGSTS", "LDGSTS", guarded=True),
     *_pairs(Claim.SOURCES, "UTMALDG", "UTMALDG", guarded=True),
-    *_pairs(Claim.SOURCES, "functions", "functions", guarded=True),
-    *_pairs(Claim.SOURCES, "double", "double", guarded=True),
     # Results that are written after those of earlier instructions.
     *_pairs(Claim.OVERWRITES_RESULT, "LDSM", "LDSM"),
     *_pairs(Claim.OVERWRITES_RESULT, "SHFL", "SHFL"),
     *_pairs(Claim.OVERWRITES_RESULT, "functions", "functions"),
-    *_pairs(Claim.OVERWRITES_RESULT, "double", "double"),
     *_pairs(Claim.OVERWRITES_RESULT, "LDTM", "LDTM"),
     # Results that are written after the sources of earlier instructions are read.
     *_queue(Claim.OVERWRITES_SOURCES, "LDS LDSM"),
@@ -185,9 +186,8 @@ RULES: tuple[CoverRule, ...] = (
     *_pairs(Claim.OVERWRITES_SOURCES, "double-conversions", "double-conversions"),
     *_pairs(Claim.OVERWRITES_SOURCES, "bit-counts", "bit-counts"),
     *_pairs(Claim.OVERWRITES_SOURCES, "double", "double"),
-    *_pairs(Claim.OVERWRITES_SOURCES, "LDTM", "STTM"),
     # A blocking BAR issues after earlier sources are read.
-    *_pairs(Claim.DRAINS_SOURCES, "BAR", "LDG STG STL LDS STS LDSM SHFL", architectures=(75,)),
+    *_drains("BAR", f"LDG SHFL {_QUEUE}", architectures=(75,)),
     *_pairs(Claim.PARTIAL_WAIT, "texture", "texture"),
     *_pairs(Claim.READ_PROVES_RESULT, "ATOM", "ATOM"),
 )
@@ -253,7 +253,7 @@ class CoverTable:
                 for r in self.rules
                 if r.claim is claim
                 and group == r.later
-                and r.guarded == guarded
+                and r.guarded >= guarded
                 and (r.architectures is None or sm in r.architectures)
             )
             found = self._cached[key] = frozenset(rule.earlier for rule in rules)
