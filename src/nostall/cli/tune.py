@@ -56,7 +56,7 @@ from nostall.tuning.job import tune as run_job
 from nostall.tuning.nominal_work import NOMINAL_TFLOPS, SIP
 from nostall.tuning.ptxas_versions import ASSEMBLER_KEY
 from nostall.tuning.source import Source
-from nostall.tuning.store_records import record_result
+from nostall.tuning.store_records import record_dependent, record_result
 from nostall.tuning.strategies import (
     ASSEMBLER,
     LOG_FOLDER,
@@ -141,6 +141,15 @@ AssemblersOption = Annotated[
         help="Assemble a Triton kernel with each installed ptxas; start from the fastest cubin.",
     ),
 ]
+DependentLaunchOption = Annotated[
+    str | None,
+    typer.Option(
+        "--pdl",
+        help="After the search, try dependent launches and measure them back to back: wait (sink a "
+        "wait for the kernels before to the first access of memory); trigger (also let the next "
+        "kernel start early: only if every kernel that is launched as a dependent waits itself).",
+    ),
+]
 RecordOption = Annotated[
     Path | None,
     typer.Option(
@@ -181,6 +190,7 @@ def tune(
     cold: ColdOption = False,
     sanitizer: SanitizerOption = False,
     measured_latencies: MeasuredLatenciesOption = False,
+    pdl: DependentLaunchOption = None,
     record: RecordOption = None,
     recording: RecordingOption = None,
     format: FormatOption = Format.TABLE,
@@ -239,6 +249,7 @@ def tune(
             sanitizer=sanitizer,
             policy=policy,
             measured_latencies=measured_latencies,
+            pdl=pdl or "",
             # A recorded winner is verified on machines without its ptxas, which is only possible
             # without moves of native instructions.
             anneal_share=0.0 if record is not None else Settings.anneal_share,
@@ -335,7 +346,7 @@ def _run_search(
             resume=resume,
             device=device,
         )
-    with open_setup(source) as setup:
+    with open_setup(source, dependents_wait=settings.pdl == "trigger") as setup:
         return tune_assembler(
             setup, search, settings, device, run=run, observers=observers, resume=resume
         )
@@ -351,7 +362,8 @@ def store_gain(
     """Record a gain in the store; returns its row, or None if nothing was recorded.
 
     ``requested`` is the option ``--store``.  By default a gain is recorded if it was measured
-    (``device_info`` is not None); an unusable store is then only a warning.
+    (``device_info`` is not None); an unusable store is then only a warning.  A gain of dependent
+    launches is a record of its own.
     """
     if result.improved and ASSEMBLER_KEY in source.provenance:
         err.print(
@@ -360,12 +372,19 @@ def store_gain(
         )
         return None
     is_wanted = requested or (requested is None and device_info is not None)
-    if not result.improved or not is_wanted:
+    has_chain_gain = result.dependent is not None and result.dependent.improved
+    if not (result.improved or has_chain_gain) or not is_wanted:
         return None
+    row: Row | None = None
     try:
-        return record_result(Store(), source, settings, result, device_info or {})
+        store = Store()
+        if result.improved:
+            row = record_result(store, source, settings, result, device_info or {})
+        if has_chain_gain:
+            dependent = record_dependent(store, source, settings, result, device_info or {})
+            row = row or dependent
     except BadStore as error:
         if requested:
             raise
         err.print(f"not recorded in the store: {error}")
-        return None
+    return row
