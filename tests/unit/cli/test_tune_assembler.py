@@ -155,6 +155,17 @@ def test_dependent_launches_are_tried_after_the_search(
     assert result["dependent_launch"]["improved"] and result["ratio"] < 2
     kinds = [Store().provenance(row).dependent_launch for row in Store().rows()]
     assert sorted(kinds) == [False, True]
+    page = (folder / "report.html").read_text()
+    assert "Launches back to back" in page and "2.0000 to 2.0000" in page
+    capsys.readouterr()
+    verify(folder)
+    assert "dependent.cubin: safe: PTX proved equal" in capsys.readouterr().out
+    # A result without a wait.
+    (folder / "dependent.cubin").write_bytes((folder / "best.cubin").read_bytes())
+    (folder / "dependent_recipe.json").write_bytes((folder / "recipe.json").read_bytes())
+    with pytest.raises(typer.Exit):
+        verify(folder)
+    assert "dependent.cubin: UNSAFE: scale has no ACQBULK" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
