@@ -46,7 +46,7 @@ from nostall.cli.tuning.runs import (
 )
 from nostall.cli.tuning.search_setup import open_search
 from nostall.core import BadInput, Observer, Search
-from nostall.gpu import Device
+from nostall.gpu import Device, LocalGpu
 from nostall.report import write_report
 from nostall.store import BadStore, Row, Store
 from nostall.tuning.assembler.job import open_setup, tune_assembler
@@ -348,7 +348,14 @@ def _run_search(
         )
     with open_setup(source, dependents_wait=settings.pdl == "trigger") as setup:
         return tune_assembler(
-            setup, search, settings, device, run=run, observers=observers, resume=resume
+            setup,
+            search,
+            settings,
+            device,
+            run=run,
+            observers=observers,
+            resume=resume,
+            open_device=LocalGpu,
         )
 
 

@@ -30,7 +30,14 @@ from nostall.tuning.assembler.description import (
 from nostall.tuning.assembler.objective import AssemblerObjective, Workers, idle_share
 from nostall.tuning.assembler.portfolio import make_levers
 from nostall.tuning.assembler.proof import make_check
-from nostall.tuning.assembler.recipe import PTX_FILE, RECIPE_FILE, Recipe, make_recipe
+from nostall.tuning.assembler.recipe import (
+    DEPENDENT_CUBIN_FILE,
+    DEPENDENT_RECIPE_FILE,
+    PTX_FILE,
+    RECIPE_FILE,
+    Recipe,
+    make_recipe,
+)
 from nostall.tuning.assembler.reverify import kernel_verdict
 from nostall.tuning.assembler.sass_phase import improve_order
 from nostall.tuning.assembler.space import AssemblerSpace, make_space
@@ -44,8 +51,6 @@ _FINALISTS = 8
 """Members of the population that take part in the race after the search."""
 _CHAIN_STATES = 3
 """Best orders that are tried in dependent launches, beside the original's."""
-DEPENDENT_CUBIN_FILE, DEPENDENT_RECIPE_FILE = "dependent.cubin", "dependent_recipe.json"
-"""Files of a run directory with the result for dependent launches."""
 
 
 @dataclass(frozen=True)
@@ -137,9 +142,11 @@ def tune_assembler(
     """
     job = AssemblerJob(setup, settings, device, run)
     result, winner = job.run_stages(search, observers, resume)
-    if settings.pdl and result.search.stopped != "interrupted":
-        result = replace(result, dependent=job.try_dependent_launch(result, open_device))
-    job.record(result, winner)
+    try:
+        if settings.pdl and result.search.stopped != "interrupted":
+            result = replace(result, dependent=job.try_dependent_launch(result, open_device))
+    finally:  # the result of the search is complete without it
+        job.record(result, winner)
     return result
 
 
