@@ -94,8 +94,10 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     _row("ptx.random_orders", "CPU", "Does ptxas accept random orders of PTX without new messages?",
          "random_orders.json"),
     _row("ptx.assembler_suite", "GPU", "What does searching the input of ptxas gain?",
-         "assembler_suite.json", "assembler.md"),
-    _row("ptx.dependent_launch", "GPU", "What do late waits of dependent launches gain in chains?"),
+         "assembler_suite.json assembler_filling.json unseen_suite.json assembler_peers.json",
+         "assembler.md"),
+    _row("ptx.dependent_launch", "GPU", "What do late waits of dependent launches gain in chains?",
+         "dependent_launch.json", "assembler.md"),
     # Store
     _row("store.soak", "CPU", "Does the store lose records by kills, a full disk or damage?",
          "soak.json"),
