@@ -93,6 +93,8 @@ BENCHMARKS: tuple[Benchmark, ...] = (
          "validator.json", "assembler.md"),
     _row("ptx.random_orders", "CPU", "Does ptxas accept random orders of PTX without new messages?",
          "random_orders.json"),
+    _row("ptx.reordered_alarms", "CPU",
+         "Does the verifier accept what ptxas makes of re-ordered PTX?"),
     _row("ptx.assembler_suite", "GPU", "What does searching the input of ptxas gain?",
          "assembler_suite.json assembler_filling.json unseen_suite.json assembler_peers.json",
          "assembler.md"),
