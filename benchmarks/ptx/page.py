@@ -187,8 +187,8 @@ def _peers(rows: Sequence[Row]) -> str:
     note = wrapped(
         "*Random orders* is a program that only re-orders PTX at random, keeps what is faster, and "
         f"proves nothing. It is ahead of the assembler here, after at most {max(others):.0f} s of "
-        f"search; the assembler searched {max(ours):.0f} s of its 20 s, and spent the rest on moves "
-        "of native instructions and comparisons. "
+        f"search; the assembler searched {max(ours):.0f} s of its 20 s, and spent the rest on "
+        "moves of native instructions and comparisons. "
         f"({link(PEERS)})"
     )
     return f"## Beside other methods\n\n{table(head, lines)}\n\n{note}"

@@ -6,8 +6,8 @@
 An order of PTX that nobody compiled before gives machine code that no table of the verifier was
 made from. The PTX is that of the corpus (see ``ptx.random_orders``), and of the kernels of
 ``benchmarks.kernels.unseen``, compiled by Triton for sm_90. Each order is assembled by one of the
-versions of ptxas that accept the original, in turn, and validated by itself. A refusal is a false alarm, unless
-ptxas is wrong. A second run goes on.
+versions of ptxas that accept the original, in turn, and validated by itself. A refusal is a false
+alarm, unless ptxas is wrong. A second run goes on.
 """
 
 from __future__ import annotations
