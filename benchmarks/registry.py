@@ -189,6 +189,8 @@ BENCHMARKS: tuple[Benchmark, ...] = (
          "table_build.json"),
     _row("serving.attention", "GPU",
          "How fast is attention of mixed batches beside FlashAttention-3 and others?"),
+    _row("serving.compile_report", "CPU",
+         "Which registers, spills and shared memory do the serving kernels use on sm_90?"),
     _row("serving.gemm", "GPU", "What does the table over M gain over F.linear?"),
     # Readers of files
     _row("readers.fuzz", "CPU", "Do damaged files end in a result or in a clear error?", "fuzz"),
