@@ -27,9 +27,9 @@ VARIABLE = "NOSTALL_VLLM_ATTENTION"
 
 MEMORY_BOUND = AttentionPlan(
     KernelConfig(
-        (TileConfig(16, 64, 4, "all"), TileConfig(64, 64, 3, "all")),
+        (TileConfig(16, 64, 3, "all"), TileConfig(64, 32, 3, "all")),
         warps=4,
-        registers=0,
+        registers=168,
         programs_per_sm=3,
         schedule="unit",
     ),
