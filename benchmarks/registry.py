@@ -185,6 +185,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
          "How exact are predicted iteration times?",
          "predicted_vs_measured_2.json predicted_vs_measured_4.json", "parallel.md"),
     # Serving
+    _row("serving.vllm_engine", "GPU", "How fast does vLLM serve with nostall's plug-in?"),
     _row("serving.table_build", "CPU", "How long does building task tables take?",
          "table_build.json"),
     _row("serving.attention", "GPU",
