@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.serving.attention_inputs import HAS_GPU, TOLERANCE, Inputs, make_inputs
+from benchmarks.serving.attention_kernels import KERNELS
 from benchmarks.serving.attention_peers import PEERS
 from benchmarks.serving.attention_plans import (
-    KERNELS,
     PAPER,
     applicable,
     on_two_streams,

@@ -3,7 +3,7 @@
     python -m benchmarks run serving.gemm --out FILE --budget-s 560 --tables FILE ...
 
 For each layer and M, F.linear, its null and the deployed table are measured in one interleaved
-series of CUDA graphs, with weights that rotate. ``--best`` also measures all candidates (24 proposals
+series of CUDA graphs, with rotating weights. ``--best`` measures all candidates too (24 proposals
 of cuBLASLt, Triton configurations, M rounded up). Tables come from ``nostall serving tune``.
 """
 

@@ -7,6 +7,7 @@ step and each layer that nostall does not serve.
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,9 +15,9 @@ from vllm.v1.attention.backend import AttentionType
 from vllm.v1.attention.backends import flash_attn
 
 from nostall.attach.vllm.counts import count_left, count_served
-from nostall.attach.vllm.routing import VARIABLE, served_kinds, step_kind
+from nostall.attach.vllm.routing import VARIABLE, StepKind, plan_of, served_kinds, step_kind
 from nostall.attach.vllm.step_tables import StepLimits, StepTables
-from nostall.core.errors import NostallError
+from nostall.core.errors import BadInput, NostallError
 from nostall.serving.attention.config import HEAD_DIMS, AttentionShape
 from nostall.serving.attention.plan import AttentionPlan
 
@@ -33,37 +34,39 @@ class NostallMetadataBuilder(flash_attn.FlashAttentionMetadataBuilder):
         self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: Any
     ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
-        self._kinds = served_kinds(os.environ.get(VARIABLE, "measured"))
-        self._tables = self._make_tables(kv_cache_spec, vllm_config) if self._kinds else None
+        kinds = served_kinds(os.environ.get(VARIABLE, "measured"))
+        try:
+            self._tables = self._make_tables(kinds, kv_cache_spec, vllm_config)
+        except NostallError as error:
+            count_left(f"a group of layers: {error}")
+            self._tables = {}
 
-    def _make_tables(self, spec: Any, config: Any) -> StepTables | None:
-        """The tables of this group of layers; None if nostall cannot serve them."""
+    def _make_tables(
+        self, kinds: Collection[StepKind], spec: Any, config: Any
+    ) -> dict[StepKind, StepTables]:
+        """Tables for each kind of step; raises :class:`NostallError` for layers it cannot serve."""
         scheduler = config.scheduler_config
         limits = StepLimits(
             scheduler.max_num_seqs,
             scheduler.max_num_batched_tokens,
             config.model_config.max_model_len,
         )
-        try:
-            shape = AttentionShape(
-                self.num_heads_q,
-                self.num_heads_kv,
-                spec.head_size,
-                page_size=spec.block_size,
-                window=getattr(spec, "sliding_window", None) or 0,
-            )
-            tables = StepTables(shape, AttentionPlan(), limits, self.device)
-        except NostallError as error:
-            count_left(f"a group of layers: {error}")
-            return None
+        shape = AttentionShape(
+            self.num_heads_q,
+            self.num_heads_kv,
+            spec.head_size,
+            page_size=spec.block_size,
+            window=getattr(spec, "sliding_window", None) or 0,
+        )
         if shape.window and config.speculative_config is not None:
-            count_left("a group of layers: a sliding window with speculative decoding")
-            return None
-        if tables.scratch_bytes > MAX_SCRATCH_BYTES:
-            count_left(f"a group of layers: it needs {tables.scratch_bytes >> 20} MiB of scratch")
-            return None
-        tables.warm_up(config.model_config.dtype, -(-limits.keys // spec.block_size))
-        return tables
+            raise BadInput("a sliding window with speculative decoding")
+        made: dict[AttentionPlan, StepTables] = {}
+        for plan in {plan_of(kind, shape) for kind in kinds}:
+            made[plan] = tables = StepTables(shape, plan, limits, self.device)
+            if tables.scratch_bytes > MAX_SCRATCH_BYTES:
+                raise BadInput(f"{tables.scratch_bytes >> 20} MiB of scratch")
+            tables.warm_up(config.model_config.dtype, -(-limits.keys // spec.block_size))
+        return {kind: made[plan_of(kind, shape)] for kind in kinds}
 
     def build(
         self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False
@@ -71,11 +74,10 @@ class NostallMetadataBuilder(flash_attn.FlashAttentionMetadataBuilder):
         """vLLM's metadata of a step; nostall's tables are built on the current stream."""
         common = common_attn_metadata
         metadata = super().build(common_prefix_len, common, fast_build)
-        if self._tables is None:
-            return metadata
         query_lengths = np.diff(common.query_start_loc_cpu.numpy())
         kind = step_kind(query_lengths)
-        if kind not in self._kinds:
+        tables = self._tables.get(kind)
+        if tables is None:
             count_left(f"{kind} steps")
         elif metadata.use_cascade or metadata.causal is not True:
             count_left("steps with a shared prefix or without a causal mask")
@@ -83,11 +85,11 @@ class NostallMetadataBuilder(flash_attn.FlashAttentionMetadataBuilder):
             count_left("steps without lengths on the host")
         else:
             kv_lengths = common.seq_lens_cpu_upper_bound.numpy().astype(np.int32, copy=False)
-            self._tables.build(query_lengths, np.maximum(kv_lengths, query_lengths))
-            batch = self._tables.batch(
+            tables.build(query_lengths, np.maximum(kv_lengths, query_lengths))
+            batch = tables.batch(
                 common.query_start_loc, common.seq_lens, common.block_table_tensor
             )
-            setattr(metadata, STEP, (self._tables, batch))
+            setattr(metadata, STEP, (tables, batch))
             count_served(kind)
         return metadata
 

@@ -15,12 +15,27 @@ from numpy.typing import NDArray
 
 from nostall.core.errors import BadInput
 from nostall.core.suggest import unknown
+from nostall.serving.attention.config import AttentionShape, KernelConfig, TileConfig
+from nostall.serving.attention.plan import AttentionPlan, default_kernel
 
 MAX_VERIFY = 32
 """Most query tokens of a sequence that counts as speculative verification, not as prefill."""
 
 VARIABLE = "NOSTALL_VLLM_ATTENTION"
 """Environment variable that names the steps to serve; see :data:`CHOICES`."""
+
+
+MEMORY_BOUND = AttentionPlan(
+    KernelConfig(
+        (TileConfig(16, 64, 3, "all"), TileConfig(64, 32, 3, "all")),
+        warps=4,
+        registers=168,
+        programs_per_sm=3,
+        schedule="unit",
+    ),
+    order="sorted",
+)
+"""For steps whose time is that of reading keys and values."""
 
 
 class StepKind(StrEnum):
@@ -38,7 +53,7 @@ class StepKind(StrEnum):
 
 
 CHOICES: Mapping[str, frozenset[StepKind]] = {
-    "measured": frozenset((StepKind.VERIFY, StepKind.MIXED)),
+    "measured": frozenset((StepKind.DECODE, StepKind.VERIFY)),
     "all": frozenset((StepKind.DECODE, StepKind.VERIFY, StepKind.PREFILL, StepKind.MIXED)),
     "none": frozenset(),
 }
@@ -63,3 +78,10 @@ def served_kinds(choice: str) -> frozenset[StepKind]:
     if choice not in CHOICES:
         raise BadInput(unknown(f"value of {VARIABLE}", choice, CHOICES))
     return CHOICES[choice]
+
+
+def plan_of(kind: StepKind, shape: AttentionShape) -> AttentionPlan:
+    """The plan of attention for a kind of step."""
+    if kind in (StepKind.DECODE, StepKind.VERIFY) and shape.padded_head_dim <= 128:
+        return MEMORY_BOUND
+    return AttentionPlan(default_kernel(shape))

@@ -69,7 +69,7 @@ class TileConfig(NamedTuple):
     """How one tile height runs."""
 
     rows: int
-    """Tile height; 0: the kernel is compiled without this tile."""
+    """Tile height."""
     keys: int = 64
     """Keys of one iteration; a power of two."""
     stages: int = 3

@@ -125,33 +125,31 @@ def run_tiles(
     """Run the unit of a task row with the tile that it names."""
     tile = tl.load(task + 6)
     for index in tl.static_range(len(TILES)):
-        if TILES[index][0] > 0:  # a constant; the next condition is not
-            if tile == index:  # noqa: SIM102
-                run_unit(
-                    task, query, keys, values, out, block_table, query_starts, kv_lengths,
-                    tree_offsets, tree_words, partial, partial_log_sums, scale, value_scale, soft_cap, window,
-                    stride_query_token, stride_query_head, stride_out_token, stride_out_head,
-                    stride_block, stride_token, stride_head, stride_table, HEADS, KV_HEADS, D, DIMS,
-                    PAGE, TILES[index][0], TILES[index][1], TILES[index][2], TILES[index][3],
-                    SOFT_CAP, WINDOW, TREE,
-                )  # fmt: skip
+        if tile == index:
+            run_unit(
+                task, query, keys, values, out, block_table, query_starts, kv_lengths,
+                tree_offsets, tree_words, partial, partial_log_sums, scale, value_scale, soft_cap,
+                window, stride_query_token, stride_query_head, stride_out_token, stride_out_head,
+                stride_block, stride_token, stride_head, stride_table, HEADS, KV_HEADS, D, DIMS,
+                PAGE, TILES[index][0], TILES[index][1], TILES[index][2], TILES[index][3],
+                SOFT_CAP, WINDOW, TREE,
+            )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["front", "window"])
 def meta_attention(
     query, keys, values, out, block_table, tasks, program_offsets, counts, queue, front,
-    query_starts, kv_lengths, tree_offsets, tree_words, partial, partial_log_sums, scale, value_scale, soft_cap,
-    window, stride_query_token, stride_query_head, stride_out_token, stride_out_head,
-    stride_block, stride_token, stride_head, stride_table,
+    query_starts, kv_lengths, tree_offsets, tree_words, partial, partial_log_sums, scale,
+    value_scale, soft_cap, window, stride_query_token, stride_query_head, stride_out_token,
+    stride_out_head, stride_block, stride_token, stride_head, stride_table,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, DIMS: tl.constexpr,
     PAGE: tl.constexpr, TILES: tl.constexpr, SCHEDULE: tl.constexpr,
     SOFT_CAP: tl.constexpr, WINDOW: tl.constexpr, TREE: tl.constexpr,
 ):  # fmt: skip
     """Run all units of the Task-Table.
 
-    ``query`` and ``out`` are (tokens, heads, D), ``keys`` and ``values`` (blocks, PAGE, KV heads, D)
-    with the same strides. ``TILES`` has (rows, keys, stages, masks) for each tile; 0 rows: the tile
-    does not occur.
+    ``query`` and ``out`` are (tokens, heads, D), ``keys`` and ``values`` (blocks, PAGE, KV heads,
+    D) with the same strides. ``TILES`` has (rows, keys, stages, masks) for each tile.
     """
     program = tl.program_id(0)
     unit = program
@@ -166,8 +164,8 @@ def meta_attention(
     while unit < end:
         run_tiles(
             tasks + unit * 8, query, keys, values, out, block_table, query_starts, kv_lengths,
-            tree_offsets, tree_words, partial, partial_log_sums, scale, value_scale, soft_cap, window,
-            stride_query_token, stride_query_head, stride_out_token, stride_out_head,
+            tree_offsets, tree_words, partial, partial_log_sums, scale, value_scale, soft_cap,
+            window, stride_query_token, stride_query_head, stride_out_token, stride_out_head,
             stride_block, stride_token, stride_head, stride_table, HEADS, KV_HEADS, D, DIMS, PAGE,
             TILES, SOFT_CAP, WINDOW, TREE,
         )  # fmt: skip

@@ -189,7 +189,7 @@ def check_tensors(shape: AttentionShape, query: Tensor, cache: PagedCache, out: 
             f"{values.dtype}; allowed are two tensors (blocks, {paged[0]}, {paged[1]}, {paged[2]}) "
             "of one dtype"
         )
-    if keys.stride() != values.stride() or 1 != keys.stride(3) or query.stride(2) != 1:
+    if keys.stride() != values.stride() or keys.stride(3) != 1 or query.stride(2) != 1:
         raise BadInput(
             f"strides of keys {keys.stride()}, values {values.stride()} and query "
             f"{query.stride()}; keys and values must have the same strides, and heads must be "

@@ -4,9 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from nostall.serving.attention.config import AttentionShape, KernelConfig
+from nostall.serving.attention.config import AttentionShape, KernelConfig, TileConfig
 from nostall.serving.tables.settings import TableSettings
 from nostall.serving.tables.tiles import TileSet
+
+WIDE_HEAD_KERNEL = KernelConfig(
+    (TileConfig(16, 32, 3), TileConfig(32, 32, 3), TileConfig(64, 32, 3, "branch")),
+    registers=0,
+    programs_per_sm=1,
+)
+"""For heads of 256: a tile of 128 rows would need more registers than a program has."""
+
+
+def default_kernel(shape: AttentionShape) -> KernelConfig:
+    """A kernel for a shape that has not been tuned."""
+    return KernelConfig() if shape.padded_head_dim <= 128 else WIDE_HEAD_KERNEL
 
 
 @dataclass(frozen=True)
