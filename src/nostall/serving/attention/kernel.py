@@ -73,9 +73,9 @@ def run_unit(
     result, log_sum = attend(
         tile, keys + from_head, values + from_head,
         block_table + sequence.to(tl.int64) * stride_table,
-        begin, end, context + first_token + token, low, clear_begin, clear_end, scale, soft_cap,
-        window, tree, context, stride_block, stride_token,
-        PAGE, D, N, STAGES, MASKS, SOFT_CAP, WINDOW, TREE,
+        begin, end, low, kv_lengths + sequence, query_length - first_token, clear_begin, clear_end,
+        scale, soft_cap, window, tree, context, stride_block, stride_token,
+        PAGE, D, N, STAGES, GROUP, MASKS, SOFT_CAP, WINDOW, TREE,
     )  # fmt: skip
     result = result * value_scale
     if slot < 0:

@@ -25,28 +25,70 @@ MASK_TAIL = tl.constexpr(2)
 
 
 @triton.jit
-def load_pages(pages, at, low, end, PAGE: tl.constexpr):
-    """Page numbers of the keys ``at``; entries outside ``low`` to ``end`` are not read."""
-    return tl.load(pages + at // PAGE, mask=(at >= low) & (at < end), other=0)
+def load_pages(pages, first, low, end, PAGE: tl.constexpr, N: tl.constexpr, WINDOW: tl.constexpr):
+    """Pages of the N keys from ``first`` on; entries of keys outside ``low`` to ``end`` are not read.
+
+    ``first`` is a multiple of N. One number if all N keys lie in one page.
+    """
+    if PAGE % N == 0:
+        live = first < end
+        if WINDOW:
+            live = live & (first + N > low)
+        return tl.load(pages + first // PAGE, mask=live, other=0)
+    at = first + tl.arange(0, N)
+    live = at < end
+    if WINDOW:
+        live = live & (at >= low)
+    if N % PAGE == 0:
+        # Counted in pages, which saves a division for each key.
+        return tl.load(pages + first // PAGE + tl.arange(0, N) // PAGE, mask=live, other=0)
+    return tl.load(pages + at.to(tl.uint32) // PAGE, mask=live, other=0)
 
 
 @triton.jit
-def load_tile(base, offsets, dims, live, D: tl.constexpr, DIMS: tl.constexpr):
+def key_offsets(page, first, stride_block, stride_token, PAGE: tl.constexpr, N: tl.constexpr):
+    """Offsets of the N keys from ``first`` on in the cache; ``page`` is from ``load_pages``."""
+    step = tl.arange(0, N)
+    if PAGE % N == 0:
+        start = page.to(tl.int64) * stride_block + (first % PAGE) * stride_token
+        return start + step * stride_token
+    if N % PAGE == 0:
+        return page.to(tl.int64) * stride_block + (step % PAGE) * stride_token
+    return page.to(tl.int64) * stride_block + ((first + step).to(tl.uint32) % PAGE) * stride_token
+
+
+@triton.jit
+def load_tile(base, offsets, live, D: tl.constexpr, DIMS: tl.constexpr, FULL: tl.constexpr):
     """Rows of keys or values, shape (N, DIMS); rows that are not ``live`` are 0 and not read."""
+    dims = tl.arange(0, DIMS)
     pointers = base + offsets[:, None] + dims[None, :]
+    if FULL:
+        if D == DIMS:
+            return tl.load(pointers)
+        return tl.load(pointers, mask=(dims < D)[None, :], other=0.0)
     if D == DIMS:
         return tl.load(pointers, mask=live[:, None], other=0.0)
     return tl.load(pointers, mask=live[:, None] & (dims < D)[None, :], other=0.0)
 
 
 @triton.jit
-def visible_keys(at, positions, low, end, window, tree, context, WINDOW: tl.constexpr,
-                 TREE: tl.constexpr):  # fmt: skip
-    """Whether each row sees each key, shape (M, N).
+def hide_keys(
+    scores, first, low, end, length, before, window, tree, context,
+    GROUP: tl.constexpr, WINDOW: tl.constexpr, TREE: tl.constexpr,
+):  # fmt: skip
+    """Scores with -inf where a row does not see a key.
+
+    The position of row i is ``length[0] - before + i // GROUP``. The length is loaded here, so that
+    a branch around this function stays a branch: compilers turn a branch without a load into
+    selections that run for every key tile.
 
     ``tree``: for each row a word whose bit i says whether it sees the query token i, or -1 if the
     row is causal; ``context``: position of query token 0.
     """
+    M: tl.constexpr = scores.shape[0]
+    N: tl.constexpr = scores.shape[1]
+    positions = tl.load(length) - before + tl.arange(0, M) // GROUP
+    at = first + tl.arange(0, N)
     seen = (at < end)[None, :] & (at[None, :] <= positions[:, None])
     if WINDOW:
         seen = seen & (at[None, :] > positions[:, None] - window)
@@ -55,7 +97,7 @@ def visible_keys(at, positions, low, end, window, tree, context, WINDOW: tl.cons
         shift = tl.minimum(tl.maximum(own, 0), 63).to(tl.int64)
         bits = (tree[:, None] >> shift[None, :]) & 1
         seen = seen & ((own < 0)[None, :] | (bits != 0) | (tree == -1)[:, None])
-    return seen
+    return tl.where(seen, scores, float("-inf"))
 
 
 @triton.jit
@@ -86,11 +128,12 @@ def softmax_step(scores, largest, total, accumulated, exponent, MASKS: tl.conste
 
 @triton.jit
 def attend_keys(
-    query, keys, values, pages, page, begin, end, low, last, positions, clear_begin, clear_end,
-    scale, exponent, soft_cap, window, tree, context, largest, total, accumulated,
+    query, keys, values, pages, page, begin, end, low, last, length, before, clear_begin,
+    clear_end, scale, exponent, soft_cap, window, tree, context, largest, total, accumulated,
     stride_block, stride_token,
     PAGE: tl.constexpr, D: tl.constexpr, N: tl.constexpr, STAGES: tl.constexpr,
-    MASKS: tl.constexpr, SOFT_CAP: tl.constexpr, WINDOW: tl.constexpr, TREE: tl.constexpr,
+    GROUP: tl.constexpr, MASKS: tl.constexpr, SOFT_CAP: tl.constexpr, WINDOW: tl.constexpr,
+    TREE: tl.constexpr,
 ):  # fmt: skip
     """Add the keys from ``begin`` to ``end`` to the online softmax of the rows ``query``.
 
@@ -98,23 +141,27 @@ def attend_keys(
     returned. Keys outside ``low`` to ``last`` are never read.
     """
     DIMS: tl.constexpr = query.shape[1]
-    dims = tl.arange(0, DIMS)
-    step = tl.arange(0, N)
     for first in tl.range(begin, end, N, num_stages=STAGES):
-        at = first + step
-        offsets = page.to(tl.int64) * stride_block + (at % PAGE) * stride_token
-        live = (at >= low) & (at < last)
-        page = load_pages(pages, at + N, low, last, PAGE)
-        key = load_tile(keys, offsets, dims, live, D, DIMS).to(query.dtype)
-        value = load_tile(values, offsets, dims, live, D, DIMS).to(query.dtype)
+        offsets = key_offsets(page, first, stride_block, stride_token, PAGE, N)
+        at = first + tl.arange(0, N)
+        live = at < last
+        if WINDOW:
+            live = live & (at >= low)
+        page = load_pages(pages, first + N, low, last, PAGE, N, WINDOW)
+        key = load_tile(keys, offsets, live, D, DIMS, MASKS == MASK_NONE).to(query.dtype)
+        value = load_tile(values, offsets, live, D, DIMS, MASKS == MASK_NONE).to(query.dtype)
         scores = cap_scores(tl.dot(query, tl.trans(key)), scale, soft_cap, SOFT_CAP)
         if MASKS == MASK_BRANCH:
             if (first + N > clear_end) | (first < clear_begin):
-                seen = visible_keys(at, positions, low, last, window, tree, context, WINDOW, TREE)
-                scores = tl.where(seen, scores, float("-inf"))
+                scores = hide_keys(
+                    scores, first, low, last, length, before, window, tree, context, GROUP, WINDOW,
+                    TREE,
+                )  # fmt: skip
         elif MASKS == MASK_ALL:
-            seen = visible_keys(at, positions, low, last, window, tree, context, WINDOW, TREE)
-            scores = tl.where(seen, scores, float("-inf"))
+            scores = hide_keys(
+                scores, first, low, last, length, before, window, tree, context, GROUP, WINDOW,
+                TREE,
+            )  # fmt: skip
         weights, largest, total, accumulated = softmax_step(
             scores, largest, total, accumulated, exponent, MASKS
         )
@@ -124,17 +171,19 @@ def attend_keys(
 
 @triton.jit
 def attend(
-    query, keys, values, pages, begin, end, positions, low, clear_begin, clear_end, scale,
+    query, keys, values, pages, begin, end, low, length, before, clear_begin, clear_end, scale,
     soft_cap, window, tree, context, stride_block, stride_token,
     PAGE: tl.constexpr, D: tl.constexpr, N: tl.constexpr, STAGES: tl.constexpr,
-    MASKS: tl.constexpr, SOFT_CAP: tl.constexpr, WINDOW: tl.constexpr, TREE: tl.constexpr,
+    GROUP: tl.constexpr, MASKS: tl.constexpr, SOFT_CAP: tl.constexpr, WINDOW: tl.constexpr,
+    TREE: tl.constexpr,
 ):  # fmt: skip
     """Attention of the rows ``query`` (M, DIMS) over the keys ``begin`` to ``end``.
 
-    ``positions`` (M) are the positions of the rows; every row sees all keys from ``clear_begin`` to
-    ``clear_end``; no row sees a key before ``low``. ``keys`` and ``values`` point at the KV head,
-    ``pages`` at the row of the block table. Returns the result (M, DIMS) in fp32 and the base-2
-    logarithm of the sum of exponents (M); -inf where a row sees no key.
+    ``begin`` is a multiple of N and of pages that are smaller than N. The position of row i is
+    ``length[0] - before + i // GROUP``; every row sees all keys from ``clear_begin`` to
+    ``clear_end``, and no row sees a key before ``low``. ``keys`` and ``values`` point at the KV
+    head, ``pages`` at the row of the block table. Returns the result (M, DIMS) in fp32 and the
+    base-2 logarithm of the sum of exponents (M); -inf where a row sees no key.
     """
     M: tl.constexpr = query.shape[0]
     largest = tl.full([M], float("-inf"), tl.float32)
@@ -144,22 +193,22 @@ def attend(
     exponent = 1.0
     if not SOFT_CAP:
         exponent = scale * 1.4426950408889634
-    page = load_pages(pages, begin + tl.arange(0, N), low, end, PAGE)
+    page = load_pages(pages, begin, low, end, PAGE, N, WINDOW)
     middle = begin
     # The first key tiles of a window need masks too.
     if MASKS == MASK_TAIL and not WINDOW:
         middle = begin + tl.maximum(tl.minimum(clear_end, end) - begin, 0) // N * N
         page, largest, total, accumulated = attend_keys(
-            query, keys, values, pages, page, begin, middle, low, end, positions, clear_begin,
+            query, keys, values, pages, page, begin, middle, low, end, length, before, clear_begin,
             clear_end, scale, exponent, soft_cap, window, tree, context, largest, total,
-            accumulated, stride_block, stride_token, PAGE, D, N, STAGES, MASK_NONE, SOFT_CAP,
-            WINDOW, TREE,
+            accumulated, stride_block, stride_token, PAGE, D, N, STAGES, GROUP, MASK_NONE,
+            SOFT_CAP, WINDOW, TREE,
         )  # fmt: skip
     LAST: tl.constexpr = MASKS if MASKS != MASK_TAIL else MASK_BRANCH if WINDOW else MASK_ALL
     page, largest, total, accumulated = attend_keys(
-        query, keys, values, pages, page, middle, end, low, end, positions, clear_begin, clear_end,
-        scale, exponent, soft_cap, window, tree, context, largest, total, accumulated,
-        stride_block, stride_token, PAGE, D, N, STAGES, LAST, SOFT_CAP, WINDOW, TREE,
+        query, keys, values, pages, page, middle, end, low, end, length, before, clear_begin,
+        clear_end, scale, exponent, soft_cap, window, tree, context, largest, total, accumulated,
+        stride_block, stride_token, PAGE, D, N, STAGES, GROUP, LAST, SOFT_CAP, WINDOW, TREE,
     )  # fmt: skip
     safe = tl.where(total > 0.0, total, 1.0)
     return accumulated / safe[:, None], largest + tl.log2(total)
