@@ -181,6 +181,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     # Serving
     _row("serving.table_build", "CPU", "How long does building task tables take?",
          "table_build.json"),
+    _row("serving.step_costs", "GPU", "How long do vLLM's steps take, by what they compute?"),
     # Readers of files
     _row("readers.fuzz", "CPU", "Do damaged files end in a result or in a clear error?", "fuzz"),
     # Jobs and traces

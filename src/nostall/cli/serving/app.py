@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from nostall.cli.serving.batches import write_batch
+from nostall.cli.serving.simulation import simulate_trace
 from nostall.cli.serving.tables import show
 
 app = typer.Typer(
@@ -16,3 +17,4 @@ app = typer.Typer(
 )
 app.command("show")(show)
 app.command("batch")(write_batch)
+app.command("simulate")(simulate_trace)
