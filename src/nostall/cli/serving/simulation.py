@@ -114,9 +114,9 @@ def _print(trace: Path, model: StepCosts, results: list[Metrics]) -> None:
     rows = [
         ("requests / s", *(f"{m.requests_per_s:.2f}" for m in results)),
         ("output tokens / s", *(f"{m.output_tokens_per_s:,.1f}" for m in results)),
-        ("time to first token (ms)", *(_times(m.time_to_first_token) for m in results)),
-        ("time between tokens (ms)", *(_times(m.time_between_tokens) for m in results)),
-        ("latency (ms)", *(_times(m.latency) for m in results)),
+        ("time to first token (s)", *(_times(m.time_to_first_token, 1) for m in results)),
+        ("time between tokens (ms)", *(_times(m.time_between_tokens, 1e3) for m in results)),
+        ("latency (s)", *(_times(m.latency, 1) for m in results)),
         ("cached prompt tokens", *(f"{_share(m.cached_tokens, m.prompt_tokens)}" for m in results)),
         ("steps", *(f"{m.steps:,}" for m in results)),
         ("tokens of a step, mean", *(f"{m.mean_step_tokens:.1f}" for m in results)),
@@ -124,7 +124,7 @@ def _print(trace: Path, model: StepCosts, results: list[Metrics]) -> None:
         ("preemptions", *(f"{m.preemptions:,}" for m in results)),
         ("steps beyond the measured", *(_share(m.extrapolated_steps, m.steps) for m in results)),
     ]
-    title = f"{trace.name}: {first.requests:,} requests, modelled (times: mean / p50 / p99)"
+    title = f"{first.requests:,} requests of {trace.name}, modelled; mean / p50 / p99"
     show_table(title, ("metric", *(m.policy for m in results)), rows)
     if first.rejected:
         out.print(f"{first.rejected} requests are longer than the KV cache and were left out")
@@ -135,9 +135,10 @@ def _print(trace: Path, model: StepCosts, results: list[Metrics]) -> None:
     )
 
 
-def _times(times: Distribution) -> str:
-    """Mean, median and 99th percentile in ms."""
-    return " / ".join(f"{1e3 * value:,.1f}" for value in (times.mean, times.p50, times.p99))
+def _times(times: Distribution, per_second: float) -> str:
+    """Mean, median and 99th percentile."""
+    values = (times.mean, times.p50, times.p99)
+    return " / ".join(f"{per_second * value:,.2f}" for value in values)
 
 
 def _share(part: float, whole: float) -> str:
