@@ -193,6 +193,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     _row("serving.compile_report", "CPU",
          "Which registers, spills and shared memory do the serving kernels use on sm_90?"),
     _row("serving.gemm", "GPU", "What does the table over M gain over F.linear?"),
+    _row("serving.step_costs", "GPU", "How long do vLLM's steps take, by what they compute?"),
     # Readers of files
     _row("readers.fuzz", "CPU", "Do damaged files end in a result or in a clear error?", "fuzz"),
     # Jobs and traces

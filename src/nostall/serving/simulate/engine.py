@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from nostall.serving.errors import BadSchedule
 from nostall.serving.scheduling.policies import Limits, Queues, find_policy
 from nostall.serving.scheduling.prefix_tree import Lease, PrefixTree
+from nostall.serving.simulate.advance import Outcomes, advance, missing_blocks, step_content
 from nostall.serving.simulate.metrics import Distribution, Metrics
 from nostall.serving.simulate.running import (
     KEYS,
@@ -104,9 +105,9 @@ class _Engine:
         needed = [-(-(r.prompt + r.output + settings.draft_tokens) // self.block) for r in requests]
         self.is_rejected = np.array(needed) + 1 > blocks
         self.was_admitted = np.zeros(count, np.bool_)
-        self.generated = np.zeros(count, np.int64)
-        self.first_token_s = np.full(count, np.nan)
-        self.last_token_s = np.full(count, np.nan)
+        self.outcomes = Outcomes(
+            np.zeros(count, np.int64), np.full(count, np.nan), np.full(count, np.nan)
+        )
         self.gaps: list[Floats] = []
 
     def step(self) -> bool:
@@ -152,7 +153,8 @@ class _Engine:
         for place in np.flatnonzero(missing).tolist():
             self._reserve(place, int(missing[place]))
         ends, keys = ends[:steps], keys[:steps]
-        self.gaps.append(ends[0] - running.last_token_s)
+        requests = table[:, REQUEST]
+        self.gaps.append(ends[0] - self.outcomes.last_token_s[requests])
         self.gaps.append(np.repeat(np.diff(ends), count))
         for seconds in self.costs.decode_seconds(count, keys).tolist():
             self.busy_s += seconds
@@ -166,9 +168,8 @@ class _Engine:
         table[:, KEYS] += steps
         table[:, ROOM] -= steps
         table[:, OUTPUT_LEFT] -= steps
-        self.generated[table[:, REQUEST]] += steps
-        self.last_token_s[table[:, REQUEST]] = self.now
-        running.last_token_s[:] = self.now
+        self.outcomes.generated[requests] += steps
+        self.outcomes.last_token_s[requests] = self.now
         self._finish()
         return True
 
@@ -204,7 +205,7 @@ class _Engine:
 
     def _prompt(self, request: int) -> int:
         """Tokens to compute before the next one is generated."""
-        return self.requests[request].prompt + int(self.generated[request])
+        return self.requests[request].prompt + int(self.outcomes.generated[request])
 
     def _hashes(self, request: int) -> tuple[int, ...]:
         return self.requests[request].hashes if self.uses_hashes else ()
@@ -227,9 +228,9 @@ class _Engine:
 
         Returns the tokens of the requests that still run, and whether one was preempted.
         """
-        table = self.running.table
-        missing = -(-np.maximum(planned - table[:, ROOM], 0) // self.block)
-        if int(missing.sum()) <= self.tree.available:
+        missing = np.empty_like(planned)
+        total = missing_blocks(self.running.table, planned, self.block, missing)
+        if total <= self.tree.available:
             for place in np.flatnonzero(missing).tolist():
                 self._reserve(place, int(missing[place]))
             return planned, False
@@ -258,7 +259,6 @@ class _Engine:
     def _admit(self, admitted: Int64s, tokens: Int64s) -> Int64s:
         """Admit waiting requests while there is memory; returns the tokens of all that run."""
         rows: list[tuple[int, ...]] = []
-        last: list[float] = []
         leases: list[Lease] = []
         given: list[int] = []
         for planned in admitted.tolist():
@@ -270,9 +270,8 @@ class _Engine:
             self.waiting.popleft()
             left = self._prompt(request) - cached
             room = len(lease.blocks) * self.block - cached
-            output_left = self.requests[request].output - int(self.generated[request])
+            output_left = self.requests[request].output - int(self.outcomes.generated[request])
             rows.append((request, left, cached, output_left, 0, room))
-            last.append(self.last_token_s[request])
             leases.append(lease)
             given.append(taken)
             if not self.was_admitted[request]:
@@ -280,7 +279,7 @@ class _Engine:
             self.was_admitted[request] = True
         if not rows:
             return tokens
-        self.running.append(rows, last, leases)
+        self.running.append(rows, leases)
         return np.concatenate([tokens, np.array(given, np.int64)])
 
     def _begin(self, request: int, planned: int) -> tuple[Lease, int, int] | None:
@@ -300,65 +299,37 @@ class _Engine:
 
     def _compute(self, tokens: Int64s) -> None:
         """Advance the time by the step's cost, and the requests by their tokens."""
-        running = self.running
-        table, is_prefill = running.table, running.is_prefill
-        is_decode = ~is_prefill & (tokens > 0)
-        prefill = np.where(is_prefill, tokens, 0)
-        content = StepContent(
-            int(prefill.sum()),
-            int((prefill * table[:, KEYS] + prefill * (prefill + 1) // 2).sum()),
-            int(tokens[is_decode].sum()),
-            int((table[is_decode, KEYS] + tokens[is_decode]).sum()),
-        )
+        running, outcomes = self.running, self.outcomes
+        content = StepContent(*step_content(running.table, tokens))
         seconds = self.costs.seconds(content)
         self.now += seconds
         self.busy_s += seconds
         self.steps += 1
         self.step_tokens += content.prefill_tokens + content.decode_tokens
         self.extrapolated += self.costs.extrapolates(content)
+        gaps = np.empty(len(tokens) * (1 + self.settings.draft_tokens))
+        gap_count, completed, finished = advance(
+            running.table, tokens, self._most_emitted(len(tokens)), self.now, outcomes, gaps
+        )
+        self.gaps.append(gaps[:gap_count])
+        if completed:
+            self._share_prompts()
+        if finished:
+            self._finish()
 
-        table[:, SKIPPED] = np.where(tokens > 0, 0, table[:, SKIPPED] + 1)
-        emitted = np.where(is_decode, self._emitted(tokens), 0)
-        table[:, PROMPT_LEFT] -= prefill
-        is_first = is_prefill & (prefill > 0) & (table[:, PROMPT_LEFT] == 0)
-        emitted[is_first] = 1
-        computed = np.where(is_decode, emitted, prefill)
-        table[:, KEYS] += computed
-        table[:, ROOM] -= computed
-        self._record(emitted)
-        if is_first.any():
-            self._share_prompts(np.flatnonzero(is_first))
-        self._finish()
-
-    def _emitted(self, tokens: Int64s) -> Int64s:
-        """Tokens that each verify yields: one, and the accepted part of its draft."""
+    def _most_emitted(self, count: int) -> Int64s:
+        """Tokens that a verify of each request yields: one, and the accepted part of its draft."""
         drafts = self.settings.draft_tokens
         if not drafts:
-            return np.minimum(tokens, 1)
-        is_accepted = self.rng.random((len(tokens), drafts)) < self.settings.acceptance
-        accepted = np.cumprod(is_accepted, axis=1).sum(axis=1)
-        return np.asarray(np.minimum(accepted + 1, tokens), np.int64)
+            return np.ones(count, np.int64)
+        is_accepted = self.rng.random((count, drafts)) < self.settings.acceptance
+        return np.asarray(1 + np.cumprod(is_accepted, axis=1).sum(axis=1), np.int64)
 
-    def _record(self, emitted: Int64s) -> None:
-        """Record the emitted tokens of running requests, now."""
-        running = self.running
-        table = running.table
-        places = np.flatnonzero(emitted)
-        if not len(places):
+    def _share_prompts(self) -> None:
+        """Share the full blocks of prompts that this step completed."""
+        if not self.uses_hashes:
             return
-        requests, counts = table[places, REQUEST], emitted[places]
-        gaps = self.now - running.last_token_s[places]
-        is_later = ~np.isnan(gaps)
-        self.gaps.append(np.repeat(gaps[is_later] / counts[is_later], counts[is_later]))
-        self.first_token_s[requests[~is_later]] = self.now
-        running.last_token_s[places] = self.now
-        self.last_token_s[requests] = self.now
-        self.generated[requests] += counts
-        table[places, OUTPUT_LEFT] -= counts
-
-    def _share_prompts(self, places: Int64s) -> None:
-        """Share the full blocks of prompts that are computed."""
-        for place in places:
+        for place in np.flatnonzero(self.running.table[:, SKIPPED] < 0).tolist():
             request = int(self.running.table[place, REQUEST])
             full = self.requests[request].prompt // self.block
             self.tree.publish(self.running.leases[place], self._hashes(request)[:full])
@@ -367,9 +338,7 @@ class _Engine:
         """Remove the requests that have all their tokens."""
         running = self.running
         is_done = running.table[:, OUTPUT_LEFT] <= 0
-        if not is_done.any():
-            return
-        for place in np.flatnonzero(is_done):
+        for place in np.flatnonzero(is_done).tolist():
             request = int(running.table[place, REQUEST])
             hashes = self._hashes(request)
             if not self.copies_partial:
@@ -382,16 +351,16 @@ class _Engine:
         """Metrics of the requests that are done."""
         arrivals = np.array([request.arrival_s for request in self.requests])
         served = ~self.is_rejected
-        first = self.first_token_s[served] - arrivals[served]
-        last = self.last_token_s[served] - arrivals[served]
+        first = self.outcomes.first_token_s[served] - arrivals[served]
+        last = self.outcomes.last_token_s[served] - arrivals[served]
         prompts = np.array([request.prompt for request in self.requests], np.int64)
         return Metrics(
             self.settings.policy,
             len(self.requests),
             int(self.is_rejected.sum()),
-            float(np.nanmax(self.last_token_s, initial=0.0)),
+            float(np.nanmax(self.outcomes.last_token_s, initial=0.0)),
             int(prompts[served].sum()),
-            int(self.generated.sum()),
+            int(self.outcomes.generated.sum()),
             self.cached,
             Distribution.of(first),
             Distribution.of(np.concatenate([np.zeros(0), *self.gaps])),

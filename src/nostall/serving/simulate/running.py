@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from nostall.serving.scheduling.prefix_tree import Lease
 
 Int64s = NDArray[np.int64]
-Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 REQUEST = 0
@@ -33,7 +32,6 @@ class Running:
     """The requests that are admitted; row i is the i-th admitted one that still runs."""
 
     table: Int64s = field(default_factory=lambda: np.zeros((0, COLUMNS), np.int64))
-    last_token_s: Floats = field(default_factory=lambda: np.zeros(0))
     leases: list[Lease] = field(default_factory=list[Lease])
 
     def __len__(self) -> int:
@@ -43,14 +41,12 @@ class Running:
     def is_prefill(self) -> Bools:
         return np.asarray(self.table[:, PROMPT_LEFT] > 0)
 
-    def append(self, rows: list[tuple[int, ...]], last: list[float], leases: list[Lease]) -> None:
+    def append(self, rows: list[tuple[int, ...]], leases: list[Lease]) -> None:
         """Admit requests."""
         self.table = np.concatenate([self.table, np.array(rows, np.int64)])
-        self.last_token_s = np.concatenate([self.last_token_s, last])
         self.leases.extend(leases)
 
     def keep(self, kept: Bools) -> None:
         """Remove the requests that are not kept; their leases must have ended."""
         self.table = self.table[kept]
-        self.last_token_s = self.last_token_s[kept]
         self.leases = [lease for lease, is_kept in zip(self.leases, kept, strict=True) if is_kept]
