@@ -95,6 +95,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
          "random_orders.json"),
     _row("ptx.assembler_suite", "GPU", "What does searching the input of ptxas gain?",
          "assembler_suite.json", "assembler.md"),
+    _row("ptx.stall_reasons", "GPU", "Which stall reasons change with the assembler search?"),
     _row("ptx.dependent_launch", "GPU", "What do late waits of dependent launches gain in chains?"),
     # Store
     _row("store.soak", "CPU", "Does the store lose records by kills, a full disk or damage?",
