@@ -47,7 +47,7 @@ SLICES: Mapping[str, tuple[str, ...]] = {
     ),
     "ptx.stall_reasons": (
         "--kernels", "rmsnorm-512x512", "--baseline", BASELINE,
-        "--winners", "benchmarks/ptx/results/assembler_suite.json", "--budget-s", "60",
+        "--winners", str(ROOT / "ptx" / "results" / "assembler_suite.json"), "--budget-s", "60",
     ),
     "ptx.dependent_launch": (
         "--kernels", "rmsnorm-512x512", "--baseline", BASELINE, "--rounds", "10",
