@@ -141,6 +141,13 @@ AssemblersOption = Annotated[
         help="Assemble a Triton kernel with each installed ptxas; start from the fastest cubin.",
     ),
 ]
+NativeOption = Annotated[
+    str,
+    typer.Option(
+        help="Strategy that moves native instructions of the assembler's winner, in the last "
+        "15 % of the time: anneal, sip, random, cuasmrl or ppo."
+    ),
+]
 DependentLaunchOption = Annotated[
     str | None,
     typer.Option(
@@ -190,6 +197,7 @@ def tune(
     cold: ColdOption = False,
     sanitizer: SanitizerOption = False,
     measured_latencies: MeasuredLatenciesOption = False,
+    native: NativeOption = Settings.native,
     pdl: DependentLaunchOption = None,
     record: RecordOption = None,
     recording: RecordingOption = None,
@@ -250,6 +258,7 @@ def tune(
             policy=policy,
             measured_latencies=measured_latencies,
             pdl=pdl or "",
+            native=native,
             # A recorded winner is verified on machines without its ptxas, which is only possible
             # without moves of native instructions.
             anneal_share=0.0 if record is not None else Settings.anneal_share,

@@ -91,6 +91,8 @@ class Settings:
     """``wait`` or ``trigger``: try dependent launches of the result; empty: do not."""
     anneal_share: float = 0.15
     """Share of the seconds in which ``assembler`` moves native instructions of its winner."""
+    native: str = "anneal"
+    """Strategy that chooses these moves."""
 
     @property
     def budget(self) -> Budget:
@@ -352,6 +354,7 @@ def describe(source: Source, settings: Settings) -> dict[str, Any]:
         "measured_latencies": settings.measured_latencies,
         "pdl": settings.pdl,
         "anneal_share": settings.anneal_share,
+        "native": settings.native,
         "launch": source.launch.model_dump(mode="json") if source.launch else None,
         "provenance": dict(source.provenance),
     }

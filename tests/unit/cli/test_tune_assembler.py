@@ -175,9 +175,12 @@ def test_dependent_launches_are_tried_after_the_search(
         ({"pdl": "wait"}, "below sm_90"),
         ({"pdl": "wait", "strategy": "anneal"}, "has strategy anneal"),
         ({"pdl": "wait", "timing": "events"}, "--timing graph"),
+        ({"native": "assembler"}, "moves no native instructions"),
+        ({"native": "sip", "strategy": "anneal"}, "but the strategy is anneal"),
+        ({"native": "sups"}, "'sups'"),
     ],
 )
-def test_dependent_launches_that_cannot_be_tried_are_refused(
+def test_stages_after_the_search_that_cannot_run_are_refused(
     tune: Callable[..., Path], options: dict[str, str], message: str
 ) -> None:
     with pytest.raises(BadInput, match=message):

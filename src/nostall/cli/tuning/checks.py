@@ -47,6 +47,8 @@ def check_settings(settings: Settings, scheduler: str | None, source: Source | N
             "--measured-latencies changes searches that move native instructions; give --strategy "
             "anneal as well, or leave the option out"
         )
+    if settings.native != Settings.native:
+        _check_native(settings, source)
     if settings.pdl:
         _check_dependent_launch(settings, scheduler, source)
     if settings.workers is not None and settings.workers < 1:
@@ -68,6 +70,20 @@ def check_settings(settings: Settings, scheduler: str | None, source: Source | N
     if settings.seed < 0:
         raise BadInput(f"--seed is {settings.seed}; give 0 or a greater whole number")
     _ = settings.budget  # raises BadInput if the limits are not positive
+
+
+def _check_native(settings: Settings, source: Source | None) -> None:
+    if settings.native == ASSEMBLER:
+        raise BadInput(
+            f"--native is {ASSEMBLER}, which moves no native instructions; give anneal, sip, "
+            "random, cuasmrl or ppo"
+        )
+    make_strategy(settings.native)
+    if source is not None and settings.strategy != ASSEMBLER:
+        raise BadInput(
+            f"--native goes on from the winner of --strategy {ASSEMBLER}, but the strategy is "
+            f"{settings.strategy}; give one of them"
+        )
 
 
 def _check_dependent_launch(

@@ -182,6 +182,10 @@ class PtxSpace(Space[PtxState, PtxMove]):
             if self._after(state, setting) is not None:
                 yield setting
 
+    def is_legal(self, state: PtxState, move: PtxMove) -> bool:
+        """Whether ``move`` may be applied to ``state``."""
+        return self._after(state, move) is not None
+
     def apply(self, state: PtxState, move: PtxMove) -> PtxState:
         after = self._after(state, move)
         if after is None:

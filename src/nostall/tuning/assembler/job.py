@@ -46,6 +46,7 @@ from nostall.tuning.job import UNSAFE_CUBIN_FILE, Settings, TuningResult, run_sa
 from nostall.tuning.recipe_file import DependentResult
 from nostall.tuning.result_records import provenance_record, result_record, verdict_record
 from nostall.tuning.source import Source
+from nostall.tuning.strategies import make_strategy
 
 _FINALISTS = 8
 """Members of the population that take part in the race after the search."""
@@ -257,7 +258,7 @@ class AssemblerJob:
         resources = winner.candidate.resources
         levers = describe_levers(state)
         if winner.schedule is not None:
-            levers.append("moves of native instructions")
+            levers.append(f"moves of native instructions ({self.settings.native})")
         return {
             **describe_resources(winner.cubin, source.kernel, source.launch),
             "spill_bytes": resources.spill_bytes if resources else None,
@@ -297,7 +298,13 @@ class AssemblerJob:
             return winner
         kernel, flops = self.setup.source.kernel, self.objective.flops
         improved = improve_order(
-            winner.cubin, kernel, self.device, seconds, self.settings.seed, flops
+            winner.cubin,
+            kernel,
+            self.device,
+            make_strategy(self.settings.native),
+            seconds,
+            self.settings.seed,
+            flops,
         )
         if improved is None:
             return winner
