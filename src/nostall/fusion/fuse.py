@@ -55,6 +55,11 @@ class StitchedFunction:
             counts += graph.unfused
         return counts
 
+    @property
+    def refused(self) -> Counter[tuple[str, str]]:
+        """Earlier name of :attr:`unfused`, still accepted."""
+        return self.unfused
+
 
 def stitch_function(
     function: Callable[..., Any],
@@ -90,6 +95,10 @@ def stitch_function(
     )
     stitched.function = torch.compile(function, backend=backend, dynamic=dynamic)
     return stitched
+
+
+fuse = stitch_function
+"""Earlier name of :func:`stitch_function`, still accepted."""
 
 
 @dataclass(frozen=True)

@@ -128,8 +128,11 @@ def _accepted(
     """The matches that the filter accepts and whose device and dynamic size an input shows."""
 
     def is_callable(match: KernelMatch) -> bool:
+        # A kernel may add up n equal rows: its loops have the dynamic size, its results do not.
+        operands = {i for index in match.operators for i in graph[index].inputs}
+        inside = (*match.operators, *operands)
         has_size = graph.varying is None or _is_dynamic(graph, match.inputs)
-        return bool(match.inputs) and (has_size or not _is_dynamic(graph, match.outputs))
+        return bool(match.inputs) and (has_size or not _is_dynamic(graph, inside))
 
     excluded = kernel_filter.kept_in_inductor
     not_faster = sum(is_callable(match) and match.key in excluded for match in matches)
