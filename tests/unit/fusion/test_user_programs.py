@@ -20,6 +20,8 @@ def wrong_results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[st
 
 
 KINDS = [
+    "attention",
+    "operators that inductor computes",
     "weights beside a dynamic batch",
 ]
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
@@ -81,7 +82,36 @@ def weights_beside_a_dynamic_batch(folder: Path) -> Iterator[str]:
             )
 
 
+def attention(folder: Path) -> Iterator[str]:
+    """Operators that PyTorch decomposes for inference only, with their gradients."""
+    x = torch.randn(1, 2, 5, 4)
+    for is_causal in (False, True):
+
+        def attend(q: Tensor, is_causal: bool = is_causal) -> Tensor:
+            y = F.scaled_dot_product_attention(q, q.exp(), q * 2, is_causal=is_causal)
+            return y.square()
+
+        yield from differences("value", stitch(attend, folder)(x), attend(x))
+        result, expected = (gradients(f, x) for f in (stitch(attend, folder), attend))
+        yield from differences("gradient", result, expected, 1e-4)
+
+
+def operators_that_inductor_computes(folder: Path) -> Iterator[str]:
+    """Operators without a decomposition in Inductor's graphs."""
+
+    def function(x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, ...]:
+        changed = torch.select_scatter(x, z[1], 0, -1)
+        return x.addcmul(y, z, value=3), x.addcdiv(y, z.exp(), value=-0.5), changed.exp()
+
+    x, y, z = torch.randn(3, 4, 5)
+    compiled = stitch(function, folder)
+    yield from differences("result", compiled(x, y, z), function(x, y, z))
+    yield from map(str, compiled.unfused)
+
+
 PROGRAMS: dict[str, Program] = {
+    "attention": attention,
+    "operators that inductor computes": operators_that_inductor_computes,
     "weights beside a dynamic batch": weights_beside_a_dynamic_batch,
 }
 

@@ -67,6 +67,32 @@ def _fma(call: Call) -> Value:
     return call.finish("add", product, call.operand(2))
 
 
+def _add_scaled(op: str) -> Rule:
+    """The rule of ``addcmul`` or ``addcdiv``: x + value * (a * b), or x + value * (a / b)."""
+
+    def rule(call: Call) -> Value:
+        x, left, right = (call.operand(place) for place in range(3))
+        value = call.argument(3, "value", 1)
+        dtype = compute_dtype(call.result.dtype)
+        if value != 1:
+            left = call.add("mul", left, call.number(value, dtype), dtype=dtype)
+        return call.finish("add", x, call.add(op, left, right, dtype=dtype))
+
+    return rule
+
+
+def _select_scatter(call: Call) -> Value:
+    """Lower a copy of a tensor in which one position of an axis has other values."""
+    x, source = call.tensor(0), call.tensor(1)
+    shape = call.shape(x)
+    dim = call.axis(call.argument(2, "dim"), len(shape))
+    index = call.axis(call.argument(3, "index"), call.static_size(dim, shape))
+    kept = (*shape[:dim], 1, *shape[dim + 1 :])
+    position = call.number(index, "int64")
+    mask = _one_hot(call, x, dim, call.build("expand", position, shape=kept))
+    return call.finish("where", mask, call.build("view", source, shape=kept), x)
+
+
 def _glu(call: Call) -> Value:
     """The first half times the sigmoid of the second half, rounded once, as in ATen."""
     x = call.tensor(0)
@@ -322,6 +348,9 @@ _MISCELLANEOUS_RULES: list[tuple[Rule, str]] = [
     (_add_or_sub("add"), "add.Tensor add.Scalar"),
     (_add_or_sub("sub"), "sub.Tensor sub.Scalar"),
     (_power, "pow.Tensor_Scalar"),
+    (_add_scaled("mul"), "addcmul.default"),
+    (_add_scaled("div"), "addcdiv.default"),
+    (_select_scatter, "select_scatter.default"),
     (_glu, "glu.default"),
     (_clamp, "clamp.default clamp.Tensor clamp_min.default clamp_max.default"),
     (_cast, "_to_copy.default"),
