@@ -20,6 +20,9 @@ def wrong_results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[st
 
 
 KINDS = [
+    "narrow floats that are compared",
+    "python numbers",
+    "several dtypes",
     "attention",
     "operators that inductor computes",
     "weights beside a dynamic batch",

@@ -43,8 +43,8 @@ def _elementwise(op: str) -> Rule:
         return comparison(op)
 
     def rule(call: Call) -> Value:
-        arity = OPERATIONS[op].arity or 0
-        return call.finish(op, *(call.operand(place) for place in range(arity)))
+        operand = call.operand if op in ("mul", "div") else call.rounded_operand
+        return call.finish(op, *(operand(place) for place in range(OPERATIONS[op].arity or 0)))
 
     return rule
 
@@ -53,7 +53,10 @@ def _add_or_sub(op: str) -> Rule:
     """The rule of ``add`` or ``sub``, whose second operand is multiplied by ``alpha``."""
 
     def rule(call: Call) -> Value:
-        left, right = call.operand(0), call.operand(1)
+        # PyTorch rounds a Python number to the tensor's dtype on the CPU, and not on a GPU.
+        on_cpu = call.result.device.type == "cpu"
+        operand = call.rounded_operand if on_cpu else call.operand
+        left, right = operand(0), operand(1)
         alpha = call.argument(2, "alpha", 1)
         if alpha != 1:
             right = call.add("mul", right, call.number(alpha), dtype=call.dtype)
@@ -117,7 +120,7 @@ def _power(call: Call) -> Value:
         return call.finish("mul", call.add("square", x, dtype=call.dtype), x)
     if exponent in simple:
         return call.finish(simple[exponent], x)
-    return call.finish("pow", x, call.operand(1))
+    return call.finish("pow", x, call.rounded_operand(1))
 
 
 def _clamp(call: Call) -> Value:
@@ -139,6 +142,8 @@ def _cast(call: Call) -> Value:
         raise Unsupported("copies between devices")
     keeps_dtype = operand.meta["val"].dtype == call.result.dtype
     x = call.tensor(0)
+    if call.result.dtype == torch.bool:
+        x = call.rounded(x)
     dtype = call.build.nodes[x].dtype
     if call.result.dtype == torch.float8_e4m3fn and "float" in dtype and _e4m3_saturates():
         for op, limit in (("maximum", -MAX_E4M3), ("minimum", MAX_E4M3)):

@@ -29,6 +29,8 @@ def reduction(op: str) -> Rule:
         axes = _axes(call, x)
         result_dtype = dtype_name(call.result.dtype)
         dtype = call.build.nodes[x].dtype
+        if op in ("any", "all"):
+            x = call.rounded(x)
         if op in ("any", "all") and (not axes or result_dtype != "bool"):
             return _any_or_all(call, op, x, axes)
         if not axes:

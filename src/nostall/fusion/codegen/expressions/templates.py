@@ -190,6 +190,14 @@ def expression(node: Node, operands: Sequence[Value], template: str | None = Non
     return Value(_operator_text(node, operands, dtype), dtype)
 
 
+def _common_dtype(operands: Sequence[Value]) -> str:
+    """The dtype in which PyTorch compares the operands."""
+    dtypes = {operand.dtype for operand in operands}
+    if dtypes == {"uint8", "int8"}:
+        return "int16"  # neither holds the other
+    return max(dtypes, key=_PROMOTION_ORDER.index)
+
+
 def _with_tensor_operand(operands: Sequence[Value]) -> Sequence[Value]:
     """The operands; if all are constants, the first one becomes a tensor."""
     if not operands or any(value.number is None for value in operands):
@@ -206,7 +214,7 @@ def _operator_text(node: Node, operands: Sequence[Value], dtype: str) -> str:
     if op == "where":
         return _where_text(operands, dtype)
     if op in _COMPARISON_SIGNS:
-        common = max((o.dtype for o in operands), key=_PROMOTION_ORDER.index)
+        common = _common_dtype(operands)
         left, right = (convert(o, common) for o in operands)
         return f"{left} {_COMPARISON_SIGNS[op]} {right}"
     if op in _LOGIC_SIGNS:
