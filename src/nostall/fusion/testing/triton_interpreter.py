@@ -8,6 +8,7 @@ conversions to fp8 are wrong, so it cannot check those.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -49,8 +50,12 @@ def prepare() -> None:
             "Triton compiles kernels in this process; set TRITON_INTERPRET=1 before Triton is "
             "imported, so that it interprets them"
         )
-    from triton.runtime.interpreter import ReduceOps
+    from triton.runtime.interpreter import ReduceOps, interpreter_builder
 
+    # Assertions of kernels are checked, as with the options of their launches.
+    interpreter_builder.options = dataclasses.replace(
+        interpreter_builder.options, debug=True, sanitize_overflow=False
+    )
     np.seterr(all="ignore")
     for name, function in _LIBDEVICE.items():
         setattr(libdevice, name, functools.partial(_elementwise, function))
