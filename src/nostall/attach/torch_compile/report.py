@@ -32,6 +32,8 @@ class GraphReport:
     not_fused: Counter[tuple[str, str]] = field(default_factory=Counter)
     # Kernels that stay with Inductor because its version of the same operators is not slower.
     kept_in_inductor: int = 0
+    # Kernels that stay with Inductor because they are not accurate, each with operator and error.
+    inaccurate: list[str] = field(default_factory=list)
     # The measured comparison of both versions; None if there was none.
     comparison: ComparisonRecord | None = None
     # Whether the selection was loaded from the store.
@@ -73,6 +75,7 @@ class GraphReport:
             self.not_fused.items(), key=lambda item: (-item[1], item[0])
         ):
             lines.append(f"  {count:4} x {operator}: {reason}")
+        lines += [f"  left to Inductor, not accurate: kernel {text}" for text in self.inaccurate]
         if self.local_only_reason:
             lines.append(f"  compiled by the user's process: {self.local_only_reason}")
         return "\n".join(lines)

@@ -51,9 +51,12 @@ _TABLE = [
     # Elementwise: operands broadcast as in numpy. `cast` rounds to the node's dtype; `copy` changes
     # nothing but the strides.
     *_rows("light", 1, "cast copy neg abs relu sign floor ceil round trunc square"),
+    # The integer operand, which must be in [0, size): a kernel stops the process if it is not.
+    Operation("checked_index", "light", 1, ("size",)),
     *_rows("light", 1, "logical_not bitwise_not isnan isinf"),
     *_rows("light", 2, "add sub mul maximum minimum eq ne lt le gt ge"),
     *_rows("light", 2, "logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor"),
+    *_rows("light", 2, "bitwise_left_shift bitwise_right_shift"),
     *_rows("light", 3, "where"),
     *_rows("heavy", 1, "exp exp2 expm1 log log2 log1p sqrt rsqrt reciprocal"),
     *_rows("heavy", 1, "tanh sigmoid sin cos erf"),

@@ -6,6 +6,7 @@ width. If an operand of amax, amin, maximum or minimum is NaN, the result is NaN
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -140,6 +141,17 @@ def _sign(value: Array) -> Array:
     return value if value.dtype == bool else np.nan_to_num(np.sign(value), nan=0.0)
 
 
+def _shift(function: Callable[..., Array], value: Array, count: Array) -> Array:
+    """A shift; by a count outside of the dtype's width, as if all bits had left."""
+    bits = 8 * value.dtype.itemsize
+    is_inside = (count >= 0) & (count < bits)
+    last = function(value, np.asarray(bits - 1, value.dtype))
+    emptied = last >> 1 if np.issubdtype(value.dtype, np.unsignedinteger) else last
+    emptied = np.zeros_like(value) if function is np.left_shift else emptied
+    inside = np.where(is_inside, count, 0).astype(value.dtype)
+    return np.where(is_inside, function(value, inside), emptied)
+
+
 def _pow(base: Array, exponent: Array) -> Array:
     if base.dtype.kind in "iu" and np.any(exponent < 0):
         # In PyTorch, the integer 0 to a negative power is 0.
@@ -180,6 +192,8 @@ _ELEMENTWISE: Mapping[str, Callable[..., Any]] = {
     "bitwise_and": np.bitwise_and,
     "bitwise_or": np.bitwise_or,
     "bitwise_xor": np.bitwise_xor,
+    "bitwise_left_shift": functools.partial(_shift, np.left_shift),
+    "bitwise_right_shift": functools.partial(_shift, np.right_shift),
     "where": np.where,
     "exp": np.exp,
     "exp2": np.exp2,
@@ -215,6 +229,7 @@ _OTHERS: Mapping[str, Callable[..., Any]] = {
     "iota": _iota,
     "cast": _cast,
     "random": _random,
+    "checked_index": lambda node, value: value,
     "view": lambda node, value: value.reshape(node.shape),
     "expand": lambda node, value: np.broadcast_to(value, node.shape),
     "permute": lambda node, value: value.transpose(node.dims),

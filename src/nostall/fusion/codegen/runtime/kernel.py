@@ -135,7 +135,13 @@ def launch_options(launch: LaunchLike) -> dict[str, Any]:
     import triton.language as tl
 
     # The default of enable_fp_fusion depends on the version of Triton.
-    options = {"num_warps": launch.num_warps, "enable_fp_fusion": True}
+    # Kernels with assertions are compiled with Triton's option debug, which would also check each
+    # sum of integers.
+    options = {
+        "num_warps": launch.num_warps,
+        "enable_fp_fusion": True,
+        "sanitize_overflow": False,
+    }
     # The kernel source has the same condition for its wait instruction.  A kernel without the wait
     # must not start before the previous kernel ends.
     if launch.follows and tl.target_info.cuda_capability_geq(9, 0):
