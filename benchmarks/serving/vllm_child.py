@@ -102,10 +102,13 @@ def serve(engine: Any, name: str, lengths: Lengths, seed: int, rate: float | Non
         after = time.perf_counter()
         steps.append(after - before)
         for output in outputs:
+            request = output.request_id
+            if request not in arrived:  # some versions append a suffix of their own
+                request = request.rpartition("-")[0]
             identifiers = list(output.outputs[0].token_ids)
-            tokens[output.request_id] = identifiers
-            first.setdefault(output.request_id, after - start)
-            times.setdefault(output.request_id, []).append((after - start, len(identifiers)))
+            tokens[request] = identifiers
+            first.setdefault(request, after - start)
+            times.setdefault(request, []).append((after - start, len(identifiers)))
     seconds = time.perf_counter() - start
     ttft = sorted(first[r] - arrived[r] for r in first)
     gaps = sorted(
