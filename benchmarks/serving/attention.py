@@ -28,7 +28,8 @@ from nostall.serving.tables.host import build_tables
 from nostall.serving.tables.orders import ORDERS
 from nostall.serving.tables.settings import TableSettings
 
-GROUPS = ("FA3,paper,stages,streams", "vLLM Triton,SDPA")
+OTHERS = "vLLM Triton,SDPA"
+GROUPS = ("FA3,paper,stages,streams", OTHERS)
 """Peers that share a process; the plan and its null are measured in each."""
 
 
@@ -40,6 +41,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batches", default=",".join(KINDS), help="names, separated by commas")
     parser.add_argument("--heads", default="32/8", help="query / KV heads, such as 32/8,28/4")
     parser.add_argument("--sweep", action="store_true", help="search a plan for each batch first")
+    parser.add_argument(
+        "--rules", action="store_true", help="compare the rules' plans, all batches in one process"
+    )
     parser.add_argument("--no-compare", action="store_true", help="only sweep")
     parser.add_argument("--plans", type=Path, help="result file of an earlier sweep")
 
@@ -52,7 +56,10 @@ def main(options: argparse.Namespace) -> int:
     heads = [tuple(map(int, pair.split("/"))) for pair in options.heads.split(",")]
     with tempfile.TemporaryDirectory() as folder:
         _compile(options, heads[0], min(150.0, options.budget_s / 3))
-        for pair in heads:
+        for pair in heads if options.rules else ():
+            results += _by_rules(options, pair, Path(folder), end)
+            save(options.out, results=results)
+        for pair in heads if not options.rules else ():
             for name in options.batches.split(","):
                 if end - time.monotonic() < 15:
                     print(f"out of time before {name}", flush=True)
@@ -61,6 +68,37 @@ def main(options: argparse.Namespace) -> int:
                 save(options.out, results=results)
     print(table(results))
     return 0 if any(result["entries"] for result in results) else 1
+
+
+def _by_rules(
+    options: argparse.Namespace, heads: tuple[int, ...], folder: Path, end: float
+) -> list[dict[str, Any]]:
+    """All batches in one process; after a fault another process goes on behind the batch."""
+    left, results = options.batches.split(","), []
+    while left and end - time.monotonic() > 15:
+        out = folder / "rules"
+        command = [sys.executable, "-m", "benchmarks.serving.attention_child", "--mode", "rules"]
+        command += ["--batch", ",".join(left), "--heads", *map(str, heads), "--out", f"{out}.json"]
+        command += ["--peers", str(options.peers), "--group", f"FA3,paper,stages,streams,{OTHERS}"]
+        seconds = end - time.monotonic() - 8
+        command += ["--seconds", str(seconds)]
+        process = subprocess.Popen(command)
+        try:
+            process.wait(seconds + 6)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        done = 0
+        for name in left:
+            file = folder / f"rules.{name}"
+            if not file.exists():
+                break
+            results.append({**json.loads(file.read_text()), "mode": "rules"})
+            file.unlink()
+            done += 1
+        if process.returncode == 0:
+            break
+        left = left[max(done, 1) :]
+    return results
 
 
 def _batch(
@@ -118,6 +156,7 @@ def _compile(options: argparse.Namespace, heads: tuple[int, ...], seconds: float
         command = [sys.executable, "-m", "benchmarks.serving.attention_child", "--mode", "compile"]
         command += ["--share", str(index), str(workers), "--heads", *map(str, heads)]
         command += ["--trees"] if "tree" in options.batches else []
+        command += ["--all"] if options.sweep else []
         processes.append(subprocess.Popen(command))
     for process in processes:
         try:

@@ -11,8 +11,10 @@ from torch import Tensor
 
 from benchmarks.serving.attention_inputs import HAS_GPU, Inputs
 from benchmarks.serving.attention_kernels import KERNELS, make_kernel
+from nostall.serving.attention.config import TileConfig
 from nostall.serving.attention.launch import DeviceTables, MetaAttention, PagedCache
 from nostall.serving.attention.plan import AttentionPlan
+from nostall.serving.attention.rules import PLANS, PREFILL, Kind
 from nostall.serving.tables.columns import REDUCTIONS, UNITS
 from nostall.serving.tables.host import HostBuilder, needed_capacity
 
@@ -26,6 +28,55 @@ PAPER = AttentionPlan(
     split=4096,
 )
 """The paper's scheme: two tile heights, descending cost, symmetric round robin."""
+
+
+TAIL = replace(
+    PREFILL,
+    tiles=(
+        TileConfig(16, 128, 3, "branch"),
+        TileConfig(64, 64, 4, "branch"),
+        TileConfig(128, 64, 4, "tail"),
+    ),
+)
+WIDE_KEYS = make_kernel(
+    [(16, 128, 3, "branch"), (64, 128, 2, "branch"), (128, 128, 3, "tail")], 8, 0, 1
+)
+TWO_BLOCKS = make_kernel(
+    [(16, 64, 4, "branch"), (64, 64, 3, "branch"), (128, 32, 4, "tail")], 4, 0, 2
+)
+WIDE = make_kernel([(128, 64, 3, "tail")], 8, 168, 1)
+NARROW = make_kernel([(16, 64, 3, "branch"), (64, 32, 3, "branch")], 4, 168, 1)
+"""Two kernels that fit on one SM at the same time."""
+
+
+def candidates(kind: Kind) -> dict[str, AttentionPlan]:
+    """Plans that are compared for a kind of batch; ``rule`` is the plan in force."""
+    rule = PLANS[kind]
+    dependent = replace(rule, kernel=replace(rule.kernel, dependent=True))
+    unit = replace(rule, kernel=replace(rule.kernel, schedule="unit"), order="sorted")
+    plans = {"rule": rule}
+    if kind == "decode":
+        branch = make_kernel([(16, 64, 3, "branch")], 4, 168, 3)
+        few = replace(rule, least_split=1024, units_per_program=2)
+        plans |= {"unit": unit, "branch": replace(rule, kernel=branch), "few": few}
+        plans |= {"dependent": dependent}
+    elif kind in ("verify", "decode and verify"):
+        masked = make_kernel([(16, 64, 4, "all"), (64, 64, 3, "all")], 4, 0, 2)
+        plans |= {"dependent": dependent, "unit": unit, "all": replace(rule, kernel=masked)}
+        plans |= {
+            "2048": replace(rule, least_split=2048),
+            "units=2": replace(rule, units_per_program=2),
+        }
+    else:
+        ranges = {"order": "snake", "units_per_program": 2}
+        for name, kernel in (("tail", TAIL), ("n128", WIDE_KEYS), ("two blocks", TWO_BLOCKS)):
+            plans[f"{name} unit"] = AttentionPlan(
+                replace(kernel, schedule="unit"), "sorted", units_per_program=1
+            )
+            plans[f"{name} snake"] = AttentionPlan(replace(kernel, schedule="ranges"), **ranges)
+        plans["two blocks queue"] = AttentionPlan(TWO_BLOCKS, units_per_program=1)
+        plans["unit"] = unit
+    return plans
 
 
 def settings(plan: AttentionPlan, is_mixed: bool) -> Iterator[AttentionPlan]:

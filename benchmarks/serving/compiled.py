@@ -49,6 +49,7 @@ def attention_resources(
         "DIMS": shape.padded_head_dim, "PAGE": shape.page_size, "TILES": config.compiled_tiles,
         "SCHEDULE": SCHEDULES[config.schedule], "SOFT_CAP": shape.soft_cap > 0,
         "WINDOW": shape.window > 0, "TREE": shape.has_trees,
+        "DEPENDENT": config.dependent,
     }  # fmt: skip
     cache = cache_dtype or dtype
     pointers = {

@@ -92,6 +92,8 @@ class KernelConfig:
     """Most registers of a thread; 0: the compiler decides."""
     programs_per_sm: int = 2
     schedule: Schedule = "queue"
+    dependent: bool = False
+    """Whether the reduction is launched as a programmatic dependent launch (Hopper and later)."""
     front: float = 0.5
     """Share of the programs that take units from the front of the queue."""
 

@@ -144,13 +144,17 @@ def meta_attention(
     stride_out_head, stride_block, stride_token, stride_head, stride_table,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, DIMS: tl.constexpr,
     PAGE: tl.constexpr, TILES: tl.constexpr, SCHEDULE: tl.constexpr,
-    SOFT_CAP: tl.constexpr, WINDOW: tl.constexpr, TREE: tl.constexpr,
+    SOFT_CAP: tl.constexpr, WINDOW: tl.constexpr, TREE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Run all units of the Task-Table.
 
     ``query`` and ``out`` are (tokens, heads, D), ``keys`` and ``values`` (blocks, PAGE, KV heads,
     D) with the same strides. ``TILES`` has (rows, keys, stages, masks) for each tile.
+    ``DEPENDENT``: the reduction may be loaded onto SMs as they become free (programmatic dependent
+    launch); it waits there for the end of this kernel.
     """
+    if DEPENDENT:
+        tl.extra.cuda.gdc_launch_dependents()
     program = tl.program_id(0)
     unit = program
     end = tl.load(counts)

@@ -146,6 +146,7 @@ class MetaAttention:
         check_tensors(self.shape, query, cache, out)
         shape, config = self.shape, self.config
         options: dict[str, Any] = {"num_warps": config.warps}
+        dependent = {"launch_pdl": True} if config.dependent else {}
         if config.registers:
             options["maxnreg"] = config.registers
         meta_attention[(self.programs,)](
@@ -161,15 +162,16 @@ class MetaAttention:
             HEADS=shape.heads, KV_HEADS=shape.kv_heads, D=shape.head_dim,
             DIMS=shape.padded_head_dim, PAGE=shape.page_size, TILES=config.compiled_tiles,
             SCHEDULE=SCHEDULES[config.schedule], SOFT_CAP=shape.soft_cap > 0,
-            WINDOW=shape.window > 0, TREE=shape.has_trees, **options,
+            WINDOW=shape.window > 0, TREE=shape.has_trees,
+            DEPENDENT=config.dependent and self.reduces, **options,
         )  # fmt: skip
         if self.reduces:
-            rows = max(tile.rows for tile in config.tiles)
-            reduce_splits[(max(self.programs, 1), -(-rows // REDUCED_ROWS))](
+            chunks = -(-max(tile.rows for tile in config.tiles) // REDUCED_ROWS)
+            reduce_splits[(min(self.programs, len(tables.reductions)), chunks)](
                 out, tables.partial, tables.partial_log_sums, tables.reductions, tables.counts,
                 batch.query_starts, out.stride(0), out.stride(1), HEADS=shape.heads,
                 KV_HEADS=shape.kv_heads, D=shape.head_dim, DIMS=shape.padded_head_dim,
-                ROWS=REDUCED_ROWS, num_warps=4,
+                ROWS=REDUCED_ROWS, DEPENDENT=config.dependent, num_warps=4, **dependent,
             )  # fmt: skip
 
 

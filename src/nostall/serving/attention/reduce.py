@@ -55,9 +55,11 @@ def reduce_rows(
 def reduce_splits(
     out, partial, partial_log_sums, reductions, counts, query_starts, stride_token, stride_head,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, DIMS: tl.constexpr,
-    ROWS: tl.constexpr,
+    ROWS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Run all reductions: axis 0 of the grid strides over them, axis 1 has their chunks of rows."""
+    if DEPENDENT:
+        tl.extra.cuda.gdc_wait()
     count = tl.load(counts + 1)
     for index in range(tl.program_id(0), count, tl.num_programs(0)):
         reduce_rows(

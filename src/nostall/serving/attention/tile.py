@@ -26,7 +26,7 @@ MASK_TAIL = tl.constexpr(2)
 
 @triton.jit
 def load_pages(pages, first, low, end, PAGE: tl.constexpr, N: tl.constexpr, WINDOW: tl.constexpr):
-    """Pages of the N keys from ``first`` on; entries of keys outside ``low`` to ``end`` are not read.
+    """Pages of the N keys from ``first`` on; entries outside ``low`` to ``end`` are not read.
 
     ``first`` is a multiple of N. One number if all N keys lie in one page.
     """

@@ -1,8 +1,9 @@
 """Fill the table over M of a layer: an entry other than F.linear only where it is surely faster.
 
-For each M of a grid all candidates are measured once. The fastest are measured again, with fresh
-graphs, next to F.linear and its null; an entry is taken only if the 95 % interval of the second
-measurement says that it is faster, and if it is not slower at the smallest M that it would serve.
+For each M of a grid all candidates are measured once. The fastest are measured twice more, each time
+with fresh graphs, next to F.linear and its null. An entry is taken only if both 95 % intervals say
+that it is faster by more than two captures of the same product differ, and if it is not slower at
+the smallest and at a middle M that it would serve.
 """
 
 from __future__ import annotations
@@ -31,6 +32,10 @@ TRITON_LIMIT = 256
 MULTIPLES = (8, 16, 64)
 """Multiples to which M is rounded up."""
 FINALISTS = 2
+CONFIRMATIONS = 2
+LEAST_GAIN = 1.015
+"""Ratio that the lower end of the interval must exceed: two captures of one product differ by up to
+1.4 % on an H200 (benchmarks/serving/results/gemm_h200.json), because their buffers do."""
 SCREEN_SECONDS, CONFIRM_SECONDS = 0.02, 0.25
 """About how long one candidate is measured: at first, and in the confirmation."""
 Note = Callable[[str], None]
@@ -83,15 +88,25 @@ class Tuner:
         if time.monotonic() > self.deadline:
             return nothing
         for entry in self._screen(layer, m):
-            end = self._compare(layer, entry, m, "second")
-            if end is None or end.verdict != "faster":
-                continue
-            if first != m:
-                start = self._compare(layer, entry, first, "first M")
-                if start is None or start.verdict == "slower" or start.ratio < 1.0:
-                    continue
-            return Row(m, entry, end.ratio, end.low)
+            last = self._confirmed(layer, entry, m)
+            others = sorted({first, (first + m) // 2} - {m})
+            if last is not None and all(self._is_no_loss(layer, entry, at) for at in others):
+                return Row(m, entry, last.ratio, last.low)
         return nothing
+
+    def _confirmed(self, layer: Layer, entry: Entry, m: int) -> Comparison | None:
+        """The last of the confirmations, or None if one of them is not surely faster."""
+        last = None
+        for number in range(CONFIRMATIONS):
+            last = self._compare(layer, entry, m, f"confirmation {number}")
+            if last is None or last.verdict != "faster" or last.low < LEAST_GAIN:
+                return None
+        return last
+
+    def _is_no_loss(self, layer: Layer, entry: Entry, m: int) -> bool:
+        """Whether an entry is not slower for another M."""
+        found = self._compare(layer, entry, m, "other M")
+        return found is not None and found.verdict != "slower" and found.ratio >= 1.0
 
     def _screen(self, layer: Layer, m: int) -> list[Entry]:
         """The fastest candidates that seem faster than F.linear, best first."""

@@ -60,4 +60,6 @@ def test_candidates_fit_the_layer(m: int) -> None:
     configs = list(candidates(m, shape, 132))
     assert configs
     assert all(3584 % config.depth == 0 for config in configs)
-    assert all(config.grid(m, shape)[0] * config.split >= 66 or config.split == 8 for config in configs)
+    assert all(
+        config.grid(m, shape)[0] * config.split >= 66 or config.split == 8 for config in configs
+    )

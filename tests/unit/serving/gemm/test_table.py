@@ -36,9 +36,7 @@ def saved(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    ("m", "row"), [(1, 0), (4, 0), (5, 1), (15, 1), (16, 2), (17, 3), (64, 3)]
-)
+@pytest.mark.parametrize(("m", "row"), [(1, 0), (4, 0), (5, 1), (15, 1), (16, 2), (17, 3), (64, 3)])
 def test_an_entry_holds_up_to_its_m(m: int, row: int) -> None:
     assert TABLE.entry(m) is ROWS[row].entry
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import pytest
 
 from nostall.core.measurement import Kind
 from nostall.gpu.clock import Run, Samples
@@ -84,8 +85,14 @@ def test_an_entry_that_is_faster_only_at_first_is_not_taken() -> None:
     assert [row.entry for row in table.rows] == [Cublas()]
 
 
-def test_an_entry_within_the_noise_is_not_taken() -> None:
-    assert [row.entry for row in tuned(times(0.9995, lambda *_: True)).rows] == [Cublas()]
+@pytest.mark.parametrize("faster", [0.9995, 0.99])
+def test_an_entry_within_the_noise_of_captures_is_not_taken(faster: float) -> None:
+    assert [row.entry for row in tuned(times(faster, lambda *_: True)).rows] == [Cublas()]
+
+
+def test_an_entry_that_is_slower_in_the_middle_of_its_interval_is_not_taken() -> None:
+    table = tuned(times(0.9, lambda m, confirms: m not in (5, 260)))
+    assert [(row.m, row.entry) for row in table.rows] == [(1, ALGORITHM), (512, Cublas())]
 
 
 def test_an_entry_that_is_slower_at_the_first_m_of_its_interval_is_not_taken() -> None:
