@@ -179,8 +179,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
          "How exact are predicted iteration times?",
          "predicted_vs_measured_2.json predicted_vs_measured_4.json", "parallel.md"),
     # Serving
-    _row("serving.table_build", "CPU", "How long does building task tables take?",
-         "table_build.json"),
+    _row("serving.table_build", "CPU", "How long does building task tables take?"),
     _row("serving.step_costs", "GPU", "How long do vLLM's steps take, by what they compute?"),
     # Readers of files
     _row("readers.fuzz", "CPU", "Do damaged files end in a result or in a clear error?", "fuzz"),
