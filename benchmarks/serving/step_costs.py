@@ -23,10 +23,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.result_file import head
+from nostall.core.errors import MissingPart
 from nostall.core.files import write_atomically
 
 DECODES = (0, 1, 4, 16, 64, 128, 256)
@@ -204,6 +206,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
+    if options.vllm is None and find_spec("vllm") is None:
+        raise MissingPart(
+            "vLLM is not installed; pip install vllm, or give --vllm a folder with an unpacked one"
+        )
     paths = [str(options.vllm)] if options.vllm else []
     paths += [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {

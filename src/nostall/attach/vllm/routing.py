@@ -15,27 +15,15 @@ from numpy.typing import NDArray
 
 from nostall.core.errors import BadInput
 from nostall.core.suggest import unknown
-from nostall.serving.attention.config import AttentionShape, KernelConfig, TileConfig
+from nostall.serving.attention.config import AttentionShape
 from nostall.serving.attention.plan import AttentionPlan, default_kernel
+from nostall.serving.attention.rules import PLANS, Kind
 
 MAX_VERIFY = 32
 """Most query tokens of a sequence that counts as speculative verification, not as prefill."""
 
 VARIABLE = "NOSTALL_VLLM_ATTENTION"
 """Environment variable that names the steps to serve; see :data:`CHOICES`."""
-
-
-MEMORY_BOUND = AttentionPlan(
-    KernelConfig(
-        (TileConfig(16, 64, 3, "all"), TileConfig(64, 32, 3, "all")),
-        warps=4,
-        registers=168,
-        programs_per_sm=3,
-        schedule="unit",
-    ),
-    order="sorted",
-)
-"""For steps whose time is that of reading keys and values."""
 
 
 class StepKind(StrEnum):
@@ -51,6 +39,13 @@ class StepKind(StrEnum):
     MIXED = "mixed"
     """Prefill beside decode or verify."""
 
+
+_PLAN_KINDS: Mapping[StepKind, Kind] = {
+    StepKind.DECODE: "decode",
+    StepKind.VERIFY: "decode and verify",
+    StepKind.PREFILL: "prefill",
+    StepKind.MIXED: "mixed",
+}
 
 CHOICES: Mapping[str, frozenset[StepKind]] = {
     "measured": frozenset((StepKind.DECODE, StepKind.VERIFY)),
@@ -81,7 +76,7 @@ def served_kinds(choice: str) -> frozenset[StepKind]:
 
 
 def plan_of(kind: StepKind, shape: AttentionShape) -> AttentionPlan:
-    """The plan of attention for a kind of step."""
-    if kind in (StepKind.DECODE, StepKind.VERIFY) and shape.padded_head_dim <= 128:
-        return MEMORY_BOUND
-    return AttentionPlan(default_kernel(shape))
+    """The plan of attention for a kind of step, measured for heads of up to 128."""
+    if shape.padded_head_dim > 128:
+        return AttentionPlan(default_kernel(shape))
+    return PLANS[_PLAN_KINDS[kind]]

@@ -10,7 +10,7 @@ from nostall.cli.serving.simulation import simulate_trace
 from nostall.cli.serving.tables import show
 
 app = typer.Typer(
-    help="Show task tables of mixed serving batches, and simulate serving traces.",
+    help="Show task tables of serving batches; simulate traces.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

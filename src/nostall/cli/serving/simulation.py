@@ -29,40 +29,55 @@ HOW_TO_MEASURE = (
 )
 
 
+TraceArgument = Annotated[
+    Path, typer.Argument(help="Trace: CSV of Azure 2023, or JSON lines of Mooncake.")
+]
+CostsOption = Annotated[
+    Path | None, typer.Option(help=f"Measured step costs, written by: {HOW_TO_MEASURE}.")
+]
+PolicyOption = Annotated[
+    str | None, typer.Option(help=f"One of {', '.join(POLICIES)}; default: all of them.")
+]
+RequestsOption = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="First requests of the trace.")
+]
+RateOption = Annotated[
+    float, typer.Option(help="Factor on the arrival rate; 2: twice as many a second.")
+]
+BudgetOption = Annotated[int, typer.Option(min=1, help="Tokens of a step.")]
+ReservedOption = Annotated[
+    int, typer.Option(min=0, help="Tokens that xy-serve keeps for decodes and verifies.")
+]
+MaxRunningOption = Annotated[int, typer.Option(min=1, help="Requests that run at a time.")]
+KvTokensOption = Annotated[
+    int | None, typer.Option(min=1, help="Tokens of the KV cache; default: as measured.")
+]
+PrefixCacheOption = Annotated[
+    bool, typer.Option(help="Share the blocks of equal prefixes, if the trace has hashes.")
+]
+DraftTokensOption = Annotated[
+    int, typer.Option(min=0, help="Draft tokens of a verify; 0: no speculation.")
+]
+AcceptanceOption = Annotated[
+    float, typer.Option(min=0, max=1, help="Probability that a draft token is accepted.")
+]
+SeedOption = Annotated[int, typer.Option(help="Seed of the accepted drafts.")]
+
+
 def simulate_trace(
-    trace: Annotated[
-        Path, typer.Argument(help="Trace: CSV of Azure 2023, or JSON lines of Mooncake.")
-    ],
-    costs: Annotated[
-        Path | None, typer.Option(help=f"Measured step costs, written by: {HOW_TO_MEASURE}.")
-    ] = None,
-    policy: Annotated[
-        str | None, typer.Option(help=f"One of {', '.join(POLICIES)}; default: all of them.")
-    ] = None,
-    requests: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="First requests of the trace.")
-    ] = None,
-    rate: Annotated[
-        float, typer.Option(help="Factor on the arrival rate; 2: twice as many a second.")
-    ] = 1.0,
-    budget: Annotated[int, typer.Option(min=1, help="Tokens of a step.")] = 4096,
-    reserved: Annotated[
-        int, typer.Option(min=0, help="Tokens that xy-serve keeps for decodes and verifies.")
-    ] = 128,
-    max_running: Annotated[int, typer.Option(min=1, help="Requests that run at a time.")] = 256,
-    kv_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Tokens of the KV cache; default: as measured.")
-    ] = None,
-    prefix_cache: Annotated[
-        bool, typer.Option(help="Share the blocks of equal prefixes, if the trace has hashes.")
-    ] = True,
-    draft_tokens: Annotated[
-        int, typer.Option(min=0, help="Draft tokens of a verify; 0: no speculation.")
-    ] = 0,
-    acceptance: Annotated[
-        float, typer.Option(min=0, max=1, help="Probability that a draft token is accepted.")
-    ] = 0.7,
-    seed: Annotated[int, typer.Option(help="Seed of the accepted drafts.")] = 0,
+    trace: TraceArgument,
+    costs: CostsOption = None,
+    policy: PolicyOption = None,
+    requests: RequestsOption = None,
+    rate: RateOption = 1.0,
+    budget: BudgetOption = 4096,
+    reserved: ReservedOption = 128,
+    max_running: MaxRunningOption = 256,
+    kv_tokens: KvTokensOption = None,
+    prefix_cache: PrefixCacheOption = True,
+    draft_tokens: DraftTokensOption = 0,
+    acceptance: AcceptanceOption = 0.7,
+    seed: SeedOption = 0,
     format: FormatOption = Format.TABLE,
     quiet: QuietOption = False,
 ) -> None:

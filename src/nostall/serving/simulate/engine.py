@@ -8,6 +8,7 @@ many as a hash.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -35,6 +36,7 @@ from nostall.serving.traces.requests import HASH_BLOCK, Request
 Int64s = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
+EVENTS_PER_REPORT = 1000
 BLOCK = 16
 """Tokens of a block without prefix hashes."""
 
@@ -69,13 +71,15 @@ def simulate(
     seed: int = 0,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Metrics:
-    """Run all requests; the same inputs and seed give the same metrics.
+    """Run all requests, sorted by arrival; the same inputs and seed give the same metrics.
 
     ``progress`` is called with the number of requests that are done, from time to time.
     """
     engine = _Engine(requests, costs, settings, seed)
-    while engine.step():
-        if engine.steps % 1000 == 0:
+    for event in itertools.count(1):
+        if not engine.step():
+            break
+        if event % EVENTS_PER_REPORT == 0:
             progress(engine.done)
     return engine.metrics()
 

@@ -45,7 +45,7 @@ def engine_settings(draw: st.DrawFn) -> EngineSettings:
 
 
 @given(requests, engine_settings())
-@limits(max_examples=150)
+@limits(max_examples=80)
 def test_metrics_are_those_of_the_slow_engine(
     trace: list[Request], settings: EngineSettings
 ) -> None:
@@ -87,7 +87,7 @@ def hashed_requests(draw: st.DrawFn) -> list[Request]:
     st.sampled_from([8, 12, 400]),
     st.integers(0, 4),
 )
-@limits(max_examples=100)
+@limits(max_examples=60)
 def test_no_token_and_no_block_is_lost_with_shared_prefixes_and_speculation(
     trace: list[Request], policy: str, blocks: int, drafts: int
 ) -> None:
