@@ -52,7 +52,8 @@ BENCHMARKS: tuple[Benchmark, ...] = (
          "random_walks.json", "sass-modelled.md"),
     _row("sass.cover_rules", "CPU", "Which in-order rules does compiler output need?",
          "cover_rules.json"),
-    _row("sass.cover_gaps", "CPU", "Which further in-order rules does refused code need?"),
+    _row("sass.cover_gaps", "CPU", "Which further in-order rules does refused code need?",
+         "cover_gaps.json"),
     _row("sass.warpgroup_audit", "CPU", "Do compilers reuse registers of running products?",
          "warpgroup_audit.json"),
     _row("sass.fuzz", "CPU", "Do damaged cubins end in a clear error?", "fuzz.json"),
@@ -179,6 +180,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
          "How exact are predicted iteration times?",
          "predicted_vs_measured_2.json predicted_vs_measured_4.json", "parallel.md"),
     # Serving
+<<<<<<< HEAD
     _row("serving.table_build", "CPU", "How long does building task tables take?",
          "table_build.json"),
     _row("serving.attention", "GPU",
@@ -186,6 +188,10 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     _row("serving.compile_report", "CPU",
          "Which registers, spills and shared memory do the serving kernels use on sm_90?"),
     _row("serving.gemm", "GPU", "What does the table over M gain over F.linear?"),
+=======
+    _row("serving.table_build", "CPU", "How long does building task tables take?"),
+    _row("serving.step_costs", "GPU", "How long do vLLM's steps take, by what they compute?"),
+>>>>>>> wt-tables
     # Readers of files
     _row("readers.fuzz", "CPU", "Do damaged files end in a result or in a clear error?", "fuzz"),
     # Jobs and traces

@@ -69,6 +69,8 @@ SLICES: Mapping[str, tuple[str, ...]] = {
     "torch_compile.guarantees": ("--limit", "90"),
     "parallel.predicted_vs_measured": ("--tiny", "--steps", "3", "--seconds", "30",
                                        "--links", "fast"),
+    "serving.table_build": ("--device", "cuda", "--samples", "50"),
+    "serving.step_costs": ("--layers", "2", "--budget-s", "60"),
     "workload.gpu": ("--tiny", "--seconds", "30"),
 }  # fmt: skip
 """Options of the shortest slice of each benchmark; ``{folder}`` is the output folder."""

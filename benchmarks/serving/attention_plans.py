@@ -12,7 +12,7 @@ from torch import Tensor
 from benchmarks.serving.attention_inputs import HAS_GPU, Inputs
 from benchmarks.serving.attention_kernels import KERNELS, make_kernel
 from nostall.serving.attention.config import TileConfig
-from nostall.serving.attention.launch import DeviceTables, MetaAttention, PagedCache
+from nostall.serving.attention.launch import AttentionBuffers, MetaAttention, PagedCache
 from nostall.serving.attention.plan import AttentionPlan
 from nostall.serving.attention.rules import PLANS, PREFILL, Kind
 from nostall.serving.tables.columns import REDUCTIONS, UNITS
@@ -123,7 +123,7 @@ def ours(
     keys = inputs.ragged.kv_lengths
     builder = HostBuilder.of(table_settings, needed_capacity(query, keys, table_settings))
     tables = builder.build(query, keys)
-    on_device = DeviceTables.of(tables, inputs.shape.head_dim, device)
+    on_device = AttentionBuffers.of(tables, inputs.shape.head_dim, device)
     is_unit = plan.kernel.schedule == "unit"
     programs = int(tables.counts[UNITS]) if is_unit else plan.programs(sms)
     kernel = MetaAttention(inputs.shape, plan.kernel, programs, bool(tables.counts[REDUCTIONS]))

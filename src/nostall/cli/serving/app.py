@@ -6,10 +6,11 @@ import typer
 
 from nostall.cli.serving.batches import write_batch
 from nostall.cli.serving.gemm import tune
+from nostall.cli.serving.simulation import simulate_trace
 from nostall.cli.serving.tables import show
 
 app = typer.Typer(
-    help="Show task tables of mixed serving batches, and simulate serving traces.",
+    help="Show task tables of serving batches; simulate traces.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -18,3 +19,4 @@ app = typer.Typer(
 app.command("show")(show)
 app.command("batch")(write_batch)
 app.command("tune")(tune)
+app.command("simulate")(simulate_trace)

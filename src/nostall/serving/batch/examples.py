@@ -32,7 +32,7 @@ EXAMPLES: dict[str, tuple[Part, ...]] = {
     "verify": (Part(8, 16, 4096, True),),
     "prefill": (Part(4, 1024, 1024),),
 }
-"""Batches by name; times of other kernels on them are in docs/explanation/serving.md."""
+"""Example batches by name."""
 
 
 def example(name: str, page_size: int = 16, seed: int = 0) -> RaggedBatch:

@@ -33,7 +33,7 @@ class Limits:
     """Tokens of a step."""
     max_running: int = 256
     """Requests that are admitted at the same time."""
-    reserved: int = 512
+    reserved: int = 128
     """Tokens that ``xy-serve`` keeps for decodes and verifies, if there are as many."""
 
     def __post_init__(self) -> None:
@@ -108,7 +108,7 @@ def find_policy(name: str) -> Policy:
 def take_in_order(needed: Int64s, budget: int) -> Int64s:
     """Give each request, in order, what it needs or what is left of the budget."""
     before = np.cumsum(needed) - needed
-    return np.asarray(np.clip(budget - before, 0, needed), np.int64)
+    return np.asarray(np.minimum(np.maximum(budget - before, 0), needed), np.int64)
 
 
 def _admit(queues: Queues, limits: Limits, budget: int) -> Int64s:

@@ -17,8 +17,8 @@ import torch
 from nostall.fusion.testing.triton_interpreter import prepare
 from nostall.serving.attention.config import AttentionShape, KernelConfig, TileConfig
 from nostall.serving.attention.launch import (
+    AttentionBuffers,
     BatchTensors,
-    DeviceTables,
     MetaAttention,
     PagedCache,
 )
@@ -100,7 +100,7 @@ def error(name: str, dtype: torch.dtype) -> float:
     units = int(tables.counts[UNITS])
     programs = units if plan.kernel.schedule == "unit" else plan.programs(SMS)
     kernel = MetaAttention(shape, plan.kernel, max(programs, 1))
-    on_device = DeviceTables.of(tables, shape.head_dim, device)
+    on_device = AttentionBuffers.of(tables, shape.head_dim, device)
     inputs = BatchTensors.of(
         batch.query_starts, batch.kv_lengths, batch.block_table, pack_trees(batch), device
     )
