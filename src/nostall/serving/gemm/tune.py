@@ -2,8 +2,8 @@
 
 For each M of a grid all candidates are measured once. The fastest are measured twice more, each
 time with fresh graphs, next to F.linear and its null. An entry is taken only if both 95 %
-intervals say that it is faster by more than two captures of the same product differ, and if it is not slower at
-the smallest and at a middle M that it would serve.
+intervals say that it is faster by more than two captures of the same product differ, and if it is
+not slower at the smallest and at a middle M that it would serve.
 """
 
 from __future__ import annotations
