@@ -180,7 +180,8 @@ BENCHMARKS: tuple[Benchmark, ...] = (
          "How exact are predicted iteration times?",
          "predicted_vs_measured_2.json predicted_vs_measured_4.json", "parallel.md"),
     # Serving
-<<<<<<< HEAD
+    _row("serving.table_build", "CPU", "How long does building task tables take?"),
+    _row("serving.step_costs", "GPU", "How long do vLLM's steps take, by what they compute?"),
     _row("serving.table_build", "CPU", "How long does building task tables take?",
          "table_build.json"),
     _row("serving.attention", "GPU",
@@ -188,10 +189,6 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     _row("serving.compile_report", "CPU",
          "Which registers, spills and shared memory do the serving kernels use on sm_90?"),
     _row("serving.gemm", "GPU", "What does the table over M gain over F.linear?"),
-=======
-    _row("serving.table_build", "CPU", "How long does building task tables take?"),
-    _row("serving.step_costs", "GPU", "How long do vLLM's steps take, by what they compute?"),
->>>>>>> wt-tables
     # Readers of files
     _row("readers.fuzz", "CPU", "Do damaged files end in a result or in a clear error?", "fuzz"),
     # Jobs and traces
