@@ -35,7 +35,7 @@ FINALISTS = 2
 CONFIRMATIONS = 2
 LEAST_GAIN = 1.015
 """Ratio that the lower end of the interval must exceed: two captures of one product differ by up to
-1.4 % on an H200 (benchmarks/serving/results/gemm_h200.json), because their buffers do."""
+1.4 % on an H200 (benchmarks/serving/results/gemm_h200.json.gz), because their buffers do."""
 SCREEN_SECONDS, CONFIRM_SECONDS = 0.02, 0.25
 """About how long one candidate is measured: at first, and in the confirmation."""
 Note = Callable[[str], None]
