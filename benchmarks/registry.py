@@ -187,14 +187,16 @@ BENCHMARKS: tuple[Benchmark, ...] = (
          "predicted_vs_measured_2.json predicted_vs_measured_4.json", "parallel.md"),
     # Serving
     _row("serving.vllm_engine", "GPU", "How fast does vLLM serve with nostall's plug-in?"),
-    _row("serving.table_build", "CPU", "How long does building task tables take?",
-         "table_build.json"),
-    _row("serving.attention", "GPU",
-         "How fast is attention of mixed batches beside FlashAttention-3 and others?"),
-    _row("serving.compile_report", "CPU",
-         "Which registers, spills and shared memory do the serving kernels use on sm_90?"),
-    _row("serving.gemm", "GPU", "What does the table over M gain over F.linear?"),
+    _row("serving.table_build", "CPU", "How long does building task tables take?"),
     _row("serving.step_costs", "GPU", "How long do vLLM's steps take, by what they compute?"),
+    _row("serving.attention", "GPU",
+         "How fast is attention of mixed batches beside FlashAttention-3 and others?",
+         "attention_sweep_h200.json.gz"),
+    _row("serving.compile_report", "CPU",
+         "Which registers, spills and shared memory do the serving kernels use on sm_90?",
+         "compile_report.json"),
+    _row("serving.gemm", "GPU", "What does the table over M gain over F.linear?",
+         "gemm_h200.json.gz"),
     # Readers of files
     _row("readers.fuzz", "CPU", "Do damaged files end in a result or in a clear error?", "fuzz"),
     # Jobs and traces

@@ -32,10 +32,11 @@ from benchmarks.serving.attention_plans import (
 from benchmarks.serving.batches import KINDS, batch, bound
 from benchmarks.serving.cuda_graphs import GraphedCalls, interleaved_us
 from nostall.core.files import write_atomically
-from nostall.serving.attention.config import AttentionShape, KernelConfig, TileConfig
+from nostall.serving.attention.config import AttentionShape
 from nostall.serving.attention.launch import PagedCache
 from nostall.serving.attention.plan import AttentionPlan
 from nostall.serving.attention.rules import PLANS, BatchKind
+from nostall.serving.attention.space import plan_of
 from nostall.serving.batch.examples import make_batch
 
 Call = Callable[[PagedCache], Tensor]
@@ -241,13 +242,6 @@ def best_of_candidates(case: Case, peers: Path) -> AttentionPlan:
     best = min(medians, key=medians.__getitem__, default="rule")
     case.result |= {"plan_kind": kind, "best": best}
     return plans[best]
-
-
-def plan_of(data: dict[str, Any]) -> AttentionPlan:
-    """A plan from the JSON of its fields."""
-    kernel = dict(data["kernel"])
-    kernel["tiles"] = tuple(TileConfig(*tile) for tile in kernel["tiles"])
-    return AttentionPlan(**{**data, "kernel": KernelConfig(**kernel)})
 
 
 def compile_share(

@@ -12,7 +12,7 @@ from torch import Tensor
 from benchmarks.serving.attention_inputs import HAS_GPU, Inputs
 from benchmarks.serving.attention_kernels import KERNELS, make_kernel
 from nostall.serving.attention.config import TileConfig
-from nostall.serving.attention.launch import DeviceTables, MetaAttention, PagedCache
+from nostall.serving.attention.launch import AttentionBuffers, MetaAttention, PagedCache
 from nostall.serving.attention.plan import AttentionPlan
 from nostall.serving.attention.rules import PLANS, PREFILL, Kind
 from nostall.serving.tables.columns import REDUCTIONS, UNITS
@@ -54,7 +54,8 @@ def candidates(kind: Kind) -> dict[str, AttentionPlan]:
     rule = PLANS[kind]
     dependent = replace(rule, kernel=replace(rule.kernel, dependent=True))
     unit = replace(rule, kernel=replace(rule.kernel, schedule="unit"), order="sorted")
-    plans = {"rule": rule}
+    paired = replace(rule, kernel=replace(rule.kernel, front=0.5), order="paired")
+    plans = {"rule": rule, "paired": paired}
     if kind == "decode":
         branch = make_kernel([(16, 64, 3, "branch")], 4, 168, 3)
         few = replace(rule, least_split=1024, units_per_program=2)
@@ -68,13 +69,11 @@ def candidates(kind: Kind) -> dict[str, AttentionPlan]:
             "units=2": replace(rule, units_per_program=2),
         }
     else:
-        ranges = {"order": "snake", "units_per_program": 2}
         for name, kernel in (("tail", TAIL), ("n128", WIDE_KEYS), ("two blocks", TWO_BLOCKS)):
-            plans[f"{name} unit"] = AttentionPlan(
-                replace(kernel, schedule="unit"), "sorted", units_per_program=1
-            )
-            plans[f"{name} snake"] = AttentionPlan(replace(kernel, schedule="ranges"), **ranges)
-        plans["two blocks queue"] = AttentionPlan(TWO_BLOCKS, units_per_program=1)
+            queued = replace(kernel, schedule="queue", front=1.0)
+            plans[name] = replace(rule, kernel=queued)
+        snake = replace(PREFILL, schedule="ranges")
+        plans["snake"] = AttentionPlan(snake, "snake", units_per_program=2)
         plans["unit"] = unit
     return plans
 
@@ -123,7 +122,7 @@ def ours(
     keys = inputs.ragged.kv_lengths
     builder = HostBuilder.of(table_settings, needed_capacity(query, keys, table_settings))
     tables = builder.build(query, keys)
-    on_device = DeviceTables.of(tables, inputs.shape.head_dim, device)
+    on_device = AttentionBuffers.of(tables, inputs.shape.head_dim, device)
     is_unit = plan.kernel.schedule == "unit"
     programs = int(tables.counts[UNITS]) if is_unit else plan.programs(sms)
     kernel = MetaAttention(inputs.shape, plan.kernel, programs, bool(tables.counts[REDUCTIONS]))

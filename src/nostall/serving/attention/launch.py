@@ -13,7 +13,13 @@ from nostall.serving.attention.config import SCHEDULES, AttentionShape, KernelCo
 from nostall.serving.attention.kernel import meta_attention
 from nostall.serving.attention.reduce import reduce_splits
 from nostall.serving.batch.trees import PackedTrees
-from nostall.serving.tables.columns import SCRATCH_ROWS
+from nostall.serving.tables.columns import (
+    COUNTS,
+    REDUCTION_COLUMNS,
+    SCRATCH_ROWS,
+    TASK_COLUMNS,
+)
+from nostall.serving.tables.device import DeviceTables
 from nostall.serving.tables.settings import TableCapacity, TaskTables
 
 REDUCED_ROWS = 16
@@ -21,60 +27,66 @@ REDUCED_ROWS = 16
 
 
 @dataclass(frozen=True, eq=False)
-class DeviceTables:
-    """Task tables and scratch of one capacity on a device; a CUDA graph keeps their addresses."""
+class AttentionBuffers:
+    """Task tables and scratch of one capacity; a CUDA graph keeps their addresses."""
 
-    tasks: Tensor
-    program_offsets: Tensor
-    reductions: Tensor
-    counts: Tensor
+    tables: DeviceTables
+    """As :class:`nostall.serving.tables.device.DeviceBuilder` fills them, or :meth:`fill`."""
     queue: Tensor
     """int64 (2,): units taken, and programs that have finished; 0 between launches."""
     partial: Tensor
-    """fp32 (scratch rows, head dimension)."""
+    """fp32 (scratch rows, head dimension): results of units whose keys are split."""
     partial_log_sums: Tensor
-    """fp32 (scratch rows,)."""
+    """fp32 (scratch rows,): their base-2 logarithms of the sums of exponents."""
 
     @staticmethod
-    def empty(capacity: TableCapacity, head_dim: int, device: torch.device) -> DeviceTables:
-        """Tables without units."""
-
-        def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
-            return torch.zeros(shape, dtype=dtype, device=device)
-
-        rows = max(capacity.scratch_rows, 1)
-        return DeviceTables(
-            zeros(max(capacity.units, 1), 8),
-            zeros(capacity.programs + 1),
-            zeros(max(capacity.reductions, 1), 6),
-            zeros(4),
-            zeros(2, dtype=torch.int64),
+    def around(tables: DeviceTables, scratch_rows: int, head_dim: int) -> AttentionBuffers:
+        """Scratch for the tensors of a device builder."""
+        device, rows = tables.tasks.device, max(scratch_rows, 1)
+        return AttentionBuffers(
+            tables,
+            torch.zeros(2, dtype=torch.int64, device=device),
             torch.empty(rows, head_dim, dtype=torch.float32, device=device),
             torch.empty(rows, dtype=torch.float32, device=device),
         )
 
     @staticmethod
-    def of(tables: TaskTables, head_dim: int, device: torch.device) -> DeviceTables:
-        """Tables of exactly the size of a host builder's, with their content."""
-        capacity = TableCapacity(
-            0,
-            0,
-            len(tables.tasks),
-            len(tables.reductions),
-            int(tables.counts[SCRATCH_ROWS]),
-            len(tables.program_offsets) - 1,
+    def empty(capacity: TableCapacity, head_dim: int, device: torch.device) -> AttentionBuffers:
+        """Tables without units."""
+
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.int32, device=device)
+
+        tables = DeviceTables(
+            zeros(max(capacity.units, 1), TASK_COLUMNS),
+            zeros(capacity.programs + 1),
+            zeros(max(capacity.reductions, 1), REDUCTION_COLUMNS),
+            zeros(COUNTS),
         )
-        result = DeviceTables.empty(capacity, head_dim, device)
-        result.fill(tables)
-        return result
+        return AttentionBuffers.around(tables, capacity.scratch_rows, head_dim)
+
+    @staticmethod
+    def of(tables: TaskTables, head_dim: int, device: torch.device) -> AttentionBuffers:
+        """Buffers of exactly the size of a host builder's tables, with their content."""
+        capacity = TableCapacity(
+            sequences=0,
+            tiles=0,
+            units=len(tables.tasks),
+            reductions=len(tables.reductions),
+            scratch_rows=int(tables.counts[SCRATCH_ROWS]),
+            programs=len(tables.program_offsets) - 1,
+        )
+        buffers = AttentionBuffers.empty(capacity, head_dim, device)
+        buffers.fill(tables)
+        return buffers
 
     def fill(self, tables: TaskTables) -> None:
         """Copy tables of the host into these buffers."""
         for source, target in (
-            (tables.tasks, self.tasks),
-            (tables.program_offsets, self.program_offsets),
-            (tables.reductions, self.reductions),
-            (tables.counts, self.counts),
+            (tables.tasks, self.tables.tasks),
+            (tables.program_offsets, self.tables.program_offsets),
+            (tables.reductions, self.tables.reductions),
+            (tables.counts, self.tables.counts),
         ):
             if len(source):
                 target[: len(source)].copy_(torch.from_numpy(source))
@@ -134,7 +146,7 @@ class MetaAttention:
         cache: PagedCache,
         out: Tensor,
         batch: BatchTensors,
-        tables: DeviceTables,
+        buffers: AttentionBuffers,
     ) -> None:
         """Attention of packed queries (tokens, heads, head dimension) into ``out``, of that shape.
 
@@ -144,17 +156,17 @@ class MetaAttention:
         if not len(query):
             return
         check_tensors(self.shape, query, cache, out)
-        shape, config = self.shape, self.config
+        shape, config, tables = self.shape, self.config, buffers.tables
         options: dict[str, Any] = {"num_warps": config.warps}
         dependent = {"launch_pdl": True} if config.dependent else {}
         if config.registers:
             options["maxnreg"] = config.registers
         meta_attention[(self.programs,)](
             query, cache.keys, cache.values, out, batch.block_table,
-            tables.tasks, tables.program_offsets, tables.counts, tables.queue,
+            tables.tasks, tables.program_offsets, tables.counts, buffers.queue,
             round(self.programs * config.front),
             batch.query_starts, batch.kv_lengths, batch.tree_offsets, batch.tree_words,
-            tables.partial, tables.partial_log_sums,
+            buffers.partial, buffers.partial_log_sums,
             shape.score_scale * cache.key_scale, cache.value_scale, shape.soft_cap, shape.window,
             query.stride(0), query.stride(1), out.stride(0), out.stride(1),
             cache.keys.stride(0), cache.keys.stride(1), cache.keys.stride(2),
@@ -168,7 +180,7 @@ class MetaAttention:
         if self.reduces:
             chunks = -(-max(tile.rows for tile in config.tiles) // REDUCED_ROWS)
             reduce_splits[(min(self.programs, len(tables.reductions)), chunks)](
-                out, tables.partial, tables.partial_log_sums, tables.reductions, tables.counts,
+                out, buffers.partial, buffers.partial_log_sums, tables.reductions, tables.counts,
                 batch.query_starts, out.stride(0), out.stride(1), HEADS=shape.heads,
                 KV_HEADS=shape.kv_heads, D=shape.head_dim, DIMS=shape.padded_head_dim,
                 ROWS=REDUCED_ROWS, DEPENDENT=config.dependent, num_warps=4, **dependent,

@@ -1,9 +1,9 @@
 """Fill the table over M of a layer: an entry other than F.linear only where it is surely faster.
 
-For each M of a grid all candidates are measured once. The fastest are measured twice more, each time
-with fresh graphs, next to F.linear and its null. An entry is taken only if both 95 % intervals say
-that it is faster by more than two captures of the same product differ, and if it is not slower at
-the smallest and at a middle M that it would serve.
+For each M of a grid all candidates are measured once. The fastest are measured twice more, each
+time with fresh graphs, next to F.linear and its null. An entry is taken only if both 95 %
+intervals say that it is faster by more than two captures of the same product differ, and if it is
+not slower at the smallest and at a middle M that it would serve.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FINALISTS = 2
 CONFIRMATIONS = 2
 LEAST_GAIN = 1.015
 """Ratio that the lower end of the interval must exceed: two captures of one product differ by up to
-1.4 % on an H200 (benchmarks/serving/results/gemm_h200.json), because their buffers do."""
+1.4 % on an H200 (benchmarks/serving/results/gemm_h200.json.gz), because their buffers do."""
 SCREEN_SECONDS, CONFIRM_SECONDS = 0.02, 0.25
 """About how long one candidate is measured: at first, and in the confirmation."""
 Note = Callable[[str], None]

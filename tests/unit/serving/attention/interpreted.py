@@ -1,7 +1,7 @@
 """Random batches through the kernels in Triton's interpreter; prints the largest errors as JSON.
 
-Every value of the cache that no sequence owns is NaN, and so are the results before the launch. Each
-batch runs twice, because the second launch finds the counters that the first one left.
+Every value of the cache that no sequence owns is NaN, and so are the results before the launch.
+Each batch runs twice, because the second launch finds the counters that the first one left.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import torch
 from nostall.fusion.testing.triton_interpreter import prepare
 from nostall.serving.attention.config import AttentionShape, KernelConfig, TileConfig
 from nostall.serving.attention.launch import (
+    AttentionBuffers,
     BatchTensors,
-    DeviceTables,
     MetaAttention,
     PagedCache,
 )
@@ -37,23 +37,34 @@ TILES = (
 )
 SMS = 2
 PLAN = AttentionPlan(KernelConfig(TILES, 4, 0, 1), split=128, least_split=64)
-CASES: dict[str, tuple[AttentionShape, str, str, list[tuple[int, int, bool]]]] = {
-    "queue": (AttentionShape(4, 2, 64), "queue", "paired", [(1, 17, False), (0, 0, False), (5, 33, True), (40, 64, False), (1, 200, False)]),
-    "ranges": (AttentionShape(4, 2, 64), "ranges", "snake", [(1, 16, False), (16, 16, False), (1, 1, False), (33, 161, False)]),
-    "unit": (AttentionShape(2, 2, 64), "unit", "sorted", [(1, 15, False), (17, 48, False), (0, 5, False)]),
-    "trees": (AttentionShape(4, 1, 64, has_trees=True), "queue", "paired", [(1, 31, False), (9, 9, True), (13, 141, True), (20, 40, False)]),
-    "window": (AttentionShape(4, 2, 64, page_size=48, window=37), "queue", "paired", [(1, 17, False), (9, 140, True), (40, 150, False), (1, 200, False)]),
-    "odd group, padded heads, soft cap": (AttentionShape(7, 1, 96, soft_cap=3.0), "queue", "paired", [(1, 65, False), (6, 64, True), (1, 0 + 1, False)]),
-    "window of one key": (AttentionShape(2, 1, 64, window=1), "queue", "paired", [(1, 40, False), (5, 70, False)]),
-    "no sequence": (AttentionShape(4, 2, 64), "queue", "paired", []),
-    "no work": (AttentionShape(4, 2, 64), "queue", "paired", [(0, 7, False), (0, 0, False)]),
+CASES: dict[str, tuple[AttentionShape, str, str, str]] = {
+    "queue": (AttentionShape(4, 2, 64), "queue", "paired", "1/17 0/0 5/33d 40/64 1/200"),
+    "ranges": (AttentionShape(4, 2, 64), "ranges", "snake", "1/16 16/16 1/1 33/161"),
+    "unit": (AttentionShape(2, 2, 64), "unit", "sorted", "1/15 17/48 0/5"),
+    "trees": (
+        AttentionShape(4, 1, 64, has_trees=True), "queue", "sorted", "1/31 9/9d 13/141d 20/40"
+    ),
+    "window": (
+        AttentionShape(4, 2, 64, page_size=48, window=37), "queue", "paired",
+        "1/17 9/140d 40/150 1/200",
+    ),
+    "odd group, padded heads, soft cap": (
+        AttentionShape(7, 1, 96, soft_cap=3.0), "queue", "paired", "1/65 6/64d 1/1"
+    ),
+    "pages of 256": (AttentionShape(2, 1, 64, page_size=256), "queue", "paired", "1/300 40/270"),
+    "window of one key": (AttentionShape(2, 1, 64, window=1), "queue", "paired", "1/40 5/70"),
+    "no sequence": (AttentionShape(4, 2, 64), "queue", "paired", ""),
+    "no work": (AttentionShape(4, 2, 64), "queue", "paired", "0/7 0/0"),
 }  # fmt: skip
-"""Shape, schedule, order, and (query, keys, speculative) of each sequence."""
+"""Shape, schedule, order, and query/keys of each sequence; d: a draft that is verified."""
 
 
 def make(name: str) -> tuple[AttentionShape, AttentionPlan, RaggedBatch]:
     """A case by name."""
-    shape, schedule, order, sequences = CASES[name]
+    shape, schedule, order, text = CASES[name]
+    sequences = [
+        (*map(int, word.rstrip("d").split("/")), word.endswith("d")) for word in text.split()
+    ]
     rng = np.random.default_rng(5)
     trees = [
         random_tree(query, rng) if is_draft and shape.has_trees else None
@@ -100,7 +111,7 @@ def error(name: str, dtype: torch.dtype) -> float:
     units = int(tables.counts[UNITS])
     programs = units if plan.kernel.schedule == "unit" else plan.programs(SMS)
     kernel = MetaAttention(shape, plan.kernel, max(programs, 1))
-    on_device = DeviceTables.of(tables, shape.head_dim, device)
+    on_device = AttentionBuffers.of(tables, shape.head_dim, device)
     inputs = BatchTensors.of(
         batch.query_starts, batch.kv_lengths, batch.block_table, pack_trees(batch), device
     )

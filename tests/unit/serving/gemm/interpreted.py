@@ -1,4 +1,4 @@
-"""Products of odd sizes by the GEMM kernel in Triton's interpreter; prints relative errors as JSON."""
+"""Products of odd sizes by the GEMM kernel in Triton's interpreter; prints errors as JSON."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from nostall.fusion.testing.triton_interpreter import prepare
 from nostall.serving.gemm.config import GemmConfig
 from nostall.serving.gemm.linear import Scratch, run_triton
 
-SIZES = ((1, 48, 64), (17, 80, 192), (40, 16, 128))
-"""M, N, K: one row, one more than a tile, tiles that are not full in N."""
+SIZES = ((1, 48, 64), (17, 80, 128))
+"""M, N, K: one row, and one row and 16 columns more than a tile."""
 
 
 def errors() -> dict[str, float]:
-    """Largest error of each product, relative to its largest value; NaN marks memory not written."""
+    """Largest error of each product, relative to its largest value."""
     prepare()
     scratch = Scratch(torch.full((1 << 14,), float("nan")), torch.zeros(64, dtype=torch.int32))
     generator = torch.Generator().manual_seed(0)
     found = {}
     for (m, n, k), swap, split, has_bias in itertools.product(
-        SIZES, (False, True), (1, 2, 4), (False, True)
+        SIZES, (False, True), (1, 4), (False, True)
     ):
         # Rows behind M are NaN: the kernel must not read them.
         buffer = torch.full((m + 32, k), float("nan"), dtype=torch.float16)

@@ -44,7 +44,7 @@ def test_a_damaged_configuration(tmp_path: Path, text: str) -> None:
 
 
 def test_ranks_that_do_not_divide() -> None:
-    with pytest.raises(BadInput, match="28 heads.* on 8 GPUs"):
+    with pytest.raises(BadInput, match=r"28 heads.* on 8 GPUs"):
         MODELS["qwen2.5-7b"].layers(ranks=8)
 
 

@@ -53,7 +53,7 @@ def test_a_file_restores_the_table(tmp_path: Path) -> None:
 def test_a_table_of_another_gpu_or_version_is_refused(
     tmp_path: Path, gpu: str, triton: str
 ) -> None:
-    with pytest.raises(BadInput, match="NVIDIA H100 with .*3.6.0.*nostall serving tune"):
+    with pytest.raises(BadInput, match=r"NVIDIA H100 with .*3\.6\.0.*nostall serving tune"):
         load_tables(saved(tmp_path), gpu, VERSIONS | {"triton": triton})
 
 
