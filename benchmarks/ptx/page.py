@@ -7,16 +7,34 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
 from benchmarks.harness.markdown import PAGES, link, page, table, wrapped
 from benchmarks.harness.result_file import load, results
+from benchmarks.ptx.page_sections import (
+    chains_section,
+    kernel_table,
+    order_gain,
+    unseen_section,
+)
 from nostall.core.files import write_atomically
 
 PAGE = PAGES / "assembler.md"
 SUITE = results("ptx") / "assembler_suite.json"
 VALIDATOR = results("ptx") / "validator.json"
+UNSEEN = results("ptx") / "unseen_suite.json"
+CHAINS = results("ptx") / "dependent_launch.json"
+SECTIONS: Mapping[Path, Callable[[Sequence[Mapping[str, Any]], str], str]] = {
+    UNSEEN: unseen_section,
+    CHAINS: chains_section,
+}
+"""Result file -> the section that shows it, once it is committed."""
+_MISSING = {
+    UNSEEN: "kernels that the method was not developed with",
+    CHAINS: "dependent launch",
+}
 FILLING = frozenset(("softmax-4096x8192", "rmsnorm-4096x8192"))
 """Kernels of the suite at shapes that fill the GPU; the others have the published small shapes."""
 _DROPPED = {
@@ -48,19 +66,20 @@ def text() -> str:
     return page(
         "The assembler's input, measured",
         "python -m benchmarks page assembler",
-        [_introduction(content, rows), _summary(rows), _kernels(rows), _candidates(rows), _open()],
+        [
+            _introduction(content, rows),
+            _summary(rows),
+            f"## Kernels\n\n{kernel_table(rows)}",
+            *_more_sections(),
+            _candidates(rows),
+            _open(),
+        ],
     )
 
 
 def write() -> None:
     """Write the page."""
     write_atomically(PAGE, text().encode())
-
-
-def order_gain(row: Row) -> float:
-    """Deployed gain of the order alone, over the best of name, options and budgets."""
-    over = row["over_b"]
-    return float(over["ratio"]) if over["verdict"] == "faster" else 1.0
 
 
 def _introduction(content: Mapping[str, Any], rows: Sequence[Row]) -> str:
@@ -95,21 +114,6 @@ def _summary(rows: Sequence[Row]) -> str:
     return f"## Summary\n\n{table(head, lines)}\n\n{note}"
 
 
-def _kernels(rows: Sequence[Row]) -> str:
-    lines = []
-    for row in rows:
-        over = row["over_a"]
-        winner = row["search"].get("winner", {})
-        lines.append([
-            row["kernel"], f"{row['original_us']:.2f}", f"{row['deployed']:.3f}",
-            f"{over['low']:.3f} to {over['high']:.3f}",
-            f"{over['null_low']:.4f} to {over['null_high']:.4f}", f"{order_gain(row):.3f}",
-            "; ".join(winner.get("levers", [])),
-        ])  # fmt: skip
-    head = ("kernel", "(a), us", "over (a)", "interval", "null", "over (b)", "candidate")
-    return f"## Kernels\n\n{table(head, lines)}"
-
-
 def _candidates(rows: Sequence[Row]) -> str:
     counts: Counter[str] = Counter()
     for row in rows:
@@ -128,8 +132,18 @@ def _candidates(rows: Sequence[Row]) -> str:
     )
 
 
+def _more_sections() -> list[str]:
+    """Sections whose result files are committed."""
+    return [
+        make([r for r in load(file)["records"] if r.get("method", "assembler") == "assembler"],
+             link(file))
+        for file, make in SECTIONS.items() if file.exists()
+    ]  # fmt: skip
+
+
 def _open() -> str:
+    missing = [what for file, what in _MISSING.items() if not file.exists()]
     return "## Not measured yet\n\n" + wrapped(
         "Further seeds, searches of ten minutes, matrix products at shapes that fill the GPU, "
-        "kernels that the method was not developed with, dependent launch, and another card."
+        + ", ".join([*missing, "and another card."])
     )
