@@ -117,13 +117,19 @@ which ones occur is a matter of the program.  SHFL is not among them: no compile
 it reads its sources before a later store does."""
 
 
-def _queue(claim: Claim, later: str, *, guarded: bool = False) -> tuple[CoverRule, ...]:
-    """One rule, of a pair for each group in ``later`` and each group of the queue."""
-    name = f"{claim.value}: load/store queue{', guarded' if guarded else ''}"
+_GLOBAL_LOADS = "LDG LDGSTS"
+"""Loads from global memory: one queue, too.  Which pairs occur is a matter of the program."""
+
+
+def _queue(
+    claim: Claim, later: str, earlier: str, queue: str, *, guarded: bool = False
+) -> tuple[CoverRule, ...]:
+    """One rule, of a pair for each group in ``later`` and each group in ``earlier``."""
+    name = f"{claim.value}: {queue}{', guarded' if guarded else ''}"
     return tuple(
         CoverRule(name, claim, first, last, guarded)
         for last in later.split()
-        for first in _QUEUE.split()
+        for first in earlier.split()
     )
 
 
@@ -154,13 +160,12 @@ RULES: tuple[CoverRule, ...] = (
     *_pairs(Claim.RESULT, "LDTM", "LDTM"),
     *_pairs(Claim.RESULT, "functions", "functions", guarded=True),
     # Sources that are read in issue order.
-    *_queue(Claim.SOURCES, _QUEUE),
-    *_queue(Claim.SOURCES, _QUEUE, guarded=True),
+    *_queue(Claim.SOURCES, _QUEUE, _QUEUE, "load/store queue"),
+    *_queue(Claim.SOURCES, _QUEUE, _QUEUE, "load/store queue", guarded=True),
+    *_queue(Claim.SOURCES, _GLOBAL_LOADS, _GLOBAL_LOADS, "global loads"),
+    *_queue(Claim.SOURCES, _GLOBAL_LOADS, _GLOBAL_LOADS, "global loads", guarded=True),
     *_pairs(Claim.SOURCES, "SHFL", "SHFL LDS STS STL"),
-    *_pairs(Claim.SOURCES, "LDG", "LDG"),
-    *_pairs(Claim.SOURCES, "LDG", "LDG", guarded=True),
     *_pairs(Claim.SOURCES, "LDL", "LDL"),
-    *_pairs(Claim.SOURCES, "LDGSTS", "LDGSTS"),
     *_pairs(Claim.SOURCES, "ATOMS", "ATOMS"),
     *_pairs(Claim.SOURCES, "ATOMG", "RED"),
     *_pairs(Claim.SOURCES, "functions", "functions"),
@@ -170,7 +175,6 @@ RULES: tuple[CoverRule, ...] = (
     *_pairs(Claim.SOURCES, "STTM", "STTM"),
     *_pairs(Claim.SOURCES, "LDTM", "STTM"),
     *_pairs(Claim.SOURCES, "ATOMG", "STG", guarded=True),
-    *_pairs(Claim.SOURCES, "LDGSTS", "LDGSTS", guarded=True),
     *_pairs(Claim.SOURCES, "UTMALDG", "UTMALDG", guarded=True),
     # Results that are written after those of earlier instructions.
     *_pairs(Claim.OVERWRITES_RESULT, "LDSM", "LDSM"),
@@ -178,9 +182,9 @@ RULES: tuple[CoverRule, ...] = (
     *_pairs(Claim.OVERWRITES_RESULT, "functions", "functions"),
     *_pairs(Claim.OVERWRITES_RESULT, "LDTM", "LDTM"),
     # Results that are written after the sources of earlier instructions are read.
-    *_queue(Claim.OVERWRITES_SOURCES, "LDS LDSM"),
+    *_queue(Claim.OVERWRITES_SOURCES, "LDS LDSM", _QUEUE, "load/store queue"),
     *_pairs(Claim.OVERWRITES_SOURCES, "SHFL", "SHFL LDS STS STL"),
-    *_pairs(Claim.OVERWRITES_SOURCES, "LDG", "LDG"),
+    *_queue(Claim.OVERWRITES_SOURCES, "LDG", _GLOBAL_LOADS, "global loads"),
     *_pairs(Claim.OVERWRITES_SOURCES, "LDL", "LDG"),
     *_pairs(Claim.OVERWRITES_SOURCES, "functions", "functions"),
     *_pairs(Claim.OVERWRITES_SOURCES, "double-conversions", "double-conversions"),
