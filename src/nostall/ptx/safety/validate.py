@@ -70,7 +70,8 @@ class Validator:
         """``dependents_wait``: each kernel that is launched as a dependent of a kernel of this text
         waits for it, so a candidate may let them start early.
 
-        Raises :class:`~nostall.ptx.errors.BadPtx` if ``original`` cannot be read."""
+        Raises :class:`~nostall.ptx.errors.BadPtx` if ``original`` cannot be read.
+        """
         self._dependents_wait = dependents_wait
         self._text = strip_comments(_require_text(original, "original"))
         try:

@@ -13,8 +13,8 @@ from nostall.sass.program.instruction import Instruction
 from nostall.sass.program.program import Function, Program
 
 WAIT, TRIGGER = "ACQBULK", "PREEXIT"
-_BANK = re.compile(r"c[xb]?\[0x([0-9a-f]+)\]")
-_PARAMETERS = 0
+_BANK = re.compile(r"\bc[a-z]*\[([^\]]*)\]")
+_PARAMETERS = "0x0"
 """Constant bank with the launch's own parameters; earlier kernels may write the others."""
 
 
@@ -51,10 +51,9 @@ def find_waits(function: Function) -> list[int]:
 
 def uses_registers_only(instruction: Instruction) -> bool:
     """Whether an instruction uses registers and kernel parameters only, and orders nothing."""
-    banks = (int(bank, 16) for bank in _BANK.findall(instruction.text))
     return (
         instruction.is_known_opcode
         and not instruction.is_barrier
         and not instruction.accesses_memory
-        and all(bank == _PARAMETERS for bank in banks)
+        and all(bank == _PARAMETERS for bank in _BANK.findall(instruction.text))
     )

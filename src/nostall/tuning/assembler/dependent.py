@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from nostall.gpu import Device, Kernel, MeasurementPlan
+from nostall.ptx.assemble.builder import BuildSpec
 from nostall.ptx.schedule.state import DependentLaunch, PtxState
 from nostall.tuning.assembler.candidate import Candidate
 from nostall.tuning.assembler.description import describe_levers
@@ -43,7 +44,7 @@ def tune_chain(
     settings: Settings,
     states: Sequence[PtxState],
     isolated: bytes | None,
-    spec: Any,
+    spec: BuildSpec,
     open_device: OpenDevice,
 ) -> DependentResult | None:
     """Insert waits into ``states`` and compare the fastest in chains of launches.

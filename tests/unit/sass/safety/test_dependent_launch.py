@@ -125,6 +125,7 @@ def test_an_access_moved_above_the_wait_is_found(tmp_path: Path) -> None:
     order = list(function.instructions)
     order[wait], order[wait + 1] = order[wait + 1], order[wait]
     assert "precedes its ACQBULK" in wait_problem(function.reordered(order))
-    constant = replace(order[0], text="MOV R1, c[0x3][0x10]", operands=("R1", "c[0x3][0x10]"))
-    from_table = replace(function, instructions=(constant, *function.instructions[1:]))
-    assert "precedes its ACQBULK" in wait_problem(from_table)
+    for operand in ("c[0x3][0x10]", "cx[UR4][0x8]"):
+        constant = replace(order[0], text=f"MOV R1, {operand}", operands=("R1", operand))
+        from_table = replace(function, instructions=(constant, *function.instructions[1:]))
+        assert "precedes its ACQBULK" in wait_problem(from_table)
