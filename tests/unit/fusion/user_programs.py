@@ -45,8 +45,10 @@ def by_backend(function: Function) -> Any:
     return nostall.fuse(function, options=ALWAYS_STITCHED)
 
 
-def differences(name: str, results: Any, expected: Any, rtol: float = 1e-5) -> Iterator[str]:
-    """Descriptions of results that are not those of eager PyTorch; the sign of 0 counts."""
+def differences(
+    name: str, results: Any, expected: Any, rtol: float = 1e-5, signs: bool = True
+) -> Iterator[str]:
+    """Descriptions of results that are not those of eager PyTorch; ``signs``: those of 0 count."""
     pairs = zip(tree_leaves(results), tree_leaves(expected), strict=True)
     for at, (result, wanted) in enumerate(pairs):
         if (result.dtype, result.shape) != (wanted.dtype, wanted.shape):
@@ -54,7 +56,7 @@ def differences(name: str, results: Any, expected: Any, rtol: float = 1e-5) -> I
             continue
         a, b = result.detach().double(), wanted.detach().double()
         is_equal = torch.allclose(a, b, rtol=rtol, atol=1e-6, equal_nan=True)
-        zeros = (b == 0) & (a == 0)
+        zeros = (b == 0) & (a == 0) & signs
         if not is_equal or not torch.equal(a.signbit() & zeros, b.signbit() & zeros):
             wrong = (~torch.isclose(a, b, rtol, 1e-6, True)).flatten()
             pairs_of_values = zip(
@@ -347,7 +349,36 @@ def indices_out_of_range(folder: Path) -> Iterator[str]:
     yield from differences("ignored", stitch(loss, folder)(x, ignored), loss(x, ignored))
 
 
+def more_operators(folder: Path) -> Iterator[str]:
+    """Operators that become several of nostall's, all fused."""
+
+    def composed(x: Tensor, y: Tensor, i: Tensor) -> tuple[Tensor, ...]:
+        a, b = x.chunk(2, -1)
+        column = y[:, :1].contiguous()
+        return (
+            *(torch.cat((-b, a), -1), torch.cat((x, y, x)), torch.stack((x, y), 1)),
+            *(
+                x.repeat(2, 1),
+                x.repeat(3, 1, 2),
+                torch.linalg.vector_norm(x, dim=-1),
+            ),
+            *(x.argmax(-1), x.argmin(0), *x.max(-1), *x.min(0, keepdim=True), x.max(), x.prod()),
+            *(x.div(y, rounding_mode="floor"), x.div(y, rounding_mode="trunc"), x // 0.3),
+            *(torch.fmax(x, y), torch.fmin(x, y), x.scatter(1, i, column)),
+            *(x.scatter_add(1, i, column), x.sinh() + y.cosh(), x.atan2(y)),
+        )
+
+    x, y = torch.randn(2, 4, 6)
+    i = torch.tensor([[0], [5], [2], [2]])
+    special = torch.tensor([[float("nan"), 1.0, 2.0, float("nan"), 0.0, -0.0]]).repeat(4, 1)
+    compiled = stitch(composed, folder)
+    for left, right in ((x, y), (x, special), (special, y), (x.round(), y.round())):
+        yield from differences("", compiled(left, right, i), composed(left, right, i), 1e-4, False)
+    yield from map(str, compiled.unfused)
+
+
 PROGRAMS: dict[str, Program] = {
+    "more operators": more_operators,
     "gathered values": gathered_values,
     "indices out of range": indices_out_of_range,
     "results in shared memory": results_in_shared_memory,
