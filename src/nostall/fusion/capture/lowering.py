@@ -7,7 +7,6 @@ arguments.
 
 from __future__ import annotations
 
-import math
 from functools import cache
 
 import torch
@@ -17,6 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from nostall.fusion.capture import view_rules as views
 from nostall.fusion.capture.call import Call, Unsupported, Value, compute_dtype, dtype_name
 from nostall.fusion.capture.extreme_rules import extreme_and_index, extreme_index
+from nostall.fusion.capture.index_rules import gather, one_hot, scatter
 from nostall.fusion.capture.random_rules import (
     comparison,
     inductor_random,
@@ -93,7 +93,7 @@ def _select_scatter(call: Call) -> Value:
     index = call.axis(call.argument(3, "index"), call.static_size(dim, shape))
     kept = (*shape[:dim], 1, *shape[dim + 1 :])
     position = call.number(index, "int64")
-    mask = _one_hot(call, x, dim, call.build("expand", position, shape=kept))
+    mask = one_hot(call, x, dim, call.build("expand", position, shape=kept))
     return call.finish("where", mask, call.build("view", source, shape=kept), x)
 
 
@@ -176,65 +176,6 @@ def _arange(call: Call) -> Value:
     if not all(isinstance(value, (int, float)) for value in (start, step)):
         raise Unsupported("counting from a number that is known at run time only")
     return call.finish("iota", start=start, step=step)
-
-
-def _one_hot(call: Call, x: int, dim: int, index: int) -> int:
-    """Add a mask of the shape of ``x``: True where the position along ``dim`` equals ``index``.
-
-    ``index`` must have the shape of ``x`` with length 1 along ``dim``.
-    """
-    shape = call.shape(x)
-    if not shape or call.shape(index) != (*shape[:dim], 1, *shape[dim + 1 :]):
-        raise Unsupported("gather or scatter of more than one element a row")
-    positions = call.build("iota", shape=(shape[dim],), start=0, step=1)
-    broadcastable = (shape[dim],) + (1,) * (len(shape) - dim - 1)
-    return call.add("eq", call.build("view", positions, shape=broadcastable), index)
-
-
-def _checked_index(call: Call, x: int, dim: int, place: int) -> int:
-    """The index operand of a call; it has to be a position along ``dim`` of ``x``."""
-    shape = call.shape(x)
-    if not shape:
-        raise Unsupported("gather or scatter of a tensor without axes")
-    return call.add("checked_index", call.tensor(place), size=call.static_size(dim, shape))
-
-
-def _gather(call: Call) -> Value:
-    """Lower a gather of one element a row (as in cross-entropy) to a masked maximum over the row.
-
-    The maximum fuses with other reductions over the same row, such as those of a softmax. Unlike a
-    sum it keeps the sign of -0.0.
-    """
-    x = call.tensor(0)
-    dim = call.axis(call.argument(1, "dim"), len(call.shape(x)))
-    mask = _one_hot(call, x, dim, _checked_index(call, x, dim, 2))
-    if call.result.dtype == torch.bool:
-        return call.finish("any", call.add("logical_and", mask, x), dims=(dim,), keepdim=True)
-    is_float = call.result.dtype.is_floating_point
-    lowest = -math.inf if is_float else torch.iinfo(call.result.dtype).min
-    masked = call.add("where", mask, x, call.number(lowest, call.build.nodes[x].dtype))
-    return call.finish("amax", masked, dims=(dim,), keepdim=True)
-
-
-def _scatter(what: str) -> Rule:
-    """The rule of a scatter of one element a row: a number, a tensor, or a tensor to be added."""
-
-    def rule(call: Call) -> Value:
-        x = call.tensor(0)
-        dim = call.axis(call.argument(1, "dim"), len(call.shape(x)))
-        index = _checked_index(call, x, dim, 2)
-        mask = _one_hot(call, x, dim, index)
-        if what == "value":
-            value = call.number(call.argument(3, "value"), dtype_name(call.result.dtype))
-        else:
-            value = call.tensor(3)
-            if call.shape(value) != call.shape(index):
-                raise Unsupported("a source that is larger than the indices")
-        if what == "sum":
-            value = call.add("add", x, value, dtype=call.dtype)
-        return call.finish("where", mask, value, x)
-
-    return rule
 
 
 def _copy(call: Call) -> Value:
@@ -412,10 +353,10 @@ _MISCELLANEOUS_RULES: list[tuple[Rule, str]] = [
     (views.unbind, "unbind.int"),
     (_full, "full.default full_like.default scalar_tensor.default"),
     (_arange, "arange.start_step"),
-    (_gather, "gather.default"),
-    (_scatter("value"), "scatter.value"),
-    (_scatter("src"), "scatter.src"),
-    (_scatter("sum"), "scatter_add.default"),
+    (gather, "gather.default"),
+    (scatter("value"), "scatter.value"),
+    (scatter("src"), "scatter.src"),
+    (scatter("sum"), "scatter_add.default"),
     (_bmm, "bmm.default"),
 ]
 
