@@ -49,8 +49,8 @@ class CoverRule:
     later: str
     """Group of the later instruction."""
     guarded: bool = False
-    """Whether the rule is about later instructions with a guard, which may be false.  The other
-    rules of claim RESULT and SOURCES are about later instructions that execute whenever the
+    """Whether the rule is about all later instructions, those too whose guard may be false.  The
+    other rules of claim RESULT and SOURCES are about later instructions that execute whenever the
     earlier one does: without a guard, or with the same guard."""
     architectures: frozenset[int] | None = None
     """Architectures on which compilers rely on the rule; None means all."""
@@ -117,13 +117,29 @@ which ones occur is a matter of the program.  SHFL is not among them: no compile
 it reads its sources before a later store does."""
 
 
-def _queue(claim: Claim, later: str, *, guarded: bool = False) -> tuple[CoverRule, ...]:
-    """One rule, of a pair for each group in ``later`` and each group of the queue."""
-    name = f"{claim.value}: load/store queue{', guarded' if guarded else ''}"
+_GLOBAL_LOADS = "LDG LDGSTS"
+"""Loads from global memory: one queue, too.  Which pairs occur is a matter of the program."""
+
+
+def _queue(
+    claim: Claim, later: str, earlier: str, queue: str, *, guarded: bool = False
+) -> tuple[CoverRule, ...]:
+    """One rule, of a pair for each group in ``later`` and each group in ``earlier``."""
+    name = f"{claim.value}: {queue}{', guarded' if guarded else ''}"
     return tuple(
         CoverRule(name, claim, first, last, guarded)
         for last in later.split()
-        for first in _QUEUE.split()
+        for first in earlier.split()
+    )
+
+
+def _drains(later: str, earlier: str, architectures: Iterable[int]) -> tuple[CoverRule, ...]:
+    """One rule: an instruction issues after the sources of the load/store unit are read."""
+    name = f"{Claim.DRAINS_SOURCES.value}: load/store unit before {later}"
+    where = frozenset(architectures)
+    return tuple(
+        CoverRule(name, Claim.DRAINS_SOURCES, first, later, architectures=where)
+        for first in earlier.split()
     )
 
 
@@ -142,52 +158,40 @@ RULES: tuple[CoverRule, ...] = (
     *_pairs(Claim.RESULT, "double-matrix", "double-matrix"),
     *_pairs(Claim.RESULT, "texture", "texture"),
     *_pairs(Claim.RESULT, "LDTM", "LDTM"),
-    *_pairs(Claim.RESULT, "LDS", "LDS", guarded=True),
     *_pairs(Claim.RESULT, "functions", "functions", guarded=True),
-    *_pairs(Claim.RESULT, "double", "double", guarded=True),
     # Sources that are read in issue order.
-    *_queue(Claim.SOURCES, _QUEUE),
-    *_queue(Claim.SOURCES, _QUEUE, guarded=True),
+    *_queue(Claim.SOURCES, _QUEUE, _QUEUE, "load/store queue"),
+    *_queue(Claim.SOURCES, _QUEUE, _QUEUE, "load/store queue", guarded=True),
+    *_queue(Claim.SOURCES, _GLOBAL_LOADS, _GLOBAL_LOADS, "global loads"),
+    *_queue(Claim.SOURCES, _GLOBAL_LOADS, _GLOBAL_LOADS, "global loads", guarded=True),
     *_pairs(Claim.SOURCES, "SHFL", "SHFL LDS STS STL"),
-    *_pairs(Claim.SOURCES, "LDG", "LDG"),
-    *_pairs(Claim.SOURCES, "LDG", "LDG", guarded=True),
     *_pairs(Claim.SOURCES, "LDL", "LDL"),
-    *_pairs(Claim.SOURCES, "LD", "ST"),
-    *_pairs(Claim.SOURCES, "LDS", "ST"),
-    *_pairs(Claim.SOURCES, "LDGSTS", "LDGSTS STL"),
     *_pairs(Claim.SOURCES, "ATOMS", "ATOMS"),
-    *_pairs(Claim.SOURCES, "ATOMG", "RED STG"),
-    *_pairs(Claim.SOURCES, "RED", "RED"),
+    *_pairs(Claim.SOURCES, "ATOMG", "RED"),
     *_pairs(Claim.SOURCES, "functions", "functions"),
-    *_pairs(Claim.SOURCES, "double-conversions", "double-conversions"),
     *_pairs(Claim.SOURCES, "bit-counts", "bit-counts"),
     *_pairs(Claim.SOURCES, "double", "double"),
     *_pairs(Claim.SOURCES, "double-matrix", "double-matrix"),
     *_pairs(Claim.SOURCES, "STTM", "STTM"),
     *_pairs(Claim.SOURCES, "LDTM", "STTM"),
     *_pairs(Claim.SOURCES, "ATOMG", "STG", guarded=True),
-    *_pairs(Claim.SOURCES, "LDGSTS", "LDGSTS", guarded=True),
     *_pairs(Claim.SOURCES, "UTMALDG", "UTMALDG", guarded=True),
-    *_pairs(Claim.SOURCES, "functions", "functions", guarded=True),
-    *_pairs(Claim.SOURCES, "double", "double", guarded=True),
     # Results that are written after those of earlier instructions.
     *_pairs(Claim.OVERWRITES_RESULT, "LDSM", "LDSM"),
     *_pairs(Claim.OVERWRITES_RESULT, "SHFL", "SHFL"),
     *_pairs(Claim.OVERWRITES_RESULT, "functions", "functions"),
-    *_pairs(Claim.OVERWRITES_RESULT, "double", "double"),
     *_pairs(Claim.OVERWRITES_RESULT, "LDTM", "LDTM"),
     # Results that are written after the sources of earlier instructions are read.
-    *_queue(Claim.OVERWRITES_SOURCES, "LDS LDSM"),
+    *_queue(Claim.OVERWRITES_SOURCES, "LDS LDSM", _QUEUE, "load/store queue"),
     *_pairs(Claim.OVERWRITES_SOURCES, "SHFL", "SHFL LDS STS STL"),
-    *_pairs(Claim.OVERWRITES_SOURCES, "LDG", "LDG"),
+    *_queue(Claim.OVERWRITES_SOURCES, "LDG", _GLOBAL_LOADS, "global loads"),
     *_pairs(Claim.OVERWRITES_SOURCES, "LDL", "LDG"),
     *_pairs(Claim.OVERWRITES_SOURCES, "functions", "functions"),
     *_pairs(Claim.OVERWRITES_SOURCES, "double-conversions", "double-conversions"),
     *_pairs(Claim.OVERWRITES_SOURCES, "bit-counts", "bit-counts"),
     *_pairs(Claim.OVERWRITES_SOURCES, "double", "double"),
-    *_pairs(Claim.OVERWRITES_SOURCES, "LDTM", "STTM"),
     # A blocking BAR issues after earlier sources are read.
-    *_pairs(Claim.DRAINS_SOURCES, "BAR", "LDG STG STL LDS STS LDSM SHFL", architectures=(75,)),
+    *_drains("BAR", f"LDG SHFL {_QUEUE}", architectures=(75,)),
     *_pairs(Claim.PARTIAL_WAIT, "texture", "texture"),
     *_pairs(Claim.READ_PROVES_RESULT, "ATOM", "ATOM"),
 )
@@ -253,7 +257,7 @@ class CoverTable:
                 for r in self.rules
                 if r.claim is claim
                 and group == r.later
-                and r.guarded == guarded
+                and r.guarded >= guarded
                 and (r.architectures is None or sm in r.architectures)
             )
             found = self._cached[key] = frozenset(rule.earlier for rule in rules)
