@@ -22,6 +22,7 @@ PAGES = {
     "assembler": "ptx.page",
     "learning": "learning.page",
     "fusion": "fusion.page",
+    "fusion-coverage": "fusion.coverage",
     "fusion-chains": "fusion.chains.page",
     "fusion-cost-model": "fusion.cost_model.page",
     "torch-compile": "torch_compile.page",

@@ -125,6 +125,8 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     # Fusion
     _row("fusion.explorers", "CPU", "How far are the explorers from the proven optimum?",
          "explorers.json", "fusion.md"),
+    _row("fusion.coverage", "CPU", "Which operators do fused kernels compute?",
+         "coverage.json", "fusion-coverage.md"),
     _row("fusion.host_cost", "CPU", "What does a call of a fused kernel cost on the host?",
          "host_cost.json host_cost_h200.json", "fusion.md"),
     _row("fusion.chains", "GPU", "How fast are fused chains beside torch.compile?",

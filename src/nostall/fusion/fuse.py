@@ -155,7 +155,7 @@ class StitchedModule:
                 computed[index] = next(arguments) if is_argument else attribute
         for step in self.steps:
             if isinstance(step.action, StitchedGraph):
-                results = step.action(*map(read_value, step.inputs), size=size)
+                results = step.action(*map(read_value, step.inputs), size=size, device=device)
             else:
                 call = step.action
                 operands, named = map_arg(call.args, read_node), map_arg(call.kwargs, read_node)

@@ -11,7 +11,7 @@ from tests.unit.fusion.codegen.interpreter_process import run_interpreted
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from tests.unit.fusion.user_programs import PROGRAMS
+from tests.unit.fusion.user_programs.__main__ import PROGRAMS
 
 
 @pytest.fixture(scope="module")

@@ -6,13 +6,14 @@ import contextlib
 import math
 import operator
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch._ops import HigherOrderOperator
 from torch.fx import GraphModule, Node
 
+from nostall.fusion.capture import left_to_pytorch
 from nostall.fusion.capture.call import Call, Unsupported, Value, dtype_name
 from nostall.fusion.capture.lowering import RULES
 from nostall.fusion.capture.memory import mutated_tensors
@@ -33,6 +34,8 @@ class CaptureReport:
     """ATen calls that became operators."""
     unsupported: Counter[tuple[str, str]]
     """Opaque calls, counted by (reason, ATen operator)."""
+    reasons: dict[int, tuple[str, str]] = field(default_factory=dict)
+    """(reason, ATen operator) of each opaque node that stands for a call."""
 
     def __str__(self) -> str:
         stay = self.unsupported.total()
@@ -69,6 +72,7 @@ def capture(module: GraphModule) -> CapturedGraph:
     build = Builder(sizes.varying)
     values: dict[Node, Value] = {}
     unsupported: Counter[tuple[str, str]] = Counter()
+    reasons: dict[int, tuple[str, str]] = {}
     mutated = mutated_tensors(module.graph.nodes)
     fusible = 0
     for node in module.graph.nodes:
@@ -83,15 +87,16 @@ def capture(module: GraphModule) -> CapturedGraph:
             fusible += node.target is not operator.getitem
         except (Unsupported, BadGraph) as error:
             del build.nodes[node_count:]
-            values[node] = _add_opaque_call(node, build, values, sizes)
+            opaque = values[node] = _add_opaque_call(node, build, values, sizes)
             reason = str(error) if isinstance(error, Unsupported) else "operands that do not fit"
             if not _is_size(node) and node.target is not operator.getitem:
                 unsupported[reason, str(node.target)] += 1
+                reasons[opaque] = reason, str(node.target)
     (output,) = module.graph.find_nodes(op="output")
     results = [values[node] for node in output.all_input_nodes]
     flat = [i for value in results for i in (value if isinstance(value, tuple) else (value,))]
     graph = build.graph(*flat)
-    report = CaptureReport(fusible, unsupported)
+    report = CaptureReport(fusible, unsupported, reasons)
     return CapturedGraph(graph, values, _origins(values), report, sizes.symbol)
 
 
@@ -161,7 +166,7 @@ def _lower(
     for value in results if isinstance(results, (tuple, list)) else [results]:
         _check_tensor(value, sizes)
     if rule is None:
-        raise Unsupported("unsupported operator")
+        raise Unsupported(left_to_pytorch.reason(node.target))
     operands = [operand for operand in node.all_input_nodes if not _is_size(operand)]
     for operand in operands:
         if operand in mutated:

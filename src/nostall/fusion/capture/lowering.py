@@ -7,7 +7,6 @@ arguments.
 
 from __future__ import annotations
 
-import math
 from functools import cache
 
 import torch
@@ -16,6 +15,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from nostall.fusion.capture import view_rules as views
 from nostall.fusion.capture.call import Call, Unsupported, Value, compute_dtype, dtype_name
+from nostall.fusion.capture.extreme_rules import extreme_and_index, extreme_index
+from nostall.fusion.capture.index_rules import gather, one_hot, scatter
 from nostall.fusion.capture.random_rules import (
     comparison,
     inductor_random,
@@ -92,7 +93,7 @@ def _select_scatter(call: Call) -> Value:
     index = call.axis(call.argument(3, "index"), call.static_size(dim, shape))
     kept = (*shape[:dim], 1, *shape[dim + 1 :])
     position = call.number(index, "int64")
-    mask = _one_hot(call, x, dim, call.build("expand", position, shape=kept))
+    mask = one_hot(call, x, dim, call.build("expand", position, shape=kept))
     return call.finish("where", mask, call.build("view", source, shape=kept), x)
 
 
@@ -177,50 +178,52 @@ def _arange(call: Call) -> Value:
     return call.finish("iota", start=start, step=step)
 
 
-def _one_hot(call: Call, x: int, dim: int, index: int) -> int:
-    """Add a mask of the shape of ``x``: True where the position along ``dim`` equals ``index``.
-
-    ``index`` must have the shape of ``x`` with length 1 along ``dim``.
-    """
-    shape = call.shape(x)
-    if not shape or call.shape(index) != (*shape[:dim], 1, *shape[dim + 1 :]):
-        raise Unsupported("gather or scatter of more than one element a row")
-    positions = call.build("iota", shape=(shape[dim],), start=0, step=1)
-    broadcastable = (shape[dim],) + (1,) * (len(shape) - dim - 1)
-    return call.add("eq", call.build("view", positions, shape=broadcastable), index)
+def _copy(call: Call) -> Value:
+    """Lower a copy of the second operand into the layout of the first."""
+    source = call.tensor(1)
+    shape, _ = call.layout(call.result)
+    if call.shape(source) != shape:
+        source = call.build("expand", source, shape=shape)
+    keeps_dtype = call.build.nodes[source].dtype == call.dtype
+    return call.finish("copy" if keeps_dtype else "cast", source)
 
 
-def _checked_index(call: Call, x: int, dim: int, place: int) -> int:
-    """The index operand of a call; it has to be a position along ``dim`` of ``x``."""
-    shape = call.shape(x)
-    if not shape:
-        raise Unsupported("gather or scatter of a tensor without axes")
-    return call.add("checked_index", call.tensor(place), size=call.static_size(dim, shape))
+def _div_with_mode(call: Call) -> Value:
+    """A division of floats that rounds to an integer; as ATen's, exact where x is a multiple."""
+    mode = call.argument(2, "rounding_mode")
+    if not call.result.dtype.is_floating_point or mode not in (None, "trunc", "floor"):
+        raise Unsupported("division of integers")
+    x, y = call.rounded_operand(0), call.rounded_operand(1)
+    dtype = compute_dtype(call.result.dtype)
+    quotient = call.add("div", x, y, dtype=dtype)
+    if mode is None:
+        return call.finish("cast" if dtype != call.dtype else "copy", quotient)
+    if mode == "trunc":
+        return call.finish("trunc", quotient)
+    # As in c10/util/generic_math.h: (x - fmod(x, y)) / y is an integer but for rounding.
+    rest = call.add("fmod", x, y, dtype=dtype)
+    whole = call.add("div", call.add("sub", x, rest, dtype=dtype), y, dtype=dtype)
+    zero, one = call.number(0.0, dtype), call.number(1.0, dtype)
+    signs = (call.add("lt", value, zero) for value in (y, rest))
+    is_below = call.add("logical_and", call.add("ne", rest, zero), call.add("ne", *signs))
+    whole = call.add("where", is_below, call.add("sub", whole, one, dtype=dtype), whole)
+    rounded = call.add("floor", call.add("add", whole, call.number(0.5, dtype), dtype=dtype))
+    signed_zero = call.add("mul", quotient, zero, dtype=dtype)
+    rounded = call.add("where", call.add("eq", whole, zero), signed_zero, rounded)
+    by_zero = call.add("eq", y, zero)
+    return call.finish("where", by_zero, quotient, rounded)
 
 
-def _gather(call: Call) -> Value:
-    """Lower a gather of one element a row (as in cross-entropy) to a masked maximum over the row.
+def _fextreme(op: str) -> Rule:
+    """The rule of ``fmax`` or ``fmin``, which return the other operand if one is NaN."""
 
-    The maximum fuses with other reductions over the same row, such as those of a softmax. Unlike a
-    sum it keeps the sign of -0.0.
-    """
-    x = call.tensor(0)
-    dim = call.axis(call.argument(1, "dim"), len(call.shape(x)))
-    mask = _one_hot(call, x, dim, _checked_index(call, x, dim, 2))
-    if call.result.dtype == torch.bool:
-        return call.finish("any", call.add("logical_and", mask, x), dims=(dim,), keepdim=True)
-    is_float = call.result.dtype.is_floating_point
-    lowest = -math.inf if is_float else torch.iinfo(call.result.dtype).min
-    masked = call.add("where", mask, x, call.number(lowest, call.build.nodes[x].dtype))
-    return call.finish("amax", masked, dims=(dim,), keepdim=True)
+    def rule(call: Call) -> Value:
+        x, y = call.operand(0), call.operand(1)
+        either = call.add(op, x, y, dtype=call.dtype)
+        known = call.add("where", call.add("isnan", y), x, either)
+        return call.finish("where", call.add("isnan", x), y, known)
 
-
-def _scatter(call: Call) -> Value:
-    x = call.tensor(0)
-    dim = call.axis(call.argument(1, "dim"), len(call.shape(x)))
-    value = call.number(call.argument(3, "value"), dtype_name(call.result.dtype))
-    mask = _one_hot(call, x, dim, _checked_index(call, x, dim, 2))
-    return call.finish("where", mask, value, x)
+    return rule
 
 
 def _bmm(call: Call) -> Value:
@@ -280,6 +283,26 @@ _ELEMENTWISE = {
     "sin": "sin.default",
     "cos": "cos.default",
     "erf": "erf.default",
+    **{
+        name: f"{name}.default"
+        for name in [
+            "acos",
+            "acosh",
+            "asin",
+            "asinh",
+            "atan",
+            "atanh",
+            "cosh",
+            "sinh",
+            "tan",
+            "log10",
+            "erfc",
+            "lgamma",
+        ]
+    },
+    "atan2": "atan2.default",
+    "hypot": "hypot.default",
+    "copysign": "copysign.Tensor copysign.Scalar",
     "div": "div.Tensor div.Scalar",
     "pow": "pow.Tensor_Tensor pow.Scalar",
     "remainder": "remainder.Tensor remainder.Scalar",
@@ -298,7 +321,7 @@ _MISCELLANEOUS_RULES: list[tuple[Rule, str]] = [
     (_clamp, "clamp.default clamp.Tensor clamp_min.default clamp_max.default"),
     (_cast, "_to_copy.default"),
     (reduction("sum"), "sum.dim_IntList sum.default"),
-    (reduction("prod"), "prod.dim_int"),
+    (reduction("prod"), "prod.dim_int prod.default"),
     (reduction("amax"), "amax.default"),
     (reduction("amin"), "amin.default"),
     (reduction("any"), "any.default any.dim any.dims"),
@@ -315,11 +338,25 @@ _MISCELLANEOUS_RULES: list[tuple[Rule, str]] = [
     (views.slice, "slice.Tensor"),
     (views.select, "select.int"),
     (views.split, "split.Tensor split_with_sizes.default"),
+    (views.repeat, "repeat.default"),
+    (views.cat, "cat.default"),
+    (_copy, "copy.default"),
+    (_div_with_mode, "div.Tensor_mode div.Scalar_mode"),
+    (extreme_index("amax"), "argmax.default"),
+    (extreme_index("amin"), "argmin.default"),
+    (extreme_and_index("amax"), "max.dim"),
+    (extreme_and_index("amin"), "min.dim"),
+    (reduction("amax"), "max.default"),
+    (reduction("amin"), "min.default"),
+    (_fextreme("maximum"), "fmax.default"),
+    (_fextreme("minimum"), "fmin.default"),
     (views.unbind, "unbind.int"),
     (_full, "full.default full_like.default scalar_tensor.default"),
     (_arange, "arange.start_step"),
-    (_gather, "gather.default"),
-    (_scatter, "scatter.value"),
+    (gather, "gather.default"),
+    (scatter("value"), "scatter.value"),
+    (scatter("src"), "scatter.src"),
+    (scatter("sum"), "scatter_add.default"),
     (_bmm, "bmm.default"),
 ]
 

@@ -87,3 +87,48 @@ def unbind(call: Call) -> Value:
         sizes, strides = call.layout(part)
         parts.append(call.build("view", single, shape=sizes, strides=strides))
     return tuple(parts)
+
+
+def repeat(call: Call) -> Value:
+    """Lower copies of a tensor side by side to a view of a broadcast."""
+    x = call.tensor(0)
+    counts = call.argument(1, "repeats")
+    shape = (1,) * (len(counts) - len(call.shape(x))) + call.shape(x)
+    pairs = [size for each in shape for size in (1, each)]
+    wide = [size for count, each in zip(counts, shape, strict=True) for size in (count, each)]
+    spread = call.build("expand", call.build("view", x, shape=tuple(pairs)), shape=tuple(wide))
+    result, _ = call.layout(call.result)
+    return call.finish("copy", call.build("view", spread, shape=result))
+
+
+MAX_PARTS = 4
+"""Parts of a concatenation that is fused: a kernel reads each part once for each part."""
+
+
+def cat(call: Call) -> Value:
+    """Lower a concatenation of equal parts to a selection by the number of the part.
+
+    The result is viewed as (..., parts, size, ...), and each part is broadcast along the axis of
+    parts. So rotary embeddings (two halves) need no address arithmetic with bounds.
+    """
+    tensors = call.argument(0, "tensors")
+    values = [call.values[tensor] for tensor in tensors]
+    parts = [value for value in values if isinstance(value, int)]
+    shapes = {call.shape(part) for part in parts}
+    if len(parts) < len(values) or len(shapes) > 1 or not 2 <= len(parts) <= MAX_PARTS:
+        raise Unsupported(f"concatenation of other than 2 to {MAX_PARTS} equal parts")
+    (shape,) = shapes
+    dim = call.axis(call.argument(1, "dim", 0), len(shape))
+    call.static_size(dim, shape)
+    kept = (*shape[:dim], 1, *shape[dim:])
+    views = [call.build("view", part, shape=kept) for part in parts]
+    if any(call.build.nodes[part].dtype != call.dtype for part in parts):
+        views = [call.add("cast", view, dtype=call.dtype) for view in views]
+    number = call.build("iota", shape=(len(parts),), dtype="int64", start=0, step=1)
+    number = call.build("view", number, shape=(len(parts),) + (1,) * (len(shape) - dim))
+    result = views[-1]
+    for at in reversed(range(len(parts) - 1)):
+        is_part = call.add("eq", number, call.number(at, "int64"))
+        result = call.add("where", is_part, views[at], result, dtype=call.dtype)
+    sizes, _ = call.layout(call.result)
+    return call.finish("copy", call.build("view", result, shape=sizes))

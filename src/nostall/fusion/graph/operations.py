@@ -60,6 +60,8 @@ _TABLE = [
     *_rows("light", 3, "where"),
     *_rows("heavy", 1, "exp exp2 expm1 log log2 log1p sqrt rsqrt reciprocal"),
     *_rows("heavy", 1, "tanh sigmoid sin cos erf"),
+    *_rows("heavy", 1, "acos acosh asin asinh atan atanh cosh sinh tan log10 erfc lgamma"),
+    *_rows("heavy", 2, "atan2 hypot copysign"),
     # Uniform numbers in [0, 1) from one int64 seed by Philox 4x32-10; the counter follows the
     # row-major order of elements. `words` is the count of numbers made from each counter value:
     # 4 of 32 bits, 8 of 16 bits, or 1 of 32 bits (as Inductor's kernels do).

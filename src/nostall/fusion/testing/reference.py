@@ -131,6 +131,17 @@ def _erf(value: Array) -> Array:
     return np.asarray(np.vectorize(math.erf, otypes=[np.float64])(value))
 
 
+def _lgamma(value: float) -> float:
+    """log |gamma|; its poles are at 0 and the negative integers."""
+    if math.isnan(value):
+        return value
+    return math.inf if value <= 0 and value == math.floor(value) else math.lgamma(value)
+
+
+LGAMMA = np.vectorize(_lgamma, otypes=[np.float64])
+"""The logarithm of the gamma function, which numpy lacks."""
+
+
 def _sigmoid(value: Array) -> Array:
     power = np.exp(-np.abs(value))
     return np.asarray(np.where(value >= 0, 1 / (1 + power), power / (1 + power)))
@@ -209,6 +220,21 @@ _ELEMENTWISE: Mapping[str, Callable[..., Any]] = {
     "sin": np.sin,
     "cos": np.cos,
     "erf": _erf,
+    "acos": np.arccos,
+    "acosh": np.arccosh,
+    "asin": np.arcsin,
+    "asinh": np.arcsinh,
+    "atan": np.arctan,
+    "atanh": np.arctanh,
+    "cosh": np.cosh,
+    "sinh": np.sinh,
+    "tan": np.tan,
+    "log10": np.log10,
+    "erfc": np.vectorize(math.erfc, otypes=[np.float64]),
+    "lgamma": LGAMMA,
+    "atan2": np.arctan2,
+    "hypot": np.hypot,
+    "copysign": np.copysign,
     "div": np.true_divide,
     "pow": _pow,
     "remainder": np.remainder,

@@ -47,6 +47,8 @@ class RewriteResult:
     kernels: list[str] = field(default_factory=list)
     # Operators that are not part of a kernel, counted by (reason, operator).
     not_fused: Counter[tuple[str, str]] = field(default_factory=Counter)
+    # What keeps each graph from being fused further, as lines of text.
+    explanations: list[list[str]] = field(default_factory=list)
     # The regions of the graphs, and their kernels.
     regions: list[tuple[Graph, RegionRecord]] = field(default_factory=list)
 

@@ -28,6 +28,7 @@ from nostall.attach.warning import warn_once
 from nostall.fusion.capture import CapturedGraph, capture
 from nostall.fusion.capture.randomness import numbers_depend_on_kernels
 from nostall.fusion.errors import BadCapture
+from nostall.fusion.explain import explain_graph
 from nostall.fusion.graph.dynamic_size import varies
 from nostall.fusion.graph.graph import MAX_ELEMENTS, Graph
 from nostall.fusion.graph.operations import COMPUTE
@@ -66,6 +67,8 @@ def match_kernels(
         matches += [_kernel_match(step, region) for step in record.steps]
     accepted = _accepted(captured.graph, matches, kernel_filter, result)
     matches = _drop_partial_calls(captured, accepted, result)
+    kernels = [match.operators for match in matches]
+    result.explanations.append(explain_graph(captured, kernels).lines())
     if matches:
         _limit_dynamic_size(captured)
     return captured, matches

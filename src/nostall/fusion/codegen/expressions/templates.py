@@ -136,6 +136,14 @@ _FLOAT_TEMPLATES = {
     "round": "libdevice.rint({})",
     "trunc": "libdevice.trunc({})",
 }
+_LIBDEVICE_FUNCTIONS = (
+    *("acos", "acosh", "asin", "asinh", "atan", "atanh", "cosh", "sinh", "tan"),
+    *("log10", "erfc", "lgamma"),
+)
+_FLOAT_TEMPLATES |= {name: f"libdevice.{name}({{}})" for name in _LIBDEVICE_FUNCTIONS}
+_FLOAT_TEMPLATES |= {
+    name: f"libdevice.{name}({{}}, {{}})" for name in ("atan2", "hypot", "copysign")
+}
 _IDENTITY_ON_INTEGERS = frozenset({"floor", "ceil", "round", "trunc"})
 
 _PROPAGATE_NAN = ", propagate_nan=tl.PropagateNan.ALL"

@@ -39,17 +39,20 @@ class StitchedKernel:
     file: Path  # holds the source
     functions: tuple[Any, ...] = field(repr=False)  # Triton or Gluon kernels, one for each launch
 
-    def __call__(self, *inputs: Tensor, size: int | None = None) -> tuple[Tensor, ...]:
+    def __call__(
+        self, *inputs: Tensor, size: int | None = None, device: torch.device | None = None
+    ) -> tuple[Tensor, ...]:
         """Allocate the outputs on the device of the inputs, run the kernels and return the outputs.
 
         ``size``: the current dynamic size, if the graph has one; by default it is read from the
-        shapes of the inputs.  Raises :class:`BadTensor` if the inputs do not match
+        shapes of the inputs.  ``device``: where a kernel without inputs runs; by default on the
+        GPU.  Raises :class:`BadTensor` if the inputs do not match
         ``program.inputs``.
         """
         if size is None:
             size = self.program.dynamic_size(inputs)
         self._check(inputs, size)
-        device = inputs[0].device if inputs else torch.device("cuda")
+        device = inputs[0].device if inputs else device or torch.device("cuda")
         graph = self.program.graph
         outputs = tuple(
             empty_tensor(graph[index].resized(graph.varying, size), device)
