@@ -15,7 +15,7 @@ from vllm.v1.attention.backend import AttentionType
 from vllm.v1.attention.backends import flash_attn
 
 from nostall.attach.vllm.counts import count_left, count_served
-from nostall.attach.vllm.routing import VARIABLE, StepKind, plan_of, served_kinds, step_kind
+from nostall.attach.vllm.routing import VARIABLE, StepKind, find_choice, plan_of, step_kind
 from nostall.attach.vllm.step_tables import StepLimits, StepTables
 from nostall.core.errors import BadInput, NostallError
 from nostall.serving.attention.config import HEAD_DIMS, AttentionShape
@@ -34,9 +34,9 @@ class NostallMetadataBuilder(flash_attn.FlashAttentionMetadataBuilder):
         self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: Any
     ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
-        kinds = served_kinds(os.environ.get(VARIABLE, "measured"))
+        self._choice = find_choice(os.environ.get(VARIABLE, "measured"))
         try:
-            self._tables = self._make_tables(kinds, kv_cache_spec, vllm_config)
+            self._tables = self._make_tables(self._choice.kinds, kv_cache_spec, vllm_config)
         except NostallError as error:
             count_left(f"a group of layers: {error}")
             self._tables = {}
@@ -79,6 +79,8 @@ class NostallMetadataBuilder(flash_attn.FlashAttentionMetadataBuilder):
         tables = self._tables.get(kind)
         if tables is None:
             count_left(f"{kind} steps")
+        elif len(query_lengths) < self._choice.least_sequences:
+            count_left(f"{kind} steps of few sequences")
         elif metadata.use_cascade or metadata.causal is not True:
             count_left("steps with a shared prefix or without a causal mask")
         elif common.seq_lens_cpu_upper_bound is None:
@@ -86,9 +88,7 @@ class NostallMetadataBuilder(flash_attn.FlashAttentionMetadataBuilder):
         else:
             kv_lengths = common.seq_lens_cpu_upper_bound.numpy().astype(np.int32, copy=False)
             tables.build(query_lengths, np.maximum(kv_lengths, query_lengths))
-            batch = tables.batch(
-                common.query_start_loc, common.seq_lens, common.block_table_tensor
-            )
+            batch = tables.batch(common.query_start_loc, common.seq_lens, common.block_table_tensor)
             setattr(metadata, STEP, (tables, batch))
             count_served(kind)
         return metadata

@@ -8,6 +8,7 @@ must follow from that number alone.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
@@ -47,12 +48,24 @@ _PLAN_KINDS: Mapping[StepKind, Kind] = {
     StepKind.MIXED: "mixed",
 }
 
-CHOICES: Mapping[str, frozenset[StepKind]] = {
-    "measured": frozenset((StepKind.DECODE, StepKind.VERIFY)),
-    "all": frozenset((StepKind.DECODE, StepKind.VERIFY, StepKind.PREFILL, StepKind.MIXED)),
-    "none": frozenset(),
+
+@dataclass(frozen=True)
+class Choice:
+    """Steps that nostall serves."""
+
+    kinds: frozenset[StepKind]
+    least_sequences: int = 1
+    """Fewest sequences of a step, padded ones included: vLLM captures a full graph for each such
+    number, so it may decide, too."""
+
+
+CHOICES: Mapping[str, Choice] = {
+    "measured": Choice(frozenset((StepKind.DECODE,)), 64),
+    "all": Choice(frozenset((StepKind.DECODE, StepKind.VERIFY, StepKind.PREFILL, StepKind.MIXED))),
+    "none": Choice(frozenset()),
 }
-"""Kinds of steps that nostall serves, by the value of the environment variable."""
+"""Choices by the value of the environment variable.  ``measured``: the kernel was faster than
+FlashAttention-3 alone, and vLLM was not slower with it."""
 
 
 def step_kind(query_lengths: NDArray[np.int32]) -> StepKind:
@@ -68,11 +81,11 @@ def step_kind(query_lengths: NDArray[np.int32]) -> StepKind:
     return StepKind.PREFILL if least > MAX_VERIFY else StepKind.MIXED
 
 
-def served_kinds(choice: str) -> frozenset[StepKind]:
-    """The kinds of a choice. Raises :class:`BadInput` for an unknown one."""
-    if choice not in CHOICES:
-        raise BadInput(unknown(f"value of {VARIABLE}", choice, CHOICES))
-    return CHOICES[choice]
+def find_choice(name: str) -> Choice:
+    """The choice of a name. Raises :class:`BadInput` for an unknown one."""
+    if name not in CHOICES:
+        raise BadInput(unknown(f"value of {VARIABLE}", name, CHOICES))
+    return CHOICES[name]
 
 
 def plan_of(kind: StepKind, shape: AttentionShape) -> AttentionPlan:

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from nostall.serving.attention.config import AttentionShape
 from nostall.serving.attention.launch import (
+    AttentionBuffers,
     BatchTensors,
-    DeviceTables,
     MetaAttention,
     PagedCache,
 )
@@ -28,10 +28,12 @@ from nostall.serving.attention.plan import AttentionPlan
 from nostall.serving.tables.capacity import bounded_capacity
 from nostall.serving.tables.columns import (
     COUNTS,
+    REDUCTION_COLUMNS,
     REDUCTIONS,
     TASK_COLUMNS,
     UNITS,
 )
+from nostall.serving.tables.device import DeviceTables
 from nostall.serving.tables.host import HostBuilder
 from nostall.serving.tables.settings import TaskTables
 
@@ -73,18 +75,20 @@ class StepTables:
         return torch.zeros(words, dtype=torch.int32, device=self.device)
 
     @cached_property
-    def _buffers(self) -> DeviceTables:
-        shape, capacity = self.shape, self.capacity
-        empty = DeviceTables.empty(capacity, shape.head_dim, self.device)
-        return DeviceTables(
-            self._words[self._head :].view(-1, TASK_COLUMNS),
-            self._words[COUNTS : self._head],
-            empty.reductions,
-            self._words[:COUNTS],
-            empty.queue,
-            empty.partial,
-            empty.partial_log_sums,
+    def buffers(self) -> AttentionBuffers:
+        """The tables of the step that was built last, and the scratch."""
+        reductions = torch.zeros(
+            (max(self.capacity.reductions, 1), REDUCTION_COLUMNS),
+            dtype=torch.int32,
+            device=self.device,
         )
+        tables = DeviceTables(
+            tasks=self._words[self._head :].view(-1, TASK_COLUMNS),
+            program_offsets=self._words[COUNTS : self._head],
+            reductions=reductions,
+            counts=self._words[:COUNTS],
+        )
+        return AttentionBuffers.around(tables, self.capacity.scratch_rows, self.shape.head_dim)
 
     @cached_property
     def _no_trees(self) -> tuple[Any, Any]:
@@ -121,7 +125,8 @@ class StepTables:
         parts = (tables.counts, tables.program_offsets, tables.tasks[:units].reshape(-1))
         _send(np.concatenate(parts), self._words)
         if reductions:
-            _send(tables.reductions[:reductions].reshape(-1), self._buffers.reductions.view(-1))
+            target = self.buffers.tables.reductions.view(-1)
+            _send(tables.reductions[:reductions].reshape(-1), target)
 
     def batch(self, query_starts: Any, kv_lengths: Any, block_table: Any) -> BatchTensors:
         """The tensors of a step on the device, as the kernel reads them."""
@@ -129,11 +134,11 @@ class StepTables:
 
     def attend(self, query: Any, keys: Any, values: Any, out: Any, batch: BatchTensors) -> None:
         """Launch attention of the step whose tables were built last."""
-        self._attention(query, PagedCache(keys, values), out, batch, self._buffers)
+        self._attention(query, PagedCache(keys, values), out, batch, self.buffers)
 
 
 def _send(words: NDArray[np.int32], target: Any) -> None:
     """Copy words from pinned memory to the front of a buffer on the device."""
-    pinned = torch.empty(len(words), dtype=torch.int32, pin_memory=True)
+    pinned = torch.empty(len(words), dtype=torch.int32, pin_memory=target.is_cuda)
     pinned.numpy()[:] = words
     target[: len(words)].copy_(pinned, non_blocking=True)

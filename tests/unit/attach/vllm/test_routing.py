@@ -5,8 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from nostall.attach.vllm.routing import CHOICES, MAX_VERIFY, StepKind, served_kinds, step_kind
+from nostall.attach.vllm.routing import (
+    CHOICES,
+    MAX_VERIFY,
+    StepKind,
+    find_choice,
+    plan_of,
+    step_kind,
+)
 from nostall.core.errors import BadInput
+from nostall.serving.attention.config import AttentionShape
 
 
 @pytest.mark.parametrize(
@@ -35,5 +43,12 @@ def test_steps_of_equal_lengths_have_the_kind_of_the_length() -> None:
 
 def test_unknown_choice_names_the_variable_and_the_choices() -> None:
     with pytest.raises(BadInput, match="NOSTALL_VLLM_ATTENTION"):
-        served_kinds("mesured")
-    assert served_kinds("none") == CHOICES["none"] == frozenset()
+        find_choice("mesured")
+    assert find_choice("none").kinds == frozenset()
+
+
+def test_each_served_kind_has_a_plan() -> None:
+    for choice in CHOICES.values():
+        for kind in choice.kinds:
+            for head_dim in (64, 128, 256):
+                assert plan_of(kind, AttentionShape(head_dim=head_dim)).kernel.tiles
