@@ -9,11 +9,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from nostall.attach.vllm.step_tables import StepLimits, StepTables
-from nostall.serving.attention.config import AttentionShape
-from nostall.serving.attention.rules import PLANS
-from nostall.serving.tables.columns import PROGRAMS, REDUCTIONS, UNITS
-from nostall.serving.tables.host import HostBuilder
+from nostall.attach.vllm.step_tables import StepLimits, StepTables  # noqa: E402
+from nostall.serving.attention.config import AttentionShape  # noqa: E402
+from nostall.serving.attention.rules import PLANS  # noqa: E402
+from nostall.serving.tables.columns import PROGRAMS, REDUCTIONS, UNITS  # noqa: E402
+from nostall.serving.tables.host import HostBuilder  # noqa: E402
 
 LIMITS = StepLimits(sequences=16, tokens=512, keys=2048)
 STEPS = (
