@@ -18,6 +18,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from itertools import zip_longest
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -57,6 +58,26 @@ def run_engine(name: str, options: argparse.Namespace, seconds: float) -> dict[s
             detail = f"stopped after {seconds:.0f} s"
         record = json.loads(out.read_text()) if out.is_file() else {"rounds": []}
     return {**record, "engine": name, "problem": detail}
+
+
+def without_tokens(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Records with the share of requests whose tokens equal those of the first engine.
+
+    Engines are compared that speculate equally; a round that the first one lacks has no share.
+    """
+    kept = []
+    for record in records:
+        first = next(r for r in records if r.get("speculate") == record.get("speculate"))
+        rounds = []
+        for row, base in zip_longest(record["rounds"], first["rounds"][: len(record["rounds"])]):
+            row = dict(row)
+            tokens = row.pop("tokens")
+            if base is not None and base["workload"] == row["workload"]:
+                equal = [a == b for a, b in zip(tokens, base["tokens"], strict=True)]
+                row["equal_tokens"] = sum(equal) / max(1, len(equal))
+            rounds.append(row)
+        kept.append({**record, "rounds": rounds})
+    return kept
 
 
 def table(records: list[dict[str, Any]]) -> list[str]:
@@ -102,6 +123,6 @@ def main(options: argparse.Namespace) -> int:
             print(f"{name}: no time left", flush=True)
             continue
         records.append(run_engine(name, options, left))
-        save(options.out, kind="measured", engines=records)
+        save(options.out, kind="measured", engines=without_tokens(records))
         print(*table(records[-1:]), sep="\n", flush=True)
     return 1 if any(record["problem"] for record in records) else 0
