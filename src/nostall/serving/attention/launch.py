@@ -28,7 +28,10 @@ REDUCED_ROWS = 16
 
 @dataclass(frozen=True, eq=False)
 class AttentionBuffers:
-    """Task tables and scratch of one capacity; a CUDA graph keeps their addresses."""
+    """Task tables and scratch of one capacity; a CUDA graph keeps their addresses.
+
+    Launches that may run at the same time need buffers of their own.
+    """
 
     tables: DeviceTables
     """As :class:`nostall.serving.tables.device.DeviceBuilder` fills them, or :meth:`fill`."""
