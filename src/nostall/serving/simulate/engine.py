@@ -362,7 +362,7 @@ class _Engine:
             self.settings.policy,
             len(self.requests),
             int(self.is_rejected.sum()),
-            float(np.nanmax(self.outcomes.last_token_s, initial=0.0)),
+            float(np.nan_to_num(self.outcomes.last_token_s).max(initial=0.0)),
             int(prompts[served].sum()),
             int(self.outcomes.generated.sum()),
             self.cached,

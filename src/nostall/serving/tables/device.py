@@ -9,7 +9,7 @@ import numpy as np
 
 from nostall.core.errors import MissingPart
 from nostall.serving.errors import BadTables, CapacityExceeded
-from nostall.serving.tables.columns import COUNTS, REDUCTION_COLUMNS, TASK_COLUMNS, UNITS
+from nostall.serving.tables.columns import COUNTS, REDUCTION_COLUMNS, TASK_COLUMNS
 from nostall.serving.tables.orders import (
     deal_cyclic,
     deal_one_each,
@@ -64,11 +64,6 @@ class DeviceTables:
                 for tensor in (self.tasks, self.program_offsets, self.reductions, self.counts)
             )
         )
-        if arrays.counts[UNITS] < 0:
-            raise CapacityExceeded(
-                f"the batch needs {-arrays.counts[UNITS]} query tiles (capacity {capacity.tiles}); "
-                "allocate tables of this capacity"
-            )
         check_counts(arrays.counts, capacity)
         return arrays
 

@@ -127,8 +127,14 @@ def check_counts(counts: Int32s, capacity: TableCapacity) -> None:
     """Raise :class:`CapacityExceeded` if the counts of a builder exceed its capacity.
 
     A device builder cannot raise: where a batch exceeds the capacity it writes no unit, all
-    program offsets 0, and the counts that the batch needs.
+    program offsets 0, and the counts that the batch needs; for too many query tiles, minus their
+    number as the count of units.
     """
+    if counts[UNITS] < 0:
+        raise CapacityExceeded(
+            f"the batch needs {-counts[UNITS]} query tiles (capacity {capacity.tiles}); allocate "
+            "tables of this capacity"
+        )
     needed = {
         "units": (counts[UNITS], capacity.units),
         "reductions": (counts[REDUCTIONS], capacity.reductions),

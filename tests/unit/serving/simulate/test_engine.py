@@ -130,6 +130,8 @@ def test_requests_beyond_the_cache_are_rejected_and_counted() -> None:
     trace = [Request(0.0, 10, 2), Request(0.0, 5000, 2), Request(9.0, 10, 2)]
     metrics = simulate(trace, COSTS, EngineSettings(kv_tokens=512))
     assert (metrics.rejected, metrics.requests, metrics.output_tokens) == (1, 3, 4)
+    nothing = simulate(trace[1:2], COSTS, EngineSettings(kv_tokens=512))
+    assert (nothing.rejected, nothing.duration_s, nothing.output_tokens_per_s) == (1, 0.0, 0.0)
 
 
 def test_more_accepted_drafts_give_fewer_steps_and_the_same_tokens() -> None:
