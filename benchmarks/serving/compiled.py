@@ -86,7 +86,7 @@ def _compile(
     pointers: dict[str, str],
     scalars: dict[str, str],
     constants: dict[str, Any],
-    options: dict[str, int],
+    options: dict[str, Any],
 ) -> Resources:
     """Compile a kernel as a launch with aligned tensors and strides does."""
     import triton
@@ -102,6 +102,7 @@ def _compile(
         signature[name] = f"*{pointers[name]}" if name in pointers else scalars.get(name, "i32")
         if name not in scalars and name not in unaligned:
             attributes[(index,)] = [["tt.divisibility", 16]]
+    options = {**options, "enable_fp_fusion": True}
     begin = time.monotonic()
     source = ASTSource(kernel, signature, values, attributes)
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)

@@ -23,7 +23,7 @@ def batch(tmp_path: Path) -> Path:
     return file
 
 
-@pytest.mark.parametrize("order", ["given", "snake", "lpt", "sorted"])
+@pytest.mark.parametrize("order", ["given", "snake", "lpt", "sorted", "paired"])
 def test_show_prints_the_same_units_in_each_order(batch: Path, order: str) -> None:
     options = ("--units-per-program", "2", "--programs", "33", "--format", "json")
     document = nostall_here("serving", "show", str(batch), "--order", order, *options).json
@@ -89,5 +89,24 @@ def test_wrong_usage_is_one_clear_line(
 ) -> None:
     words = [str(batch) if word == "BATCH" else word for word in arguments]
     done = nostall_here("serving", *words)
-    assert done.code == 2
     assert message in error_line(done)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("llama9",), "model 'llama9' is unknown"),
+        (("qwen2.5-7b", "--ranks", "8"), "28 heads"),
+        (("llama3-8b", "--dtype", "int8"), "dtype int8"),
+    ],
+)
+def test_tune_refuses_bad_arguments(
+    tmp_path: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    done = nostall_here("serving", "tune", *arguments, "--out", str(tmp_path / "table.json"))
+    assert message in error_line(done)
+
+
+def test_tune_without_a_gpu(tmp_path: Path) -> None:
+    done = nostall_here("serving", "tune", "llama3-8b", "--out", str(tmp_path / "table.json"))
+    assert "no GPU is present" in error_line(done, code=3)

@@ -28,7 +28,10 @@ REDUCED_ROWS = 16
 
 @dataclass(frozen=True, eq=False)
 class AttentionBuffers:
-    """Task tables and scratch of one capacity; a CUDA graph keeps their addresses."""
+    """Task tables and scratch of one capacity; a CUDA graph keeps their addresses.
+
+    Launches that may run at the same time need buffers of their own.
+    """
 
     tables: DeviceTables
     """As :class:`nostall.serving.tables.device.DeviceBuilder` fills them, or :meth:`fill`."""
@@ -157,7 +160,8 @@ class MetaAttention:
             return
         check_tensors(self.shape, query, cache, out)
         shape, config, tables = self.shape, self.config, buffers.tables
-        options: dict[str, Any] = {"num_warps": config.warps}
+        # Triton 3.9 warns if the fusion of products and sums is left to its default.
+        options: dict[str, Any] = {"num_warps": config.warps, "enable_fp_fusion": True}
         dependent = {"launch_pdl": True} if config.dependent else {}
         if config.registers:
             options["maxnreg"] = config.registers
@@ -183,7 +187,8 @@ class MetaAttention:
                 out, buffers.partial, buffers.partial_log_sums, tables.reductions, tables.counts,
                 batch.query_starts, out.stride(0), out.stride(1), HEADS=shape.heads,
                 KV_HEADS=shape.kv_heads, D=shape.head_dim, DIMS=shape.padded_head_dim,
-                ROWS=REDUCED_ROWS, DEPENDENT=config.dependent, num_warps=4, **dependent,
+                ROWS=REDUCED_ROWS, DEPENDENT=config.dependent, num_warps=4, enable_fp_fusion=True,
+                **dependent,
             )  # fmt: skip
 
 

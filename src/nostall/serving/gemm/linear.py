@@ -81,7 +81,7 @@ def run_triton(
         m, shape.columns, shape.depth, y.stride(0),
         ROWS=config.rows, COLUMNS=config.columns, DEPTH=config.depth, SPLIT=config.split,
         GROUP=config.group, SWAP=config.swap, BIAS=bias is not None,
-        num_warps=config.warps, num_stages=config.stages,
+        num_warps=config.warps, num_stages=config.stages, enable_fp_fusion=True,
     )  # fmt: skip
     return y
 
