@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from nostall.fusion.graph.builder import Builder
+from nostall.fusion.graph.builder import Builder, stored_value
 from nostall.fusion.graph.dynamic_size import varies
 from nostall.fusion.graph.operations import Attribute
 from nostall.fusion.graph.shapes import Shape
@@ -83,12 +83,14 @@ class Call:
     def rounded_operand(self, place: int) -> int:
         """The node of the operand at a position; a Python number has the dtype of the tensors.
 
-        Narrow floats round the number; :meth:`operand` leaves it in fp32.
+        Narrow floats round the number; :meth:`operand` leaves it in fp32. A number that needs no
+        rounding is the same constant in both.
         """
         value = self.node.args[place]
-        if isinstance(value, (bool, int, float)):
-            return self.number(value, dtype_name(self._promoted_dtype(value)))
-        return self.tensor(place)
+        if not isinstance(value, (bool, int, float)):
+            return self.tensor(place)
+        rounded = stored_value(value, dtype_name(self._promoted_dtype(value)))
+        return self.number(value if rounded == value else rounded)
 
     def _promoted_dtype(self, value: bool | int | float) -> torch.dtype:
         """The dtype of a number beside the call's tensors: it does not widen them."""

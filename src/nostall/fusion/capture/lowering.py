@@ -136,6 +136,11 @@ def _clamp(call: Call) -> Value:
     return x
 
 
+def _bound(op: str) -> Rule:
+    """The rule of ``clamp_min`` or ``clamp_max``: a clamp with one bound."""
+    return lambda call: call.finish(op, call.tensor(0), call.rounded_operand(1))
+
+
 def _cast(call: Call) -> Value:
     operand = call.node.args[0]
     assert isinstance(operand, Node)
@@ -318,7 +323,9 @@ _MISCELLANEOUS_RULES: list[tuple[Rule, str]] = [
     (_add_scaled("div"), "addcdiv.default"),
     (_select_scatter, "select_scatter.default"),
     (_glu, "glu.default"),
-    (_clamp, "clamp.default clamp.Tensor clamp_min.default clamp_max.default"),
+    (_clamp, "clamp.default clamp.Tensor"),
+    (_bound("maximum"), "clamp_min.default clamp_min.Tensor"),
+    (_bound("minimum"), "clamp_max.default clamp_max.Tensor"),
     (_cast, "_to_copy.default"),
     (reduction("sum"), "sum.dim_IntList sum.default"),
     (reduction("prod"), "prod.dim_int prod.default"),

@@ -35,7 +35,7 @@ class Builder:
 
         An integer out of the dtype's range wraps around, and 16-bit floats round the value.
         """
-        return self._add("constant", (), shape, dtype, {"value": _stored(value, dtype)})
+        return self._add("constant", (), shape, dtype, {"value": stored_value(value, dtype)})
 
     def opaque(
         self, target: str, *inputs: int, shape: Shape, dtype: str, strides: Shape | None = None
@@ -99,7 +99,7 @@ class Builder:
         return index
 
 
-def _stored(value: int | float | bool, dtype: str) -> int | float | bool:
+def stored_value(value: int | float | bool, dtype: str) -> int | float | bool:
     """The value as PyTorch stores it in a dtype: integers wrap around at the dtype's width."""
     if dtype in _ROUND and math.isfinite(value) and not isinstance(value, bool):
         rounded = _ROUND[dtype](float(value))

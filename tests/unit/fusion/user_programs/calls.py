@@ -38,7 +38,10 @@ def operators_that_inductor_computes(folder: Path) -> Iterator[str]:
 
     def function(x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, ...]:
         changed = torch.select_scatter(x, z[1], 0, -1)
-        return x.addcmul(y, z, value=3), x.addcdiv(y, z.exp(), value=-0.5), changed.exp()
+        bounds = x.clamp_min(0.5), x.clamp_max(0.5), x.clamp_min(y), x.clamp_max(y)
+        parts = F.glu(x, 0), *x.unbind(0), *x.split(2, 1), x.sum(), x[:1].squeeze(0).exp()
+        scaled = x.addcmul(y, z, value=3), x.addcdiv(y, z.exp(), value=-0.5)
+        return *scaled, changed.exp(), *bounds, *(part * 2 for part in parts)
 
     x, y, z = torch.randn(3, 4, 5)
     compiled = stitch(function, folder)
