@@ -57,11 +57,10 @@ class NostallCpuAttentionImpl(cpu_attn.CPUAttentionBackendImpl):
         value: Any,
         kv_cache: Any,
         attn_metadata: Any,
-        output: Any,
-        output_scale: Any = None,
-        output_block_scale: Any = None,
+        **results: Any,
     ) -> Any:
-        """Build the tables of the step and execute them."""
+        """Build the tables of the step and execute them, into ``results["output"]``."""
+        output = results["output"]
         if attn_metadata is None:  # vLLM warms up
             return output
         batch: HostBatch = attn_metadata.nostall_batch

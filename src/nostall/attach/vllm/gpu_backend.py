@@ -126,27 +126,19 @@ class NostallAttentionImpl(flash_attn.FlashAttentionImpl):
         value: Any,
         kv_cache: Any,
         attn_metadata: Any,
-        output: Any,
-        output_scale: Any = None,
-        output_block_scale: Any = None,
+        **results: Any,
     ) -> Any:
-        """Attention of the packed tokens of a step, written to ``output``."""
+        """Attention of the packed tokens of a step, written to ``results["output"]``.
+
+        Further results are scales of a quantised output, which nostall's kernel does not write.
+        """
         step = getattr(attn_metadata, STEP, None)
-        if step is None or self._refusal or output_scale is not None:
-            return super().forward(
-                layer,
-                query,
-                key,
-                value,
-                kv_cache,
-                attn_metadata,
-                output,
-                output_scale,
-                output_block_scale,
-            )
+        is_plain = all(value is None for name, value in results.items() if name != "output")
+        if step is None or self._refusal or not is_plain:
+            return super().forward(layer, query, key, value, kv_cache, attn_metadata, **results)
         tables, batch = step
         keys, values = _pages(kv_cache, self.head_size)
-        heads = (-1, self.num_heads, self.head_size)
+        heads, output = (-1, self.num_heads, self.head_size), results["output"]
         tables.attend(query.view(heads), keys, values, output.view(heads), batch)
         return output
 
