@@ -121,7 +121,8 @@ def corpus_paths(every: int) -> list[Path]:
     """The committed cubins, and every ``every``-th one of the Triton corpus; none if 0."""
     if every == 0:
         return []
-    return [*catalogue.nvcc_corpus(), *catalogue.triton_corpus()[::every]]
+    reordered = sorted((catalogue.ROOT / "tests/corpus/reordered").glob("*.cubin"))
+    return [*catalogue.nvcc_corpus(), *reordered, *catalogue.triton_corpus()[::every]]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -114,7 +114,7 @@ _QUEUE = "STG STL LDS STS LDSM STSM"
 """Groups whose instructions read their sources in issue order, whichever of them come after each
 other: they go through one queue.  Compiler output needs most of the pairs, on all architectures;
 which ones occur is a matter of the program.  SHFL is not among them: no compiler output shows that
-it reads its sources before a later store does."""
+it reads its sources before a later store or LDSM does."""
 
 
 _GLOBAL_LOADS = "LDG LDGSTS"
@@ -164,6 +164,7 @@ RULES: tuple[CoverRule, ...] = (
     *_queue(Claim.SOURCES, _QUEUE, _QUEUE, "load/store queue"),
     *_queue(Claim.SOURCES, _GLOBAL_LOADS, _GLOBAL_LOADS, "global loads"),
     *_pairs(Claim.SOURCES, "SHFL", "SHFL LDS STS STL"),
+    *_pairs(Claim.SOURCES, "LDS", "SHFL"),
     *_pairs(Claim.SOURCES, "LDL", "LDL"),
     *_pairs(Claim.SOURCES, "ATOMS", "ATOMS"),
     *_pairs(Claim.SOURCES, "ATOMG", "RED"),
