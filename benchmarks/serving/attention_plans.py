@@ -58,7 +58,7 @@ def candidates(kind: Kind) -> dict[str, AttentionPlan]:
     plans = {"rule": rule, "paired": paired}
     if kind == "decode":
         branch = make_kernel([(16, 64, 3, "branch")], 4, 168, 3)
-        few = replace(rule, least_split=1024, units_per_program=2)
+        few = replace(rule, least_split=1024, units_per_program=1)
         plans |= {"unit": unit, "branch": replace(rule, kernel=branch), "few": few}
         plans |= {"dependent": dependent}
     elif kind in ("verify", "decode and verify"):

@@ -36,7 +36,7 @@ PREFILL = KernelConfig(
     front=1.0,
 )
 PLANS: dict[Kind, AttentionPlan] = {
-    "decode": AttentionPlan(DECODE, "sorted"),
+    "decode": AttentionPlan(DECODE, "sorted", units_per_program=2),
     "verify": AttentionPlan(VERIFY, "sorted", least_split=1024),
     "decode and verify": AttentionPlan(VERIFY, "sorted", units_per_program=1),
     "prefill": AttentionPlan(PREFILL, "sorted", units_per_program=1),

@@ -53,6 +53,7 @@ CASES: dict[str, tuple[AttentionShape, str, str, str]] = {
     ),
     "pages of 256": (AttentionShape(2, 1, 64, page_size=256), "queue", "paired", "1/300 40/270"),
     "window of one key": (AttentionShape(2, 1, 64, window=1), "queue", "paired", "1/40 5/70"),
+    "many splits": (AttentionShape(8, 1, 64), "queue", "sorted", "1/2000 3/900"),
     "no sequence": (AttentionShape(4, 2, 64), "queue", "paired", ""),
     "no work": (AttentionShape(4, 2, 64), "queue", "paired", "0/7 0/0"),
 }  # fmt: skip
