@@ -184,7 +184,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     _row("serving.step_costs", "GPU", "How long do vLLM's steps take, by what they compute?"),
     _row("serving.attention", "GPU",
          "How fast is attention of mixed batches beside FlashAttention-3 and others?",
-         "attention_sweep_h200.json.gz"),
+         "attention_h200.json.gz attention_sweep_h200.json.gz"),
     _row("serving.compile_report", "CPU",
          "Which registers, spills and shared memory do the serving kernels use on sm_90?",
          "compile_report.json"),
