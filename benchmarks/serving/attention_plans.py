@@ -114,8 +114,7 @@ def ours(
     builder = HostBuilder.of(table_settings, needed_capacity(query, keys, table_settings))
     tables = builder.build(query, keys)
     on_device = AttentionBuffers.of(tables, inputs.shape.head_dim, device)
-    is_unit = plan.kernel.schedule == "unit"
-    programs = int(tables.counts[UNITS]) if is_unit else plan.programs(sms)
+    programs = plan.launched_programs(sms, int(tables.counts[UNITS]))
     kernel = MetaAttention(inputs.shape, plan.kernel, programs, bool(tables.counts[REDUCTIONS]))
 
     def call(cache: PagedCache) -> Tensor:

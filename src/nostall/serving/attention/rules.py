@@ -1,7 +1,7 @@
 """Plans by kind of batch: which stages and how many rows a batch has decides its plan.
 
-The fastest schedule starts one program for each unit, and needs their number at the launch. A launch
-in a CUDA graph has a fixed grid: there programs take the units, in the same order, from a queue.
+The fastest schedule starts one program for each unit, and needs their number at the launch. A
+launch in a CUDA graph has a fixed grid: there programs take units, in the same order, from a queue.
 Measured on an H200: benchmarks/serving/results/attention_h200.json.gz.
 """
 

@@ -109,8 +109,7 @@ def error(name: str, dtype: torch.dtype) -> float:
     exact = exact_attention(batch, shape, *(tensor.double().numpy() for tensor in tensors))
     device = torch.device("cpu")
     tables = build_tables(batch, plan.table_settings(shape, SMS))
-    units = int(tables.counts[UNITS])
-    programs = units if plan.kernel.schedule == "unit" else plan.programs(SMS)
+    programs = plan.launched_programs(SMS, int(tables.counts[UNITS]))
     kernel = MetaAttention(shape, plan.kernel, max(programs, 1))
     on_device = AttentionBuffers.of(tables, shape.head_dim, device)
     inputs = BatchTensors.of(
