@@ -11,10 +11,9 @@ from torch import Tensor
 
 from benchmarks.serving.attention_inputs import HAS_GPU, Inputs
 from benchmarks.serving.attention_kernels import KERNELS, make_kernel
-from nostall.serving.attention.config import TileConfig
 from nostall.serving.attention.launch import AttentionBuffers, MetaAttention, PagedCache
 from nostall.serving.attention.plan import AttentionPlan
-from nostall.serving.attention.rules import PLANS, PREFILL, Kind
+from nostall.serving.attention.rules import MIXED, PLANS, PREFILL, Kind
 from nostall.serving.tables.columns import REDUCTIONS, UNITS
 from nostall.serving.tables.host import HostBuilder, needed_capacity
 
@@ -30,14 +29,6 @@ PAPER = AttentionPlan(
 """The paper's scheme: two tile heights, descending cost, symmetric round robin."""
 
 
-TAIL = replace(
-    PREFILL,
-    tiles=(
-        TileConfig(16, 128, 3, "branch"),
-        TileConfig(64, 64, 4, "branch"),
-        TileConfig(128, 64, 4, "tail"),
-    ),
-)
 WIDE_KEYS = make_kernel(
     [(16, 128, 3, "branch"), (64, 128, 2, "branch"), (128, 128, 3, "tail")], 8, 0, 1
 )
@@ -58,7 +49,7 @@ def candidates(kind: Kind) -> dict[str, AttentionPlan]:
     plans = {"rule": rule, "paired": paired}
     if kind == "decode":
         branch = make_kernel([(16, 64, 3, "branch")], 4, 168, 3)
-        few = replace(rule, least_split=1024, units_per_program=2)
+        few = replace(rule, least_split=1024, units_per_program=1)
         plans |= {"unit": unit, "branch": replace(rule, kernel=branch), "few": few}
         plans |= {"dependent": dependent}
     elif kind in ("verify", "decode and verify"):
@@ -69,7 +60,7 @@ def candidates(kind: Kind) -> dict[str, AttentionPlan]:
             "units=2": replace(rule, units_per_program=2),
         }
     else:
-        for name, kernel in (("tail", TAIL), ("n128", WIDE_KEYS), ("two blocks", TWO_BLOCKS)):
+        for name, kernel in (("tail", MIXED), ("n128", WIDE_KEYS), ("two blocks", TWO_BLOCKS)):
             queued = replace(kernel, schedule="queue", front=1.0)
             plans[name] = replace(rule, kernel=queued)
         snake = replace(PREFILL, schedule="ranges")
@@ -123,8 +114,7 @@ def ours(
     builder = HostBuilder.of(table_settings, needed_capacity(query, keys, table_settings))
     tables = builder.build(query, keys)
     on_device = AttentionBuffers.of(tables, inputs.shape.head_dim, device)
-    is_unit = plan.kernel.schedule == "unit"
-    programs = int(tables.counts[UNITS]) if is_unit else plan.programs(sms)
+    programs = plan.launched_programs(sms, int(tables.counts[UNITS]))
     kernel = MetaAttention(inputs.shape, plan.kernel, programs, bool(tables.counts[REDUCTIONS]))
 
     def call(cache: PagedCache) -> Tensor:

@@ -22,8 +22,8 @@ from nostall.serving.tables.columns import (
 from nostall.serving.tables.device import DeviceTables
 from nostall.serving.tables.settings import TableCapacity, TaskTables
 
-REDUCED_ROWS = 16
-"""Rows that one program of the reduction adds at a time."""
+REDUCED_ROWS, REDUCED_PARTS = 64, 16
+"""Rows of all splits that one program of the reduction adds at a time, and splits at most."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,13 +182,14 @@ class MetaAttention:
             DEPENDENT=config.dependent and self.reduces, **options,
         )  # fmt: skip
         if self.reduces:
-            chunks = -(-max(tile.rows for tile in config.tiles) // REDUCED_ROWS)
+            rows = min(16, 1 << (shape.group - 1).bit_length())
+            chunks = -(-max(tile.rows for tile in config.tiles) // rows)
             reduce_splits[(min(self.programs, len(tables.reductions)), chunks)](
                 out, buffers.partial, buffers.partial_log_sums, tables.reductions, tables.counts,
                 batch.query_starts, out.stride(0), out.stride(1), HEADS=shape.heads,
                 KV_HEADS=shape.kv_heads, D=shape.head_dim, DIMS=shape.padded_head_dim,
-                ROWS=REDUCED_ROWS, DEPENDENT=config.dependent, num_warps=4, enable_fp_fusion=True,
-                **dependent,
+                ROWS=rows, PARTS=min(REDUCED_PARTS, REDUCED_ROWS // rows),
+                DEPENDENT=config.dependent, num_warps=4, enable_fp_fusion=True, **dependent,
             )  # fmt: skip
 
 

@@ -50,6 +50,10 @@ class AttentionPlan:
         """Programs of a persistent launch."""
         return sms * self.kernel.programs_per_sm
 
+    def launched_programs(self, sms: int, units: int) -> int:
+        """Programs of the launch for tables with so many units."""
+        return units if self.kernel.schedule == "unit" else self.programs(sms)
+
     def table_settings(self, shape: AttentionShape, sms: int) -> TableSettings:
         """Settings of the tables for a GPU of so many SMs."""
         return TableSettings(

@@ -1,6 +1,7 @@
 """The reduction kernel: adds the partial results of tiles whose keys were split (Triton).
 
-Partial results are added in the order of their keys, so that every run gives the same bits.
+The splits of a tile are added in an order that their number alone decides, so that every run gives
+the same bits.
 """
 # ruff: noqa: N803, N806 (Triton's constants are upper case)
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -15,9 +16,9 @@ import triton.language as tl
 def reduce_rows(
     reduction, chunk, out, partial, partial_log_sums, query_starts, stride_token, stride_head,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, DIMS: tl.constexpr,
-    ROWS: tl.constexpr,
+    ROWS: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Write ROWS rows, from ``chunk * ROWS`` on, of one reduction."""
+    """Write ROWS rows of one reduction, from ``chunk * ROWS`` on; loads PARTS splits at once."""
     GROUP: tl.constexpr = HEADS // KV_HEADS
     tokens = tl.load(reduction + 2)
     if chunk * ROWS < tokens * GROUP:
@@ -34,16 +35,22 @@ def reduce_rows(
         largest = tl.full([ROWS], float("-inf"), tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         accumulated = tl.zeros([ROWS, DIMS], tl.float32)
-        for split in tl.range(0, splits, num_stages=3):
-            row = first_row.to(tl.int64) + split * tokens * GROUP + rows
-            log_sum = tl.load(partial_log_sums + row, mask=live, other=float("-inf"))
-            part = tl.load(partial + row[:, None] * D + dims[None, :], mask=both, other=0.0)
-            now_largest = tl.maximum(largest, log_sum)
+        for first in range(0, splits, PARTS):
+            split = first + tl.arange(0, PARTS)
+            row = first_row.to(tl.int64) + split[:, None] * tokens * GROUP + rows[None, :]
+            present = (split < splits)[:, None] & live[None, :]
+            log_sums = tl.load(partial_log_sums + row, mask=present, other=float("-inf"))
+            parts = tl.load(
+                partial + row[:, :, None] * D + dims[None, None, :],
+                mask=present[:, :, None] & (dims < D)[None, None, :],
+                other=0.0,
+            )
+            now_largest = tl.maximum(largest, tl.max(log_sums, 0))
             shift = tl.where(now_largest == float("-inf"), 0.0, now_largest)
             decay = tl.exp2(largest - shift)
-            weight = tl.exp2(log_sum - shift)
-            total = total * decay + weight
-            accumulated = accumulated * decay[:, None] + part * weight[:, None]
+            weights = tl.exp2(log_sums - shift[None, :])
+            total = total * decay + tl.sum(weights, 0)
+            accumulated = accumulated * decay[:, None] + tl.sum(parts * weights[:, :, None], 0)
             largest = now_largest
         result = accumulated / tl.where(total > 0.0, total, 1.0)[:, None]
         at = (query_start + first_token + rows // GROUP).to(tl.int64) * stride_token
@@ -55,7 +62,7 @@ def reduce_rows(
 def reduce_splits(
     out, partial, partial_log_sums, reductions, counts, query_starts, stride_token, stride_head,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, DIMS: tl.constexpr,
-    ROWS: tl.constexpr, DEPENDENT: tl.constexpr,
+    ROWS: tl.constexpr, PARTS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Run all reductions: axis 0 of the grid strides over them, axis 1 has their chunks of rows."""
     if DEPENDENT:
@@ -64,5 +71,5 @@ def reduce_splits(
     for index in range(tl.program_id(0), count, tl.num_programs(0)):
         reduce_rows(
             reductions + index * 6, tl.program_id(1), out, partial, partial_log_sums, query_starts,
-            stride_token, stride_head, HEADS, KV_HEADS, D, DIMS, ROWS,
+            stride_token, stride_head, HEADS, KV_HEADS, D, DIMS, ROWS, PARTS,
         )  # fmt: skip

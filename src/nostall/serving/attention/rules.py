@@ -1,12 +1,13 @@
 """Plans by kind of batch: which stages and how many rows a batch has decides its plan.
 
-The order of units and the schedule are such that one CUDA graph serves every batch of a kind: the
-grid is fixed, and programs read everything else from device buffers.
+The fastest schedule starts one program for each unit, and needs their number at the launch. A
+launch in a CUDA graph has a fixed grid: there programs take units, in the same order, from a queue.
+Measured on an H200: benchmarks/serving/results/attention_h200.json.gz.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from nostall.serving.attention.config import AttentionShape, KernelConfig, TileConfig
@@ -15,7 +16,7 @@ from nostall.serving.attention.plan import AttentionPlan, default_kernel
 Kind = Literal["decode", "verify", "decode and verify", "prefill", "mixed"]
 
 DECODE = KernelConfig(
-    (TileConfig(16, 64, 3),), warps=4, registers=168, programs_per_sm=3, front=1.0
+    (TileConfig(16, 64, 3, "branch"),), warps=4, registers=168, programs_per_sm=3, front=1.0
 )
 VERIFY = KernelConfig(
     (TileConfig(16, 64, 4, "branch"), TileConfig(64, 64, 3, "branch")),
@@ -35,17 +36,17 @@ PREFILL = KernelConfig(
     programs_per_sm=1,
     front=1.0,
 )
+MIXED = replace(PREFILL, tiles=(*PREFILL.tiles[:2], TileConfig(128, 64, 4, "tail")))
 PLANS: dict[Kind, AttentionPlan] = {
-    "decode": AttentionPlan(DECODE, "sorted"),
+    "decode": AttentionPlan(DECODE, "sorted", least_split=1024, units_per_program=2),
     "verify": AttentionPlan(VERIFY, "sorted", least_split=1024),
     "decode and verify": AttentionPlan(VERIFY, "sorted", units_per_program=1),
     "prefill": AttentionPlan(PREFILL, "sorted", units_per_program=1),
-    "mixed": AttentionPlan(PREFILL, "sorted", units_per_program=2),
+    "mixed": AttentionPlan(MIXED, "sorted", units_per_program=1),
 }
-"""The plan of each kind for head dimensions up to 128; chosen by measurements on an H200.
+"""The plan of each kind for head dimensions up to 128, for launches in CUDA graphs.
 
-All take units from a queue in descending cost, which the device builder knows: the longest unit is
-started first, and a free program takes the next one.
+Units are in descending cost, an order that the device builder knows.
 """
 
 
@@ -68,8 +69,28 @@ class BatchKind:
         return "mixed" if self.has_decodes else "prefill"
 
 
-def plan_for(shape: AttentionShape, batch: BatchKind) -> AttentionPlan:
-    """The plan of a batch."""
+def plan_for(shape: AttentionShape, batch: BatchKind, has_fixed_grid: bool = True) -> AttentionPlan:
+    """The plan of a batch.
+
+    ``has_fixed_grid``: whether the launch is captured in a CUDA graph. Without it the plan has the
+    schedule ``unit``, whose launch needs as many programs as the tables have units.
+    """
     if shape.padded_head_dim > 128:
-        return AttentionPlan(default_kernel(shape))
-    return PLANS[batch.kind(shape.group)]
+        plan = AttentionPlan(replace(default_kernel(shape), front=1.0), "sorted")
+    else:
+        plan = PLANS[batch.kind(shape.group)]
+    if has_fixed_grid:
+        return plan
+    return replace(plan, kernel=replace(plan.kernel, schedule="unit"))
+
+
+def is_faster_than_fa3(shape: AttentionShape, batch: BatchKind, sequences: int, sms: int) -> bool:
+    """Whether the plan of a batch took less time than FlashAttention-3 where both were measured.
+
+    Decodes, with or without verifies, are faster if there are enough of them that their keys need
+    no split; verifies alone are as fast; prefills and mixed batches are slower.
+    """
+    kind = batch.kind(shape.group)
+    if shape.head_dim != 128 or kind not in ("decode", "decode and verify"):
+        return False
+    return sequences * shape.kv_heads >= 2 * sms

@@ -53,6 +53,7 @@ CASES: dict[str, tuple[AttentionShape, str, str, str]] = {
     ),
     "pages of 256": (AttentionShape(2, 1, 64, page_size=256), "queue", "paired", "1/300 40/270"),
     "window of one key": (AttentionShape(2, 1, 64, window=1), "queue", "paired", "1/40 5/70"),
+    "many splits": (AttentionShape(8, 1, 64), "queue", "sorted", "1/2000 3/900"),
     "no sequence": (AttentionShape(4, 2, 64), "queue", "paired", ""),
     "no work": (AttentionShape(4, 2, 64), "queue", "paired", "0/7 0/0"),
 }  # fmt: skip
@@ -108,8 +109,7 @@ def error(name: str, dtype: torch.dtype) -> float:
     exact = exact_attention(batch, shape, *(tensor.double().numpy() for tensor in tensors))
     device = torch.device("cpu")
     tables = build_tables(batch, plan.table_settings(shape, SMS))
-    units = int(tables.counts[UNITS])
-    programs = units if plan.kernel.schedule == "unit" else plan.programs(SMS)
+    programs = plan.launched_programs(SMS, int(tables.counts[UNITS]))
     kernel = MetaAttention(shape, plan.kernel, max(programs, 1))
     on_device = AttentionBuffers.of(tables, shape.head_dim, device)
     inputs = BatchTensors.of(

@@ -11,7 +11,7 @@ from nostall.core.errors import BadInput
 from nostall.serving.attention.config import AttentionShape, KernelConfig
 from nostall.serving.attention.launch import PagedCache, check_tensors
 from nostall.serving.attention.plan import WIDE_HEAD_KERNEL
-from nostall.serving.attention.rules import PLANS, BatchKind, plan_for
+from nostall.serving.attention.rules import PLANS, BatchKind, is_faster_than_fa3, plan_for
 
 SHAPE = AttentionShape(8, 2, 64)
 
@@ -92,7 +92,31 @@ def test_decodes_of_many_heads_take_tiles_that_hold_them() -> None:
 
 def test_wide_heads_have_their_own_kernel() -> None:
     plan = plan_for(AttentionShape(head_dim=256), BatchKind(True, 1))
-    assert plan.kernel == WIDE_HEAD_KERNEL
+    assert plan.kernel.tiles == WIDE_HEAD_KERNEL.tiles
+
+
+def test_without_a_fixed_grid_each_unit_has_a_program() -> None:
+    for head_dim in (128, 256):
+        shape = AttentionShape(head_dim=head_dim)
+        plan = plan_for(shape, BatchKind(True, 8), has_fixed_grid=False)
+        captured = plan_for(shape, BatchKind(True, 8))
+        assert (plan.kernel.schedule, plan.order) == ("unit", "sorted")
+        assert (captured.kernel.schedule, captured.order) == ("queue", "sorted")
+
+
+@pytest.mark.parametrize(
+    ("batch", "sequences", "is_faster"),
+    [
+        (BatchKind(True, 1), 256, True),
+        (BatchKind(True, 1), 16, False),
+        (BatchKind(True, 32), 132, True),
+        (BatchKind(False, 16), 64, False),
+        (BatchKind(True, 2048), 65, False),
+        (BatchKind(False, 8192), 64, False),
+    ],
+)
+def test_where_fa3_is_slower(batch: BatchKind, sequences: int, is_faster: bool) -> None:
+    assert is_faster_than_fa3(AttentionShape(), batch, sequences, 132) == is_faster
 
 
 def test_tiles_in_the_numbers_of_the_kernel() -> None:
