@@ -26,6 +26,7 @@ PAGES = {
     "fusion-chains": "fusion.chains.page",
     "fusion-cost-model": "fusion.cost_model.page",
     "torch-compile": "torch_compile.page",
+    "serving": "serving.page",
     "parallel": "parallel.page",
     "workload": "workload.page",
     "learners": "learners.page",

@@ -49,7 +49,7 @@ class Structure:
     long_functions: list[str]
     """Functions longer than ``MAX_LINES``."""
     many_parameters: list[str]
-    """Functions with more than ``MAX_PARAMETERS``, outside ``cli`` and numba kernels."""
+    """Functions with more than ``MAX_PARAMETERS``, outside ``cli``, numba and Triton kernels."""
     broad_excepts: list[str]
     """Handlers and ``suppress`` calls that catch ``Exception`` or all exceptions."""
 
@@ -140,8 +140,9 @@ def parameters(function: Function) -> int:
 
 
 def _is_compiled(function: Function) -> bool:
-    """Whether numba compiles the function."""
-    return any("njit" in ast.unparse(decorator) for decorator in function.decorator_list)
+    """Whether numba or Triton compiles the function."""
+    decorators = [ast.unparse(decorator) for decorator in function.decorator_list]
+    return any("njit" in text or "triton.jit" in text for text in decorators)
 
 
 def _caught(kind: ast.expr | None) -> set[str]:

@@ -45,6 +45,7 @@ VERBS = {
     "characterize": Verb(
         "characterize:characterize", "Show where training time goes, in traces and tables."
     ),
+    "serving": Verb("serving.app:app", "Show task tables of serving batches; simulate traces."),
     "report": Verb("report:report", "Write the HTML report of a run directory."),
     "runs": Verb("runs:app", "List, show and compare the runs of tune and fuse."),
     "store": Verb("store:app", "List, show, verify and share optimised kernels."),

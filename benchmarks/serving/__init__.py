@@ -1,0 +1,1 @@
+"""Benchmarks of the serving level: attention and GEMM for batches that change every step."""

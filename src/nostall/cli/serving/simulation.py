@@ -1,0 +1,186 @@
+"""The command ``nostall serving simulate``: a trace on a simulated engine, by policy."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from nostall.cli.terminal.console import (
+    Format,
+    FormatOption,
+    QuietOption,
+    out,
+    show_json,
+    show_table,
+)
+from nostall.cli.terminal.progress import stage_bar
+from nostall.core.errors import BadInput
+from nostall.serving.scheduling.policies import POLICIES, Limits, find_policy
+from nostall.serving.simulate.engine import EngineSettings, simulate
+from nostall.serving.simulate.metrics import Distribution, Metrics
+from nostall.serving.simulate.step_costs import StepCosts, load_step_costs
+from nostall.serving.traces.requests import Request, load_requests
+
+HOW_TO_MEASURE = (
+    "python -m benchmarks run serving.step_costs --out FILE, on a machine with a GPU and vLLM"
+)
+
+
+TraceArgument = Annotated[
+    Path, typer.Argument(help="Trace: CSV of Azure 2023, or JSON lines of Mooncake.")
+]
+CostsOption = Annotated[
+    Path | None, typer.Option(help=f"Measured step costs, written by: {HOW_TO_MEASURE}.")
+]
+PolicyOption = Annotated[
+    str | None, typer.Option(help=f"One of {', '.join(POLICIES)}; default: all of them.")
+]
+RequestsOption = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="First requests of the trace.")
+]
+RateOption = Annotated[
+    float, typer.Option(help="Factor on the arrival rate; 2: twice as many a second.")
+]
+BudgetOption = Annotated[int, typer.Option(min=1, help="Tokens of a step.")]
+ReservedOption = Annotated[
+    int, typer.Option(min=0, help="Tokens that xy-serve keeps for decodes and verifies.")
+]
+MaxRunningOption = Annotated[int, typer.Option(min=1, help="Requests that run at a time.")]
+KvTokensOption = Annotated[
+    int | None, typer.Option(min=1, help="Tokens of the KV cache; default: as measured.")
+]
+PrefixCacheOption = Annotated[
+    bool, typer.Option(help="Share the blocks of equal prefixes, if the trace has hashes.")
+]
+DraftTokensOption = Annotated[
+    int, typer.Option(min=0, help="Draft tokens of a verify; 0: no speculation.")
+]
+AcceptanceOption = Annotated[
+    float, typer.Option(min=0, max=1, help="Probability that a draft token is accepted.")
+]
+SeedOption = Annotated[int, typer.Option(help="Seed of the accepted drafts.")]
+
+
+def simulate_trace(
+    trace: TraceArgument,
+    costs: CostsOption = None,
+    policy: PolicyOption = None,
+    requests: RequestsOption = None,
+    rate: RateOption = 1.0,
+    budget: BudgetOption = 4096,
+    reserved: ReservedOption = 128,
+    max_running: MaxRunningOption = 256,
+    kv_tokens: KvTokensOption = None,
+    prefix_cache: PrefixCacheOption = True,
+    draft_tokens: DraftTokensOption = 0,
+    acceptance: AcceptanceOption = 0.7,
+    seed: SeedOption = 0,
+    format: FormatOption = Format.TABLE,
+    quiet: QuietOption = False,
+) -> None:
+    """Simulate a serving engine on a trace: throughput, time to first token, between tokens.
+
+    Step times come from a model fitted to measured steps of a real engine, so all results are
+    modelled. The policies are vLLM's scheduler and XY-Serve's.
+    """
+    if costs is None:
+        raise BadInput(f"--costs is missing: the times of steps are measured with {HOW_TO_MEASURE}")
+    if not 0 < rate < float("inf"):
+        raise BadInput(f"--rate {rate}; allowed is a number above 0")
+    names = [policy] if policy else list(POLICIES)
+    for name in names:
+        find_policy(name)
+    model = load_step_costs(costs)
+    given = load_requests(trace, requests)
+    faster = [replace(request, arrival_s=request.arrival_s / rate) for request in given]
+    settings = EngineSettings(
+        "vllm",
+        Limits(budget, max_running, min(reserved, budget)),
+        kv_tokens,
+        prefix_cache,
+        draft_tokens,
+        acceptance,
+    )
+    results = [
+        _simulate(faster, model, replace(settings, policy=name), seed, quiet) for name in names
+    ]
+    if format is Format.JSON:
+        show_json(_document(model, settings, seed, rate, results))
+        return
+    _print(trace, model, results)
+
+
+def _simulate(
+    requests: list[Request], model: StepCosts, settings: EngineSettings, seed: int, quiet: bool
+) -> Metrics:
+    bar = stage_bar(enabled=not quiet)
+    with bar:
+        task = bar.add_task(f"simulating {settings.policy}", total=len(requests))
+        return simulate(
+            requests, model, settings, seed, lambda done: bar.update(task, completed=done)
+        )
+
+
+def _print(trace: Path, model: StepCosts, results: list[Metrics]) -> None:
+    first = results[0]
+    rows = [
+        ("requests / s", *(f"{m.requests_per_s:.2f}" for m in results)),
+        ("output tokens / s", *(f"{m.output_tokens_per_s:,.1f}" for m in results)),
+        ("time to first token (s)", *(_times(m.time_to_first_token, 1) for m in results)),
+        ("time between tokens (ms)", *(_times(m.time_between_tokens, 1e3) for m in results)),
+        ("latency (s)", *(_times(m.latency, 1) for m in results)),
+        ("cached prompt tokens", *(f"{_share(m.cached_tokens, m.prompt_tokens)}" for m in results)),
+        ("steps", *(f"{m.steps:,}" for m in results)),
+        ("tokens of a step, mean", *(f"{m.mean_step_tokens:.1f}" for m in results)),
+        ("busy", *(_share(m.busy_s, m.duration_s) for m in results)),
+        ("preemptions", *(f"{m.preemptions:,}" for m in results)),
+        ("steps beyond the measured", *(_share(m.extrapolated_steps, m.steps) for m in results)),
+    ]
+    title = f"{first.requests:,} requests of {trace.name}, modelled; mean / p50 / p99"
+    show_table(title, ("metric", *(m.policy for m in results)), rows)
+    if first.rejected:
+        out.print(f"{first.rejected} requests are longer than the KV cache and were left out")
+    out.print(
+        f"step costs: {model.samples} measured steps ({model.source}); the fitted model is "
+        f"{model.median_error:.1%} off in the median of steps that were not fitted, "
+        f"{model.p95_error:.1%} at the 95th percentile"
+    )
+
+
+def _times(times: Distribution, per_second: float) -> str:
+    """Mean, median and 99th percentile."""
+    values = (times.mean, times.p50, times.p99)
+    return " / ".join(f"{per_second * value:,.2f}" for value in values)
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{part / whole:.1%}" if whole else "-"
+
+
+def _document(
+    model: StepCosts, settings: EngineSettings, seed: int, rate: float, results: list[Metrics]
+) -> dict[str, Any]:
+    shown = {key: value for key, value in asdict(settings).items() if key != "policy"}
+    return {
+        "kind": "modelled",
+        "seed": seed,
+        "rate": rate,
+        "settings": shown,
+        "step_costs": {
+            "source": model.source,
+            "samples": model.samples,
+            "median_error": model.median_error,
+            "p95_error": model.p95_error,
+        },
+        "policies": [
+            {
+                **asdict(metrics),
+                "requests_per_s": metrics.requests_per_s,
+                "output_tokens_per_s": metrics.output_tokens_per_s,
+            }
+            for metrics in results
+        ],
+    }

@@ -1,0 +1,162 @@
+"""The command ``nostall serving show``: the task tables of a batch file, and a summary."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from nostall.cli.terminal.console import Format, FormatOption, out, show_json, show_table
+from nostall.core.errors import BadInput
+from nostall.serving.batch.batch_file import load_batch
+from nostall.serving.batch.ragged import RaggedBatch
+from nostall.serving.tables.columns import REDUCTION_NAMES, TASK_NAMES, TILE, TOKEN_NAMES
+from nostall.serving.tables.costs import load_costs
+from nostall.serving.tables.host import build_tables
+from nostall.serving.tables.orders import ORDERS
+from nostall.serving.tables.settings import TableSettings, TaskTables
+from nostall.serving.tables.summary import TableSummary, summarize, token_table
+from nostall.serving.tables.tiles import TileSet
+
+DEFAULT_PROGRAMS = 264
+"""Two programs for each SM of an H100."""
+
+BatchArgument = Annotated[Path, typer.Argument(help="Batch file of `nostall serving batch`.")]
+
+
+def show(
+    batch: BatchArgument,
+    order: Annotated[str, typer.Option(help=f"One of {', '.join(ORDERS)}.")] = "snake",
+    programs: Annotated[
+        int, typer.Option(min=1, help="Programs that run at the same time; 264: two for each SM.")
+    ] = DEFAULT_PROGRAMS,
+    heads: Annotated[int, typer.Option(min=1, help="Query heads.")] = 32,
+    kv_heads: Annotated[int, typer.Option(min=1, help="KV heads.")] = 8,
+    tiles: Annotated[str, typer.Option(help="Tile heights in rows, ascending.")] = "16,64,128",
+    split: Annotated[
+        int | None, typer.Option(min=1, help="Most keys of a unit; default: no limit.")
+    ] = None,
+    units_per_program: Annotated[
+        int, typer.Option(min=0, help="Split tiles that cost more than an even share of this many.")
+    ] = 0,
+    window: Annotated[int, typer.Option(min=0, help="Sliding window in keys; 0: none.")] = 0,
+    costs: Annotated[
+        Path | None, typer.Option(help="Measured costs (JSON); default: modelled costs.")
+    ] = None,
+    rows: Annotated[
+        int, typer.Option(min=0, help="Rows of each table to print; 0: all of them.")
+    ] = 12,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Show how a batch is cut into units, and which program runs which.
+
+    The Token-Table has the query tokens of each sequence, the Task-Table the units in execution
+    order. Costs are modelled unless --costs gives measured ones.
+    """
+    given = load_batch(batch)
+    tile_set = _tile_set(tiles, split, units_per_program)
+    settings = TableSettings(
+        heads,
+        kv_heads,
+        programs,
+        tile_set,
+        load_costs(costs, tile_set) if costs else None,
+        order,
+        window=window,
+    )
+    tables = build_tables(given, settings)
+    summary = summarize(given, tables, settings)
+    if format is Format.JSON:
+        show_json(_document(given, tables, settings, summary))
+        return
+    _print_tables(given, tables, settings, rows)
+    _print_summary(summary)
+
+
+def _tile_set(heights: str, split: int | None, units_per_program: int) -> TileSet:
+    try:
+        numbers = tuple(int(height) for height in heights.split(","))
+    except ValueError as error:
+        raise BadInput(
+            f"--tiles {heights}; allowed are numbers separated by commas, such as 16,64,128"
+        ) from error
+    most = TileSet.split if split is None else split
+    return TileSet(numbers, split=most, units_per_program=units_per_program)
+
+
+def _print_tables(
+    batch: RaggedBatch, tables: TaskTables, settings: TableSettings, rows: int
+) -> None:
+    tokens = [
+        [row.stage.name.lower(), *map(str, row[1:-1]), str(settings.tiles.heights[row.tile])]
+        for row in token_table(batch, settings)
+    ]
+    _print_rows("Token-Table", TOKEN_NAMES, tokens, rows)
+    units = [
+        [str(program), *map(str, row[:TILE]), str(settings.tiles.heights[row[TILE]]), str(row[-1])]
+        for program, row in _units(tables)
+    ]
+    _print_rows("Task-Table", ("program", *TASK_NAMES), units, rows)
+    reductions = [list(map(str, row)) for row in tables.used_reductions.tolist()]
+    if reductions:
+        _print_rows("Reductions", REDUCTION_NAMES, reductions, rows)
+
+
+def _units(tables: TaskTables) -> list[tuple[int, list[int]]]:
+    """The program and the row of each unit."""
+    offsets = tables.used_offsets.tolist()
+    tasks = tables.used_tasks.tolist()
+    return [
+        (program, row)
+        for program in range(len(offsets) - 1)
+        for row in tasks[offsets[program] : offsets[program + 1]]
+    ]
+
+
+def _print_rows(title: str, columns: tuple[str, ...], cells: list[list[str]], limit: int) -> None:
+    shown = cells[:limit] if limit else cells
+    more = f", the first {len(shown)}" if len(shown) < len(cells) else ""
+    show_table(f"{title}: {len(cells)} rows{more}", columns, shown)
+
+
+def _print_summary(summary: TableSummary) -> None:
+    rows = [
+        (
+            kind.stage,
+            kind.height,
+            kind.units,
+            kind.split_units,
+            f"{kind.row_use:.0%}",
+            kind.keys,
+            f"{kind.cost_us:,.0f}",
+        )
+        for kind in summary.kinds
+    ]
+    columns = ("stage", "tile", "units", "split", "rows used", "keys", "cost (us)")
+    show_table("Units by stage and tile", columns, rows)
+    least, mean, most = summary.load_us
+    out.print(
+        f"order {summary.order}: {summary.units} units on {summary.programs} programs; cost of a "
+        f"program {least:.1f} to {most:.1f} us, mean {mean:.1f} us, imbalance "
+        f"{summary.imbalance:.1%} (largest over mean)"
+    )
+    out.print(
+        f"{summary.reductions} reductions of {summary.scratch_rows} scratch rows; costs are "
+        f"{summary.cost_kind} ({summary.cost_source})"
+    )
+
+
+def _document(
+    batch: RaggedBatch, tables: TaskTables, settings: TableSettings, summary: TableSummary
+) -> dict[str, Any]:
+    return {
+        "columns": {"tokens": TOKEN_NAMES, "tasks": TASK_NAMES, "reductions": REDUCTION_NAMES},
+        "tile_heights": settings.tiles.heights,
+        "tokens": [list(row) for row in token_table(batch, settings)],
+        "tasks": tables.used_tasks.tolist(),
+        "program_offsets": tables.used_offsets.tolist(),
+        "reductions": tables.used_reductions.tolist(),
+        "summary": {**asdict(summary), "imbalance": summary.imbalance},
+    }

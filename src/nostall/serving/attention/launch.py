@@ -1,0 +1,218 @@
+"""Launches of the meta-attention kernel over device buffers that keep their addresses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from nostall.core.errors import BadInput
+from nostall.serving.attention.config import SCHEDULES, AttentionShape, KernelConfig
+from nostall.serving.attention.kernel import meta_attention
+from nostall.serving.attention.reduce import reduce_splits
+from nostall.serving.batch.trees import PackedTrees
+from nostall.serving.tables.columns import (
+    COUNTS,
+    REDUCTION_COLUMNS,
+    SCRATCH_ROWS,
+    TASK_COLUMNS,
+)
+from nostall.serving.tables.device import DeviceTables
+from nostall.serving.tables.settings import TableCapacity, TaskTables
+
+REDUCED_ROWS = 16
+"""Rows that one program of the reduction adds at a time."""
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionBuffers:
+    """Task tables and scratch of one capacity; a CUDA graph keeps their addresses.
+
+    Launches that may run at the same time need buffers of their own.
+    """
+
+    tables: DeviceTables
+    """As :class:`nostall.serving.tables.device.DeviceBuilder` fills them, or :meth:`fill`."""
+    queue: Tensor
+    """int64 (2,): units taken, and programs that have finished; 0 between launches."""
+    partial: Tensor
+    """fp32 (scratch rows, head dimension): results of units whose keys are split."""
+    partial_log_sums: Tensor
+    """fp32 (scratch rows,): their base-2 logarithms of the sums of exponents."""
+
+    @staticmethod
+    def around(tables: DeviceTables, scratch_rows: int, head_dim: int) -> AttentionBuffers:
+        """Scratch for the tensors of a device builder."""
+        device, rows = tables.tasks.device, max(scratch_rows, 1)
+        return AttentionBuffers(
+            tables,
+            torch.zeros(2, dtype=torch.int64, device=device),
+            torch.empty(rows, head_dim, dtype=torch.float32, device=device),
+            torch.empty(rows, dtype=torch.float32, device=device),
+        )
+
+    @staticmethod
+    def empty(capacity: TableCapacity, head_dim: int, device: torch.device) -> AttentionBuffers:
+        """Tables without units."""
+
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.int32, device=device)
+
+        tables = DeviceTables(
+            zeros(max(capacity.units, 1), TASK_COLUMNS),
+            zeros(capacity.programs + 1),
+            zeros(max(capacity.reductions, 1), REDUCTION_COLUMNS),
+            zeros(COUNTS),
+        )
+        return AttentionBuffers.around(tables, capacity.scratch_rows, head_dim)
+
+    @staticmethod
+    def of(tables: TaskTables, head_dim: int, device: torch.device) -> AttentionBuffers:
+        """Buffers of exactly the size of a host builder's tables, with their content."""
+        capacity = TableCapacity(
+            sequences=0,
+            tiles=0,
+            units=len(tables.tasks),
+            reductions=len(tables.reductions),
+            scratch_rows=int(tables.counts[SCRATCH_ROWS]),
+            programs=len(tables.program_offsets) - 1,
+        )
+        buffers = AttentionBuffers.empty(capacity, head_dim, device)
+        buffers.fill(tables)
+        return buffers
+
+    def fill(self, tables: TaskTables) -> None:
+        """Copy tables of the host into these buffers."""
+        for source, target in (
+            (tables.tasks, self.tables.tasks),
+            (tables.program_offsets, self.tables.program_offsets),
+            (tables.reductions, self.tables.reductions),
+            (tables.counts, self.tables.counts),
+        ):
+            if len(source):
+                target[: len(source)].copy_(torch.from_numpy(source))
+
+
+class BatchTensors(NamedTuple):
+    """Lengths of a batch on the device, as vLLM's metadata has them."""
+
+    query_starts: Tensor
+    """int32 (S + 1,): first row of each sequence in the packed queries, and the total."""
+    kv_lengths: Tensor
+    """int32 (S,)."""
+    block_table: Tensor
+    """int32 (S, blocks); entries past the last key are not read."""
+    tree_offsets: Tensor
+    """int32 (S,): first word of each sequence, -1 without a tree."""
+    tree_words: Tensor
+    """int64: words of the tree masks; see :class:`nostall.serving.batch.trees.PackedTrees`."""
+
+    @staticmethod
+    def of(
+        query_starts: Any,
+        kv_lengths: Any,
+        block_table: Any,
+        trees: PackedTrees,
+        device: torch.device,
+    ) -> BatchTensors:
+        """The tensors of numpy arrays."""
+        arrays = (query_starts, kv_lengths, block_table, trees.offsets, trees.words)
+        return BatchTensors(*(torch.from_numpy(array).to(device) for array in arrays))
+
+
+class PagedCache(NamedTuple):
+    """Keys and values in pages, (blocks, page, KV heads, head dimension), of the same strides."""
+
+    keys: Tensor
+    values: Tensor
+    key_scale: float = 1.0
+    """Factor of stored keys (fp8)."""
+    value_scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class MetaAttention:
+    """The kernel for one shape and configuration; a call launches it and the reduction."""
+
+    shape: AttentionShape
+    config: KernelConfig
+    programs: int
+    """Programs of a launch; with schedule ``unit`` the number of units that can run."""
+    reduces: bool = True
+    """Whether to launch the reduction; False for tables without splits."""
+
+    def __call__(
+        self,
+        query: Tensor,
+        cache: PagedCache,
+        out: Tensor,
+        batch: BatchTensors,
+        buffers: AttentionBuffers,
+    ) -> None:
+        """Attention of packed queries (tokens, heads, head dimension) into ``out``, of that shape.
+
+        Launches with the same arguments give the same bits. Everything that changes from step to
+        step is read from device buffers, so that a CUDA graph can replay the launch.
+        """
+        if not len(query):
+            return
+        check_tensors(self.shape, query, cache, out)
+        shape, config, tables = self.shape, self.config, buffers.tables
+        # Triton 3.9 warns if the fusion of products and sums is left to its default.
+        options: dict[str, Any] = {"num_warps": config.warps, "enable_fp_fusion": True}
+        dependent = {"launch_pdl": True} if config.dependent else {}
+        if config.registers:
+            options["maxnreg"] = config.registers
+        meta_attention[(self.programs,)](
+            query, cache.keys, cache.values, out, batch.block_table,
+            tables.tasks, tables.program_offsets, tables.counts, buffers.queue,
+            round(self.programs * config.front),
+            batch.query_starts, batch.kv_lengths, batch.tree_offsets, batch.tree_words,
+            buffers.partial, buffers.partial_log_sums,
+            shape.score_scale * cache.key_scale, cache.value_scale, shape.soft_cap, shape.window,
+            query.stride(0), query.stride(1), out.stride(0), out.stride(1),
+            cache.keys.stride(0), cache.keys.stride(1), cache.keys.stride(2),
+            batch.block_table.stride(0),
+            HEADS=shape.heads, KV_HEADS=shape.kv_heads, D=shape.head_dim,
+            DIMS=shape.padded_head_dim, PAGE=shape.page_size, TILES=config.compiled_tiles,
+            SCHEDULE=SCHEDULES[config.schedule], SOFT_CAP=shape.soft_cap > 0,
+            WINDOW=shape.window > 0, TREE=shape.has_trees,
+            DEPENDENT=config.dependent and self.reduces, **options,
+        )  # fmt: skip
+        if self.reduces:
+            chunks = -(-max(tile.rows for tile in config.tiles) // REDUCED_ROWS)
+            reduce_splits[(min(self.programs, len(tables.reductions)), chunks)](
+                out, buffers.partial, buffers.partial_log_sums, tables.reductions, tables.counts,
+                batch.query_starts, out.stride(0), out.stride(1), HEADS=shape.heads,
+                KV_HEADS=shape.kv_heads, D=shape.head_dim, DIMS=shape.padded_head_dim,
+                ROWS=REDUCED_ROWS, DEPENDENT=config.dependent, num_warps=4, enable_fp_fusion=True,
+                **dependent,
+            )  # fmt: skip
+
+
+def check_tensors(shape: AttentionShape, query: Tensor, cache: PagedCache, out: Tensor) -> None:
+    """Raise :class:`BadInput` if tensors do not fit the shape."""
+    heads = (shape.heads, shape.head_dim)
+    if query.shape[1:] != heads or out.shape != query.shape or out.dtype != query.dtype:
+        raise BadInput(
+            f"query {tuple(query.shape)} {query.dtype} and result {tuple(out.shape)} {out.dtype}; "
+            f"allowed are two tensors (tokens, {heads[0]}, {heads[1]}) of one dtype"
+        )
+    paged = (shape.page_size, shape.kv_heads, shape.head_dim)
+    keys, values = cache.keys, cache.values
+    if keys.shape[1:] != paged or values.shape != keys.shape or values.dtype != keys.dtype:
+        raise BadInput(
+            f"keys {tuple(keys.shape)} {keys.dtype} and values {tuple(values.shape)} "
+            f"{values.dtype}; allowed are two tensors (blocks, {paged[0]}, {paged[1]}, {paged[2]}) "
+            "of one dtype"
+        )
+    if keys.stride() != values.stride() or keys.stride(3) != 1 or query.stride(2) != 1:
+        raise BadInput(
+            f"strides of keys {keys.stride()}, values {values.stride()} and query "
+            f"{query.stride()}; keys and values must have the same strides, and heads must be "
+            "contiguous"
+        )
+    if out.stride(2) != 1:
+        raise BadInput(f"strides of the result {out.stride()}; heads must be contiguous")

@@ -1,0 +1,84 @@
+"""A ragged batch: the sequences of one serving step, with their lengths, pages and tree masks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int32s = NDArray[np.int32]
+Int64s = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+MAX_SPECULATIVE = 64
+"""Largest limit of speculative query tokens: a row of a tree mask is one 64-bit word."""
+
+
+class Stage(IntEnum):
+    """What a sequence does in this step."""
+
+    PREFILL = 0
+    DECODE = 1
+    VERIFY = 2
+
+
+@dataclass(frozen=True)
+class PrefixGroup:
+    """Sequences whose first tokens are the same and lie in the same pages."""
+
+    sequences: tuple[int, ...]
+    tokens: int
+    """Shared tokens; a multiple of the page size."""
+
+
+@dataclass(frozen=True, eq=False)
+class RaggedBatch:
+    """The sequences of one step; checked by :func:`nostall.serving.batch.checks.check_batch`.
+
+    S is the number of sequences. Query token i of a sequence has the position
+    ``kv_length - query_length + i`` and sees the keys up to its own position; in a sequence with a
+    tree mask it sees all keys before the query, and of the query's own those that the mask names.
+    """
+
+    query_lengths: Int32s
+    """Query tokens of each sequence in this step, shape (S,); 0 is a sequence without work."""
+    kv_lengths: Int32s
+    """Keys of each sequence, those of its query tokens included, shape (S,)."""
+    block_table: Int32s
+    """Page of each block of ``page_size`` keys, shape (S, pages). Entries past the last key are not
+    used and may hold anything."""
+    page_size: int
+    """Keys of a page; a multiple of 16."""
+    speculative: Bools
+    """Whether the query tokens of a sequence are a draft to be verified, shape (S,)."""
+    tree_masks: tuple[Bools | None, ...] = ()
+    """For each sequence None (causal) or bool (query, query): row i marks the query tokens that
+    token i sees. Empty if no sequence has a tree."""
+    speculative_limit: int = 32
+    """Query tokens up to which a speculative sequence is verified; longer ones are prefills."""
+    prefix_groups: tuple[PrefixGroup, ...] = ()
+    """Sequences that share a prefix; a sequence is in at most one group."""
+
+    def __len__(self) -> int:
+        return len(self.query_lengths)
+
+    @property
+    def query_starts(self) -> Int32s:
+        """First row of each sequence in the packed queries and the total, shape (S + 1,)."""
+        starts = np.zeros(len(self) + 1, np.int32)
+        np.cumsum(self.query_lengths, out=starts[1:])
+        return starts
+
+    @property
+    def stages(self) -> Int32s:
+        """The :class:`Stage` of each sequence, shape (S,)."""
+        lengths = self.query_lengths
+        is_verify = self.speculative & (lengths > 1) & (lengths <= self.speculative_limit)
+        stages = np.where(is_verify, Stage.VERIFY, Stage.PREFILL)
+        return np.where(lengths == 1, Stage.DECODE, stages).astype(np.int32)
+
+    def tree_mask(self, sequence: int) -> Bools | None:
+        """The tree mask of a sequence, or None if its queries are causal."""
+        return self.tree_masks[sequence] if self.tree_masks else None

@@ -1,0 +1,1 @@
+"""SmoothGEMM: linear layers for every number of rows M, chosen from a finite measured table."""

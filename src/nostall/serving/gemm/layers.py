@@ -1,0 +1,77 @@
+"""Linear layers of a model on one GPU, from the sizes of its configuration."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pydantic
+
+from nostall.core.errors import BadInput
+from nostall.core.suggest import unknown
+from nostall.serving.gemm.config import LinearShape
+
+
+class ModelSizes(pydantic.BaseModel):
+    """The fields of a Hugging Face ``config.json`` that decide its linear layers."""
+
+    model_config = pydantic.ConfigDict(extra="ignore")
+
+    hidden_size: int = pydantic.Field(ge=1)
+    intermediate_size: int = pydantic.Field(ge=1)
+    num_attention_heads: int = pydantic.Field(ge=1)
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+
+    def layers(self, ranks: int = 1, dtype: str = "bfloat16") -> dict[str, LinearShape]:
+        """The layers of one of ``ranks`` tensor-parallel GPUs.
+
+        Raises :class:`BadInput` if the sizes do not divide by the ranks, or a layer is none that
+        the kernel can compute.
+        """
+        heads = self.num_attention_heads
+        kv_heads = self.num_key_value_heads or heads
+        head_dim = self.head_dim or self.hidden_size // heads
+        if heads % ranks or self.intermediate_size % ranks:
+            raise BadInput(
+                f"{heads} heads and an intermediate size of {self.intermediate_size} on {ranks} "
+                "GPUs; allowed are numbers of GPUs that divide both"
+            )
+        rank_heads, rank_kv_heads = heads // ranks, max(1, kv_heads // ranks)
+        inner = self.intermediate_size // ranks
+        sizes = {
+            "qkv": ((rank_heads + 2 * rank_kv_heads) * head_dim, self.hidden_size),
+            "o": (self.hidden_size, rank_heads * head_dim),
+            "gate_up": (2 * inner, self.hidden_size),
+            "down": (self.hidden_size, inner),
+        }
+        return {name: LinearShape(n, k, dtype).check() for name, (n, k) in sizes.items()}
+
+
+MODELS = {
+    "llama3-8b": ModelSizes(
+        hidden_size=4096, intermediate_size=14336, num_attention_heads=32, num_key_value_heads=8
+    ),
+    "qwen2.5-7b": ModelSizes(
+        hidden_size=3584, intermediate_size=18944, num_attention_heads=28, num_key_value_heads=4
+    ),
+}
+"""Sizes of models by name, from their published configurations."""
+
+
+def model_sizes(model: str) -> ModelSizes:
+    """The sizes of a model: a name of :data:`MODELS`, a ``config.json``, or a folder with one."""
+    if model in MODELS:
+        return MODELS[model]
+    path = Path(model)
+    path = path / "config.json" if path.is_dir() else path
+    if not path.exists():
+        raise BadInput(unknown("model", model, MODELS) + "; or give the path of a config.json")
+    try:
+        return ModelSizes.model_validate(json.loads(path.read_text()))
+    except (ValueError, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise BadInput(
+            f"{path}: {reason}; give the config.json of a decoder with hidden_size, "
+            "intermediate_size and num_attention_heads"
+        ) from error

@@ -1,0 +1,1 @@
+"""Simulation of a serving engine: requests of a trace, a policy, and measured costs of steps."""

@@ -1,0 +1,181 @@
+"""Device builder: task tables from lengths on the GPU, in one launch that a CUDA graph can hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from nostall.core.errors import MissingPart
+from nostall.serving.errors import BadTables, CapacityExceeded
+from nostall.serving.tables.columns import COUNTS, REDUCTION_COLUMNS, TASK_COLUMNS
+from nostall.serving.tables.orders import (
+    deal_cyclic,
+    deal_one_each,
+    deal_snake,
+    device_orders,
+    find_order,
+    sort_as_given,
+)
+from nostall.serving.tables.query_tiles import cut_rules
+from nostall.serving.tables.settings import TableCapacity, TableSettings, TaskTables, check_counts
+
+try:
+    import torch
+
+    from nostall.serving.tables import device_kernel
+except ImportError as error:
+    raise MissingPart(
+        f"the device builder of task tables needs PyTorch and Triton ({error.name} is missing); "
+        "pip install 'nostall[torch,triton]'"
+    ) from error
+
+_DEALS = {
+    deal_cyclic: device_kernel.CYCLIC,
+    deal_snake: device_kernel.SNAKE,
+    deal_one_each: device_kernel.ONE_EACH,
+}
+"""The kernel's constant of each deal that it knows."""
+SORTED_WORKERS = 4
+"""Programs for each class of cost."""
+GIVEN_WORKERS = 64
+"""Programs of an order that does not sort."""
+UNIT_BLOCK = 256
+"""Units that a program writes at a time."""
+MAX_TILES = 4096
+"""Largest capacity of query tiles: each program holds all of them in registers."""
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceTables:
+    """Arrays of the task tables as int32 tensors; see :mod:`nostall.serving.tables`."""
+
+    tasks: Any
+    program_offsets: Any
+    reductions: Any
+    counts: Any
+
+    def to_host(self, capacity: TableCapacity) -> TaskTables:
+        """A copy on the host. Raises :class:`CapacityExceeded` if the batch did not fit."""
+        arrays = TaskTables(
+            *(
+                np.ascontiguousarray(tensor.cpu().numpy(), np.int32)
+                for tensor in (self.tasks, self.program_offsets, self.reductions, self.counts)
+            )
+        )
+        check_counts(arrays.counts, capacity)
+        return arrays
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceBuilder:
+    """Builds the tables of batches into one set of tensors, whose addresses do not change."""
+
+    settings: TableSettings
+    capacity: TableCapacity
+    tables: DeviceTables
+    grid: int
+    """Programs of the launch."""
+    _constants: dict[str, Any]
+
+    @staticmethod
+    def of(
+        settings: TableSettings,
+        capacity: TableCapacity,
+        device: str = "cuda",
+        workers: int | None = None,
+    ) -> DeviceBuilder:
+        """A builder with tensors of a capacity; ``workers`` are programs for a class of cost.
+
+        Raises :class:`BadTables` for an order that the device does not know, and for a capacity
+        of more than :data:`MAX_TILES` query tiles or sequences.
+        """
+        order = find_order(settings.order)
+        if not order.on_device:
+            raise BadTables(
+                f"the device builder does not know the order {settings.order!r}; allowed are "
+                f"{', '.join(device_orders())}"
+            )
+        if max(capacity.tiles, capacity.sequences) > MAX_TILES:
+            raise BadTables(
+                f"{capacity.tiles} query tiles and {capacity.sequences} sequences; the device "
+                f"builder allows {MAX_TILES} of each; use larger tiles, or the host builder"
+            )
+        sorts = order.sort is not sort_as_given
+        workers = workers or (SORTED_WORKERS if sorts else GIVEN_WORKERS)
+        shapes = (
+            (max(capacity.units, 1), TASK_COLUMNS),
+            (capacity.programs + 1,),
+            (max(capacity.reductions, 1), REDUCTION_COLUMNS),
+            (COUNTS,),
+        )
+        tables = DeviceTables(
+            *(torch.zeros(shape, dtype=torch.int32, device=device) for shape in shapes)
+        )
+        constants = _constants(settings) | {
+            "CLASSES": settings.cost_classes if sorts else 0,
+            "DEAL": _DEALS[order.deal].value,
+            "WORKERS": workers,
+            "BLOCK_S": _power_of_two(capacity.sequences),
+            "BLOCK_T": _power_of_two(capacity.tiles),
+            "BLOCK_U": UNIT_BLOCK,
+            "num_warps": 8 if capacity.tiles <= 1024 else 16,
+        }
+        grid = (settings.cost_classes if sorts else 1) * workers
+        return DeviceBuilder(settings, capacity, tables, grid, constants)
+
+    def build(self, query_starts: Any, kv_lengths: Any) -> DeviceTables:
+        """Launch the build on the current stream; the tables are the builder's tensors.
+
+        ``query_starts`` is int32 (S + 1,): the first packed query row of each sequence, and the
+        total; ``kv_lengths`` is int32 (S,), S at most the capacity. A batch that does not fit gets
+        no unit; ``tables.to_host`` then raises with the capacity needed.
+        """
+        sequences = len(kv_lengths)
+        if sequences > self.capacity.sequences:
+            raise CapacityExceeded(
+                f"the batch needs {sequences} sequences (capacity {self.capacity.sequences}); "
+                "allocate tables of this capacity"
+            )
+        capacity, tables = self.capacity, self.tables
+        device_kernel.build_kernel[(self.grid,)](
+            query_starts,
+            kv_lengths,
+            sequences,
+            tables.tasks,
+            tables.program_offsets,
+            tables.reductions,
+            tables.counts,
+            capacity.tiles,
+            capacity.units,
+            capacity.reductions,
+            capacity.scratch_rows,
+            capacity.programs,
+            **self._constants,
+        )
+        return tables
+
+
+def _constants(settings: TableSettings) -> dict[str, Any]:
+    """Compile-time constants of the kernel that the settings decide."""
+    rules = cut_rules(settings)
+    return {
+        "PROGRAMS": settings.programs,
+        "TILE_TOKENS": tuple(rules.tile_tokens.tolist()),
+        "LIMITS": tuple(rules.limits.tolist()),
+        "START_COSTS": tuple(rules.costs[0].tolist()),
+        "KEY_COSTS": tuple(rules.costs[1].tolist()),
+        "GROUP": rules.group,
+        "KV_HEADS": rules.kv_heads,
+        "WINDOW": settings.window,
+        "SPLIT": rules.split,
+        "LEAST_SPLIT": rules.least_split,
+        "PARTS": rules.parts,
+        "KV_ALIGN": rules.kv_align,
+    }
+
+
+def _power_of_two(size: int) -> int:
+    """The least power of two that is at least ``size`` and 32."""
+    return max(1 << (size - 1).bit_length() if size > 1 else 1, 32)

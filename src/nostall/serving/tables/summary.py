@@ -1,0 +1,155 @@
+"""The Token-Table of a batch, and a summary of its task tables: units, loads, imbalance."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nostall.serving.batch.ragged import RaggedBatch, Stage
+from nostall.serving.tables.columns import (
+    KV_END,
+    KV_START,
+    PARTIAL,
+    QUERY_COUNT,
+    SEQUENCE,
+    TILE,
+)
+from nostall.serving.tables.costs import FRACTION_BITS, MAX_COST_NS
+from nostall.serving.tables.settings import TableSettings, TaskTables
+
+Int64s = NDArray[np.int64]
+
+
+class TokenRow(NamedTuple):
+    """A row of the Token-Table (paper, section 2.3): the query tokens of one sequence."""
+
+    stage: Stage
+    sequence: int
+    start: int
+    """First row in the packed queries."""
+    tokens: int
+    kv_length: int
+    tile: int
+    """Index of the tile height."""
+
+
+def token_table(batch: RaggedBatch, settings: TableSettings) -> list[TokenRow]:
+    """The Token-Table of a batch: a row for each sequence that has query tokens."""
+    starts, stages = batch.query_starts, batch.stages
+    return [
+        TokenRow(
+            Stage(stages[sequence]),
+            sequence,
+            int(starts[sequence]),
+            int(length),
+            int(batch.kv_lengths[sequence]),
+            settings.tiles.tile_of(int(length), settings.group),
+        )
+        for sequence, length in enumerate(batch.query_lengths)
+        if length
+    ]
+
+
+@dataclass(frozen=True)
+class UnitKind:
+    """Units of one stage and tile height."""
+
+    stage: str
+    height: int
+    units: int
+    split_units: int
+    """Units that write partial results."""
+    row_use: float
+    """Rows of query tokens, of all rows of these tiles."""
+    keys: int
+    """Keys that these units read, of all KV heads."""
+    cost_us: float
+
+
+@dataclass(frozen=True)
+class TableSummary:
+    """What the task tables of a batch contain, and how even the loads of programs are."""
+
+    order: str
+    units: int
+    reductions: int
+    scratch_rows: int
+    programs: int
+    kinds: tuple[UnitKind, ...]
+    cost_kind: str
+    """``modelled`` or ``measured``: where the costs are from."""
+    cost_source: str
+    total_us: float
+    """Cost of all units."""
+    load_us: tuple[float, float, float]
+    """Least, mean and largest cost of a program; an order without persistent programs has none."""
+
+    @property
+    def imbalance(self) -> float:
+        """How much the most loaded program exceeds the mean: 0 is even."""
+        _, mean, largest = self.load_us
+        return largest / mean - 1 if mean else 0.0
+
+
+def unit_costs(tables: TaskTables, settings: TableSettings) -> Int64s:
+    """Cost of each unit in ns, by the keys that it has, shape (units,)."""
+    tasks = tables.used_tasks.astype(np.int64)
+    start, key = settings.unit_costs.fixed_point()
+    keys = tasks[:, KV_END] - tasks[:, KV_START]
+    scaled = (start[tasks[:, TILE]] + key[tasks[:, TILE]] * keys) >> FRACTION_BITS
+    return np.asarray(np.clip(scaled, 1, MAX_COST_NS), np.int64)
+
+
+def program_loads(tables: TaskTables, costs: Int64s) -> Int64s:
+    """Cost of each program in ns, shape (programs,)."""
+    ends = np.concatenate([[0], np.cumsum(costs)])[tables.used_offsets]
+    return np.diff(ends)
+
+
+def summarize(batch: RaggedBatch, tables: TaskTables, settings: TableSettings) -> TableSummary:
+    """The summary of the tables of a batch."""
+    costs = unit_costs(tables, settings)
+    loads = program_loads(tables, costs) / 1e3
+    units, reductions, scratch_rows, programs = (int(count) for count in tables.counts)
+    return TableSummary(
+        settings.order,
+        units,
+        reductions,
+        scratch_rows,
+        programs,
+        _kinds(batch, tables, settings, costs),
+        settings.unit_costs.kind,
+        settings.unit_costs.source,
+        float(costs.sum() / 1e3),
+        (float(loads.min()), float(loads.mean()), float(loads.max())) if len(loads) else (0, 0, 0),
+    )
+
+
+def _kinds(
+    batch: RaggedBatch, tables: TaskTables, settings: TableSettings, costs: Int64s
+) -> tuple[UnitKind, ...]:
+    tasks, stages, heights = tables.used_tasks, batch.stages, settings.tiles.heights
+    keys = tasks[:, KV_END] - tasks[:, KV_START]
+    places: Counter[tuple[int, int]] = Counter(
+        zip(stages[tasks[:, SEQUENCE]].tolist(), tasks[:, TILE].tolist(), strict=True)
+    )
+    kinds = []
+    for (stage, tile), count in sorted(places.items()):
+        chosen = (stages[tasks[:, SEQUENCE]] == stage) & (tasks[:, TILE] == tile)
+        rows = int(tasks[chosen, QUERY_COUNT].sum()) * settings.group
+        kinds.append(
+            UnitKind(
+                Stage(stage).name.lower(),
+                heights[tile],
+                count,
+                int((tasks[chosen, PARTIAL] >= 0).sum()),
+                rows / (count * heights[tile]),
+                int(keys[chosen].sum()),
+                float(costs[chosen].sum() / 1e3),
+            )
+        )
+    return tuple(kinds)

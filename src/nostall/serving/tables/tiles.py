@@ -1,0 +1,77 @@
+"""The tile set: tile heights, which of them a sequence takes, and how keys are split."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nostall.serving.errors import BadTables
+
+MAX_TILES = 8
+"""Most tile heights of a set."""
+
+
+@dataclass(frozen=True)
+class TileSet:
+    """Tile heights in rows (query tokens x group), and the rule that splits keys into units."""
+
+    heights: tuple[int, ...] = (16, 64, 128)
+    """Rows of each tile, ascending; multiples of 16."""
+    up_to: tuple[int, ...] = ()
+    """Rows of a sequence (query length x group) up to which each tile is taken; the last tile takes
+    all others. Empty: each tile takes the sequences that fit into one of it."""
+    split: int = 1 << 30
+    """Most keys of a unit; a multiple of ``kv_align``."""
+    least_split: int = 512
+    """Fewest keys for which a tile is split further by cost; a multiple of ``kv_align``."""
+    units_per_program: int = 0
+    """Units that a program gets at least if the costs are split evenly: a tile that costs more than
+    the total / (programs * units_per_program) is split. 0: only ``split`` decides."""
+    kv_align: int = 64
+    """Units begin at multiples of this many keys behind the first; a multiple of 16."""
+
+    def __post_init__(self) -> None:
+        heights, limits = self.heights, self.limits
+        if not 1 <= len(heights) <= MAX_TILES or list(heights) != sorted(set(heights)):
+            raise BadTables(
+                f"tile heights {heights}; allowed are 1 to {MAX_TILES} ascending heights"
+            )
+        if any(height < 16 or height % 16 for height in heights):
+            raise BadTables(f"tile heights {heights}; allowed are multiples of 16")
+        if len(limits) != len(heights) or list(limits) != sorted(limits) or limits[0] < 0:
+            raise BadTables(
+                f"tile limits {limits}; give one number of rows, ascending, for each of the "
+                f"{len(heights)} heights"
+            )
+        if self.kv_align < 16 or self.kv_align % 16:
+            raise BadTables(f"kv_align {self.kv_align}; allowed are multiples of 16")
+        for name in ("split", "least_split"):
+            keys = getattr(self, name)
+            if keys < self.kv_align or keys % self.kv_align:
+                raise BadTables(f"{name} {keys}; allowed are multiples of kv_align {self.kv_align}")
+        if self.units_per_program < 0:
+            raise BadTables(f"units_per_program {self.units_per_program}; allowed is 0 or more")
+
+    @property
+    def limits(self) -> tuple[int, ...]:
+        """Rows of a sequence up to which each tile is taken."""
+        return self.up_to or self.heights
+
+    def tile_tokens(self, group: int) -> tuple[int, ...]:
+        """Query tokens of each tile for a group of heads; 0 if the group does not fit.
+
+        Raises :class:`BadTables` if the group fits into no tile.
+        """
+        if group > self.heights[-1]:
+            raise BadTables(
+                f"{group} query heads share a KV head, and the largest tile has "
+                f"{self.heights[-1]} rows; give a tile height of at least {group}"
+            )
+        return tuple(height // group for height in self.heights)
+
+    def tile_of(self, query_length: int, group: int) -> int:
+        """Index of the tile that a sequence takes: the first that fits, otherwise the last."""
+        rows = query_length * group
+        for tile, (height, limit) in enumerate(zip(self.heights, self.limits, strict=True)):
+            if group <= height and rows <= limit:
+                return tile
+        return len(self.heights) - 1

@@ -1,0 +1,1 @@
+"""Request traces of serving systems: arrival times, prompt and output lengths, prefix hashes."""

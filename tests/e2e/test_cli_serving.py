@@ -1,0 +1,112 @@
+"""End-to-end tests of ``nostall serving``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.cli import ROOT, error_line, nostall_here
+from tests.unit.serving.simulate.test_step_costs import document
+
+TRACES = ROOT / "tests" / "corpus" / "serving"
+
+
+@pytest.fixture
+def batch(tmp_path: Path) -> Path:
+    file = tmp_path / "batch.json"
+    arguments = ["--trace", TRACES / "azure_code.csv", "--verifies", "2", "--trees", "--decodes", 9]
+    done = nostall_here("serving", "batch", *map(str, arguments), "--out", str(file))
+    assert done.code == 0
+    assert f"next: nostall serving show {file}" in done.out
+    return file
+
+
+@pytest.mark.parametrize("order", ["given", "snake", "lpt", "sorted", "paired"])
+def test_show_prints_the_same_units_in_each_order(batch: Path, order: str) -> None:
+    options = ("--units-per-program", "2", "--programs", "33", "--format", "json")
+    document = nostall_here("serving", "show", str(batch), "--order", order, *options).json
+    given = nostall_here("serving", "show", str(batch), "--order", "given", *options).json
+    assert sorted(document["tasks"]) == sorted(given["tasks"])
+    assert document["reductions"] == given["reductions"]
+    summary = document["summary"]
+    assert summary["units"] == len(document["tasks"]) == document["program_offsets"][-1]
+    assert summary["programs"] == (33 if order != "sorted" else summary["units"])
+    assert sum(kind["units"] for kind in summary["kinds"]) == summary["units"]
+    assert {kind["stage"] for kind in summary["kinds"]} == {"prefill", "decode", "verify"}
+    assert summary["cost_kind"] == "modelled"
+
+
+def test_show_fits_into_80_columns(batch: Path) -> None:
+    words = ("serving", "show", str(batch), "--split", "512", "--rows", "3")
+    done = nostall_here(*words, COLUMNS="80")
+    assert done.code == 0
+    tables = [line for line in done.out.splitlines() if line[:1] in "┏┃│└"]
+    assert max(map(len, tables)) <= 80
+    assert "Token-Table: " in done.out
+    assert "Reductions: " in done.out
+    assert "costs are modelled" in " ".join(done.out.split())
+
+
+def test_simulate_compares_the_policies(tmp_path: Path) -> None:
+    costs = tmp_path / "costs.json"
+    costs.write_text(json.dumps({**document(60), "kv_tokens": 100_000}))
+    trace = str(TRACES / "mooncake.jsonl")
+    arguments = ("serving", "simulate", trace, "--costs", str(costs))
+    shown = nostall_here(*arguments, "--requests", "30", "--format", "json").json
+    assert shown["kind"] == "modelled"
+    assert [policy["policy"] for policy in shown["policies"]] == ["vllm", "xy-serve"]
+    assert all(policy["requests"] == 30 for policy in shown["policies"])
+    assert all(policy["cached_tokens"] > 0 for policy in shown["policies"])
+    table = nostall_here(*arguments, "--requests", "9", "--policy", "xy-serve")
+    assert "9 requests of mooncake.jsonl, modelled" in table.out
+    assert "vllm" not in table.out
+
+
+def test_simulate_asks_for_measured_costs() -> None:
+    done = nostall_here("serving", "simulate", str(TRACES / "mooncake.jsonl"))
+    assert done.code == 2
+    assert "--costs is missing" in error_line(done)
+    assert "benchmarks run serving.step_costs --out FILE" in error_line(done)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("batch",), "give either --name, an example, or --trace"),
+        (("batch", "--name", "decodes"), "did you mean 'decode'?"),
+        (("show", "BATCH", "--order", "snail"), "order 'snail' is unknown"),
+        (("show", "BATCH", "--tiles", "16,x"), "--tiles 16,x; allowed are numbers"),
+        (("show", "BATCH", "--tiles", "16,24"), "allowed are multiples of 16"),
+        (("show", "BATCH", "--heads", "30"), "30 heads and 8 KV heads"),
+        (("show", "BATCH", "--split", "100"), "split 100; allowed are multiples of kv_align 64"),
+        (("show", "BATCH", "--costs", "BATCH"), "cost file"),
+    ],
+)
+def test_wrong_usage_is_one_clear_line(
+    arguments: tuple[str, ...], message: str, batch: Path
+) -> None:
+    words = [str(batch) if word == "BATCH" else word for word in arguments]
+    done = nostall_here("serving", *words)
+    assert message in error_line(done)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("llama9",), "model 'llama9' is unknown"),
+        (("qwen2.5-7b", "--ranks", "8"), "28 heads"),
+        (("llama3-8b", "--dtype", "int8"), "dtype int8"),
+    ],
+)
+def test_tune_refuses_bad_arguments(
+    tmp_path: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    done = nostall_here("serving", "tune", *arguments, "--out", str(tmp_path / "table.json"))
+    assert message in error_line(done)
+
+
+def test_tune_without_a_gpu(tmp_path: Path) -> None:
+    done = nostall_here("serving", "tune", "llama3-8b", "--out", str(tmp_path / "table.json"))
+    assert "no GPU is present" in error_line(done, code=3)

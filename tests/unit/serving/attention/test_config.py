@@ -1,0 +1,99 @@
+"""Shapes, configurations and rules of meta-attention, and what they refuse."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from nostall.core.errors import BadInput
+from nostall.serving.attention.config import AttentionShape, KernelConfig
+from nostall.serving.attention.launch import PagedCache, check_tensors
+from nostall.serving.attention.plan import WIDE_HEAD_KERNEL
+from nostall.serving.attention.rules import PLANS, BatchKind, plan_for
+
+SHAPE = AttentionShape(8, 2, 64)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"heads": 6, "kv_heads": 4}, "6 query heads and 4 KV heads"),
+        ({"kv_heads": 0}, "0 KV heads"),
+        ({"head_dim": 80}, r"head dimension 80; allowed are \(64, 96, 128, 256\)"),
+        ({"page_size": 8}, "page size 8; allowed are multiples of 16"),
+        ({"page_size": 24}, "page size 24"),
+        ({"window": -1}, "window -1"),
+        ({"soft_cap": -0.5}, "soft cap -0.5"),
+    ],
+)
+def test_shapes_that_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        AttentionShape(**fields)
+
+
+def cache(*size: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
+    return torch.zeros(size, dtype=dtype)
+
+
+QUERY = cache(3, 8, 64)
+KEYS = cache(4, 16, 2, 64)
+
+
+@pytest.mark.parametrize(
+    ("query", "keys", "values", "out", "message"),
+    [
+        (
+            cache(3, 7, 64),
+            KEYS,
+            KEYS,
+            cache(3, 7, 64),
+            r"allowed are two tensors \(tokens, 8, 64\)",
+        ),
+        (QUERY, KEYS, KEYS, QUERY.float(), "of one dtype"),
+        (QUERY, cache(4, 32, 2, 64), cache(4, 32, 2, 64), QUERY, r"\(blocks, 16, 2, 64\)"),
+        (QUERY, KEYS, KEYS.float(), QUERY, "of one dtype"),
+        (QUERY, KEYS, cache(4, 16, 2, 128)[..., :64], QUERY, "the same strides"),
+        (cache(3, 64, 8).mT, KEYS, KEYS, QUERY, "heads must be contiguous"),
+        (QUERY, KEYS, KEYS, cache(3, 64, 8).mT, "strides of the result"),
+    ],
+)
+def test_tensors_that_are_refused(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, out: torch.Tensor, message: str
+) -> None:
+    with pytest.raises(BadInput, match=message):
+        check_tensors(SHAPE, query, PagedCache(keys, values), out)
+
+
+def test_a_cache_whose_keys_and_values_share_a_tensor() -> None:
+    both = cache(4, 2, 16, 2, 64)
+    check_tensors(SHAPE, QUERY, PagedCache(both[:, 0], both[:, 1]), QUERY)
+
+
+@pytest.mark.parametrize(
+    ("batch", "kind"),
+    [
+        (BatchKind(True, 1), "decode"),
+        (BatchKind(True, 8), "decode and verify"),
+        (BatchKind(False, 32), "verify"),
+        (BatchKind(True, 33), "mixed"),
+        (BatchKind(False, 2048), "prefill"),
+    ],
+)
+def test_the_kind_of_a_batch(batch: BatchKind, kind: str) -> None:
+    assert batch.kind(group=4) == kind
+    assert plan_for(AttentionShape(), batch) is PLANS[kind]  # type: ignore[index]
+
+
+def test_decodes_of_many_heads_take_tiles_that_hold_them() -> None:
+    assert BatchKind(True, 1).kind(group=32) == "decode and verify"
+
+
+def test_wide_heads_have_their_own_kernel() -> None:
+    plan = plan_for(AttentionShape(head_dim=256), BatchKind(True, 1))
+    assert plan.kernel == WIDE_HEAD_KERNEL
+
+
+def test_tiles_in_the_numbers_of_the_kernel() -> None:
+    assert KernelConfig().compiled_tiles == ((16, 64, 4, 0), (64, 64, 3, 0), (128, 32, 4, 1))

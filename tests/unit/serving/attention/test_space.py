@@ -1,0 +1,73 @@
+"""The space of attention plans and its objective."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import pytest
+
+from nostall.core.errors import BadInput
+from nostall.core.measurement import Kind
+from nostall.gpu.clock import Run, Samples
+from nostall.serving.attention.plan import WIDE_HEAD_KERNEL, AttentionPlan
+from nostall.serving.attention.rules import DECODE, PLANS, VERIFY
+from nostall.serving.attention.space import PlanObjective, PlanSpace, plan_of
+from nostall.serving.tables.orders import ORDERS
+from nostall.testing.space import check_space
+
+SPACE = PlanSpace([DECODE, VERIFY, WIDE_HEAD_KERNEL])
+
+
+def test_the_space_keeps_its_contract() -> None:
+    check_space(SPACE, steps=20)
+
+
+def test_every_plan_has_an_order_that_its_schedule_can_run() -> None:
+    state = SPACE.start()
+    for move in SPACE.moves(state):
+        plan = SPACE.apply(state, move)
+        is_unit = plan.kernel.schedule == "unit"
+        assert is_unit <= (not ORDERS[plan.order].is_persistent)
+        assert plan.tile_set.heights == tuple(tile.rows for tile in plan.kernel.tiles)
+
+
+@pytest.mark.parametrize("plan", PLANS.values())
+def test_plans_survive_a_file(plan: AttentionPlan) -> None:
+    assert SPACE.load(SPACE.dump(plan)) == plan
+
+
+@pytest.mark.parametrize(
+    "text", ["{}", '{"kernel": {}}', '{"kernel": {"tiles": [[1, 2, 3, 4, 5]]}}']
+)
+def test_damaged_plans(text: str) -> None:
+    with pytest.raises(BadInput, match="its fields are kernel, order"):
+        plan_of(json.loads(text))
+
+
+def test_a_space_without_kernels() -> None:
+    with pytest.raises(BadInput, match="no kernel"):
+        PlanSpace([])
+
+
+class CountingClock:
+    """Gives run number i the time i + 1."""
+
+    name = "fake"
+    kind: Kind = "measured"
+
+    def samples(self, graph: str, runs: Sequence[Run], seconds: float) -> Samples:
+        return [[index + 1.0] * 3 for index in range(len(runs))]
+
+
+def test_a_plan_that_fails_is_a_failed_measurement() -> None:
+    plans = list(PLANS.values())[:3]
+
+    def make_run(plan: AttentionPlan) -> Run:
+        if plan is plans[1]:
+            raise ValueError("wrong result: relative error 0.5")
+        return lambda: None
+
+    found = PlanObjective(make_run, CountingClock(), {"gpu": "none"}).evaluate(plans)
+    assert [measurement.value for measurement in found] == [1.0, float("inf"), 2.0]
+    assert found[1].failure == "ValueError: wrong result: relative error 0.5"

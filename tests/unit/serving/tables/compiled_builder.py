@@ -1,0 +1,49 @@
+"""Compile the device builder for sm_90 and print Triton's version and the size of the cubin."""
+
+from __future__ import annotations
+
+import json
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from nostall.serving.tables.device_kernel import SNAKE, build_kernel
+
+POINTERS = (
+    "query_starts", "kv_lengths", "tasks", "program_offsets", "reductions", "counts",
+)  # fmt: skip
+CONSTANTS = {
+    "PROGRAMS": 264,
+    "TILE_TOKENS": (4, 16, 32),
+    "LIMITS": (16, 64, 128),
+    "START_COSTS": (256_000, 256_000, 256_000),
+    "KEY_COSTS": (5160, 5160, 5160),
+    "GROUP": 4,
+    "KV_HEADS": 8,
+    "WINDOW": 4096,
+    "SPLIT": 4096,
+    "LEAST_SPLIT": 512,
+    "PARTS": 1056,
+    "KV_ALIGN": 64,
+    "CLASSES": 64,
+    "DEAL": SNAKE.value,
+    "WORKERS": 4,
+    "BLOCK_S": 256,
+    "BLOCK_T": 256,
+    "BLOCK_U": 256,
+}
+
+
+def main() -> None:
+    signature = {
+        name: "constexpr" if name in CONSTANTS else "*i32" if name in POINTERS else "i32"
+        for name in build_kernel.arg_names
+    }
+    source = ASTSource(build_kernel, signature, CONSTANTS, {})
+    kernel = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 8})
+    print(json.dumps([triton.__version__, len(kernel.asm["cubin"])]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""Compare the device builder with the host's in Triton's interpreter; prints JSON.
+
+Run with TRITON_INTERPRET=1: ``python -m tests.unit.serving.tables.interpreted_tables``.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from nostall.fusion.testing.triton_interpreter import prepare
+from nostall.serving.errors import CapacityExceeded
+from nostall.serving.tables.costs import CostTable
+from nostall.serving.tables.device import DeviceBuilder
+from nostall.serving.tables.host import HostBuilder, needed_capacity
+from nostall.serving.tables.settings import TableCapacity, TableSettings, TaskTables
+from nostall.serving.tables.tiles import TileSet
+
+LENGTHS = (0, 0, 1, 1, 1, 15, 16, 17, 33, 129, 260)
+BEFORE = (0, 1, 15, 16, 63, 64, 255, 1024, 4097, 9000)
+
+
+def cases() -> list[tuple[str, TableSettings, list[int], list[int]]]:
+    """Name, settings, query lengths and KV lengths."""
+    measured = CostTable((900.25, 1500.5), (3.1, 14.7), "measured", "test")
+    plain = TableSettings(32, 8, 132, TileSet(split=2048), cost_classes=3)
+    split = replace(
+        plain, programs=26, tiles=TileSet((16, 128), units_per_program=4), costs=measured
+    )
+    one_head = TableSettings(
+        7, 1, 5, TileSet((16, 32, 64), split=512, kv_align=16), window=100, cost_classes=3
+    )
+    rng = np.random.default_rng(0)
+
+    def lengths(count: int) -> tuple[list[int], list[int]]:
+        query = rng.choice(LENGTHS, count)
+        return query.tolist(), (query + rng.choice(BEFORE, count)).tolist()
+
+    return [
+        ("empty batch", plain, [], []),
+        ("only empty sequences", split, [0, 0], [0, 70]),
+        ("one decode of many splits", split, [1], [100_000]),
+        ("300 decodes", plain, [1] * 300, [700] * 300),
+        ("snake", split, *lengths(20)),
+        ("snake, default classes", replace(split, cost_classes=64), *lengths(3)),
+        ("snake, window", one_head, *lengths(20)),
+        ("given", replace(split, order="given"), *lengths(20)),
+        ("given, window", replace(one_head, order="given"), *lengths(9)),
+        ("sorted", replace(plain, order="sorted"), *lengths(20)),
+        ("sorted, window", replace(one_head, order="sorted"), *lengths(20)),
+    ]
+
+
+def build_both(
+    settings: TableSettings, queries: list[int], keys: list[int], capacity: TableCapacity
+) -> tuple[TaskTables, TaskTables]:
+    """The host's and the device's tables."""
+    arrays = np.array(queries, np.int32), np.array(keys, np.int32)
+    host = HostBuilder.of(settings, capacity).build(*arrays)
+    return host, build_device(settings, queries, keys, capacity)
+
+
+def build_device(
+    settings: TableSettings, queries: list[int], keys: list[int], capacity: TableCapacity
+) -> TaskTables:
+    starts = np.cumsum([0, *queries]).astype(np.int32)
+    builder = DeviceBuilder.of(settings, capacity, "cpu", workers=2 if len(queries) == 9 else 1)
+    device = builder.build(torch.from_numpy(starts), torch.tensor(keys, dtype=torch.int32))
+    return device.to_host(capacity)
+
+
+def differing(host: TaskTables, device: TaskTables) -> list[str]:
+    """Names of the arrays that differ."""
+    names = ("used_tasks", "used_reductions", "program_offsets", "counts")
+    return [n for n in names if not np.array_equal(getattr(host, n), getattr(device, n))]
+
+
+def refused(name: str) -> str:
+    """The error of a batch that exceeds one field of the capacity, or what happened instead."""
+    settings = TableSettings(32, 8, 132, TileSet(split=512), order="given")
+    batch = [1, 100], [1500, 100]
+    exact = needed_capacity(*(np.array(values, np.int32) for values in batch), settings)
+    fields = vars(exact)
+    try:
+        build_device(settings, *batch, TableCapacity(**{**fields, name: fields[name] - 1}))
+    except CapacityExceeded as error:
+        return str(error)
+    return "no error"
+
+
+def main() -> None:
+    prepare()
+    results: dict[str, Any] = {"different": {}, "units": {}, "refused": {}}
+    for name, settings, queries, keys in cases():
+        exact = needed_capacity(np.array(queries, np.int32), np.array(keys, np.int32), settings)
+        larger = TableCapacity(*(size + 3 for size in vars(exact).values()))
+        host, device = build_both(settings, queries, keys, larger)
+        results["different"][name] = differing(host, device)
+        results["units"][name] = len(host.used_tasks)
+    for name in TableCapacity.__dataclass_fields__:
+        results["refused"][name] = refused(name)
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

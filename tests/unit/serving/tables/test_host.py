@@ -1,0 +1,106 @@
+"""The host builder against the slow specification, and the properties that kernels rely on."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import settings as limits
+
+from nostall.serving.errors import CapacityExceeded
+from nostall.serving.tables.columns import KV_END, KV_START, PROGRAMS, UNITS
+from nostall.serving.tables.host import HostBuilder, needed_capacity
+from nostall.serving.tables.settings import TableCapacity, TableSettings, TaskTables
+from nostall.serving.tables.tiles import TileSet
+from tests.unit.serving.tables import batches
+from tests.unit.serving.tables.specification import specify
+
+
+def build(queries: list[int], keys: list[int], settings: TableSettings) -> TaskTables:
+    arrays = np.array(queries, np.int32), np.array(keys, np.int32)
+    return HostBuilder.of(settings, needed_capacity(*arrays, settings)).build(*arrays)
+
+
+@given(batches.lengths(), batches.settings())
+@limits(max_examples=100, deadline=None)
+def test_tables_are_those_of_the_specification(
+    lengths: tuple[list[int], list[int]], settings: TableSettings
+) -> None:
+    tables, specified = build(*lengths, settings), specify(*lengths, settings)
+    assert tables.used_tasks.tolist() == [list(unit[:8]) for unit in specified.units]
+    assert tables.used_reductions.tolist() == [list(row) for row in specified.reductions]
+    ends = np.cumsum([0, *map(len, specified.programs)])
+    assert tables.used_offsets.tolist() == ends.tolist()
+    assert tables.counts.tolist() == [
+        len(specified.units),
+        len(specified.reductions),
+        specified.scratch_rows,
+        len(specified.programs),
+    ]
+
+
+@given(batches.lengths(), batches.settings())
+@limits(max_examples=40, deadline=None)
+def test_units_cover_each_visible_key_of_each_row_once(
+    lengths: tuple[list[int], list[int]], settings: TableSettings
+) -> None:
+    """Each query token and KV head is in one tile, whose units cover the keys that it sees."""
+    queries, keys = lengths
+    covered: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
+    for sequence, start, count, low, high, head, tile, _ in build(
+        queries, keys, settings
+    ).used_tasks.tolist():
+        assert 1 <= count * settings.group <= settings.tiles.heights[tile]
+        for token in {start, start + count - 1}:
+            covered.setdefault((sequence, head, token), []).append((low, high))
+        assert low % settings.tiles.kv_align == 0
+        assert low < high <= keys[sequence] - queries[sequence] + start + count
+    for (sequence, _, token), ranges in covered.items():
+        ranges.sort()
+        assert all(left[1] == right[0] for left, right in pairwise(ranges))
+        position = keys[sequence] - queries[sequence] + token
+        first = max(0, position - settings.window + 1) if settings.window else 0
+        assert ranges[0][0] <= first
+        assert ranges[-1][1] > position
+    last_tokens = {(sequence, token) for sequence, _, token in covered}
+    for sequence, query in enumerate(queries):
+        assert not query or {(sequence, 0), (sequence, query - 1)} <= last_tokens
+
+
+@given(batches.lengths(), batches.settings())
+@limits(max_examples=30, deadline=None)
+def test_a_larger_capacity_gives_the_same_tables(
+    lengths: tuple[list[int], list[int]], settings: TableSettings
+) -> None:
+    arrays = tuple(np.array(values, np.int32) for values in lengths)
+    exact = needed_capacity(*arrays, settings)
+    larger = TableCapacity(*(3 * size + 5 for size in vars(exact).values()))
+    tables = HostBuilder.of(settings, larger).build(*arrays)
+    assert tables.used_tasks.tolist() == build(*lengths, settings).used_tasks.tolist()
+    behind = tables.program_offsets[tables.counts[PROGRAMS] :]
+    assert set(behind.tolist()) == {int(tables.counts[UNITS])}
+
+
+@pytest.mark.parametrize("name", list(TableCapacity.__dataclass_fields__))
+def test_a_capacity_that_is_exceeded_is_an_error_and_leaves_no_unit(name: str) -> None:
+    settings = TableSettings(32, 8, 132, TileSet(split=512))
+    arrays = np.array([1, 200], np.int32), np.array([4000, 300], np.int32)
+    exact = needed_capacity(*arrays, settings)
+    fields = vars(exact)
+    builder = HostBuilder.of(settings, TableCapacity(**{**fields, name: fields[name] - 1}))
+    with pytest.raises(
+        CapacityExceeded, match=rf"{name} {fields[name]} \(has {fields[name] - 1}\)"
+    ):
+        builder.build(*arrays)
+    assert not builder.tables.counts.any()
+    assert not builder.tables.program_offsets.any()
+
+
+def test_costs_split_a_long_decode_among_idle_programs() -> None:
+    settings = TableSettings(8, 8, 132, TileSet(units_per_program=1, least_split=256))
+    tables = build([1], [16_384], settings)
+    assert 120 <= tables.counts[UNITS] <= 136
+    keys = tables.used_tasks[:, KV_END] - tables.used_tasks[:, KV_START]
+    assert keys.max() - keys.min() < 1024

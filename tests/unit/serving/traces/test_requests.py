@@ -1,0 +1,63 @@
+"""Readers of request traces: slices of public traces, and files that are none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nostall.core.errors import BadTrace
+from nostall.serving.traces.requests import HASH_BLOCK, load_requests
+
+CORPUS = Path(__file__).resolve().parents[3] / "corpus" / "serving"
+
+
+def test_azure_traces_have_lengths_and_times() -> None:
+    requests = load_requests(CORPUS / "azure_code.csv")
+    assert len(requests) == 60
+    assert (requests[0].arrival_s, requests[0].prompt, requests[0].output) == (0.0, 4808, 10)
+    assert requests[1].arrival_s == pytest.approx(0.052, abs=1e-6)
+    assert len(load_requests(CORPUS / "azure_conversation.csv", limit=7)) == 7
+
+
+def test_mooncake_traces_have_prefix_hashes() -> None:
+    requests = load_requests(CORPUS / "mooncake.jsonl")
+    assert len(requests) == 40
+    assert all(len(r.hashes) == -(-r.prompt // HASH_BLOCK) for r in requests)
+    assert requests[0].hashes[0] == requests[1].hashes[0]
+
+
+def test_requests_are_sorted_and_begin_at_zero(tmp_path: Path) -> None:
+    file = tmp_path / "trace.csv"
+    rows = ("2023-11-16 23:59:59.5000000,7,0", "2023-11-16 23:59:58.25,5,3")
+    file.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]))
+    requests = load_requests(file)
+    assert [r.arrival_s for r in requests] == [0.0, pytest.approx(1.25)]
+    assert [(r.prompt, r.output) for r in requests] == [(5, 3), (7, 1)]
+
+
+HEAD = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "begins with the columns None; allowed are TIMESTAMP"),
+        ("a,b\n1,2\n", "begins with the columns"),
+        (HEAD, "has no request"),
+        (HEAD + "yesterday,1,2\n", "line 2: .*is no request"),
+        (HEAD + "2023-11-16 18:17:03,x,2\n", "line 2: .*is no request"),
+        (HEAD + "2023-11-16 18:17:03,1\n", "line 2: .*is no request"),
+        (HEAD + "2023-11-16 18:17:03,0,2\n", "line 2: 0 prompt and 2 generated tokens"),
+        ('{"timestamp": 0}\n', "line 1: input_length: Field required"),
+        (
+            '{"timestamp": 0, "input_length": 600, "output_length": 1, "hash_ids": [1]}\n',
+            "line 1: 600 prompt tokens and 1 hashes",
+        ),
+    ],
+)
+def test_other_files_are_refused(text: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "trace"
+    file.write_text(text)
+    with pytest.raises(BadTrace, match=message):
+        load_requests(file)
