@@ -222,7 +222,10 @@ MIN_KERNELS = {
     "data_dependent": 0,
     "batch_norm": 1,
 }
-REASONS = {"complex_numbers": "dtype complex64", "data_dependent": "shape that depends on values"}
+REASONS = {
+    "complex_numbers": "dtype complex64",
+    "data_dependent": "scan: each result depends on the one before",
+}
 
 
 @pytest.mark.parametrize("program", MIN_KERNELS)

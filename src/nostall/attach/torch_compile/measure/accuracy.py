@@ -150,14 +150,14 @@ def _check_against_reference(
     worst, perturbed = 0.0, list[Tensor | None]()
     for place, (exact, a, b) in enumerate(zip(references, expected, tested, strict=True)):
         if exact is None or a is None or b is None:
-            if not (a is None and b is None):
-                raise AccuracyError("a gradient is missing")
+            worst = max(worst, _relative_error(a, b, 0.0))
             continue
-        known, found = errors(exact, a), errors(exact, b)
+        # Where Inductor's version overflows and the reference does not, nothing is judged.
+        known, found = errors(exact, a, a), errors(exact, b, a)
         if excess(b, found, known, terms):
             perturbed = perturbed or list(perturbed_run())
             other = perturbed[place]
-            noise = known if other is None else errors(exact, other)
+            noise = known if other is None else errors(exact, other, other)
             known = Errors(max(known.worst, noise.worst), max(known.rms, noise.rms))
             if reason := excess(b, found, known, terms):
                 raise AccuracyError(reason)

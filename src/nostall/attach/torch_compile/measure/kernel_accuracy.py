@@ -51,7 +51,7 @@ def _excess(graph: Graph, step: StepRecord, inputs: Sequence[Tensor]) -> str:
     found = load_op(step.kernel)(inputs)
     terms = max(_terms(graph, index) for index in step.operators)
     for index, r, a, b in zip(step.outputs, exact, known, found, strict=True):
-        if reason := excess(b, errors(r, b), errors(r, a), terms):
+        if reason := excess(b, errors(r, b, a), errors(r, a, a), terms):
             return f"{graph.describe(index)}: {reason}"
     return ""
 

@@ -125,8 +125,14 @@ def _wide_leaf(mode: WideMode, value: Any) -> Any:
 
 @contextlib.contextmanager
 def _exact_products() -> Iterator[None]:
-    """Matrix products of fp32 without TF32."""
+    """Matrix products of fp32 without TF32.
+
+    The setting is part of PyTorch's cache keys, and setting it to its own value changes it there.
+    """
     precision = torch.get_float32_matmul_precision()
+    if precision == "highest":
+        yield
+        return
     torch.set_float32_matmul_precision("highest")
     try:
         yield

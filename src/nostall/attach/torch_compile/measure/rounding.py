@@ -35,21 +35,20 @@ class Errors:
     at: tuple[int, ...] = ()
 
 
-def errors(reference: Tensor, value: Tensor) -> Errors:
-    """The errors of a value; an element that is wrongly NaN or infinite has an infinite error."""
+def errors(reference: Tensor, value: Tensor, other: Tensor | None = None) -> Errors:
+    """The errors of a value; an element that is wrongly NaN or infinite has an infinite error.
+
+    Elements that are wrongly NaN or infinite in ``other`` do not count: it cannot judge them.
+    """
     if not value.numel():
         return Errors(0.0, 0.0)
     if not value.dtype.is_floating_point:
         wrong = reference.to(value.dtype) != value
         return Errors(float(wrong.sum()), float(wrong.double().mean()))
-    exact, found = reference.detach().double(), value.detach().double()
-    stored = exact.to(value.dtype).double()
-    # A value that overflows in its dtype, or nearly, may be infinite or finite.
-    limit = 0.99 * torch.finfo(value.dtype).max
-    is_same = (stored == found) | (stored.isnan() & found.isnan())
-    is_same |= (exact.abs() >= limit) & (found.abs() >= limit) & (exact.sign() == found.sign())
-    gap = torch.where(is_same, 0.0, (found - exact).abs())
-    gap = torch.where(gap.isfinite(), gap, math.inf)
+    gap = _gaps(reference, value)
+    if other is not None:
+        gap = torch.where(_gaps(reference, other).isinf(), 0.0, gap)
+    exact = reference.detach().double()
     finite = torch.where(exact.isfinite(), exact, 0.0)
     rms = finite.square().mean().sqrt()
     unit = torch.finfo(value.dtype).eps * finite.abs().clamp(min=float(rms))
@@ -57,6 +56,18 @@ def errors(reference: Tensor, value: Tensor) -> Errors:
     place = int(units.argmax())
     at = tuple(int(x) for x in torch.unravel_index(torch.tensor(place), value.shape))
     return Errors(float(units.flatten()[place]), float(units.square().mean().sqrt()), at)
+
+
+def _gaps(reference: Tensor, value: Tensor) -> Tensor:
+    """Absolute errors of floats; infinite where only one of both is NaN or infinite."""
+    exact, found = reference.detach().double(), value.detach().double()
+    stored = exact.to(value.dtype).double()
+    # A value that overflows in its dtype, or nearly, may be infinite or finite.
+    limit = 0.99 * torch.finfo(value.dtype).max
+    is_same = (stored == found) | (stored.isnan() & found.isnan())
+    is_same |= (exact.abs() >= limit) & (found.abs() >= limit) & (exact.sign() == found.sign())
+    gap = torch.where(is_same, 0.0, (found - exact).abs())
+    return torch.where(gap.isfinite(), gap, math.inf)
 
 
 def excess(value: Tensor, tested: Errors, known: Errors, terms: int) -> str:

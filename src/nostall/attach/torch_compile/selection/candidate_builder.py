@@ -102,7 +102,7 @@ class CandidateBuilder:
             seconds=self.versions.options.seconds,
             tasks=self.tasks,
             about=self._about(),
-            repair=self._repair(clone_graph(copy)),
+            repair=self._repair(copy),
         )
         observe = self._observe if self.versions.needs_observation else None
         # Read before the observing pass becomes part of Inductor's configuration.
@@ -133,7 +133,9 @@ class CandidateBuilder:
                 copy, args, self.patches, kernel_filter
             ):
                 return None
-        return self._compile(copy, args, self.selection, self.precompiler.rewrite_result)
+        # Compilers modify their graph, and the accuracy check runs this one.
+        module = clone_graph(copy)
+        return self._compile(module, args, self.selection, self.precompiler.rewrite_result)
 
     def _compile(
         self,

@@ -137,6 +137,25 @@ def test_overflow_and_nan_have_to_be_those_of_the_reference() -> None:
         assert errors(exact, wrong).worst > 100 * MAX_ELEMENT_FACTOR
 
 
+def test_an_overflow_of_inductors_version_does_not_allow_other_errors() -> None:
+    def overflows(x: Tensor) -> tuple[Tensor]:
+        return ((x * 300).square() / 300,)
+
+    def wrong(x: Tensor) -> tuple[Tensor]:
+        y = x.double().square() * 300
+        y[1] *= 1.1
+        return (y.half(),)
+
+    def exact(x: Tensor) -> tuple[Tensor]:
+        return ((x.double().square() * 300).half(),)
+
+    x = torch.tensor([1.0, 0.5, 0.25], dtype=torch.float16)
+    assert overflows(x)[0].isinf().tolist() == [True, False, False]
+    check(overflows, exact, lambda x: (x.square() * 300,), x)
+    with pytest.raises(AccuracyError, match="off by"):
+        check(overflows, wrong, lambda x: (x.square() * 300,), x)
+
+
 def test_padded_strides_are_accepted_and_other_orders_of_axes_are_not() -> None:
     x = torch.zeros(4, 6)
     padded = torch.zeros(4, 8)[:, :6]
