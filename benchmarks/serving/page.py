@@ -62,13 +62,14 @@ def _attention(rows: Sequence[Row]) -> str:
     parts = [
         "## Attention of one layer",
         wrapped(
-            f"Meta-attention with the plans of `serving.attention.rules` on {gpu}, bf16, heads of "
+            f"Meta-attention with one plan for each kind of batch on {gpu}, bf16, heads of "
             "128, pages of 16; query heads / KV heads in the first column. The bound is the longer "
             "of the bytes at 4.8 TB/s and the FLOPs at 600 TFLOP/s. Medians of CUDA graphs, taken "
             "in turns, each with caches that rotate; results were compared with fp64 first. "
             "*Paper*: two tiles and the snake order. *Stages*: the same plan, one launch a stage. "
-            "*Streams*: prefills beside all others, on two streams. Plans were chosen on the "
-            "batches of the first five names of 32/8 heads. (`python -m benchmarks run "
+            "*Streams*: prefills beside all others, on two streams. Plans were chosen on five of the "
+            "batches with 32/8 heads. Those of decodes and of mixed batches were changed after "
+            "this run, and not measured again in one comparison. (`python -m benchmarks run "
             f"serving.attention --rules`, {link(ATTENTION)}; sweep: "
             f"{link(FOLDER / 'attention_sweep_h200.json.gz')})"
         ),
