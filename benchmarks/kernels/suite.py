@@ -20,6 +20,7 @@ from benchmarks.harness.schema import Instructions, Options, Size
 from benchmarks.kernels.examples import EXAMPLES
 from nostall.core import BadInput, LaunchSpec
 from nostall.tuning.kernel_file import import_file
+from nostall.tuning.ptx_source import load_ptx
 from nostall.tuning.source import Source, compile_triton, load_cubin
 
 _WITHOUT_WGMMA = "DISABLE_MMA_V3"
@@ -53,9 +54,9 @@ class Entry:
 
     kernel: str
     file: Path
-    """Python file of a Triton kernel, or the cubin of a kernel of nvcc or Inductor."""
+    """Python file of a Triton kernel, or the cubin or PTX of a kernel of nvcc or Inductor."""
     problem: tuple[int, ...] = ()
-    """Arguments of ``launch`` in the Python file; empty for a cubin."""
+    """Arguments of ``launch_KERNEL`` or ``launch`` in the Python file; empty for other files."""
     size: Size | None = None
     instructions: Instructions | None = None
     tiles: tuple[Tile | None, ...] = (None,)
@@ -70,7 +71,7 @@ class Entry:
 
     @property
     def options(self) -> list[Options]:
-        """All combinations that the baseline tries; none for a cubin."""
+        """All combinations that the baseline tries; none for a cubin and for PTX."""
         if not self.problem:
             return []
         combinations = product(self.tiles, self.warps, self.stages, self.registers)
@@ -95,10 +96,13 @@ def entries(inductor: Path | None = None) -> tuple[Entry, ...]:
 
 
 def build(entry: Entry, options: Options | None = None) -> Source:
-    """Compile one configuration for sm_90, or read the cubin if ``options`` is None.
+    """Compile one configuration for sm_90, or read the cubin or PTX if ``options`` is None.
 
     Raises BadInput if compilation fails or uses other matrix instructions than the entry's.
     """
+    if options is None and entry.file.suffix == ".ptx":
+        source = load_ptx(entry.file, None, _load_launch(entry.file), "sm_90")
+        return replace(source, provenance=dict(source.provenance))
     if options is None:
         return load_cubin(entry.file, None, _load_launch(entry.file))
     with import_file(entry.file) as module:
@@ -169,15 +173,16 @@ def _make_launch(module: Any, entry: Entry, options: Options) -> LaunchSpec:
     arguments: dict[str, Any] = {"warps": options.num_warps}
     if options.tile is not None:
         arguments |= {"tile": options.tile, "stages": options.num_stages}
+    make = getattr(module, f"launch_{entry.kernel}", None) or module.launch
     try:
-        launch: LaunchSpec = module.launch(*entry.problem, **arguments)
+        launch: LaunchSpec = make(*entry.problem, **arguments)
     except ValueError as error:
         raise BadInput(f"{entry.name}: {error}; choose another tile") from error
     return launch
 
 
 def _load_launch(file: Path) -> LaunchSpec:
-    """The launch of a cubin: NAME.json if a benchmark wrote it, else NAME.toml."""
+    """The launch of a cubin or of PTX: NAME.json if a benchmark wrote it, else NAME.toml."""
     name = file.name.partition(".")[0]
     generated = file.parent / f"{name}.json"
     if generated.exists():

@@ -31,6 +31,13 @@ _ROUNDS = 200
 """Interleaved samples of a comparison."""
 
 
+_FROM_WINNER: Mapping[str, dict[str, Any]] = {
+    f"{native}-from-winner": {"strategy": "assembler", "native": native, "anneal_share": 0.5}
+    for native in ("anneal", "sip", "cuasmrl")
+}
+"""Methods that move native instructions of the assembler's winner, in half of the time."""
+
+
 @dataclass(frozen=True)
 class Baseline:
     """Baseline (a): the fastest compiler configuration."""
@@ -62,14 +69,15 @@ class Cell:
 
     @property
     def settings(self) -> Settings:
+        method: dict[str, Any] = _FROM_WINNER.get(self.method, {"strategy": self.method})
         return Settings(
-            self.method,
-            self.seed,
-            None if self.evaluations else self.seconds,
-            self.evaluations,
+            seed=self.seed,
+            seconds=None if self.evaluations else self.seconds,
+            evaluations=self.evaluations,
             objective="gpu",
             checks=self.checks,
             rounds=_ROUNDS,
+            **method,
         )
 
 
@@ -79,7 +87,7 @@ def measure(cell: Cell, baseline: Baseline) -> dict[str, Any]:
     assert source.launch is not None
     began = monotonic()
     kernel = Kernel(source.cubin, source.kernel, source.launch)
-    timing = ASSEMBLER_TIMING if cell.method == "assembler" else {}
+    timing = ASSEMBLER_TIMING if cell.settings.strategy == "assembler" else {}
     with cell.open(kernel, MeasurementPlan(seed=cell.seed, **timing)) as gpu:
         record = METHODS[cell.method](cell, source, gpu)
         about = dict(gpu.info)
@@ -128,6 +136,11 @@ def _assembler(cell: Cell, source: Source, gpu: Device) -> dict[str, Any]:
             "state": result.recipe.state,
             "rebuilt": code_sha256(rebuild(result.recipe, source.ptx)) == result.recipe.code,
         }
+    if winner is not None and cell.method in _FROM_WINNER:
+        # The result over the winner as ptxas made it.
+        made = winner.candidate.cubin
+        moved = winner.schedule is not None
+        record["native"] = _over_b(cell, source, made, winner.cubin) if moved else None
     if winner is not None:
         is_b = b is not None and b.faster
         record["over_b"] = (
@@ -188,6 +201,7 @@ def _spike(cell: Cell, source: Source, gpu: Device) -> dict[str, Any]:
 
 METHODS: Mapping[str, Callable[[Cell, Source, Device], dict[str, Any]]] = {
     "assembler": _assembler,
+    **dict.fromkeys(_FROM_WINNER, _assembler),
     "anneal": _on_sass,
     "sip": _on_sass,
     "spike": _spike,

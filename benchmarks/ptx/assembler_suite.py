@@ -5,10 +5,12 @@
         --out assembler_suite.json
 
 Each (kernel, method, seed) is one record, written when it is done; a second run measures only
-missing ones.  Two baselines are measured in the same call: (a) the fastest compiler configuration,
-timed anew from the best of the committed ones; (b) the same with names, register budgets, options
-and versions of ptxas tried as well, in the original order.  A ratio over (b) is that of the order
-alone.  A method that fails leaves its traceback in ``failures``, and the next one runs.
+missing ones.  ``--suite unseen`` has kernels that the search was not developed with.  Two baselines
+are measured in the same call: (a) the fastest compiler configuration, timed anew from the best of
+the committed ones, or from all of a kernel without these; (b) the same with names, register
+budgets, options and versions of ptxas tried as well, in the original order.  A ratio over (b) is
+that of the order alone.  A method that fails leaves its traceback in ``failures``, and the next one
+runs.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import json
 import multiprocessing
 import os
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -31,6 +33,7 @@ from typing import Any
 from benchmarks.harness.result_file import head, text
 from benchmarks.harness.schema import Configuration, Options
 from benchmarks.kernels.suite import Entry, entries
+from benchmarks.kernels.unseen import unseen_entries
 from benchmarks.ptx.assembler_cell import METHODS, Baseline, Cell, measure
 from benchmarks.sass.build_comparison import ProcessTimer, time_builds
 from benchmarks.sass.compiler_baseline import load as load_baselines
@@ -103,7 +106,7 @@ def run(plan: Plan, committed: dict[str, tuple[Configuration, ...]]) -> ResultFi
     ) as compilers:
         built = {
             entry.name: compilers.map(
-                try_build, repeat(entry), best_options(committed, entry, plan.configurations)
+                try_build, repeat(entry), tried_options(committed, entry, plan.configurations)
             )
             for entry in wanted
         }
@@ -152,6 +155,18 @@ def measure_cell(cell: Cell, baseline: Baseline, plan: Plan, results: ResultFile
         return
     results.add(record)
     print(summary_line(record), flush=True)
+
+
+def tried_options(
+    committed: dict[str, tuple[Configuration, ...]], entry: Entry, count: int
+) -> list[Options | None]:
+    """The options of the builds that baseline (a) times; [None] for a file that is not compiled.
+
+    A kernel without committed configurations has all of its own.
+    """
+    if not entry.options:
+        return [None]
+    return [*(best_options(committed, entry, count) or entry.options)]
 
 
 def best_options(
@@ -238,8 +253,18 @@ def _mean(values: Sequence[float]) -> float:
     return exp(sum(map(log, values)) / len(values))
 
 
+SUITES: Mapping[str, Callable[[], tuple[Entry, ...]]] = {
+    "published": entries,
+    "unseen": unseen_entries,
+}
+"""Suites by name."""
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument(
+        "--suite", choices=tuple(SUITES), default="published", help="default: published"
+    )
     parser.add_argument(
         "--baseline", type=Path, required=True, help="made by benchmarks.sass.compiler_baseline"
     )
@@ -260,8 +285,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> None:
     suite = tuple(
         entry
-        for entry in entries()
-        if entry.options
+        for entry in SUITES[options.suite]()
+        if (entry.options or entry.file.suffix == ".ptx")
         and (options.size is None or entry.size == options.size)
         and any(fnmatch(entry.name, pattern) for pattern in options.kernels)
         and not any(fnmatch(entry.name, pattern) for pattern in options.skip)

@@ -15,15 +15,21 @@ from benchmarks.harness.result_file import load, results
 from nostall.core.files import write_atomically
 
 PAGE = PAGES / "assembler.md"
-SUITE = results("ptx") / "assembler_suite.json"
-VALIDATOR = results("ptx") / "validator.json"
-FILLING = frozenset(("softmax-4096x8192", "rmsnorm-4096x8192"))
-"""Kernels of the suite at shapes that fill the GPU; the others have the published small shapes."""
+FOLDER = results("ptx")
+SUITE = FOLDER / "assembler_suite.json"
+FILLING = FOLDER / "assembler_filling.json"
+UNSEEN = FOLDER / "unseen_suite.json"
+PEERS = FOLDER / "assembler_peers.json"
+CHAINS = FOLDER / "dependent_launch.json"
+VALIDATOR = FOLDER / "validator.json"
+_FILLING_NAMES = frozenset(("softmax-4096x8192", "rmsnorm-4096x8192"))
+"""Kernels of the suite's file at shapes that fill the GPU; the others have published shapes."""
 _DROPPED = {
     "wrong": "gave other outputs",
     "fault": "faulted",
     "hang": "did not end",
     "hazards": "had hazards in their machine code",
+    "unsafe": "were rejected by the verifier of machine code",
     "unproved": "had PTX that the validator could not prove",
     "serialized": "got a message of ptxas about lost asynchronous execution",
     "error": "were rejected by ptxas",
@@ -33,23 +39,42 @@ _DROPPED = {
 Row = Mapping[str, Any]
 
 GROUPS: tuple[tuple[str, Callable[[Row], bool]], ...] = (
-    ("published small shapes", lambda r: r["kernel"] not in FILLING),
-    ("their mma kernels", lambda r: r["kernel"].endswith("@mma")),
-    ("their wgmma kernels", lambda r: r["kernel"].endswith("@wgmma")),
-    ("shapes that fill the GPU", lambda r: r["kernel"] in FILLING),
+    ("published small shapes", lambda r: r["set"] == "published"),
+    ("their mma kernels", lambda r: r["set"] == "published" and r["kernel"].endswith("@mma")),
+    ("their wgmma kernels", lambda r: r["set"] == "published" and r["kernel"].endswith("@wgmma")),
+    ("shapes that fill the GPU", lambda r: r["set"] == "filling"),
+    ("kernels not developed with", lambda r: r["set"] == "unseen"),
 )
 """Groups of kernels of the summary."""
 
 
 def text() -> str:
     """The whole page."""
-    content = load(SUITE)
-    rows = [row for row in content["records"] if row["method"] == "assembler"]
+    rows = all_rows()
     return page(
         "The assembler's input, measured",
         "python -m benchmarks page assembler",
-        [_introduction(content, rows), _summary(rows), _kernels(rows), _candidates(rows), _open()],
+        [
+            _introduction(rows),
+            _summary(rows),
+            _kernels(rows),
+            _chains(load(CHAINS)["records"]),
+            _peers(load(PEERS)["records"]),
+            _candidates(rows),
+            _open(),
+        ],
     )
+
+
+def all_rows() -> list[Row]:
+    """Records of the assembler in all files, each with its set of kernels."""
+    suite = [
+        {**row, "set": "filling" if row["kernel"] in _FILLING_NAMES else "published"}
+        for row in load(SUITE)["records"]
+    ]
+    filling = [{**row, "set": "filling"} for row in load(FILLING)["records"]]
+    unseen = [{**row, "set": "unseen"} for row in load(UNSEEN)["records"]]
+    return [row for row in (*suite, *filling, *unseen) if row["method"] == "assembler"]
 
 
 def write() -> None:
@@ -59,24 +84,24 @@ def write() -> None:
 
 def order_gain(row: Row) -> float:
     """Deployed gain of the order alone, over the best of name, options and budgets."""
-    over = row["over_b"]
-    return float(over["ratio"]) if over["verdict"] == "faster" else 1.0
+    over = row.get("over_b")
+    return float(over["ratio"]) if over and over["verdict"] == "faster" else 1.0
 
 
-def _introduction(content: Mapping[str, Any], rows: Sequence[Row]) -> str:
+def _introduction(rows: Sequence[Row]) -> str:
     gpus = " and ".join(sorted({row["gpu"]["gpu"] for row in rows}))
     drivers = " and ".join(sorted({row["gpu"]["driver_version"] for row in rows}))
     seconds = sorted({row["seconds_searched"] for row in rows})
     return wrapped(
         f"[`--strategy assembler`](../explanation/search.md#the-assemblers-input) on {gpus} "
-        f"(driver {drivers}, Triton {content['versions']['triton']}), {seconds[0]:.0f} to "
-        f"{seconds[-1]:.0f} s of search for each kernel, one seed. Baseline (a) is the fastest of "
-        "24 to 30 configurations of the compiler, timed anew in the same call. Baseline (b) is "
-        "the fastest of other kernel names, register budgets, options and versions of ptxas with "
-        "the compiler's order, so a gain over (b) is that of the order alone. A fresh process "
-        "compares the result with each baseline; where the interval or the null does not show a "
-        "gain, the deployed ratio is 1. "
-        f"(`python -m benchmarks run ptx.assembler_suite`, {link(SUITE)})"
+        f"(driver {drivers}, Triton 3.6), {seconds[0]:.0f} to {seconds[-1]:.0f} s of search for "
+        "each kernel, one seed. Baseline (a) is the fastest of the compiler's configurations (24 "
+        "to 30 for the published kernels, up to 6 for those not developed with), timed anew in the "
+        "same call. Baseline (b) is the fastest of other kernel names, register budgets, options "
+        "and versions of ptxas with the compiler's order, so a gain over (b) is that of the order "
+        "alone. A fresh process compares the result with each baseline; where the interval or the "
+        "null does not show a gain, the deployed ratio is 1. (`python -m benchmarks run "
+        f"ptx.assembler_suite`, JSON: {link(SUITE)}, {link(FILLING)}, {link(UNSEEN)})"
     )
 
 
@@ -96,18 +121,77 @@ def _summary(rows: Sequence[Row]) -> str:
 
 
 def _kernels(rows: Sequence[Row]) -> str:
-    lines = []
-    for row in rows:
-        over = row["over_a"]
-        winner = row["search"].get("winner", {})
-        lines.append([
-            row["kernel"], f"{row['original_us']:.2f}", f"{row['deployed']:.3f}",
-            f"{over['low']:.3f} to {over['high']:.3f}",
-            f"{over['null_low']:.4f} to {over['null_high']:.4f}", f"{order_gain(row):.3f}",
-            "; ".join(winner.get("levers", [])),
-        ])  # fmt: skip
-    head = ("kernel", "(a), us", "over (a)", "interval", "null", "over (b)", "candidate")
-    return f"## Kernels\n\n{table(head, lines)}"
+    head = ("kernel", "GPU", "(a), us", "over (a)", "interval", "null", "over (b)", "candidate")
+    return f"## Kernels\n\n{table(head, [_kernel(row) for row in rows])}"
+
+
+def _kernel(row: Row) -> list[str]:
+    """The cells of one kernel."""
+    over = row.get("over_a")
+    interval = null = "–"
+    if over:
+        interval = f"{over['low']:.3f} to {over['high']:.3f}"
+        null = f"{over['null_low']:.4f} to {over['null_high']:.4f}"
+    levers = row["search"].get("winner", {}).get("levers", []) if row["deployed"] > 1 else []
+    gpu = row["gpu"]["gpu"].removeprefix("NVIDIA ").split()[0]
+    return [
+        row["kernel"], gpu, f"{row['original_us']:.2f}", f"{row['deployed']:.3f}", interval, null,
+        f"{order_gain(row):.3f}", "; ".join(levers) or "none faster",
+    ]  # fmt: skip
+
+
+def _chains(rows: Sequence[Row]) -> str:
+    """Kernels back to back with dependent launch; the figures of isolated launches are above."""
+    names = ("order", "wait", "best", "triton")
+    full = [row for row in rows if all(row["figures"].get(name) for name in names)]
+    lines = [
+        [row["kernel"], f"{row['chain_us']:.2f}", *(_deployed(row["figures"][n]) for n in names)]
+        for row in full
+    ]
+    means = [
+        f"{geometric_mean(float(_deployed(row['figures'][name])) for row in full):.3f}"
+        for name in names
+    ]
+    lines.append(["geometric mean", "", *means])
+    head = ("kernel", "chain, us", "best order", "own wait", "both", "Triton's launch_pdl")
+    gpus = " and ".join(sorted({row["gpu"]["gpu"] for row in rows}))
+    about = wrapped(
+        f"Launches of one kernel back to back on {gpus}: time of the chain without dependent "
+        "launch over that with the best order (no dependent launch), with a wait that "
+        "`--pdl` places before the first access of memory, with both, and with the wait that "
+        "Triton's own `launch_pdl` places at the start. (`python -m benchmarks run "
+        f"ptx.dependent_launch`, {link(CHAINS)})"
+    )
+    return f"## Chains of dependent launches\n\n{about}\n\n{table(head, lines)}"
+
+
+def _deployed(figure: Row) -> str:
+    """A ratio, or 1 where the gain is not beyond the noise."""
+    return f"{figure['ratio'] if figure['verdict'] == 'faster' else 1.0:.3f}"
+
+
+def _peers(rows: Sequence[Row]) -> str:
+    """Other methods in the same call."""
+    methods = ("assembler", "spike", "anneal")
+    kernels = list(dict.fromkeys(row["kernel"] for row in rows))
+    found = {(row["kernel"], row["method"]): row for row in rows}
+    lines = [
+        [name, *(f"{found[name, method]['deployed']:.3f}" for method in methods)]
+        for name in kernels
+    ]
+    means = (geometric_mean(found[n, m]["deployed"] for n in kernels) for m in methods)
+    lines.append(["geometric mean", *(f"{mean:.3f}" for mean in means)])
+    ours = [found[name, "assembler"]["search"]["search_s"] for name in kernels]
+    others = [found[name, "spike"]["search"]["seconds"] for name in kernels]
+    head = ("kernel", "assembler", "random orders", "moves of native instructions")
+    note = wrapped(
+        "*Random orders* is a program that only re-orders PTX at random, keeps what is faster, and "
+        f"proves nothing. It is ahead of the assembler here, after at most {max(others):.0f} s of "
+        f"search; the assembler searched {max(ours):.0f} s of its 20 s, and spent the rest on "
+        "moves of native instructions and comparisons. "
+        f"({link(PEERS)})"
+    )
+    return f"## Beside other methods\n\n{table(head, lines)}\n\n{note}"
 
 
 def _candidates(rows: Sequence[Row]) -> str:
@@ -129,7 +213,7 @@ def _candidates(rows: Sequence[Row]) -> str:
 
 
 def _open() -> str:
-    return "## Not measured yet\n\n" + wrapped(
-        "Further seeds, searches of ten minutes, matrix products at shapes that fill the GPU, "
-        "kernels that the method was not developed with, dependent launch, and another card."
+    return "## Not measured\n\n" + wrapped(
+        "Second and third seeds of all kernels, searches of ten minutes, a candidate's gain on "
+        "another card or with another driver."
     )

@@ -94,14 +94,14 @@ def all_levers(kernel: str, text: str) -> Levers:
         kernel_names=("", f"cutlass_{kernel}"),
         max_registers=(None, 64, 128),
         hints=HINTS,
-        dependent_launch=("", "wait", "wait+trigger") if "sm_8" not in text else ("",),
+        dependent_launch=("", "wait", "trigger+wait") if "sm_8" not in text else ("",),
     )
 
 
 def check_text(name: str, text: str, orders: int, tallies: dict[str, Tally]) -> Row | None:
     """Check one text and its orders; returns its times if it is large."""
     began = time.process_time()
-    checks = Validator(text)
+    checks = Validator(text, dependents_wait=True)
     reading = time.process_time() - began
     itself = checks.check(text)
     tallies["itself"].add(name, itself)

@@ -74,8 +74,8 @@ def load(path: Path) -> dict[str, tuple[Configuration, ...]]:
     return {name: tuple(map(Configuration.model_validate, kernels[name])) for name in kernels}
 
 
-def try_build(entry: Entry, options: Options) -> BuildResult:
-    """Compile a kernel; returns the build, or the error in one line."""
+def try_build(entry: Entry, options: Options | None) -> BuildResult:
+    """Compile a kernel, or read a compiled one; returns the build, or the error in one line."""
     try:
         return build(entry, options)
     except NostallError as error:

@@ -122,6 +122,7 @@ def child(layers: int, budget_s: float, seed: int) -> None:
     """Measure; prints a line of JSON for the start and for each point."""
     start = time.monotonic()
     import torch
+
     import vllm
     from vllm import LLM, SamplingParams
 

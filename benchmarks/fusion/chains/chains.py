@@ -1,9 +1,10 @@
 """Benchmark of stitched chains: eager PyTorch, torch.compile, Liger and nostall in CUDA graphs.
 
-    python -m benchmarks run fusion.chains --out OUT [--chains PART ...] [--limit SECONDS]
-        [--race 8]
+    python -m benchmarks run fusion.chains --out OUT [--set train | test] [--chains PART ...]
+        [--limit SECONDS] [--race 8]
 
-For every chain of ``benchmarks.fusion.chains.programs`` a new process builds the methods of
+For every chain of ``benchmarks.fusion.chains.programs``, or of one half of the generated ones
+(``--set``, ``benchmarks.fusion.chains.generated``), a new process builds the methods of
 ``benchmarks.fusion.chains.methods`` and the stitched kernels.  Kernel plans are tuned: for the
 explorer's and the greedy partition, the modelled best plans of every kernel are measured
 (``--race 0``: the modelled best plan runs), and the faster partition is taken.
@@ -33,6 +34,7 @@ from typing import Any
 import torch
 
 from benchmarks.fusion.chains.accuracy import AccuracyCheck
+from benchmarks.fusion.chains.generated import GENERATED, generated_names
 from benchmarks.fusion.chains.methods import baseline_methods
 from benchmarks.fusion.chains.programs import CHAINS, Chain
 from benchmarks.fusion.chains.stitched import chain_graph, min_bytes, partitions, tune
@@ -45,6 +47,7 @@ from nostall.fusion.codegen.autotune.autotuner import MAX_CANDIDATES
 from nostall.fusion.codegen.cost.default_plan import default_plan
 from nostall.fusion.codegen.runtime.stitched_graph import schedule_operators
 
+ALL_CHAINS = {**CHAINS, **GENERATED}
 LAYOUTS = 4
 """Number of memory layouts; the intervals include the variation between layouts."""
 EXPECTED_SECONDS = 60.0
@@ -135,7 +138,7 @@ def summary_line(folder: Path, name: str) -> str:
 def print_plans(names: Sequence[str]) -> None:
     """Print the modelled best plan of every kernel of both partitions of the chains."""
     for name in names:
-        graph = chain_graph(CHAINS[name])
+        graph = chain_graph(ALL_CHAINS[name])
         print(f"{name}: at least {min_bytes(graph) / 1e6:.1f} MB")
         for partition, groups in partitions(graph).items():
             for group in groups:
@@ -148,6 +151,9 @@ def print_plans(names: Sequence[str]) -> None:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument(
+        "--set", choices=("named", "train", "test"), default="named", help="chains to measure"
+    )
     parser.add_argument(
         "--chains", nargs="*", default=[""], help="only chains whose names contain one of these"
     )
@@ -163,12 +169,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> None:
-    names = [name for name in CHAINS if any(part in name for part in options.chains)]
+    known = list(CHAINS) if options.set == "named" else generated_names(options.set)
+    names = [name for name in known if any(part in name for part in options.chains)]
     if options.list:
         print_plans(names)
         return
     if options.one is not None:
-        result = measure_chain(CHAINS[options.one], options.rounds, options.race, options.inductor)
+        result = measure_chain(
+            ALL_CHAINS[options.one], options.rounds, options.race, options.inductor
+        )
         save(result_path(options.out, options.one), **result)
         return
     gpus = visible_gpus()

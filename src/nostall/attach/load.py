@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import atexit
-import shutil
-import tempfile
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal, overload
 
+from nostall.attach.process_folder import process_folder
 from nostall.attach.store_lookup import find_replacement
 from nostall.core.errors import BadInput, MissingPart
 from nostall.core.suggest import did_you_mean, listed
@@ -118,16 +115,8 @@ def _cupy_module(data: bytes) -> Any:
             f"CuPy cannot be imported ({error}); install it, or take nostall.load(..., to='bytes')"
         ) from error
     # CuPy takes cubins only by path and caches modules by path, so the file is named by its hash.
-    path = Artefacts(_process_folder()).file(data, "cubin")
+    path = Artefacts(process_folder()).file(data, "cubin")
     return cupy.RawModule(path=str(path))
-
-
-@cache
-def _process_folder() -> Path:
-    """A temporary folder that is deleted when this process exits."""
-    folder = tempfile.mkdtemp(prefix="nostall-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return Path(folder)
 
 
 def _read_cubin(source: str | Path | bytes, arch: str | None, kernel: str | None) -> bytes:

@@ -94,10 +94,17 @@ def replace_cubin(compiled: Any, modelled: bool = False) -> bool:
         return False  # not for an NVIDIA GPU
     architecture = f"sm_{compiled.metadata.target.arch}"
     replacement = find_replacement(
-        original, "decorator", architecture=architecture, modelled=modelled
+        original,
+        "decorator",
+        architecture=architecture,
+        modelled=modelled,
+        dependent=hasattr(compiled.metadata, "launch_pdl"),
     )
     if replacement is None:
         return False
+    if replacement.dependent:
+        # Triton's launcher is made from the metadata at the next launch.
+        compiled.metadata = compiled.metadata._replace(launch_pdl=True)
     compiled.asm.pop("sass", None)
     compiled.asm["cubin"] = compiled.kernel = replacement.data
     # A loaded module is not unloaded, because launches of it may still be running.

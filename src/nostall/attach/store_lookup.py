@@ -30,11 +30,13 @@ def find_replacement(
     gpu: str | None = None,
     kernel: str | None = None,
     modelled: bool = False,
+    dependent: bool = False,
 ) -> StoredCubin | None:
     """The optimised cubin to use in place of ``original``, or None; never raises.
 
     ``where`` names the attachment point in the log.  ``gpu`` defaults to the current GPU.
     ``modelled``, or ``NOSTALL_MODELLED=1``, also allows records that were never measured.
+    ``dependent``: whether the attachment point can make dependent launches.
     """
     try:
         lookup = Store().lookup(
@@ -43,6 +45,7 @@ def find_replacement(
             gpu=gpu or gpu_name.current(),
             kernel=kernel,
             modelled=modelled or os.environ.get(MODELLED) == "1",
+            dependent=dependent,
         )
     except Exception as error:  # any error: without nostall the user's program would run
         warn_once(f"the store cannot be used, originals run: {error}")
@@ -77,6 +80,7 @@ def _log_lookup(where: str, original: bytes, cubin: StoredCubin | None) -> None:
         "delivered": cubin.row.optimised if cubin is not None else None,
         "record": cubin.row.id if cubin is not None else None,
         "kind": cubin.row.kind if cubin is not None else None,
+        "dependent_launch": cubin.dependent if cubin is not None else None,
     }
     try:
         with Path(path).open("a") as log:

@@ -141,13 +141,17 @@ def _tuning_lines(document: Document) -> Iterator[str]:
 def show_explanation(document: Document) -> None:
     """Print which calls are not fused and why, and how each schedule was selected."""
     for traced_pass in document.passes:
-        num_unfused = sum(reason.count for reason in traced_pass.refused)
+        num_unfused = sum(reason.count for reason in traced_pass.refused if reason.what)
         out.print(
             f"{traced_pass.name}: {traced_pass.taken} ATen calls can be fused, {num_unfused} stay "
-            "as they are"
+            f"as they are; {pluralize(traced_pass.regions, 'region')}; "
+            f"{format_bytes(sum(reason.bytes for reason in traced_pass.refused))} cross borders"
         )
         for reason in traced_pass.refused[:MAX_REASONS]:
-            out.print(f"  {reason.count:4} x {reason.what}: {reason.reason}")
+            what = f"{reason.count:4} x {reason.what}: " if reason.what else "       "
+            cost = f" ({format_bytes(reason.bytes)})" if reason.bytes else ""
+            out.print(f"  {what}{reason.reason}{cost}")
+            out.print(f"         change: {reason.change}")
         for reason in traced_pass.splits[:MAX_REASONS]:
             out.print(
                 f"  {reason.count:4} x kernel split into smaller ones, for example: {reason.reason}"

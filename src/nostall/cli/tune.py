@@ -46,7 +46,7 @@ from nostall.cli.tuning.runs import (
 )
 from nostall.cli.tuning.search_setup import open_search
 from nostall.core import BadInput, Observer, Search
-from nostall.gpu import Device
+from nostall.gpu import Device, LocalGpu
 from nostall.report import write_report
 from nostall.store import BadStore, Row, Store
 from nostall.tuning.assembler.job import open_setup, tune_assembler
@@ -56,7 +56,7 @@ from nostall.tuning.job import tune as run_job
 from nostall.tuning.nominal_work import NOMINAL_TFLOPS, SIP
 from nostall.tuning.ptxas_versions import ASSEMBLER_KEY
 from nostall.tuning.source import Source
-from nostall.tuning.store_records import record_result
+from nostall.tuning.store_records import record_dependent, record_result
 from nostall.tuning.strategies import (
     ASSEMBLER,
     LOG_FOLDER,
@@ -141,6 +141,22 @@ AssemblersOption = Annotated[
         help="Assemble a Triton kernel with each installed ptxas; start from the fastest cubin.",
     ),
 ]
+NativeOption = Annotated[
+    str,
+    typer.Option(
+        help="Strategy that moves native instructions of the assembler's winner, in the last "
+        "15 % of the time: anneal, sip, random, cuasmrl or ppo."
+    ),
+]
+DependentLaunchOption = Annotated[
+    str | None,
+    typer.Option(
+        "--pdl",
+        help="After the search, try dependent launches and measure them back to back: wait (sink a "
+        "wait for the kernels before to the first access of memory); trigger (also let the next "
+        "kernel start early: only if every kernel that is launched as a dependent waits itself).",
+    ),
+]
 RecordOption = Annotated[
     Path | None,
     typer.Option(
@@ -181,6 +197,8 @@ def tune(
     cold: ColdOption = False,
     sanitizer: SanitizerOption = False,
     measured_latencies: MeasuredLatenciesOption = False,
+    native: NativeOption = Settings.native,
+    pdl: DependentLaunchOption = None,
     record: RecordOption = None,
     recording: RecordingOption = None,
     format: FormatOption = Format.TABLE,
@@ -239,6 +257,8 @@ def tune(
             sanitizer=sanitizer,
             policy=policy,
             measured_latencies=measured_latencies,
+            pdl=pdl or "",
+            native=native,
             # A recorded winner is verified on machines without its ptxas, which is only possible
             # without moves of native instructions.
             anneal_share=0.0 if record is not None else Settings.anneal_share,
@@ -335,9 +355,16 @@ def _run_search(
             resume=resume,
             device=device,
         )
-    with open_setup(source) as setup:
+    with open_setup(source, dependents_wait=settings.pdl == "trigger") as setup:
         return tune_assembler(
-            setup, search, settings, device, run=run, observers=observers, resume=resume
+            setup,
+            search,
+            settings,
+            device,
+            run=run,
+            observers=observers,
+            resume=resume,
+            open_device=LocalGpu,
         )
 
 
@@ -351,7 +378,8 @@ def store_gain(
     """Record a gain in the store; returns its row, or None if nothing was recorded.
 
     ``requested`` is the option ``--store``.  By default a gain is recorded if it was measured
-    (``device_info`` is not None); an unusable store is then only a warning.
+    (``device_info`` is not None); an unusable store is then only a warning.  A gain of dependent
+    launches is a record of its own.
     """
     if result.improved and ASSEMBLER_KEY in source.provenance:
         err.print(
@@ -360,12 +388,19 @@ def store_gain(
         )
         return None
     is_wanted = requested or (requested is None and device_info is not None)
-    if not result.improved or not is_wanted:
+    has_chain_gain = result.dependent is not None and result.dependent.improved
+    if not (result.improved or has_chain_gain) or not is_wanted:
         return None
+    row: Row | None = None
     try:
-        return record_result(Store(), source, settings, result, device_info or {})
+        store = Store()
+        if result.improved:
+            row = record_result(store, source, settings, result, device_info or {})
+        if has_chain_gain:
+            dependent = record_dependent(store, source, settings, result, device_info or {})
+            row = row or dependent
     except BadStore as error:
         if requested:
             raise
         err.print(f"not recorded in the store: {error}")
-        return None
+    return row

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
@@ -22,7 +22,14 @@ from nostall.core.plurals import pluralize
 from nostall.sass import Verdict
 from nostall.sass.safety import validate
 from nostall.sass.safety import verify as verify_cubins
-from nostall.tuning.assembler.recipe import PTX_FILE, RECIPE_FILE, Recipe
+from nostall.sass.safety.dependent_launch import check_wait
+from nostall.tuning.assembler.recipe import (
+    DEPENDENT_CUBIN_FILE,
+    DEPENDENT_RECIPE_FILE,
+    PTX_FILE,
+    RECIPE_FILE,
+    Recipe,
+)
 from nostall.tuning.assembler.reverify import RecipeVerdict, verify_recipe
 
 MAX_FINDINGS = 50
@@ -80,20 +87,49 @@ def _verify_run(folder: Path, candidate: Path | None, format: Format) -> None:
             f"{folder} is a folder and {candidate} was given as well; give one run directory, or "
             "two cubins"
         )
-    if not (folder / RECIPE_FILE).exists():
+    present = [files for files in _RESULTS if (folder / files.recipe).exists()]
+    if not present:
         raise BadInput(
             f"{folder} has no {RECIPE_FILE}; it is not a run of the assembler search with a gain; "
             f"give two cubins: {folder / 'original.cubin'} {folder / 'best.cubin'}"
         )
-    recipe = Recipe.from_bytes(read_bytes(folder / RECIPE_FILE), str(folder / RECIPE_FILE))
     ptx = read_bytes(folder / PTX_FILE).decode("utf-8", "replace")
-    verdict = verify_recipe(recipe, ptx, read_bytes(folder / "best.cubin"))
+    verdicts = {files.cubin: _verify_result(folder, files, ptx) for files in present}
     if format is Format.JSON:
-        show_json({"safe": verdict.safe, **asdict(verdict)})
+        first, *others = verdicts.items()
+        more = {name: {"safe": v.safe, **asdict(v)} for name, v in others}
+        show_json({"safe": first[1].safe, **asdict(first[1]), **more})
     else:
-        out.print(f"{'safe' if verdict.safe else 'UNSAFE'}: {describe_verdict(verdict)}")
-    if not verdict.safe:
+        for name, verdict in verdicts.items():
+            label = "" if name == _RESULTS[0].cubin else f"{name}: "
+            word = "safe" if verdict.safe else "UNSAFE"
+            out.print(f"{label}{word}: {describe_verdict(verdict)}")
+    if not all(verdict.safe for verdict in verdicts.values()):
         raise typer.Exit(1)
+
+
+class _ResultFiles(NamedTuple):
+    """Files of a result in a run directory."""
+
+    cubin: str
+    recipe: str
+
+
+_RESULTS = (
+    _ResultFiles("best.cubin", RECIPE_FILE),
+    _ResultFiles(DEPENDENT_CUBIN_FILE, DEPENDENT_RECIPE_FILE),
+)
+"""The result of the search, and that for dependent launches."""
+
+
+def _verify_result(folder: Path, files: _ResultFiles, ptx: str) -> RecipeVerdict:
+    path = folder / files.recipe
+    recipe = Recipe.from_bytes(read_bytes(path), str(path))
+    cubin = read_bytes(folder / files.cubin)
+    verdict = verify_recipe(recipe, ptx, cubin)
+    if files.cubin == DEPENDENT_CUBIN_FILE and verdict.safe:
+        return replace(verdict, objection=check_wait(cubin, recipe.kernel))
+    return verdict
 
 
 def describe_verdict(verdict: RecipeVerdict) -> str:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from graphlib import TopologicalSorter
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from nostall.fusion.codegen.runtime.stitched_graph import PlanChooser, StitchedG
 from nostall.fusion.explore.default_partition import default_partition
 from nostall.fusion.graph.graph import Graph
 from nostall.fusion.graph.regions import find_regions
+from nostall.fusion.steps import Step, order_steps, results_to_copy
 
 Explorer = Callable[[Graph], Sequence[tuple[int, ...]]]
 """Function that partitions a region's graph into kernels."""
@@ -54,6 +54,11 @@ class StitchedFunction:
         for graph in self.graphs:
             counts += graph.unfused
         return counts
+
+    @property
+    def refused(self) -> Counter[tuple[str, str]]:
+        """Earlier name of :attr:`unfused`, still accepted."""
+        return self.unfused
 
 
 def stitch_function(
@@ -92,18 +97,8 @@ def stitch_function(
     return stitched
 
 
-@dataclass(frozen=True)
-class Step:
-    """One step of a run: the kernels of a region, or a call that PyTorch runs.
-
-    Values are identified by their nodes in the captured graph.
-    """
-
-    action: StitchedGraph | FxNode
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
-    last_uses: tuple[int, ...] = ()
-    """Values that no later step reads; they are released after this step."""
+fuse = stitch_function
+"""Earlier name of :func:`stitch_function`, still accepted."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +109,8 @@ class StitchedModule:
     captured: CapturedGraph = field(repr=False)
     steps: tuple[Step, ...] = field(repr=False)
     """In the order in which they run."""
+    copied: frozenset[FxNode] = frozenset()
+    """Results that PyTorch has in memory of their own, and the captured graph has not."""
 
     @property
     def kernels(self) -> int:
@@ -158,7 +155,7 @@ class StitchedModule:
                 computed[index] = next(arguments) if is_argument else attribute
         for step in self.steps:
             if isinstance(step.action, StitchedGraph):
-                results = step.action(*map(read_value, step.inputs), size=size)
+                results = step.action(*map(read_value, step.inputs), size=size, device=device)
             else:
                 call = step.action
                 operands, named = map_arg(call.args, read_node), map_arg(call.kwargs, read_node)
@@ -166,8 +163,12 @@ class StitchedModule:
             computed.update(zip(step.outputs, results, strict=True))
             for index in step.last_uses:
                 del computed[index]
+
+        def read_result(node: FxNode) -> Any:
+            return read_node(node).clone() if node in self.copied else read_node(node)
+
         (output,) = self.module.graph.find_nodes(op="output")
-        return map_arg(output.args[0], read_node)
+        return map_arg(output.args[0], read_result)
 
     def _dynamic_size(self, args: Sequence[Any]) -> int | None:
         """The value of the dynamic size in these arguments; None if all sizes are static."""
@@ -209,28 +210,11 @@ def stitch_module(
             steps.append(Step(node, tuple(sorted(inputs)), (index,)))
     (output,) = module.graph.find_nodes(op="output")
     results = {graph.base(i) for node in output.all_input_nodes for i in _indices(captured, node)}
-    return StitchedModule(module, captured, tuple(_order_steps(steps, results)))
+    ordered = order_steps(steps, results, module.graph.nodes)
+    return StitchedModule(module, captured, tuple(ordered), results_to_copy(captured, module))
 
 
 def _indices(captured: CapturedGraph, node: FxNode) -> tuple[int, ...]:
     """The graph nodes of an FX node."""
     index = captured.values[node]
     return (index,) if isinstance(index, int) else index
-
-
-def _order_steps(steps: list[Step], results: set[int]) -> list[Step]:
-    """Sort steps topologically and set the last uses of each; ``results`` are never released."""
-    producer = {index: at for at, step in enumerate(steps) for index in step.outputs}
-    predecessors = {
-        at: [producer[index] for index in step.inputs if index in producer]
-        for at, step in enumerate(steps)
-    }
-    ordered = [steps[at] for at in TopologicalSorter(predecessors).static_order()]
-    used_later = set(results)
-    reversed_steps = []
-    for step in reversed(ordered):
-        # A result that no step reads is released by the step that computes it.
-        last_uses = {*step.inputs, *step.outputs} - used_later
-        used_later |= last_uses
-        reversed_steps.append(replace(step, last_uses=tuple(sorted(last_uses))))
-    return reversed_steps[::-1]

@@ -25,6 +25,8 @@ _POISON = (0xFF, 0x5A)
 """Bytes that fill outputs before a checked launch, alternately.  An output that a kernel does not
 write cannot equal the expected one after both."""
 _KEY = 0x5851F42D4C957F2D
+_LATE_NS, _LATE_BLOCKS = 30_000, 16
+"""Nanoseconds for which a late kernel waits before it writes, and its blocks at most."""
 _MAX_INT64 = (1 << 63) - 1
 
 
@@ -120,6 +122,26 @@ class Buffers:
             else:
                 byte = _POISON[self._resets % 2] if role == "out" else 0
                 self.cuda.fill(buffer.pointer, byte, buffer.padded)
+
+    @property
+    def input_names(self) -> list[str]:
+        """The names of the buffers that the kernel reads."""
+        return [buffer.spec.name for buffer in self._input_buffers()]
+
+    def write_late(self, index: int, name: str) -> None:
+        """Set an input to zero, then write its values of set ``index`` by a kernel that is late.
+
+        The kernel lets its dependents start before it writes.  Needs sm_90.
+        """
+        buffer = next(b for b in self.working if b.spec.name == name)
+        self.cuda.fill(buffer.pointer, 0, buffer.padded)
+        source = self._inputs[index][name]
+        kernel = self.cuda.load_helper(device_code.late_copy(), "late_copy")
+        count = buffer.padded // 4
+        values = (buffer.pointer, source, count, _LATE_NS)
+        types = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64)
+        # Few blocks: the candidate's blocks must fit beside them.
+        self._launch(kernel, min(count, _LATE_BLOCKS * 256), (values, types))
 
     def save_expected(self, index: int) -> None:
         """Save the current outputs as the expected ones of set ``index``.

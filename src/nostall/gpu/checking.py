@@ -81,6 +81,22 @@ class Checker:
         self.run(candidate, index, cold)
         return self.buffers.count_mismatches(index)
 
+    def count_early_reads(self, candidate: LoadedKernel, index: int) -> int:
+        """Wrong words or elements of a dependent launch after a kernel that writes an input late.
+
+        Each input is tested alone: it is zero until the kernel before the candidate, which lets
+        its dependents start at once, has written it.  A candidate that does not wait reads zeros,
+        so its outputs differ.
+        """
+        mismatches = 0
+        for buffer in self.buffers.input_names:
+            self.buffers.reset(index)
+            self.buffers.write_late(index, buffer)
+            arguments = self.bind(candidate)
+            self.cuda.launch(candidate, self.launch, arguments, dependent=True)
+            mismatches += self.buffers.count_mismatches(index)
+        return mismatches
+
     def first_mismatch(
         self, original: LoadedKernel, candidate: LoadedKernel, first: int, count: int
     ) -> tuple[int, int] | None:

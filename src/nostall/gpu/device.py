@@ -72,6 +72,10 @@ class MeasurementPlan:
     loads: int = 8
     """Times that original, candidate and null are loaded for a comparison.  The address at which
     a module is loaded changes its time a little."""
+    dependent_launch: bool = False
+    """Launch candidates one after another as dependent launches (timing method ``graph`` only), and
+    the original as it is.  Each candidate must wait itself for the kernels before it; that is
+    checked with a kernel before it which writes the inputs late."""
     prefetch: bool = True
     """Load modules that may come next while the GPU works (timing method ``graph`` only)."""
 

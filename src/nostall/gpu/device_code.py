@@ -18,6 +18,13 @@ _HEADER = """
 .address_size 64
 """
 
+_DEPENDENT_HEADER = """
+.version 7.8
+.target sm_90
+.address_size 64
+"""
+"""For instructions of dependent launches."""
+
 _INDEX = """
  mov.u32 %r0, %ctaid.x;
  mov.u32 %r1, %ntid.x;
@@ -289,5 +296,47 @@ def advance() -> bytes:
 """)
 
 
-def _ptx(body: str) -> bytes:
-    return (_HEADER + body + "\0").encode()
+def late_copy() -> bytes:
+    """PTX of ``late_copy(out, in, n, delay)``, which copies n 32-bit words after ``delay`` ns.
+
+    It lets kernels that are launched as its dependents start at once.
+    """
+    return _ptx(
+        f"""
+.visible .entry late_copy(.param .u64 out, .param .u64 in, .param .u64 n, .param .u64 delay)
+{{
+ .reg .pred %p<4>;
+ .reg .b32 %r<8>;
+ .reg .b64 %d<14>;
+ griddepcontrol.launch_dependents;
+ ld.param.u64 %d0, [out];
+ ld.param.u64 %d1, [in];
+ ld.param.u64 %d2, [n];
+ ld.param.u64 %d3, [delay];
+{_INDEX}
+ mov.u64 %d7, %globaltimer;
+LATER:
+ mov.u64 %d8, %globaltimer;
+ sub.u64 %d8, %d8, %d7;
+ setp.le.u64 %p0, %d8, %d3;
+ @%p0 bra LATER;
+LOOP:
+ setp.ge.u64 %p0, %d4, %d2;
+ @%p0 bra DONE;
+ mul.lo.u64 %d9, %d4, 4;
+ add.u64 %d10, %d1, %d9;
+ add.u64 %d11, %d0, %d9;
+ ld.global.u32 %r4, [%d10];
+ st.global.u32 [%d11], %r4;
+ add.u64 %d4, %d4, %d6;
+ bra LOOP;
+DONE:
+ ret;
+}}
+""",
+        _DEPENDENT_HEADER,
+    )
+
+
+def _ptx(body: str, header: str = _HEADER) -> bytes:
+    return (header + body + "\0").encode()

@@ -42,6 +42,9 @@ class LoadedKernel:
 
     module: Any
     function: Any
+    dependent: bool = False
+    """Whether launches one after another have the attribute of programmatic dependent launch: the
+    kernel waits itself for those before it."""
 
 
 class Cuda:
@@ -104,17 +107,20 @@ class Cuda:
         raw: bytes = self.call("cuDeviceGetPCIBusId", 32, self.device)
         return raw.partition(b"\0")[0].decode()
 
-    def load(self, cubin: bytes, kernel: str, shared: int = 0) -> LoadedKernel:
+    def load(
+        self, cubin: bytes, kernel: str, shared: int = 0, *, dependent: bool = False
+    ) -> LoadedKernel:
         """Load a module and find one of its kernels.
 
-        ``shared``: bytes of dynamic shared memory of a launch.
+        ``shared``: bytes of dynamic shared memory of a launch.  ``dependent``: see
+        :attr:`LoadedKernel.dependent`.
         """
         module = self.call("cuModuleLoadData", cubin)
         function = self.call("cuModuleGetFunction", module, kernel.encode())
         if shared > _DEFAULT_DYNAMIC_SHARED - 1024:
             limit = self.cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             self.call("cuFuncSetAttribute", function, limit, shared)
-        return LoadedKernel(module, function)
+        return LoadedKernel(module, function, dependent)
 
     def load_helper(self, ptx: bytes, kernel: str) -> LoadedKernel:
         """Load one of nostall's helper kernels; loaded once for each PTX text."""
@@ -179,9 +185,20 @@ class Cuda:
                 return sizes
             sizes.append(int(size))
 
-    def launch(self, loaded: LoadedKernel, spec: LaunchSpec, arguments: KernelArguments) -> None:
-        """Launch a kernel, as a cluster launch if ``spec.cluster`` is not one block."""
-        if spec.cluster == (1, 1, 1):
+    def launch(
+        self,
+        loaded: LoadedKernel,
+        spec: LaunchSpec,
+        arguments: KernelArguments,
+        *,
+        dependent: bool = False,
+    ) -> None:
+        """Launch a kernel, as a cluster launch if ``spec.cluster`` is not one block.
+
+        ``dependent``: it may start while the kernel before it in the stream still runs.
+        """
+        attributes = self._launch_attributes(spec, dependent)
+        if not attributes:
             self.call(
                 "cuLaunchKernel",
                 loaded.function,
@@ -197,21 +214,37 @@ class Cuda:
         config.gridDimX, config.gridDimY, config.gridDimZ = spec.grid
         config.blockDimX, config.blockDimY, config.blockDimZ = spec.block
         config.sharedMemBytes, config.hStream = spec.shared, self.stream
-        attribute = self.cu.CUlaunchAttribute()
-        attribute.id = self.cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-        dimension = attribute.value.clusterDim
-        dimension.x, dimension.y, dimension.z = spec.cluster
-        config.attrs, config.numAttrs = [attribute], 1
+        config.attrs, config.numAttrs = attributes, len(attributes)
         self.call("cuLaunchKernelEx", config, loaded.function, arguments.packed, 0)
+
+    def _launch_attributes(self, spec: LaunchSpec, dependent: bool) -> list[Any]:
+        attributes: list[Any] = []
+        ids = self.cu.CUlaunchAttributeID
+        if spec.cluster != (1, 1, 1):
+            cluster = self.cu.CUlaunchAttribute()
+            cluster.id = ids.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+            dimension = cluster.value.clusterDim
+            dimension.x, dimension.y, dimension.z = spec.cluster
+            attributes.append(cluster)
+        if dependent:
+            early = self.cu.CUlaunchAttribute()
+            early.id = ids.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            early.value.programmaticStreamSerializationAllowed = 1
+            attributes.append(early)
+        return attributes
 
     def graph(
         self, loaded: LoadedKernel, spec: LaunchSpec, arguments: KernelArguments, launches: int
     ) -> Any:
-        """An executable CUDA graph of ``launches`` consecutive launches."""
+        """An executable CUDA graph of ``launches`` consecutive launches.
+
+        From the second on they are dependent launches if the kernel waits itself.
+        """
 
         def launch_all() -> None:
-            for _ in range(launches):
-                self.launch(loaded, spec, arguments)
+            for number in range(launches):
+                dependent = loaded.dependent and number > 0
+                self.launch(loaded, spec, arguments, dependent=dependent)
 
         return self.capture(launch_all)
 

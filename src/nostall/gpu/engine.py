@@ -87,6 +87,8 @@ class Engine:
         for index in range(self.plan.inputs):
             try:
                 mismatches = self.checker.count_mismatches(candidate, index)
+                if candidate.dependent and not mismatches:
+                    mismatches = self.checker.count_early_reads(candidate, index)
             except DriverError as error:
                 if error.name not in _REFUSED_LAUNCHES:
                     raise
@@ -116,6 +118,9 @@ class Engine:
         launch = self.kernel.launch
         mismatch = self.checker.first_mismatch(self.original, candidate, first, count)
         detail = self.checker.describe(mismatch) if mismatch else ""
+        if self.plan.dependent_launch and not detail:
+            early = self.checker.count_early_reads(candidate, 0)
+            detail = f"{early} words of the outputs show that it does not wait" if early else ""
         for number, variant in enumerate(launch.shapes):
             if detail:
                 break
@@ -157,7 +162,8 @@ class Engine:
         loaded: dict[int, LoadedKernel] = {}
         for step in range(3):
             index = (number + step) % 3
-            loaded[index] = self._load(cubins[index])
+            is_candidate = index == 1
+            loaded[index] = self._load(cubins[index], self.plan.dependent_launch and is_candidate)
         return [loaded[index] for index in range(3)]
 
     def _prefetch(self) -> None:
@@ -169,7 +175,8 @@ class Engine:
         cubin = self.next_hint()
         if cubin is not None:
             with suppress(DriverError):  # reported if the candidate is evaluated
-                self._prefetched.append((cubin, self._load(cubin)))
+                loaded = self._load(cubin, self.plan.dependent_launch)
+                self._prefetched.append((cubin, loaded))
 
     def _load_candidate(self, cubin: bytes) -> LoadedKernel:
         """Load a candidate, or take it from the prefetched modules.
@@ -184,10 +191,11 @@ class Engine:
                 candidate = loaded
             else:
                 self.cuda.unload(loaded)
-        return candidate or self._load(cubin)
+        return candidate or self._load(cubin, self.plan.dependent_launch)
 
-    def _load(self, cubin: bytes) -> LoadedKernel:
-        return self.cuda.load(cubin, self.kernel.name, self.kernel.launch.shared)
+    def _load(self, cubin: bytes, dependent: bool = False) -> LoadedKernel:
+        shared = self.kernel.launch.shared
+        return self.cuda.load(cubin, self.kernel.name, shared, dependent=dependent)
 
     def _load_original(self) -> LoadedKernel:
         try:

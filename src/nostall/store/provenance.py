@@ -150,6 +150,10 @@ class Provenance(StoredModel):
     """The deciding comparison of a measured ratio."""
     settings: Json
     """Settings of the search."""
+    dependent_launch: bool = False
+    """Whether the optimised cubin is for launches with the attribute of programmatic dependent
+    launch: it waits itself for the kernels before it, and ``ratio`` is that of a chain of launches
+    over the original's chain without the attribute."""
     notes: tuple[Text, ...]
     created: Date
     """Date and time in ISO 8601."""

@@ -58,6 +58,9 @@ class StoredCubin:
     row: Row
     data: bytes
     path: Path
+    dependent: bool = False
+    """Whether it must be launched with the attribute of programmatic dependent launch to gain; it
+    is correct without it as well."""
 
 
 @dataclass(frozen=True)
@@ -130,23 +133,36 @@ class Store:
         gpu: str | None = None,
         kernel: str | None = None,
         modelled: bool = False,
+        dependent: bool = False,
     ) -> Lookup:
         """Find the best optimised cubin for an original.
 
         ``architecture`` (such as ``sm_90``) and ``kernel`` restrict the records if given.  ``gpu``
         is the name of the GPU: a measured record is used only on the GPU it was measured on, so
         without ``gpu`` none is.  ``modelled`` also allows records that were never measured.
+        ``dependent`` also allows records for dependent launches, and prefers them: each was faster
+        in chains than the other results of its search.  The caller must then launch a cubin with
+        ``dependent`` set with that attribute.
         """
         rejections: list[str] = []
+        plain: StoredCubin | None = None
         for row in self.index.find_original(content_hash(original)):
             reason = _rejection_reason(row, architecture, gpu, kernel, modelled)
             if reason is None:
                 try:
-                    return Lookup(self._load_checked(row), tuple(rejections))
+                    found = self._load_checked(row)
                 except BadStore as error:
                     reason = str(error)
+                else:
+                    if found.dependent == dependent:
+                        return Lookup(found, tuple(rejections))
+                    if found.dependent:
+                        reason = "it is for dependent launches, which this place cannot make"
+                    else:
+                        plain = plain or found
+                        continue
             rejections.append(f"record {row.id[:12]}: {reason}")
-        return Lookup(None, tuple(rejections))
+        return Lookup(plain, tuple(rejections))
 
     def rows(self) -> list[Row]:
         """All records, oldest first."""
@@ -246,10 +262,12 @@ class Store:
 
         Raises :class:`BadStore` if a hash is wrong or the verification record does not say safe.
         """
-        if not self.provenance(row).verified.safe:
+        provenance = self.provenance(row)
+        if not provenance.verified.safe:
             raise BadStore("its verification record does not say safe")
         data = self.artefacts.get(row.optimised, CUBIN)
-        return StoredCubin(row, data, self.artefacts.path(row.optimised, CUBIN))
+        path = self.artefacts.path(row.optimised, CUBIN)
+        return StoredCubin(row, data, path, provenance.dependent_launch)
 
     @contextmanager
     def locked(self) -> Iterator[None]:

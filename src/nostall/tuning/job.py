@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from nostall.core import (
     BadInput,
@@ -39,6 +39,7 @@ from nostall.sass.schedule import Schedule, ScheduleSpace
 from nostall.tuning.ablation import ablate
 from nostall.tuning.gpu_objective import Decision, GpuObjective, decide, race_states
 from nostall.tuning.nominal_work import SIP, nominal_flops, strategy_name
+from nostall.tuning.recipe_file import DependentResult, RecipeFile
 from nostall.tuning.result_records import provenance_record, result_record, verdict_record
 from nostall.tuning.resume import FINALISTS_FILE, RULES_KEY, load_checkpoint
 from nostall.tuning.source import Source
@@ -86,8 +87,12 @@ class Settings:
     """Policy file that ``ppo`` starts with."""
     measured_latencies: bool = False
     """Let issue distances measured on a GPU lower mined ones."""
+    pdl: str = ""
+    """``wait`` or ``trigger``: try dependent launches of the result; empty: do not."""
     anneal_share: float = 0.15
     """Share of the seconds in which ``assembler`` moves native instructions of its winner."""
+    native: str = "anneal"
+    """Strategy that chooses these moves."""
 
     @property
     def budget(self) -> Budget:
@@ -101,20 +106,6 @@ class Settings:
             cold=self.cold, clock=self.clock, tolerance=self.tolerance, seed=self.seed
         )
         return replace(plan, **ASSEMBLER_TIMING) if self.strategy == "assembler" else plan
-
-
-class RecipeFile(Protocol):
-    """How a cubin is made again from PTX."""
-
-    @property
-    def schedule(self) -> str | None:
-        """Moves of native instructions after the assembly."""
-
-    def to_bytes(self) -> bytes: ...
-
-    def with_ptx(self, ptx: str) -> bytes:
-        """The recipe together with the PTX it starts from, as the store keeps it."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -140,6 +131,8 @@ class TuningResult:
     """Report of each tool of compute-sanitizer; empty if it did not run."""
     recipe: RecipeFile | None = None
     """How the cubin is made again, if it was assembled from PTX."""
+    dependent: DependentResult | None = None
+    """The result for dependent launches; None if they were not tried, or none could be built."""
 
     @property
     def ratio(self) -> float:
@@ -359,7 +352,9 @@ def describe(source: Source, settings: Settings) -> dict[str, Any]:
         "sanitizer": settings.sanitizer,
         "policy": settings.policy.name if settings.policy else None,
         "measured_latencies": settings.measured_latencies,
+        "pdl": settings.pdl,
         "anneal_share": settings.anneal_share,
+        "native": settings.native,
         "launch": source.launch.model_dump(mode="json") if source.launch else None,
         "provenance": dict(source.provenance),
     }

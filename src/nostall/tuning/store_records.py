@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from nostall.core.text import escape_controls
 from nostall.sass.binary import toolchain
 from nostall.sass.binary.cubin import Cubin
 from nostall.sass.safety import Verdict, verify
+from nostall.sass.safety.dependent_launch import check_wait
 from nostall.store import BadBundle, ComparisonRecord, Provenance, Row, Store, Verification, bundle
 from nostall.store.artefacts import content_hash
 from nostall.store.bundle import BundledRecord
@@ -24,6 +26,9 @@ from nostall.tuning.job import Settings, TuningResult, describe
 from nostall.tuning.result_records import result_notes
 from nostall.tuning.source import Source
 
+_CHAIN_NOTE = (
+    "the ratio is that of launches back to back: as dependent launches, over the original without"
+)
 _RECORDED_SETTINGS = ("strategy", "seed", "seconds", "evaluations", "clock", "cold",
                       "measured_latencies")  # fmt: skip
 
@@ -34,10 +39,13 @@ def record_result(
     settings: Settings,
     result: TuningResult,
     device_info: Mapping[str, str],
+    *,
+    dependent_launch: bool = False,
 ) -> Row:
     """Record an improved cubin in the store, with its provenance and its recipe, if it has one.
 
     ``device_info`` describes the GPU that measured the result; a modelled result ignores it.
+    ``dependent_launch``: see :attr:`.Provenance.dependent_launch`.
     Raises :class:`BadInput` if nothing was improved, because the store holds no bare originals.
     """
     if not result.improved:
@@ -51,6 +59,7 @@ def record_result(
     described = describe(source, settings)
     sm = Cubin.parse(source.cubin).sm
     recipe = _recipe_file(source, result)
+    notes = result_notes(sm, kind, settings, result)
     provenance = Provenance(
         original=content_hash(source.cubin),
         optimised=content_hash(result.cubin),
@@ -74,10 +83,32 @@ def record_result(
         verified=_verification(result.verdict),
         comparison=_comparison(result),
         settings={key: described[key] for key in _RECORDED_SETTINGS},
-        notes=result_notes(sm, kind, settings, result),
+        dependent_launch=dependent_launch,
+        notes=(*notes, _CHAIN_NOTE) if dependent_launch else notes,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     return store.record(source.cubin, result.cubin, provenance, recipe=recipe)
+
+
+def record_dependent(
+    store: Store,
+    source: Source,
+    settings: Settings,
+    result: TuningResult,
+    device_info: Mapping[str, str],
+) -> Row:
+    """Record the result for dependent launches, whose ratio is that of chains of launches."""
+    found = result.dependent
+    assert found is not None
+    as_result = replace(
+        result,
+        cubin=found.cubin,
+        improved=found.improved,
+        verdict=found.verdict,
+        decision=found.decision,
+        recipe=found.recipe,
+    )
+    return record_result(store, source, settings, as_result, device_info, dependent_launch=True)
 
 
 def _recipe_file(source: Source, result: TuningResult) -> bytes | None:
@@ -172,6 +203,10 @@ def _verify(record: Contents) -> tuple[str, str]:
 
     Moved instructions are verified with the latency table that the search used.
     """
+    if record.provenance.dependent_launch:
+        problem = check_wait(record.optimised, record.provenance.kernel)
+        if problem:
+            return problem, ""
     if record.recipe is not None:
         answer = verify_stored(record.recipe, record.original, record.optimised)
         return answer.objection, answer.unproved

@@ -44,7 +44,7 @@ def all_texts() -> tuple[Text, ...]:
 @lru_cache(maxsize=64)
 def validator(original: str) -> Validator:
     """The validator of an original; the same object for the same text."""
-    return Validator(original)
+    return Validator(original, dependents_wait=True)
 
 
 def mutants(kind: str, per_text: int, texts: tuple[Text, ...] | None = None) -> Iterator[Mutant]:

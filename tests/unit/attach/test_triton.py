@@ -13,6 +13,7 @@ import pytest
 from nostall.store import Store
 from tests.corpus.catalogue import OLD_TRITON
 from tests.unit.attach.processes import Machine, empty_cache, make_machine
+from tests.unit.attach.variants import keep_variant
 
 pytest.importorskip("triton")
 
@@ -42,6 +43,7 @@ def test_apply_loads_replacements(world: Machine, mode: str) -> None:
     ran = world.run(mode, apply=True)
     assert set(ran.loaded) <= set(world.variants.values())
     assert len(ran.loaded) == (2 if "autotune" in mode else 1)
+    assert not any(line["dependent"] for line in ran.lines)
     assert ran.messages == ""
 
 
@@ -63,6 +65,33 @@ def test_decorator_and_apply_with_an_empty_cache(world: Machine) -> None:
     empty_cache(world)
     ran = world.run("worker-decorated-autotune", apply=True)
     assert sorted(ran.loaded) == sorted(world.variants.values())
+
+
+@pytest.fixture
+def chains(made: Machine, tmp_path: Path) -> str:
+    """A store whose records are for dependent launches."""
+    store = Store(tmp_path / "chains")
+    for original in made.variants:
+        data = made.store.artefacts.get(original, "cubin")
+        keep_variant(store, data, dependent_launch=True)
+    return str(store.root)
+
+
+@pytest.mark.parametrize("mode", ["plain", "decorated"])
+def test_cubins_for_dependent_launches_are_launched_as_such(
+    world: Machine, chains: str, mode: str
+) -> None:
+    ran = world.run(mode, apply=mode == "plain", NOSTALL_HOME=chains)
+    assert set(ran.loaded) <= set(world.variants.values())
+    assert [line["dependent"] for line in ran.lines] == [True]
+
+
+@newest_triton
+def test_a_new_kernel_is_compiled_for_dependent_launches(world: Machine, chains: str) -> None:
+    empty_cache(world)
+    ran = world.run("autotune", apply=True, NOSTALL_HOME=chains)
+    assert sorted(ran.loaded) == sorted(world.variants.values())
+    assert {line["dependent"] for line in ran.lines} == {True}
 
 
 @pytest.mark.parametrize("mode", ["tuned", "tuned-autotune"])

@@ -29,7 +29,7 @@ def variant(original: bytes, seed: int = 0, moves: int = 30) -> bytes:
     return cubin
 
 
-def keep_variant(store: Store, original: bytes) -> Row:
+def keep_variant(store: Store, original: bytes, *, dependent_launch: bool = False) -> Row:
     """Record a variant of a cubin in the store."""
     program = Program.from_cubin(original)
     optimised = variant(original)
@@ -40,5 +40,6 @@ def keep_variant(store: Store, original: bytes) -> Row:
         gpu=GPU,
         device={"gpu": GPU},
         architecture=f"sm_{program.sm}",
+        dependent_launch=dependent_launch,
     )
     return store.record(original, optimised, about)

@@ -18,8 +18,10 @@ from nostall.cli.report import report
 from nostall.cli.terminal.console import Format
 from nostall.cli.verify import verify
 from nostall.core import BadInput, LaunchSpec, Search
+from nostall.gpu import Kernel, MeasurementPlan
 from nostall.ptx.assemble.versions import find_assemblers
 from nostall.search.evolution.evolve import Evolve
+from nostall.store import Store
 from nostall.tuning.assembler import job, objective, reverify, shortlist
 from nostall.tuning.assembler.recording import Recording
 from nostall.tuning.source import Source
@@ -130,6 +132,60 @@ def test_a_changed_cubin_or_recipe_is_not_verified(
     (folder / "recipe.json").unlink()
     with pytest.raises(BadInput, match=r"has no recipe\.json"):
         verify(folder)
+
+
+def test_dependent_launches_are_tried_after_the_search(
+    tune: Callable[..., Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("k.ptx").write_text(PTX.replace("sm_80", "sm_90"))
+
+    @contextmanager
+    def open_chain(kernel: Kernel, plan: MeasurementPlan) -> Iterator[TimedDevice]:
+        assert plan.dependent_launch
+        device = TimedDevice(kernel.cubin)
+        device.factor = lambda cubin: 0.5  # type: ignore[method-assign]
+        yield device
+
+    monkeypatch.setattr(command, "LocalGpu", open_chain)
+    folder = tune(pdl="wait")
+    text = capsys.readouterr().out
+    assert "chains:   2.0000x [2.0000, 2.0000]" in text
+    assert "launches back to back as dependent launches (wait), 2.0000x" in text
+    result = json.loads((folder / "run.json").read_text())["result"]
+    assert result["dependent_launch"]["improved"] and result["ratio"] < 2
+    kinds = [Store().provenance(row).dependent_launch for row in Store().rows()]
+    assert sorted(kinds) == [False, True]
+    page = (folder / "report.html").read_text()
+    assert "Launches back to back" in page and "2.0000 to 2.0000" in page
+    capsys.readouterr()
+    verify(folder)
+    assert "dependent.cubin: safe: PTX proved equal" in capsys.readouterr().out
+    # A result without a wait.
+    (folder / "dependent.cubin").write_bytes((folder / "best.cubin").read_bytes())
+    (folder / "dependent_recipe.json").write_bytes((folder / "recipe.json").read_bytes())
+    with pytest.raises(typer.Exit):
+        verify(folder)
+    assert "dependent.cubin: UNSAFE: scale has no ACQBULK" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"pdl": "early"}, "--pdl is 'early'; allowed are: wait, trigger"),
+        ({"pdl": "wait"}, "below sm_90"),
+        ({"pdl": "wait", "strategy": "anneal"}, "has strategy anneal"),
+        ({"pdl": "wait", "timing": "events"}, "--timing graph"),
+        ({"native": "assembler"}, "moves no native instructions"),
+        ({"native": "sip", "strategy": "anneal"}, "but the strategy is anneal"),
+        ({"native": "sups"}, "'sups'"),
+    ],
+)
+def test_stages_after_the_search_that_cannot_run_are_refused(
+    tune: Callable[..., Path], options: dict[str, str], message: str
+) -> None:
+    with pytest.raises(BadInput, match=message):
+        tune(**options)
+    assert not Path("run").exists()
 
 
 def test_a_recorded_search_is_replayed_and_verified_without_a_gpu(

@@ -37,6 +37,8 @@ class Program:
     seconds: Callable[[int], float] = lambda address: 10e-6
     """Seconds by the address of the module."""
     parameters: int = 3
+    waits: bool = True
+    """Whether it waits for the kernels before it."""
 
 
 @dataclass
@@ -54,6 +56,10 @@ class FakeDriver:
     modules: int = 0
     unloaded: int = 0
     capturing: list[Callable[[], None]] | None = None
+    dependent: list[bytes] = field(default_factory=list)
+    """Launches of programs with the attribute of programmatic dependent launch."""
+    _late: list[Callable[[], None]] = field(default_factory=list)
+    """The kernel that let its dependents start, while it still runs."""
     _next: int = 0x1000
 
     def __getattr__(self, name: str) -> Any:
@@ -89,7 +95,7 @@ class FakeDriver:
         return (OK,)
 
     def cuStreamCreate(self, flags: int) -> Any:  # noqa: N802
-        return OK, "stream"
+        return OK, real.CUstream(1)
 
     def cuDeviceGetName(self, size: int, device: int) -> Any:  # noqa: N802
         return OK, self.device_name.encode().ljust(size, b"\0")
@@ -142,18 +148,42 @@ class FakeDriver:
     def cuLaunchKernel(self, function: Any, *rest: Any) -> Any:  # noqa: N802
         gx, gy, gz, bx, by, bz, _shared, _stream, (values, types), _extra = rest
         assert len(values) == len(types) and all(n >= 1 for n in (gx, gy, gz, bx, by, bz))
+        return self._launch(function, values, (gx * gy * gz, bx * by * bz), False)
 
+    def cuLaunchKernelEx(self, config: Any, function: Any, packed: Any, _extra: int) -> Any:  # noqa: N802
+        grid = config.gridDimX * config.gridDimY * config.gridDimZ
+        block = config.blockDimX * config.blockDimY * config.blockDimZ
+        early = real.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        dependent = any(
+            a.id == early and a.value.programmaticStreamSerializationAllowed for a in config.attrs
+        )
+        assert len(config.attrs) == config.numAttrs
+        return self._launch(function, packed[0], (grid, block), dependent)
+
+    def _launch(self, function: Any, values: Any, size: tuple[int, int], dependent: bool) -> Any:
         def work() -> None:
             if isinstance(function.program, Entry):
-                machine = Machine(function.program, values, gx * gy * gz, bx * by * bz)
-                machine.run(self.at)
+                machine = Machine(function.program, values, *size)
                 self.clock += 2e-6
+                if function.program.name == "late_copy":
+                    self._late.append(lambda: machine.run(self.at))
+                else:
+                    machine.run(self.at)
                 return
+            if dependent:
+                self.dependent.append(function.image)
+            if not dependent or self.programs[function.image].waits:
+                self._finish_late()
             self.launched.append(function.image)
             function.program(self, values)
+            self._finish_late()
             self.clock += self.programs[function.image].seconds(function.address)
 
         return self._do(work)
+
+    def _finish_late(self) -> None:
+        while self._late:
+            self._late.pop()()
 
     def cuMemcpyDtoDAsync(self, target: int, source: int, size: int, _: str) -> Any:  # noqa: N802
         def work() -> None:

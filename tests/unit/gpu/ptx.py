@@ -70,6 +70,7 @@ class Machine:
             name: np.array([value], kind)
             for (name, _), kind, value in zip(entry.parameters, kinds, values, strict=True)
         }
+        self.nanoseconds = 0
         lane = np.arange(self.count, dtype=np.uint64)
         self.registers: dict[str, Any] = {
             "%tid.x": lane % np.uint64(threads),
@@ -98,7 +99,10 @@ class Machine:
     def read(self, operand: str, kind: str, threads: Any) -> Any:
         """The low bits of an operand as type ``kind``, for the given threads."""
         dtype = np.dtype(TYPES[kind])
-        if operand.startswith("%"):
+        if operand == "%globaltimer":
+            self.nanoseconds += 1000
+            bits = np.full(len(threads), self.nanoseconds, np.uint64)
+        elif operand.startswith("%"):
             bits = self.registers[operand][threads]
         elif operand[:2] in ("0f", "0d"):
             bits = np.full(len(threads), int(operand[2:], 16), np.uint64)
@@ -138,6 +142,9 @@ class Machine:
             strict=True,
         ):
             memory(int(address), 8).view("u8")[0] += value
+
+    def _griddepcontrol(self, *_: Any) -> None:
+        """The order of launches is the fake driver's."""
 
     def _mov(self, modifiers: list[str], operands: Operands, threads: Any, _: Memory) -> None:
         self.write(operands[0], threads, self.read(operands[1], modifiers[0], threads))

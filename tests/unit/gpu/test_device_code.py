@@ -115,6 +115,16 @@ def test_differing_words_are_counted_with_64_bits() -> None:
     assert driver.array(count, 1, "u8")[0] == (1 << 32) + 16
 
 
+def test_a_late_copy_copies_all_words() -> None:
+    driver = FakeDriver()
+    pointers = [driver.cuMemAlloc(4 * COUNT)[1] for _ in range(2)]
+    target, source = (driver.array(p, COUNT, "u4") for p in pointers)
+    source[:] = np.arange(COUNT)
+    run(device_code.late_copy(), (*pointers, COUNT - 1, 5000), driver)
+    assert list(target[:-1]) == list(range(COUNT - 1))
+    assert target[-1] == 0xCDCDCDCD
+
+
 SPECIAL = [0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan, 3e-8, 6e4, 1e-3]
 
 
@@ -183,7 +193,7 @@ def test_fp8_values_equal_those_of_pytorch(dtype: str) -> None:
 def test_ptxas_accepts_all_helper_kernels(tmp_path: Path) -> None:
     triton = pytest.importorskip("triton")
     ptxas = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
-    texts = [device_code.differing(), device_code.advance()]
+    texts = [device_code.differing(), device_code.advance(), device_code.late_copy()]
     texts += [device_code.fill(dtype) for dtype in DTYPES]
     texts += [device_code.differing_beyond(dtype) for dtype in sorted(device_code.FLOAT_DTYPES)]
     for text in texts:

@@ -243,6 +243,31 @@ def test_a_comparison_loads_all_modules_several_times() -> None:
     assert comparison.low < comparison.ratio < comparison.high
 
 
+def test_candidates_are_timed_as_dependent_launches_and_the_original_is_not() -> None:
+    engine, driver = make_engine(replace(PLAN, dependent_launch=True))
+    assert engine.evaluate(GOOD).status == "timed"
+    assert engine.check(GOOD, 0, 20).status == "agrees"
+    assert engine.compare(GOOD, 4).status == "timed"
+    assert set(driver.dependent) == {GOOD}
+    in_graphs = driver.dependent.count(GOOD)
+    assert in_graphs < driver.launched.count(GOOD), "the first launch of a graph is not dependent"
+    plain, other = make_engine()
+    assert plain.evaluate(GOOD).status == "timed"
+    assert other.dependent == []
+
+
+def test_a_dependent_launch_that_does_not_wait_is_wrong() -> None:
+    engine, _ = make_engine(
+        replace(PLAN, dependent_launch=True), hasty=Program(doubling(), waits=False)
+    )
+    assert engine.evaluate(b"hasty").status == "wrong"
+    checked = engine.check(b"hasty", 0, 20)
+    assert checked.status == "wrong"
+    assert "does not wait" in checked.detail
+    plain, _ = make_engine(hasty=Program(doubling(), waits=False))
+    assert plain.evaluate(b"hasty").status == "timed"
+
+
 @pytest.mark.parametrize("clock", ["graph", "events"])
 @pytest.mark.parametrize("cold", [False, True])
 def test_timing_methods_agree_if_launches_have_no_gaps(clock: Any, cold: bool) -> None:

@@ -146,6 +146,24 @@ def test_the_record_with_the_largest_lower_bound_is_used(store: Store) -> None:
     assert lookup(store) == b"three"
 
 
+def test_records_for_dependent_launches_are_used_only_where_these_can_be_made(
+    store: Store,
+) -> None:
+    keep(store, b"chain", low=1.2, dependent_launch=True)
+    rejected = store.lookup(ORIGINAL, gpu=GPU)
+    assert rejected.cubin is None
+    assert "dependent launches" in rejected.rejections[0]
+    keep(store, b"isolated", low=1.3)
+    assert lookup(store) == b"isolated"
+    chain = store.lookup(ORIGINAL, gpu=GPU, dependent=True).cubin
+    assert chain is not None
+    assert (chain.data, chain.dependent) == (b"chain", True)
+    keep(store, b"slower", original=b"other")
+    other = store.lookup(b"other", gpu=GPU, dependent=True).cubin
+    assert other is not None
+    assert (other.data, other.dependent) == (b"slower", False)
+
+
 def test_modelled_records_are_used_only_if_allowed(store: Store) -> None:
     store.record(ORIGINAL, b"thought", modelled(ORIGINAL, b"thought"))
     assert lookup(store) is None

@@ -30,8 +30,12 @@ class GraphReport:
     kernels: int = 0
     # Operators that are not part of a stitched kernel, counted by (reason, operator).
     not_fused: Counter[tuple[str, str]] = field(default_factory=Counter)
+    # What keeps each of Inductor's graphs (forward, backward) from being fused further, as lines.
+    explanations: list[list[str]] = field(default_factory=list)
     # Kernels that stay with Inductor because its version of the same operators is not slower.
     kept_in_inductor: int = 0
+    # Kernels that stay with Inductor because they are not accurate, each with operator and error.
+    inaccurate: list[str] = field(default_factory=list)
     # The measured comparison of both versions; None if there was none.
     comparison: ComparisonRecord | None = None
     # Whether the selection was loaded from the store.
@@ -67,12 +71,19 @@ class GraphReport:
         return f"{text}; {self.reason}" if self.reason else text
 
     def explain(self) -> str:
-        """The report with one line for each reason why operators are not fused."""
+        """The report: regions, calls that are not fused and why, the bytes that costs, and what
+        would have to change."""
         lines = [str(self)]
+        for number, explanation in enumerate(self.explanations, 1):
+            lines += [f"  graph {number} of Inductor: {explanation[0]}"]
+            lines += [f"  {line}" for line in explanation[1:]]
         for (reason, operator), count in sorted(
             self.not_fused.items(), key=lambda item: (-item[1], item[0])
         ):
+            if self.explanations and "." in operator:
+                continue  # a call, which the explanation of its graph names
             lines.append(f"  {count:4} x {operator}: {reason}")
+        lines += [f"  left to Inductor, not accurate: kernel {text}" for text in self.inaccurate]
         if self.local_only_reason:
             lines.append(f"  compiled by the user's process: {self.local_only_reason}")
         return "\n".join(lines)

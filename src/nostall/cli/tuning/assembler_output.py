@@ -19,6 +19,26 @@ def assembler_lines(assembler: Mapping[str, Any]) -> Iterator[str]:
         yield f"GPU idle: {idle:.1%} of the search, with {assembler['workers']} build processes"
 
 
+def dependent_lines(dependent: Mapping[str, Any]) -> Iterator[str]:
+    """Lines on dependent launches; ``dependent`` is that field of the result."""
+    chain, isolated = dependent["chain"], dependent["over_isolated"]
+    if "ratio" not in chain:
+        yield f"chains:   dependent launches were not timed ({chain['fate']}: {chain['detail']})"
+        return
+    over = f", {_ratio(isolated)} over the result" if isolated and "ratio" in isolated else ""
+    kept = "" if dependent["improved"] else "; not kept"
+    yield (
+        f"chains:   {_ratio(chain)} over the original, launches back to back as dependent launches "
+        f"({dependent['mode']}){over}{kept}"
+    )
+
+
+def _ratio(comparison: Mapping[str, Any]) -> str:
+    interval = f"[{comparison['low']:.4f}, {comparison['high']:.4f}]"
+    null = f"[{comparison['null_low']:.4f}, {comparison['null_high']:.4f}]"
+    return f"{comparison['ratio']:.4f}x {interval} (null {null})"
+
+
 def count_text(counts: Mapping[str, int]) -> str:
     """Candidates by outcome, the most frequent first."""
     ranked = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))

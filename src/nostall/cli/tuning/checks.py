@@ -7,6 +7,10 @@ from pathlib import Path
 
 from nostall.core import BadInput
 from nostall.gpu import sanitizer as compute_sanitizer
+from nostall.ptx.program.module import parse
+from nostall.ptx.schedule.dependent_launch import can_wait
+from nostall.ptx.schedule.space import PtxSpace
+from nostall.tuning.assembler.dependent import MODES
 from nostall.tuning.job import Settings
 from nostall.tuning.source import Source
 from nostall.tuning.strategies import ASSEMBLER, check_choice, make_strategy
@@ -43,6 +47,10 @@ def check_settings(settings: Settings, scheduler: str | None, source: Source | N
             "--measured-latencies changes searches that move native instructions; give --strategy "
             "anneal as well, or leave the option out"
         )
+    if settings.native != Settings.native:
+        _check_native(settings, source)
+    if settings.pdl:
+        _check_dependent_launch(settings, scheduler, source)
     if settings.workers is not None and settings.workers < 1:
         raise BadInput(f"--workers is {settings.workers}; give 1 or more, one per GPU")
     if settings.objective != "gpu" and (scheduler is not None or (settings.workers or 1) > 1):
@@ -62,6 +70,46 @@ def check_settings(settings: Settings, scheduler: str | None, source: Source | N
     if settings.seed < 0:
         raise BadInput(f"--seed is {settings.seed}; give 0 or a greater whole number")
     _ = settings.budget  # raises BadInput if the limits are not positive
+
+
+def _check_native(settings: Settings, source: Source | None) -> None:
+    if settings.native == ASSEMBLER:
+        raise BadInput(
+            f"--native is {ASSEMBLER}, which moves no native instructions; give anneal, sip, "
+            "random, cuasmrl or ppo"
+        )
+    make_strategy(settings.native)
+    if source is not None and settings.strategy != ASSEMBLER:
+        raise BadInput(
+            f"--native goes on from the winner of --strategy {ASSEMBLER}, but the strategy is "
+            f"{settings.strategy}; give one of them"
+        )
+
+
+def _check_dependent_launch(
+    settings: Settings, scheduler: str | None, source: Source | None
+) -> None:
+    if settings.pdl not in MODES:
+        raise BadInput(f"--pdl is {settings.pdl!r}; allowed are: {', '.join(MODES)}")
+    if source is None:
+        return
+    if (settings.strategy, settings.objective) != (ASSEMBLER, "gpu"):
+        raise BadInput(
+            f"--pdl measures chains of what ptxas makes, but this search has strategy "
+            f"{settings.strategy} and objective {settings.objective}; give a kernel with PTX and "
+            "--objective gpu"
+        )
+    if scheduler is not None or (settings.workers or 1) > 1 or settings.clock != "graph":
+        raise BadInput("--pdl measures on one GPU with --timing graph; leave the others out")
+    assert source.ptx is not None
+    module = parse(source.ptx)
+    space = PtxSpace(module, source.kernel)
+    if settings.cold or not can_wait(module, space.functions):
+        raise BadInput(
+            "--pdl cannot be used: launches with a cold cache have no neighbours (--cold), and a "
+            "kernel with griddepcontrol of its own or for an architecture below sm_90 gets no "
+            "other wait; leave the option out"
+        )
 
 
 def check_files(settings: Settings, record: Path | None, recording: Path | None) -> None:

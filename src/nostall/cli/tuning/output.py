@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from nostall.cli.terminal.console import Format, err, out, show_json
-from nostall.cli.tuning.assembler_output import assembler_lines
+from nostall.cli.tuning.assembler_output import assembler_lines, dependent_lines
 from nostall.cli.tuning.runs import ORIGINAL_FILE, TuneRun, resume_command
 from nostall.sass.model.agreement import model_caution
 from nostall.store import Row
@@ -40,6 +40,10 @@ def show_result(
     assembler = (run.record.result or {}).get("assembler")
     if assembler is not None:
         for line in assembler_lines(assembler):
+            out.print(line)
+    dependent = (run.record.result or {}).get("dependent_launch")
+    if dependent is not None:
+        for line in dependent_lines(dependent):
             out.print(line)
     out.print(f"report:   {page}")
     if search.start_measurement.kind == "modelled":

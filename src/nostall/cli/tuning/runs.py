@@ -133,6 +133,8 @@ def reopen_run(
             sanitizer=saved.get("sanitizer", False),
             policy=path / POLICY_FILE if saved.get("policy") else None,
             measured_latencies=saved.get("measured_latencies", False),
+            pdl=saved.get("pdl", ""),
+            native=saved.get("native", Settings.native),
             anneal_share=saved.get("anneal_share", Settings.anneal_share),
         )
         _ = settings.budget  # raises BadInput if the limits are not positive

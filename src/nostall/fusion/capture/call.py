@@ -8,10 +8,20 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from nostall.fusion.graph.builder import Builder
+from nostall.fusion.graph.builder import Builder, stored_value
 from nostall.fusion.graph.dynamic_size import varies
 from nostall.fusion.graph.operations import Attribute
 from nostall.fusion.graph.shapes import Shape
+
+ROUNDED_DTYPES = frozenset({"float16", "bfloat16"})
+"""Dtypes that memory holds with fewer bits than kernels compute."""
+MAX_ROUNDED_CHAIN = 8
+"""Operators above a value up to which :meth:`Call.rounded` looks for values to round."""
+_EXACT_OPERATORS = frozenset(
+    {"copy", "neg", "abs", "relu", "sign", "floor", "ceil", "round", "trunc"}
+    | {"maximum", "minimum", "where", "amax", "amin"}
+)
+"""Operators that give one of their operands, or another number that its dtype can represent."""
 
 Value = int | tuple[int, ...]
 """The node of a tensor in the operator graph; a tuple of nodes for a tuple of tensors."""
@@ -68,15 +78,50 @@ class Call:
 
     def number(self, value: bool | int | float, dtype: str | None = None) -> int:
         """Add a constant. Without ``dtype``, PyTorch's promotion of the call's tensors decides."""
-        return self.build.constant(value, dtype or self._promoted_dtype(value))
+        return self.build.constant(value, dtype or compute_dtype(self._promoted_dtype(value)))
 
-    def _promoted_dtype(self, value: bool | int | float) -> str:
+    def rounded_operand(self, place: int) -> int:
+        """The node of the operand at a position; a Python number has the dtype of the tensors.
+
+        Narrow floats round the number; :meth:`operand` leaves it in fp32. A number that needs no
+        rounding is the same constant in both.
+        """
+        value = self.node.args[place]
+        if not isinstance(value, (bool, int, float)):
+            return self.tensor(place)
+        rounded = stored_value(value, dtype_name(self._promoted_dtype(value)))
+        return self.number(value if rounded == value else rounded)
+
+    def _promoted_dtype(self, value: bool | int | float) -> torch.dtype:
         """The dtype of a number beside the call's tensors: it does not widen them."""
         tensors = [arg.meta["val"] for arg in self.node.all_input_nodes]
         tensor_dtype = next((t.dtype for t in tensors if t.dim() > 0), None)
         tensor_dtype = tensor_dtype or next((t.dtype for t in tensors), torch.float32)
-        dtype = torch.result_type(torch.empty(1, dtype=tensor_dtype), value)
-        return "float64" if dtype == torch.float64 else compute_dtype(dtype)
+        return torch.result_type(torch.empty(1, dtype=tensor_dtype), value)
+
+    def rounded(self, index: int, depth: int = MAX_ROUNDED_CHAIN) -> int:
+        """The value as its dtype holds it; the same node if the kernel computes just that.
+
+        Kernels compute narrow floats in fp32. An operator whose result jumps (a comparison) has to
+        see the rounded value, because memory may hold that value elsewhere. A cast to fp32 and
+        operators such as ``abs`` have the rounded value if their operands have it.
+        """
+        node = self.build.nodes[index]
+        is_exact = node.kind == "layout" or node.op in _EXACT_OPERATORS
+        if node.kind in ("input", "opaque", "constant") or "float" not in node.dtype:
+            return index
+        if depth and (is_exact or (node.op == "cast" and node.dtype not in ROUNDED_DTYPES)):
+            operands = tuple(self.rounded(i, depth - 1) for i in node.inputs)
+            return index if operands == node.inputs else self.build.copy(index, operands)
+        if node.op == "cast" or node.dtype not in ROUNDED_DTYPES:
+            return index
+        return self.build("cast", index, dtype=node.dtype)
+
+    def rounded_to(self, index: int, dtype: str) -> int:
+        """The value rounded to ``dtype`` if that is a narrow float and not the value's dtype."""
+        if dtype not in ROUNDED_DTYPES or self.build.nodes[index].dtype in ("bool", dtype):
+            return index
+        return self.build("cast", index, dtype=dtype)
 
     def add(self, op: str, *inputs: int, dtype: str | None = None, **attributes: Any) -> int:
         """Add an intermediate node: row-major, with the operands' dtype if ``dtype`` is None."""

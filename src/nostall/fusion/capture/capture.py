@@ -6,15 +6,17 @@ import contextlib
 import math
 import operator
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch._ops import HigherOrderOperator
 from torch.fx import GraphModule, Node
 
+from nostall.fusion.capture import left_to_pytorch
 from nostall.fusion.capture.call import Call, Unsupported, Value, dtype_name
 from nostall.fusion.capture.lowering import RULES
+from nostall.fusion.capture.memory import mutated_tensors
 from nostall.fusion.capture.randomness import SEEDS
 from nostall.fusion.capture.sizes import Sizes
 from nostall.fusion.errors import BadCapture, BadGraph
@@ -32,6 +34,8 @@ class CaptureReport:
     """ATen calls that became operators."""
     unsupported: Counter[tuple[str, str]]
     """Opaque calls, counted by (reason, ATen operator)."""
+    reasons: dict[int, tuple[str, str]] = field(default_factory=dict)
+    """(reason, ATen operator) of each opaque node that stands for a call."""
 
     def __str__(self) -> str:
         stay = self.unsupported.total()
@@ -68,7 +72,8 @@ def capture(module: GraphModule) -> CapturedGraph:
     build = Builder(sizes.varying)
     values: dict[Node, Value] = {}
     unsupported: Counter[tuple[str, str]] = Counter()
-    mutated = _mutated_tensors(module.graph.nodes)
+    reasons: dict[int, tuple[str, str]] = {}
+    mutated = mutated_tensors(module.graph.nodes)
     fusible = 0
     for node in module.graph.nodes:
         if node.op == "output":
@@ -82,15 +87,16 @@ def capture(module: GraphModule) -> CapturedGraph:
             fusible += node.target is not operator.getitem
         except (Unsupported, BadGraph) as error:
             del build.nodes[node_count:]
-            values[node] = _add_opaque_call(node, build, values, sizes)
+            opaque = values[node] = _add_opaque_call(node, build, values, sizes)
             reason = str(error) if isinstance(error, Unsupported) else "operands that do not fit"
             if not _is_size(node) and node.target is not operator.getitem:
                 unsupported[reason, str(node.target)] += 1
+                reasons[opaque] = reason, str(node.target)
     (output,) = module.graph.find_nodes(op="output")
     results = [values[node] for node in output.all_input_nodes]
     flat = [i for value in results for i in (value if isinstance(value, tuple) else (value,))]
     graph = build.graph(*flat)
-    report = CaptureReport(fusible, unsupported)
+    report = CaptureReport(fusible, unsupported, reasons)
     return CapturedGraph(graph, values, _origins(values), report, sizes.symbol)
 
 
@@ -103,8 +109,8 @@ def _origins(values: dict[Node, Value]) -> dict[int, Node]:
 
 
 def _meta(node: Node) -> Any:
-    """The fake value of a node; None for attributes and calls without a result."""
-    if "val" not in node.meta and (node.op == "get_attr" or _has_no_result(node)):
+    """The fake value of a node; None for nodes for which traces record none."""
+    if "val" not in node.meta and _may_lack_value(node):
         return None
     if "val" not in node.meta:
         raise BadCapture(
@@ -114,8 +120,13 @@ def _meta(node: Node) -> Any:
     return node.meta["val"]
 
 
-def _has_no_result(node: Node) -> bool:
-    """Whether a call returns nothing, such as an assertion; traces record no value for it."""
+def _may_lack_value(node: Node) -> bool:
+    """Whether traces may record no value: for attributes, for calls without a result (assertions),
+    and for calls of higher-order operators (checkpoints with random numbers) and their parts."""
+    if node.op == "get_attr" or isinstance(node.target, HigherOrderOperator):
+        return True
+    if node.target is operator.getitem:
+        return isinstance(node.args[0], Node) and _may_lack_value(node.args[0])
     schema = getattr(node.target, "_schema", None)
     return schema is not None and not schema.returns
 
@@ -155,7 +166,7 @@ def _lower(
     for value in results if isinstance(results, (tuple, list)) else [results]:
         _check_tensor(value, sizes)
     if rule is None:
-        raise Unsupported("unsupported operator")
+        raise Unsupported(left_to_pytorch.reason(node.target))
     operands = [operand for operand in node.all_input_nodes if not _is_size(operand)]
     for operand in operands:
         if operand in mutated:
@@ -163,7 +174,11 @@ def _lower(
         _check_tensor(_meta(operand), sizes)
     if len({_meta(operand).device for operand in operands}) > 1:
         raise Unsupported("tensors on several devices")
-    return rule(Call(node, build, values, sizes.layout))
+    node_count = len(build.nodes)
+    value = rule(Call(node, build, values, sizes.layout))
+    if node in mutated and isinstance(value, int) and value < node_count:
+        raise Unsupported("a copy that is changed in place")  # the value must not change with it
+    return value
 
 
 def _check_tensor(value: Any, sizes: Sizes) -> None:
@@ -172,6 +187,8 @@ def _check_tensor(value: Any, sizes: Sizes) -> None:
         raise Unsupported("no tensor")
     if value.layout != torch.strided:
         raise Unsupported("sparse tensor")
+    if value.is_neg() or value.is_conj():
+        raise Unsupported("a tensor whose memory holds the negative or the conjugate")
     if dtype_name(value.dtype) not in DTYPE_BYTES:
         raise Unsupported(f"dtype {dtype_name(value.dtype)}")
     shape, _ = sizes.layout(value)
@@ -205,25 +222,3 @@ def _add_opaque(
             with contextlib.suppress(Unsupported):
                 shape, strides = sizes.layout(value)
     return build.opaque(target, *inputs, shape=shape, dtype=dtype, strides=strides)
-
-
-def _mutated_tensors(nodes: Iterable[Node]) -> set[Node]:
-    """Nodes whose memory a call writes in place, with all views of the same memory."""
-    memory: dict[Node, Node] = {}
-    written: set[Node] = set()
-    all_nodes = list(nodes)
-    for node in all_nodes:
-        schema = getattr(node.target, "_schema", None)
-        memory[node] = node
-        if schema is None:
-            continue
-        for place, argument in enumerate(schema.arguments):
-            operand = node.args[place] if place < len(node.args) else node.kwargs.get(argument.name)
-            if argument.alias_info is None:
-                continue
-            for item in operand if isinstance(operand, (list, tuple)) else [operand]:
-                if isinstance(item, Node):
-                    memory[node] = memory[item]
-                    if argument.alias_info.is_write:
-                        written.add(memory[item])
-    return {node for node in all_nodes if memory[node] in written}

@@ -8,13 +8,15 @@ arguments.
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 import torch
 from torch.fx import Node
 from torch.utils._python_dispatch import _disable_current_modes
 
+from nostall.fusion.capture import view_rules as views
 from nostall.fusion.capture.call import Call, Unsupported, Value, compute_dtype, dtype_name
+from nostall.fusion.capture.extreme_rules import extreme_and_index, extreme_index
+from nostall.fusion.capture.index_rules import gather, one_hot, scatter
 from nostall.fusion.capture.random_rules import (
     comparison,
     inductor_random,
@@ -23,7 +25,6 @@ from nostall.fusion.capture.random_rules import (
 )
 from nostall.fusion.capture.reduction_rules import Rule, mean, reduction, var, var_mean
 from nostall.fusion.codegen.loops.dot_axes import MAX_MATRIX_AXIS
-from nostall.fusion.graph.dynamic_size import varies
 from nostall.fusion.graph.operations import COMPARISONS, OPERATIONS
 
 MAX_FLOPS_PER_BYTE = {"float16": 64.0, "bfloat16": 64.0, "float32": 8.0, "float64": 8.0}
@@ -43,8 +44,8 @@ def _elementwise(op: str) -> Rule:
         return comparison(op)
 
     def rule(call: Call) -> Value:
-        arity = OPERATIONS[op].arity or 0
-        return call.finish(op, *(call.operand(place) for place in range(arity)))
+        operand = call.operand if op in ("mul", "div") else call.rounded_operand
+        return call.finish(op, *(operand(place) for place in range(OPERATIONS[op].arity or 0)))
 
     return rule
 
@@ -53,7 +54,10 @@ def _add_or_sub(op: str) -> Rule:
     """The rule of ``add`` or ``sub``, whose second operand is multiplied by ``alpha``."""
 
     def rule(call: Call) -> Value:
-        left, right = call.operand(0), call.operand(1)
+        # PyTorch rounds a Python number to the tensor's dtype on the CPU, and not on a GPU.
+        on_cpu = call.result.device.type == "cpu"
+        operand = call.rounded_operand if on_cpu else call.operand
+        left, right = operand(0), operand(1)
         alpha = call.argument(2, "alpha", 1)
         if alpha != 1:
             right = call.add("mul", right, call.number(alpha), dtype=call.dtype)
@@ -65,6 +69,32 @@ def _add_or_sub(op: str) -> Rule:
 def _fma(call: Call) -> Value:
     product = call.add("mul", call.operand(0), call.operand(1), dtype=call.dtype)
     return call.finish("add", product, call.operand(2))
+
+
+def _add_scaled(op: str) -> Rule:
+    """The rule of ``addcmul`` or ``addcdiv``: x + value * (a * b), or x + value * (a / b)."""
+
+    def rule(call: Call) -> Value:
+        x, left, right = (call.operand(place) for place in range(3))
+        value = call.argument(3, "value", 1)
+        dtype = compute_dtype(call.result.dtype)
+        if value != 1:
+            left = call.add("mul", left, call.number(value, dtype), dtype=dtype)
+        return call.finish("add", x, call.add(op, left, right, dtype=dtype))
+
+    return rule
+
+
+def _select_scatter(call: Call) -> Value:
+    """Lower a copy of a tensor in which one position of an axis has other values."""
+    x, source = call.tensor(0), call.tensor(1)
+    shape = call.shape(x)
+    dim = call.axis(call.argument(2, "dim"), len(shape))
+    index = call.axis(call.argument(3, "index"), call.static_size(dim, shape))
+    kept = (*shape[:dim], 1, *shape[dim + 1 :])
+    position = call.number(index, "int64")
+    mask = one_hot(call, x, dim, call.build("expand", position, shape=kept))
+    return call.finish("where", mask, call.build("view", source, shape=kept), x)
 
 
 def _glu(call: Call) -> Value:
@@ -91,7 +121,7 @@ def _power(call: Call) -> Value:
         return call.finish("mul", call.add("square", x, dtype=call.dtype), x)
     if exponent in simple:
         return call.finish(simple[exponent], x)
-    return call.finish("pow", x, call.operand(1))
+    return call.finish("pow", x, call.rounded_operand(1))
 
 
 def _clamp(call: Call) -> Value:
@@ -106,6 +136,11 @@ def _clamp(call: Call) -> Value:
     return x
 
 
+def _bound(op: str) -> Rule:
+    """The rule of ``clamp_min`` or ``clamp_max``: a clamp with one bound."""
+    return lambda call: call.finish(op, call.tensor(0), call.rounded_operand(1))
+
+
 def _cast(call: Call) -> Value:
     operand = call.node.args[0]
     assert isinstance(operand, Node)
@@ -113,6 +148,8 @@ def _cast(call: Call) -> Value:
         raise Unsupported("copies between devices")
     keeps_dtype = operand.meta["val"].dtype == call.result.dtype
     x = call.tensor(0)
+    if call.result.dtype == torch.bool:
+        x = call.rounded(x)
     dtype = call.build.nodes[x].dtype
     if call.result.dtype == torch.float8_e4m3fn and "float" in dtype and _e4m3_saturates():
         for op, limit in (("maximum", -MAX_E4M3), ("minimum", MAX_E4M3)):
@@ -128,85 +165,6 @@ def _e4m3_saturates() -> bool:
     """
     with _disable_current_modes():
         return not bool(torch.tensor(2 * MAX_E4M3).to(torch.float8_e4m3fn).float().isnan())
-
-
-def _identity(call: Call) -> Value:
-    return call.tensor(0)
-
-
-def _view(call: Call) -> Value:
-    return call.finish("view", call.tensor(0))
-
-
-def _expand(call: Call) -> Value:
-    return call.finish("expand", call.tensor(0))
-
-
-def _permute(call: Call) -> Value:
-    x = call.tensor(0)
-    rank = len(call.shape(x))
-    order = [call.axis(axis, rank) for axis in call.argument(1, "dims")]
-    return call.finish("permute", x, dims=tuple(order))
-
-
-def _transpose(call: Call) -> Value:
-    x = call.tensor(0)
-    order = list(range(len(call.shape(x))))
-    first, second = (call.axis(call.argument(place, ""), len(order)) for place in (1, 2))
-    order[first], order[second] = order[second], order[first]
-    return call.finish("permute", x, dims=tuple(order))
-
-
-def _slice(call: Call) -> Value:
-    x = call.tensor(0)
-    shape = call.shape(x)
-    dim = call.axis(call.argument(1, "dim", 0), len(shape))
-    start, step = call.argument(2, "start") or 0, call.argument(4, "step", 1)
-    if start:
-        length = call.static_size(dim, shape)
-        start = min(max(start + length if start < 0 else start, 0), length)
-    return call.finish("slice", x, dim=dim, start=start, step=step)
-
-
-def _select(call: Call) -> Value:
-    x = call.tensor(0)
-    shape = call.shape(x)
-    dim = call.axis(call.argument(1, "dim"), len(shape))
-    index = call.argument(2, "index")
-    index = call.axis(index, call.static_size(dim, shape) if index else 1)
-    sizes = (*shape[:dim], 1, *shape[dim + 1 :])
-    return call.finish("view", call.build("slice", x, shape=sizes, dim=dim, start=index, step=1))
-
-
-def _split(call: Call) -> Value:
-    x = call.tensor(0)
-    results: Any = call.result
-    shape = call.shape(x)
-    dim = call.axis(call.argument(2, "dim", 0), len(shape))
-    parts, start = [], 0
-    for part in results:
-        sizes, strides = call.layout(part)
-        if varies(start, call.build.varying):
-            raise Unsupported("a number that is known at run time only")
-        parts.append(
-            call.build("slice", x, shape=sizes, strides=strides, dim=dim, start=start, step=1)
-        )
-        start += sizes[dim]
-    return tuple(parts)
-
-
-def _unbind(call: Call) -> Value:
-    x = call.tensor(0)
-    results: Any = call.result
-    shape = call.shape(x)
-    dim = call.axis(call.argument(1, "dim", 0), len(shape))
-    slice_shape = (*shape[:dim], 1, *shape[dim + 1 :])
-    parts = []
-    for at, part in enumerate(results):
-        single = call.build("slice", x, shape=slice_shape, dim=dim, start=at, step=1)
-        sizes, strides = call.layout(part)
-        parts.append(call.build("view", single, shape=sizes, strides=strides))
-    return tuple(parts)
 
 
 def _full(call: Call) -> Value:
@@ -225,36 +183,52 @@ def _arange(call: Call) -> Value:
     return call.finish("iota", start=start, step=step)
 
 
-def _one_hot(call: Call, x: int, dim: int, index: int) -> int:
-    """Add a mask of the shape of ``x``: True where the position along ``dim`` equals ``index``.
-
-    ``index`` must have the shape of ``x`` with length 1 along ``dim``.
-    """
-    shape = call.shape(x)
-    if not shape or call.shape(index) != (*shape[:dim], 1, *shape[dim + 1 :]):
-        raise Unsupported("gather or scatter of more than one element a row")
-    positions = call.build("iota", shape=(shape[dim],), start=0, step=1)
-    broadcastable = (shape[dim],) + (1,) * (len(shape) - dim - 1)
-    return call.add("eq", call.build("view", positions, shape=broadcastable), index)
+def _copy(call: Call) -> Value:
+    """Lower a copy of the second operand into the layout of the first."""
+    source = call.tensor(1)
+    shape, _ = call.layout(call.result)
+    if call.shape(source) != shape:
+        source = call.build("expand", source, shape=shape)
+    keeps_dtype = call.build.nodes[source].dtype == call.dtype
+    return call.finish("copy" if keeps_dtype else "cast", source)
 
 
-def _gather(call: Call) -> Value:
-    """Lower a gather of one element a row (as in cross-entropy) to a masked sum over the row.
+def _div_with_mode(call: Call) -> Value:
+    """A division of floats that rounds to an integer; as ATen's, exact where x is a multiple."""
+    mode = call.argument(2, "rounding_mode")
+    if not call.result.dtype.is_floating_point or mode not in (None, "trunc", "floor"):
+        raise Unsupported("division of integers")
+    x, y = call.rounded_operand(0), call.rounded_operand(1)
+    dtype = compute_dtype(call.result.dtype)
+    quotient = call.add("div", x, y, dtype=dtype)
+    if mode is None:
+        return call.finish("cast" if dtype != call.dtype else "copy", quotient)
+    if mode == "trunc":
+        return call.finish("trunc", quotient)
+    # As in c10/util/generic_math.h: (x - fmod(x, y)) / y is an integer but for rounding.
+    rest = call.add("fmod", x, y, dtype=dtype)
+    whole = call.add("div", call.add("sub", x, rest, dtype=dtype), y, dtype=dtype)
+    zero, one = call.number(0.0, dtype), call.number(1.0, dtype)
+    signs = (call.add("lt", value, zero) for value in (y, rest))
+    is_below = call.add("logical_and", call.add("ne", rest, zero), call.add("ne", *signs))
+    whole = call.add("where", is_below, call.add("sub", whole, one, dtype=dtype), whole)
+    rounded = call.add("floor", call.add("add", whole, call.number(0.5, dtype), dtype=dtype))
+    signed_zero = call.add("mul", quotient, zero, dtype=dtype)
+    rounded = call.add("where", call.add("eq", whole, zero), signed_zero, rounded)
+    by_zero = call.add("eq", y, zero)
+    return call.finish("where", by_zero, quotient, rounded)
 
-    The sum fuses with other reductions over the same row, such as those of a softmax.
-    """
-    x, index = call.tensor(0), call.tensor(2)
-    dim = call.axis(call.argument(1, "dim"), len(call.shape(x)))
-    mask = _one_hot(call, x, dim, index)
-    masked = call.add("where", mask, x, call.number(0, call.build.nodes[x].dtype))
-    return call.finish("sum", masked, dims=(dim,), keepdim=True)
 
+def _fextreme(op: str) -> Rule:
+    """The rule of ``fmax`` or ``fmin``, which return the other operand if one is NaN."""
 
-def _scatter(call: Call) -> Value:
-    x, index = call.tensor(0), call.tensor(2)
-    dim = call.axis(call.argument(1, "dim"), len(call.shape(x)))
-    value = call.number(call.argument(3, "value"), dtype_name(call.result.dtype))
-    return call.finish("where", _one_hot(call, x, dim, index), value, x)
+    def rule(call: Call) -> Value:
+        x, y = call.operand(0), call.operand(1)
+        either = call.add(op, x, y, dtype=call.dtype)
+        known = call.add("where", call.add("isnan", y), x, either)
+        return call.finish("where", call.add("isnan", x), y, known)
+
+    return rule
 
 
 def _bmm(call: Call) -> Value:
@@ -268,6 +242,7 @@ def _bmm(call: Call) -> Value:
     return call.finish("dot", left, right)
 
 
+_SHIFTS = "{0}.Tensor {0}.Tensor_Scalar {0}.Scalar_Tensor {1}.Tensor {1}.Scalar"
 _ELEMENTWISE = {
     "neg": "neg.default",
     "abs": "abs.default",
@@ -293,9 +268,11 @@ _ELEMENTWISE = {
     "logical_and": "logical_and.default",
     "logical_or": "logical_or.default",
     "logical_xor": "logical_xor.default",
-    "bitwise_and": "bitwise_and.Tensor bitwise_and.Scalar",
-    "bitwise_or": "bitwise_or.Tensor bitwise_or.Scalar",
-    "bitwise_xor": "bitwise_xor.Tensor bitwise_xor.Scalar",
+    "bitwise_and": "bitwise_and.Tensor bitwise_and.Scalar bitwise_and.Scalar_Tensor",
+    "bitwise_or": "bitwise_or.Tensor bitwise_or.Scalar bitwise_or.Scalar_Tensor",
+    "bitwise_xor": "bitwise_xor.Tensor bitwise_xor.Scalar bitwise_xor.Scalar_Tensor",
+    "bitwise_left_shift": _SHIFTS.format("bitwise_left_shift", "__lshift__"),
+    "bitwise_right_shift": _SHIFTS.format("bitwise_right_shift", "__rshift__"),
     "where": "where.self",
     "exp": "exp.default",
     "exp2": "exp2.default",
@@ -311,6 +288,26 @@ _ELEMENTWISE = {
     "sin": "sin.default",
     "cos": "cos.default",
     "erf": "erf.default",
+    **{
+        name: f"{name}.default"
+        for name in [
+            "acos",
+            "acosh",
+            "asin",
+            "asinh",
+            "atan",
+            "atanh",
+            "cosh",
+            "sinh",
+            "tan",
+            "log10",
+            "erfc",
+            "lgamma",
+        ]
+    },
+    "atan2": "atan2.default",
+    "hypot": "hypot.default",
+    "copysign": "copysign.Tensor copysign.Scalar",
     "div": "div.Tensor div.Scalar",
     "pow": "pow.Tensor_Tensor pow.Scalar",
     "remainder": "remainder.Tensor remainder.Scalar",
@@ -322,11 +319,16 @@ _MISCELLANEOUS_RULES: list[tuple[Rule, str]] = [
     (_add_or_sub("add"), "add.Tensor add.Scalar"),
     (_add_or_sub("sub"), "sub.Tensor sub.Scalar"),
     (_power, "pow.Tensor_Scalar"),
+    (_add_scaled("mul"), "addcmul.default"),
+    (_add_scaled("div"), "addcdiv.default"),
+    (_select_scatter, "select_scatter.default"),
     (_glu, "glu.default"),
-    (_clamp, "clamp.default clamp.Tensor clamp_min.default clamp_max.default"),
+    (_clamp, "clamp.default clamp.Tensor"),
+    (_bound("maximum"), "clamp_min.default clamp_min.Tensor"),
+    (_bound("minimum"), "clamp_max.default clamp_max.Tensor"),
     (_cast, "_to_copy.default"),
     (reduction("sum"), "sum.dim_IntList sum.default"),
-    (reduction("prod"), "prod.dim_int"),
+    (reduction("prod"), "prod.dim_int prod.default"),
     (reduction("amax"), "amax.default"),
     (reduction("amin"), "amin.default"),
     (reduction("any"), "any.default any.dim any.dims"),
@@ -334,20 +336,34 @@ _MISCELLANEOUS_RULES: list[tuple[Rule, str]] = [
     (mean, "mean.dim mean.default"),
     (var, "var.correction"),
     (var_mean, "var_mean.correction"),
-    (_identity, "alias.default detach.default lift_fresh_copy.default"),
-    (_view, "view.default reshape.default _unsafe_view.default unsqueeze.default"),
-    (_view, "squeeze.dims squeeze.dim squeeze.default"),
-    (_expand, "expand.default"),
-    (_permute, "permute.default"),
-    (_transpose, "transpose.int"),
-    (_slice, "slice.Tensor"),
-    (_select, "select.int"),
-    (_split, "split.Tensor split_with_sizes.default"),
-    (_unbind, "unbind.int"),
+    (views.identity, "alias.default detach.default lift_fresh_copy.default"),
+    (views.view, "view.default reshape.default _unsafe_view.default unsqueeze.default"),
+    (views.view, "squeeze.dims squeeze.dim squeeze.default"),
+    (views.expand, "expand.default"),
+    (views.permute, "permute.default"),
+    (views.transpose, "transpose.int"),
+    (views.slice, "slice.Tensor"),
+    (views.select, "select.int"),
+    (views.split, "split.Tensor split_with_sizes.default"),
+    (views.repeat, "repeat.default"),
+    (views.cat, "cat.default"),
+    (_copy, "copy.default"),
+    (_div_with_mode, "div.Tensor_mode div.Scalar_mode"),
+    (extreme_index("amax"), "argmax.default"),
+    (extreme_index("amin"), "argmin.default"),
+    (extreme_and_index("amax"), "max.dim"),
+    (extreme_and_index("amin"), "min.dim"),
+    (reduction("amax"), "max.default"),
+    (reduction("amin"), "min.default"),
+    (_fextreme("maximum"), "fmax.default"),
+    (_fextreme("minimum"), "fmin.default"),
+    (views.unbind, "unbind.int"),
     (_full, "full.default full_like.default scalar_tensor.default"),
     (_arange, "arange.start_step"),
-    (_gather, "gather.default"),
-    (_scatter, "scatter.value"),
+    (gather, "gather.default"),
+    (scatter("value"), "scatter.value"),
+    (scatter("src"), "scatter.src"),
+    (scatter("sum"), "scatter_add.default"),
     (_bmm, "bmm.default"),
 ]
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from nostall.fusion.capture.call import Call, Unsupported, Value
+import torch
+from torch.fx import Node
+
+from nostall.fusion.capture.call import Call, Unsupported, Value, dtype_name
 from nostall.fusion.capture.randomness import numbers_depend_on_kernels
 from nostall.fusion.capture.reduction_rules import Rule
 from nostall.fusion.graph.operations import OPERATIONS
@@ -43,16 +46,28 @@ def uniform(call: Call) -> Value:
 
 
 def comparison(op: str) -> Rule:
-    """The rule of a comparison. It reads Inductor's random numbers without their rounding.
+    """The rule of a comparison: of values in their common dtype, rounded to it.
 
-    Inductor's kernels compare random numbers in fp32, before the cast to the program's dtype.
+    It reads Inductor's random numbers without their rounding: Inductor's kernels compare random
+    numbers in fp32, before the cast to the program's dtype.
     """
 
     def rule(call: Call) -> Value:
         places = range(OPERATIONS[op].arity or 0)
-        return call.finish(op, *(_unrounded(call, call.operand(place)) for place in places))
+        unrounded = [_unrounded(call, call.operand(place)) for place in places]
+        if any(call.build.nodes[index].op == "random" for index in unrounded):
+            return call.finish(op, *unrounded)
+        common = _common_dtype(call, len(places))
+        rounded = (call.rounded(call.rounded_operand(place)) for place in places)
+        return call.finish(op, *(call.rounded_to(index, common) for index in rounded))
 
     return rule
+
+
+def _common_dtype(call: Call, operands: int) -> str:
+    """The dtype in which ATen compares the operands."""
+    values = [x.meta["val"] if isinstance(x, Node) else x for x in call.node.args[:operands]]
+    return dtype_name(torch.result_type(*values)) if operands == 2 else ""
 
 
 def _unrounded(call: Call, index: int) -> int:

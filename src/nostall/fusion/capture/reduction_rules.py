@@ -14,8 +14,13 @@ Rule = Callable[[Call], Value]
 
 
 def _axes(call: Call, x: int, place: int = 1) -> tuple[int, ...]:
-    """The axes that a call reduces, ascending; all axes of ``x`` if the call names none."""
+    """The axes that a call reduces, ascending; all axes of ``x`` if the call names none.
+
+    A tensor without axes has none, although calls name its axes 0 and -1.
+    """
     rank = len(call.shape(x))
+    if not rank:
+        return ()
     dim = call.argument(place, "dim")
     dims = [dim] if isinstance(dim, int) else dim
     return tuple(sorted(call.axis(axis, rank) for axis in (dims or range(rank))))
@@ -29,6 +34,8 @@ def reduction(op: str) -> Rule:
         axes = _axes(call, x)
         result_dtype = dtype_name(call.result.dtype)
         dtype = call.build.nodes[x].dtype
+        if op in ("any", "all"):
+            x = call.rounded(x)
         if op in ("any", "all") and (not axes or result_dtype != "bool"):
             return _any_or_all(call, op, x, axes)
         if not axes:

@@ -38,6 +38,11 @@ _DECOMPOSED = [
     _aten.hardswish,
     _aten.hardtanh,
     _aten.leaky_relu,
+    _aten.linalg_vector_norm,
+    _aten.dist,
+    _aten.permute_copy,
+    _aten.unbind_copy,
+    _aten.view_copy,
     _aten.mse_loss,
     _aten.mse_loss_backward,
     _aten.native_batch_norm,
@@ -63,9 +68,11 @@ _DECOMPOSED = [
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
-    """PyTorch's decompositions by operator, except those of matrix products and of casts.
+    """PyTorch's decompositions by operator, except those of casts and those that Inductor excludes.
 
     ``addmm`` and ``baddbmm`` stay whole because cuBLAS computes them faster than their parts.
+    Inductor excludes what it computes itself, and decompositions that hold for inference only, such
+    as that of attention on the CPU, whose log-sum-exp the backward pass cannot use.
     """
     return dict(_table())
 
@@ -74,10 +81,29 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
 def _table() -> dict[Any, Callable[..., Any]]:
     # Cached because PyTorch scans all of its operators for it, which takes 0.17 s.
     table = {**core_aten_decompositions(), **get_decompositions(_DECOMPOSED)}
-    for name in ("addmm", "baddbmm", "_to_copy"):
-        for overload in getattr(_aten, name).overloads():
-            table.pop(getattr(getattr(_aten, name), overload), None)
+    for operator in (_aten.addmm, _aten.baddbmm, _aten._to_copy, *_excluded_by_inductor()):
+        for overload in _overloads(operator):
+            table.pop(overload, None)
     return table
+
+
+def _excluded_by_inductor() -> list[Any]:
+    """Operators and overloads that Inductor removes from PyTorch's table and does not decompose."""
+    from torch._inductor import decomposition
+
+    return [
+        overload
+        for operator in decomposition.decomps_to_exclude
+        for overload in _overloads(operator)
+        if overload not in decomposition.decompositions
+    ]
+
+
+def _overloads(operator: Any) -> list[Any]:
+    """All overloads of an operator; an overload alone is the only one."""
+    if isinstance(operator, torch._ops.OpOverload):
+        return [operator]
+    return [getattr(operator, name) for name in operator.overloads()]
 
 
 def inference_graph(module: torch.nn.Module, *inputs: torch.Tensor) -> GraphModule:

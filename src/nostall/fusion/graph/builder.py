@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import struct
+from collections.abc import Callable, Sequence
 
 from nostall.fusion.errors import BadGraph
 from nostall.fusion.graph.graph import Graph, Node
@@ -30,8 +31,11 @@ class Builder:
         return self._add("input", (), shape, dtype, {}, strides)
 
     def constant(self, value: int | float | bool, dtype: str = "float32", shape: Shape = ()) -> int:
-        """Add one value for all elements; an integer out of the dtype's range wraps around."""
-        return self._add("constant", (), shape, dtype, {"value": _wrapped(value, dtype)})
+        """Add one value for all elements, as the dtype holds it.
+
+        An integer out of the dtype's range wraps around, and 16-bit floats round the value.
+        """
+        return self._add("constant", (), shape, dtype, {"value": stored_value(value, dtype)})
 
     def opaque(
         self, target: str, *inputs: int, shape: Shape, dtype: str, strides: Shape | None = None
@@ -69,6 +73,12 @@ class Builder:
             raise BadGraph(f"{op} cannot take operands of shape {sizes} with {attributes}")
         return self._add(op, inputs, inferred, dtype or _dtype(op, operands), attributes, strides)
 
+    def copy(self, index: int, inputs: tuple[int, ...]) -> int:
+        """Add a node like the one at ``index``, with other operands of the same shapes."""
+        node = self.nodes[index]
+        attributes = dict(node.attributes)
+        return self._add(node.op, inputs, node.shape, node.dtype, attributes, node.strides)
+
     def graph(self, *outputs: int) -> Graph:
         """The graph of all added nodes; raises :class:`BadGraph` if it is invalid."""
         return Graph(tuple(self.nodes), outputs, self.varying)
@@ -89,8 +99,11 @@ class Builder:
         return index
 
 
-def _wrapped(value: int | float | bool, dtype: str) -> int | float | bool:
+def stored_value(value: int | float | bool, dtype: str) -> int | float | bool:
     """The value as PyTorch stores it in a dtype: integers wrap around at the dtype's width."""
+    if dtype in _ROUND and math.isfinite(value) and not isinstance(value, bool):
+        rounded = _ROUND[dtype](float(value))
+        return value if rounded == value else rounded
     if dtype not in _BITS or isinstance(value, bool) or not math.isfinite(value):
         return value
     bits, is_signed = _BITS[dtype], dtype != "uint8"
@@ -98,6 +111,27 @@ def _wrapped(value: int | float | bool, dtype: str) -> int | float | bool:
     return (int(value) - minimum) % (1 << bits) + minimum
 
 
+def _round_float16(value: float) -> float:
+    try:
+        return float(struct.unpack("e", struct.pack("e", value))[0])
+    except OverflowError:
+        return math.copysign(math.inf, value)
+
+
+def _round_bfloat16(value: float) -> float:
+    """The value rounded to fp32 and then, to nearest even, to the upper 16 of its 32 bits."""
+    try:
+        (bits,) = struct.unpack("I", struct.pack("f", value))
+    except OverflowError:
+        return math.copysign(math.inf, value)
+    bits = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
+    return float(struct.unpack("f", struct.pack("I", bits))[0])
+
+
+_ROUND: dict[str, Callable[[float], float]] = {
+    "float16": _round_float16,
+    "bfloat16": _round_bfloat16,
+}
 _BITS = {"int64": 64, "int32": 32, "int16": 16, "int8": 8, "uint8": 8}
 
 

@@ -47,6 +47,15 @@ def varies(number: int, varying: int | None) -> bool:
     return varying is not None and number > 0 and number % varying == 0
 
 
+def depends_on_size(number: int, varying: int) -> bool:
+    """Whether :func:`resized` gives other values of a number for other sizes."""
+    if isinstance(number, Total):
+        return any(depends_on_size(extent, varying) for extent in number.extents)
+    if isinstance(number, Extent):
+        return depends_on_size(number.length, varying)
+    return varies(number, varying)
+
+
 class Extent(int):
     """The int ``ceil(length / step) * unit``, with its parts as attributes, for :func:`resized`.
 

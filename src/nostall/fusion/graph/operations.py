@@ -51,12 +51,17 @@ _TABLE = [
     # Elementwise: operands broadcast as in numpy. `cast` rounds to the node's dtype; `copy` changes
     # nothing but the strides.
     *_rows("light", 1, "cast copy neg abs relu sign floor ceil round trunc square"),
+    # The integer operand, which must be in [0, size): a kernel stops the process if it is not.
+    Operation("checked_index", "light", 1, ("size",)),
     *_rows("light", 1, "logical_not bitwise_not isnan isinf"),
     *_rows("light", 2, "add sub mul maximum minimum eq ne lt le gt ge"),
     *_rows("light", 2, "logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor"),
+    *_rows("light", 2, "bitwise_left_shift bitwise_right_shift"),
     *_rows("light", 3, "where"),
     *_rows("heavy", 1, "exp exp2 expm1 log log2 log1p sqrt rsqrt reciprocal"),
     *_rows("heavy", 1, "tanh sigmoid sin cos erf"),
+    *_rows("heavy", 1, "acos acosh asin asinh atan atanh cosh sinh tan log10 erfc lgamma"),
+    *_rows("heavy", 2, "atan2 hypot copysign"),
     # Uniform numbers in [0, 1) from one int64 seed by Philox 4x32-10; the counter follows the
     # row-major order of elements. `words` is the count of numbers made from each counter value:
     # 4 of 32 bits, 8 of 16 bits, or 1 of 32 bits (as Inductor's kernels do).

@@ -6,6 +6,7 @@ width. If an operand of amax, amin, maximum or minimum is NaN, the result is NaN
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -130,6 +131,17 @@ def _erf(value: Array) -> Array:
     return np.asarray(np.vectorize(math.erf, otypes=[np.float64])(value))
 
 
+def _lgamma(value: float) -> float:
+    """log |gamma|; its poles are at 0 and the negative integers."""
+    if math.isnan(value):
+        return value
+    return math.inf if value <= 0 and value == math.floor(value) else math.lgamma(value)
+
+
+LGAMMA = np.vectorize(_lgamma, otypes=[np.float64])
+"""The logarithm of the gamma function, which numpy lacks."""
+
+
 def _sigmoid(value: Array) -> Array:
     power = np.exp(-np.abs(value))
     return np.asarray(np.where(value >= 0, 1 / (1 + power), power / (1 + power)))
@@ -138,6 +150,17 @@ def _sigmoid(value: Array) -> Array:
 def _sign(value: Array) -> Array:
     # The sign of NaN is 0 in PyTorch and NaN in numpy; numpy has no sign of bool.
     return value if value.dtype == bool else np.nan_to_num(np.sign(value), nan=0.0)
+
+
+def _shift(function: Callable[..., Array], value: Array, count: Array) -> Array:
+    """A shift; by a count outside of the dtype's width, as if all bits had left."""
+    bits = 8 * value.dtype.itemsize
+    is_inside = (count >= 0) & (count < bits)
+    last = function(value, np.asarray(bits - 1, value.dtype))
+    emptied = last >> 1 if np.issubdtype(value.dtype, np.unsignedinteger) else last
+    emptied = np.zeros_like(value) if function is np.left_shift else emptied
+    inside = np.where(is_inside, count, 0).astype(value.dtype)
+    return np.where(is_inside, function(value, inside), emptied)
 
 
 def _pow(base: Array, exponent: Array) -> Array:
@@ -180,6 +203,8 @@ _ELEMENTWISE: Mapping[str, Callable[..., Any]] = {
     "bitwise_and": np.bitwise_and,
     "bitwise_or": np.bitwise_or,
     "bitwise_xor": np.bitwise_xor,
+    "bitwise_left_shift": functools.partial(_shift, np.left_shift),
+    "bitwise_right_shift": functools.partial(_shift, np.right_shift),
     "where": np.where,
     "exp": np.exp,
     "exp2": np.exp2,
@@ -195,6 +220,21 @@ _ELEMENTWISE: Mapping[str, Callable[..., Any]] = {
     "sin": np.sin,
     "cos": np.cos,
     "erf": _erf,
+    "acos": np.arccos,
+    "acosh": np.arccosh,
+    "asin": np.arcsin,
+    "asinh": np.arcsinh,
+    "atan": np.arctan,
+    "atanh": np.arctanh,
+    "cosh": np.cosh,
+    "sinh": np.sinh,
+    "tan": np.tan,
+    "log10": np.log10,
+    "erfc": np.vectorize(math.erfc, otypes=[np.float64]),
+    "lgamma": LGAMMA,
+    "atan2": np.arctan2,
+    "hypot": np.hypot,
+    "copysign": np.copysign,
     "div": np.true_divide,
     "pow": _pow,
     "remainder": np.remainder,
@@ -215,6 +255,7 @@ _OTHERS: Mapping[str, Callable[..., Any]] = {
     "iota": _iota,
     "cast": _cast,
     "random": _random,
+    "checked_index": lambda node, value: value,
     "view": lambda node, value: value.reshape(node.shape),
     "expand": lambda node, value: np.broadcast_to(value, node.shape),
     "permute": lambda node, value: value.transpose(node.dims),

@@ -2,12 +2,15 @@
 
 ``TRITON_INTERPRET=1`` must be set before Triton is imported. The interpreter has no libdevice and
 no PTX, and it calls the combine function of a reduction for each element; numpy functions replace
-all three. Its conversions to bf16 and fp8 are wrong, so it cannot check those.
+all three. Its conversion of fp32 to bf16 truncates, so it is replaced by one that rounds. Its
+conversions to fp8 are wrong, so it cannot check those.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +18,7 @@ import numpy as np
 
 from nostall.core.errors import BadInput
 from nostall.fusion.testing import gluon_interpreter
+from nostall.fusion.testing.reference import LGAMMA
 
 _LIBDEVICE: dict[str, Callable[..., Any]] = {
     "fast_dividef": np.divide,
@@ -27,6 +31,21 @@ _LIBDEVICE: dict[str, Callable[..., Any]] = {
     "trunc": np.trunc,
     "pow": np.power,
     "fmod": np.fmod,
+    "acos": np.arccos,
+    "acosh": np.arccosh,
+    "asin": np.arcsin,
+    "asinh": np.arcsinh,
+    "atan": np.arctan,
+    "atanh": np.arctanh,
+    "cosh": np.cosh,
+    "sinh": np.sinh,
+    "tan": np.tan,
+    "log10": np.log10,
+    "erfc": np.vectorize(math.erfc, otypes=[np.float64]),
+    "lgamma": LGAMMA,
+    "atan2": np.arctan2,
+    "hypot": np.hypot,
+    "copysign": np.copysign,
 }
 _PTX: dict[str, Callable[..., Any]] = {
     "rcp.approx.ftz.f32 $0, $1;": np.reciprocal,
@@ -48,8 +67,12 @@ def prepare() -> None:
             "Triton compiles kernels in this process; set TRITON_INTERPRET=1 before Triton is "
             "imported, so that it interprets them"
         )
-    from triton.runtime.interpreter import ReduceOps
+    from triton.runtime.interpreter import ReduceOps, interpreter_builder
 
+    # Assertions of kernels are checked, as with the options of their launches.
+    interpreter_builder.options = dataclasses.replace(
+        interpreter_builder.options, debug=True, sanitize_overflow=False
+    )
     np.seterr(all="ignore")
     for name, function in _LIBDEVICE.items():
         setattr(libdevice, name, functools.partial(_elementwise, function))
@@ -68,7 +91,25 @@ def prepare() -> None:
         return self.to_tensor(result, dtype)
 
     ReduceOps.apply_impl = apply_impl
+    _round_bfloat16()
     gluon_interpreter.prepare()
+
+
+def _round_bfloat16() -> None:
+    """Replace the interpreter's conversion of fp32 to bf16 by one that rounds to nearest even."""
+    from triton import language as tl
+    from triton.runtime import interpreter
+
+    original = interpreter._convert_float
+
+    def convert(values: Any, from_dtype: Any, to_dtype: Any, rounding_mode: Any) -> Any:
+        if (from_dtype, to_dtype) != (tl.float32, tl.bfloat16):
+            return original(values, from_dtype, to_dtype, rounding_mode)
+        bits = np.ascontiguousarray(values).view(np.uint32).astype(np.uint64)
+        rounded = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+        return np.where(np.isnan(values), np.uint16(0x7FC0), rounded).reshape(values.shape)
+
+    interpreter._convert_float = convert
 
 
 def _inline_ptx(

@@ -3,8 +3,9 @@
 With its launch attribute a kernel may start before the kernels before it end, and sees their
 results after ``griddepcontrol.wait`` only; without the attribute the wait does nothing (PTX ISA,
 griddepcontrol).  The wait is safe in the first block of a kernel, which all paths pass, if nothing
-before it touches memory.  ``griddepcontrol.launch_dependents`` lets dependents start early; that is
-safe if each of them waits, which the texts do not tell.
+before it touches memory.  ``griddepcontrol.launch_dependents`` lets dependents start early, even
+before the wait; that is safe if each of them waits, which the texts do not tell: the caller states
+it.
 """
 
 from __future__ import annotations
@@ -30,16 +31,21 @@ class Inserted:
     waits: list[tuple[int, int]]
     triggers: list[tuple[int, int]]
 
-    def problem(self, blocks: Sequence[Block]) -> tuple[int, int, str] | None:
+    def problem(
+        self, blocks: Sequence[Block], dependents_wait: bool
+    ) -> tuple[int, int, str] | None:
         """(block, position, reason) of what is not safe in ``blocks``, the candidate's."""
         requirement = "the wait must stand once, in the first block, before all accesses of memory"
         if not self.waits:
             return (*self.triggers[0], f"dependents start early, but nothing waits; {requirement}")
         if len(self.waits) > 1 or self.waits[0][0] != 0:
             return (*self.waits[-1], f"the wait is not on every path; {requirement}")
+        if self.triggers and not dependents_wait:
+            reason = "dependents start early, and may not wait; state that each of them waits"
+            return (*self.triggers[0], reason)
         end = self.waits[0][1]
         for position, instruction in enumerate(blocks[0].instructions[:end]):
-            if _touches_memory(instruction):
+            if (0, position) not in self.triggers and _touches_memory(instruction):
                 return 0, position, f"it may access memory before the wait; {requirement}"
         return None
 

@@ -51,18 +51,21 @@ class FunctionProof:
         self._hints = _count_hints(self.blocks)
         self._all_numbers = frozenset(i.number for b in self.blocks for i in b.instructions)
 
-    def compare(self, item: ModuleItem, text: str, may_insert: bool) -> Comparison:
+    def compare(
+        self, item: ModuleItem, text: str, may_insert: bool, dependents_wait: bool
+    ) -> Comparison:
         """Compare a candidate's version of the function; ``text`` is the candidate's.
 
         ``may_insert``: whether the candidate may have a wait for the kernels before it that the
-        original lacks; see :mod:`.dependent_launch`.
+        original lacks; see :mod:`.dependent_launch`.  ``dependents_wait``: whether each kernel
+        that is launched as a dependent of this one waits for it.
         """
         blocks = cut_blocks(self._reader.place(item), self._targets, item.offset)
         differences: tuple[str, ...] = ()
         findings: list[Finding] = []
         inserted = find_inserted(blocks) if may_insert and "griddepcontrol" in text else None
         if inserted is not None:
-            if problem := inserted.problem(blocks):
+            if problem := inserted.problem(blocks, dependents_wait):
                 number, position, reason = problem
                 pair = self._pair(number, blocks[number], text)
                 findings.append(pair.finding("dependent-launch", position, reason))

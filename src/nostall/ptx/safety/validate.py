@@ -53,20 +53,26 @@ MAX_FINDINGS = 20
 """Findings of a verdict; a wrong block makes one."""
 
 
-def validate(original: str, candidate: str) -> Verdict:
+def validate(original: str, candidate: str, *, dependents_wait: bool = False) -> Verdict:
     """Check whether the PTX text ``candidate`` computes what ``original`` does.
 
-    A candidate that cannot be read is refused.  Raises :class:`~nostall.ptx.errors.BadPtx` if the
-    original cannot be read, and :class:`~nostall.core.errors.BadInput` if an argument is no text.
+    ``dependents_wait``: see :class:`Validator`.  A candidate that cannot be read is refused.
+    Raises :class:`~nostall.ptx.errors.BadPtx` if the original cannot be read, and
+    :class:`~nostall.core.errors.BadInput` if an argument is no text.
     """
-    return Validator(original).check(candidate)
+    return Validator(original, dependents_wait=dependents_wait).check(candidate)
 
 
 class Validator:
     """Checks candidates against one original, which is read and executed once."""
 
-    def __init__(self, original: str) -> None:
-        """Raises :class:`~nostall.ptx.errors.BadPtx` if ``original`` cannot be read."""
+    def __init__(self, original: str, *, dependents_wait: bool = False) -> None:
+        """``dependents_wait``: each kernel that is launched as a dependent of a kernel of this text
+        waits for it, so a candidate may let them start early.
+
+        Raises :class:`~nostall.ptx.errors.BadPtx` if ``original`` cannot be read.
+        """
+        self._dependents_wait = dependents_wait
         self._text = strip_comments(_require_text(original, "original"))
         try:
             self._items = read_module(self._text)
@@ -133,7 +139,7 @@ class Validator:
         for number, (function, item) in enumerate(zip(self._functions, new_items, strict=True)):
             differences += self._compare_headers(number, item, text)
             may_insert = function.header.is_entry and not self._waiting[number]
-            result = function.compare(item, text, may_insert)
+            result = function.compare(item, text, may_insert, self._dependents_wait)
             findings += result.findings
             differences += result.differences
             checked += result.checked

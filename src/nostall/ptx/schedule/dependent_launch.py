@@ -20,12 +20,14 @@ from nostall.ptx.program.resources import MEMORY, Resource
 from nostall.ptx.schedule.edits import Edit
 from nostall.ptx.schedule.state import DependentLaunch
 
-# The text of each value of PtxState.dependent_launch. With the trigger the next kernel may start
-# while this one runs: correct only if every kernel that is launched as a dependent of this one
-# waits, which this module cannot know.
-_TEXTS: dict[DependentLaunch, str] = {
-    "wait": "griddepcontrol.wait;",
-    "wait+trigger": "griddepcontrol.wait;\n\tgriddepcontrol.launch_dependents;",
+_WAIT, _TRIGGER = "griddepcontrol.wait;\n\t", "griddepcontrol.launch_dependents;\n\t"
+# For each value of PtxState.dependent_launch, the text at the start of the kernel and that before
+# its first access. With the trigger the next kernel may start while this one runs: correct only if
+# every kernel that is launched as a dependent of this one waits, which this module cannot know.
+_TEXTS: dict[DependentLaunch, tuple[str, str]] = {
+    "wait": ("", _WAIT),
+    "wait+trigger": ("", _WAIT + _TRIGGER),
+    "trigger+wait": (_TRIGGER, _WAIT),
 }
 _ACCESSES = MEMORY | {Resource.STABLE, Resource.FENCE}
 _FIRST_ARCHITECTURE = 90
@@ -45,10 +47,10 @@ def can_wait(module: Module, functions: Iterable[Function]) -> bool:
     )
 
 
-def dependent_launch_edit(
+def dependent_launch_edits(
     module: Module, functions: Sequence[Function], mode: DependentLaunch, order: Sequence[int]
-) -> Edit:
-    """The insertion for the kernel ``functions[0]``, whose first block has this order of units.
+) -> list[Edit]:
+    """The insertions for the kernel ``functions[0]``, whose first block has this order of units.
 
     Raises :class:`BadInput` if the kernel cannot have it.
     """
@@ -61,17 +63,23 @@ def dependent_launch_edit(
             f"griddepcontrol already, or its architecture is below sm_{_FIRST_ARCHITECTURE}; "
             "leave dependent_launch empty"
         )
-    text = _TEXTS[mode]
+    at_start, before_access = _TEXTS[mode]
     if not kernel.outer_blocks or kernel.instructions[0].ends_block:
         start = kernel.instructions[0].start if kernel.instructions else kernel.end - 1
-        return Edit(start, start, f"{text}\n\t")
+        return [_insertion(start, at_start + before_access)]
     units = kernel.outer_blocks[0].units
-    for number in order:
-        if _accesses_memory(units[number]):
-            start = units[number].start
-            return Edit(start, start, f"{text}\n\t")
-    end = units[-1].end
-    return Edit(end, end, f"\n\t{text}")
+    start = units[order[0]].start
+    accesses = [units[number].start for number in order if _accesses_memory(units[number])]
+    # Without an access the wait follows the last slot: all units of the block precede it.
+    border = accesses[0] if accesses else units[-1].end
+    if border == start:
+        return [_insertion(start, at_start + before_access)]
+    wait = _insertion(border, before_access if accesses else f"\n\t{before_access}")
+    return [wait, *([_insertion(start, at_start)] if at_start else [])]
+
+
+def _insertion(offset: int, text: str) -> Edit:
+    return Edit(offset, offset, text)
 
 
 def _accesses_memory(unit: Unit) -> bool:

@@ -29,7 +29,7 @@ class Levers:
     hints: tuple[str, ...] = ()
     """Cache hints of :mod:`nostall.ptx.schedule.hints`."""
     dependent_launch: tuple[DependentLaunch, ...] = ("",)
-    """``wait+trigger`` only if every kernel launched as a dependent of this one waits."""
+    """Those with a trigger only if every kernel launched as a dependent of this one waits."""
 
     def values(self) -> Iterator[tuple[Lever, LeverValue]]:
         """Each field of the state that is a setting of the whole kernel, with each value."""

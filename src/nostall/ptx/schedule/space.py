@@ -14,7 +14,7 @@ from nostall.core.space import NO_TAGS, Space, Tags
 from nostall.ptx.program.blocks import Block, Unit
 from nostall.ptx.program.module import Function, Module
 from nostall.ptx.program.resources import MEMORY, Resource
-from nostall.ptx.schedule.dependent_launch import can_wait, dependent_launch_edit
+from nostall.ptx.schedule.dependent_launch import can_wait, dependent_launch_edits
 from nostall.ptx.schedule.edits import EditedText
 from nostall.ptx.schedule.graph import BlockGraph, build_graph
 from nostall.ptx.schedule.hints import allowed_hints
@@ -106,8 +106,8 @@ class PtxSpace(Space[PtxState, PtxMove]):
         edits = kernel_edits(self.module, self.kernel, state)
         if state.dependent_launch:
             first = self.order(state, 0) if self.kernel.blocks else ()
-            edits.append(
-                dependent_launch_edit(self.module, self.functions, state.dependent_launch, first)
+            edits += dependent_launch_edits(
+                self.module, self.functions, state.dependent_launch, first
             )
         orders = {
             self.blocks[number].start: order for number, order in enumerate(state.orders) if order
@@ -181,6 +181,10 @@ class PtxSpace(Space[PtxState, PtxMove]):
         for setting in self._settings:
             if self._after(state, setting) is not None:
                 yield setting
+
+    def is_legal(self, state: PtxState, move: PtxMove) -> bool:
+        """Whether ``move`` may be applied to ``state``."""
+        return self._after(state, move) is not None
 
     def apply(self, state: PtxState, move: PtxMove) -> PtxState:
         after = self._after(state, move)

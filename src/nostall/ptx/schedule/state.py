@@ -10,7 +10,7 @@ from typing import Literal, get_args
 from nostall.core.errors import BadRun
 from nostall.core.validation import parse_json
 
-DependentLaunch = Literal["", "wait", "wait+trigger"]
+DependentLaunch = Literal["", "wait", "wait+trigger", "trigger+wait"]
 """Values of :mod:`nostall.ptx.schedule.dependent_launch`."""
 _DEPENDENT_LAUNCH: dict[str, DependentLaunch] = {v: v for v in get_args(DependentLaunch)}
 Orders = tuple[tuple[int, ...], ...]

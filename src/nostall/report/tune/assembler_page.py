@@ -79,6 +79,8 @@ def render_assembler(path: Path) -> str:
         next_command=_next_command(data),
         winner=assembler.get("winner"),
         ablation=assembler.get("ablation"),
+        dependent=result.get("dependent_launch"),
+        chain_rows=_chain_rows(result.get("dependent_launch")),
         resource_rows=_resource_rows(assembler),
         counts=sorted((assembler.get("counts") or {}).items(), key=lambda pair: -pair[1]),
         codes=assembler.get("codes") or {},
@@ -107,6 +109,17 @@ def _next_command(data: AssemblerRun) -> str:
     if data.result.get("improved"):
         return shlex.join(["nostall", "verify", str(data.path)])
     return ""
+
+
+def _chain_rows(dependent: Mapping[str, Any] | None) -> list[tuple[str, Mapping[str, Any]]]:
+    """The timed comparisons of chains of launches, each with what it is over."""
+    if dependent is None:
+        return []
+    rows = (
+        ("the original, without dependent launches", dependent["chain"]),
+        ("the search's result, without dependent launches", dependent["over_isolated"]),
+    )
+    return [(over, row) for over, row in rows if row is not None and "ratio" in row]
 
 
 def _resource_rows(assembler: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:

@@ -13,13 +13,16 @@ from nostall.ptx.schedule.state import PtxState
 from nostall.sass import validate
 from nostall.sass.binary.code_hash import code_sha256
 from nostall.sass.binary.kernel_name import rename_kernel
+from nostall.sass.safety.dependent_launch import check_wait
+from nostall.sass.schedule.dependent_wait import sink_wait
 from nostall.search.evolution.operators import GIVEN, Proposal, realize
 
-CandidateStatus = BuildStatus | Literal["no change", "unreadable"]
+CandidateStatus = BuildStatus | Literal["no change", "unreadable", "early access"]
 """As :data:`BuildStatus`, and:
 
 - ``no change``: the state equals its parent
 - ``unreadable``: the cubin cannot be read, or the kernel's name cannot be restored
+- ``early access``: its machine code may access memory before the wait of a dependent launch
 """
 
 
@@ -60,11 +63,13 @@ def build_state(builder: Builder, state: PtxState) -> Candidate:
     )
     if build.status == "built":
         try:
-            if state.kernel_name:
-                cubin = rename_kernel(cubin, state.kernel_name, builder.spec.kernel)
+            cubin = finish_cubin(cubin, state, builder.spec.kernel)
             sha256 = code_sha256(cubin)
         except BadBinary as error:
             cubin, status, detail = b"", "unreadable", str(error)
+        else:
+            if state.dependent_launch and (problem := check_wait(cubin, builder.spec.kernel)):
+                cubin, status, detail = b"", "early access", problem
     return Candidate(
         state,
         status,
@@ -76,6 +81,13 @@ def build_state(builder: Builder, state: PtxState) -> Candidate:
         build.codes,
         build.phase_seconds,
     )
+
+
+def finish_cubin(cubin: bytes, state: PtxState, kernel: str) -> bytes:
+    """The cubin of a state from what ptxas made: the original's name, and a late wait."""
+    if state.kernel_name:
+        cubin = rename_kernel(cubin, state.kernel_name, kernel)
+    return sink_wait(cubin, kernel) if state.dependent_launch else cubin
 
 
 def find_hazards(builder: Builder, cubin: bytes) -> str:

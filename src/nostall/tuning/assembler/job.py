@@ -11,7 +11,7 @@ from typing import Any
 
 from nostall.core import BadInput, Budget, Observer, Run, Search, SearchResult
 from nostall.core.errors import ContractBroken
-from nostall.gpu import Device
+from nostall.gpu import Device, Kernel, LocalGpu
 from nostall.ptx.assemble.builder import Builder, BuildSpec
 from nostall.ptx.assemble.pool import BuildPool
 from nostall.ptx.assemble.versions import Assembler, find_assemblers
@@ -21,6 +21,7 @@ from nostall.tuning.assembler.ablation import ablate
 from nostall.tuning.assembler.candidate import Candidate, build_proposal
 from nostall.tuning.assembler.candidate_log import CANDIDATES_FILE, CandidateLog
 from nostall.tuning.assembler.commands import CompilerCommand, find_command
+from nostall.tuning.assembler.dependent import OpenDevice, dependent_record, tune_chain
 from nostall.tuning.assembler.description import (
     describe_levers,
     describe_resources,
@@ -29,17 +30,28 @@ from nostall.tuning.assembler.description import (
 from nostall.tuning.assembler.objective import AssemblerObjective, Workers, idle_share
 from nostall.tuning.assembler.portfolio import make_levers
 from nostall.tuning.assembler.proof import make_check
-from nostall.tuning.assembler.recipe import PTX_FILE, RECIPE_FILE, Recipe, make_recipe
+from nostall.tuning.assembler.recipe import (
+    DEPENDENT_CUBIN_FILE,
+    DEPENDENT_RECIPE_FILE,
+    PTX_FILE,
+    RECIPE_FILE,
+    Recipe,
+    make_recipe,
+)
 from nostall.tuning.assembler.reverify import kernel_verdict
 from nostall.tuning.assembler.sass_phase import improve_order
 from nostall.tuning.assembler.space import AssemblerSpace, make_space
 from nostall.tuning.gpu_objective import decide, race_states
 from nostall.tuning.job import UNSAFE_CUBIN_FILE, Settings, TuningResult, run_sanitizer
+from nostall.tuning.recipe_file import DependentResult
 from nostall.tuning.result_records import provenance_record, result_record, verdict_record
 from nostall.tuning.source import Source
+from nostall.tuning.strategies import make_strategy
 
 _FINALISTS = 8
 """Members of the population that take part in the race after the search."""
+_CHAIN_STATES = 3
+"""Best orders that are tried in dependent launches, beside the original's."""
 
 
 @dataclass(frozen=True)
@@ -63,16 +75,16 @@ class Winner:
     """Moves of native instructions after the assembly."""
 
 
-@contextmanager
-def open_setup(
+def prepare(
     source: Source,
     installed: Sequence[Assembler] | None = None,
-    workers: int | None = None,
-) -> Iterator[Setup]:
-    """Prepare the search of a kernel and start its workers.
+    dependents_wait: bool = False,
+) -> tuple[CompilerCommand, BuildSpec, AssemblerSpace]:
+    """How a kernel is assembled, how its candidates are built, and their space.
 
-    ``installed``: versions of ptxas (None: those that are found).  Raises :class:`BadInput` if the
-    source has no PTX, and if no installed ptxas accepts it.
+    ``installed``: versions of ptxas (None: those that are found).  ``dependents_wait``: whether
+    each dependent of the kernel waits for it, so that candidates may trigger them early.  Raises
+    :class:`BadInput` if the source has no PTX, and if no installed ptxas accepts it.
     """
     if source.ptx is None:
         raise BadInput(
@@ -88,9 +100,23 @@ def open_setup(
         compiler.command,
         compiler.assemblers,
         partial(make_space, levers=levers),
-        make_check,
+        partial(make_check, dependents_wait=dependents_wait),
     )
-    space = make_space(source.ptx, source.kernel, levers)
+    return compiler, spec, make_space(source.ptx, source.kernel, levers)
+
+
+@contextmanager
+def open_setup(
+    source: Source,
+    installed: Sequence[Assembler] | None = None,
+    workers: int | None = None,
+    dependents_wait: bool = False,
+) -> Iterator[Setup]:
+    """Prepare the search of a kernel and start its workers; see :func:`prepare`.
+
+    ``workers``: worker processes (None: one for each core).  Raises the errors of :func:`prepare`.
+    """
+    compiler, spec, space = prepare(source, installed, dependents_wait)
     pool: BuildPool[Candidate] = BuildPool(partial(Builder, spec), build_proposal, workers)
     with pool:
         yield Setup(source, compiler, spec, space, pool)
@@ -105,8 +131,11 @@ def tune_assembler(
     run: Run | None = None,
     observers: Sequence[Observer] = (),
     resume: bool = False,
+    open_device: OpenDevice = LocalGpu,
 ) -> TuningResult:
     """Search for a faster way to assemble the kernel of ``setup``, and verify it.
+
+    ``open_device`` opens the devices that measure chains, with ``settings.pdl``.
 
     The winner replaces the original only if a fresh process measures it as faster beyond the noise
     of the original against itself, with equal outputs.  Raises :class:`BadInput` if the original
@@ -114,7 +143,11 @@ def tune_assembler(
     """
     job = AssemblerJob(setup, settings, device, run)
     result, winner = job.run_stages(search, observers, resume)
-    job.record(result, winner)
+    try:
+        if settings.pdl and result.search.stopped != "interrupted":
+            result = replace(result, dependent=job.try_dependent_launch(result, open_device))
+    finally:  # the result of the search is complete without it
+        job.record(result, winner)
     return result
 
 
@@ -126,6 +159,8 @@ class AssemblerJob:
 
     def __init__(self, setup: Setup, settings: Settings, device: Device, run: Run | None) -> None:
         self.setup, self.settings, self.device, self.run = setup, settings, device, run
+        self._ranked: list[PtxState] = []
+        """The finalists after the race, best first."""
         self.idle_share = 0.0
         """Part of the search in which the device measured nothing."""
         launch = setup.source.launch
@@ -145,7 +180,7 @@ class AssemblerJob:
         start = self.setup.space.start()
         states = [m.state for m in finalists(found, self.setup.space) if m.state != start]
         safe = self.objective.safe_states(states)
-        ranked = race_states(self.objective, safe[:_FINALISTS])
+        ranked = self._ranked = race_states(self.objective, safe[:_FINALISTS])
         winner = None
         if ranked:
             candidate = self.objective.candidate(ranked[0])
@@ -153,6 +188,22 @@ class AssemblerJob:
             if found.stopped != "interrupted":
                 winner = self._improve_order(winner)
         return self._decide(found, winner), winner
+
+    def try_dependent_launch(
+        self, result: TuningResult, open_device: OpenDevice
+    ) -> DependentResult | None:
+        """Waits in the best orders and in the original's, measured in chains."""
+        source = self.setup.source
+        assert source.launch is not None
+        return tune_chain(
+            Kernel(source.cubin, source.kernel, source.launch),
+            self.objective,
+            self.settings,
+            [*self._ranked[:_CHAIN_STATES], self.setup.space.start()],
+            result.cubin if result.improved else None,
+            self.setup.spec,
+            open_device,
+        )
 
     def record(self, result: TuningResult, winner: Winner | None) -> None:
         """Write the result to the run directory."""
@@ -164,11 +215,16 @@ class AssemblerJob:
         self.run.write("best.cubin", result.cubin)
         if result.recipe is not None:
             self.run.write(RECIPE_FILE, result.recipe.to_bytes())
+        if result.dependent is not None and result.dependent.improved:
+            self.run.write(DEPENDENT_CUBIN_FILE, result.dependent.cubin)
+            self.run.write(DEPENDENT_RECIPE_FILE, result.dependent.recipe.to_bytes())
         sm = int(self.setup.compiler.command.target.removeprefix("sm_").rstrip("af"))
         provenance = provenance_record(source, sm, settings, result)
         self.run.write("provenance.json", json.dumps(provenance, indent=1).encode())
         record = result_record(result, settings, self.objective)
         record["assembler"] = self.describe(result, winner)
+        if result.dependent is not None:
+            record["dependent_launch"] = dependent_record(result.dependent)
         if result.improved and winner is not None:
             with suppress(KeyboardInterrupt):  # the result is complete without the ablation
                 ablation = ablate(self.setup.space, self.objective, winner.candidate.state)
@@ -202,7 +258,7 @@ class AssemblerJob:
         resources = winner.candidate.resources
         levers = describe_levers(state)
         if winner.schedule is not None:
-            levers.append("moves of native instructions")
+            levers.append(f"moves of native instructions ({self.settings.native})")
         return {
             **describe_resources(winner.cubin, source.kernel, source.launch),
             "spill_bytes": resources.spill_bytes if resources else None,
@@ -242,7 +298,13 @@ class AssemblerJob:
             return winner
         kernel, flops = self.setup.source.kernel, self.objective.flops
         improved = improve_order(
-            winner.cubin, kernel, self.device, seconds, self.settings.seed, flops
+            winner.cubin,
+            kernel,
+            self.device,
+            make_strategy(self.settings.native),
+            seconds,
+            self.settings.seed,
+            flops,
         )
         if improved is None:
             return winner

@@ -6,9 +6,12 @@ from nostall.ptx.assemble.builder import CheckPtx
 from nostall.ptx.safety.validate import Validator
 
 
-def make_check(original: str) -> CheckPtx:
-    """A check of candidates against ``original``: returns why one is refused, or an empty text."""
-    validator = Validator(original)
+def make_check(original: str, *, dependents_wait: bool = False) -> CheckPtx:
+    """A check of candidates against ``original``: returns why one is refused, or an empty text.
+
+    ``dependents_wait``: whether each dependent of the kernel waits for it, as the user states.
+    """
+    validator = Validator(original, dependents_wait=dependents_wait)
 
     def check(candidate: str) -> str:
         verdict = validator.check(candidate)

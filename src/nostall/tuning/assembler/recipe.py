@@ -18,14 +18,15 @@ from nostall.ptx.assemble.versions import Assembler, find_assembler
 from nostall.ptx.schedule.levers import Levers
 from nostall.sass import Program
 from nostall.sass.binary.code_hash import code_sha256
-from nostall.sass.binary.kernel_name import rename_kernel
 from nostall.sass.schedule import ScheduleSpace
 from nostall.store.provenance import Sha256
-from nostall.tuning.assembler.candidate import Candidate
+from nostall.tuning.assembler.candidate import Candidate, finish_cubin
 from nostall.tuning.assembler.space import make_space
 
 RECIPE_FILE = "recipe.json"
 """File of a run directory."""
+DEPENDENT_CUBIN_FILE, DEPENDENT_RECIPE_FILE = "dependent.cubin", "dependent_recipe.json"
+"""Files of a run directory with the result for dependent launches."""
 PTX_FILE = "original.ptx"
 """File of a run directory with the PTX that a recipe starts from."""
 _OTHER_VERSION = "it was made by another version of nostall; tune the kernel again"
@@ -186,9 +187,7 @@ def reassemble(
         run = run_ptxas(assembler, text, recipe.arguments, Path(folder))
     if run.status != "assembled":
         raise BadInput(f"the recipe of {recipe.kernel!r} cannot be assembled: {run.detail}")
-    cubin = run.cubin
-    if state.kernel_name:
-        cubin = rename_kernel(cubin, state.kernel_name, recipe.kernel)
+    cubin = finish_cubin(run.cubin, state, recipe.kernel)
     _require(recipe.assembled_code, code_sha256(cubin), "the assembled code", _OTHER_VERSION)
     return cubin
 

@@ -74,10 +74,13 @@ def prove_ptx(recipe: Recipe, ptx: str) -> str:
             "give the PTX that was tuned"
         )
     space = make_space(ptx, recipe.kernel, Levers())
-    text = space.text(space.load(recipe.state))
+    state = space.load(recipe.state)
+    text = space.text(state)
     if hash_text(text) != recipe.candidate_ptx:
         return "the order in the recipe gives another PTX; tune the kernel again"
-    objection = make_check(ptx)(text) if text != ptx else ""
+    # The user who tuned the kernel with a trigger stated that its dependents wait.
+    check = make_check(ptx, dependents_wait="trigger" in state.dependent_launch)
+    objection = check(text) if text != ptx else ""
     return f"the PTX validator rejects the new order: {objection}" if objection else ""
 
 

@@ -29,6 +29,10 @@ class ReasonCount(StrictModel):
     count: int
     what: str = ""
     """The ATen operator that the reason is about, if any."""
+    bytes: int = 0
+    """Bytes that fusing these calls would save: kernels write and read them at their borders."""
+    change: str = ""
+    """What would have to change for the calls to be fused."""
 
 
 class GraphNode(StrictModel):
@@ -113,6 +117,8 @@ class Pass(StrictModel):
     """Operators that no kernel contains; PyTorch runs them one by one."""
     taken: int
     """ATen calls that can be fused."""
+    regions: int = 0
+    """Parts of the graph between calls that are not fused."""
     refused: tuple[ReasonCount, ...]
     """Why other ATen calls cannot be fused, counted."""
     splits: tuple[ReasonCount, ...]

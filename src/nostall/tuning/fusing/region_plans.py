@@ -21,6 +21,7 @@ from nostall.fusion.codegen.runtime.kernel import StitchedKernel
 from nostall.fusion.codegen.runtime.stitched_graph import schedule_operators, stitch
 from nostall.fusion.codegen.tiling.plan_space import plans
 from nostall.fusion.evaluate import DeltaEvaluator
+from nostall.fusion.explain import explain_graph
 from nostall.fusion.explore import explore, greedy_partition, refine
 from nostall.fusion.explore.default_partition import default_partition
 from nostall.fusion.graph.graph import Graph
@@ -227,7 +228,8 @@ def make_pass(name: str, captured: CapturedGraph, plans: Sequence[RegionPlan]) -
     unplanned = to_mask(index for index in alone if index not in planned_alone)
     delta = DeltaEvaluator(graph) if unplanned else None
     unplanned_seconds = delta.unfused_seconds(unplanned) if delta is not None else 0.0
-    reasons = sorted(captured.report.unsupported.items(), key=lambda item: (-item[1], item[0]))
+    kernels = [kernel.operators for plan in plans for kernel in plan.kernels]
+    explanation = explain_graph(captured, kernels)
     notes = Counter(plan.note for plan in plans if plan.note)
     if unplanned:
         notes[f"interrupted: {unplanned.bit_count()} operators were not planned"] += 1
@@ -237,9 +239,16 @@ def make_pass(name: str, captured: CapturedGraph, plans: Sequence[RegionPlan]) -
         kernels=tuple(kernel for plan in plans for kernel in plan.kernels),
         alone=alone,
         taken=captured.report.fusible,
+        regions=explanation.regions,
         refused=tuple(
-            ReasonCount(reason=reason, what=target, count=count)
-            for (reason, target), count in reasons
+            ReasonCount(
+                reason=each.reason,
+                what=each.operator,
+                count=each.count,
+                bytes=each.bytes,
+                change=each.change,
+            )
+            for each in explanation.refusals
         ),
         splits=count_reasons(reason for plan in plans for reason in plan.splits),
         no_kernel=count_reasons(reason for plan in plans for reason in plan.no_kernel),

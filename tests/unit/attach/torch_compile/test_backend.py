@@ -222,7 +222,7 @@ MIN_KERNELS = {
     "data_dependent": 0,
     "batch_norm": 1,
 }
-REASONS = {"complex_numbers": "dtype complex64", "data_dependent": "unsupported operator"}
+REASONS = {"complex_numbers": "dtype complex64", "data_dependent": "shape that depends on values"}
 
 
 @pytest.mark.parametrize("program", MIN_KERNELS)

@@ -38,9 +38,11 @@ class GuardedKernel:
         self.kernel = kernel
         self.program = kernel.program
 
-    def __call__(self, *inputs: Tensor, size: int | None = None) -> tuple[Tensor, ...]:
+    def __call__(
+        self, *inputs: Tensor, size: int | None = None, device: torch.device | None = None
+    ) -> tuple[Tensor, ...]:
         graph, varying = self.program.graph, self.program.graph.varying
-        device = inputs[0].device if inputs else _DEVICE
+        device = inputs[0].device if inputs else device or _DEVICE
         guarded_inputs = []
         for index, value in zip(self.program.inputs, inputs, strict=True):
             buffer, view = guarded_tensor(graph[index].resized(varying, size), device)

@@ -357,8 +357,8 @@ _TRIGGER = "griddepcontrol.launch_dependents;\n"
 
 def test_a_wait_before_all_accesses_may_be_inserted() -> None:
     original = _LOADS.format("")
-    for inserted in (_WAIT_FIRST, _WAIT_FIRST + _TRIGGER):
-        verdict = compare(original, _LOADS.format(inserted))
+    for inserted in (_WAIT_FIRST, _WAIT_FIRST + _TRIGGER, _TRIGGER + _WAIT_FIRST):
+        verdict = compare(original, _LOADS.format(inserted), dependents_wait=True)
         assert verdict.accepted
         assert "waits for the kernels before it" in verdict.differences[0]
         assert len(verdict.differences) == inserted.count(";")
@@ -370,7 +370,19 @@ def test_a_wait_before_all_accesses_may_be_inserted() -> None:
         _WAIT_FIRST + _LOADS.format("mov.b32 %r9, 1;"),
         _LOADS.format("@%p1 bra L;\n" + _WAIT_FIRST + "L:\n"),
     ):
-        assert not compare(original, wrong).accepted, wrong
+        assert not compare(original, wrong, dependents_wait=True).accepted, wrong
+
+
+def test_a_trigger_needs_dependents_that_wait() -> None:
+    original = _LOADS.format("") + "st.global.b32 [%rd2], %r1;\n"
+    waiting = _LOADS.format(_WAIT_FIRST) + "st.global.b32 [%rd2], %r1;\n"
+    for early in (waiting.replace(_WAIT_FIRST, _WAIT_FIRST + _TRIGGER), _TRIGGER + waiting):
+        refused = compare(original, early)
+        assert kinds(refused) == {"dependent-launch"}
+        assert "state that each of them waits" in refused.findings[0].reason
+        assert compare(original, early, dependents_wait=True).accepted
+    assert not compare(original, waiting + _TRIGGER).accepted
+    assert compare(original, waiting).accepted
 
 
 @pytest.mark.parametrize("access", [

@@ -26,9 +26,12 @@ def kernel(body: str, outer: str = "", header: str = ".reqntid 128") -> str:
     )
 
 
-def compare(original: str, candidate: str, outer: str = "") -> Verdict:
+def compare(
+    original: str, candidate: str, outer: str = "", *, dependents_wait: bool = False
+) -> Verdict:
     """The verdict about two bodies of the kernel."""
-    return validate(kernel(original, outer), kernel(candidate, outer))
+    texts = kernel(original, outer), kernel(candidate, outer)
+    return validate(*texts, dependents_wait=dependents_wait)
 
 
 def kinds(verdict: Verdict) -> set[str]:

@@ -59,6 +59,17 @@ def test_the_wait_follows_the_order_of_the_state() -> None:
     ]
 
 
+def test_an_early_trigger_stands_first_and_the_wait_before_the_access() -> None:
+    body = "add.s32 %r1, %r2, 1; ld.global.b32 %r3, [%rd1]; add.s32 %r4, %r5, 1;"
+    trigger = "griddepcontrol.launch_dependents"
+    state = PtxState(orders=((0, 2, 1),), dependent_launch="trigger+wait")
+    assert opcodes(body, state) == [trigger, "add.s32", "add.s32", WAIT, "ld.global.b32"]
+    early = PtxState(dependent_launch="trigger+wait")
+    assert opcodes("ld.global.b32 %r3, [%rd1];", early) == [trigger, WAIT, "ld.global.b32"]
+    assert opcodes("@%p1 bra L; L:", early)[:2] == [trigger, WAIT]
+    assert opcodes("add.s32 %r1, %r2, 1;", early) == [trigger, "add.s32", WAIT]
+
+
 def test_a_kernel_that_begins_with_a_border_waits_at_once() -> None:
     assert opcodes("@%p1 bra L; ld.global.b32 %r1, [%rd1]; L:")[0] == WAIT
     assert opcodes("L: add.s32 %r1, %r1, 1; @%p1 bra L;")[:2] == ["add.s32", WAIT]

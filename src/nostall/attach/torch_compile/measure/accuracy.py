@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from nostall.attach.torch_compile.measure.call import Call
+from nostall.attach.torch_compile.measure.reference import wide_reference
+from nostall.attach.torch_compile.measure.rounding import Errors, errors, excess, has_same_axes
 
 GraphFunction = Callable[..., Any]
 
@@ -78,30 +80,51 @@ def run_graph(
 
 
 def max_error(
-    baseline: GraphFunction, candidate: GraphFunction, call: Call, seeds: list[Tensor]
+    baseline: GraphFunction,
+    candidate: GraphFunction,
+    call: Call,
+    seeds: list[Tensor],
+    program: GraphFunction | None = None,
 ) -> float:
-    """The largest relative error (RMS) of any result, mutated argument or gradient.
+    """The largest relative difference (RMS) of any result, mutated argument or gradient.
 
-    The versions round at different places, so a few rounding errors of the dtype are allowed.
-    Gradients that are small beside the others are compared by their absolute error (see
-    :data:`MIN_GRADIENT_SHARE`), and if that fails by the noise of Inductor's own gradients.
+    With ``program``, the graph as PyTorch runs it operator by operator, both versions are compared
+    with its results in higher precision (:mod:`~nostall.attach.torch_compile.measure.rounding`).
+    Without it, or if it cannot run so, they are compared with each other: a few rounding errors of
+    the dtype are allowed. Gradients that are small beside the others are then compared by their
+    absolute error (see :data:`MIN_GRADIENT_SHARE`), and if that fails by the noise of Inductor's
+    own gradients.
 
     Raises :class:`AccuracyError` if an error is larger than rounding explains.
     """
-    baseline_args, candidate_args = call.fresh_args(), call.fresh_args()
     state = _random_state(call)
-    reference = run_graph(baseline, baseline_args, seeds or None)
-    expected, gradients = _copies(reference.results), _copies(reference.gradients)
-    _restore_random_state(call, state)
-    tested = run_graph(candidate, candidate_args, seeds or None)
-    expected += [baseline_args[i] for i in sorted(call.mutated)]
-    results = [*tested.results, *(candidate_args[i] for i in sorted(call.mutated))]
+    versions = []
+    for version in (baseline, candidate):
+        _restore_random_state(call, state)
+        args = call.fresh_args()
+        outcome = run_graph(version, args, seeds or None)
+        results = _copies([*outcome.results, *(args[i] for i in sorted(call.mutated))])
+        versions.append((results, _copies(outcome.gradients)))
+    (expected, gradients), (tested, tested_gradients) = versions
+    _check_layouts((*expected, *gradients), (*tested, *tested_gradients))
+    exact = wide_reference(run_graph, program, call, seeds) if program is not None else None
+    if exact is not None:
+        references = [*exact.results, *(exact.mutated[i] for i in sorted(call.mutated))]
+        if len(references) == len(expected) and len(exact.gradients) == len(gradients):
+            _restore_random_state(call, state)
+            return _check_against_reference(
+                [*references, *exact.gradients],
+                [*expected, *gradients],
+                [*tested, *tested_gradients],
+                lambda: _perturbed_run(baseline, call, seeds),
+                exact.longest_sum,
+            )
     worst = max(
-        (_relative_error(a, b, 0.0) for a, b in zip(expected, results, strict=True)), default=0.0
+        (_relative_error(a, b, 0.0) for a, b in zip(expected, tested, strict=True)), default=0.0
     )
     floor = MIN_GRADIENT_SHARE * max((_rms(x) for x in gradients if x is not None), default=0.0)
     noise: list[float] | None = None
-    for index, (a, b) in enumerate(zip(gradients, tested.gradients, strict=True)):
+    for index, (a, b) in enumerate(zip(gradients, tested_gradients, strict=True)):
         try:
             worst = max(worst, _relative_error(a, b, floor))
         except AccuracyError:
@@ -115,10 +138,58 @@ def max_error(
     return worst
 
 
+def _check_against_reference(
+    references: Sequence[Tensor | None],
+    expected: Sequence[Tensor | None],
+    tested: Sequence[Tensor | None],
+    perturbed_run: Callable[[], Sequence[Tensor | None]],
+    terms: int,
+) -> float:
+    """Check all tensors; ``perturbed_run`` gives those of Inductor's version for inputs that differ
+    by one rounding error, which shows how much such errors grow."""
+    worst, perturbed = 0.0, list[Tensor | None]()
+    for place, (exact, a, b) in enumerate(zip(references, expected, tested, strict=True)):
+        if exact is None or a is None or b is None:
+            if not (a is None and b is None):
+                raise AccuracyError("a gradient is missing")
+            continue
+        known, found = errors(exact, a), errors(exact, b)
+        if excess(b, found, known, terms):
+            perturbed = perturbed or list(perturbed_run())
+            other = perturbed[place]
+            noise = known if other is None else errors(exact, other)
+            known = Errors(max(known.worst, noise.worst), max(known.rms, noise.rms))
+            if reason := excess(b, found, known, terms):
+                raise AccuracyError(reason)
+        if b.dtype.is_floating_point:
+            worst = max(worst, _relative_errors(a.double(), b.double(), 0.0)[0])
+    return worst
+
+
+def _check_layouts(expected: Sequence[Tensor | None], tested: Sequence[Tensor | None]) -> None:
+    if len(expected) != len(tested):
+        raise AccuracyError(
+            f"there are {len(tested)} results; Inductor's version has {len(expected)}"
+        )
+    for a, b in zip(expected, tested, strict=True):
+        if a is not None and b is not None and not has_same_axes(a, b):
+            raise AccuracyError(f"a result has {_layout_text(b)}; Inductor's has {_layout_text(a)}")
+
+
 def _gradient_noise(
     baseline: GraphFunction, call: Call, seeds: list[Tensor], gradients: Sequence[Tensor | None]
 ) -> list[float]:
-    """RMS change of each gradient if inputs and seeds change by about one rounding error.
+    """RMS change of each gradient if inputs and seeds change by about one rounding error."""
+    outcome = _perturbed_run(baseline, call, seeds)
+    perturbed = outcome[len(outcome) - len(gradients) :]
+    return [
+        0.0 if a is None or b is None else _rms(a.double() - b.double())
+        for a, b in zip(gradients, perturbed, strict=True)
+    ]
+
+
+def _perturbed_run(baseline: GraphFunction, call: Call, seeds: list[Tensor]) -> list[Tensor | None]:
+    """Results, mutated arguments and gradients for inputs that differ by about one rounding error.
 
     Parameters are not changed.
     """
@@ -129,11 +200,8 @@ def _gradient_noise(
             args[index] = _perturbed(value).requires_grad_(value.requires_grad)
     seeds = [_perturbed(seed) for seed in seeds]
     _restore_random_state(call, state)
-    perturbed = run_graph(baseline, args, seeds or None).gradients
-    return [
-        0.0 if a is None or b is None else _rms(a.double() - b.double())
-        for a, b in zip(gradients, perturbed, strict=True)
-    ]
+    outcome = run_graph(baseline, args, seeds or None)
+    return [*outcome.results, *(args[i] for i in sorted(call.mutated)), *outcome.gradients]
 
 
 def _perturbed(x: Tensor) -> Tensor:
@@ -150,15 +218,13 @@ def _tolerance(dtype: torch.dtype) -> float:
 def _relative_error(expected: Tensor | None, result: Tensor | None, floor: float) -> float:
     """RMS error relative to the RMS of ``expected``, or to ``floor`` if that is larger.
 
-    Raises :class:`AccuracyError` if that, the error of one element, or the layout is not allowed.
+    Raises :class:`AccuracyError` if that or the error of one element is not allowed.
     """
     if expected is None or result is None:
         if expected is not None or result is not None:
             raise AccuracyError("a gradient is missing")
         return 0.0
     a, b = expected.detach(), result.detach()
-    if (a.shape, a.stride(), a.dtype) != (b.shape, b.stride(), b.dtype):
-        raise AccuracyError(f"a result has {_layout_text(b)}; Inductor's has {_layout_text(a)}")
     if not a.dtype.is_floating_point:
         error, element_error, tolerance = float((a != b).double().sum()), 0.0, 0.0
     else:

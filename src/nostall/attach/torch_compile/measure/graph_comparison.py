@@ -35,18 +35,20 @@ def compare_graphs(
     call: Call,
     clock: Clock,
     seconds: float,
+    program: GraphFunction | None = None,
 ) -> tuple[ComparisonRecord, tuple[str, ...]]:
     """Compare two versions of a graph on a call; also returns the kernels that the candidate calls.
 
-    ``seconds``: approximate duration of the measurement.
+    ``seconds``: approximate duration of the measurement. ``program``: the graph as PyTorch runs it,
+    for a reference in higher precision.
 
     Raises :class:`NoStitchedKernel`, :class:`AccuracyError`, and whatever a version raises.
     """
-    with _call_state(call):
+    with call_state(call):
         # Compiled graphs may come from PyTorch's caches: only running them shows what they call.
         with record_calls() as kernels:
             seeds = run_graph(baseline, call.fresh_args()).seeds
-            difference = max_error(baseline, candidate, call, seeds)
+            difference = max_error(baseline, candidate, call, seeds, program)
         if not kernels:
             raise NoStitchedKernel
         args = call.fresh_args()
@@ -75,7 +77,7 @@ def compare_graphs(
 
 
 @contextlib.contextmanager
-def _call_state(call: Call) -> Iterator[None]:
+def call_state(call: Call) -> Iterator[None]:
     """The modes of the call; random generators are restored at the end."""
     devices = {x.device.index for x in call.args if isinstance(x, Tensor) and x.is_cuda}
     with (

@@ -10,10 +10,13 @@ import hashlib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nostall.attach.torch_compile.options import FuseScope
 from nostall.attach.torch_compile.store.records import RegionRecord
+
+if TYPE_CHECKING:
+    from nostall.fusion.graph.graph import Graph
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,11 @@ class KernelMatch:
     reduces: bool
 
 
+def match_key(region: str, operators: tuple[int, ...]) -> str:
+    """The key of the kernel of some operators of a region; ``region`` is the key of its graph."""
+    return hashlib.sha256(f"{region} {operators}".encode()).hexdigest()
+
+
 @dataclass
 class RewriteResult:
     """Result of rewriting the graphs of one compilation; filled in while they are rewritten."""
@@ -39,6 +47,10 @@ class RewriteResult:
     kernels: list[str] = field(default_factory=list)
     # Operators that are not part of a kernel, counted by (reason, operator).
     not_fused: Counter[tuple[str, str]] = field(default_factory=Counter)
+    # What keeps each graph from being fused further, as lines of text.
+    explanations: list[list[str]] = field(default_factory=list)
+    # The regions of the graphs, and their kernels.
+    regions: list[tuple[Graph, RegionRecord]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

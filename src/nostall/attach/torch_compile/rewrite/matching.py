@@ -6,7 +6,6 @@ dropped.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -20,6 +19,7 @@ from nostall.attach.torch_compile.rewrite.kernel_selection import (
     KernelFilter,
     KernelMatch,
     RewriteResult,
+    match_key,
 )
 from nostall.attach.torch_compile.store.kernel_store import KernelStore
 from nostall.attach.torch_compile.store.records import StepRecord
@@ -28,6 +28,7 @@ from nostall.attach.warning import warn_once
 from nostall.fusion.capture import CapturedGraph, capture
 from nostall.fusion.capture.randomness import numbers_depend_on_kernels
 from nostall.fusion.errors import BadCapture
+from nostall.fusion.explain import explain_graph
 from nostall.fusion.graph.dynamic_size import varies
 from nostall.fusion.graph.graph import MAX_ELEMENTS, Graph
 from nostall.fusion.graph.operations import COMPUTE
@@ -59,12 +60,15 @@ def match_kernels(
             warn_once(f"a region is not stitched: {type(error).__name__}: {error}")
             result.not_fused[f"{type(error).__name__} while stitching", "a region"] += 1
             continue
+        result.regions.append((region.graph, record))
         for reason, count in record.not_fused.items():
             # The text before the colon names the operator with its sizes.
             result.not_fused[reason.partition(": ")[2] or reason, "no kernel"] += count
         matches += [_kernel_match(step, region) for step in record.steps]
     accepted = _accepted(captured.graph, matches, kernel_filter, result)
     matches = _drop_partial_calls(captured, accepted, result)
+    kernels = [match.operators for match in matches]
+    result.explanations.append(explain_graph(captured, kernels).lines())
     if matches:
         _limit_dynamic_size(captured)
     return captured, matches
@@ -116,8 +120,7 @@ def _kernel_match(step: StepRecord, region: Region) -> KernelMatch:
     def in_graph(indices: Iterable[int]) -> tuple[int, ...]:
         return tuple(region.origins[i] for i in indices)
 
-    text = f"{region.graph.key} {step.operators}"
-    key = hashlib.sha256(text.encode()).hexdigest()
+    key = match_key(region.graph.key, step.operators)
     inputs, outputs, operators = map(in_graph, (step.inputs, step.outputs, step.operators))
     return KernelMatch(key, step.kernel, inputs, outputs, operators, step.reduces)
 
@@ -128,13 +131,18 @@ def _accepted(
     """The matches that the filter accepts and whose device and dynamic size an input shows."""
 
     def is_callable(match: KernelMatch) -> bool:
+        # A kernel may add up n equal rows: its loops have the dynamic size, its results do not.
+        operands = {i for index in match.operators for i in graph[index].inputs}
+        inside = (*match.operators, *operands)
         has_size = graph.varying is None or _is_dynamic(graph, match.inputs)
-        return bool(match.inputs) and (has_size or not _is_dynamic(graph, match.outputs))
+        return bool(match.inputs) and (has_size or not _is_dynamic(graph, inside))
 
     excluded = kernel_filter.kept_in_inductor
     not_faster = sum(is_callable(match) and match.key in excluded for match in matches)
     if not_faster:
-        result.not_fused["not faster than Inductor's code for it", "a kernel"] += not_faster
+        result.not_fused["not faster than Inductor's code for it, or not accurate", "a kernel"] += (
+            not_faster
+        )
     return [match for match in matches if is_callable(match) and kernel_filter.accepts(match)]
 
 

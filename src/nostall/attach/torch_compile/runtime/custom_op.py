@@ -163,7 +163,7 @@ def launch(inputs: Sequence[Tensor], kernel: str) -> list[Tensor]:
     current one.
     """
     if _recordings:
-        record_call(kernel)
+        record_call(kernel, inputs)
     return _unchecked_calls[kernel](inputs)
 
 
@@ -185,14 +185,32 @@ def record_calls() -> Iterator[set[str]]:
         _recordings[:] = [names for names in _recordings if names is not called]
 
 
-def record_call(kernel: str) -> None:
+_input_recordings: list[dict[str, list[Tensor]]] = []
+
+
+@contextlib.contextmanager
+def record_inputs() -> Iterator[dict[str, list[Tensor]]]:
+    """Record copies of the inputs of each kernel's first call inside the context."""
+    recorded: dict[str, list[Tensor]] = {}
+    _input_recordings.append(recorded)
+    try:
+        with record_calls():
+            yield recorded
+    finally:
+        _input_recordings[:] = [inputs for inputs in _input_recordings if inputs is not recorded]
+
+
+def record_call(kernel: str, inputs: Sequence[Tensor] = ()) -> None:
     """Add a kernel to all active recordings."""
     for called in _recordings:
         called.add(kernel)
+    for recorded in _input_recordings:
+        if kernel not in recorded:
+            recorded[kernel] = [x.detach().clone() for x in inputs]
 
 
 def _run_op(inputs: list[Tensor], kernel: str) -> list[Tensor]:
-    record_call(kernel)
+    record_call(kernel, inputs)
     op = load_op(kernel)
     device = inputs[0].device
     if device.type == "cuda" and device.index != torch.cuda.current_device():

@@ -15,11 +15,14 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from nostall.attach.torch_compile.graph_copies import DynamicInputs
+from nostall.attach.torch_compile.graph_copies import DynamicInputs, clone_graph
 from nostall.attach.torch_compile.graph_key import device_name
+from nostall.attach.torch_compile.measure.kernel_accuracy import Region
 from nostall.attach.torch_compile.measure.kernel_comparison import KernelComparisons
 from nostall.attach.torch_compile.measure.plan_tuning import PlanTuning
+from nostall.attach.torch_compile.rewrite.kernel_selection import RewriteResult
 from nostall.attach.torch_compile.rewrite.matching import find_region_graphs
+from nostall.attach.torch_compile.selection.accuracy_repair import AccuracyRepair
 from nostall.attach.torch_compile.selection.dispatcher import GraphDispatcher, SelectionContext
 from nostall.attach.torch_compile.selection.graph_state import GraphState
 from nostall.attach.torch_compile.selection.precompile import Precompiler
@@ -99,6 +102,7 @@ class CandidateBuilder:
             seconds=self.versions.options.seconds,
             tasks=self.tasks,
             about=self._about(),
+            repair=self._repair(clone_graph(copy)),
         )
         observe = self._observe if self.versions.needs_observation else None
         # Read before the observing pass becomes part of Inductor's configuration.
@@ -129,15 +133,34 @@ class CandidateBuilder:
                 copy, args, self.patches, kernel_filter
             ):
                 return None
-        compile_candidate = partial(
-            self.versions.compile_candidate,
-            selection=self.selection,
-            worker_result=self.precompiler.rewrite_result,
-        )
+        return self._compile(copy, args, self.selection, self.precompiler.rewrite_result)
+
+    def _compile(
+        self,
+        module: GraphModule,
+        args: Sequence[Any],
+        selection: Selection,
+        worker_result: RewriteResult | None = None,
+    ) -> Candidate:
         if self.dynamic_inputs is None:
-            return compile_candidate(copy, args)
+            return self.versions.compile_candidate(module, args, selection, worker_result)
         with self.dynamic_inputs.tracing():
-            return compile_candidate(copy, self.dynamic_inputs.inputs)
+            inputs = self.dynamic_inputs.inputs
+            return self.versions.compile_candidate(module, inputs, selection, worker_result)
+
+    def _repair(self, original: GraphModule) -> AccuracyRepair:
+        """``original``: a copy of the graph that no compiler modifies."""
+
+        def compile_again(args: Sequence[Any], selection: Selection) -> Candidate:
+            return self._compile(clone_graph(original), args, selection)
+
+        def regions(candidate: Candidate) -> list[Region]:
+            store, known = KernelStore(), candidate.selection.regions
+            observed = [(g, stitched_region(g, store, known)) for g in self.regions]
+            every = [*observed, *candidate.result.regions]
+            return list({graph.key: (graph, record) for graph, record in every}.values())
+
+        return AccuracyRepair(compile_again, regions, original, self.report)
 
     def _select_kernels(self) -> Selection:
         """Measure which plans run, and which kernels stay with Inductor.

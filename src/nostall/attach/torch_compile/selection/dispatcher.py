@@ -17,6 +17,7 @@ from nostall.attach.torch_compile.measure.call import Call, run_and_find_mutatio
 from nostall.attach.torch_compile.measure.graph_comparison import NoStitchedKernel, compare_graphs
 from nostall.attach.torch_compile.measure.kernel_comparison import AllKernelsSlower
 from nostall.attach.torch_compile.rewrite.compilers import CompiledGraph
+from nostall.attach.torch_compile.selection.accuracy_repair import AccuracyRepair
 from nostall.attach.torch_compile.selection.graph_state import GraphState, Phase
 from nostall.attach.torch_compile.selection.versions import Candidate
 from nostall.attach.torch_compile.store.kernel_store import KernelStore
@@ -56,6 +57,8 @@ class SelectionContext:
     tasks: BackgroundTasks
     # Description of the circumstances, for the stored record.
     about: dict[str, str]
+    # Compiles candidates without their inaccurate kernels; None if nothing can.
+    repair: AccuracyRepair | None = None
 
 
 class GraphDispatcher:
@@ -184,7 +187,11 @@ class GraphDispatcher:
             self._commit(Selection("inductor"), "nothing to stitch", (), None, ranks)
             return
         except AccuracyError as error:
-            self._fall_back(f"the stitched version is not used: {error}", error)
+            repaired = self._repaired(candidate, call, error)
+            if repaired is None:
+                self._fall_back(f"the stitched version is not used: {error}", error)
+            else:
+                self._compare_and_commit(repaired, call, ranks)
             return
         except Exception as error:  # must not end the user's process
             self._fall_back(f"not compared: {one_line(error)}", error)
@@ -201,13 +208,31 @@ class GraphDispatcher:
             reason = "slower as a whole" if verdict == "slower" else "no gain beyond the noise"
             self._commit(Selection("inductor"), reason, kernels, comparison, ranks)
 
+    def _repaired(self, candidate: Candidate, call: Call, error: AccuracyError) -> Candidate | None:
+        """The candidate without its inaccurate kernels; None if they are not found."""
+        repair = self._context.repair
+        if repair is None:
+            return None
+        try:
+            with count_cpu_time(self.report.add_cpu_seconds):
+                return repair.repaired(self._baseline, candidate, call, error)
+        except Exception as failure:  # must not end the user's process
+            _log.debug("nostall: inaccurate kernels were not found", exc_info=failure)
+            return None
+
     def _compare(
         self, candidate: Candidate, call: Call
     ) -> tuple[ComparisonRecord, tuple[str, ...]]:
         context = self._context
         with count_cpu_time(self.report.add_cpu_seconds):
             return compare_graphs(
-                context.graph, self._baseline, candidate.run, call, context.clock, context.seconds
+                context.graph,
+                self._baseline,
+                candidate.run,
+                call,
+                context.clock,
+                context.seconds,
+                None if context.repair is None else context.repair.program,
             )
 
     def _follow_rank0(self, candidate: Candidate) -> None:

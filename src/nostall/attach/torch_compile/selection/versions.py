@@ -115,6 +115,7 @@ class GraphVersions:
 
         run, result = self.timed("stitched", compile_graph)
         self.report.not_fused = result.not_fused
+        self.report.explanations = result.explanations
         self.report.kernels = len(result.kernels) or self.report.kernels
         self.report.kept_in_inductor = len(kernel_filter.kept_in_inductor)
         return Candidate(run, result, selection)

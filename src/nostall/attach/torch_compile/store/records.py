@@ -12,7 +12,7 @@ import msgspec
 from msgspec import structs
 
 from nostall.core.measurement import Comparison, Kind
-from nostall.fusion.graph.dynamic_size import Extent, Total, resized, varies
+from nostall.fusion.graph.dynamic_size import Extent, Total, depends_on_size, resized, varies
 
 if TYPE_CHECKING:
     from nostall.fusion.codegen.emit.program import Program, Sized
@@ -312,6 +312,8 @@ def _encode(number: int, varying: int | None) -> Number:
     """A number of a program as it is stored."""
     if varying is None:
         return int(number)
+    if not depends_on_size(number, varying):
+        return int(number)  # a call of the kernel may have no tensor that shows the size
     if isinstance(number, Total):
         return TotalRecord(extents=tuple(_encode(extent, varying) for extent in number.extents))
     if isinstance(number, Extent):

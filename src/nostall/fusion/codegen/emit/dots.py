@@ -16,6 +16,7 @@ from nostall.fusion.codegen.emit.philox import counter_offsets
 from nostall.fusion.codegen.emit.prologue import write_row_block
 from nostall.fusion.codegen.expressions.index_width import counter_text
 from nostall.fusion.codegen.expressions.lines import Lines
+from nostall.fusion.codegen.expressions.reductions import make_reduction
 from nostall.fusion.codegen.expressions.softmax import softmax_template
 from nostall.fusion.codegen.expressions.templates import (
     TRITON_DTYPES,
@@ -24,7 +25,6 @@ from nostall.fusion.codegen.expressions.templates import (
     compute_dtype,
     constant_value,
     expression,
-    make_reduction,
     to_storage,
 )
 from nostall.fusion.codegen.loops.addresses import (

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nostall.fusion.codegen.expressions.templates import Reduction, make_reduction
+from nostall.fusion.codegen.expressions.reductions import Reduction, make_reduction
 from nostall.fusion.codegen.loops.schedule import Schedule
 
 

@@ -1,32 +1,45 @@
-"""Detection of one-hot sums: sums over a row with at most one nonzero term.
+"""Detection of one-hot reductions: of rows in which all elements but one are neutral.
 
-``gather`` of one element is captured as such a sum, of ``where(column == number, value, 0)``. A
-loop over columns selects the value and adds nothing.
+``gather`` of one element is captured as a maximum of ``where(column == number, value, -inf)``. A
+loop over columns selects the value and compares nothing.
 """
 
 from __future__ import annotations
 
+import math
+
 from nostall.fusion.codegen.expressions.templates import constant_value
 from nostall.fusion.codegen.loops.mapping import Operand, loops_used
 from nostall.fusion.codegen.loops.schedule import Schedule
+from nostall.fusion.graph.graph import Node
 
-_INTEGERS = ("int64", "int32", "int16", "int8", "uint8")
+_LOWEST = {"int64": -(2**63), "int32": -(2**31), "int16": -(2**15), "int8": -(2**7), "uint8": 0}
+_INTEGERS = tuple(_LOWEST)
 
 
 def one_hot_operands(schedule: Schedule, index: int) -> tuple[Operand, Operand] | None:
-    """Operands of a sum of ``where(condition, value, 0)`` with one true condition per row at most.
+    """Operands of a reduction of ``where(condition, value, neutral)`` with at most one true
+    condition a row.
 
     Returns (condition, value), or None for other reductions.
     """
     mapping, graph = schedule.mapping, schedule.mapping.graph
     source = mapping.operands[index][0].source
-    if graph[index].op != "sum" or source not in mapping.operands or graph[source].op != "where":
+    if source not in mapping.operands or graph[source].op != "where":
         return None
     condition, value, other = mapping.operands[source]
-    is_zero = (
-        graph[other.source].kind == "constant" and constant_value(graph[other.source]).number == 0
-    )
-    return (condition, value) if is_zero and is_one_hot(schedule, condition.source) else None
+    is_neutral = _is_neutral(graph[index], graph[other.source])
+    return (condition, value) if is_neutral and is_one_hot(schedule, condition.source) else None
+
+
+def _is_neutral(reduction: Node, other: Node) -> bool:
+    """Whether a value is a constant that does not change the result of a reduction."""
+    if other.op != "constant":
+        return False
+    number = constant_value(other).number
+    if reduction.op == "amax":
+        return number == (-math.inf if "float" in reduction.dtype else _LOWEST[reduction.dtype])
+    return reduction.op == "sum" and number == 0
 
 
 def is_one_hot(schedule: Schedule, index: int) -> bool:

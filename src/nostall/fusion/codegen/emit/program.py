@@ -209,7 +209,7 @@ def assemble_file(
         name = f"{launch.name}_{digest}"
         arguments = tuple(map(numbers.renumber, launch.arguments))
         signature = ", ".join([*arguments, *_count_names(launch)])
-        text += f"\n\n@triton.jit{_jit_options(launch)}\ndef {name}({signature}):\n{body}"
+        text += f"\n\n@triton.jit{_jit_options(launch, body)}\ndef {name}({signature}):\n{body}"
         launches.append(replace(launch, name=name, arguments=arguments, follows=True))
     return language.translate(text), tuple(launches)
 
@@ -232,9 +232,11 @@ def _count_names(launch: Launch) -> tuple[str, ...]:
     return launch.count_names[: len(launch.counts)]
 
 
-def _jit_options(launch: Launch) -> str:
+def _jit_options(launch: Launch, body: str) -> str:
+    # Without ``debug`` Triton leaves assertions out.
+    options = ["debug=True"] if "device_assert(" in body else []
     # Without this Triton compiles separate kernels for a count of 1 and for multiples of 16.
-    if launch.specializes_counts:
-        return ""
     names = ", ".join(f'"{name}"' for name in _count_names(launch))
-    return f"(do_not_specialize=[{names}])" if names else ""
+    if names and not launch.specializes_counts:
+        options.append(f"do_not_specialize=[{names}]")
+    return f"({', '.join(options)})" if options else ""

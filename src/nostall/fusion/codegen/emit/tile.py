@@ -15,15 +15,14 @@ from nostall.fusion.codegen.emit.tile_parts import Chunk, Rows, TileValue, narro
 from nostall.fusion.codegen.expressions.index_width import counter_text, fits_int32
 from nostall.fusion.codegen.expressions.lines import Lines
 from nostall.fusion.codegen.expressions.peephole import deferred_value, operator_value
+from nostall.fusion.codegen.expressions.reductions import Reduction, make_reduction
 from nostall.fusion.codegen.expressions.templates import (
     TRITON_DTYPES,
-    Reduction,
     Value,
     as_tensor,
     compute_dtype,
     constant_value,
     convert,
-    make_reduction,
     to_storage,
 )
 from nostall.fusion.codegen.loops.addresses import (
@@ -36,6 +35,7 @@ from nostall.fusion.codegen.loops.addresses import (
 from nostall.fusion.codegen.loops.mapping import AxisAccess, Loops, Operand, loops_used
 from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.tiling.loop_peeling import Peeling
+from nostall.fusion.graph.graph import Node
 from nostall.fusion.graph.operations import COMPARISONS
 
 
@@ -155,6 +155,17 @@ class Tile:
             named, any(o.has_rows for o in operands), any(o.has_columns for o in operands)
         )
         self.values[index, chunk.suffix if chunk else ""] = entry
+        if node.op == "checked_index":
+            self._assert_in_range(node, entry, chunk)
+
+    def _assert_in_range(self, node: Node, entry: TileValue, chunk: Chunk | None) -> None:
+        """Stop the process, as PyTorch does, if an index is not a position of its axis."""
+        name, masks = entry.value.text, [self.rows.mask if entry.has_rows else None]
+        masks += [chunk.mask if chunk and entry.has_columns else None]
+        mask = " & ".join(text for text in masks if text)
+        condition = f"({name} >= 0) & ({name} < {node['size']})"
+        message = f"index out of bounds: 0 <= index < {node['size']}"
+        self.lines(f'tl.device_assert({condition}, "{message}"{f", mask={mask}" if mask else ""})')
 
     def operand_value(self, operand: Operand, chunk: Chunk | None) -> TileValue:
         """The value of an operand in the columns of ``chunk``; None if it has no columns."""

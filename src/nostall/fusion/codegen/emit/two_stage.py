@@ -21,11 +21,10 @@ from nostall.fusion.codegen.emit.prologue import write_row_chunks, zero_conditio
 from nostall.fusion.codegen.emit.tile import Tile
 from nostall.fusion.codegen.emit.tile_parts import Chunk, Rows, TileValue
 from nostall.fusion.codegen.expressions.lines import Lines
+from nostall.fusion.codegen.expressions.reductions import Reduction, make_reduction
 from nostall.fusion.codegen.expressions.templates import (
     TRITON_DTYPES,
-    Reduction,
     Value,
-    make_reduction,
 )
 from nostall.fusion.codegen.loops.addresses import ZERO_TENSOR
 from nostall.fusion.codegen.loops.schedule import Schedule

@@ -136,11 +136,20 @@ _FLOAT_TEMPLATES = {
     "round": "libdevice.rint({})",
     "trunc": "libdevice.trunc({})",
 }
+_LIBDEVICE_FUNCTIONS = (
+    *("acos", "acosh", "asin", "asinh", "atan", "atanh", "cosh", "sinh", "tan"),
+    *("log10", "erfc", "lgamma"),
+)
+_FLOAT_TEMPLATES |= {name: f"libdevice.{name}({{}})" for name in _LIBDEVICE_FUNCTIONS}
+_FLOAT_TEMPLATES |= {
+    name: f"libdevice.{name}({{}}, {{}})" for name in ("atan2", "hypot", "copysign")
+}
 _IDENTITY_ON_INTEGERS = frozenset({"floor", "ceil", "round", "trunc"})
 
 _PROPAGATE_NAN = ", propagate_nan=tl.PropagateNan.ALL"
 _SAME_DTYPE_TEMPLATES = {
     "copy": "{}",
+    "checked_index": "{}",  # the tile asserts that it is in its range
     "neg": "-{}",
     "abs": "tl.abs({})",
     "relu": "tl.maximum({}, 0" + _PROPAGATE_NAN + ")",
@@ -169,6 +178,9 @@ _BOOL_TEMPLATES = {
     "maximum": "{} | {}",
     "minimum": "{} & {}",
     "bitwise_not": "{} == 0",
+    "bitwise_and": "{} & {}",
+    "bitwise_or": "{} | {}",
+    "bitwise_xor": "{} ^ {}",
     "copy": "{}",
 }
 _COMPARISON_SIGNS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
@@ -190,6 +202,14 @@ def expression(node: Node, operands: Sequence[Value], template: str | None = Non
     return Value(_operator_text(node, operands, dtype), dtype)
 
 
+def _common_dtype(operands: Sequence[Value]) -> str:
+    """The dtype in which PyTorch compares the operands."""
+    dtypes = {operand.dtype for operand in operands}
+    if dtypes == {"uint8", "int8"}:
+        return "int16"  # neither holds the other
+    return max(dtypes, key=_PROMOTION_ORDER.index)
+
+
 def _with_tensor_operand(operands: Sequence[Value]) -> Sequence[Value]:
     """The operands; if all are constants, the first one becomes a tensor."""
     if not operands or any(value.number is None for value in operands):
@@ -206,7 +226,7 @@ def _operator_text(node: Node, operands: Sequence[Value], dtype: str) -> str:
     if op == "where":
         return _where_text(operands, dtype)
     if op in _COMPARISON_SIGNS:
-        common = max((o.dtype for o in operands), key=_PROMOTION_ORDER.index)
+        common = _common_dtype(operands)
         left, right = (convert(o, common) for o in operands)
         return f"{left} {_COMPARISON_SIGNS[op]} {right}"
     if op in _LOGIC_SIGNS:
@@ -217,7 +237,7 @@ def _operator_text(node: Node, operands: Sequence[Value], dtype: str) -> str:
     if op in ("isnan", "isinf"):
         x = convert(operands[0], "float32")
         return f"{x} != {x}" if op == "isnan" else f'tl.abs({x}) == float("inf")'
-    if op in ("pow", "remainder", "fmod"):
+    if op in _SPECIAL_OPERATORS:
         return _SPECIAL_OPERATORS[op](node, operands, dtype)
     if op in _IDENTITY_ON_INTEGERS and dtype != "float32":
         return convert(operands[0], dtype)
@@ -326,97 +346,29 @@ def _remainder_text(node: Node, operands: Sequence[Value], dtype: str) -> str:
     )
 
 
+_BITS = {"int64": 64, "int32": 32, "int16": 16, "int8": 8, "uint8": 8}
+
+
+def _shift_text(node: Node, operands: Sequence[Value], dtype: str) -> str:
+    """A shift; beyond the width of the dtype the result is that of a shift by all bits."""
+    if dtype not in _BITS:
+        raise BadFusion(f"{node}: only integers are shifted, not {node.dtype}")
+    value, count = as_tensor(operands[0], dtype), as_tensor(operands[1], dtype)
+    last = _BITS[dtype] - 1
+    is_inside = f"({count} >= 0) & ({count} <= {last})"
+    inside = f"tl.where({is_inside}, {count}, {0 if node.op == 'bitwise_left_shift' else last})"
+    if node.op == "bitwise_left_shift":
+        return f"tl.where({is_inside}, {value} << {inside}, 0).to({TRITON_DTYPES[dtype]})"
+    # An unsigned number is 0 then; a signed one is all copies of its sign.
+    if dtype == "uint8":
+        return f"tl.where({is_inside}, {value} >> {inside}, 0).to({TRITON_DTYPES[dtype]})"
+    return f"({value} >> {inside}).to({TRITON_DTYPES[dtype]})"
+
+
 _SPECIAL_OPERATORS: dict[str, Callable[[Node, Sequence[Value], str], str]] = {
     "pow": _pow_text,
     "fmod": _fmod_text,
     "remainder": _remainder_text,
+    "bitwise_left_shift": _shift_text,
+    "bitwise_right_shift": _shift_text,
 }
-
-
-# -- reductions ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Reduction:
-    """Templates for the partial results of a reduction, with their dtype and neutral element."""
-
-    node: Node
-    dtype: str  # of partial results
-    neutral: str  # literal that masked lanes hold
-    reduce_template: str  # reduces one axis of a tensor
-    combine_template: str  # combines two partial results
-
-    def reduce(self, text: str, axis: int) -> str:
-        """Reduce one axis of a tensor, which stays as an axis of size 1."""
-        return self.reduce_template.format(text, axis, keep=", keep_dims=True")
-
-    def reduce_all(self, text: str) -> str:
-        """Reduce a one-dimensional tensor to a tensor of one element, through a scalar.
-
-        All threads hold a scalar alike.  A tensor with a reduced axis would need a layout
-        conversion in operations with other tensors, for which Triton 3.6 uses shared memory.
-        """
-        scalar = self.reduce_template.format(text, 0, keep="")
-        return f"tl.full((1, 1), {scalar}, {TRITON_DTYPES[self.dtype]})"
-
-    def combine(self, left: str, right: str) -> str:
-        """Combine two partial results."""
-        return self.combine_template.format(left, right)
-
-    def to_partial(self, operand: Value) -> str:
-        """Convert an operand to a partial result."""
-        if self.node.op in ("any", "all"):
-            operand = Value(as_tensor(operand, "bool"), "bool")
-        return as_tensor(operand, self.dtype)
-
-    def from_partial(self, text: str) -> Value:
-        """Convert the final partial result to the value of the node."""
-        dtype = compute_dtype(self.node.dtype)
-        return Value(convert(Value(text, self.dtype), dtype), dtype)
-
-
-def make_reduction(node: Node) -> Reduction:
-    """The reduction of ``node``.  Raises :class:`BadFusion` if there is no template."""
-    dtype = compute_dtype(node.dtype)
-    # Triton adds and compares narrower integers in 32 bits.
-    partial_dtype = dtype if dtype in ("float32", "int64") else "int32"
-    if node.op in ("any", "all"):
-        extreme, neutral = ("max", "0") if node.op == "any" else ("min", "1")
-        reduce_template = f"tl.{extreme}({{}}, {{}}{{keep}})"
-        combine_template = f"tl.{extreme}imum({{}}, {{}})"
-        return Reduction(node, "int32", neutral, reduce_template, combine_template)
-    if dtype == "bool":
-        raise BadFusion(f"{node}: there is no {node.op} of bools; use any or all")
-    if node.op == "sum":
-        return Reduction(node, partial_dtype, "0", "tl.sum({}, {}{keep})", "{} + {}")
-    helper = {"prod": "_mul", "amax": "_max", "amin": "_min"}[node.op]
-    neutral = (
-        "1" if node.op == "prod" else _extreme_literal(partial_dtype, lowest=node.op == "amax")
-    )
-    reduce_template = f"tl.reduce({{}}, {{}}, {helper}{{keep}})"
-    return Reduction(node, partial_dtype, neutral, reduce_template, f"{helper}({{}}, {{}})")
-
-
-def _extreme_literal(dtype: str, lowest: bool) -> str:
-    if dtype == "float32":
-        return 'float("-inf")' if lowest else 'float("inf")'
-    bits = 64 if dtype == "int64" else 32
-    return str(-(2 ** (bits - 1))) if lowest else str(2 ** (bits - 1) - 1)
-
-
-def check_template(node: Node, operands: Sequence[Node]) -> None:
-    """Raises :class:`BadFusion` if there is no template for ``node``."""
-    if node.kind == "reduce":
-        make_reduction(node)
-        return
-    if node.kind == "dot":
-        if bad := [o.dtype for o in (node, *operands) if o.dtype not in DOT_DTYPES]:
-            raise BadFusion(f"{node}: small dots are of {', '.join(DOT_DTYPES)}, not of {bad[0]}")
-        return
-    if node.op == "random":
-        return
-    values = [
-        constant_value(o) if o.op == "constant" else Value("x", compute_dtype(o.dtype))
-        for o in operands
-    ]
-    expression(node, values)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from nostall.fusion.codegen.expressions.templates import check_template
+from nostall.fusion.codegen.expressions.reductions import check_template
 from nostall.fusion.codegen.loops.axes import (
     Axis,
     AxisGroup,

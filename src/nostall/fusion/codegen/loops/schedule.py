@@ -213,6 +213,11 @@ def _build_dual_schedule(
     (reduced_rows,) = reduced_row_sets
     epilogue = _find_epilogue(mapping, row_reductions, reduced_rows, columns)
     kept_rows = tuple(loop for loop in all_loops if loop not in columns | reduced_rows)
+    if any(not mapping.loops[index].issuperset(kept_rows) for index in row_reductions):
+        raise BadFusion(
+            f"{names} would be computed again for each copy of a broadcast operand; put them into "
+            "kernels of their own"
+        )
     last_rows = tuple(sorted(reduced_rows))
     schedule = Schedule(
         mapping,

@@ -21,7 +21,8 @@ def run_operator(node: Node, operands: Sequence[Tensor]) -> Tensor:
     Raises :class:`BadFusion` for opaque nodes.
     """
     value = _compute(node, operands).to(getattr(torch, node.dtype))
-    if value.shape == torch.Size(node.shape) and value.stride() == node.strides:
+    is_new = all(value is not operand for operand in operands)
+    if is_new and value.shape == torch.Size(node.shape) and value.stride() == node.strides:
         return value
     result: Tensor = torch.empty_strided(
         node.shape, node.strides, dtype=value.dtype, device=value.device
@@ -139,6 +140,7 @@ _TORCH_NAMES = frozenset(row.name for row in OPERATIONS.values() if row.kind in 
     "cast",
     "copy",
     "random",
+    "checked_index",
 }
 
 
@@ -153,12 +155,23 @@ def _reduce_by_axis(node: Node, value: Tensor, function: Callable[[Tensor, int],
     return value.reshape(node.shape)
 
 
+def _checked_index(node: Node, index: Tensor) -> Tensor:
+    """The index; PyTorch's assertion fails if an element is not in [0, size)."""
+    size = node["size"]
+    assert isinstance(size, int)
+    torch._assert_async(
+        ((index >= 0) & (index < size)).all(), f"index out of bounds: 0 <= index < {size}"
+    )
+    return index
+
+
 _TORCH_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "random": lambda node, x: uniform_numbers(
         x, node.shape, getattr(torch, node.dtype), node["words"]
     ),
     "cast": lambda node, x: x.to(getattr(torch, node.dtype)),
     "copy": lambda node, x: x,
+    "checked_index": lambda node, x: _checked_index(node, x),
     "dot": lambda node, a, b: torch.matmul(a, b),
     "sum": lambda node, x: x.sum(node.dims, keepdim=node.keepdim),
     "amax": lambda node, x: x.amax(node.dims, keepdim=node.keepdim),

@@ -39,17 +39,20 @@ class StitchedKernel:
     file: Path  # holds the source
     functions: tuple[Any, ...] = field(repr=False)  # Triton or Gluon kernels, one for each launch
 
-    def __call__(self, *inputs: Tensor, size: int | None = None) -> tuple[Tensor, ...]:
+    def __call__(
+        self, *inputs: Tensor, size: int | None = None, device: torch.device | None = None
+    ) -> tuple[Tensor, ...]:
         """Allocate the outputs on the device of the inputs, run the kernels and return the outputs.
 
         ``size``: the current dynamic size, if the graph has one; by default it is read from the
-        shapes of the inputs.  Raises :class:`BadTensor` if the inputs do not match
+        shapes of the inputs.  ``device``: where a kernel without inputs runs; by default on the
+        GPU.  Raises :class:`BadTensor` if the inputs do not match
         ``program.inputs``.
         """
         if size is None:
             size = self.program.dynamic_size(inputs)
         self._check(inputs, size)
-        device = inputs[0].device if inputs else torch.device("cuda")
+        device = inputs[0].device if inputs else device or torch.device("cuda")
         graph = self.program.graph
         outputs = tuple(
             empty_tensor(graph[index].resized(graph.varying, size), device)
@@ -135,7 +138,13 @@ def launch_options(launch: LaunchLike) -> dict[str, Any]:
     import triton.language as tl
 
     # The default of enable_fp_fusion depends on the version of Triton.
-    options = {"num_warps": launch.num_warps, "enable_fp_fusion": True}
+    # Kernels with assertions are compiled with Triton's option debug, which would also check each
+    # sum of integers.
+    options = {
+        "num_warps": launch.num_warps,
+        "enable_fp_fusion": True,
+        "sanitize_overflow": False,
+    }
     # The kernel source has the same condition for its wait instruction.  A kernel without the wait
     # must not start before the previous kernel ends.
     if launch.follows and tl.target_info.cuda_capability_geq(9, 0):

@@ -62,11 +62,13 @@ class StitchedGraph:
         """The number of stitched kernels; all other operators run in PyTorch."""
         return sum(not isinstance(step, int) for step in self.steps)
 
-    def __call__(self, *inputs: Tensor, size: int | None = None) -> tuple[Tensor, ...]:
+    def __call__(
+        self, *inputs: Tensor, size: int | None = None, device: torch.device | None = None
+    ) -> tuple[Tensor, ...]:
         """Run the graph and return its outputs, which may be views of each other.
 
         ``size``: the current dynamic size; required if the graph has one and no input has it in
-        its shape.
+        its shape. ``device``: where a graph without inputs runs; by default on the GPU.
         """
         graph = self.graph
         if size is None:
@@ -75,7 +77,7 @@ class StitchedGraph:
             raise BadTensor(
                 "no input has the dynamic size in its shape; pass size= or a tensor that has it"
             )
-        device = inputs[0].device if inputs else torch.device("cuda")
+        device = inputs[0].device if inputs else device or torch.device("cuda")
         values: dict[int, Tensor] = dict(zip(graph.inputs, inputs, strict=True))
 
         def value(index: int) -> Tensor:
@@ -85,7 +87,13 @@ class StitchedGraph:
         for step in self.steps if self._can_run_kernels(size) else graph.operators:
             if not isinstance(step, int):
                 arguments = [values[index] for index in step.program.inputs]
-                values.update(zip(step.program.outputs, step(*arguments, size=size), strict=True))
+                values.update(
+                    zip(
+                        step.program.outputs,
+                        step(*arguments, size=size, device=device),
+                        strict=True,
+                    )
+                )
             else:
                 node = graph[step].resized(graph.varying, size)
                 values[step] = eager.run_operator(node, [value(index) for index in node.inputs])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +14,7 @@ from nostall.fusion.codegen.runtime.stitched_graph import schedule_operators
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
 from nostall.fusion.codegen.tiling.planned_kernel import plan_kernel
 from nostall.fusion.graph.graph import Graph
+from tests.unit.fusion.codegen.sm90_code import opcodes
 from tests.unit.fusion.patterns import cross_entropy
 
 LOOPED = KernelPlan("looped", 1, (256,), 1)
@@ -33,6 +36,30 @@ def test_kernels_in_shared_memory_select_the_value_of_the_label() -> None:
     text = source(cross_entropy((4, 4096), "float16"), KernelPlan("shared", 1, (1024,), 4))
     # In the branch with the label, and in the other branch, from which the compiler removes it.
     assert text.count("a7 = gl.where(v8, v10, a7)") == 2
+
+
+def gather(shape: tuple[int, int]) -> Graph:
+    """Each row less its element at a label that has to be in the row."""
+    build = Builder()
+    x, label = build.input(shape), build.input((shape[0], 1), "int64")
+    count = build("iota", shape=shape[1:], dtype="int64", start=0, step=1)
+    checked = build("checked_index", label, size=shape[1])
+    chosen = build("where", build("eq", count, checked), x, build.constant(-math.inf))
+    return build.graph(build("sub", x, build("amax", chosen, dims=(1,), keepdim=True)))
+
+
+def test_loops_without_masks_select_the_gathered_value() -> None:
+    text = source(gather(SHAPE))
+    assert len(re.findall(r"(a\d+) = tl.where\(v\d+, x\d+, \1\)", text)) == 1
+
+
+@pytest.mark.parametrize("plan", [LOOPED, KernelPlan("shared", 1, (1024,), 4)])
+def test_compiled_kernels_assert_that_labels_are_in_their_row(
+    plan: KernelPlan, tmp_path: Path
+) -> None:
+    shape = SHAPE if plan is LOOPED else (4, 4096)
+    program = emit(plan_kernel(schedule_operators(gather(shape), gather(shape).operators), plan))
+    assert "CALL.ABS.NOINC" in opcodes(program, tmp_path)  # of __assertfail
 
 
 def _other_sum(case: str) -> Graph:

@@ -1,0 +1,212 @@
+"""Serves workloads with one vLLM engine and prints what each took; run by ``vllm_engine``.
+
+Model: eight layers of the shape of Llama-3-8B with random weights, greedy tokens. All requests of
+a workload arrive at once, so that the token rate is the engine's; a paced workload gives the time
+to the first token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 32768,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "torch_dtype": "bfloat16",
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+MAX_TOKENS = 8192
+PATTERN = 12
+"""Words of a prompt are drawn in repeated runs of this length, so that n-grams are found."""
+
+Lengths = list[tuple[int, int]]
+"""(prompt tokens, output tokens) of each request."""
+
+
+def lengths_of(workload: str, traces: Path, requests: int, seed: int) -> Lengths:
+    """The requests of a workload, by its name."""
+    draw = random.Random(seed)
+    if workload == "prefill-heavy":
+        return [(draw.randint(2000, 6000), draw.randint(8, 32)) for _ in range(requests)]
+    if workload == "decode-heavy":
+        return [(draw.randint(100, 1000), draw.randint(128, 384)) for _ in range(requests)]
+    path = traces / f"AzureLLMInferenceTrace_{workload}.csv"
+    rows = [line.split(",") for line in path.read_text().splitlines()[1:]]
+    first = draw.randrange(len(rows) - requests)
+    pairs = [(int(row[1]), int(row[2])) for row in rows[first : first + requests]]
+    return [
+        (max(1, min(prompt, MAX_TOKENS - out - 1)), max(1, out))
+        for prompt, out in ((p, min(o, 1024)) for p, o in pairs)
+    ]
+
+
+def prompt_of(length: int, seed: int) -> list[int]:
+    """Tokens of a prompt: runs of words that come again."""
+    draw = random.Random(seed)
+    runs = [[draw.randrange(3, 1000) for _ in range(PATTERN)] for _ in range(4)]
+    tokens: list[int] = []
+    while len(tokens) < length:
+        tokens += draw.choice(runs)
+    return tokens[:length]
+
+
+def serve(engine: Any, name: str, lengths: Lengths, seed: int, rate: float | None) -> Any:
+    """Serve requests, all at once or ``rate`` a second; the figures of the workload."""
+    from vllm import SamplingParams
+
+    waiting = [
+        (
+            0.0 if rate is None else index / rate,
+            {"prompt_token_ids": prompt_of(prompt, seed * 100_000 + index)},
+            SamplingParams(temperature=0, max_tokens=out, ignore_eos=True, detokenize=False),
+        )
+        for index, (prompt, out) in enumerate(lengths)
+    ]
+    arrived: dict[str, float] = {}
+    first: dict[str, float] = {}
+    times: dict[str, list[tuple[float, int]]] = {}
+    tokens: dict[str, list[int]] = {}
+    steps: list[float] = []
+    start = time.perf_counter()
+    while waiting or engine.has_unfinished_requests():
+        now = time.perf_counter() - start
+        while waiting and waiting[0][0] <= now:
+            at, prompt, sampling = waiting.pop(0)
+            request = f"{name}-{seed}-{len(arrived)}"
+            arrived[request] = at if rate is not None else 0.0
+            engine.add_request(request, prompt, sampling)
+        if not engine.has_unfinished_requests():
+            continue
+        before = time.perf_counter()
+        outputs = engine.step()
+        after = time.perf_counter()
+        steps.append(after - before)
+        for output in outputs:
+            request = output.request_id
+            if request not in arrived:  # some versions append a suffix of their own
+                request = request.rpartition("-")[0]
+            identifiers = list(output.outputs[0].token_ids)
+            tokens[request] = identifiers
+            first.setdefault(request, after - start)
+            times.setdefault(request, []).append((after - start, len(identifiers)))
+    seconds = time.perf_counter() - start
+    ttft = sorted(first[r] - arrived[r] for r in first)
+    gaps = sorted(
+        (b - a) / max(1, m - n)
+        for points in times.values()
+        for (a, n), (b, m) in pairwise(points)
+        if m > n
+    )
+    return {
+        "workload": name,
+        "rate": rate,
+        "requests": len(lengths),
+        "seconds": seconds,
+        "prompt_tokens": sum(p for p, _ in lengths),
+        "output_tokens": sum(len(t) for t in tokens.values()),
+        "output_tokens_per_s": sum(len(t) for t in tokens.values()) / seconds,
+        "steps": len(steps),
+        "ttft_s": {"p50": _at(ttft, 0.5), "p99": _at(ttft, 0.99)},
+        "tbt_s": {"p50": _at(gaps, 0.5), "p99": _at(gaps, 0.99)},
+        "step_s": {"p50": _at(sorted(steps), 0.5), "p99": _at(sorted(steps), 0.99)},
+        "tokens": [tokens[r][:48] for r in sorted(tokens, key=lambda r: int(r.split("-")[-1]))],
+    }
+
+
+def _at(values: list[float], share: float) -> float:
+    return values[min(len(values) - 1, int(share * len(values)))] if values else float("nan")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--backend", required=True)
+    parser.add_argument("--speculate", type=int, default=0)
+    parser.add_argument("--workloads", nargs="+", required=True)
+    parser.add_argument("--requests", type=int, default=300)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--traces", type=Path, required=True)
+    parser.add_argument("--folder", type=Path, required=True, help="for the model's configuration")
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    (options.folder / "config.json").write_text(json.dumps(CONFIG))
+
+    began = time.perf_counter()
+    import torch
+
+    import vllm
+    from vllm import LLM
+
+    speculation = None
+    if options.speculate:
+        speculation = {
+            "method": "ngram",
+            "num_speculative_tokens": options.speculate,
+            "prompt_lookup_max": 4,
+            "prompt_lookup_min": 1,
+        }
+    llm = LLM(
+        model=str(options.folder),
+        load_format="dummy",
+        skip_tokenizer_init=True,
+        dtype="bfloat16",
+        seed=0,
+        max_model_len=MAX_TOKENS,
+        gpu_memory_utilization=0.8,
+        max_num_batched_tokens=4096,
+        max_num_seqs=256,
+        enable_prefix_caching=False,
+        attention_backend=options.backend,
+        speculative_config=speculation,
+    )
+    record: dict[str, Any] = {
+        "backend": options.backend,
+        "speculate": options.speculate,
+        "served": os.environ.get("NOSTALL_VLLM_ATTENTION", "measured"),
+        "vllm": vllm.__version__,
+        "torch": torch.__version__,
+        "gpu": torch.cuda.get_device_name(0),
+        "start_s": time.perf_counter() - began,
+        "rounds": [],
+    }
+    engine = llm.llm_engine
+    serve(engine, "warm-up", [(600, 8)] * 16, 9, None)
+    for number in range(options.rounds):
+        for workload in options.workloads:
+            name, _, rate = workload.partition("@")
+            lengths = lengths_of(name, options.traces, options.requests, 0)
+            result = serve(engine, workload, lengths, number, float(rate) if rate else None)
+            record["rounds"].append(result)
+            shown = {k: v for k, v in result.items() if k != "tokens"}
+            print("RESULT", options.backend, options.speculate, json.dumps(shown), flush=True)
+            try:
+                from nostall.attach.vllm.counts import counts
+
+                record["counts"] = counts()
+            except ImportError:
+                pass
+            options.out.write_text(json.dumps(record))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""Reference results of a graph: the same program in higher precision, one operator at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from nostall.attach.torch_compile.measure.call import Call
+
+_aten = torch.ops.aten
+_PRODUCTS = {_aten.mm, _aten.bmm, _aten.addmm, _aten.baddbmm}
+
+
+class NoReference(Exception):
+    """A program has no reference: it draws random numbers or needs narrow dtypes."""
+
+
+class WideMode(TorchDispatchMode):  # type: ignore[misc]
+    """Runs every operator on floats of ``dtype``, and notes the longest sum.
+
+    Casts to narrower floats do nothing. Raises :class:`NoReference` for random numbers, which would
+    differ from those of compiled code, and for bits that are read as another dtype.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+        # Terms of the longest sum so far.
+        self.longest = 1
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise NoReference("it draws random numbers")
+        if func is _aten.view.dtype:
+            raise NoReference("it reads bits as another dtype")
+        if not func._schema.is_mutable:
+            args, kwargs = tree_map(self.widen, args), tree_map(self.widen, kwargs or {})
+        result = func(*args, **(kwargs or {}))
+        self._note_sum(func.overloadpacket, args, result)
+        return result
+
+    def widen(self, value: Any) -> Any:
+        """A tensor with wide floats, or a wide dtype in place of a narrower one."""
+        if isinstance(value, torch.dtype):
+            return self.dtype if self._is_narrow(value) else value
+        is_narrow = isinstance(value, Tensor) and self._is_narrow(value.dtype)
+        return value.to(self.dtype) if is_narrow else value
+
+    def _is_narrow(self, dtype: torch.dtype) -> bool:
+        return bool(dtype.is_floating_point and dtype.itemsize < self.dtype.itemsize)
+
+    def _note_sum(self, packet: Any, args: Any, result: Any) -> None:
+        tensors = [value for value in tree_leaves(args) if isinstance(value, Tensor)]
+        first = next((x for x in tree_leaves(result) if isinstance(x, Tensor)), None)
+        if first is None or not tensors or not first.numel():
+            return
+        if packet in _PRODUCTS:
+            self.longest = max(self.longest, tensors[-1].shape[-2])
+        else:
+            terms = max(x.numel() for x in tensors) // first.numel()
+            self.longest = max(self.longest, terms)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Results and gradients of a program in higher precision."""
+
+    results: list[Tensor]
+    gradients: list[Tensor | None]
+    # Arguments that the call mutates, by index.
+    mutated: dict[int, Tensor]
+    dtype: torch.dtype
+    # Terms of the longest sum of the program.
+    longest_sum: int = field(default=1)
+
+
+def wide_reference(
+    run: Callable[[Callable[..., Any], list[Any], list[Tensor] | None], Any],
+    program: Callable[..., Any],
+    call: Call,
+    seeds: list[Tensor],
+) -> Reference | None:
+    """The reference of a call in fp64, or in fp32 if fp64 does not fit into memory.
+
+    ``run`` runs a program forward and backward. None if the program cannot run in wide floats, for
+    example because it calls kernels for narrow dtypes or draws random numbers.
+    """
+    for dtype in (torch.float64, torch.float32):
+        with contextlib.suppress(torch.OutOfMemoryError):
+            return _reference(run, program, call, seeds, dtype)
+        torch.cuda.empty_cache()
+    return None
+
+
+def _reference(
+    run: Any, program: Callable[..., Any], call: Call, seeds: list[Tensor], dtype: torch.dtype
+) -> Reference | None:
+    mode = WideMode(dtype)
+    args = [_wide_leaf(mode, value) for value in call.fresh_args()]
+    wide_seeds = [mode.widen(seed) for seed in seeds]
+    try:
+        with mode, _exact_products():
+            outcome = run(program, args, wide_seeds or None)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:  # user code and PyTorch's operators may refuse wide floats in any way
+        return None
+    mutated = {index: args[index].detach() for index in call.mutated}
+    return Reference(outcome.results, outcome.gradients, mutated, dtype, mode.longest)
+
+
+def _wide_leaf(mode: WideMode, value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    return mode.widen(value.detach()).requires_grad_(value.requires_grad)
+
+
+@contextlib.contextmanager
+def _exact_products() -> Iterator[None]:
+    """Matrix products of fp32 without TF32."""
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(precision)
+
+
+def rounding_of_sums(dtype: torch.dtype, terms: int) -> float:
+    """Errors that rounding explains, in rounding errors of a result's dtype.
+
+    One for the result itself, and that of a sum of ``terms`` numbers in fp32, whose errors grow
+    with the square root of their count (Higham, Accuracy and Stability, section 2.8).
+    """
+    eps = float(torch.finfo(dtype).eps)
+    return 1.0 + math.sqrt(terms) * float(torch.finfo(torch.float32).eps) / eps

@@ -1,0 +1,145 @@
+"""Task tables of vLLM's steps, built on the host and copied to buffers that keep their addresses.
+
+The capacity is that of the largest step that vLLM's scheduler can make, so that each step fits.
+With asynchronous speculative decoding the host knows upper bounds of the key lengths. Tables of an
+upper bound have units with keys behind the last one; the kernel masks them by the lengths on the
+GPU, so that results stay right. With a sliding window they would lack keys at the front; then
+lengths must be exact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from nostall.serving.attention.config import AttentionShape
+from nostall.serving.attention.launch import (
+    AttentionBuffers,
+    BatchTensors,
+    MetaAttention,
+    PagedCache,
+)
+from nostall.serving.attention.plan import AttentionPlan
+from nostall.serving.tables.capacity import bounded_capacity
+from nostall.serving.tables.columns import (
+    COUNTS,
+    REDUCTION_COLUMNS,
+    REDUCTIONS,
+    TASK_COLUMNS,
+    UNITS,
+)
+from nostall.serving.tables.device import DeviceTables
+from nostall.serving.tables.host import HostBuilder
+from nostall.serving.tables.settings import TaskTables
+
+
+@dataclass(frozen=True)
+class StepLimits:
+    """The largest step of vLLM's scheduler."""
+
+    sequences: int
+    tokens: int
+    keys: int
+    """Keys of a sequence: the longest context."""
+
+
+class StepTables:
+    """The tables of one group of layers, built anew for each step."""
+
+    def __init__(
+        self, shape: AttentionShape, plan: AttentionPlan, limits: StepLimits, device: Any
+    ) -> None:
+        self.shape, self.plan, self.device = shape, plan, device
+        sms = torch.cuda.get_device_properties(device).multi_processor_count
+        settings = plan.table_settings(shape, sms)
+        self.capacity = bounded_capacity(settings, limits.sequences, limits.tokens, limits.keys)
+        self._builder = HostBuilder.of(settings, self.capacity)
+        programs = plan.launched_programs(sms, self.capacity.units)
+        self._attention = MetaAttention(shape, plan.kernel, programs)
+        self._head = COUNTS + self.capacity.programs + 1
+        """Words before the tasks: counts and program offsets."""
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Memory of the scratch."""
+        return self.capacity.scratch_rows * (self.shape.head_dim + 1) * 4
+
+    @cached_property
+    def _words(self) -> Any:
+        """Counts, program offsets and tasks, one buffer on the device."""
+        words = self._head + max(self.capacity.units, 1) * TASK_COLUMNS
+        return torch.zeros(words, dtype=torch.int32, device=self.device)
+
+    @cached_property
+    def buffers(self) -> AttentionBuffers:
+        """The tables of the step that was built last, and the scratch."""
+        reductions = torch.zeros(
+            (max(self.capacity.reductions, 1), REDUCTION_COLUMNS),
+            dtype=torch.int32,
+            device=self.device,
+        )
+        tables = DeviceTables(
+            tasks=self._words[self._head :].view(-1, TASK_COLUMNS),
+            program_offsets=self._words[COUNTS : self._head],
+            reductions=reductions,
+            counts=self._words[:COUNTS],
+        )
+        return AttentionBuffers.around(tables, self.capacity.scratch_rows, self.shape.head_dim)
+
+    @cached_property
+    def _no_trees(self) -> tuple[Any, Any]:
+        offsets = torch.full((self.capacity.sequences,), -1, dtype=torch.int32, device=self.device)
+        return offsets, torch.zeros(1, dtype=torch.int64, device=self.device)
+
+    def warm_up(self, dtype: Any, table_width: int) -> None:
+        """Compile the kernel, so that no step of a running server waits for it."""
+        shape = self.shape
+        zeros = partial(torch.zeros, device=self.device)
+        # As vLLM has them: queries are a part of the rows of one product, a block has keys and
+        # values, so that Triton specialises on the same strides.
+        width = shape.heads + 2 * shape.kv_heads
+        query = zeros((1, width, shape.head_dim), dtype=dtype)[:, : shape.heads]
+        blocks = zeros((1, 2, shape.page_size, shape.kv_heads, shape.head_dim), dtype=dtype)
+        out = zeros((1, shape.heads, shape.head_dim), dtype=dtype)
+        one = np.ones(1, np.int32)
+        self.build(one, one)
+        ints = partial(zeros, dtype=torch.int32)
+        batch = self.batch(ints(2), ints(1), ints((1, table_width)))
+        self.attend(query, blocks[:, 0], blocks[:, 1], out, batch)
+        torch.cuda.synchronize(self.device)
+
+    def build(self, query_lengths: Any, kv_lengths: Any) -> None:
+        """Build the tables of a step, and copy them on the current stream.
+
+        The lengths are int32 numpy arrays of the sequences of the step.
+        """
+        self._copy(self._builder.build(query_lengths, kv_lengths))
+
+    def _copy(self, tables: TaskTables) -> None:
+        """Copy what a step uses; the pinned memory is freed when the copy has ended."""
+        units, reductions = int(tables.counts[UNITS]), int(tables.counts[REDUCTIONS])
+        parts = (tables.counts, tables.program_offsets, tables.tasks[:units].reshape(-1))
+        _send(np.concatenate(parts), self._words)
+        if reductions:
+            target = self.buffers.tables.reductions.view(-1)
+            _send(tables.reductions[:reductions].reshape(-1), target)
+
+    def batch(self, query_starts: Any, kv_lengths: Any, block_table: Any) -> BatchTensors:
+        """The tensors of a step on the device, as the kernel reads them."""
+        return BatchTensors(query_starts, kv_lengths, block_table, *self._no_trees)
+
+    def attend(self, query: Any, keys: Any, values: Any, out: Any, batch: BatchTensors) -> None:
+        """Launch attention of the step whose tables were built last."""
+        self._attention(query, PagedCache(keys, values), out, batch, self.buffers)
+
+
+def _send(words: NDArray[np.int32], target: Any) -> None:
+    """Copy words from pinned memory to the front of a buffer on the device."""
+    pinned = torch.empty(len(words), dtype=torch.int32, pin_memory=target.is_cuda)
+    pinned.numpy()[:] = words
+    target[: len(words)].copy_(pinned, non_blocking=True)

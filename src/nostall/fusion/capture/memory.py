@@ -1,0 +1,40 @@
+"""Memory that the values of an FX graph share, as the schemas of its calls say."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+
+from torch.fx import Node
+
+
+def shared_memory(nodes: Iterable[Node]) -> dict[Node, Node]:
+    """For each node, the first node whose memory it is a view of, or the node itself."""
+    return _memory(nodes)[0]
+
+
+def mutated_tensors(nodes: Iterable[Node]) -> set[Node]:
+    """Nodes whose memory a call writes in place, with all views of the same memory."""
+    memory, written = _memory(nodes)
+    return {node for node in memory if memory[node] in written}
+
+
+def _memory(nodes: Iterable[Node]) -> tuple[dict[Node, Node], set[Node]]:
+    """The memory of each node, and the memories that a call writes."""
+    memory: dict[Node, Node] = {}
+    written: set[Node] = set()
+    for node in nodes:
+        memory[node] = node
+        if node.target is operator.getitem and isinstance(node.args[0], Node):
+            memory[node] = memory[node.args[0]]
+        schema = getattr(node.target, "_schema", None)
+        for place, argument in enumerate(schema.arguments if schema is not None else ()):
+            if argument.alias_info is None:
+                continue
+            operand = node.args[place] if place < len(node.args) else node.kwargs.get(argument.name)
+            for item in operand if isinstance(operand, (list, tuple)) else [operand]:
+                if isinstance(item, Node):
+                    memory[node] = memory[item]
+                    if argument.alias_info.is_write:
+                        written.add(memory[item])
+    return memory, written

@@ -1,0 +1,152 @@
+"""Accuracy against a reference in higher precision.  Nothing is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+torch = pytest.importorskip("torch")
+
+from torch import Tensor  # noqa: E402
+
+from nostall.attach.torch_compile.measure.accuracy import (  # noqa: E402
+    AccuracyError,
+    max_error,
+    run_graph,
+)
+from nostall.attach.torch_compile.measure.call import Call  # noqa: E402
+from nostall.attach.torch_compile.measure.reference import wide_reference  # noqa: E402
+from nostall.attach.torch_compile.measure.rounding import (  # noqa: E402
+    MAX_ELEMENT_FACTOR,
+    errors,
+    excess,
+    has_same_axes,
+)
+
+Version = Callable[..., tuple[Tensor, ...]]
+
+
+def check(baseline: Version, candidate: Version, program: Version, *args: Tensor) -> float:
+    call = Call.record(args, frozenset())
+    torch.manual_seed(0)
+    seeds = run_graph(baseline, call.fresh_args()).seeds
+    return max_error(baseline, candidate, call, seeds, program)
+
+
+def numbers(*shape: int, seed: int = 1) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def in_steps(steps: int) -> Version:
+    """A sum of exponentials whose parts are rounded ``steps`` times to the dtype of the input."""
+
+    def version(x: Tensor) -> tuple[Tensor]:
+        total = torch.zeros_like(x[..., 0])
+        for part in x.exp().chunk(steps, -1):
+            total = total + part.float().sum(-1).to(x.dtype)
+        return (total - x.sum(-1),)
+
+    return version
+
+
+def program(x: Tensor) -> tuple[Tensor]:
+    return (x.exp().sum(-1) - x.sum(-1),)
+
+
+def test_the_more_accurate_version_may_differ_from_the_other_by_more_than_rounding() -> None:
+    x = numbers(8, 4096).to(torch.bfloat16).requires_grad_()
+    assert check(in_steps(1024), in_steps(1), program, x) > 0
+    with pytest.raises(AccuracyError, match=r"rounding errors.*are allowed"):
+        check(in_steps(1), in_steps(1024), program, x)
+
+
+def test_a_wrong_element_and_a_wrong_gradient_are_errors() -> None:
+    def wrong_element(x: Tensor) -> tuple[Tensor]:
+        y = x.exp()
+        return (y + 0.1 * (torch.arange(y.numel()) == 5).view_as(y),)
+
+    def wrong_gradient(x: Tensor) -> tuple[Tensor]:
+        return (x.exp() + 0.01 * (x - x.detach()),)
+
+    x = numbers(16, 16).requires_grad_()
+    for wrong in (wrong_element, wrong_gradient):
+        with pytest.raises(AccuracyError, match="off by"):
+            check(lambda x: (x.exp(),), wrong, lambda x: (x.exp(),), x)
+
+
+def test_casts_and_factories_of_the_program_are_wide_in_the_reference() -> None:
+    def narrow(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        y = (x.float() @ w.float()).to(torch.float16) + torch.ones(4, dtype=torch.float16)
+        return y.softmax(-1, dtype=torch.float32), torch.nn.functional.layer_norm(y, (4,))
+
+    x, w = numbers(8, 32).half().requires_grad_(), numbers(32, 4, seed=2).half().requires_grad_()
+    call = Call.record((x, w), frozenset())
+    torch.manual_seed(0)
+    seeds = run_graph(narrow, call.fresh_args()).seeds
+    reference = wide_reference(run_graph, narrow, call, seeds)
+    assert reference is not None and reference.longest_sum == 32
+    assert {value.dtype for value in (*reference.results, *reference.gradients)} == {torch.float64}
+    a, b = x.detach().double(), w.detach().double()
+    torch.testing.assert_close(reference.results[0], (a @ b + 1).softmax(-1))
+
+
+def test_programs_with_random_numbers_are_compared_with_each_other() -> None:
+    def version(x: Tensor) -> tuple[Tensor]:
+        return (x * torch.rand_like(x),)
+
+    assert check(version, version, version, numbers(4, 4)) == 0.0
+    with pytest.raises(AccuracyError, match="of its size"):
+        check(version, lambda x: (version(x)[0] * 1.01,), version, numbers(4, 4))
+
+
+def test_mutated_arguments_have_a_reference() -> None:
+    def update(error: float) -> Any:
+        def version(x: Tensor, state: Tensor) -> tuple[Tensor]:
+            state.mul_(0.9).add_(x.mean() * (1 + error))
+            return (x * 2,)
+
+        return version
+
+    call = Call.record((numbers(64), torch.ones(1)), frozenset({1}))
+    assert max_error(update(0), update(1e-7), call, [], update(0)) < 1e-6
+    with pytest.raises(AccuracyError, match="off by"):
+        max_error(update(0), update(1e-2), call, [], update(0))
+
+
+def test_integers_may_differ_where_rounding_decides() -> None:
+    x = numbers(1 << 14).double()
+    reference = (x * 20).round().to(torch.int8)
+    close, wrong = reference.clone(), reference.clone()
+    close[:20] += 1
+    wrong[:200] += 1
+    none = errors(reference, reference)
+    assert excess(close, errors(reference, close), none, 1) == ""
+    assert "200 elements differ" in excess(wrong, errors(reference, wrong), none, 1)
+
+
+def test_overflow_and_nan_have_to_be_those_of_the_reference() -> None:
+    exact = torch.tensor([1e5, -1e5, 1.0, float("nan"), float("inf")], dtype=torch.float64)
+    right = exact.half()
+    assert errors(exact, right).worst < 1
+    for place, value in enumerate((1.0, float("inf"), float("nan"), 0.0, float("-inf"))):
+        wrong = right.clone()
+        wrong[place] = value
+        assert errors(exact, wrong).worst > 100 * MAX_ELEMENT_FACTOR
+
+
+def test_padded_strides_are_accepted_and_other_orders_of_axes_are_not() -> None:
+    x = torch.zeros(4, 6)
+    padded = torch.zeros(4, 8)[:, :6]
+    assert has_same_axes(x, padded)
+    assert not has_same_axes(x, torch.zeros(6, 4).t())
+    assert not has_same_axes(x, torch.zeros(1, 6).expand(4, 6))
+    assert not has_same_axes(x, x.half())
+    assert (
+        check(
+            lambda x: (x * 2,), lambda x: (torch.cat([x, x], 1)[:, :6] * 2,), lambda x: (x * 2,), x
+        )
+        == 0
+    )

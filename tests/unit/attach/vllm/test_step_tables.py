@@ -1,0 +1,57 @@
+"""The tables of a step lie in buffers that keep their addresses, with the builder's content."""
+
+from __future__ import annotations
+
+import types
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from nostall.attach.vllm.step_tables import StepLimits, StepTables  # noqa: E402
+from nostall.serving.attention.config import AttentionShape  # noqa: E402
+from nostall.serving.attention.rules import PLANS  # noqa: E402
+from nostall.serving.tables.columns import PROGRAMS, REDUCTIONS, UNITS  # noqa: E402
+from nostall.serving.tables.host import HostBuilder  # noqa: E402
+
+LIMITS = StepLimits(sequences=16, tokens=512, keys=2048)
+STEPS = (
+    ([1] * 16, [700 + 50 * i for i in range(16)]),
+    ([8, 8, 0, 0], [2000, 9, 0, 0]),
+    ([1, 400, 1], [2048, 400, 1]),
+    ([0, 0], [0, 0]),
+)
+
+
+@pytest.fixture
+def tables(monkeypatch: pytest.MonkeyPatch) -> StepTables:
+    properties = types.SimpleNamespace(multi_processor_count=4)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    return StepTables(AttentionShape(), PLANS["mixed"], LIMITS, torch.device("cpu"))
+
+
+def test_each_step_fills_the_same_buffers(tables: StepTables) -> None:
+    settings = tables.plan.table_settings(tables.shape, 4)
+    addresses = set()
+    for query, keys in STEPS:
+        lengths = np.array(query, np.int32), np.array(keys, np.int32)
+        tables.build(*lengths)
+        expected = HostBuilder.of(settings, tables.capacity).build(*lengths)
+        found = tables.buffers.tables
+        units, reductions = expected.counts[UNITS], expected.counts[REDUCTIONS]
+        assert found.counts.tolist() == expected.counts.tolist()
+        assert found.tasks[:units].tolist() == expected.tasks[:units].tolist()
+        assert found.reductions[:reductions].tolist() == expected.reductions[:reductions].tolist()
+        offsets = expected.counts[PROGRAMS] + 1
+        assert (
+            found.program_offsets[:offsets].tolist() == expected.program_offsets[:offsets].tolist()
+        )
+        addresses.add((found.tasks.data_ptr(), found.counts.data_ptr()))
+    assert len(addresses) == 1
+
+
+def test_the_capacity_holds_the_largest_step(tables: StepTables) -> None:
+    query = np.array([1] * 15 + [497], np.int32)
+    tables.build(query, np.full(16, 2048, np.int32))
+    assert tables.buffers.tables.counts[UNITS] > 0

@@ -1,0 +1,1 @@
+"""Programs of users, compiled in Triton's interpreter and compared with eager PyTorch."""
