@@ -55,10 +55,9 @@ def _can_use(rule: CoverRule, earlier: list[Instruction], later: Instruction) ->
     """Whether a rule can be about this later instruction and one of the earlier ones."""
     control = later.control
     if rule.claim is Claim.RESULT:
-        return control.write_sb < 6 and (later.is_guarded or not rule.guarded)
+        return control.write_sb < 6
     if rule.claim is Claim.SOURCES:
-        sets_one = control.write_sb < 6 or control.read_sb < 6
-        return sets_one and (later.is_guarded or not rule.guarded)
+        return control.write_sb < 6 or control.read_sb < 6
     written = set(later.defs)
     if rule.claim is Claim.OVERWRITES_RESULT:
         return any(written & set(i.defs) for i in earlier)
