@@ -59,7 +59,8 @@ class StepTables:
         settings = plan.table_settings(shape, sms)
         self.capacity = bounded_capacity(settings, limits.sequences, limits.tokens, limits.keys)
         self._builder = HostBuilder.of(settings, self.capacity)
-        self._attention = MetaAttention(shape, plan.kernel, self.capacity.programs)
+        programs = plan.launched_programs(sms, self.capacity.units)
+        self._attention = MetaAttention(shape, plan.kernel, programs)
         self._head = COUNTS + self.capacity.programs + 1
         """Words before the tasks: counts and program offsets."""
 

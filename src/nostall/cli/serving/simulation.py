@@ -46,7 +46,7 @@ RateOption = Annotated[
 ]
 BudgetOption = Annotated[int, typer.Option(min=1, help="Tokens of a step.")]
 ReservedOption = Annotated[
-    int, typer.Option(min=0, help="Tokens that xy-serve keeps for decodes and verifies.")
+    int, typer.Option(min=1, help="Tokens that xy-serve keeps for decodes and verifies.")
 ]
 MaxRunningOption = Annotated[int, typer.Option(min=1, help="Requests that run at a time.")]
 KvTokensOption = Annotated[

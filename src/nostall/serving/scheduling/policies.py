@@ -34,14 +34,15 @@ class Limits:
     max_running: int = 256
     """Requests that are admitted at the same time."""
     reserved: int = 128
-    """Tokens that ``xy-serve`` keeps for decodes and verifies, if there are as many."""
+    """Tokens that ``xy-serve`` keeps for decodes and verifies, if there are as many. Without any, a
+    long prompt that memory does not hold would stop decodes for good."""
 
     def __post_init__(self) -> None:
-        if min(self.budget, self.max_running) < 1 or not 0 <= self.reserved <= self.budget:
+        if min(self.budget, self.max_running) < 1 or not 1 <= self.reserved <= self.budget:
             raise BadSchedule(
                 f"a budget of {self.budget} tokens with {self.reserved} reserved, and at most "
                 f"{self.max_running} running requests; allowed are 1 or more tokens and requests, "
-                "and 0 to the budget reserved"
+                "and 1 to the budget reserved"
             )
 
 

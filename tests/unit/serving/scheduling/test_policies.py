@@ -25,7 +25,7 @@ waiting = st.lists(st.integers(1, 60), max_size=6)
 @st.composite
 def limits(draw: st.DrawFn) -> Limits:
     budget = draw(st.integers(1, 90))
-    return Limits(budget, draw(st.integers(1, 14)), draw(st.integers(0, budget)))
+    return Limits(budget, draw(st.integers(1, 14)), draw(st.integers(1, budget)))
 
 
 def queues(running: list[tuple[bool, int, int]], waits: list[int]) -> Queues:

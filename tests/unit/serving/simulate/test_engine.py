@@ -39,7 +39,7 @@ def engine_settings(draw: st.DrawFn) -> EngineSettings:
     budget = draw(st.integers(1, 80))
     return EngineSettings(
         draw(st.sampled_from(list(POLICIES))),
-        Limits(budget, draw(st.integers(1, 8)), draw(st.integers(0, budget))),
+        Limits(budget, draw(st.integers(1, 8)), draw(st.integers(1, budget))),
         kv_tokens=draw(st.sampled_from([256, 400, 1000, 4000])),
     )
 
@@ -117,13 +117,13 @@ def test_xy_serve_reuses_a_block_in_part_by_a_copy(policy: str, cached: int) -> 
 
 
 def test_reserved_tokens_bound_the_time_between_tokens() -> None:
-    """Long prompts arrive while one request decodes."""
-    trace = [Request(0.0, 8, 40), *(Request(0.05, 640, 2) for _ in range(6))]
+    """Long prompts arrive while four requests decode."""
+    trace = [*(Request(0.0, 8, 40) for _ in range(4)), *(Request(0.1, 640, 2) for _ in range(6))]
     gaps = {}
-    for reserved in (0, 1):
+    for reserved in (1, 4):
         settings = EngineSettings("xy-serve", Limits(64, 8, reserved), kv_tokens=8000)
         gaps[reserved] = simulate(trace, COSTS, settings).time_between_tokens.p99
-    assert gaps[1] < 0.2 < gaps[0]
+    assert gaps[1] > 2 * gaps[4]
 
 
 def test_requests_beyond_the_cache_are_rejected_and_counted() -> None:
