@@ -189,7 +189,8 @@ RULES: tuple[CoverRule, ...] = (
     *_pairs(Claim.OVERWRITES_RESULT, "LDTM", "LDTM"),
     # Results that are written after the sources of earlier instructions are read.
     *_queue(Claim.OVERWRITES_SOURCES, "LDS LDSM", _QUEUE, "load/store queue"),
-    *_pairs(Claim.OVERWRITES_SOURCES, "SHFL", "SHFL LDS STS STL"),
+    *_pairs(Claim.OVERWRITES_SOURCES, "SHFL", "SHFL LDS STS STL STG"),
+    *_pairs(Claim.OVERWRITES_SOURCES, "LDS", "SHFL"),
     *_queue(Claim.OVERWRITES_SOURCES, "LDG", _GLOBAL_LOADS, "global loads"),
     *_pairs(Claim.OVERWRITES_SOURCES, "LDL", "LDG"),
     *_pairs(Claim.OVERWRITES_SOURCES, "functions", "functions"),
