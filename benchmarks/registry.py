@@ -202,6 +202,9 @@ BENCHMARKS: tuple[Benchmark, ...] = (
          "vllm_engine.json", "serving.md"),
     _row("serving.step_costs", "GPU", "How long do vLLM's steps take, by what they compute?",
          "step_costs_h200.json.gz"),
+    _row("serving.simulated_engine", "CPU and public data",
+         "How far is the simulated engine from a real vLLM?", "simulated_engine.json",
+         "serving.md"),
     # Readers of files
     _row("readers.fuzz", "CPU", "Do damaged files end in a result or in a clear error?", "fuzz"),
     # Jobs and traces

@@ -18,6 +18,7 @@ FOLDER = results("serving")
 ATTENTION = FOLDER / "attention_h200.json.gz"
 GEMM = FOLDER / "gemm_h200.json.gz"
 ENGINE = FOLDER / "vllm_engine.json"
+SIMULATED = FOLDER / "simulated_engine.json"
 
 Row = Mapping[str, Any]
 PEERS = ("FA3", "vLLM Triton", "SDPA", "paper", "stages", "streams")
@@ -39,7 +40,12 @@ def text() -> str:
     return page(
         "Serving, measured",
         "python -m benchmarks page serving",
-        [_attention(load(ATTENTION)["results"]), _gemm(load(GEMM)), _engine(load(ENGINE))],
+        [
+            _attention(load(ATTENTION)["results"]),
+            _gemm(load(GEMM)),
+            _engine(load(ENGINE)),
+            _simulated(load(SIMULATED)),
+        ],
     )
 
 
@@ -162,3 +168,25 @@ def _engine(content: Row) -> str:
         f"FLASH_ATTN's. (`python -m benchmarks run serving.vllm_engine`, {link(ENGINE)})"
     )
     return f"## In vLLM\n\n{about}\n\n{table(head, lines)}"
+
+
+def _simulated(content: Row) -> str:
+    names = {
+        "output_tokens_per_s": "tokens/s",
+        "ttft_p50_s": "TTFT p50",
+        "tbt_p50_s": "TBT p50",
+        "steps": "steps",
+    }
+    lines = [
+        [row["workload"], *(f"{row['error'][name]:+.1%}" for name in names)]
+        for row in content["rows"]
+    ]
+    lines.append(["mean absolute error", *(f"{content['mean_error'][n]:.1%}" for n in names)])
+    about = wrapped(
+        "`nostall serving simulate` on the same requests, *modelled* from measured steps "
+        f"({link(FOLDER / 'step_costs_h200.json.gz')}), over the mean of FLASH_ATTN's rounds "
+        "above, minus one. The goal was a mean absolute error of 10 % or less for each figure. "
+        "(`python -m benchmarks run serving.simulated_engine`, "
+        f"{link(SIMULATED)})"
+    )
+    return f"## The simulated engine\n\n{about}\n\n{table(('workload', *names.values()), lines)}"
