@@ -15,6 +15,7 @@ from benchmarks.harness.schema import read
 from benchmarks.ptx.page import all_rows
 from benchmarks.registry import BENCHMARKS, Benchmark
 from benchmarks.sass.pages.suite_section import deployed
+from benchmarks.serving.page import attention_ratios, linear_ratios
 from nostall.core.files import write_atomically
 from nostall.sass.model.agreement import load_agreement
 
@@ -29,7 +30,7 @@ def readme(text: str) -> str:
     if agreement is not None:
         sentence = wrapped(f"{agreement.sentence[0].upper()}{agreement.sentence[1:]}")
     text = region(text, "agreement", sentence)
-    rows = [_assembler(), _schedules(), _chains(), _models(), _pipelines(), _traces()]
+    rows = [_assembler(), _schedules(), _chains(), _models(), _serving(), _pipelines(), _traces()]
     return region(text, "headlines", table(("level", "measured", "GPU", "result"), rows))
 
 
@@ -67,6 +68,18 @@ def _assembler() -> tuple[str, ...]:
     )
     gpus = " and ".join(sorted({r["gpu"]["gpu"].removeprefix("NVIDIA ").split()[0] for r in rows}))
     return "input of ptxas", gain, gpus, _links("assembler.md", "ptx.assembler_suite")
+
+
+def _serving() -> tuple[str, ...]:
+    small = [ratio for m, ratio in linear_ratios() if m <= 64]
+    attention = attention_ratios()
+    gain = (
+        f"linear layers with a tuned table run {geometric_mean(small):.3f} times as fast as "
+        "F.linear for M up to 64; one attention kernel for all stages is "
+        f"{attention['vLLM Triton']:.1f} times as fast as vLLM's Triton kernel and "
+        f"{attention['FA3']:.2f} times as fast as FlashAttention-3; in vLLM no gain is shown"
+    )
+    return "LLM serving", gain, "H200", _links("serving.md", "serving.attention")
 
 
 def _schedules() -> tuple[str, ...]:

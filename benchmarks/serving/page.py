@@ -63,6 +63,23 @@ def batch_times(row: Row) -> dict[str, float]:
     return times
 
 
+def attention_ratios() -> dict[str, float]:
+    """Geometric mean over all batches of each peer's time over meta-attention's."""
+    times = [batch_times(row) for row in load(ATTENTION)["results"]]
+    return {name: geometric_mean(t[name] / t["ours"] for t in times if name in t) for name in PEERS}
+
+
+def linear_ratios() -> list[tuple[int, float]]:
+    """(M, time of F.linear over that of the table) of each measured point."""
+    return [
+        (
+            point["m"],
+            median(point["samples_us"]["linear"]) / median(point["samples_us"]["deployed"]),
+        )
+        for point in load(GEMM)["points"]
+    ]
+
+
 def _attention(rows: Sequence[Row]) -> str:
     gpu = " and ".join(sorted({row["gpu"] for row in rows}))
     parts = [
@@ -119,15 +136,10 @@ def _ratio(group: Iterable[Mapping[str, float]], name: str) -> str:
 
 
 def _gemm(content: Row) -> str:
-    points = content["points"]
-    ratio = {
-        (p["layer"], p["m"]): median(p["samples_us"]["linear"])
-        / median(p["samples_us"]["deployed"])
-        for p in points
-    }
+    ratios = linear_ratios()
     lines = []
     for low, high in (*RANGES, (1, 4096)):
-        values = [r for (_, m), r in ratio.items() if low <= m <= high]
+        values = [ratio for m, ratio in ratios if low <= m <= high]
         lines.append([
             f"{low} to {high}", str(len(values)), f"{geometric_mean(values):.4f}",
             f"{min(values):.3f}", f"{max(values):.3f}",
