@@ -59,7 +59,6 @@ SLICES: Mapping[str, tuple[str, ...]] = {
         "--traces", "{folder}", "--engines", "FLASH_ATTN:0", "CUSTOM:0",
         "--workloads", "decode-heavy", "--requests", "8", "--rounds", "1", "--budget-s", "120",
     ),
-    "serving.step_costs": ("--layers", "2", "--budget-s", "20"),
     "attach.attach_points": ("--seconds", "2"),
     "fusion.host_cost": ("--device", "cuda", "--rounds", "5"),
     "fusion.chains": ("--chains", "softmax + mask 16384x3000", "--rounds", "4", "--race", "2",
