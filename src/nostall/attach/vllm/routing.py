@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from nostall.core.errors import BadInput
 from nostall.core.suggest import unknown
 from nostall.serving.attention.config import AttentionShape
-from nostall.serving.attention.plan import AttentionPlan, default_kernel
-from nostall.serving.attention.rules import PLANS, Kind
+from nostall.serving.attention.plan import AttentionPlan
+from nostall.serving.attention.rules import BatchKind, plan_for
 
 MAX_VERIFY = 32
 """Most query tokens of a sequence that counts as speculative verification, not as prefill."""
@@ -41,17 +41,18 @@ class StepKind(StrEnum):
     """Prefill beside decode or verify."""
 
 
-_PLAN_KINDS: Mapping[StepKind, Kind] = {
-    StepKind.DECODE: "decode",
-    StepKind.VERIFY: "decode and verify",
-    StepKind.PREFILL: "prefill",
-    StepKind.MIXED: "mixed",
+_BATCHES: Mapping[StepKind, BatchKind] = {
+    StepKind.DECODE: BatchKind(has_decodes=True, max_query=1),
+    StepKind.VERIFY: BatchKind(has_decodes=True, max_query=MAX_VERIFY),
+    StepKind.PREFILL: BatchKind(has_decodes=False, max_query=MAX_VERIFY + 1),
+    StepKind.MIXED: BatchKind(has_decodes=True, max_query=MAX_VERIFY + 1),
 }
+"""Kind of step -> what decides the plan of attention."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Steps that nostall serves."""
+    """Which kinds of steps nostall's attention kernel serves, and from how many sequences on."""
 
     kinds: frozenset[StepKind]
     least_sequences: int = 1
@@ -64,8 +65,8 @@ CHOICES: Mapping[str, Choice] = {
     "all": Choice(frozenset((StepKind.DECODE, StepKind.VERIFY, StepKind.PREFILL, StepKind.MIXED))),
     "none": Choice(frozenset()),
 }
-"""Choices by the value of the environment variable.  ``measured``: the kernel was faster than
-FlashAttention-3 alone, and vLLM was not slower with it."""
+"""Choices by the value of the environment variable.  ``measured``: steps on which the kernel alone
+was faster than FlashAttention-3; the token rates of vLLM did not differ beyond the noise."""
 
 
 def step_kind(query_lengths: NDArray[np.int32]) -> StepKind:
@@ -89,7 +90,5 @@ def find_choice(name: str) -> Choice:
 
 
 def plan_of(kind: StepKind, shape: AttentionShape) -> AttentionPlan:
-    """The plan of attention for a kind of step, measured for heads of up to 128."""
-    if shape.padded_head_dim > 128:
-        return AttentionPlan(default_kernel(shape))
-    return PLANS[_PLAN_KINDS[kind]]
+    """The plan of attention for a kind of step; its launch fits into a CUDA graph."""
+    return plan_for(shape, _BATCHES[kind])

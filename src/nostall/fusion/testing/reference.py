@@ -171,6 +171,25 @@ def _pow(base: Array, exponent: Array) -> Array:
     return np.asarray(np.power(base, exponent))
 
 
+LIBDEVICE_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    "acos": np.arccos,
+    "acosh": np.arccosh,
+    "asin": np.arcsin,
+    "asinh": np.arcsinh,
+    "atan": np.arctan,
+    "atanh": np.arctanh,
+    "cosh": np.cosh,
+    "sinh": np.sinh,
+    "tan": np.tan,
+    "log10": np.log10,
+    "erfc": np.vectorize(math.erfc, otypes=[np.float64]),
+    "lgamma": LGAMMA,
+    "atan2": np.arctan2,
+    "hypot": np.hypot,
+    "copysign": np.copysign,
+}
+"""Functions that PyTorch and CUDA's libdevice name alike, by that name."""
+
 _ELEMENTWISE: Mapping[str, Callable[..., Any]] = {
     "copy": np.array,
     "neg": np.negative,
@@ -220,21 +239,7 @@ _ELEMENTWISE: Mapping[str, Callable[..., Any]] = {
     "sin": np.sin,
     "cos": np.cos,
     "erf": _erf,
-    "acos": np.arccos,
-    "acosh": np.arccosh,
-    "asin": np.arcsin,
-    "asinh": np.arcsinh,
-    "atan": np.arctan,
-    "atanh": np.arctanh,
-    "cosh": np.cosh,
-    "sinh": np.sinh,
-    "tan": np.tan,
-    "log10": np.log10,
-    "erfc": np.vectorize(math.erfc, otypes=[np.float64]),
-    "lgamma": LGAMMA,
-    "atan2": np.arctan2,
-    "hypot": np.hypot,
-    "copysign": np.copysign,
+    **LIBDEVICE_FUNCTIONS,
     "div": np.true_divide,
     "pow": _pow,
     "remainder": np.remainder,

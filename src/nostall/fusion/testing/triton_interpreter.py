@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +17,7 @@ import numpy as np
 
 from nostall.core.errors import BadInput
 from nostall.fusion.testing import gluon_interpreter
-from nostall.fusion.testing.reference import LGAMMA
+from nostall.fusion.testing.reference import LIBDEVICE_FUNCTIONS
 
 _LIBDEVICE: dict[str, Callable[..., Any]] = {
     "fast_dividef": np.divide,
@@ -31,21 +30,7 @@ _LIBDEVICE: dict[str, Callable[..., Any]] = {
     "trunc": np.trunc,
     "pow": np.power,
     "fmod": np.fmod,
-    "acos": np.arccos,
-    "acosh": np.arccosh,
-    "asin": np.arcsin,
-    "asinh": np.arcsinh,
-    "atan": np.arctan,
-    "atanh": np.arctanh,
-    "cosh": np.cosh,
-    "sinh": np.sinh,
-    "tan": np.tan,
-    "log10": np.log10,
-    "erfc": np.vectorize(math.erfc, otypes=[np.float64]),
-    "lgamma": LGAMMA,
-    "atan2": np.arctan2,
-    "hypot": np.hypot,
-    "copysign": np.copysign,
+    **LIBDEVICE_FUNCTIONS,
 }
 _PTX: dict[str, Callable[..., Any]] = {
     "rcp.approx.ftz.f32 $0, $1;": np.reciprocal,
