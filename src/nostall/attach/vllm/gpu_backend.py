@@ -15,7 +15,7 @@ from vllm.v1.attention.backend import AttentionType
 from vllm.v1.attention.backends import flash_attn
 
 from nostall.attach.vllm.counts import count_left, count_served
-from nostall.attach.vllm.routing import VARIABLE, StepKind, find_choice, plan_of, step_kind
+from nostall.attach.vllm.routing import VARIABLE, StepKind, find_choice, plan_of, serves, step_kind
 from nostall.attach.vllm.step_tables import StepLimits, StepTables
 from nostall.core.errors import BadInput, NostallError
 from nostall.serving.attention.config import HEAD_DIMS, AttentionShape
@@ -79,8 +79,8 @@ class NostallMetadataBuilder(flash_attn.FlashAttentionMetadataBuilder):
         tables = self._tables.get(kind)
         if tables is None:
             count_left(f"{kind} steps")
-        elif len(query_lengths) < self._choice.least_sequences:
-            count_left(f"{kind} steps of few sequences")
+        elif not serves(self._choice, kind, tables.shape, len(query_lengths), tables.sms):
+            count_left(f"{kind} steps on which FlashAttention is as fast or faster")
         elif metadata.use_cascade or metadata.causal is not True:
             count_left("steps with a shared prefix or without a causal mask")
         elif common.seq_lens_cpu_upper_bound is None:

@@ -18,7 +18,7 @@ from nostall.core.errors import BadInput
 from nostall.core.suggest import unknown
 from nostall.serving.attention.config import AttentionShape
 from nostall.serving.attention.plan import AttentionPlan
-from nostall.serving.attention.rules import BatchKind, plan_for
+from nostall.serving.attention.rules import BatchKind, is_faster_than_fa3, plan_for
 
 MAX_VERIFY = 32
 """Most query tokens of a sequence that counts as speculative verification, not as prefill."""
@@ -52,16 +52,15 @@ _BATCHES: Mapping[StepKind, BatchKind] = {
 
 @dataclass(frozen=True)
 class Choice:
-    """Which kinds of steps nostall's attention kernel serves, and from how many sequences on."""
+    """Which kinds of steps nostall's attention kernel serves."""
 
     kinds: frozenset[StepKind]
-    least_sequences: int = 1
-    """Fewest sequences of a step, padded ones included: vLLM captures a full graph for each such
-    number, so it may decide, too."""
+    only_faster: bool = False
+    """Whether it serves only steps on which it was faster than FlashAttention-3."""
 
 
 CHOICES: Mapping[str, Choice] = {
-    "measured": Choice(frozenset((StepKind.DECODE,)), 64),
+    "measured": Choice(frozenset((StepKind.DECODE,)), only_faster=True),
     "all": Choice(frozenset((StepKind.DECODE, StepKind.VERIFY, StepKind.PREFILL, StepKind.MIXED))),
     "none": Choice(frozenset()),
 }
@@ -92,3 +91,13 @@ def find_choice(name: str) -> Choice:
 def plan_of(kind: StepKind, shape: AttentionShape) -> AttentionPlan:
     """The plan of attention for a kind of step; its launch fits into a CUDA graph."""
     return plan_for(shape, _BATCHES[kind])
+
+
+def serves(choice: Choice, kind: StepKind, shape: AttentionShape, sequences: int, sms: int) -> bool:
+    """Whether nostall serves a step of so many sequences, padded ones included.
+
+    vLLM captures a full CUDA graph for each number of padded sequences, so it may decide, too.
+    """
+    if kind not in choice.kinds:
+        return False
+    return not choice.only_faster or is_faster_than_fa3(shape, _BATCHES[kind], sequences, sms)

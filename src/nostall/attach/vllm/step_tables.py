@@ -55,11 +55,11 @@ class StepTables:
         self, shape: AttentionShape, plan: AttentionPlan, limits: StepLimits, device: Any
     ) -> None:
         self.shape, self.plan, self.device = shape, plan, device
-        sms = torch.cuda.get_device_properties(device).multi_processor_count
-        settings = plan.table_settings(shape, sms)
+        self.sms = torch.cuda.get_device_properties(device).multi_processor_count
+        settings = plan.table_settings(shape, self.sms)
         self.capacity = bounded_capacity(settings, limits.sequences, limits.tokens, limits.keys)
         self._builder = HostBuilder.of(settings, self.capacity)
-        programs = plan.launched_programs(sms, self.capacity.units)
+        programs = plan.launched_programs(self.sms, self.capacity.units)
         self._attention = MetaAttention(shape, plan.kernel, programs)
         self._head = COUNTS + self.capacity.programs + 1
         """Words before the tasks: counts and program offsets."""

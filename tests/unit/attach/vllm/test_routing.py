@@ -11,6 +11,7 @@ from nostall.attach.vllm.routing import (
     StepKind,
     find_choice,
     plan_of,
+    serves,
     step_kind,
 )
 from nostall.core.errors import BadInput
@@ -52,3 +53,21 @@ def test_each_served_kind_has_a_plan() -> None:
         for kind in choice.kinds:
             for head_dim in (64, 128, 256):
                 assert plan_of(kind, AttentionShape(head_dim=head_dim)).kernel.tiles
+
+
+@pytest.mark.parametrize(
+    ("choice", "kind", "sequences", "head_dim", "served"),
+    [
+        ("measured", StepKind.DECODE, 256, 128, True),
+        ("measured", StepKind.DECODE, 4, 128, False),
+        ("measured", StepKind.DECODE, 256, 64, False),
+        ("measured", StepKind.VERIFY, 256, 128, False),
+        ("all", StepKind.MIXED, 1, 64, True),
+        ("none", StepKind.DECODE, 256, 128, False),
+    ],
+)
+def test_measured_steps_are_those_that_were_faster(
+    choice: str, kind: StepKind, sequences: int, head_dim: int, served: bool
+) -> None:
+    shape = AttentionShape(head_dim=head_dim)
+    assert serves(find_choice(choice), kind, shape, sequences, 132) == served
