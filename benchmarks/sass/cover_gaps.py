@@ -107,35 +107,31 @@ _BY_OVERWRITE = (Claim.OVERWRITES_RESULT, Claim.OVERWRITES_SOURCES)
 def candidates(function: Function, sm: int, missing: Missing) -> list[CoverRule]:
     """Rules between groups of one unit that may cover ``missing``, the weakest claims first."""
     units: dict[str, str] = {}
-    guarded: set[str] = set()
-    unguarded: set[str] = set()
+    setters: set[str] = set()
     for instruction in function.instructions:
         if name := group(instruction, sm):
             units[name] = name if name in _OTHER_UNITS else str(instruction.pipe)
             if instruction.control.write_sb < 6 or instruction.control.read_sb < 6:
-                unguarded.add(name)
-                if instruction.is_guarded:
-                    guarded.add(name)
-    keys: set[tuple[Claim, str, str, bool]] = set()
+                setters.add(name)
+    keys: set[tuple[Claim, str, str]] = set()
     for kind, first, second in missing:
         for claim in _CLAIMS_OF_KIND[kind] if first else ():
             if claim in _BY_OVERWRITE:
-                pairs = [(second, False)] if second else []
+                later = {second} if second else set()
             else:
-                pairs = [(g, False) for g in unguarded] + [(g, True) for g in guarded]
-            keys |= {(claim, first, g, flag) for g, flag in pairs if units[g] == units[first]}
-    keys -= {(r.claim, r.earlier, r.later, r.guarded) for r in RULES}
+                later = setters
+            keys |= {(claim, first, g) for g in later if units[g] == units[first]}
+    keys -= {(r.claim, r.earlier, r.later) for r in RULES}
     return _sorted(_rule(*key) for key in keys)
 
 
 def _sorted(rules: Iterable[CoverRule]) -> list[CoverRule]:
     """Rules with the weakest claims first."""
-    return sorted(rules, key=lambda rule: (_CLAIMS.index(rule.claim), rule.guarded, rule.name))
+    return sorted(rules, key=lambda rule: (_CLAIMS.index(rule.claim), rule.name))
 
 
-def _rule(claim: Claim, earlier: str, later: str, guarded: bool) -> CoverRule:
-    name = f"{claim.value}: {earlier} before {'guarded ' if guarded else ''}{later}"
-    return CoverRule(name, claim, earlier, later, guarded)
+def _rule(claim: Claim, earlier: str, later: str) -> CoverRule:
+    return CoverRule(f"{claim.value}: {earlier} before {later}", claim, earlier, later)
 
 
 def gap(function: Function, sm: int, name: str, known: RuleSet = frozenset()) -> Gap | None:

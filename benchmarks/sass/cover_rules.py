@@ -107,7 +107,6 @@ def rule_record(rule: CoverRule, uses: int, needs: list[Need]) -> dict[str, Any]
     return {
         "rule": rule.name,
         "claim": rule.claim.value,
-        "guarded": rule.guarded,
         "functions_that_can_use_it": uses,
         "functions_that_need_it": len(needs),
         "architectures": sorted({need[1] for need in needs}),

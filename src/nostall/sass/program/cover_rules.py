@@ -1,14 +1,14 @@
-"""In-order rules: what the scoreboard of one instruction proves about earlier ones of its unit.
+"""In-order rules: what the scoreboard of one instruction proves about earlier ones of its queue.
 
 Variable-latency units work through queues, and compilers rely on their order.  No manual states
-these rules.  Each name in ``RULES`` is a rule that compiler output needs: a kernel of the corpus is
-rejected without it (``python -m benchmarks run sass.cover_rules`` lists the kernels).  An order
-that no compiler output needs is not assumed.
+these rules.  A rule is about a whole queue: if compiler output needs the order of some of its
+instructions, the order of all of them is assumed.  Which pairs occur is a matter of the program.
+``python -m benchmarks run sass.cover_rules`` lists the kernels that are rejected without each rule.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
@@ -42,16 +42,12 @@ class CoverRule:
     """One in-order rule between two groups of instructions."""
 
     name: str
-    """Pairs that share their evidence have the same name."""
+    """The claim and the queue: all pairs of a queue share their evidence."""
     claim: Claim
     earlier: str
     """Group of the earlier instruction (see :func:`group`)."""
     later: str
     """Group of the later instruction."""
-    guarded: bool = False
-    """Whether the rule is about all later instructions, those too whose guard may be false.  The
-    other rules of claim RESULT and SOURCES are about later instructions that execute whenever the
-    earlier one does: without a guard, or with the same guard."""
     architectures: frozenset[int] | None = None
     """Architectures on which compilers rely on the rule; None means all."""
 
@@ -62,8 +58,13 @@ _OPCODES = (
     "LDG STG LDL STL LDS STS LDSM STSM SHFL LDGSTS ATOMS ATOMG RED REDUX ATOM S2UR BAR LDTM STTM "
     "UTMALDG LD ST"
 )
-_OWN_GROUP = {name: name for name in _OPCODES.split()} | {"REDG": "RED"}
-"""Opcode -> group, for opcodes that share none with others."""
+_TENSOR_CORE = "UTCHMMA UTCQMMA UTCIMMA UTCOMMA UTCMXQMMA UTCBAR UTCCP UTCSHIFT"
+_OWN_GROUP = (
+    {name: name for name in _OPCODES.split()}
+    | {"REDG": "RED"}
+    | dict.fromkeys(_TENSOR_CORE.split(), "tensor-core")
+)
+"""Opcode -> group, for opcodes whose group does not depend on their modifiers."""
 
 
 def group(instruction: Instruction, sm: int) -> str:
@@ -91,118 +92,80 @@ def _group(base: str, pipe: Pipe, modifiers: frozenset[str]) -> str:
     return units.get(pipe, "")
 
 
-def _pairs(
-    claim: Claim,
-    later: str,
-    earlier: str,
-    *,
-    guarded: bool = False,
-    architectures: Iterable[int] = (),
-) -> tuple[CoverRule, ...]:
-    """One rule for each group in ``earlier`` (separated by spaces) with the group ``later``."""
-    where = frozenset(architectures) or None
-    prefix = "guarded " if guarded else ""
-    return tuple(
-        CoverRule(
-            f"{claim.value}: {first} before {prefix}{later}", claim, first, later, guarded, where
-        )
-        for first in earlier.split()
-    )
+_LOAD_STORE = "LDG LDGSTS STG LDL STL LD ST LDS STS LDSM STSM SHFL ATOM ATOMG ATOMS RED"
+
+_SOURCES_IN_ORDER = {
+    "load/store unit": _LOAD_STORE,
+    "warp reductions": "REDUX",
+    "functions": "functions",
+    "double-conversions": "double-conversions",
+    "bit-counts": "bit-counts",
+    "double": "double",
+    "double-matrix": "double-matrix",
+    "texture": "texture",
+    "tensor memory": "LDTM STTM",
+    "tensor core": "tensor-core",
+    "bulk loads": "UTMALDG",
+}
+"""Queue -> the groups that go through it.  A queue reads the sources of its instructions in issue
+order.  Compiler output needs some pairs of each queue; which ones is a matter of the program.  On
+an H200 the load/store unit kept this order in each pair that was tried, with a false guard too
+(``benchmarks/sass/results/witnesses.json.gz``)."""
+
+_RESULTS_IN_ORDER = {
+    "shared memory": "LDS LDSM SHFL",
+    "shared atomics": "ATOMS",
+    "warp reductions": "REDUX",
+    "functions": "functions",
+    "double-conversions": "double-conversions",
+    "bit-counts": "bit-counts",
+    "uniform special registers": "S2UR",
+    "double": "double",
+    "double-matrix": "double-matrix",
+    "texture": "texture",
+    "tensor memory loads": "LDTM",
+}
+"""Queue -> the groups whose results it writes in issue order.  Loads from global and local memory
+complete in any order, and no compiler output relies on an order of atomics, REDUX and S2R with
+other results."""
 
 
-_QUEUE = "STG STL LDS STS LDSM STSM"
-"""Groups whose instructions read their sources in issue order, whichever of them come after each
-other: they go through one queue.  Compiler output needs most of the pairs, on all architectures;
-which ones occur is a matter of the program.  SHFL is not among them: no compiler output shows that
-it reads its sources before a later store or LDSM does."""
+def _queues(
+    claim: Claim, queues: dict[str, str], architectures: Iterable[int] = ()
+) -> Iterator[CoverRule]:
+    """The rules of some queues for one claim: one for each pair of groups.
 
-
-_GLOBAL_LOADS = "LDG LDGSTS"
-"""Loads from global memory: one queue, too.  Which pairs occur is a matter of the program."""
-
-
-def _queue(claim: Claim, later: str, earlier: str, queue: str) -> tuple[CoverRule, ...]:
-    """One rule, of a pair for each group in ``later`` and each group in ``earlier``.
-
-    It holds where the later instruction is guarded, too: an instruction whose guard is false goes
-    through the queue.
+    A queue keeps the order of instructions whose guard is false, too.
     """
-    return tuple(
-        CoverRule(f"{claim.value}: {queue}", claim, first, last, guarded=True)
-        for last in later.split()
-        for first in earlier.split()
-    )
+    where = frozenset(architectures) or None
+    for name, groups in queues.items():
+        for later in groups.split():
+            for earlier in groups.split():
+                yield CoverRule(f"{claim.value}: {name}", claim, earlier, later, where)
 
 
-def _drains(later: str, earlier: str, architectures: Iterable[int]) -> tuple[CoverRule, ...]:
-    """One rule: an instruction issues after the sources of the load/store unit are read."""
-    name = f"{Claim.DRAINS_SOURCES.value}: load/store unit before {later}"
-    where = frozenset(architectures)
-    return tuple(
-        CoverRule(name, Claim.DRAINS_SOURCES, first, later, architectures=where)
-        for first in earlier.split()
-    )
-
+_BLOCKING_BAR = frozenset((75, 80, 86, 89))
+"""Architectures on which ptxas relies on BAR to wait for sources; it does so up to CUDA 12.1."""
 
 RULES: tuple[CoverRule, ...] = (
-    # Results that are written in issue order.
-    *_pairs(Claim.RESULT, "LDS", "LDS LDSM SHFL"),
-    *_pairs(Claim.RESULT, "LDSM", "LDS LDSM"),
-    *_pairs(Claim.RESULT, "SHFL", "LDS LDSM SHFL"),
-    *_pairs(Claim.RESULT, "ATOMS", "ATOMS"),
-    *_pairs(Claim.RESULT, "REDUX", "REDUX"),
-    *_pairs(Claim.RESULT, "functions", "functions"),
-    *_pairs(Claim.RESULT, "double-conversions", "double-conversions"),
-    *_pairs(Claim.RESULT, "bit-counts", "bit-counts"),
-    *_pairs(Claim.RESULT, "S2UR", "S2UR"),
-    *_pairs(Claim.RESULT, "double", "double"),
-    *_pairs(Claim.RESULT, "double-matrix", "double-matrix"),
-    *_pairs(Claim.RESULT, "texture", "texture"),
-    *_pairs(Claim.RESULT, "LDTM", "LDTM"),
-    *_pairs(Claim.RESULT, "LDS", "LDS", guarded=True),
-    *_pairs(Claim.RESULT, "functions", "functions", guarded=True),
-    *_pairs(Claim.RESULT, "double", "double", guarded=True),
-    # Sources that are read in issue order.
-    *_queue(Claim.SOURCES, _QUEUE, _QUEUE, "load/store queue"),
-    *_queue(Claim.SOURCES, _GLOBAL_LOADS, _GLOBAL_LOADS, "global loads"),
-    *_pairs(Claim.SOURCES, "SHFL", "SHFL LDS STS STL"),
-    *_pairs(Claim.SOURCES, "LDS", "SHFL"),
-    *_pairs(Claim.SOURCES, "ST", "ST"),
-    *_pairs(Claim.SOURCES, "LD", "LD"),
-    *_pairs(Claim.SOURCES, "STS", "ATOMS"),
-    *_pairs(Claim.SOURCES, "LDL", "LDL"),
-    *_pairs(Claim.SOURCES, "ATOMS", "ATOMS"),
-    *_pairs(Claim.SOURCES, "ATOMG", "RED"),
-    *_pairs(Claim.SOURCES, "functions", "functions"),
-    *_pairs(Claim.SOURCES, "double-conversions", "double-conversions"),
-    *_pairs(Claim.SOURCES, "bit-counts", "bit-counts"),
-    *_pairs(Claim.SOURCES, "double", "double"),
-    *_pairs(Claim.SOURCES, "double-matrix", "double-matrix"),
-    *_pairs(Claim.SOURCES, "STTM", "STTM"),
-    *_pairs(Claim.SOURCES, "LDTM", "STTM"),
-    *_pairs(Claim.SOURCES, "ATOMG", "STG", guarded=True),
-    *_pairs(Claim.SOURCES, "UTMALDG", "UTMALDG", guarded=True),
-    # Results that are written after those of earlier instructions.
-    *_pairs(Claim.OVERWRITES_RESULT, "LDSM", "LDSM"),
-    *_pairs(Claim.OVERWRITES_RESULT, "SHFL", "SHFL"),
-    *_pairs(Claim.OVERWRITES_RESULT, "functions", "functions"),
-    *_pairs(Claim.OVERWRITES_RESULT, "double", "double"),
-    *_pairs(Claim.OVERWRITES_RESULT, "LDTM", "LDTM"),
-    # Results that are written after the sources of earlier instructions are read.
-    *_queue(Claim.OVERWRITES_SOURCES, "LDS LDSM", _QUEUE, "load/store queue"),
-    *_pairs(Claim.OVERWRITES_SOURCES, "SHFL", "SHFL LDS STS STL STG"),
-    *_pairs(Claim.OVERWRITES_SOURCES, "LDS", "SHFL"),
-    *_queue(Claim.OVERWRITES_SOURCES, "LDG", _GLOBAL_LOADS, "global loads"),
-    *_pairs(Claim.OVERWRITES_SOURCES, "LD", "LD"),
-    *_pairs(Claim.OVERWRITES_SOURCES, "LDL", "LDG"),
-    *_pairs(Claim.OVERWRITES_SOURCES, "functions", "functions"),
-    *_pairs(Claim.OVERWRITES_SOURCES, "double-conversions", "double-conversions"),
-    *_pairs(Claim.OVERWRITES_SOURCES, "bit-counts", "bit-counts"),
-    *_pairs(Claim.OVERWRITES_SOURCES, "double", "double"),
-    # A blocking BAR issues after earlier sources are read.
-    *_drains("BAR", f"LDG SHFL {_QUEUE}", architectures=(75,)),
-    *_pairs(Claim.PARTIAL_WAIT, "texture", "texture"),
-    *_pairs(Claim.READ_PROVES_RESULT, "ATOM", "ATOM"),
+    *_queues(Claim.RESULT, _RESULTS_IN_ORDER),
+    *_queues(Claim.SOURCES, _SOURCES_IN_ORDER),
+    # These two follow from the order: a result is written after the sources are read.
+    *_queues(Claim.OVERWRITES_RESULT, _RESULTS_IN_ORDER),
+    *_queues(Claim.OVERWRITES_SOURCES, _SOURCES_IN_ORDER),
+    # A BAR that blocks at once issues after earlier sources are read.
+    *(
+        CoverRule(
+            f"{Claim.DRAINS_SOURCES.value}: load/store unit before BAR",
+            Claim.DRAINS_SOURCES,
+            earlier,
+            "BAR",
+            _BLOCKING_BAR,
+        )
+        for earlier in _LOAD_STORE.split()
+    ),
+    *_queues(Claim.PARTIAL_WAIT, {"texture": "texture"}),
+    *_queues(Claim.READ_PROVES_RESULT, {"ATOM": "ATOM"}),
 )
 """All in-order rules."""
 
@@ -217,9 +180,6 @@ class Proofs(NamedTuple):
     """Their results are written when its write scoreboard is released."""
     sources: frozenset[str]
     """Their sources are read when one of its scoreboards is released."""
-    results_same_guard: frozenset[str]
-    """The same for earlier instructions with the same guard."""
-    sources_same_guard: frozenset[str]
     overwrites_results: frozenset[str]
     """Their results are written before its own."""
     overwrites_sources: frozenset[str]
@@ -228,7 +188,7 @@ class Proofs(NamedTuple):
     """They complete before it does."""
 
 
-_NO_PROOFS = Proofs(*[_NONE] * 7)
+_NO_PROOFS = Proofs(*[_NONE] * 5)
 
 
 class CoverTable:
@@ -236,8 +196,8 @@ class CoverTable:
 
     def __init__(self, rules: Iterable[CoverRule] = RULES) -> None:
         self.rules = tuple(rules)
-        self._cached: dict[tuple[Claim, str, bool, int], frozenset[str]] = {}
-        self._proofs: dict[tuple[str, bool, int], Proofs] = {}
+        self._cached: dict[tuple[Claim, str, int], frozenset[str]] = {}
+        self._proofs: dict[tuple[str, int], Proofs] = {}
 
     def without(self, name: str) -> CoverTable:
         """A table without the rules of one name; raises KeyError if there is none."""
@@ -248,17 +208,11 @@ class CoverTable:
             )
         return CoverTable(rest)
 
-    def earlier_groups(
-        self, claim: Claim, group: str, sm: int, *, guarded: bool = False
-    ) -> frozenset[str]:
-        """The groups of earlier instructions about which one of ``group`` proves ``claim``.
-
-        ``guarded``: whether the later instruction may not execute although the earlier one does.
-        This matters for the claims RESULT and SOURCES only.
-        """
+    def earlier_groups(self, claim: Claim, group: str, sm: int) -> frozenset[str]:
+        """The groups of earlier instructions about which one of ``group`` proves ``claim``."""
         if not group:
             return _NONE
-        key = (claim, group, guarded, sm)
+        key = (claim, group, sm)
         found = self._cached.get(key)
         if found is None:
             rules = (
@@ -266,22 +220,19 @@ class CoverTable:
                 for r in self.rules
                 if r.claim is claim
                 and group == r.later
-                and r.guarded >= guarded
                 and (r.architectures is None or sm in r.architectures)
             )
             found = self._cached[key] = frozenset(rule.earlier for rule in rules)
         return found
 
-    def proofs(self, group: str, sm: int, *, guarded: bool) -> Proofs:
-        """All that an instruction of ``group`` proves; ``guarded``: whether it has a guard."""
+    def proofs(self, group: str, sm: int) -> Proofs:
+        """All that an instruction of ``group`` proves."""
         if not group:
             return _NO_PROOFS
-        key = (group, guarded, sm)
+        key = (group, sm)
         found = self._proofs.get(key)
         if found is None:
             found = self._proofs[key] = Proofs(
-                self.earlier_groups(Claim.RESULT, group, sm, guarded=guarded),
-                self.earlier_groups(Claim.SOURCES, group, sm, guarded=guarded),
                 self.earlier_groups(Claim.RESULT, group, sm),
                 self.earlier_groups(Claim.SOURCES, group, sm),
                 self.earlier_groups(Claim.OVERWRITES_RESULT, group, sm),

@@ -70,7 +70,7 @@ def instruction_facts(
     completion, release = _announced(instruction, bool(late_sources))
     own_group = group(instruction, sm)
 
-    proofs = cover.proofs(own_group, sm, guarded=instruction.is_guarded)
+    proofs = cover.proofs(own_group, sm)
     return InstructionFacts(
         instruction=instruction,
         fixed_latency=has_fixed_latency,

@@ -178,16 +178,13 @@ def _cover_earlier_items(
 
     ``write`` and ``read`` are the bit masks of its write and read scoreboard.
     """
-    proofs, completes_in_order = facts.proofs, facts.completes_in_order
-    own_literals = facts.guard_literals
+    results, sources = facts.proofs.results, facts.proofs.sources
+    completes_in_order = facts.completes_in_order
     for (index, role), item in state.items():
         producer = all_facts[index]
         group = producer.group
         if role > SOURCES or not group:
             continue
-        results, sources = proofs.results, proofs.sources
-        if item.guard_literals & own_literals:
-            results, sources = proofs.results_same_guard, proofs.sources_same_guard
         set_now = write | read if role == SOURCES else write
         if completes_in_order and producer.completes_in_order:
             item.later_setters += _unit_counts(item.scoreboards & set_now)

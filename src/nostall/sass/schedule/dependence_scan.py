@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from nostall.sass.program import queues, registers
+from nostall.sass.program import queues
 from nostall.sass.program.cover_rules import COVER, group
 from nostall.sass.program.instruction import Instruction
 from nostall.sass.safety.latency import OVERWRITE_GAP, SCOREBOARD_GAP, LatencyTable
@@ -35,8 +35,6 @@ class _Pending:
     registers: frozenset[int]
     proofs: dict[int, int]
     """Scoreboard -> the instruction that sets it: this one, or a later one of the same queue."""
-    guard: str | None
-    """Guard of the instruction; None without a guard or once its predicate is overwritten."""
     waiter: int | None = None
     """The instruction that waits for the completion, once the scan has passed it."""
 
@@ -174,10 +172,6 @@ class _RegisterTracker:
     def record_issue(self, instruction: Instruction) -> None:
         """Make an instruction the latest reader and writer of its registers."""
         self._add_proofs(instruction)
-        if any(registers.is_predicate(register) for register in instruction.defs):
-            for item in self.pending:
-                if set(item.instruction.guard_registers) & set(instruction.defs):
-                    item.guard = None
         for register in instruction.uses:
             self.readers[register].append(instruction)
         for register in instruction.defs:
@@ -216,9 +210,7 @@ class _RegisterTracker:
         if not registers:
             return
         own_group = group(instruction, self.sm)
-        redefines_guard = set(instruction.guard_registers) & set(instruction.defs)
-        guard = None if redefines_guard else instruction.guard
-        item = _Pending(instruction, is_result, own_group, registers, proofs, guard)
+        item = _Pending(instruction, is_result, own_group, registers, proofs)
         self.pending.append(item)
         for register in registers:
             self.by_register[register].append(item)
@@ -228,7 +220,7 @@ class _RegisterTracker:
     ) -> None:
         """Track what the scoreboards ``proofs`` of a wall or memory access announce."""
         if proofs:
-            self.pending.append(_Pending(instruction, is_result, "", frozenset(), proofs, None))
+            self.pending.append(_Pending(instruction, is_result, "", frozenset(), proofs))
 
     def _recent_writers(self, register: int, instruction: Instruction) -> list[Instruction]:
         """Earlier fixed-latency writers that the next writer could still come too close to."""
@@ -247,16 +239,12 @@ class _RegisterTracker:
         own_group = group(instruction, self.sm)
         if not own_group or (control.write_sb > 5 and control.read_sb > 5):
             return
-        proofs = COVER.proofs(own_group, self.sm, guarded=instruction.is_guarded)
+        proofs = COVER.proofs(own_group, self.sm)
         for item in self.pending:
-            has_same_guard = item.guard is not None and item.guard == instruction.guard
-            results, sources = proofs.results, proofs.sources
-            if has_same_guard:
-                results, sources = proofs.results_same_guard, proofs.sources_same_guard
             boards: tuple[int, ...] = ()
-            if not item.is_result and item.group in sources:
+            if not item.is_result and item.group in proofs.sources:
                 boards = (control.write_sb, control.read_sb)
-            elif item.group in results:
+            elif item.group in proofs.results:
                 boards = (control.write_sb,)
             for board in boards:
                 if board < 6:

@@ -141,7 +141,7 @@ class SymbolicMachine:
         That holds for operations that complete in order.
         """
         for earlier in self.issued:
-            in_order = earlier.group in self._proofs(earlier.instruction, earlier.group).in_order
+            in_order = earlier.group in self._proofs(earlier.group).in_order
             is_done = in_order and earlier.later_setters[scoreboard] >= count
             covering = earlier.result_scoreboards | earlier.source_scoreboards
             if is_done and covering >> scoreboard & 1:
@@ -187,7 +187,7 @@ class SymbolicMachine:
     def _check_overwrites(self, position: int, instruction: Instruction) -> None:
         """Poison writes to a register that an earlier instruction may still write or read."""
         own_group = group(instruction, self.sm)
-        follows = self._proofs(instruction, own_group).overwrites_results
+        follows = self._proofs(own_group).overwrites_results
         for register in instruction.defs:
             for writer in self.writers.get(register, ()):
                 if writer.group not in follows and self._may_still_write(
@@ -226,7 +226,7 @@ class SymbolicMachine:
                 for r in overwritten
             )
         own_group = group(instruction, self.sm)
-        follows = self._proofs(instruction, own_group).overwrites_sources
+        follows = self._proofs(own_group).overwrites_sources
         return reader.group not in follows
 
     def _execute(self, instruction: Instruction, operands: list[Term]) -> None:
@@ -286,12 +286,12 @@ class SymbolicMachine:
             self.cleanup_size = 2 * len(self.issued) + 32
         return issued
 
-    def _proofs(self, instruction: Instruction, own_group: str) -> Proofs:
-        return self.cover.proofs(own_group, self.sm, guarded=instruction.is_guarded)
+    def _proofs(self, own_group: str) -> Proofs:
+        return self.cover.proofs(own_group, self.sm)
 
     def _cover_earlier(self, later: IssuedInstruction, write: int, read: int) -> None:
         """Let the scoreboards of an instruction prove earlier ones done, by the in-order rules."""
-        proofs = self._proofs(later.instruction, later.group)
+        proofs = self._proofs(later.group)
         for earlier in self.issued:
             if not earlier.group:
                 continue
@@ -299,12 +299,9 @@ class SymbolicMachine:
                 shared = (earlier.source_scoreboards | earlier.result_scoreboards) & (write | read)
                 for scoreboard in range(6):
                     earlier.later_setters[scoreboard] += shared >> scoreboard & 1
-            has_same_guard = earlier.guard is not None and earlier.guard == later.guard
-            sources = proofs.sources_same_guard if has_same_guard else proofs.sources
-            if earlier.group in sources:
+            if earlier.group in proofs.sources:
                 earlier.source_scoreboards |= write | read
-            results = proofs.results_same_guard if has_same_guard else proofs.results
-            if earlier.group in results:
+            if earlier.group in proofs.results:
                 earlier.result_scoreboards |= write
 
     def _is_finished(self, issued: IssuedInstruction) -> bool:
