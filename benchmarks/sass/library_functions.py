@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import tomllib
 from collections import Counter, deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -58,13 +58,22 @@ def draw(
     return contents
 
 
-def batches(names: Sequence[str], state: Path, done: set[bytes]) -> Iterator[tuple[str, Any]]:
-    """(library, functions of one architecture) in turn over libraries and architectures."""
+def batches(
+    names: Sequence[str],
+    state: Path,
+    done: set[bytes],
+    wanted: Callable[[CodeFunction], bool] | None = None,
+) -> Iterator[tuple[str, Any]]:
+    """(library, functions of one architecture) in turn over libraries and architectures.
+
+    Functions with a key in ``done`` and functions that are not ``wanted`` are left out.
+    """
     groups: list[tuple[int, str, list[CodeFunction]]] = []
     for name in names:
         _, sample = pickle.loads((state / f"{name}.drawn").read_bytes())
         for _, functions in sorted(sample.items()):
             remaining = [f for f in functions if f.key not in done]
+            remaining = [f for f in remaining if wanted is None or wanted(f)]
             groups.append((len(functions) - len(remaining), name, remaining))
     groups.sort(key=lambda group: group[0])  # a run that continues begins where there are fewest
     queue = deque((name, functions) for _, name, functions in groups)

@@ -42,7 +42,7 @@ class CoverRule:
     """One in-order rule between two groups of instructions."""
 
     name: str
-    """The claim and the queue: all pairs of a queue share their evidence."""
+    """The order and the queue: all pairs of a queue share their evidence."""
     claim: Claim
     earlier: str
     """Group of the earlier instruction (see :func:`group`)."""
@@ -96,13 +96,11 @@ _LOAD_STORE = "LDG LDGSTS STG LDL STL LD ST LDS STS LDSM STSM SHFL ATOM ATOMG AT
 
 _SOURCES_IN_ORDER = {
     "load/store unit": _LOAD_STORE,
-    "warp reductions": "REDUX",
     "functions": "functions",
     "double-conversions": "double-conversions",
     "bit-counts": "bit-counts",
     "double": "double",
     "double-matrix": "double-matrix",
-    "texture": "texture",
     "tensor memory": "LDTM STTM",
     "tensor core": "tensor-core",
     "bulk loads": "UTMALDG",
@@ -130,29 +128,26 @@ complete in any order, and no compiler output relies on an order of atomics, RED
 other results."""
 
 
-def _queues(
-    claim: Claim, queues: dict[str, str], architectures: Iterable[int] = ()
-) -> Iterator[CoverRule]:
-    """The rules of some queues for one claim: one for each pair of groups.
+def _queues(order: Claim, queues: dict[str, str], *implied: Claim) -> Iterator[CoverRule]:
+    """The rules of some queues for one order: one for each pair of groups.
 
-    A queue keeps the order of instructions whose guard is false, too.
+    A queue keeps the order of instructions whose guard is false, too.  ``implied``: what follows
+    from the order.
     """
-    where = frozenset(architectures) or None
     for name, groups in queues.items():
-        for later in groups.split():
-            for earlier in groups.split():
-                yield CoverRule(f"{claim.value}: {name}", claim, earlier, later, where)
+        for claim in (order, *implied):
+            for later in groups.split():
+                for earlier in groups.split():
+                    yield CoverRule(f"{order.value}: {name}", claim, earlier, later)
 
 
 _BLOCKING_BAR = frozenset((75, 80, 86, 89))
 """Architectures on which ptxas relies on BAR to wait for sources; it does so up to CUDA 12.1."""
 
 RULES: tuple[CoverRule, ...] = (
-    *_queues(Claim.RESULT, _RESULTS_IN_ORDER),
-    *_queues(Claim.SOURCES, _SOURCES_IN_ORDER),
-    # These two follow from the order: a result is written after the sources are read.
-    *_queues(Claim.OVERWRITES_RESULT, _RESULTS_IN_ORDER),
-    *_queues(Claim.OVERWRITES_SOURCES, _SOURCES_IN_ORDER),
+    *_queues(Claim.RESULT, _RESULTS_IN_ORDER, Claim.OVERWRITES_RESULT),
+    # An instruction writes its result after it has read its sources.
+    *_queues(Claim.SOURCES, _SOURCES_IN_ORDER, Claim.OVERWRITES_SOURCES),
     # A BAR that blocks at once issues after earlier sources are read.
     *(
         CoverRule(

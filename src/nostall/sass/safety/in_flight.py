@@ -138,8 +138,13 @@ def issue(state: State, facts: InstructionFacts, all_facts: dict[int, Instructio
 
 
 def _advance(state: State, facts: InstructionFacts) -> None:
-    """Let the cycles of an instruction pass, and apply what it overwrites, to all items."""
-    stall = facts.instruction.control.stall
+    """Let the cycles of an instruction pass, and apply what it overwrites, to all items.
+
+    A wall in the DRAIN form ends all results and source reads of fixed latency.
+    """
+    instruction = facts.instruction
+    drains = instruction.control.drains and instruction.is_barrier
+    stall = MAX_ELAPSED if drains else instruction.control.stall
     expired: list[Key] = []
     for key, item in state.items():
         elapsed = item.elapsed + stall

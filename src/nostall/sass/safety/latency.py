@@ -67,6 +67,15 @@ Source: the mined RAW floors, and the order in NVIDIA's tables (fixed-latency re
 sm_120).  A distance that suffices before a write of one pipe suffices before later writes too.
 """
 
+_VECTOR_ROLES = (
+    *("int:data", "fma:data", "half:data", "double:data", "xu:data", "lsu:data", "lsu:address"),
+    *("texture:data", "texture:address"),
+)
+"""Operands of vector instructions: all of them read uniform registers through one port."""
+
+_ARITHMETIC_ROLES = ("int:data", "fma:data", "half:data", "uniform:data")
+"""Operands whose RAW floors show the difference of two latencies."""
+
 _EARLY_UNIFORM = frozenset(("UMOV",))
 """Uniform instructions that write earlier after issue than other uniform arithmetic.
 
@@ -123,12 +132,15 @@ class LatencyTable:
         It is the row of the producer's class.  If a RAW pair and the form of its producer are well
         observed, it is the row of the form: a form without that evidence never raises the floor of
         a pair above the floor of its class.  If even the class is not well observed, the floor is
-        the smallest row of all pairs with the producer's class.
+        the smallest row of all pairs with the producer's class.  No floor is above the attested
+        distance of a well-observed pair.
         """
         key = pairing.pair_key(first, second, register, kind)
         floor = self._floor_cache.get(key)
         if floor is None:
             floor = self._look_up_floor(first, second, register, kind)
+            if (seen := self._well_observed_distance(first, second, register, kind)) is not None:
+                floor = min(floor, seen)
             self._floor_cache[key] = floor
         floor = floor if kind == "WAR" else min(floor, self.max_latency(first))
         return self._measured_bounds(first, second, register, kind).apply(floor, lower=self._lowers)
@@ -176,42 +188,76 @@ class LatencyTable:
             return 1
         form, class_name = pairing.coarse_names(first, second, register, kind)
         rows = self._floors.get(kind, {})
-        class_row, form_row = rows.get(class_name), rows.get(form)
-        if kind == "WAW":
-            class_row = self._overwrite_row(class_name, second)
+        class_row, form_row = self._class_row(class_name, second, kind), rows.get(form)
+        if kind == "WAW" and (gap := self._write_gap(first, second, register)) is not None:
+            class_row = _smaller(class_row, Row(gap, WELL_OBSERVED))
         if kind == "RAW" and form_row is not None and form_row.seen >= WELL_OBSERVED:
-            is_seen = self._is_well_observed(first, second, register, kind)
+            is_seen = self._well_observed_distance(first, second, register, kind) is not None
             if is_seen or class_row is None or class_row.distance > form_row.distance:
                 return form_row.distance
         if class_row is not None and class_row.seen >= WELL_OBSERVED:
             return class_row.distance
         return self._producer_floor(class_name.partition("|")[0], kind)
 
-    def _overwrite_row(self, class_name: str, second: Instruction) -> Row | None:
-        """The WAW row of a class, or a smaller one before a write that is not later.
+    def _class_row(self, class_name: str, second: Instruction, kind: HazardKind) -> Row | None:
+        """The row of a class, or a smaller one of a class whose distance suffices for this one.
 
-        WAW distances hardly ever bind: a class with a few hundred occurrences may still have none
-        at the distance that suffices.
+        A distance that suffices before a write suffices before a later write.  A uniform register
+        that can be read by one vector instruction can be read by all of them.
         """
-        rows = self._floors.get("WAW", {})
+        rows = self._floors.get(kind, {})
         own = rows.get(class_name)
-        producer = class_name.partition("|")[0]
-        order = _WRITE_ORDER.get(producer.partition(">")[2], ())
-        pipe = second.pipe
-        if pipe not in order or not second.has_fixed_latency(self.sm):
-            return own
-        names = (f"{producer}|{earlier}:write" for earlier in order[: order.index(pipe) + 1])
-        found = (rows.get(name) for name in names)
+        producer, _, role = class_name.partition("|")
+        if kind == "RAW":
+            is_vector_read = producer == f"{Pipe.UNIFORM}>UR" and role in _VECTOR_ROLES
+            roles = list(_VECTOR_ROLES) if is_vector_read else []
+        else:
+            order = _WRITE_ORDER.get(producer.partition(">")[2], ())
+            is_ordered = second.pipe in order and second.has_fixed_latency(self.sm)
+            earlier = order[: order.index(second.pipe) + 1] if is_ordered else ()
+            roles = [f"{pipe}:write" for pipe in earlier]
+        found = (rows.get(f"{producer}|{other}") for other in roles)
         trusted = [row for row in found if row is not None and row.seen >= WELL_OBSERVED]
         return min(trusted, key=lambda row: row.distance, default=own)
 
-    def _is_well_observed(
+    def _write_gap(self, first: Instruction, second: Instruction, register: int) -> int | None:
+        """Cycles after which ``second`` writes later than ``first``; None if that is unknown.
+
+        It is the difference of their latencies plus 1: the largest difference of the RAW floors of
+        both to the same operands.  WAW distances hardly ever bind, so the rows of pairs say little.
+        """
+        if not second.has_fixed_latency(self.sm):
+            return None
+        late, early = (self._read_floors(i, register) for i in (first, second))
+        gaps = [late[role] - early[role] + 1 for role in late.keys() & early.keys()]
+        return max(1, *gaps) if gaps else None
+
+    def _read_floors(self, producer: Instruction, register: int) -> dict[str, int]:
+        """Role of an operand -> RAW floor of the form of a producer, else of its class."""
+        rows = self._floors.get("RAW", {})
+        found: dict[str, int] = {}
+        names = (
+            pairing.producer_class(producer, register),
+            pairing.producer_form(producer, register),
+        )
+        for name in names:
+            for role in _ARITHMETIC_ROLES:
+                row = rows.get(f"{name}|{role}")
+                if row is not None and row.seen >= WELL_OBSERVED:
+                    found[role] = row.distance
+        return found
+
+    def _well_observed_distance(
         self, first: Instruction, second: Instruction, register: int, kind: HazardKind
-    ) -> bool:
-        """Whether the exact pair was seen often, in each operand that has the register."""
+    ) -> int | None:
+        """The attested distance of an exact pair that was seen often, else None.
+
+        It is the largest one of the operands that hold the register.
+        """
         attested = self._attested.get(kind, {})
-        rows = (attested.get(n) for n in pairing.exact_names(first, second, register, kind))
-        return all(row is not None and row.seen >= WELL_OBSERVED for row in rows)
+        rows = [attested.get(n) for n in pairing.exact_names(first, second, register, kind)]
+        seen = [r.distance for r in rows if r is not None and r.seen >= WELL_OBSERVED]
+        return max(seen) if len(seen) == len(rows) else None
 
     def safe_distance(
         self, first: Instruction, second: Instruction, register: int, kind: HazardKind
@@ -292,6 +338,11 @@ class LatencyTable:
             ]
             self._class_floors[key] = min(distances, default=self._ceiling(producer))
         return self._class_floors[key]
+
+
+def _smaller(row: Row | None, other: Row) -> Row:
+    """The row with the smaller distance."""
+    return other if row is None or other.distance < row.distance else row
 
 
 _NOT_MEASURED = Bounds()

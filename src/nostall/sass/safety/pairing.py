@@ -63,8 +63,7 @@ def coarse_names(
     The role is the pipe of the consumer with the kind of operand, see :func:`_consumer_role`.
     """
     role = _consumer_role(second, register, kind)
-    form_name = f"{_form(first)}>{_register_file(register)}|{role}"
-    return form_name, f"{producer_class(first, register)}|{role}"
+    return f"{producer_form(first, register)}|{role}", f"{producer_class(first, register)}|{role}"
 
 
 def pair_key(
@@ -79,6 +78,11 @@ def pair_key(
     places = tuple(_places(second, register))
     role = _consumer_role(second, register, kind)
     return kind, first.opcode, second.opcode, _REGISTER_FILES[register], part, places, role
+
+
+def producer_form(instruction: Instruction, register: int) -> str:
+    """The opcode of a producer with few modifiers and the register file, such as ``FADD>R``."""
+    return f"{_form(instruction)}>{_register_file(register)}"
 
 
 def producer_class(instruction: Instruction, register: int) -> str:

@@ -33,7 +33,8 @@ _WRITE_OF = dict(
 )
 _ORDERED = Effect.FENCE | Effect.BARRIER
 SETTLED = 64
-"""Cycles after which each fixed-latency result has arrived."""
+"""Cycles after which each fixed-latency result has arrived; a wall in the DRAIN form waits for it.
+"""
 
 
 class SymbolicMachine:
@@ -73,7 +74,8 @@ class SymbolicMachine:
             self.outcome.protection[instruction.index] = Protection(
                 self.waited, self.resolved, self.now
             )
-            self.now += instruction.control.stall
+            drains = instruction.control.drains and instruction.is_barrier
+            self.now += SETTLED if drains else instruction.control.stall
         self._finish()
         self.outcome.product_accesses = products.accesses
         return self.outcome

@@ -1,0 +1,32 @@
+#!/bin/sh
+# Compile the CUDA part of the corpus with other versions of ptxas, and pack the results as a wheel
+# that `python -m nostall.sass.mining read` takes.
+#
+#   sh build_mined.sh FOLDER PTXAS ...
+#
+# The wheels nvidia-cuda-nvcc-cu11 11.8.89, nvidia-cuda-nvcc-cu12 12.1.105 and 12.9.86, and
+# nvidia-cuda-nvcc 13.4.92 have ptxas.  nvcc 13.0 makes the PTX.  A version of ptxas that does not
+# know an architecture or the PTX of a source leaves it out.
+set -eu
+here=$(cd "$(dirname "$0")" && pwd)
+out=$1
+shift
+mkdir -p "$out/ptx" "$out/cubins"
+for source in algorithms arithmetic atomics calls division memory memory_order pressure \
+    shared_order tensor warps; do
+    for arch in 75 80 86 89 90 100 120; do
+        ptx="$out/ptx/$source.$arch"
+        nvcc -ptx -O3 -arch="compute_$arch" -o "$ptx" "$here/$source.cu" 2> /dev/null || continue
+        for ptxas in "$@"; do
+            version=$("$ptxas" --version | sed -n 's/.*release \([0-9.]*\),.*/\1/p')
+            case $version in 11.8) isa=7.8 ;; 12.1) isa=8.1 ;; 12.9) isa=8.8 ;; *) isa=9.0 ;; esac
+            sed "s/^\.version .*/.version $isa/" "$ptx" > "$ptx.ptx"
+            for options in "" "-maxrregcount=40"; do
+                name="$source.sm_$arch.$version${options#-maxrregcount=}.cubin"
+                "$ptxas" -O3 $options -arch="sm_$arch" -o "$out/cubins/$name" "$ptx.ptx" \
+                    2> /dev/null || rm -f "$out/cubins/$name"
+            done
+        done
+    done
+done
+(cd "$out/cubins" && python3 -m zipfile -c "../nostall_corpus-1-py3-none-any.whl" ./*.cubin)
