@@ -4,8 +4,8 @@
         --out benchmarks/sass/results/false_alarms.json
 
 The wheels are those that ``libraries.toml`` holds out; ``pip download --no-deps`` brings them. Each
-function is verified against itself, which includes all absolute rules, and must be written back
-byte by byte. A second run continues: the state folder keeps the drawn functions and the answers.
+function is validated, by all absolute rules, and must be written back byte by byte. A second run
+continues: the state folder keeps the drawn functions and the answers.
 
 The functions are in two halves, by a hash of their code. Rules may be written from refused
 functions of the *examined* half only; the rate of the *unseen* half is the result.  ``--half``
@@ -27,7 +27,7 @@ from benchmarks.sass.library_functions import Row, batches, draw, libraries, pro
 from nostall.core.errors import NostallError
 from nostall.sass import Program
 from nostall.sass.mining.functions import CodeFunction
-from nostall.sass.safety import verify_program
+from nostall.sass.safety.verify import validate_program
 
 SAVE_SECONDS = 60
 SHOWN_FINDINGS = 3
@@ -83,7 +83,7 @@ def judge(function: CodeFunction, program: Program | NostallError) -> Row:
         return {**row, "kinds": ["unreadable"], "findings": [str(program)[:300]]}
     row["name"] = program.functions[0].name
     row["round_trip"] = program.to_cubin() == function.cubin
-    findings = verify_program(program, program).findings
+    findings = validate_program(program).findings
     if findings:
         row["kinds"] = sorted({f.kind for f in findings})
         texts = [f"{f.part} {f.kind} {f.offset:#x}: {f.instruction}: {f.reason}" for f in findings]
