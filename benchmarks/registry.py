@@ -101,6 +101,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
          "assembler.md"),
     _row("ptx.dependent_launch", "GPU", "What do late waits of dependent launches gain in chains?",
          "dependent_launch.json", "assembler.md"),
+    _row("ptx.transfer", "GPU", "Do gains survive on another GPU and with another ptxas?"),
     _row("ptx.stall_reasons", "GPU", "Which stall reasons change with the assembler search?"),
     # Store
     _row("store.soak", "CPU", "Does the store lose records by kills, a full disk or damage?",

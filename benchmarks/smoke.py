@@ -49,6 +49,10 @@ SLICES: Mapping[str, tuple[str, ...]] = {
         "--kernels", "rmsnorm-512x512", "--baseline", BASELINE,
         "--winners", str(ROOT / "ptx" / "results" / "assembler_suite.json"), "--budget-s", "60",
     ),
+    "ptx.transfer": (
+        "--kernels", "rmsnorm-512x512", "--baseline", BASELINE, "--no-versions",
+        "--winners", str(ROOT / "ptx" / "results" / "assembler_suite.json"), "--budget-s", "60",
+    ),
     "ptx.dependent_launch": (
         "--kernels", "rmsnorm-512x512", "--baseline", BASELINE, "--rounds", "10",
         "--budget-s", "40",
