@@ -12,6 +12,7 @@ from typing import Any
 
 from benchmarks.harness.markdown import PAGES, link, page, table, wrapped
 from benchmarks.harness.result_file import load, results
+from benchmarks.ptx.page_sections import budgets_section, stalls_section, transfer_section
 from nostall.core.files import write_atomically
 
 PAGE = PAGES / "assembler.md"
@@ -19,11 +20,13 @@ FOLDER = results("ptx")
 SUITE = FOLDER / "assembler_suite.json"
 FILLING = FOLDER / "assembler_filling.json"
 UNSEEN = FOLDER / "unseen_suite.json"
+LOW_BUDGETS = FOLDER / "assembler_low_budgets.json"
+"""The published shapes, searched without register budgets above the original's number."""
 PEERS = FOLDER / "assembler_peers.json"
 CHAINS = FOLDER / "dependent_launch.json"
+TRANSFER = FOLDER / "transfer.json"
+STALLS = FOLDER / "stall_reasons.json"
 VALIDATOR = FOLDER / "validator.json"
-_FILLING_NAMES = frozenset(("softmax-4096x8192", "rmsnorm-4096x8192"))
-"""Kernels of the suite's file at shapes that fill the GPU; the others have published shapes."""
 _DROPPED = {
     "wrong": "gave other outputs",
     "fault": "faulted",
@@ -59,7 +62,10 @@ def text() -> str:
             _summary(rows),
             _kernels(rows),
             _chains(load(CHAINS)["records"]),
+            budgets_section(load(LOW_BUDGETS)["records"], rows, link(LOW_BUDGETS)),
             _peers(load(PEERS)["records"]),
+            transfer_section(load(TRANSFER)["kernels"], link(TRANSFER)),
+            stalls_section(load(STALLS)["kernels"], link(STALLS)),
             _candidates(rows),
             _open(),
         ],
@@ -68,13 +74,9 @@ def text() -> str:
 
 def all_rows() -> list[Row]:
     """Records of the assembler in all files, each with its set of kernels."""
-    suite = [
-        {**row, "set": "filling" if row["kernel"] in _FILLING_NAMES else "published"}
-        for row in load(SUITE)["records"]
-    ]
-    filling = [{**row, "set": "filling"} for row in load(FILLING)["records"]]
-    unseen = [{**row, "set": "unseen"} for row in load(UNSEEN)["records"]]
-    return [row for row in (*suite, *filling, *unseen) if row["method"] == "assembler"]
+    files = (("published", SUITE), ("filling", FILLING), ("unseen", UNSEEN))
+    rows = [{**row, "set": name} for name, path in files for row in load(path)["records"]]
+    return [row for row in rows if row["method"] == "assembler"]
 
 
 def write() -> None:
@@ -92,10 +94,11 @@ def _introduction(rows: Sequence[Row]) -> str:
     gpus = " and ".join(sorted({row["gpu"]["gpu"] for row in rows}))
     drivers = " and ".join(sorted({row["gpu"]["driver_version"] for row in rows}))
     seconds = sorted({row["seconds_searched"] for row in rows})
+    seeds = ", ".join(sorted({str(row["seed"]) for row in rows}))
     return wrapped(
         f"[`--strategy assembler`](../explanation/search.md#the-assemblers-input) on {gpus} "
         f"(driver {drivers}, Triton 3.6), {seconds[0]:.0f} to {seconds[-1]:.0f} s of search for "
-        "each kernel, one seed. Baseline (a) is the fastest of the compiler's configurations (24 "
+        f"each kernel, seeds {seeds}. Baseline (a) is the fastest of the compiler's configurations (24 "
         "to 30 for the published kernels, up to 6 for those not developed with), timed anew in the "
         "same call. Baseline (b) is the fastest of other kernel names, register budgets, options "
         "and versions of ptxas with the compiler's order, so a gain over (b) is that of the order "
@@ -112,16 +115,19 @@ def _summary(rows: Sequence[Row]) -> str:
         over_a = [row["deployed"] for row in group]
         over_b = [order_gain(row) for row in group]
         lines.append([
-            title, str(len(group)), f"{geometric_mean(over_a):.3f}", f"{max(over_a):.3f}",
+            title, str(len({row["kernel"] for row in group})), str(len(group)),
+            f"{geometric_mean(over_a):.3f}", f"{max(over_a):.3f}",
             f"{geometric_mean(over_b):.3f}", f"{max(over_b):.3f}",
         ])  # fmt: skip
-    head = ("kernels", "number", "over (a)", "best", "over (b)", "best")
-    note = wrapped("Geometric means of deployed ratios.")
+    head = ("kernels", "number", "searches", "over (a)", "best", "over (b)", "best")
+    note = wrapped("Geometric means of deployed ratios over all searches (kernels and seeds).")
     return f"## Summary\n\n{table(head, lines)}\n\n{note}"
 
 
 def _kernels(rows: Sequence[Row]) -> str:
-    head = ("kernel", "GPU", "(a), us", "over (a)", "interval", "null", "over (b)", "candidate")
+    head = (
+        "kernel", "seed", "GPU", "(a), us", "over (a)", "interval", "null", "over (b)", "candidate"
+    )  # fmt: skip
     return f"## Kernels\n\n{table(head, [_kernel(row) for row in rows])}"
 
 
@@ -135,7 +141,7 @@ def _kernel(row: Row) -> list[str]:
     levers = row["search"].get("winner", {}).get("levers", []) if row["deployed"] > 1 else []
     gpu = row["gpu"]["gpu"].removeprefix("NVIDIA ").split()[0]
     return [
-        row["kernel"], gpu, f"{row['original_us']:.2f}", f"{row['deployed']:.3f}", interval, null,
+        row["kernel"], str(row["seed"]), gpu, f"{row['original_us']:.2f}", f"{row['deployed']:.3f}", interval, null,
         f"{order_gain(row):.3f}", "; ".join(levers) or "none faster",
     ]  # fmt: skip
 
