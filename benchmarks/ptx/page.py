@@ -12,7 +12,12 @@ from typing import Any
 
 from benchmarks.harness.markdown import PAGES, link, page, table, wrapped
 from benchmarks.harness.result_file import load, results
-from benchmarks.ptx.page_sections import budgets_section, stalls_section, transfer_section
+from benchmarks.ptx.page_sections import (
+    budgets_section,
+    peers_section,
+    stalls_section,
+    transfer_section,
+)
 from nostall.core.files import write_atomically
 
 PAGE = PAGES / "assembler.md"
@@ -63,7 +68,7 @@ def text() -> str:
             _kernels(rows),
             _chains(load(CHAINS)["records"]),
             budgets_section(load(LOW_BUDGETS)["records"], rows, link(LOW_BUDGETS)),
-            _peers(load(PEERS)["records"]),
+            peers_section(load(PEERS)["records"], link(PEERS)),
             transfer_section(load(TRANSFER)["kernels"], link(TRANSFER)),
             stalls_section(load(STALLS)["kernels"], link(STALLS)),
             _candidates(rows),
@@ -98,8 +103,8 @@ def _introduction(rows: Sequence[Row]) -> str:
     return wrapped(
         f"[`--strategy assembler`](../explanation/search.md#the-assemblers-input) on {gpus} "
         f"(driver {drivers}, Triton 3.6), {seconds[0]:.0f} to {seconds[-1]:.0f} s of search for "
-        f"each kernel, seeds {seeds}. Baseline (a) is the fastest of the compiler's configurations (24 "
-        "to 30 for the published kernels, up to 6 for those not developed with), timed anew in the "
+        f"each kernel, seeds {seeds}. Baseline (a) is the fastest of the compiler's configurations "
+        "(24 to 30 for the published kernels, up to 6 for those not developed with), timed anew in the "
         "same call. Baseline (b) is the fastest of other kernel names, register budgets, options "
         "and versions of ptxas with the compiler's order, so a gain over (b) is that of the order "
         "alone. A fresh process compares the result with each baseline; where the interval or the "
@@ -141,7 +146,8 @@ def _kernel(row: Row) -> list[str]:
     levers = row["search"].get("winner", {}).get("levers", []) if row["deployed"] > 1 else []
     gpu = row["gpu"]["gpu"].removeprefix("NVIDIA ").split()[0]
     return [
-        row["kernel"], str(row["seed"]), gpu, f"{row['original_us']:.2f}", f"{row['deployed']:.3f}", interval, null,
+        row["kernel"], str(row["seed"]), gpu, f"{row['original_us']:.2f}",
+        f"{row['deployed']:.3f}", interval, null,
         f"{order_gain(row):.3f}", "; ".join(levers) or "none faster",
     ]  # fmt: skip
 
@@ -176,30 +182,6 @@ def _deployed(figure: Row) -> str:
     return f"{figure['ratio'] if figure['verdict'] == 'faster' else 1.0:.3f}"
 
 
-def _peers(rows: Sequence[Row]) -> str:
-    """Other methods in the same call."""
-    methods = ("assembler", "spike", "anneal")
-    kernels = list(dict.fromkeys(row["kernel"] for row in rows))
-    found = {(row["kernel"], row["method"]): row for row in rows}
-    lines = [
-        [name, *(f"{found[name, method]['deployed']:.3f}" for method in methods)]
-        for name in kernels
-    ]
-    means = (geometric_mean(found[n, m]["deployed"] for n in kernels) for m in methods)
-    lines.append(["geometric mean", *(f"{mean:.3f}" for mean in means)])
-    ours = [found[name, "assembler"]["search"]["search_s"] for name in kernels]
-    others = [found[name, "spike"]["search"]["seconds"] for name in kernels]
-    head = ("kernel", "assembler", "random orders", "moves of native instructions")
-    note = wrapped(
-        "*Random orders* is a program that only re-orders PTX at random, keeps what is faster, and "
-        f"proves nothing. It is ahead of the assembler here, after at most {max(others):.0f} s of "
-        f"search; the assembler searched {max(ours):.0f} s of its 20 s, and spent the rest on "
-        "moves of native instructions and comparisons. "
-        f"({link(PEERS)})"
-    )
-    return f"## Beside other methods\n\n{table(head, lines)}\n\n{note}"
-
-
 def _candidates(rows: Sequence[Row]) -> str:
     counts: Counter[str] = Counter()
     for row in rows:
@@ -220,6 +202,6 @@ def _candidates(rows: Sequence[Row]) -> str:
 
 def _open() -> str:
     return "## Not measured\n\n" + wrapped(
-        "Second and third seeds of all kernels, searches of ten minutes, a candidate's gain on "
-        "another card or with another driver."
+        "A third seed of all kernels, searches of ten minutes, other drivers, the gain of each "
+        "operator of the evolution alone."
     )

@@ -24,8 +24,9 @@ def budgets_section(before: Sequence[Row], rows: Sequence[Row], source: str) -> 
         [name, f"{known[name]:.3f}", f"{geometric_mean(values):.3f}"]
         for name, values in found.items()
     ]
-    means = geometric_mean(known[n] for n in found), geometric_mean(
-        geometric_mean(values) for values in found.values()
+    means = (
+        geometric_mean(known[n] for n in found),
+        geometric_mean(geometric_mean(values) for values in found.values()),
     )
     lines.append(["geometric mean", *(f"{mean:.3f}" for mean in means)])
     note = wrapped(
@@ -35,6 +36,45 @@ def budgets_section(before: Sequence[Row], rows: Sequence[Row], source: str) -> 
     )
     head = ("kernel", "budgets below", "below and above")
     return f"## Register budgets\n\n{note}\n\n{table(head, lines)}"
+
+
+PEERS = {
+    "assembler": "assembler",
+    "spike": "random orders",
+    "anneal": "moves of native instructions",
+    "sip-from-winner": "assembler, then SIP",
+}
+"""Methods beside the assembler, by the word that the table shows."""
+
+
+def peers_section(rows: Sequence[Row], source: str) -> str:
+    """Other methods, each seed in one call of its own."""
+    found = {(row["seed"], row["kernel"], row["method"]): row for row in rows}
+    lines, notes = [], []
+    for seed in dict.fromkeys(row["seed"] for row in rows):
+        kernels = list(dict.fromkeys(row["kernel"] for row in rows if row["seed"] == seed))
+        for name in kernels:
+            cells = [found.get((seed, name, method)) for method in PEERS]
+            shown = [f"{cell['deployed']:.3f}" if cell else "–" for cell in cells]
+            lines.append([name, str(seed), *shown])
+        whole = [m for m in PEERS if all((seed, n, m) in found for n in kernels)]
+        means = {
+            method: geometric_mean(found[seed, name, method]["deployed"] for name in kernels)
+            for method in whole
+        }
+        shown = [f"{means[m]:.3f}" if m in means else "–" for m in PEERS]
+        lines.append(["geometric mean", str(seed), *shown])
+        ours = max(found[seed, name, "assembler"]["search"]["search_s"] for name in kernels)
+        other = max(found[seed, name, "spike"]["search"]["seconds"] for name in kernels)
+        notes.append(f"seed {seed}: the assembler {ours:.0f} s, random orders {other:.0f} s")
+    note = wrapped(
+        "*Random orders* is a program that only re-orders PTX at random under a portfolio of "
+        "options, keeps what is faster, and proves nothing. Seconds of search for a kernel, at "
+        f"most: {'; '.join(notes)}. Seed 1 was searched without register budgets above the "
+        f"original's. ({source})"
+    )
+    head = ("kernel", "seed", *PEERS.values())
+    return f"## Beside other methods\n\n{table(head, lines)}\n\n{note}"
 
 
 def transfer_section(kernels: Mapping[str, Row], source: str) -> str:
@@ -53,14 +93,14 @@ def transfer_section(kernels: Mapping[str, Row], source: str) -> str:
         for name, row in good.items()
     ]
     note = wrapped(
-        f"Winners of earlier searches, built again from their records and measured on {gpus}, "
-        "without moves of native instructions: over the compiler's cubin, and with each ptxas over "
+        f"Winners of earlier searches, built again from their records and measured on another "
+        f"machine with {gpus}, without moves of native instructions: over the compiler's cubin, and with each ptxas over "
         "the original text that the same ptxas assembles. Ratios below 1 are shown as they are; a "
         "deployed kernel is measured before it replaces the original. (`python -m benchmarks run "
         f"ptx.transfer`, {source})"
     )
     head = ("kernel", "searched on", "there", "here", *(f"ptxas {v}" for v in versions))
-    return f"## Another GPU, another ptxas\n\n{note}\n\n{table(head, lines)}"
+    return f"## Another machine, another ptxas\n\n{note}\n\n{table(head, lines)}"
 
 
 def _card(name: str) -> str:

@@ -10,9 +10,9 @@ from benchmarks.kernels.suite import build
 from benchmarks.kernels.unseen import unseen_entries
 from benchmarks.ptx.dependent_launch_cell import ChainPlan
 from benchmarks.ptx.transfer import measure_transfer, run, summary_line
-from tests.benchmarks.ptx.test_dependent_launch import open_fake
 
 from nostall.ptx.schedule.state import PtxState
+from tests.benchmarks.ptx.test_dependent_launch import open_fake
 
 ABOUT = {"gpu": "NVIDIA H200", "driver_version": "580"}
 
