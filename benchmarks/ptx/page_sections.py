@@ -93,9 +93,9 @@ def transfer_section(kernels: Mapping[str, Row], source: str) -> str:
         for name, row in good.items()
     ]
     note = wrapped(
-        f"Winners of earlier searches, built again from their records and measured on another "
-        f"machine with {gpus}, without moves of native instructions: over the compiler's cubin, and with each ptxas over "
-        "the original text that the same ptxas assembles. Ratios below 1 are shown as they are; a "
+        "Winners of earlier searches, built again from their records and measured on another "
+        f"machine with {gpus}, without moves of native instructions: over the compiler's cubin, "
+        "and with each ptxas over the original text that the same ptxas assembles. Ratios below 1 are shown as they are; a "
         "deployed kernel is measured before it replaces the original. (`python -m benchmarks run "
         f"ptx.transfer`, {source})"
     )
