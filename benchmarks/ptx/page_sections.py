@@ -96,8 +96,8 @@ def transfer_section(kernels: Mapping[str, Row], source: str) -> str:
         "Winners of earlier searches, built again from their records and measured on another "
         f"machine with {gpus}, without moves of native instructions: over the compiler's cubin, "
         "and with each ptxas over the original text that the same ptxas assembles. Ratios below 1 "
-        "are shown as they are; a deployed kernel is measured before it replaces the original. (`python "
-        f"-m benchmarks run ptx.transfer`, {source})"
+        "are shown as they are; a deployed kernel is measured before it replaces the original. "
+        f"(`python -m benchmarks run ptx.transfer`, {source})"
     )
     head = ("kernel", "searched on", "there", "here", *(f"ptxas {v}" for v in versions))
     return f"## Another machine, another ptxas\n\n{note}\n\n{table(head, lines)}"
