@@ -108,8 +108,8 @@ def _introduction(rows: Sequence[Row]) -> str:
         "the same call. Baseline (b) is the fastest of other kernel names, register budgets, "
         "options and versions of ptxas with the compiler's order, so a gain over (b) is that of "
         "the order alone. A fresh process compares the result with each baseline; where the "
-        "interval or the null does not show a gain, the deployed ratio is 1. (`python -m benchmarks run "
-        f"ptx.assembler_suite`, JSON: {link(SUITE)}, {link(FILLING)}, {link(UNSEEN)})"
+        "interval or the null does not show a gain, the deployed ratio is 1. (`python "
+        f"-m benchmarks run ptx.assembler_suite`, JSON: {link(SUITE)}, {link(FILLING)}, {link(UNSEEN)})"
     )
 
 
