@@ -109,7 +109,8 @@ def _introduction(rows: Sequence[Row]) -> str:
         "options and versions of ptxas with the compiler's order, so a gain over (b) is that of "
         "the order alone. A fresh process compares the result with each baseline; where the "
         "interval or the null does not show a gain, the deployed ratio is 1. (`python "
-        f"-m benchmarks run ptx.assembler_suite`, JSON: {link(SUITE)}, {link(FILLING)}, {link(UNSEEN)})"
+        f"-m benchmarks run ptx.assembler_suite`, JSON: {link(SUITE)}, {link(FILLING)}, "
+        f"{link(UNSEEN)})"
     )
 
 
