@@ -71,7 +71,7 @@ def text() -> str:
             peers_section(load(PEERS)["records"], link(PEERS)),
             transfer_section(load(TRANSFER)["kernels"], link(TRANSFER)),
             stalls_section(load(STALLS)["kernels"], link(STALLS)),
-            _candidates(rows),
+            _candidates([*rows, *_other_searches()]),
             _open(),
         ],
     )
@@ -82,6 +82,12 @@ def all_rows() -> list[Row]:
     files = (("published", SUITE), ("filling", FILLING), ("unseen", UNSEEN))
     rows = [{**row, "set": name} for name, path in files for row in load(path)["records"]]
     return [row for row in rows if row["method"] == "assembler"]
+
+
+def _other_searches() -> list[Row]:
+    """Records of the assembler that are in no table of gains: other settings, beside peers."""
+    rows = [row for path in (LOW_BUDGETS, PEERS) for row in load(path)["records"]]
+    return [row for row in rows if "dropped" in row]
 
 
 def write() -> None:
@@ -191,7 +197,8 @@ def _candidates(rows: Sequence[Row]) -> str:
     idle = [row["search"]["idle_share"] for row in rows]
     validator = load(VALIDATOR)
     return "## Candidates\n\n" + wrapped(
-        f"{counts['timed']:,} candidates were timed. Of the others, {dropped}. The GPU measured "
+        f"{counts['timed']:,} candidates were timed, in all searches of this page, after their "
+        "outputs were compared with the original's. Of the others, {dropped}. The GPU measured "
         f"nothing in {min(idle):.0%} to {max(idle):.0%} of a search, with "
         f"{max(row['search']['workers'] for row in rows)} processes that build candidates. "
         f"Without a GPU, the PTX validator judged {validator['violations_checked']:,} seeded "
