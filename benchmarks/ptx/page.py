@@ -198,7 +198,7 @@ def _candidates(rows: Sequence[Row]) -> str:
     validator = load(VALIDATOR)
     return "## Candidates\n\n" + wrapped(
         f"{counts['timed']:,} candidates were timed, in all searches of this page, after their "
-        "outputs were compared with the original's. Of the others, {dropped}. The GPU measured "
+        f"outputs were compared with the original's. Of the others, {dropped}. The GPU measured "
         f"nothing in {min(idle):.0%} to {max(idle):.0%} of a search, with "
         f"{max(row['search']['workers'] for row in rows)} processes that build candidates. "
         f"Without a GPU, the PTX validator judged {validator['violations_checked']:,} seeded "
