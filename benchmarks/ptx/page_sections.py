@@ -32,7 +32,7 @@ def budgets_section(before: Sequence[Row], rows: Sequence[Row], source: str) -> 
     note = wrapped(
         "ptxas schedules for the register budget that it is told, even where the kernel needs "
         "fewer registers. Deployed ratios over (a) with budgets up to the original's number of "
-        f"registers ({source}; another call, 40 s of search), and with larger ones, too (above):"
+        f"registers ({source}; another call, 18 to 40 s of search), and with larger ones (above):"
     )
     head = ("kernel", "budgets below", "below and above")
     return f"## Register budgets\n\n{note}\n\n{table(head, lines)}"
