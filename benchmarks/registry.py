@@ -97,11 +97,15 @@ BENCHMARKS: tuple[Benchmark, ...] = (
          "Does the verifier accept what ptxas makes of re-ordered PTX?",
          "reordered_alarms.json"),
     _row("ptx.assembler_suite", "GPU", "What does searching the input of ptxas gain?",
-         "assembler_suite.json assembler_filling.json unseen_suite.json assembler_peers.json",
+         "assembler_suite.json assembler_filling.json unseen_suite.json assembler_peers.json "
+         "assembler_low_budgets.json",
          "assembler.md"),
     _row("ptx.dependent_launch", "GPU", "What do late waits of dependent launches gain in chains?",
          "dependent_launch.json", "assembler.md"),
-    _row("ptx.stall_reasons", "GPU", "Which stall reasons change with the assembler search?"),
+    _row("ptx.transfer", "GPU", "Do gains survive on another GPU and with another ptxas?",
+         "transfer.json", "assembler.md"),
+    _row("ptx.stall_reasons", "GPU", "Which stall reasons change with the assembler search?",
+         "stall_reasons.json", "assembler.md"),
     # Store
     _row("store.soak", "CPU", "Does the store lose records by kills, a full disk or damage?",
          "soak.json"),

@@ -46,7 +46,11 @@ SLICES: Mapping[str, tuple[str, ...]] = {
         "--configurations", "1", "--budget-s", "60",
     ),
     "ptx.stall_reasons": (
-        "--kernels", "rmsnorm-512x512", "--baseline", BASELINE,
+        "--kernels", "gemm_leakyrelu-512x512x2048@mma", "--baseline", BASELINE,
+        "--winners", str(ROOT / "ptx" / "results" / "assembler_suite.json"), "--budget-s", "60",
+    ),
+    "ptx.transfer": (
+        "--kernels", "gemm_leakyrelu-512x512x2048@mma", "--baseline", BASELINE, "--no-versions",
         "--winners", str(ROOT / "ptx" / "results" / "assembler_suite.json"), "--budget-s", "60",
     ),
     "ptx.dependent_launch": (

@@ -12,6 +12,12 @@ from typing import Any
 
 from benchmarks.harness.markdown import PAGES, link, page, table, wrapped
 from benchmarks.harness.result_file import load, results
+from benchmarks.ptx.page_sections import (
+    budgets_section,
+    peers_section,
+    stalls_section,
+    transfer_section,
+)
 from nostall.core.files import write_atomically
 
 PAGE = PAGES / "assembler.md"
@@ -19,11 +25,13 @@ FOLDER = results("ptx")
 SUITE = FOLDER / "assembler_suite.json"
 FILLING = FOLDER / "assembler_filling.json"
 UNSEEN = FOLDER / "unseen_suite.json"
+LOW_BUDGETS = FOLDER / "assembler_low_budgets.json"
+"""Kernels of the other files, searched without register budgets above the original's number."""
 PEERS = FOLDER / "assembler_peers.json"
 CHAINS = FOLDER / "dependent_launch.json"
+TRANSFER = FOLDER / "transfer.json"
+STALLS = FOLDER / "stall_reasons.json"
 VALIDATOR = FOLDER / "validator.json"
-_FILLING_NAMES = frozenset(("softmax-4096x8192", "rmsnorm-4096x8192"))
-"""Kernels of the suite's file at shapes that fill the GPU; the others have published shapes."""
 _DROPPED = {
     "wrong": "gave other outputs",
     "fault": "faulted",
@@ -59,8 +67,11 @@ def text() -> str:
             _summary(rows),
             _kernels(rows),
             _chains(load(CHAINS)["records"]),
-            _peers(load(PEERS)["records"]),
-            _candidates(rows),
+            budgets_section(load(LOW_BUDGETS)["records"], rows, link(LOW_BUDGETS)),
+            peers_section(load(PEERS)["records"], link(PEERS)),
+            transfer_section(load(TRANSFER)["kernels"], link(TRANSFER)),
+            stalls_section(load(STALLS)["kernels"], link(STALLS)),
+            _candidates([*rows, *_other_searches()]),
             _open(),
         ],
     )
@@ -68,13 +79,15 @@ def text() -> str:
 
 def all_rows() -> list[Row]:
     """Records of the assembler in all files, each with its set of kernels."""
-    suite = [
-        {**row, "set": "filling" if row["kernel"] in _FILLING_NAMES else "published"}
-        for row in load(SUITE)["records"]
-    ]
-    filling = [{**row, "set": "filling"} for row in load(FILLING)["records"]]
-    unseen = [{**row, "set": "unseen"} for row in load(UNSEEN)["records"]]
-    return [row for row in (*suite, *filling, *unseen) if row["method"] == "assembler"]
+    files = (("published", SUITE), ("filling", FILLING), ("unseen", UNSEEN))
+    rows = [{**row, "set": name} for name, path in files for row in load(path)["records"]]
+    return [row for row in rows if row["method"] == "assembler"]
+
+
+def _other_searches() -> list[Row]:
+    """Records of the assembler that are in no table of gains: other settings, beside peers."""
+    rows = [row for path in (LOW_BUDGETS, PEERS) for row in load(path)["records"]]
+    return [row for row in rows if "dropped" in row]
 
 
 def write() -> None:
@@ -92,16 +105,19 @@ def _introduction(rows: Sequence[Row]) -> str:
     gpus = " and ".join(sorted({row["gpu"]["gpu"] for row in rows}))
     drivers = " and ".join(sorted({row["gpu"]["driver_version"] for row in rows}))
     seconds = sorted({row["seconds_searched"] for row in rows})
+    seeds = ", ".join(sorted({str(row["seed"]) for row in rows}))
     return wrapped(
         f"[`--strategy assembler`](../explanation/search.md#the-assemblers-input) on {gpus} "
         f"(driver {drivers}, Triton 3.6), {seconds[0]:.0f} to {seconds[-1]:.0f} s of search for "
-        "each kernel, one seed. Baseline (a) is the fastest of the compiler's configurations (24 "
-        "to 30 for the published kernels, up to 6 for those not developed with), timed anew in the "
-        "same call. Baseline (b) is the fastest of other kernel names, register budgets, options "
-        "and versions of ptxas with the compiler's order, so a gain over (b) is that of the order "
-        "alone. A fresh process compares the result with each baseline; where the interval or the "
-        "null does not show a gain, the deployed ratio is 1. (`python -m benchmarks run "
-        f"ptx.assembler_suite`, JSON: {link(SUITE)}, {link(FILLING)}, {link(UNSEEN)})"
+        f"each kernel, seeds {seeds}. Baseline (a) is the fastest of the compiler's configurations "
+        "(24 to 30 for the published kernels, up to 6 for those not developed with), timed anew in "
+        "the same call. Baseline (b) is the fastest of other kernel names, register budgets, "
+        "options and versions of ptxas with the compiler's order, so a gain over (b) is that of "
+        "the order alone. A fresh process compares the result with each baseline; where the "
+        "interval or the null does not show a gain, the deployed ratio is 1. Searches with seed 0 "
+        "had no register budgets above the original's. (`python "
+        f"-m benchmarks run ptx.assembler_suite`, JSON: {link(SUITE)}, {link(FILLING)}, "
+        f"{link(UNSEEN)})"
     )
 
 
@@ -112,16 +128,19 @@ def _summary(rows: Sequence[Row]) -> str:
         over_a = [row["deployed"] for row in group]
         over_b = [order_gain(row) for row in group]
         lines.append([
-            title, str(len(group)), f"{geometric_mean(over_a):.3f}", f"{max(over_a):.3f}",
+            title, str(len({row["kernel"] for row in group})), str(len(group)),
+            f"{geometric_mean(over_a):.3f}", f"{max(over_a):.3f}",
             f"{geometric_mean(over_b):.3f}", f"{max(over_b):.3f}",
         ])  # fmt: skip
-    head = ("kernels", "number", "over (a)", "best", "over (b)", "best")
-    note = wrapped("Geometric means of deployed ratios.")
+    head = ("kernels", "number", "searches", "over (a)", "best", "over (b)", "best")
+    note = wrapped("Geometric means of deployed ratios over all searches (kernels and seeds).")
     return f"## Summary\n\n{table(head, lines)}\n\n{note}"
 
 
 def _kernels(rows: Sequence[Row]) -> str:
-    head = ("kernel", "GPU", "(a), us", "over (a)", "interval", "null", "over (b)", "candidate")
+    head = (
+        "kernel", "seed", "GPU", "(a), us", "over (a)", "interval", "null", "over (b)", "candidate"
+    )  # fmt: skip
     return f"## Kernels\n\n{table(head, [_kernel(row) for row in rows])}"
 
 
@@ -135,7 +154,8 @@ def _kernel(row: Row) -> list[str]:
     levers = row["search"].get("winner", {}).get("levers", []) if row["deployed"] > 1 else []
     gpu = row["gpu"]["gpu"].removeprefix("NVIDIA ").split()[0]
     return [
-        row["kernel"], gpu, f"{row['original_us']:.2f}", f"{row['deployed']:.3f}", interval, null,
+        row["kernel"], str(row["seed"]), gpu, f"{row['original_us']:.2f}",
+        f"{row['deployed']:.3f}", interval, null,
         f"{order_gain(row):.3f}", "; ".join(levers) or "none faster",
     ]  # fmt: skip
 
@@ -170,30 +190,6 @@ def _deployed(figure: Row) -> str:
     return f"{figure['ratio'] if figure['verdict'] == 'faster' else 1.0:.3f}"
 
 
-def _peers(rows: Sequence[Row]) -> str:
-    """Other methods in the same call."""
-    methods = ("assembler", "spike", "anneal")
-    kernels = list(dict.fromkeys(row["kernel"] for row in rows))
-    found = {(row["kernel"], row["method"]): row for row in rows}
-    lines = [
-        [name, *(f"{found[name, method]['deployed']:.3f}" for method in methods)]
-        for name in kernels
-    ]
-    means = (geometric_mean(found[n, m]["deployed"] for n in kernels) for m in methods)
-    lines.append(["geometric mean", *(f"{mean:.3f}" for mean in means)])
-    ours = [found[name, "assembler"]["search"]["search_s"] for name in kernels]
-    others = [found[name, "spike"]["search"]["seconds"] for name in kernels]
-    head = ("kernel", "assembler", "random orders", "moves of native instructions")
-    note = wrapped(
-        "*Random orders* is a program that only re-orders PTX at random, keeps what is faster, and "
-        f"proves nothing. It is ahead of the assembler here, after at most {max(others):.0f} s of "
-        f"search; the assembler searched {max(ours):.0f} s of its 20 s, and spent the rest on "
-        "moves of native instructions and comparisons. "
-        f"({link(PEERS)})"
-    )
-    return f"## Beside other methods\n\n{table(head, lines)}\n\n{note}"
-
-
 def _candidates(rows: Sequence[Row]) -> str:
     counts: Counter[str] = Counter()
     for row in rows:
@@ -202,7 +198,8 @@ def _candidates(rows: Sequence[Row]) -> str:
     idle = [row["search"]["idle_share"] for row in rows]
     validator = load(VALIDATOR)
     return "## Candidates\n\n" + wrapped(
-        f"{counts['timed']:,} candidates were timed. Of the others, {dropped}. The GPU measured "
+        f"{counts['timed']:,} candidates were timed, in all searches of this page, after their "
+        f"outputs were compared with the original's. Of the others, {dropped}. The GPU measured "
         f"nothing in {min(idle):.0%} to {max(idle):.0%} of a search, with "
         f"{max(row['search']['workers'] for row in rows)} processes that build candidates. "
         f"Without a GPU, the PTX validator judged {validator['violations_checked']:,} seeded "
@@ -214,6 +211,6 @@ def _candidates(rows: Sequence[Row]) -> str:
 
 def _open() -> str:
     return "## Not measured\n\n" + wrapped(
-        "Second and third seeds of all kernels, searches of ten minutes, a candidate's gain on "
-        "another card or with another driver."
+        "A third seed of all kernels, searches of ten minutes, other drivers, the gain of each "
+        "operator of the evolution alone."
     )

@@ -38,6 +38,8 @@ IMMIGRANT_SHARE = 0.4
 IMMIGRANT_SIGMAS = (2.0, 6.0, 20.0, 80.0)
 _START_SHARE = 0.5
 """Share of the immigrants that start from the start state."""
+_PAIR_SHARE = 0.5
+"""Share of the other immigrants that start from two states of the portfolio, combined."""
 _BASE_SCALE = 0.03
 """Loss of a portfolio state, relative to the best, at which it is e times less often a base."""
 _MAX_VALUES = 60
@@ -157,16 +159,26 @@ class Generation(Generic[S, M]):
         Children alone search the surroundings of the first good states, and a setting that is best
         for the original order need not be best for another one.
         """
-        rng, start_value = self.task.rng, self.task.start_measurement.value
-        base = self.task.start
-        known = list(portfolio_values(self.task.space, point.memory, start_value))
-        if known and rng.random() >= _START_SHARE:
-            values = np.array([value for _, value in known])
-            weights = np.exp((values.min() - values) / (_BASE_SCALE * start_value))
-            base, _ = known[int(rng.choice(len(known), p=weights / weights.sum()))]
+        rng = self.task.rng
+        base = self._draw_base(point) if rng.random() >= _START_SHARE else self.task.start
         operator = Operator("reorder", float(rng.choice(IMMIGRANT_SIGMAS)))
         proposal = Proposal(operator, base, None, (self.task.seed, self._submitted))
         return proposal, _Ticket(f"immigrant sigma={operator.sigma:g}")
+
+    def _draw_base(self, point: Point[S]) -> S:
+        """A state of the portfolio, or the combination of two; the start state without values."""
+        rng, space = self.task.rng, self.task.space
+        start_value = self.task.start_measurement.value
+        known = list(portfolio_values(space, point.memory, start_value))
+        if not known or not isinstance(space, PortfolioSpace):
+            return self.task.start
+        values = np.array([value for _, value in known])
+        weights = np.exp((values.min() - values) / (_BASE_SCALE * start_value))
+        first, second = rng.choice(len(known), size=2, p=weights / weights.sum())
+        base: S = known[int(first)][0]
+        if rng.random() < _PAIR_SHARE:
+            base = space.combine(base, known[int(second)][0]) or base
+        return base
 
     def _submit(self, proposal: Proposal[S], ticket: _Ticket[S]) -> None:
         number, self._submitted = self._submitted, self._submitted + 1

@@ -26,6 +26,9 @@ _ALLOCATION_UNIT = 8
 """Registers a thread come in multiples of this."""
 _LEAST_PART = 0.6
 """Smallest budget, as a part of the original's registers; less only spills."""
+_STEPS_UP = 5
+"""Budgets in steps of the allocation unit that do not limit the original."""
+_LARGE_BUDGETS = (200, _MAX_REGISTERS)
 
 
 def make_levers(
@@ -50,13 +53,17 @@ def make_levers(
 def register_budgets(registers: int, launch: LaunchSpec | None) -> tuple[int, ...]:
     """Register limits that let another number of blocks run on an SM, and steps around them.
 
-    Descending; each is below ``registers``, the number that the original uses.
+    A limit above ``registers``, the number that the original uses, changes the code, too: ptxas
+    schedules for the limit.  Descending; a block of the launch fits on an SM with each.
     """
     threads = launch.block[0] * launch.block[1] * launch.block[2] if launch else 0
-    budgets = {registers - _ALLOCATION_UNIT, registers - 2 * _ALLOCATION_UNIT}
+    most = min(_MAX_REGISTERS, _REGISTER_FILE // threads if threads else _MAX_REGISTERS)
+    first_above = -(-registers // _ALLOCATION_UNIT) * _ALLOCATION_UNIT
+    budgets = {registers - _ALLOCATION_UNIT, registers - 2 * _ALLOCATION_UNIT, *_LARGE_BUDGETS}
+    budgets |= {first_above + _ALLOCATION_UNIT * step for step in range(_STEPS_UP)}
     if threads:
         for blocks in range(1, _MAX_BLOCKS + 1):
             limit = _REGISTER_FILE // (threads * blocks)
             budgets.add(min(_MAX_REGISTERS, limit // _ALLOCATION_UNIT * _ALLOCATION_UNIT))
     least = max(_MIN_REGISTERS, _LEAST_PART * registers)
-    return tuple(sorted((b for b in budgets if least <= b < registers), reverse=True))
+    return tuple(sorted((b for b in budgets if least <= b <= most), reverse=True))

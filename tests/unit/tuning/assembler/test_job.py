@@ -146,7 +146,11 @@ def test_a_log_that_was_cut_off_is_read_up_to_the_cut(setup: Setup, tmp_path: Pa
     assert len(list(read_candidates(path))) >= len(whole)
 
 
-def test_register_budgets_let_more_blocks_run() -> None:
-    assert register_budgets(168, LAUNCH) == (160, 152, 128)
-    assert all(budget < 40 for budget in register_budgets(40, None))
-    assert register_budgets(16, LAUNCH) == ()
+def test_register_budgets_are_below_and_above_the_original() -> None:
+    assert register_budgets(168, LAUNCH) == (255, 200, 192, 184, 176, 168, 160, 152, 128)
+    assert register_budgets(41, None)[-7:] == (80, 72, 64, 56, 48, 33, 25)
+
+
+def test_a_block_fits_on_an_sm_with_each_register_budget() -> None:
+    launch = LAUNCH.model_copy(update={"block": (1024, 1, 1)})
+    assert max(register_budgets(60, launch)) == 64
