@@ -218,6 +218,7 @@ def test_options_that_a_resumed_run_cannot_honour_are_refused(tmp_path: Path) ->
     assert f"`nostall tune --resume {out}`" in line
 
 
+@pytest.mark.slow
 def test_two_processes_do_not_write_one_run(tmp_path: Path) -> None:
     out = tmp_path / "my run"
     args = tune(out, evaluations=100_000_000)

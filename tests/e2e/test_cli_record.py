@@ -46,6 +46,7 @@ def program(tmp_path: Path) -> Path:
     return tmp_path / "app.py"
 
 
+@pytest.mark.slow
 def test_the_launches_of_a_program_become_launch_files(program: Path, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("triton")

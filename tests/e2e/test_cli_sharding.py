@@ -57,6 +57,7 @@ def _arguments(files: Path, build: str = "build", cluster: str = "two.toml") -> 
     return ("plan", target, "--cluster", files / cluster, "--planner", "sharding")
 
 
+@pytest.mark.slow
 def test_a_plan_is_written_and_trains_as_one_process_does(files: Path) -> None:
     plan = files / "plan.json"
     done = nostall_here(

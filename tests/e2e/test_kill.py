@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 from benchmarks.sass.kill_resume import kill_often
 
 from tests.e2e.cli import LAUNCH, ROOT, SMALL, command, environment, nostall
@@ -17,6 +18,7 @@ KILLS = 5
 """Kills in this test; ``python -m benchmarks run sass.kill_resume`` does many more."""
 
 
+@pytest.mark.slow
 def test_a_killed_and_resumed_search_has_the_same_result(tmp_path: Path) -> None:
     result = kill_often(KILLS, tmp_path, seed=1, per_run=3)
     assert sum(result.kills.values()) == KILLS
@@ -26,6 +28,7 @@ def test_a_killed_and_resumed_search_has_the_same_result(tmp_path: Path) -> None
     assert result.different == 0
 
 
+@pytest.mark.slow
 def test_a_run_killed_before_its_first_checkpoint_starts_anew(tmp_path: Path) -> None:
     out, budget = tmp_path / "run", ["--evaluations", 60, "--format", "json"]
     args = ["tune", SMALL, "--launch", LAUNCH, "--out", out, *budget]

@@ -32,6 +32,7 @@ def test_own_parsers_with_damaged_cubins() -> None:
     assert total.peak_rss_mib < PEAK_MIB
 
 
+@pytest.mark.slow
 def test_nvdisasm_and_verifier_with_damaged_cubins() -> None:
     report = run_batch("tool", range(1_000_000, 1_000_000 + TOOL))
     assert report.failures == []

@@ -90,6 +90,7 @@ def test_the_driver_does_what_a_process_does(tmp_path: Path) -> None:
             assert (done.code, done.err) == (outcome.code, outcome.stderr.decode())
 
 
+@pytest.mark.slow
 def test_the_seed_determines_a_mutant() -> None:
     reader = reader_named("trace")
     assert make_mutant(reader, 7) == make_mutant(reader, 7)

@@ -92,6 +92,7 @@ def test_the_verifier_accepts_the_end_of_a_random_walk(name: str) -> None:
     assert verdict.safe, [str(finding) for finding in verdict.findings[:3]]
 
 
+@pytest.mark.slow
 def test_the_schedule_space_fulfils_the_space_contract() -> None:
     check_space(_space(SMALL_KERNEL), steps=12)
 

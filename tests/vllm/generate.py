@@ -1,6 +1,6 @@
 """Generates tokens with vLLM's CPU engine and a random model of two layers; prints JSON.
 
-    python generate.py FOLDER [--speculate N]
+    python generate.py FOLDER [--speculate N] [--dtype bfloat16]
 
 Run in a process of its own: the environment decides which attention back end vLLM takes.
 """
@@ -47,6 +47,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--speculate", type=int, default=0)
+    parser.add_argument("--dtype", default="float32")
     options = parser.parse_args()
     save_model(options.folder)
     speculation = {
@@ -58,7 +59,7 @@ def main() -> None:
     engine = LLM(
         model=str(options.folder),
         skip_tokenizer_init=True,
-        dtype="float32",
+        dtype=options.dtype,
         seed=0,
         max_model_len=768,
         max_num_batched_tokens=96,

@@ -21,7 +21,9 @@ pytestmark = pytest.mark.skipif(
 SCRIPT = Path(__file__).with_name("generate.py")
 
 
-def generate(folder: Path, speculate: int, ours: bool) -> dict[str, Any]:
+def generate(
+    folder: Path, speculate: int, ours: bool, table: Path | None = None, dtype: str = "float32"
+) -> dict[str, Any]:
     """Tokens of the engine in a process of its own, and the steps that were counted."""
     environment = {
         **os.environ,
@@ -30,8 +32,10 @@ def generate(folder: Path, speculate: int, ours: bool) -> dict[str, Any]:
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
+        "NOSTALL_VLLM_LINEAR": str(table or ""),
     }
     command = [sys.executable, str(SCRIPT), str(folder), "--speculate", str(speculate)]
+    command += ["--dtype", dtype]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     lines = [line for line in run.stdout.splitlines() if line.startswith("RESULT ")]
     assert run.returncode == 0 and lines, run.stderr[-2000:]
@@ -49,3 +53,22 @@ def test_same_tokens(tmp_path: Path, speculate: int) -> None:
     assert found["served"]["decode"] > 0
     if speculate:
         assert found["served"]["verify"] > 0
+
+
+def test_linear_layers_run_by_a_table(tmp_path: Path) -> None:
+    from nostall.serving.gemm.config import LinearShape
+    from nostall.serving.gemm.gpu_layer import library_versions
+    from nostall.serving.gemm.table import GemmTable, Padded, Row, save_tables
+
+    versions = tuple(library_versions().items())
+    shapes = (LinearShape(512, 256), LinearShape(256, 256), LinearShape(1024, 256))
+    rows = (Row(15, Padded(8)), Row(96, Padded(32)))
+    table = tmp_path / "table.json"
+    save_tables(table, [GemmTable(shape, "cpu", versions, rows) for shape in shapes])
+    own = generate(tmp_path, 0, ours=False, dtype="bfloat16")
+    found = generate(tmp_path, 0, ours=False, table=table, dtype="bfloat16")
+    assert own["served"] == {}
+    assert found["served"] == {"linear layer": 6}
+    assert found["left to vLLM"] == {"linear layers of shapes without a table": 2}
+    # Other orders of summation round differently, so later tokens may differ.
+    assert [tokens[0] for tokens in found["tokens"]] == [tokens[0] for tokens in own["tokens"]]

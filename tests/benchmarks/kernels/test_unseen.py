@@ -18,6 +18,7 @@ from nostall.core import Buffer
 ROOT = Path(__file__).resolve().parents[3]
 
 
+@pytest.mark.slow
 def test_the_kernels_compute_what_pytorch_does() -> None:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "tests.benchmarks.kernels.interpret_kernels"],

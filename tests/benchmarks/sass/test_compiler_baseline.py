@@ -184,6 +184,7 @@ def test_a_build_multiplies_as_its_entry_says(instructions: Any) -> None:
     assert built.launch is not None and built.launch.flops == 2.0 * np.prod(entry.problem)
 
 
+@pytest.mark.slow
 def test_a_wrong_tile_returns_an_error_text() -> None:
     first = entries()[0]
     narrow = replace(first, instructions="wgmma")

@@ -44,6 +44,7 @@ def space() -> SpaceWithIllegalMoves:
     return SpaceWithIllegalMoves(program, program.kernel())
 
 
+@pytest.mark.slow
 def test_a_fault_loses_only_the_broken_candidate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -95,6 +95,7 @@ def test_an_unknown_benchmark_is_an_error(capsys: pytest.CaptureFixture[str]) ->
     assert "unknown benchmark 'torch_compile.nothing'; allowed are" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_failed_or_slow_process_raises_process_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,6 +60,7 @@ def _record_until_killed(root: Path, generation: int, seconds: float, *, wait: b
     return [output[i : i + 8] for i in range(0, len(output), 8)]
 
 
+@pytest.mark.slow
 def test_writers_killed_at_random_times(tmp_path: Path) -> None:
     store = Store(tmp_path)
     rng = random.Random(7)

@@ -88,6 +88,7 @@ def test_with_the_same_rules_only_the_result_is_verified(
     assert len(verified) == 1
 
 
+@pytest.mark.slow
 def test_an_unsafe_finalist_is_dropped(run: Run, source: Source, space: ScheduleSpace) -> None:
     path = run.path / "finalists.json"
     snapshot = json.loads(path.read_text())

@@ -367,6 +367,7 @@ def test_an_unsupported_version_of_triton(
         compile_triton(kernels, "scale", None, "sm_80")
 
 
+@pytest.mark.slow
 def test_the_oldest_supported_triton(kernels: Path) -> None:
     old = ROOT / ".cache" / "triton-3.6.0"
     if not old.is_dir():

@@ -1,4 +1,4 @@
-"""How many attention steps nostall served, and why the others went to vLLM's own back end."""
+"""What nostall served (attention steps, linear layers), and why vLLM served the rest."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ _left: Counter[str] = Counter()
 
 
 def count_served(kind: str) -> None:
-    """Count a step that nostall serves."""
+    """Count a step, or a layer, that nostall serves."""
     if not _served and not _left:
         atexit.register(log_summary)
     _served[kind] += 1
 
 
 def count_left(reason: str) -> None:
-    """Count a step, or a layer, that vLLM's own back end serves; log each reason once."""
+    """Count a step, or a layer, that vLLM serves; log each reason once."""
     if not _served and not _left:
         atexit.register(log_summary)
     if reason not in _left:
-        _log.info("nostall: vLLM's own attention serves: %s", reason)
+        _log.info("nostall: left to vLLM: %s", reason)
     _left[reason] += 1
 
 
@@ -42,4 +42,4 @@ def log_summary() -> None:
     """Log the counts."""
     served = ", ".join(f"{count} {kind}" for kind, count in sorted(_served.items())) or "none"
     left = "; ".join(f"{count} ({why})" for why, count in sorted(_left.items())) or "none"
-    _log.info("nostall: attention steps served: %s; left to vLLM: %s", served, left)
+    _log.info("nostall: served: %s; left to vLLM: %s", served, left)

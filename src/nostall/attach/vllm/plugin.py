@@ -1,6 +1,7 @@
-"""The entry point ``vllm.general_plugins``: registers nostall's attention back end in vLLM.
+"""The entry point ``vllm.general_plugins``: registers nostall's back ends in vLLM.
 
     vllm serve MODEL --attention-backend CUSTOM
+    NOSTALL_VLLM_LINEAR=table.json vllm serve MODEL
 
 vLLM calls :func:`register` in each of its processes. A vLLM that nostall does not know runs on as
 it is; this is logged once.
@@ -11,11 +12,14 @@ from __future__ import annotations
 import logging
 import os
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 SUPPORTED = ("0.25", "0.32")
 """Minor versions of vLLM that the back ends were run with."""
 CPU_VARIABLE = "NOSTALL_VLLM_CPU"
 """If 1, nostall replaces the attention of vLLM's CPU build: to test the tables without a GPU."""
+LINEAR_VARIABLE = "NOSTALL_VLLM_LINEAR"
+"""Path of a table of ``nostall serving tune``; without it linear layers stay vLLM's own."""
 BACKENDS = "nostall.attach.vllm"
 _log = logging.getLogger("nostall")
 
@@ -36,6 +40,24 @@ def register() -> None:
     if os.environ.get(CPU_VARIABLE) == "1":
         path = f"{BACKENDS}.cpu_backend.NostallCpuAttentionBackend"
         register_backend(AttentionBackendEnum.CPU_ATTN, path)
+    register_linear_layers()
+
+
+def register_linear_layers() -> None:
+    """Use the table of linear layers that the environment names, if there is one."""
+    name = os.environ.get(LINEAR_VARIABLE)
+    if not name:
+        return
+    from nostall.attach.vllm.linear_layers import register_layers
+
+    register_layers(Path(name), device_name())
+
+
+def device_name() -> str:
+    """The name that tables of this process's device have; no CUDA context is made for it."""
+    from vllm.platforms import current_platform
+
+    return str(current_platform.get_device_name()) if current_platform.is_cuda() else "cpu"
 
 
 def installed_version() -> str | None:

@@ -14,6 +14,7 @@ pytest.importorskip("torch")
 GRAPHS = 40
 
 
+@pytest.mark.slow
 def test_random_graphs_with_empty_axes_compute_correct_values(tmp_path: Path) -> None:
     result = run_interpreted("tests.unit.fusion.codegen.empty_graphs", tmp_path, GRAPHS)
     assert result["wrong"] == []

@@ -44,6 +44,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_plan_trains_as_one_process_does(results: dict[str, Any], case: Case) -> None:
     result = results[case.name]

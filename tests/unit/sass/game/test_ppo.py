@@ -215,6 +215,7 @@ def test_advantages_by_hand() -> None:
     assert returns.tolist() == [first + 1, second + 2, 30.0]
 
 
+@pytest.mark.slow
 def test_it_learns_which_instructions_are_rewarded() -> None:
     """Artificial objective: moves of memory accesses double the speed, others have no effect."""
     from nostall.core import Measurement

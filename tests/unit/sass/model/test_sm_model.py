@@ -100,6 +100,7 @@ def test_slower_control_words_cost_more(gemm):
     assert after > 1.3 * before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "arch"),
     [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.unit.fusion.codegen.interpreter_process import run_interpreted
 from tests.unit.serving.attention.interpreted import CASES
 
@@ -14,6 +16,7 @@ def test_results_are_exact_to_fp32_rounding() -> None:
     assert all(value < 2e-6 for value in errors.values()), errors
 
 
+@pytest.mark.slow
 def test_fp16_caches_and_queries() -> None:
     errors = run_interpreted(MODULE, "float16", "queue")
     assert errors["queue"] < 2e-3

@@ -23,6 +23,7 @@ def interpreted() -> Any:
     return run_interpreted("tests.unit.serving.tables.interpreted_tables")
 
 
+@pytest.mark.slow
 def test_device_tables_are_bit_equal_with_the_hosts(interpreted: Any) -> None:
     assert interpreted["different"] == {name: [] for name in interpreted["different"]}
     assert interpreted["units"]["snake"] > 100

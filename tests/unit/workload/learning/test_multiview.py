@@ -98,6 +98,7 @@ def test_weights_are_drawn_from_their_normal_distribution() -> None:
     assert np.cov(draws.T) == pytest.approx(np.linalg.inv(precision), abs=0.01)
 
 
+@pytest.mark.slow
 def test_the_predictive_density_of_a_component_integrates_to_one() -> None:
     base = BaseMeasure.of(1, Priors())
     members = np.array([[0.2], [0.5], [-0.3]])
@@ -120,6 +121,7 @@ def two_views(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return centres[classes] + rng.standard_normal((count, 7)), classes
 
 
+@pytest.mark.slow
 def test_a_missing_view_is_marginalised() -> None:
     items, classes = two_views(90, 0)
     model = MaxMarginMultiView((4, 3), dimensions=5, features=20, sweeps=30, burn_in=15)

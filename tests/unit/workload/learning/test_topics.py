@@ -139,6 +139,7 @@ def geweke_scores(kind: type[GewekeChain], draws: int) -> np.ndarray:
     return (np.mean(prior, axis=0) - posterior.mean(axis=0)) / np.sqrt(variance)
 
 
+@pytest.mark.slow
 def test_the_sampler_has_the_prior_as_its_distribution() -> None:
     """Geweke: re-drawing words given topics, and the rest given words, keeps the prior."""
     z = geweke_scores(GewekeChain, 2000)

@@ -16,6 +16,7 @@ from nostall.attach.torch_compile.measure.kernel_accuracy import culprits
 from tests.unit.fusion.codegen.interpreter_process import run_interpreted
 
 
+@pytest.mark.slow
 def test_an_inaccurate_kernel_is_named_and_only_it_stays_with_inductor(tmp_path: Path) -> None:
     outcomes = run_interpreted("tests.unit.attach.torch_compile.accuracy_programs", tmp_path)
     right, damaged = outcomes["1.0"], outcomes["1.001"]

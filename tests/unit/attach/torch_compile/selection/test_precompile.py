@@ -344,6 +344,7 @@ print(time.monotonic(), flush=True)
 """
 
 
+@pytest.mark.slow
 def test_the_interpreters_exit_does_not_wait_for_jobs_of_workers() -> None:
     command = [sys.executable, "-W", "ignore", "-c", EXITS]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

@@ -125,6 +125,7 @@ go.set()
 """
 
 
+@pytest.mark.slow
 def test_a_forked_process_does_not_wait_for_threads_of_its_parent() -> None:
     command = [sys.executable, "-W", "ignore", "-c", FORKS]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)

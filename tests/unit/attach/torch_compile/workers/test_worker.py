@@ -212,6 +212,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+@pytest.mark.slow
 def test_a_worker_exits_if_the_users_process_is_killed() -> None:
     command = [sys.executable, "-W", "ignore", "-c", KILLED]
     ran = subprocess.run(command, check=False, capture_output=True, text=True)

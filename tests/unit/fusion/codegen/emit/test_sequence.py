@@ -52,6 +52,7 @@ def interpreted(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return run_interpreted("tests.unit.fusion.codegen.sequence_layouts", folder, EXAMPLES)
 
 
+@pytest.mark.slow
 def test_sequence_kernels_are_correct_with_infinities_and_nan(interpreted: Any) -> None:
     wrong, kernels = interpreted["sequences"]
     assert wrong == []

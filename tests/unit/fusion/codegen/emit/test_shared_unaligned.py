@@ -120,6 +120,7 @@ def test_interior_chunks_lie_within_the_row(
 # -- cubins ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_oldest", [False, True])
 def test_unaligned_rows_are_accessed_16_bytes_at_a_time(is_oldest: bool, tmp_path: Path) -> None:
     """Two programs fit on an SM, and narrower accesses are behind branches."""
@@ -143,6 +144,7 @@ def test_unaligned_rows_are_accessed_16_bytes_at_a_time(is_oldest: bool, tmp_pat
     assert not any(code.startswith(("LDL", "STL")) for code in codes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ahead", [False, True])
 def test_all_operator_kinds_compile_for_unaligned_rows(ahead: bool, tmp_path: Path) -> None:
     plan = KernelPlan("shared", 1, (512,), 4, async_copies=ahead, peeled=True)
