@@ -22,8 +22,12 @@ from nostall.serving.tables.columns import (
 from nostall.serving.tables.device import DeviceTables
 from nostall.serving.tables.settings import TableCapacity, TaskTables
 
-REDUCED_ROWS, REDUCED_PARTS = 64, 16
-"""Rows of all splits that one program of the reduction adds at a time, and splits at most."""
+REDUCED_ELEMENTS, REDUCED_PARTS = 8192, 16
+"""Elements of all splits that a program of the reduction adds at a time, and splits at most."""
+SHORT_TILE = 16
+"""Rows of tiles whose reductions are few and have many splits, such as those of long decodes."""
+SHORT_SPAN, SHORT_PARTS = 32, 64
+"""Dimensions and most splits that a program of the reduction of such tiles adds at a time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,12 +187,20 @@ class MetaAttention:
         )  # fmt: skip
         if self.reduces:
             rows = min(16, 1 << (shape.group - 1).bit_length())
-            chunks = -(-max(tile.rows for tile in config.tiles) // rows)
-            reduce_splits[(min(self.programs, len(tables.reductions)), chunks)](
+            tallest = max(tile.rows for tile in config.tiles)
+            span, parts = shape.padded_head_dim, REDUCED_PARTS
+            if tallest <= SHORT_TILE:
+                span, parts = SHORT_SPAN, SHORT_PARTS
+            grid = (
+                min(self.programs, len(tables.reductions)),
+                -(-tallest // rows),
+                -(-shape.head_dim // span),
+            )
+            reduce_splits[grid](
                 out, buffers.partial, buffers.partial_log_sums, tables.reductions, tables.counts,
                 batch.query_starts, out.stride(0), out.stride(1), HEADS=shape.heads,
-                KV_HEADS=shape.kv_heads, D=shape.head_dim, DIMS=shape.padded_head_dim,
-                ROWS=rows, PARTS=min(REDUCED_PARTS, REDUCED_ROWS // rows),
+                KV_HEADS=shape.kv_heads, D=shape.head_dim, SPAN=span, ROWS=rows,
+                PARTS=min(parts, REDUCED_ELEMENTS // (rows * span)),
                 DEPENDENT=config.dependent, num_warps=4, enable_fp_fusion=True, **dependent,
             )  # fmt: skip
 
