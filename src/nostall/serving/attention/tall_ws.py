@@ -14,7 +14,80 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from nostall.serving.attention.tall import copy_keys, hide_keys, load_pages, pin, softmax_step
+from nostall.serving.attention.tall import hide_keys, pin, softmax_step
+
+
+@gluon.jit
+def page_offsets(
+    pages, first, end, stride_block, stride_token,
+    PAGE: gl.constexpr, N: gl.constexpr, D: gl.constexpr, FULL: gl.constexpr, COPY: gl.constexpr,
+):  # fmt: skip
+    """Offsets of the N keys from ``first`` on, shape (N,)."""
+    if N % PAGE == 0 and PAGE % 8 == 0:
+        # Each thread loads the number of a page once, not once for each of its keys.
+        PAGES: gl.constexpr = N // PAGE
+        CUBE: gl.constexpr = gl.BlockedLayout(
+            [1, 1, 8], [1, 256 // D, D // 8], [1, 4, 1], [2, 1, 0]
+        )
+        PLANE: gl.constexpr = gl.SliceLayout(2, CUBE)
+        number = gl.arange(0, PAGES, layout=gl.SliceLayout(1, PLANE))
+        if FULL:
+            page = gl.load(pages + first // PAGE + number)
+        else:
+            page = gl.load(
+                pages + first // PAGE + number, mask=first + number * PAGE < end, other=0
+            )
+        inside = gl.arange(0, PAGE, layout=gl.SliceLayout(0, PLANE))
+        start = page.to(gl.int64) * stride_block
+        offsets = start[:, None] + (inside * stride_token).to(gl.int64)[None, :]
+        offsets = gl.convert_layout(gl.reshape(offsets, [N]), gl.SliceLayout(1, COPY))
+        # The compiler does not see through reshape that strides are multiples of 16 bytes.
+        return gl.multiple_of(offsets, [8])
+    else:
+        at = first + gl.arange(0, N, layout=gl.SliceLayout(1, COPY))
+        page = gl.load(pages + at // PAGE, mask=at < end, other=0)
+        return page.to(gl.int64) * stride_block + (at % PAGE) * stride_token
+
+
+@gluon.jit
+def copy_tile(
+    buffer, full, empty, phase, base, pages, first, end, stride_block, stride_token,
+    PAGE: gl.constexpr, N: gl.constexpr, D: gl.constexpr, FULL: gl.constexpr, COPY: gl.constexpr,
+):  # fmt: skip
+    """Copy N rows of keys or values when the buffer is empty; rows from ``end`` on become 0."""
+    offsets = page_offsets(pages, first, end, stride_block, stride_token, PAGE, N, D, FULL, COPY)
+    dims = gl.arange(0, D, layout=gl.SliceLayout(0, COPY))
+    pointers = base + offsets[:, None] + dims[None, :]
+    mbarrier.wait(empty, phase ^ 1)
+    if FULL:
+        async_copy.async_copy_global_to_shared(buffer, pointers)
+    else:
+        live = first + gl.arange(0, N, layout=gl.SliceLayout(1, COPY)) < end
+        async_copy.async_copy_global_to_shared(
+            buffer, pointers, mask=live[:, None] & (dims >= 0)[None, :]
+        )
+    async_copy.mbarrier_arrive(full, increment_count=False)
+
+
+@gluon.jit
+def copy_either(
+    buffers, full, empty, tile, base, pages, first, end, stride_block, stride_token,
+    PAGE: gl.constexpr, N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
+    COPY: gl.constexpr,
+):  # fmt: skip
+    """Copy a tile of keys or values into its buffer; a tile behind ``end`` is left out."""
+    slot = tile % STAGES
+    phase = tile // STAGES & 1
+    if first + N <= end:
+        copy_tile(
+            buffers.index(slot), full.index(slot), empty.index(slot), phase, base, pages, first,
+            end, stride_block, stride_token, PAGE, N, D, True, COPY,
+        )  # fmt: skip
+    elif first < end:
+        copy_tile(
+            buffers.index(slot), full.index(slot), empty.index(slot), phase, base, pages, first,
+            end, stride_block, stride_token, PAGE, N, D, False, COPY,
+        )  # fmt: skip
 
 
 @gluon.jit
@@ -47,15 +120,10 @@ def produce(
         query_start = gl.load(query_starts + sequence)
         pages = block_table + sequence.to(gl.int64) * stride_table
         from_head = kv_head.to(gl.int64) * stride_head
-        page = load_pages(pages, begin, end, PAGE, N, COPY)
-
-        k_slot = tile % STAGES
-        mbarrier.wait(k_empty.index(k_slot), (tile // STAGES & 1) ^ 1)
-        copy_keys(
-            k_buffers.index(k_slot), keys + from_head, page, begin, end, stride_block,
-            stride_token, PAGE, N, D, COPY,
+        copy_either(
+            k_buffers, k_full, k_empty, tile, keys + from_head, pages, begin, end, stride_block,
+            stride_token, PAGE, N, D, STAGES, COPY,
         )  # fmt: skip
-        async_copy.mbarrier_arrive(k_full.index(k_slot), increment_count=False)
 
         mbarrier.wait(q_empty, (turn & 1) ^ 1)
         dims = gl.arange(0, D, layout=gl.SliceLayout(0, COPY))
@@ -74,23 +142,14 @@ def produce(
         turn += 1
 
         for first in range(begin, end, N):
-            if first + N < end:
-                page = load_pages(pages, first + N, end, PAGE, N, COPY)
-                k_slot = (tile + 1) % STAGES
-                mbarrier.wait(k_empty.index(k_slot), ((tile + 1) // STAGES & 1) ^ 1)
-                copy_keys(
-                    k_buffers.index(k_slot), keys + from_head, page, first + N, end,
-                    stride_block, stride_token, PAGE, N, D, COPY,
-                )  # fmt: skip
-                async_copy.mbarrier_arrive(k_full.index(k_slot), increment_count=False)
-            page = load_pages(pages, first, end, PAGE, N, COPY)
-            v_slot = tile % STAGES
-            mbarrier.wait(v_empty.index(v_slot), (tile // STAGES & 1) ^ 1)
-            copy_keys(
-                v_buffers.index(v_slot), values + from_head, page, first, end, stride_block,
-                stride_token, PAGE, N, D, COPY,
+            copy_either(
+                k_buffers, k_full, k_empty, tile + 1, keys + from_head, pages, first + N, end,
+                stride_block, stride_token, PAGE, N, D, STAGES, COPY,
             )  # fmt: skip
-            async_copy.mbarrier_arrive(v_full.index(v_slot), increment_count=False)
+            copy_either(
+                v_buffers, v_full, v_empty, tile, values + from_head, pages, first, end,
+                stride_block, stride_token, PAGE, N, D, STAGES, COPY,
+            )  # fmt: skip
             tile += 1
         unit += 1
 
@@ -102,7 +161,7 @@ def consume(
     exponent, value_scale, stride_out_token, stride_out_head,
     q_buffers, k_buffers, v_buffers, q_full, q_empty, k_full, k_empty, v_full, v_empty,
     GROUP: gl.constexpr, D: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr,
-    RANGES: gl.constexpr, PIN: gl.constexpr,
+    RANGES: gl.constexpr, PIN: gl.constexpr, TURNS: gl.constexpr, FENCE: gl.constexpr,
 ):  # fmt: skip
     DTYPE: gl.constexpr = q_buffers.dtype
     M: gl.constexpr = q_buffers.shape[1]
@@ -114,6 +173,9 @@ def consume(
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)
     q_buffer = q_buffers.index(HALF)
     none = gl.zeros([M, N], gl.float32, S_LAYOUT)
+    if TURNS and HALF == 1:
+        # The first turn is that of the other warpgroup.
+        pin("bar.arrive 10, 256;")
     unit = gl.program_id(0)
     stop = unit + 1
     if RANGES:
@@ -162,16 +224,20 @@ def consume(
             limit = middle if phase == 0 else end
             for first in range(start, limit, N):
                 k_slot = (tile + 1) % STAGES
-                mbarrier.wait(k_full.index(k_slot), (tile + 1) // STAGES & 1)
                 v_slot = tile % STAGES
-                fence_async_shared()
+                mbarrier.wait(k_full.index(k_slot), (tile + 1) // STAGES & 1)
+                mbarrier.wait(v_full.index(v_slot), tile // STAGES & 1)
+                if FENCE:
+                    fence_async_shared()
+                if TURNS:
+                    pin("bar.sync 10, 256;" if HALF == 0 else "bar.sync 11, 256;")
                 token = warpgroup_mma(
                     q_buffer, k_buffers.index(k_slot).permute((1, 0)), none, use_acc=False,
                     is_async=True,
                 )  # fmt: skip
-                mbarrier.wait(v_full.index(v_slot), tile // STAGES & 1)
-                fence_async_shared()
                 acc_token = warpgroup_mma(p, v_buffers.index(v_slot), acc, is_async=True)
+                if TURNS:
+                    pin("bar.arrive 11, 256;" if HALF == 0 else "bar.arrive 10, 256;")
                 scores = warpgroup_mma_wait(1, deps=[token])
                 mbarrier.arrive(k_empty.index(k_slot), count=1)
                 if phase == 1:
@@ -226,7 +292,8 @@ def tall_attention(
     stride_table,
     HEADS: gl.constexpr, KV_HEADS: gl.constexpr, D: gl.constexpr, PAGE: gl.constexpr,
     M: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr, PIN: gl.constexpr,
-    RANGES: gl.constexpr, REGS: gl.constexpr, COPY_REGS: gl.constexpr,
+    RANGES: gl.constexpr, REGS: gl.constexpr, COPY_REGS: gl.constexpr, TURNS: gl.constexpr,
+    FENCE: gl.constexpr,
 ):  # fmt: skip
     """Run all units of a Task-Table whose only tile height is M = 128."""
     DTYPE: gl.constexpr = query.dtype.element_ty
@@ -258,7 +325,7 @@ def tall_attention(
                     0, out, tasks, program_offsets, counts, query_starts, kv_lengths, partial,
                     partial_log_sums, exponent, value_scale, stride_out_token, stride_out_head,
                     q_buffers, k_buffers, v_buffers, q_full, q_empty, k_full, k_empty, v_full,
-                    v_empty, GROUP, D, N, STAGES, RANGES, PIN,
+                    v_empty, GROUP, D, N, STAGES, RANGES, PIN, TURNS, FENCE,
                 ),
             ),
             (
@@ -267,7 +334,7 @@ def tall_attention(
                     1, out, tasks, program_offsets, counts, query_starts, kv_lengths, partial,
                     partial_log_sums, exponent, value_scale, stride_out_token, stride_out_head,
                     q_buffers, k_buffers, v_buffers, q_full, q_empty, k_full, k_empty, v_full,
-                    v_empty, GROUP, D, N, STAGES, RANGES, PIN,
+                    v_empty, GROUP, D, N, STAGES, RANGES, PIN, TURNS, FENCE,
                 ),
             ),
             (
