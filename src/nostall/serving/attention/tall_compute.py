@@ -120,7 +120,7 @@ def attend_rows(
     mbarrier.arrive(k_empty.index(k_slot), count=1)
     if begin + N > clear_end:
         scores = hide_keys(scores, begin, positions, end)
-    exact, largest, total, decay = softmax_step(scores, largest, total, exponent)
+    exact, largest, total, _ = softmax_step(scores, largest, total, exponent)
     weights = gl.convert_layout(exact.to(q_buffer.dtype), gl.DotOperandLayout(0, RESULT, 2))
 
     middle = begin + N + gl.maximum(gl.minimum(clear_end, end) - begin - N, 0) // N * N

@@ -12,6 +12,11 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrier
 
+if hasattr(async_copy, "async_load"):
+    start_copy = async_copy.async_load
+else:  # Triton before 3.9
+    start_copy = async_copy.async_copy_global_to_shared
+
 
 @gluon.jit
 def page_offsets(
@@ -59,11 +64,11 @@ def copy_tile(
     pointers = base + offsets[:, None] + dims[None, :]
     mbarrier.wait(empty.index(slot), (tile // STAGES & 1) ^ 1)
     if FULL:
-        async_copy.async_copy_global_to_shared(buffer, pointers)
+        start_copy(buffer, pointers)
     else:
         live = first + gl.arange(0, N, layout=gl.SliceLayout(1, COPY)) < end
         mask = live[:, None] & (dims >= 0)[None, :]
-        async_copy.async_copy_global_to_shared(buffer, pointers, mask=mask)
+        start_copy(buffer, pointers, mask=mask)
     async_copy.mbarrier_arrive(full.index(slot), increment_count=False)
 
 
@@ -102,7 +107,7 @@ def copy_query(
         token = rows // GROUP
         head = kv_head * GROUP + rows % GROUP
         offsets = (first_row + token).to(gl.int64) * stride_token + head * stride_head
-        async_copy.async_copy_global_to_shared(
+        start_copy(
             buffers.index(half),
             query + offsets[:, None] + dims[None, :],
             mask=(token < tokens)[:, None] & (dims >= 0)[None, :],
