@@ -16,9 +16,15 @@ from typing import Any
 
 from benchmarks.harness.result_file import save
 from benchmarks.serving.attention_kernels import KERNELS
-from benchmarks.serving.compiled import Resources, attention_resources, gemm_resources
+from benchmarks.serving.compiled import (
+    Resources,
+    attention_resources,
+    gemm_resources,
+    tall_resources,
+)
 from nostall.serving.attention.config import AttentionShape, KernelConfig
 from nostall.serving.attention.plan import default_kernel
+from nostall.serving.attention.rules import TALL
 from nostall.serving.gemm.config import BASES
 
 SHAPES = {
@@ -58,6 +64,12 @@ def jobs() -> list[Job]:
     kernel = default_kernel(AttentionShape())
     listed.append(attention("fp16", AttentionShape(), kernel, "fp16"))
     listed.append(attention("fp8 cache", AttentionShape(), kernel, "bf16", "fp8e4nv"))
+    for heads in ((32, 8), (28, 4)):
+        shape = AttentionShape(*heads)
+        # Four warps that copy and eight that compute share the registers of an SM.
+        listed.append(
+            (f"tall {heads[0]}/{heads[1]}", lambda shape=shape: tall_resources(shape, TALL), 12, 1)
+        )
     for base in BASES:
         name = f"gemm {base.rows}x{base.columns}x{base.depth} swap={base.swap}"
         listed.append((name, lambda base=base: gemm_resources(base), base.warps, 1))

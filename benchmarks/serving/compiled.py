@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nostall.serving.attention.config import SCHEDULES, AttentionShape, KernelConfig
+from nostall.serving.attention.tall_launch import COMPUTE_REGISTERS, COPY_REGISTERS
 from nostall.serving.gemm.config import GemmConfig
 
 SM_REGISTERS, SM_SHARED = 65536, 228 * 1024
@@ -65,6 +66,26 @@ def attention_resources(
     return _compile(meta_attention, pointers, scalars, constants, options)
 
 
+def tall_resources(shape: AttentionShape, config: KernelConfig, dtype: str = "bf16") -> Resources:
+    """The Gluon kernel of a shape and configuration."""
+    from nostall.serving.attention.tall_kernel import tall_attention
+
+    (tile,) = config.tiles
+    constants = {
+        "HEADS": shape.heads, "KV_HEADS": shape.kv_heads, "D": shape.head_dim,
+        "PAGE": shape.page_size, "N": tile.keys, "STAGES": tile.stages,
+        "QUEUE": config.schedule == "queue", "COMPUTE_REGISTERS": COMPUTE_REGISTERS,
+        "COPY_REGISTERS": COPY_REGISTERS,
+    }  # fmt: skip
+    pointers = {
+        "query": dtype, "keys": dtype, "values": dtype, "out": dtype, "block_table": "i32",
+        "tasks": "i32", "counts": "i32", "queue": "i64", "query_starts": "i32",
+        "kv_lengths": "i32", "partial": "fp32", "partial_log_sums": "fp32",
+    }  # fmt: skip
+    scalars = dict.fromkeys(("scale", "value_scale"), "fp32")
+    return _compile(tall_attention, pointers, scalars, constants, {"num_warps": 4}, is_gluon=True)
+
+
 def gemm_resources(config: GemmConfig, dtype: str = "bf16", has_bias: bool = False) -> Resources:
     """The GEMM kernel of a configuration."""
     from nostall.serving.gemm.kernel import smooth_gemm
@@ -87,11 +108,13 @@ def _compile(
     scalars: dict[str, str],
     constants: dict[str, Any],
     options: dict[str, Any],
+    is_gluon: bool = False,
 ) -> Resources:
     """Compile a kernel as a launch with aligned tensors and strides does."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
+    from triton.experimental.gluon._runtime import GluonASTSource
 
     signature, attributes, values = {}, {}, {}
     unaligned = {"front", "window", "M"}  # the kernels do not specialize on these
@@ -104,7 +127,7 @@ def _compile(
             attributes[(index,)] = [["tt.divisibility", 16]]
     options = {**options, "enable_fp_fusion": True}
     begin = time.monotonic()
-    source = ASTSource(kernel, signature, values, attributes)
+    source = (GluonASTSource if is_gluon else ASTSource)(kernel, signature, values, attributes)
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     seconds = time.monotonic() - begin
     registers, stack = _usage(compiled.asm["cubin"])

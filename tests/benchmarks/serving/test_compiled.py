@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from benchmarks.serving.compiled import Resources, attention_resources, gemm_resources
+from benchmarks.serving.compiled import (
+    Resources,
+    attention_resources,
+    gemm_resources,
+    tall_resources,
+)
 
 from nostall.serving.attention.config import AttentionShape, KernelConfig
-from nostall.serving.attention.rules import DECODE, PREFILL, VERIFY
+from nostall.serving.attention.rules import DECODE, PREFILL, TALL, VERIFY
 from nostall.serving.gemm.config import BASES
 
 KERNELS = {
@@ -51,6 +59,38 @@ def test_a_cache_of_fp8() -> None:
 def test_the_dependent_launch_of_the_reduction() -> None:
     kernel = replace(KernelConfig(DECODE.tiles, warps=4, registers=168), dependent=True)
     assert attention_resources(AttentionShape(), kernel).registers <= 168
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_the_gluon_kernel(head_dim: int) -> None:
+    used = tall_resources(AttentionShape(head_dim=head_dim), TALL)
+    assert used.programs_per_sm(12) >= 1
+    # 16 elements of a head or 16 keys a product; two warpgroups; first, clear, masked, last tile.
+    assert used.wgmma == 2 * (3 * head_dim // 16 + 3 * 128 // 16)
+    assert used.async_copies > 0
+
+
+@pytest.mark.slow
+def test_the_gluon_kernel_with_the_oldest_triton(tmp_path: Path) -> None:
+    root = Path(__file__).resolve().parents[3]
+    old = root / ".cache" / "triton-3.6.0"
+    if not old.exists():
+        pytest.skip("Triton 3.6 is not installed; `make .cache/triton-3.6.0` installs it")
+    script = (
+        "import triton\n"
+        "from benchmarks.serving.compiled import tall_resources\n"
+        "from nostall.serving.attention.config import AttentionShape\n"
+        "from nostall.serving.attention.rules import TALL\n"
+        "print(triton.__version__, tall_resources(AttentionShape(), TALL).wgmma)\n"
+    )
+    paths = (str(old), str(root / "src"), str(root))
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(paths), "TRITON_CACHE_DIR": str(tmp_path)
+    }  # fmt: skip
+    command = [sys.executable, "-W", "ignore", "-c", script]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert run.stdout.split() == ["3.6.0", "96"], run.stderr
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from nostall.core.errors import BadInput
 from nostall.serving.attention.config import SCHEDULES, AttentionShape, KernelConfig
 from nostall.serving.attention.kernel import meta_attention
 from nostall.serving.attention.reduce import reduce_splits
+from nostall.serving.attention.tall_launch import launch_tall
 from nostall.serving.batch.trees import PackedTrees
 from nostall.serving.tables.columns import (
     COUNTS,
@@ -22,8 +23,12 @@ from nostall.serving.tables.columns import (
 from nostall.serving.tables.device import DeviceTables
 from nostall.serving.tables.settings import TableCapacity, TaskTables
 
-REDUCED_ROWS, REDUCED_PARTS = 64, 16
-"""Rows of all splits that one program of the reduction adds at a time, and splits at most."""
+REDUCED_ELEMENTS, REDUCED_PARTS = 8192, 16
+"""Elements of all splits that a program of the reduction adds at a time, and splits at most."""
+SHORT_TILE = 16
+"""Rows of tiles whose reductions are few and have many splits, such as those of long decodes."""
+SHORT_SPAN, SHORT_PARTS = 32, 64
+"""Dimensions and most splits that a program of the reduction of such tiles adds at a time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,10 +164,24 @@ class MetaAttention:
         if not len(query):
             return
         check_tensors(self.shape, query, cache, out)
+        if self.config.language == "gluon":
+            launch_tall(self.shape, self.config, self.programs, query, cache, out, batch, buffers)
+        else:
+            self._launch_tiles(query, cache, out, batch, buffers)
+        if self.reduces:
+            self._launch_reduction(out, batch, buffers)
+
+    def _launch_tiles(
+        self,
+        query: Tensor,
+        cache: PagedCache,
+        out: Tensor,
+        batch: BatchTensors,
+        buffers: AttentionBuffers,
+    ) -> None:
         shape, config, tables = self.shape, self.config, buffers.tables
         # Triton 3.9 warns if the fusion of products and sums is left to its default.
         options: dict[str, Any] = {"num_warps": config.warps, "enable_fp_fusion": True}
-        dependent = {"launch_pdl": True} if config.dependent else {}
         if config.registers:
             options["maxnreg"] = config.registers
         meta_attention[(self.programs,)](
@@ -181,16 +200,29 @@ class MetaAttention:
             WINDOW=shape.window > 0, TREE=shape.has_trees,
             DEPENDENT=config.dependent and self.reduces, **options,
         )  # fmt: skip
-        if self.reduces:
-            rows = min(16, 1 << (shape.group - 1).bit_length())
-            chunks = -(-max(tile.rows for tile in config.tiles) // rows)
-            reduce_splits[(min(self.programs, len(tables.reductions)), chunks)](
-                out, buffers.partial, buffers.partial_log_sums, tables.reductions, tables.counts,
-                batch.query_starts, out.stride(0), out.stride(1), HEADS=shape.heads,
-                KV_HEADS=shape.kv_heads, D=shape.head_dim, DIMS=shape.padded_head_dim,
-                ROWS=rows, PARTS=min(REDUCED_PARTS, REDUCED_ROWS // rows),
-                DEPENDENT=config.dependent, num_warps=4, enable_fp_fusion=True, **dependent,
-            )  # fmt: skip
+
+    def _launch_reduction(
+        self, out: Tensor, batch: BatchTensors, buffers: AttentionBuffers
+    ) -> None:
+        shape, config, tables = self.shape, self.config, buffers.tables
+        dependent = {"launch_pdl": True} if config.dependent else {}
+        rows = min(16, 1 << (shape.group - 1).bit_length())
+        tallest = max(tile.rows for tile in config.tiles)
+        span, parts = shape.padded_head_dim, REDUCED_PARTS
+        if tallest <= SHORT_TILE:
+            span, parts = SHORT_SPAN, SHORT_PARTS
+        grid = (
+            min(self.programs, len(tables.reductions)),
+            -(-tallest // rows),
+            -(-shape.head_dim // span),
+        )
+        reduce_splits[grid](
+            out, buffers.partial, buffers.partial_log_sums, tables.reductions, tables.counts,
+            batch.query_starts, out.stride(0), out.stride(1), HEADS=shape.heads,
+            KV_HEADS=shape.kv_heads, D=shape.head_dim, SPAN=span, ROWS=rows,
+            PARTS=min(parts, REDUCED_ELEMENTS // (rows * span)), DEPENDENT=config.dependent,
+            num_warps=4, enable_fp_fusion=True, **dependent,
+        )  # fmt: skip
 
 
 def check_tensors(shape: AttentionShape, query: Tensor, cache: PagedCache, out: Tensor) -> None:

@@ -14,11 +14,15 @@ import triton.language as tl
 
 @triton.jit
 def reduce_rows(
-    reduction, chunk, out, partial, partial_log_sums, query_starts, stride_token, stride_head,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, DIMS: tl.constexpr,
+    reduction, chunk, first_dim, out, partial, partial_log_sums, query_starts, stride_token,
+    stride_head,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, SPAN: tl.constexpr,
     ROWS: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Write ROWS rows of one reduction, from ``chunk * ROWS`` on; loads PARTS splits at once."""
+    """Write SPAN dimensions of ROWS rows of one reduction, from ``chunk * ROWS`` on.
+
+    Loads PARTS splits at once.
+    """
     GROUP: tl.constexpr = HEADS // KV_HEADS
     tokens = tl.load(reduction + 2)
     if chunk * ROWS < tokens * GROUP:
@@ -29,12 +33,12 @@ def reduce_rows(
         splits = tl.load(reduction + 5)
         query_start = tl.load(query_starts + sequence)
         rows = chunk * ROWS + tl.arange(0, ROWS)
-        dims = tl.arange(0, DIMS)
+        dims = first_dim + tl.arange(0, SPAN)
         live = rows < tokens * GROUP
         both = live[:, None] & (dims < D)[None, :]
         largest = tl.full([ROWS], float("-inf"), tl.float32)
         total = tl.zeros([ROWS], tl.float32)
-        accumulated = tl.zeros([ROWS, DIMS], tl.float32)
+        accumulated = tl.zeros([ROWS, SPAN], tl.float32)
         for first in range(0, splits, PARTS):
             split = first + tl.arange(0, PARTS)
             row = first_row.to(tl.int64) + split[:, None] * tokens * GROUP + rows[None, :]
@@ -61,15 +65,20 @@ def reduce_rows(
 @triton.jit
 def reduce_splits(
     out, partial, partial_log_sums, reductions, counts, query_starts, stride_token, stride_head,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, DIMS: tl.constexpr,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, SPAN: tl.constexpr,
     ROWS: tl.constexpr, PARTS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Run all reductions: axis 0 of the grid strides over them, axis 1 has their chunks of rows."""
+    """Run all reductions.
+
+    Axis 0 of the grid strides over them, axis 1 has their chunks of rows, axis 2 their spans of
+    dimensions.
+    """
     if DEPENDENT:
         tl.extra.cuda.gdc_wait()
     count = tl.load(counts + 1)
     for index in range(tl.program_id(0), count, tl.num_programs(0)):
         reduce_rows(
-            reductions + index * 6, tl.program_id(1), out, partial, partial_log_sums, query_starts,
-            stride_token, stride_head, HEADS, KV_HEADS, D, DIMS, ROWS, PARTS,
+            reductions + index * 6, tl.program_id(1), tl.program_id(2) * SPAN, out, partial,
+            partial_log_sums, query_starts, stride_token, stride_head, HEADS, KV_HEADS, D, SPAN,
+            ROWS, PARTS,
         )  # fmt: skip

@@ -12,6 +12,7 @@ from typing import Literal
 
 from nostall.serving.attention.config import AttentionShape, KernelConfig, TileConfig
 from nostall.serving.attention.plan import AttentionPlan, default_kernel
+from nostall.serving.attention.tall_launch import supports_tall
 
 Kind = Literal["decode", "verify", "decode and verify", "prefill", "mixed"]
 
@@ -37,6 +38,9 @@ PREFILL = KernelConfig(
     front=1.0,
 )
 MIXED = replace(PREFILL, tiles=(*PREFILL.tiles[:2], TileConfig(128, 64, 4, "tail")))
+TALL = KernelConfig(
+    (TileConfig(128, 128, 2),), programs_per_sm=1, front=1.0, registers=0, language="gluon"
+)
 PLANS: dict[Kind, AttentionPlan] = {
     "decode": AttentionPlan(DECODE, "sorted", least_split=1024, units_per_program=2),
     "verify": AttentionPlan(VERIFY, "sorted", least_split=1024),
@@ -48,6 +52,10 @@ PLANS: dict[Kind, AttentionPlan] = {
 
 Units are in descending cost, an order that the device builder knows.
 """
+TALL_PLANS: dict[Kind, AttentionPlan] = {
+    "prefill": AttentionPlan(TALL, "sorted", units_per_program=1)
+}
+"""Plans of the Gluon kernel, which take the place of those in Triton where it runs."""
 
 
 @dataclass(frozen=True)
@@ -69,16 +77,22 @@ class BatchKind:
         return "mixed" if self.has_decodes else "prefill"
 
 
-def plan_for(shape: AttentionShape, batch: BatchKind, has_fixed_grid: bool = True) -> AttentionPlan:
+def plan_for(
+    shape: AttentionShape, batch: BatchKind, has_fixed_grid: bool = True, has_tall: bool = False
+) -> AttentionPlan:
     """The plan of a batch.
 
     ``has_fixed_grid``: whether the launch is captured in a CUDA graph. Without it the plan has the
     schedule ``unit``, whose launch needs as many programs as the tables have units.
+    ``has_tall``: whether the device can run the Gluon kernel
+    (:func:`nostall.serving.attention.tall_launch.has_tall_kernel`).
     """
     if shape.padded_head_dim > 128:
         plan = AttentionPlan(replace(default_kernel(shape), front=1.0), "sorted")
     else:
-        plan = PLANS[batch.kind(shape.group)]
+        kind = batch.kind(shape.group)
+        plans = TALL_PLANS if has_tall and supports_tall(shape) else {}
+        plan = plans.get(kind, PLANS[kind])
     if has_fixed_grid:
         return plan
     return replace(plan, kernel=replace(plan.kernel, schedule="unit"))
