@@ -69,11 +69,12 @@ def kernel_settings(known: set[int]) -> list[dict[str, Any]]:
             if not launchers or id(kernel) in known:
                 continue
             known.add(id(kernel))
-            chosen = launchers[0].config
+            chosen = getattr(launchers[0], "config", None)
+            sizes = {} if chosen is None else {**chosen.kwargs, "num_warps": chosen.num_warps}
             settings.append(
                 {
                     "kernel": name,
-                    "settings": {**chosen.kwargs, "num_warps": chosen.num_warps},
+                    "settings": sizes,
                     "registers": getattr(launchers[0], "n_regs", None),
                     "spills": getattr(launchers[0], "n_spills", None),
                 }
