@@ -167,6 +167,9 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     # torch.compile
     _row("torch_compile.models", "GPU", "How fast are whole models with backend=\"nostall\"?",
          "models models_repeated models_slow_host", "torch-compile.md"),
+    _row("torch_compile.user_models", "GPU",
+         "Do whole models gain, as users write them (with --zoo users)?",
+         module="torch_compile.models"),
     _row("torch_compile.guarantees", "GPU", "Do the documented guarantees of the backend hold?",
          "guarantees_h200.json", "torch-compile.md"),
     # Pipeline plans

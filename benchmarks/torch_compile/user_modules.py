@@ -71,7 +71,7 @@ class DiT(nn.Module):
 
 
 class StateSpaceBlock(nn.Module):
-    """A gated state-space block: convolution, chunked scan with scalar decays (arXiv:2405.21060)."""
+    """A gated state-space block: convolution and chunked scan, as Mamba-2 (arXiv:2405.21060)."""
 
     def __init__(self, width: int, head: int, state: int, chunk: int) -> None:
         super().__init__()

@@ -6,6 +6,7 @@ Several processes share a GPU: one of them measures at a time, the others plan a
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -121,6 +122,11 @@ def measure(job: Job) -> dict[str, Any]:
             traceback.print_exc()
             os._exit(70)
         raise
+    finally:
+        # Other processes of this GPU need the memory that PyTorch keeps for later allocations.
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
 
 
 @contextmanager
