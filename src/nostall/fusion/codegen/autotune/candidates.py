@@ -34,7 +34,9 @@ def candidates(schedule: Schedule, most: int) -> tuple[PlannedKernel, ...]:
     times = {kernel.plan: modelled_seconds(kernel) for kernel in plans(schedule).legal}
     if not times:
         return (default_plan(schedule),)
-    fastest = [PlannedKernel(schedule, plan) for plan in fastest_modelled(times, most)]
+    best = default_plan(schedule)
+    rest = [PlannedKernel(schedule, plan) for plan in fastest_modelled(times, most)]
+    fastest = [best, *(kernel for kernel in rest if kernel.plan != best.plan)]
     eager = [variant for variant in map(with_eager_loads, fastest) if variant is not None]
     return (*fastest, *eager[: max(0, most - LAZY_CANDIDATES)])
 
