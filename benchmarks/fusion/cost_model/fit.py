@@ -59,6 +59,7 @@ FITTED_GPU_FIELDS = (
     "program_start_s",
     "warp_start_s",
     "reduction_phase_s",
+    "column_pass_s",
     "barrier_s",
     "dependent_issue_cycles",
     "l2_bytes_per_s",

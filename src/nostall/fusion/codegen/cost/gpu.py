@@ -39,6 +39,7 @@ class KernelCost:
     dependent_loads: float = 1.0  # loads that wait for earlier loads
     overlapped_loads: float = 0.0  # loads that wait while the program works on earlier data
     reduction_phases: float = 0.0  # parts of the kernel that end with a reduction
+    column_passes: float = 0.0  # loops over the columns of a row, one after the other
     barriers: float = 0.0
     shared_bytes: int = 0
     reread_bytes: float = 0.0  # read again by the program itself
@@ -61,6 +62,7 @@ class Gpu:
     warp_start_s: float  # the same for each warp of a program
     load_latency_s: float  # from a load to its value, under load
     reduction_phase_s: float  # a reduction and the loads after it
+    column_pass_s: float  # start and end of a loop over columns
     barrier_s: float
     dependent_issue_cycles: float  # from one instruction of a warp to its next
     spill_factor: float  # spills for each missing register, if twice the available ones are needed
@@ -91,6 +93,7 @@ H200 = Gpu(
     program_start_s=1.21e-9,
     warp_start_s=0.095e-9,
     reduction_phase_s=0.37e-6,
+    column_pass_s=0.3e-6,
     barrier_s=39e-9,
     dependent_issue_cycles=1.65,
     spill_factor=1.19,
@@ -189,6 +192,7 @@ def _delay(
     dependent_s = instruction_s * gpu.dependent_issue_cycles
     loads = cost.dependent_loads * gpu.load_latency_s
     delay = loads + cost.reduction_phases * gpu.reduction_phase_s
+    delay += cost.column_passes * gpu.column_pass_s
     delay += cost.barriers * gpu.barrier_s + spills * gpu.reload_s
     delay += (cost.memory_bytes + refetched) / gpu.sm_bytes_per_cycle / gpu.clock_hz
     delay += max(0.0, cost.overlapped_loads * gpu.load_latency_s - dependent_s)
