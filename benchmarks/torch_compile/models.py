@@ -81,7 +81,7 @@ EXPECTED_SECONDS_OTHERS = {
     "inductor": 25,
     "nostall": 60,
     "steady": 50,
-    "gain": 50,
+    "gain": 80,
     "autotuned": 100,
     "graphs": 60,
 }

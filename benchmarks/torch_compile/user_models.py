@@ -236,10 +236,10 @@ KINDS: dict[str, Callable[[Sizes, bool], ModuleAndInputs]] = {
 
 
 def user_models(small: bool = False) -> dict[str, Model]:
-    """Forward and training steps of every kind; ``small`` for tests."""
+    """Training steps of every kind, then forward steps; ``small`` for tests."""
     sizes, made = Sizes(small), {}
-    for kind, make in KINDS.items():
-        for step, train in (("forward", False), ("train", True)):
+    for step, train in (("train", True), ("forward", False)):
+        for kind, make in KINDS.items():
             made[f"{kind}-{step}"] = Model(
                 lambda make=make, train=train: make(sizes, train),  # type: ignore[misc]
                 train,

@@ -64,7 +64,6 @@ def looped_cost(kernel: PlannedKernel, coefficients: CostCoefficients) -> Kernel
         dependent_loads=waits,
         overlapped_loads=overlapped,
         reduction_phases=sum(bool(part.reductions) for part in all_passes),
-        column_passes=sum(part.has_columns for part in all_passes),
         barriers=barriers,
         shared_bytes=tile_copy_bytes(kernel),
         reread_bytes=max(0.0, read - read_once) / programs,
@@ -115,7 +114,6 @@ def _split_cost(kernel: PlannedKernel, part: Pass, coefficients: CostCoefficient
         dependent_loads=1 if copies else dependent_loads(iterations, tile.elements),
         overlapped_loads=pipelined_load_waits(iterations) if copies else 0.0,
         reduction_phases=float(finished > 0),
-        column_passes=1.0,
         barriers=tile.barriers + iterations * copies + 2 * finished * (plan.num_warps > 1),
         shared_bytes=tile_copy_bytes(kernel),
     )
@@ -159,7 +157,6 @@ def shared_cost(kernel: PlannedKernel, coefficients: CostCoefficients) -> Kernel
         iterations=arena.chunks * len(on_chip.passes),
         dependent_loads=waits,
         reduction_phases=max(schedule.reduction_level.values(), default=0),
-        column_passes=sum(part.has_columns for part in on_chip.passes),
         barriers=barriers,
         shared_bytes=arena.total_bytes,
         reread_bytes=reread / schedule.row_count,
