@@ -150,6 +150,9 @@ BENCHMARKS: tuple[Benchmark, ...] = (
          "program_start_rate.json", "fusion-chains.md", "fusion.chains.program_start_rate"),
     _row("fusion.dependent_launch", "GPU", "What does programmatic dependent launch gain?",
          "dependent_launch.json", "fusion-chains.md", "fusion.chains.dependent_launch"),
+    _row("fusion.unseen_chains", "GPU",
+         "How fast are chains that no rule was written for, and their plans?",
+         module="fusion.unseen.run"),
     _row("fusion.cost_model", "GPU", "Does the cost model rank kernel plans as a GPU does?",
          "cost_model.json.gz", "fusion-cost-model.md", "fusion.cost_model.evaluate"),
     _row("fusion.cost_model_fit", "CPU", "Which coefficients fit the measured plans?",
@@ -168,6 +171,9 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     # torch.compile
     _row("torch_compile.models", "GPU", "How fast are whole models with backend=\"nostall\"?",
          "models models_repeated models_slow_host", "torch-compile.md"),
+    _row("torch_compile.user_models", "GPU",
+         "Do whole models gain, as users write them (with --zoo users)?",
+         module="torch_compile.models"),
     _row("torch_compile.guarantees", "GPU", "Do the documented guarantees of the backend hold?",
          "guarantees_h200.json", "torch-compile.md"),
     # Pipeline plans

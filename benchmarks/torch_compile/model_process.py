@@ -31,6 +31,7 @@ from benchmarks.torch_compile.step_timing import (
     synchronize,
     time_interleaved,
 )
+from benchmarks.torch_compile.user_models import user_models
 
 if TYPE_CHECKING:
     from nostall.attach.torch_compile.report import GraphReport
@@ -69,6 +70,7 @@ METHODS = {
 }
 INTERLEAVED = {
     "steady": ("compile", "nostall", "always", "eager"),
+    "gain": ("compile", "nostall"),
     "autotuned": ("compile, autotuned", "nostall, autotuned", "compile, autotuned, again"),
     "graphs": (
         *("compile, graphs", "nostall, graphs"),
@@ -76,6 +78,10 @@ INTERLEAVED = {
     ),
 }
 """Methods that are timed interleaved, by part; all are compared with the first."""
+REPLAYED = ("steady", "gain")
+"""Parts that also time whole steps as CUDA graphs."""
+ZOOS = {"parts": models, "users": user_models}
+"""Sets of models: parts of published models, and whole models as users write them."""
 PROCESS_COUNTS = {"graphs": 4}
 """Number of processes of a part (default 1).
 
@@ -112,6 +118,8 @@ class Setup:
     """Whether a paired start is recorded; otherwise it only reads files into memory."""
     pairs: int = 2
     """Number of pairs of first steps in all."""
+    zoo: str = "parts"
+    """The set that has the model (:data:`ZOOS`)."""
     turn: int = 0
     """Number of the process of a part in :data:`ROUNDS`; rotates the order of the copies."""
 
@@ -313,12 +321,17 @@ def measure_interleaved(model: Model, setup: Setup, store: Callable[..., None]) 
     order = [*names[setup.turn :], *names[: setup.turn]]
     result: dict[str, Any] = {"made": order}
     programs: dict[str, Program] = {}
+    result["starts_in_one_process"] = starts = dict[str, Any]()
     for name in order:
         programs[name] = program = Program(model, METHODS[name], setup)
+        stopwatch = Stopwatch()
         program.compile()
         program.step()
+        synchronize(setup.device)
+        starts[name] = stopwatch.elapsed("first")
         # Only nostall's programs have to choose.
         program.run_until_chosen(MAX_CHOICE_SHARE * setup.seconds)
+        starts[name] |= {"chosen": program.has_chosen, **stopwatch.elapsed("until_chosen")}
         for _ in range(WARM_UP):
             program.step()
     synchronize(setup.device)
@@ -337,7 +350,7 @@ def measure_interleaved(model: Model, setup: Setup, store: Callable[..., None]) 
     )
     store(**result)
     if setup.device == "cuda":
-        if setup.part == "steady":
+        if setup.part in REPLAYED:
             result["replayed"] = time_replays(programs, setup)
             store(**result)
         result["kernels"] = {
@@ -400,7 +413,7 @@ def main() -> None:
         from nostall.fusion.testing.triton_interpreter import prepare
 
         prepare()
-    model, out = models(setup.small)[setup.model], Path(setup.out)
+    model, out = ZOOS[setup.zoo](setup.small)[setup.model], Path(setup.out)
     gpu = torch.cuda.get_device_name() if setup.device == "cuda" else None
     about = {"model": setup.model, "part": setup.part, "gpu": gpu, "torch": torch.__version__}
     about |= {"dtype": setup.dtype, "small": setup.small}

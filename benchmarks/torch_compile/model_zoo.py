@@ -15,12 +15,14 @@ from torch import Tensor, nn
 
 from benchmarks.fusion.small_models import Bert, ConformerBlock, DienCell, RnnCells
 
+ModuleAndInputs = tuple[nn.Module, tuple[Tensor, ...]]
+
 
 @dataclass(frozen=True)
 class Model:
     """A model of the benchmark."""
 
-    make: Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]
+    make: Callable[[], ModuleAndInputs]
     """Makes the module and its inputs, in fp32 on the CPU."""
     train: bool
     """Whether a step is a forward and a backward pass; otherwise a forward pass only."""

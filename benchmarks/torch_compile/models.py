@@ -1,9 +1,10 @@
 """Benchmark of whole models: backend="nostall" against torch.compile, on all visible GPUs.
 
     python -m benchmarks run torch_compile.models --out OUT [--limit 300] [--models bert,dien]
-        [--parts steady]
+        [--parts steady] [--zoo users]
 
-For every model of ``benchmarks.torch_compile.model_zoo``, each part in its own processes:
+For every model of ``benchmarks.torch_compile.model_zoo``, or with ``--zoo users`` for every whole
+model of ``benchmarks.torch_compile.user_models``, each part in its own processes:
 
 - ``inductor``, ``nostall``: start of a program by torch.compile and by the backend, first with
   empty and then with warm caches: wall and CPU seconds of the first step and until the backend has
@@ -16,6 +17,7 @@ For every model of ``benchmarks.torch_compile.model_zoo``, each part in its own 
   (``always``), and eager PyTorch, interleaved.  Seconds of a step in a loop, which include the
   host, and of whole steps replayed as CUDA graphs, which do not.  Also the kernels of one step
   (profiler) and the differences of results and gradients.
+- ``gain`` (the default of whole models): as ``steady``, with torch.compile and the backend only.
 - ``autotuned``, ``graphs``: the same loop in the modes max-autotune-no-cudagraphs and
   reduce-overhead.  Each method has its own copy of the model, and torch.compile a second copy,
   because equal copies are not equally fast.  ``graphs`` has one more copy, which the backend hands
@@ -58,9 +60,9 @@ from benchmarks.torch_compile.model_process import (
     PROCESS_COUNTS,
     START_METHODS,
     STARTS,
+    ZOOS,
     Setup,
 )
-from benchmarks.torch_compile.model_zoo import models
 from nostall.core.errors import BadInput
 
 PAIR_SECONDS = {PAIRED: 25, AGAIN: 8}
@@ -79,6 +81,7 @@ EXPECTED_SECONDS_OTHERS = {
     "inductor": 25,
     "nostall": 60,
     "steady": 50,
+    "gain": 80,
     "autotuned": 100,
     "graphs": 60,
 }
@@ -86,6 +89,11 @@ EXPECTED_SECONDS_OTHERS = {
 ROUND_SECONDS = {"bert-train": 35}
 ROUND_SECONDS_OTHERS = 20
 """Expected seconds of each process of ``graphs`` after the first, which compiles everything."""
+DEFAULT_PARTS = {
+    "parts": tuple(part for part in PARTS if part not in (*PAIR_SECONDS, "gain")),
+    "users": ("gain",),
+}
+"""Parts that are measured if none are selected, by set of models."""
 INDEPENDENT_PARTS = {"inductor", PAIRED}
 """Parts whose caches no other part uses, except ``AGAIN``."""
 SLACK_SECONDS = 60.0
@@ -318,12 +326,8 @@ def assign_jobs(jobs: Sequence[Job], gpus: int) -> list[list[Job]]:
 def pending_jobs(options: argparse.Namespace, deadline: float) -> list[Job]:
     """Jobs of all selected parts and models that are not complete."""
     jobs = []
-    parts = (
-        options.parts.split(",")
-        if options.parts
-        else [part for part in PARTS if part not in PAIR_SECONDS]
-    )
-    for model in models(options.small):
+    parts = options.parts.split(",") if options.parts else DEFAULT_PARTS[options.zoo]
+    for model in ZOOS[options.zoo](options.small):
         if not any(part in model for part in options.models.split(",")):
             continue
         for part in parts:
@@ -340,6 +344,7 @@ def pending_jobs(options: argparse.Namespace, deadline: float) -> list[Job]:
                 seconds=options.each,
                 measured_s=options.measured,
                 pairs=options.pairs,
+                zoo=options.zoo,
             )
             jobs.append(Job(setup, deadline, str(cache_root() / model)))
     return jobs
@@ -372,6 +377,12 @@ def expected_seconds(job: Job) -> float:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument(
+        "--zoo",
+        choices=tuple(ZOOS),
+        default="parts",
+        help="parts of published models, or whole models as users write them",
+    )
     parser.add_argument("--models", default="", help="only models whose names contain one of these")
     parser.add_argument("--parts", default="", help=f"comma-separated, of {','.join(PARTS)}")
     parser.add_argument(

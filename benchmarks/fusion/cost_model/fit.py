@@ -1,11 +1,14 @@
 """Fit of the cost model's coefficients to measured plans, and its evaluation on held-out kernels.
 
-    python -m benchmarks run fusion.cost_model_fit [--measured FILE] [--judge] [--out FILE]
+    python -m benchmarks run fusion.cost_model_fit [--measured FILE] [--gpu-only] [--judge]
+        [--out FILE]
 
 Two fits: the cost coefficients (``codegen.cost.tile.CostCoefficients``) to the registers and
 instructions of Triton's binaries, then the GPU's parameters (``codegen.cost.gpu.Gpu``) to measured
-times.  Parameters from the vendor or from papers are not fitted.  The fitted values are printed; a
-person copies them into the sources.
+times.  Parameters from the vendor or from papers are not fitted.  The fitted values and the regrets
+before and after are printed, and written to FILE if it is given; a person copies the values into
+the sources.  ``--gpu-only`` fits the GPU's parameters only.  The measurements are those of
+``fusion.cost_model`` or of the train half of ``fusion.unseen_chains``.
 
 ``--judge`` evaluates the coefficients in the sources: tau, regret, error, and the result of tuning
 with this model (``tuning_replay``).  For the *held out* numbers it fits to half of the chains and
@@ -26,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
+from benchmarks.fusion.chains.generated import GENERATED
 from benchmarks.fusion.chains.programs import CHAINS
 from benchmarks.fusion.chains.stitched import chain_graph
 from benchmarks.fusion.cost_model.sample import plan_from_record
@@ -41,6 +45,7 @@ from benchmarks.fusion.cost_model.tuning_replay import replay_distributions, rep
 from benchmarks.harness.result_file import load, results, save
 from nostall.core.errors import BadInput
 from nostall.fusion.codegen.cost.coefficients import COEFFICIENTS, CostCoefficients
+from nostall.fusion.codegen.cost.default_plan import is_last_choice
 from nostall.fusion.codegen.cost.gpu import H200, Gpu, kernel_seconds
 from nostall.fusion.codegen.cost.kernel import kernel_costs
 from nostall.fusion.codegen.loops.schedule import Schedule
@@ -50,6 +55,7 @@ from nostall.fusion.codegen.tiling.legality import max_registers
 from nostall.fusion.codegen.tiling.plan_space import plans
 from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel
 
+ALL_CHAINS = {**CHAINS, **GENERATED}
 MEASURED = results("fusion") / "cost_model.json.gz"
 FITTED = results("fusion") / "cost_model_fit.json"
 FITTED_GPU_FIELDS = (
@@ -119,6 +125,10 @@ class Point:
     row: Mapping[str, Any]
     """Record in the result file."""
 
+    @property
+    def kernel(self) -> PlannedKernel:
+        return PlannedKernel(self.schedule, self.plan)
+
 
 @dataclass(frozen=True)
 class Kernel:
@@ -140,7 +150,7 @@ def load_kernels(chains: Mapping[str, Any]) -> list[Kernel]:
     """
     loaded = []
     for name, chain in chains.items():
-        graph = chain_graph(CHAINS[name])
+        graph = chain_graph(ALL_CHAINS[name])
         for number, kernel in enumerate(chain["kernels"]):
             try:
                 schedule = schedule_operators(graph, kernel["operators"])
@@ -156,8 +166,8 @@ def load_kernels(chains: Mapping[str, Any]) -> list[Kernel]:
 
 def half_of_chain(name: str) -> int:
     """Half (0 or 1) of a chain; chains of one function are in the same half."""
-    functions = list(dict.fromkeys(chain.function for chain in CHAINS.values()))
-    return functions.index(CHAINS[name].function) % 2
+    functions = list(dict.fromkeys(chain.function for chain in ALL_CHAINS.values()))
+    return functions.index(ALL_CHAINS[name].function) % 2
 
 
 def fit_coefficients(kernels: Sequence[Kernel]) -> CostCoefficients:
@@ -259,7 +269,10 @@ def fit_held_out(kernels: Sequence[Kernel]) -> dict[int, Model]:
 
 def evaluate(kernel: Kernel, modelled: Model) -> dict[str, Any]:
     """Tau, regret and median relative error of a model on one kernel."""
-    plans = [{**point.row, "modelled_us": 1e6 * modelled(point)} for point in kernel.points]
+    plans = [
+        {**point.row, "modelled_us": 1e6 * modelled(point), "last": is_last_choice(point.kernel)}
+        for point in kernel.points
+    ]
     kernel_record = {"plans": plans}
     errors = [abs(plan["modelled_us"] / median_us(plan) - 1) for plan in plans]
     return {
@@ -267,7 +280,9 @@ def evaluate(kernel: Kernel, modelled: Model) -> dict[str, Any]:
         "regret": _round(regret(kernel_record, modelled_best(kernel_record))),
         "off": _round(float(np.median(errors))),
         "first": modelled_best(kernel_record),
-        "first_us": round(min(plan["modelled_us"] for plan in plans), 2),
+        "first_us": round(
+            next(p["modelled_us"] for p in plans if p["plan"] == modelled_best(kernel_record)), 2
+        ),
     }
 
 
@@ -308,6 +323,24 @@ def evaluate_present(kernel: Kernel) -> dict[str, Any]:
     }
 
 
+def fit_report(kernels: Sequence[Kernel], gpu_only: bool) -> dict[str, Any]:
+    """The fitted figures, and the regret of the modelled best plans before and after the fit."""
+    counts = COEFFICIENTS if gpu_only else fit_coefficients(kernels)
+    gpu = fit_gpu(kernels, counts)
+    models = {"sources": make_model(COEFFICIENTS, H200), "fitted": make_model(counts, gpu)}
+    regrets = {
+        name: distribution([evaluate(kernel, model)["regret"] for kernel in kernels])
+        for name, model in models.items()
+    }
+    figures = {"counts": _stored(counts), "machine": _stored(gpu)}
+    return {
+        "kernels": len(kernels),
+        "plans": sum(len(kernel.points) for kernel in kernels),
+        "regret": regrets,
+        "figures": figures,
+    }
+
+
 def _stored(figures: CostCoefficients | Gpu) -> dict[str, Any]:
     """Coefficients under their names in result files."""
     return {STORED_NAMES.get(name, name): value for name, value in asdict(figures).items()}
@@ -319,20 +352,25 @@ def _round(value: float | None) -> float | None:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--measured", type=Path, default=MEASURED, help="result of fusion.cost_model"
+        "--measured", type=Path, nargs="+", default=[MEASURED], help="files with measured plans"
     )
-    parser.add_argument("--out", type=Path, default=FITTED)
+    parser.add_argument("--out", type=Path, help="default with --judge: the committed file")
+    parser.add_argument(
+        "--gpu-only", action="store_true", help="fit only the GPU's parameters, to times"
+    )
     parser.add_argument(
         "--judge", action="store_true", help="evaluate the coefficients in the sources"
     )
 
 
 def main(options: argparse.Namespace) -> None:
-    kernels = load_kernels(load(options.measured)["chains"])
+    kernels = [kernel for path in options.measured for kernel in load_kernels(load(path)["chains"])]
     if not options.judge:
-        counts = fit_coefficients(kernels)
-        gpu = fit_gpu(kernels, counts)
-        print(json.dumps({"counts": _stored(counts), "machine": _stored(gpu)}, indent=1))
+        report = fit_report(kernels, options.gpu_only)
+        print(json.dumps(report, indent=1))
+        if options.out is not None:
+            names = [path.name for path in options.measured]
+            save(options.out, kind="modelled", measured=names, **report)
         return
     held_out_models = fit_held_out(kernels)
     rows = [
@@ -345,5 +383,6 @@ def main(options: argparse.Namespace) -> None:
     for row in rows:
         print(row["chain"], {key: row["today"][key] for key in ("tau", "regret", "first")})
     figures = {"counts": _stored(COEFFICIENTS), "machine": _stored(H200)}
-    save(options.out, kind="modelled", figures=figures, summary=summarize_rows(rows), kernels=rows)
-    print(json.dumps(summarize_rows(rows), indent=1))
+    summary = summarize_rows(rows)
+    save(options.out or FITTED, kind="modelled", figures=figures, summary=summary, kernels=rows)
+    print(json.dumps(summary, indent=1))

@@ -63,8 +63,12 @@ def kernel_tau(kernel: Row) -> float | None:
 
 
 def modelled_best(kernel: Row) -> str:
-    """The modelled best of the measured plans."""
-    best = min(measured_plans(kernel), key=lambda row: (row["modelled_us"], row["plan"]))
+    """The modelled best of the measured plans; plans that are a last choice only without others."""
+
+    def rank(row: Row) -> tuple[bool, float, str]:
+        return bool(row.get("last")), row["modelled_us"], row["plan"]
+
+    best = min(measured_plans(kernel), key=rank)
     return str(best["plan"])
 
 

@@ -86,7 +86,7 @@ def time_plans(
         except Exception as error:  # e.g. too much shared memory; the other plans can still run
             _check_gpu()
             row["error"] = f"{type(error).__name__}: {str(error).strip()[:200]}"
-    samples = _time_interleaved([graph for _, _, graph in captured], len(sets), settings.rounds)
+    samples = time_graphs([graph for _, _, graph in captured], len(sets), settings.rounds)
     for (row, _, _), sample in zip(captured, samples, strict=True):
         row["samples_us"] = sample
     return {
@@ -148,7 +148,7 @@ def time_variants(work: ChainSample, settings: TimingSettings) -> dict[str, Any]
         graphs.append(capture_graph(method.run, sets * repetitions))
         runs.append(method.run)
         names.append(name)
-    *samples, null = _time_interleaved(graphs, len(sets) * repetitions, 2 * settings.rounds)
+    *samples, null = time_graphs(graphs, len(sets) * repetitions, 2 * settings.rounds)
     return {
         "variants": variants,
         "samples_us": dict(zip(names, samples, strict=False)),
@@ -227,10 +227,12 @@ def _finite_or_none(value: float) -> float | None:
     return float(f"{value:.3g}") if math.isfinite(value) else None
 
 
-def _time_interleaved(
+def time_graphs(
     graphs: Sequence[torch.cuda.CUDAGraph], runs: int, rounds: int
 ) -> list[list[float]]:
     """Microseconds of one run: ``rounds`` samples of each graph, interleaved."""
+    if not graphs:
+        return []
     for graph in graphs:
         time_replay(graph, runs)
     samples: list[list[float]] = [[] for _ in graphs]

@@ -8,6 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from benchmarks.fusion.chains.accuracy import AccuracyCheck  # noqa: E402
 from benchmarks.fusion.chains.generated import (  # noqa: E402
     GENERATED,
     KINDS,
@@ -15,8 +16,9 @@ from benchmarks.fusion.chains.generated import (  # noqa: E402
     generated_names,
     split_of,
 )
-from benchmarks.fusion.chains.programs import CHAINS  # noqa: E402
+from benchmarks.fusion.chains.programs import CHAINS, Chain  # noqa: E402
 from benchmarks.fusion.chains.stitched import chain_graph  # noqa: E402
+from benchmarks.fusion.chains.timing import Method  # noqa: E402
 
 
 def test_there_are_200_chains_in_two_halves_and_the_split_does_not_change() -> None:
@@ -39,3 +41,11 @@ def test_every_kind_is_captured_completely(kind: str) -> None:
     graph = chain_graph(GENERATED[name])
     assert graph.operators
     assert not [node for node in graph if node.kind == "opaque"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_eager_pytorch_passes_the_accuracy_check_of_every_kind(kind: str) -> None:
+    function, inputs = KINDS[kind]
+    chain = Chain(kind, function, inputs(4, 1024))
+    accuracy = AccuracyCheck(chain, chain.tensors("cpu"))
+    assert accuracy.failure(accuracy.errors(Method(lambda tensors: function(*tensors)))) == ""

@@ -59,7 +59,7 @@ _NAMES: dict[str, str] = {
         "_unsafe_masked_index_put_accumulate"
     ),
     "part of a result: kernels write whole tensors": (
-        "slice_scatter diagonal_scatter as_strided_scatter constant_pad_nd reflection_pad1d "
+        "diagonal_scatter as_strided_scatter constant_pad_nd reflection_pad1d "
         "reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d "
         "_fft_r2c _fft_c2r _fft_c2c"
     ),

@@ -183,6 +183,14 @@ def _arange(call: Call) -> Value:
     return call.finish("iota", start=start, step=step)
 
 
+def _iota(call: Call) -> Value:
+    """Lower ``prims.iota``, to which Inductor decomposes ``arange``."""
+    start, step = call.argument(1, "start"), call.argument(2, "step")
+    if not (isinstance(start, int) and isinstance(step, int)):
+        raise Unsupported("counting from a number that is known at run time only")
+    return call.finish("iota", start=start, step=step)
+
+
 def _copy(call: Call) -> Value:
     """Lower a copy of the second operand into the layout of the first."""
     source = call.tensor(1)
@@ -347,6 +355,7 @@ _MISCELLANEOUS_RULES: list[tuple[Rule, str]] = [
     (views.split, "split.Tensor split_with_sizes.default"),
     (views.repeat, "repeat.default"),
     (views.cat, "cat.default"),
+    (views.slice_scatter, "slice_scatter.default"),
     (_copy, "copy.default"),
     (_div_with_mode, "div.Tensor_mode div.Scalar_mode"),
     (extreme_index("amax"), "argmax.default"),
@@ -376,6 +385,7 @@ RULES: dict[str, Rule] = {
     **{f"aten.{name}": rule for rule, names in _MISCELLANEOUS_RULES for name in names.split()},
     "prims.convert_element_type.default": _cast,
     "prims.fma.default": _fma,
+    "prims.iota.default": _iota,
     "prims.inductor_lookup_seed.default": inductor_seed,
     "prims.inductor_random.default": inductor_random,
     "nostall.uniform.default": uniform,

@@ -124,11 +124,41 @@ def cat(call: Call) -> Value:
     views = [call.build("view", part, shape=kept) for part in parts]
     if any(call.build.nodes[part].dtype != call.dtype for part in parts):
         views = [call.add("cast", view, dtype=call.dtype) for view in views]
-    number = call.build("iota", shape=(len(parts),), dtype="int64", start=0, step=1)
-    number = call.build("view", number, shape=(len(parts),) + (1,) * (len(shape) - dim))
+    number = _part_number(call, len(parts), len(shape) - dim)
     result = views[-1]
     for at in reversed(range(len(parts) - 1)):
         is_part = call.add("eq", number, call.number(at, "int64"))
         result = call.add("where", is_part, views[at], result, dtype=call.dtype)
     sizes, _ = call.layout(call.result)
     return call.finish("copy", call.build("view", result, shape=sizes))
+
+
+def _part_number(call: Call, parts: int, axes: int) -> int:
+    """Add the numbers of equal parts, 0, 1, ..., as an axis with ``axes`` axes behind it."""
+    number = call.build("iota", shape=(parts,), dtype="int64", start=0, step=1)
+    return call.build("view", number, shape=(parts,) + (1,) * axes)
+
+
+def slice_scatter(call: Call) -> Value:
+    """Lower a copy of a tensor in which one of several equal parts has other values.
+
+    Such copies are the gradients of ``chunk``: a selection by the number of the part, as in
+    :func:`cat`.  The number of parts is not limited, because every part is read once.
+    """
+    x, source = call.tensor(0), call.tensor(1)
+    shape = call.shape(x)
+    dim = call.axis(call.argument(2, "dim", 0), len(shape))
+    length, size = call.static_size(dim, shape), call.static_size(dim, call.shape(source))
+    start, step = call.argument(3, "start") or 0, call.argument(5, "step", 1)
+    if not isinstance(start, int):
+        raise Unsupported("a number that is known at run time only")
+    start = min(max(start + length if start < 0 else start, 0), length)
+    if step != 1 or not size or length % size or start % size:
+        raise Unsupported("a part of a result that is not one of several equal parts")
+    parts = length // size
+    whole = call.build("view", x, shape=(*shape[:dim], parts, size, *shape[dim + 1 :]))
+    part = call.build("view", source, shape=(*shape[:dim], 1, size, *shape[dim + 1 :]))
+    number = _part_number(call, parts, len(shape) - dim)
+    is_part = call.add("eq", number, call.number(start // size, "int64"))
+    result = call.add("where", is_part, part, whole, dtype=call.dtype)
+    return call.finish("copy", call.build("view", result, shape=shape))

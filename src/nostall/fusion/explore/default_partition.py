@@ -1,10 +1,11 @@
-"""The partition that regions are stitched with: FusionStitching's, with two corrections."""
+"""The partition that regions are stitched with: FusionStitching's, with three corrections."""
 
 from __future__ import annotations
 
 from nostall.fusion.evaluate.delta import DeltaEvaluator
 from nostall.fusion.explore.epilogue_fusion import fuse_epilogues
 from nostall.fusion.explore.explorer import explore
+from nostall.fusion.explore.kernel_merging import merge_kernels
 from nostall.fusion.explore.kernel_splitting import split_kernels, unpack_kernels
 from nostall.fusion.graph.graph import Graph
 from nostall.fusion.graph.partition import members
@@ -14,7 +15,9 @@ def default_partition(graph: Graph) -> list[tuple[int, ...]]:
     """The kernels of a region's graph, each as a tuple of operators.
 
     Starts with the explorer's partition, splits kernels that several kernels would beat (modelled),
-    and fuses the epilogues of sums over rows into the kernels that compute the sums.
+    merges kernels that one kernel would beat, and fuses the epilogues of sums over rows into the
+    kernels that compute the sums.
     """
     groups = [members(group) for group in explore(DeltaEvaluator(graph)).partition.groups]
-    return fuse_epilogues(graph, unpack_kernels(graph, split_kernels(graph, groups)))
+    split = unpack_kernels(graph, split_kernels(graph, groups))
+    return fuse_epilogues(graph, merge_kernels(graph, split))

@@ -417,3 +417,30 @@ def test_fma_becomes_a_product_and_a_sum() -> None:
     module = traced(lambda *x: torch.ops.prims.fma(*x), *inputs)
     assert [n.op for n in capture(module).graph if n.kind != "input"] == ["mul", "add"]
     assert check(module) == 1
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, y: torch.slice_scatter(x, y, 1, 3, 6),
+        lambda x, y: torch.slice_scatter(x, y, 1, -3),
+        lambda x, y: torch.slice_scatter(torch.full((4, 6), 0.0), y.exp(), 1, 0, 3) + x,
+        lambda x, y: torch.slice_scatter(torch.cat([x, x], 1), y, 1, 9),
+        lambda x, y: x * torch.ops.prims.iota(
+            6, start=2, step=3, dtype=torch.int64, device="cpu", requires_grad=False
+        ),
+    ],
+)  # fmt: skip
+def test_equal_parts_of_a_result_and_counters_are_fused(function: Any) -> None:
+    inputs = torch.rand(4, 6), torch.rand(4, 3)
+    captured = capture(traced(function, *inputs))
+    assert not captured.report.unsupported
+    (result,) = interpret(captured.graph, [x.numpy() for x in inputs][: len(captured.graph.inputs)])
+    assert np.allclose(result, function(*inputs).numpy())
+
+
+def test_unequal_parts_of_a_result_are_opaque() -> None:
+    reasons = unsupported(
+        lambda x, y: torch.slice_scatter(x, y, 1, 2, 5), torch.rand(4, 6), torch.rand(4, 3)
+    )
+    assert "a part of a result that is not one of several equal parts" in reasons

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from statistics import median
 from typing import Any
 
 from nostall.core.measurement import Comparison, Kind
-from nostall.fusion.codegen.cost.default_plan import default_plan, modelled_seconds
+from nostall.fusion.codegen.cost.default_plan import (
+    default_plan,
+    is_last_choice,
+    modelled_seconds,
+)
 from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
 from nostall.fusion.codegen.tiling.plan_space import plans
@@ -31,10 +35,12 @@ def candidates(schedule: Schedule, most: int) -> tuple[PlannedKernel, ...]:
     them again :func:`~nostall.fusion.codegen.tiling.plan_variants.with_eager_loads` if that is
     legal. Raises :class:`BadInput` if no plan is legal.
     """
-    times = {kernel.plan: modelled_seconds(kernel) for kernel in plans(schedule).legal}
+    legal = plans(schedule).legal
+    times = {kernel.plan: modelled_seconds(kernel) for kernel in legal}
     if not times:
         return (default_plan(schedule),)
-    fastest = [PlannedKernel(schedule, plan) for plan in fastest_modelled(times, most)]
+    last = {kernel.plan for kernel in legal if is_last_choice(kernel)}
+    fastest = [PlannedKernel(schedule, plan) for plan in fastest_modelled(times, most, last)]
     eager = [variant for variant in map(with_eager_loads, fastest) if variant is not None]
     return (*fastest, *eager[: max(0, most - LAZY_CANDIDATES)])
 
@@ -89,13 +95,16 @@ def _scheme_family(plan: KernelPlan) -> str:
     return "register rows" if plan.scheme in ("warp", "block") else plan.scheme
 
 
-def fastest_modelled(times: Mapping[KernelPlan, float], most: int) -> tuple[KernelPlan, ...]:
+def fastest_modelled(
+    times: Mapping[KernelPlan, float], most: int, last: Collection[KernelPlan] = ()
+) -> tuple[KernelPlan, ...]:
     """The plan with the least modelled time of every scheme, and the ``most`` fastest of all.
 
-    ``times``: modelled seconds of each plan. Fastest first. Plans that differ in rows, warps or
-    splits only are separate candidates, because the model ranks these least reliably.
+    ``times``: modelled seconds of each plan; ``last``: plans that are last choices. Fastest first.
+    Plans that differ in rows, warps or splits only are separate candidates, because the model ranks
+    these least reliably.
     """
-    ranked = sorted(times, key=lambda plan: (times[plan], plan.rows, str(plan)))
+    ranked = sorted(times, key=lambda plan: (plan in last, times[plan], plan.rows, str(plan)))
     ranked = [plan for plan in ranked if times[plan] <= MAX_SLOWDOWN * times[ranked[0]]]
     of_schemes = {plan.scheme: plan for plan in reversed(ranked)}
     selected = {*of_schemes.values(), *ranked[:most]}

@@ -20,6 +20,9 @@ from nostall.fusion.graph.operations import DTYPE_BYTES
 
 _MAX_UNROLLED_ELEMENTS = 32
 """Elements of a thread whose loads are in flight together: ptxas unrolls loops up to that."""
+_MAX_ITERATIONS_IN_FLIGHT = 2.0
+"""Iterations of a loop whose loads are in flight together, at most. Chosen among 1, 2 and 4 by the
+measured plans of the train half of the generated chains (``fusion.cost_model_fit --set train``)."""
 _CONVERSION_SCRATCH_BYTES = 32768
 """Shared memory through which Triton converts a layout at once; seen in sm_90 code."""
 _DEFAULT_VECTOR = 4
@@ -60,7 +63,8 @@ class _Access:
 
 def dependent_loads(iterations: int, elements: float) -> float:
     """Loads of a loop that wait for earlier ones; ``elements``: of a thread in an iteration."""
-    return math.ceil(iterations / max(1.0, min(4.0, _MAX_UNROLLED_ELEMENTS / elements)))
+    in_flight = max(1.0, min(_MAX_ITERATIONS_IN_FLIGHT, _MAX_UNROLLED_ELEMENTS / elements))
+    return math.ceil(iterations / in_flight)
 
 
 def tile_cost(
@@ -181,7 +185,7 @@ class _TileModel:
             if schedule.mapping.reduced_loops.get(index):
                 instructions += elements
             elif is_flat or schedule.has_columns(index):
-                has_rows = is_flat or schedule.mapping.loops[index] & set(schedule.rows)
+                has_rows = is_flat or self._varies_along_rows(schedule.mapping.loops[index])
                 shared_by = 1 if has_rows else layout.rows_per_thread
                 if schedule.mapping.graph[index].op == "random":
                     shared_by *= self._elements_per_counter(index, layout)
@@ -237,20 +241,28 @@ class _TileModel:
         """The tensors that are read or written column by column, each place once."""
         schedule = self.schedule
         columns = set(schedule.rows if self.is_flat else schedule.columns)
-        # A row block that starts at a multiple of its rows may be one row of a tensor.
-        block = self.rows if self.rows > 1 and self.plan.scheme != "column" else 0
         tensors = []
         for key, (node, loops) in self._touched().items():
             if not loops & columns:
                 continue
-            has_rows = not self.is_flat and bool(loops & set(schedule.rows))
             is_written = key in self.work.outputs
-            if block and not is_written and schedule.is_block_uniform(loops, block):
-                has_rows = False
+            has_rows = not self.is_flat and bool(loops & set(schedule.rows))
+            if not is_written:
+                has_rows = has_rows and self._varies_along_rows(loops)
             element_bytes = DTYPE_BYTES[schedule.mapping.graph[node].dtype]
             max_vector = self._max_vector(element_bytes, has_rows)
             tensors.append(_Access(element_bytes, max_vector, self.is_flat or has_rows, is_written))
         return tensors
+
+    def _varies_along_rows(self, loops: frozenset[int]) -> bool:
+        """Whether a value with these loops has several values along the rows of a tile.
+
+        A row block that starts at a multiple of its rows may be one row of a tensor.
+        """
+        if not loops & set(self.schedule.rows):
+            return False
+        has_blocks = self.rows > 1 and self.plan.scheme != "column"
+        return not (has_blocks and self.schedule.is_block_uniform(loops, self.rows))
 
     def _max_vector(self, element_bytes: int, has_rows: bool) -> int:
         """Elements of one access: where a row starts decides, except along rows or with peeling."""

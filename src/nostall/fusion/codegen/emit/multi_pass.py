@@ -51,7 +51,12 @@ def write_looped(kernel: PlannedKernel, lines: Lines) -> int:
         lines(f"# pass {number}")
         write_row_operators(tile, part)
         if part.has_columns:
-            _write_column_loops(tile, part, "0", _end_lane(kernel), plan.async_copies)
+            # Every second pass begins with the columns that the pass before it read last: more of
+            # them are still in the cache.
+            backwards = number % 2 == 1 and not plan.peeled
+            _write_column_loops(
+                tile, part, "0", _end_lane(kernel), plan.async_copies, backwards=backwards
+            )
             _write_results(tile, part, part.reductions)
     return Extent(schedule.row_count, plan.rows)
 
@@ -129,11 +134,19 @@ def write_row_operators(tile: Tile, part: Pass, store_condition: str | None = No
         tile.store(index, store_condition)
 
 
-def _write_column_loops(tile: Tile, part: Pass, start: str, stop: str, async_copies: bool) -> None:
+def _write_column_loops(
+    tile: Tile,
+    part: Pass,
+    start: str,
+    stop: str,
+    async_copies: bool,
+    *,
+    backwards: bool = False,
+) -> None:
     """Write the loops over columns that accumulate the reductions of a pass and store its outputs.
 
     The main loop has no masks, and it can copy asynchronously. Loops with masks do the rest of a
-    row, before and behind it.
+    row, before and behind it. ``backwards``: from the last columns to the first.
     """
     lines, (chunk,) = tile.lines, tile.chunks
     sums_by_maximum = {pair.first_maximum: pair.first_sum for pair in part.reduced_pairs}
@@ -143,9 +156,11 @@ def _write_column_loops(tile: Tile, part: Pass, start: str, stop: str, async_cop
         # Not -inf, because -inf - -inf is NaN.
         initial = repr(-LARGEST_FLOAT) if index in sums_by_maximum else reduction.neutral
         lines(f"a{index} = tl.full({shape}, {initial}, {TRITON_DTYPES[reduction.dtype]})")
-    for begin, end, loop_chunk in _loop_ranges(tile, start, stop):
+    ranges = _loop_ranges(tile, start, stop)
+    for begin, end, loop_chunk in reversed(ranges) if backwards else ranges:
         iterations = loop_range(begin, end, chunk.width, async_copies and loop_chunk.mask is None)
-        _write_loop(tile.with_chunk(loop_chunk), part, iterations, sums_by_maximum)
+        first = _mirrored(begin, end, chunk.width) if backwards else "at"
+        _write_loop(tile.with_chunk(loop_chunk), part, iterations, first, sums_by_maximum)
     for maximum, total in sums_by_maximum.items():
         lines(f'a{maximum} = tl.where(a{total} == 0.0, float("-inf"), a{maximum})')
 
@@ -171,12 +186,24 @@ def _loop_ranges(tile: Tile, start: str, stop: str) -> list[tuple[str, str, Chun
     return [(start, "rest", full), ("rest", stop, chunk)]
 
 
+def _mirrored(begin: str, end: str, width: int) -> str:
+    """The first column of an iteration at ``at`` of a loop that runs backwards."""
+    iterations = -(-(int(end) - int(begin)) // width)
+    return f"{2 * int(begin) + (iterations - 1) * width} - at"
+
+
 def _write_loop(
-    tile: Tile, part: Pass, iterations: str, sums_by_maximum: Mapping[int, int]
+    tile: Tile, part: Pass, iterations: str, first: str, sums_by_maximum: Mapping[int, int]
 ) -> None:
-    """Write one loop over columns. Names that are first used in it do not exist after it."""
+    """Write one loop over columns. Names that are first used in it do not exist after it.
+
+    ``first``: the first column of an iteration, from the loop variable ``at``.
+    """
     lines, (chunk,) = tile.lines, tile.chunks
-    with lines.block(f"for first in {iterations}:"):
+    variable = "first" if first == "at" else "at"
+    with lines.block(f"for {variable} in {iterations}:"):
+        if variable == "at":
+            lines(f"first = {first}")
         if chunk.peeling:
             lanes = f"tl.arange(0, {chunk.width})[None, :]"
             chunk.peeling.write_lane_indices(lines, tile.schedule.column_count, lanes)

@@ -34,7 +34,10 @@ MAX_SPLITS = 256
 MAX_ROW_GROUPS = 512
 """Groups of rows (``column``): four programs for each SM, if registers let them be resident."""
 MAX_LOOP_WARPS = 16
-"""Warps of a program that loops over the columns of its rows."""
+"""Warps of a program that loops over the columns of several rows, or of a short one."""
+LONG_LOOP_WARPS, MIN_LONG_COLUMNS = 32, 1 << 16
+"""Warps of a program that loops over one row of at least so many columns. Few programs are then
+resident, and their rows stay in L2 between two passes."""
 
 
 @dataclass(frozen=True)
@@ -158,6 +161,8 @@ def _loop_plans(schedule: Schedule) -> Iterator[KernelPlan]:
     if schedule.is_column_major:
         # Whole cache lines of a few columns: reductions over contiguous rows read nothing else.
         tiles += [(64, 32), (128, 32)]
+    if columns >= MIN_LONG_COLUMNS and not schedule.is_column_major:
+        yield KernelPlan("looped", 1, (LONG_LOOP_WARPS * WARP_SIZE * 8,), LONG_LOOP_WARPS)
     for rows, width in tiles:
         if width * 2 > columns and width > 256:
             continue

@@ -1,0 +1,264 @@
+"""Measurement of one unseen chain: plans of each kernel, whole stitched chains, torch.compile.
+
+Several processes share a GPU: one of them measures at a time, the others plan and compile.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import os
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+from time import monotonic
+from typing import Any
+
+import torch
+
+from benchmarks.fusion.chains.accuracy import AccuracyCheck
+from benchmarks.fusion.chains.generated import GENERATED
+from benchmarks.fusion.chains.programs import CHAINS, Chain
+from benchmarks.fusion.chains.reported import REPORTED
+from benchmarks.fusion.chains.stitched import (
+    Partition,
+    chain_graph,
+    kernel_plans,
+    min_bytes,
+    partitions,
+    stitched_method,
+)
+from benchmarks.fusion.chains.timing import Method, capture_graph, copy_count
+from benchmarks.fusion.cost_model.compile import wait_for_programs
+from benchmarks.fusion.cost_model.sample import (
+    KernelSample,
+    find_schedule,
+    plan_from_record,
+    sample_plans,
+)
+from benchmarks.fusion.cost_model.timing import (
+    MIN_LAUNCHES,
+    TimingSettings,
+    time_graphs,
+    time_plans,
+)
+from benchmarks.fusion.unseen.inductor import compile_chain, kernel_settings
+from nostall.core.errors import BadInput, one_line
+from nostall.fusion.codegen.cost.default_plan import default_plan
+from nostall.fusion.codegen.emit.program import Program
+from nostall.fusion.codegen.generate import generate
+from nostall.fusion.codegen.loops.schedule import Schedule
+from nostall.fusion.codegen.runtime.stitched_graph import stitch
+from nostall.fusion.codegen.tiling.plan_space import plans
+from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel, plan_kernel
+from nostall.fusion.graph.graph import Graph
+
+ALL_CHAINS: Mapping[str, Chain] = {**CHAINS, **GENERATED, **REPORTED}
+COMPILE_TIMEOUT = 60.0
+"""Seconds that a chain waits for compilation; plans that take longer are left out."""
+INDUCTOR = "torch.compile"
+"""Name of the version that all others are compared with."""
+_SEEN_KERNELS: set[int] = set()
+
+
+@dataclass(frozen=True)
+class Job:
+    """One chain to measure in a process that sees one GPU."""
+
+    chain: str
+    settings: TimingSettings
+    max_plans: int
+    """Maximum plans of each kernel; 1: only the modelled best one, which is not timed alone."""
+    deadline: float
+    """End of the measurement, in seconds of the monotonic clock."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What is measured of a chain: its partitions, and the plans of each kernel."""
+
+    graph: Graph
+    partitions: dict[str, Partition]
+    kernels: list[KernelSample]
+
+    def programs(self) -> list[Program]:
+        """All programs to compile."""
+        programs = [program for kernel in self.kernels for program in kernel.programs()]
+        for group in {group for groups in self.partitions.values() for group in groups}:
+            try:
+                programs.append(generate(self.graph, group))
+            except BadInput:  # stitching splits this group or runs it in PyTorch
+                continue
+        return list({program.key: program for program in programs}.values())
+
+
+def sample(name: str, max_plans: int) -> Sample:
+    """The chain's partitions and the sampled plans of the kernels of the explorer's partition."""
+    graph = chain_graph(ALL_CHAINS[name])
+    both = partitions(graph)
+    kernels = []
+    for group in sorted(both["explorer"]) if max_plans > 1 else ():
+        schedule = find_schedule(graph, group)
+        if schedule is not None and plans(schedule).legal:
+            chosen = sample_plans(schedule, max_plans, seed=0)
+            kernels.append(KernelSample(group, schedule, chosen, len(plans(schedule).legal_plans)))
+    return Sample(graph, both, kernels)
+
+
+def measure(job: Job) -> dict[str, Any]:
+    """Measure a chain; a GPU fault ends the process, and the next chain gets a new one."""
+    try:
+        with torch.no_grad():
+            return _measure(job)
+    except RuntimeError:
+        try:
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+        except RuntimeError:
+            traceback.print_exc()
+            os._exit(70)
+        raise
+    finally:
+        # Other processes of this GPU need the memory that PyTorch keeps for later allocations.
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+@contextmanager
+def gpu_lock(folder: Path) -> Iterator[None]:
+    """Exclusive use of this process's GPU among the processes with the same folder."""
+    name = os.environ.get("CUDA_VISIBLE_DEVICES", "all").replace("/", "_")
+    with (folder / f"gpu_{name}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)
+
+
+def _measure(job: Job) -> dict[str, Any]:
+    start, chain = monotonic(), ALL_CHAINS[job.chain]
+    lock = partial(gpu_lock, job.settings.folder)
+    work = sample(job.chain, job.max_plans)
+    sets = [chain.tensors(job.settings.device) for _ in range(copy_count(chain))]
+    failures: dict[str, str] = {}
+    inductor: Method | None = None
+    try:
+        inductor = Method(compile_chain(chain, sets[0], lock))
+    except Exception as error:  # the stitched versions are measured without a baseline
+        failures[INDUCTOR] = one_line(error)
+    inductor_kernels = kernel_settings(_SEEN_KERNELS)
+    compiled = monotonic()
+    keys = [program.key for program in work.programs()]
+    resources = wait_for_programs(
+        job.settings.folder, keys, min(job.deadline, monotonic() + COMPILE_TIMEOUT)
+    )
+    ready = monotonic()
+    with lock():
+        locked = monotonic()
+        kernels = [_kernel_record(kernel, resources, job.settings) for kernel in work.kernels]
+        methods, details = _stitched_methods(chain, work, kernels, job.settings.folder, failures)
+        if inductor is not None:
+            methods |= {INDUCTOR: inductor, f"{INDUCTOR} again": inductor}
+        wrong = _wrong_versions(chain, sets[0], methods)
+        samples = _time(methods, sets, job.settings.rounds)
+    end = monotonic()
+    seconds = {"inductor": compiled - start, "compiling": ready - compiled, "gpu": end - locked}
+    return {
+        "bytes_least": min_bytes(work.graph),
+        "kernels": kernels,
+        "versions": details,
+        "inductor_kernels": inductor_kernels,
+        "wrong": wrong,
+        "failures": failures,
+        "samples_us": samples,
+        "us": {name: round(median(row), 3) for name, row in samples.items() if row},
+        "seconds": {name: round(value, 1) for name, value in seconds.items()},
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
+        "torch": torch.__version__,
+    }
+
+
+def _kernel_record(
+    kernel: KernelSample, resources: Mapping[str, Mapping[str, Any]], settings: TimingSettings
+) -> dict[str, Any]:
+    program = kernel.programs()[0]
+    moved = sum(program.graph[index].bytes for index in (*program.inputs, *program.outputs))
+    return {"bytes": moved, **time_plans(kernel, resources, settings)}
+
+
+def _stitched_methods(
+    chain: Chain,
+    work: Sample,
+    kernels: Sequence[Mapping[str, Any]],
+    folder: Path,
+    failures: dict[str, str],
+) -> tuple[dict[str, Method], dict[str, Any]]:
+    """The stitched versions by name, and their plans: the modelled best plans of each partition,
+    and the fastest measured plan of each kernel of the explorer's."""
+    fastest = {tuple(kernel["operators"]): _fastest_plan(kernel) for kernel in kernels}
+    choices: dict[str, tuple[Partition, Callable[[Schedule], PlannedKernel]]] = {
+        name: (groups, default_plan) for name, groups in work.partitions.items()
+    }
+    if kernels:
+        choices["measured plans"] = work.partitions["explorer"], partial(_measured_plan, fastest)
+    methods: dict[str, Method] = {}
+    details: dict[str, Any] = {}
+    for name, (groups, choice) in choices.items():
+        try:
+            stitched = stitch(work.graph, groups, choice=choice, folder=folder)
+        except Exception as error:
+            failures[name] = one_line(error)
+            continue
+        details[name] = {
+            "plans": kernel_plans(stitched),
+            "groups": [list(group) for group in groups],
+            "steps_in_pytorch": sum(isinstance(step, int) for step in stitched.steps),
+            "refused": dict(stitched.illegal_reasons),
+        }
+        methods[name] = stitched_method(stitched, len(chain.inputs))
+    return methods, details
+
+
+def _fastest_plan(kernel: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Record of the fastest measured plan whose results are right."""
+    rows = [row for row in kernel["plans"] if row.get("samples_us") and not row.get("wrong")]
+    return min(rows, key=lambda row: median(row["samples_us"]), default=None)
+
+
+def _measured_plan(
+    fastest: Mapping[tuple[int, ...], Mapping[str, Any] | None], schedule: Schedule
+) -> PlannedKernel:
+    row = fastest.get(tuple(sorted(schedule.mapping.operators)))
+    return default_plan(schedule) if row is None else plan_kernel(schedule, plan_from_record(row))
+
+
+def _wrong_versions(
+    chain: Chain, inputs: Sequence[torch.Tensor], methods: dict[str, Method]
+) -> dict[str, str]:
+    """Versions whose results are wrong, with the reason; those that fail are removed."""
+    accuracy = AccuracyCheck(chain, inputs)
+    wrong = {}
+    for name, method in list(methods.items()):
+        try:
+            if reason := accuracy.failure(accuracy.errors(method)):
+                wrong[name] = reason
+        except Exception as error:
+            wrong[name] = f"failed: {one_line(error)}"
+            del methods[name]
+    return wrong
+
+
+def _time(
+    methods: Mapping[str, Method], sets: Sequence[Sequence[torch.Tensor]], rounds: int
+) -> dict[str, list[float]]:
+    """Microseconds of each version in interleaved rounds of CUDA graphs."""
+    every = [*sets] * -(-MIN_LAUNCHES // len(sets))
+    graphs = [capture_graph(method.run, every) for method in methods.values()]
+    samples = time_graphs(graphs, len(every), rounds)
+    return dict(zip(methods, samples, strict=True))
