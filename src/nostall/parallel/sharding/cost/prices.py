@@ -29,6 +29,7 @@ from nostall.parallel.sharding.placements import (
     Strategy,
     local_shape,
     redistribution,
+    shard,
 )
 
 
@@ -113,12 +114,30 @@ class Prices:
         return tuple(priced)
 
     def _priced_step(self, step: Step, before: float, after: float) -> PricedStep:
-        size = max(before, after)
+        size, rates = max(before, after), self.rates
         if step.kind in COLLECTIVES:
             seconds = self.mesh.seconds(step.kind, step.mesh_dim, size)
-            return PricedStep(step, size, seconds)
-        copied = 2 * after / self.rates.memory  # reads and writes the local tensor
-        return PricedStep(step, size, max(copied, self.rates.kernel_s))
+            return PricedStep(step, size, seconds + _copied(step, before, after) / rates.memory)
+        copied = 2 * after / rates.memory  # reads and writes the local tensor
+        return PricedStep(step, size, max(copied, rates.kernel_s))
+
+
+def _copied(step: Step, before: float, after: float) -> float:
+    """Bytes that a device reads and writes beside a collective, whose buffers are contiguous.
+
+    An all-reduce works on a copy of the tensor.  Parts along the first dimension are contiguous;
+    others are copied.
+    """
+    first = shard(0)
+    sent = 0.0 if step.target == first else 2 * before
+    received = 0.0 if step.source == first else 2 * after
+    copied = {
+        "all-reduce": 2 * before,
+        "all-gather": received,
+        "reduce-scatter": sent,
+        "all-to-all": sent + received,
+    }
+    return copied[step.kind]
 
 
 @dataclass(frozen=True, eq=False)

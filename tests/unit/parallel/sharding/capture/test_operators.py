@@ -24,7 +24,8 @@ from nostall.parallel.sharding.program.devices import (  # noqa: E402
     redistribute,
     scatter,
 )
-from nostall.parallel.sharding.program.program import ShardedProgram, call  # noqa: E402
+from nostall.parallel.sharding.program.local_operator import LocalOperator  # noqa: E402
+from nostall.parallel.sharding.program.program import ShardedProgram  # noqa: E402
 from tests.unit.parallel.sharding.steps import SAMPLES, captured, job  # noqa: E402
 
 
@@ -153,7 +154,8 @@ def strategy_error(model: str, number: int, strategy: Strategy, values: dict[int
     ]
     indices = step.output_indices[number]
     with torch.no_grad():
-        local = [call(node, [own[d] for own in inputs], indices, shapes) for d in range(2)]
+        run = LocalOperator(node, indices, shapes, torch.device("cpu"))
+        local = [run([own[d] for own in inputs]) for d in range(2)]
     worst = 0.0
     for place, tensor in enumerate(operator.outputs):
         assert all(tuple(local[d][place].shape) == shapes[place] for d in range(2))
