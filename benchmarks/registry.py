@@ -181,6 +181,8 @@ BENCHMARKS: tuple[Benchmark, ...] = (
          "correctness.json"),
     _row("sharding.planning", "CPU", "How fast are modelled plans beside rules, and how exact?",
          "planning.json"),
+    _row("sharding.gpu_plans", "2 or more GPUs",
+         "Are sharding plans ranked as they run, and as fast as FSDP2 and tensor parallelism?"),
     _row("sharding.large", "CPU", "How long does sharding a large model on 64 GPUs take?",
          "large.json"),
     _row("sharding.automap", "CPU", "How many dimensions do Auto-MAP's games partition?",

@@ -9,7 +9,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -25,6 +25,9 @@ from nostall.parallel.sharding.placements import (
 )
 
 Values = list[torch.Tensor]
+# torch 2.13 renamed these; the old names warn.
+_all_gather_single: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+_reduce_scatter_single: Any = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
 
 class Devices(Protocol):
@@ -41,7 +44,10 @@ class Devices(Protocol):
         ...
 
     def add(self, values: Values, mesh_dim: int) -> Values:
-        """For each held device, the sum of the tensors along a mesh dimension."""
+        """For each held device, the sum of the tensors along a mesh dimension.
+
+        The tensors are contiguous and may be overwritten.
+        """
         ...
 
     def send_parts(self, parts: Values, mesh_dim: int) -> Values:
@@ -112,14 +118,14 @@ class ProcessDevices:
     def gather(self, values: Values, mesh_dim: int) -> Values:
         (value,) = values
         received = value.new_empty((self.mesh[mesh_dim], *value.shape))
-        dist.all_gather_into_tensor(received, value.contiguous(), group=self._group[mesh_dim])
+        sent = value.contiguous().flatten()
+        _all_gather_single(received.flatten(), sent, group=self._group[mesh_dim])
         return [received]
 
     def add(self, values: Values, mesh_dim: int) -> Values:
         (value,) = values
-        total = value.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=self._group[mesh_dim])
-        return [total]
+        dist.all_reduce(value, group=self._group[mesh_dim])
+        return [value]
 
     def send_parts(self, parts: Values, mesh_dim: int) -> Values:
         (sent,) = parts
@@ -132,7 +138,7 @@ class ProcessDevices:
             return [received.sum(0) for received in self.send_parts(parts, mesh_dim)]
         (sent,) = parts
         total = sent.new_empty(sent.shape[1:])
-        dist.reduce_scatter_tensor(total, sent, group=self._group[mesh_dim])
+        _reduce_scatter_single(total, sent.flatten(0, 1), group=self._group[mesh_dim])
         return [total]
 
 
@@ -166,7 +172,8 @@ def _all_gather(devices: Devices, values: Values, step: Step) -> Values:
 
 
 def _all_reduce(devices: Devices, values: Values, step: Step) -> Values:
-    return _mean(devices, devices.add(values, step.mesh_dim), step)
+    copies = [value.clone(memory_format=torch.contiguous_format) for value in values]
+    return _mean(devices, devices.add(copies, step.mesh_dim), step)
 
 
 def _reduce_scatter(devices: Devices, values: Values, step: Step) -> Values:
