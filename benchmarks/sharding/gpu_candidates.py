@@ -17,6 +17,7 @@ from nostall.parallel.sharding.planners.sharding import (
     plan_sharding,
 )
 
+_BETWEEN_LAYERS = ("layer_norm", "aten.add.")
 _data_parallel, _fsdp, _megatron = (
     RULES[name].outer if name != "megatron" else RULES[name].inner
     for name in ("data-parallel", "fsdp", "megatron")
@@ -48,6 +49,20 @@ def _mixed(is_megatron: Callable[[str], bool]) -> Rule:
     return Rule("mixed", wanted, _data_parallel)
 
 
+def _with_whole_activations(rule: Rule) -> Rule:
+    """The rule with replicated norms and residual sums: tensor parallelism within a layer only."""
+
+    def wanted(operator: Operator, graph: ShardingGraph) -> Placement | None:
+        is_between_layers = any(name in operator.target for name in _BETWEEN_LAYERS)
+        return REPLICATED if is_between_layers else rule.inner(operator, graph)
+
+    return Rule(f"{rule.name}, whole activations", wanted, rule.outer)
+
+
+def _everything_replicated(operator: Operator, graph: ShardingGraph) -> Placement | None:
+    return REPLICATED if operator.kind in ("parameter", "input", "operation") else None
+
+
 def _is_odd_layer(name: str) -> bool:
     found = re.search(r"layers\.(\d+)", name)
     return found is not None and int(found[1]) % 2 == 1
@@ -57,15 +72,18 @@ ONE_DIMENSION: tuple[Rule, ...] = (
     RULES["data-parallel"],
     RULES["fsdp"],
     RULES["megatron"],
-    RULES["replicated"],
     Rule("columns", _columns, _columns),
-    Rule("rows", _rows, _rows),
+    _with_whole_activations(RULES["megatron"]),
+    _with_whole_activations(Rule("columns", _columns, _columns)),
+    _with_whole_activations(Rule("rows", _rows, _rows)),
+    Rule("replicated", _everything_replicated, _everything_replicated),
     replace(_mixed(_is_odd_layer), name="odd layers megatron"),
     replace(_mixed(lambda name: "proj" in name), name="layers megatron"),
     replace(_mixed(lambda name: "layers" not in name), name="head megatron"),
 )
 TWO_DIMENSIONS: tuple[Rule, ...] = (
     RULES["megatron"],
+    _with_whole_activations(RULES["megatron"]),
     Rule("fsdp x megatron", _megatron, _fsdp),
     Rule("data-parallel x fsdp", _fsdp, _data_parallel),
 )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import os
 import platform
 import sys
@@ -33,16 +34,16 @@ from nostall.parallel.execute.measure_collectives import (
 )
 from nostall.parallel.sharding.capture.operators import CapturedStep, capture
 from nostall.parallel.sharding.cost.device_mesh import ClusterMesh, CollectiveCost, mesh_text
-from nostall.parallel.sharding.cost.memory import memory_use
-from nostall.parallel.sharding.cost.prices import Prices, step_cost
+from nostall.parallel.sharding.cost.prices import Prices
 from nostall.parallel.sharding.cost.rates import DeviceRates
-from nostall.parallel.sharding.cost.timeline import timeline
 from nostall.parallel.sharding.placements import REPLICATED
-from nostall.parallel.sharding.planners.sharding import ShardingPlan
+from nostall.parallel.sharding.planners.sharding import ShardingPlan, priced_plan
 from nostall.parallel.sharding.program.devices import ProcessDevices, redistribute
 from nostall.parallel.sharding.program.program import ShardedProgram
 
 WARM_UPS = 3
+STATE_FACTOR = 2.0
+"""Parameters and gradients; the steps are without an optimiser."""
 Mesh = tuple[int, ...]
 Step = Callable[[], torch.Tensor]
 
@@ -80,7 +81,7 @@ def main(out: Path) -> None:
     else:
         torch.set_num_threads(1)
     backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, timeout=timedelta(seconds=120), **extra)
+    dist.init_process_group(backend, timeout=timedelta(seconds=240), **extra)
     results = Results.load(out, options["tiny"])
     session = Session(options, device, results, until, measure_rates("measured", device))
     _say(session, "process group")
@@ -157,18 +158,12 @@ def _plan_all(session: Session) -> dict[tuple[str, Mesh], list[ShardingPlan]]:
     dist.all_gather_object(everything, sent)
     return {
         key: [
-            _priced(prices[key], name, assignment)
+            priced_plan(name, prices[key], assignment, STATE_FACTOR)
             for part in everything
             for name, assignment in part.get(key, ())
         ]
         for key in tasks
     }
-
-
-def _priced(prices: Prices, name: str, assignment: Any) -> ShardingPlan:
-    cost = step_cost(prices, assignment)
-    assert cost is not None
-    return ShardingPlan(name, prices, assignment, cost, memory_use(prices, assignment, 2.0))
 
 
 @dataclass
@@ -268,11 +263,10 @@ def _plan_maker(
             with torch.no_grad():
                 return program.run(local, buffers, leaves).loss[0]
 
-        modelled = timeline(plan.prices, plan.assignment)
         more: dict[str, Any] = {
-            "predicted_s": modelled.step_s,
-            "operators_s": modelled.operators_s,
-            "collectives_s": modelled.collectives_s,
+            "predicted_s": plan.times.step_s,
+            "operators_s": plan.times.operators_s,
+            "collectives_s": plan.times.collectives_s,
             "without_overlap_s": plan.cost.step_s,
             "collectives": plan.cost.counts(),
         }
@@ -296,7 +290,8 @@ def _errors(
         placements = program.parameter_placements(name)
         (got,) = redistribute(program.devices, values, placements, whole)
         difference = (got.float() - gradients[name].float()).norm()
-        worst = max(worst, float(difference / gradients[name].float().norm().clamp_min(1e-12)))
+        error = float(difference / gradients[name].float().norm().clamp_min(1e-12))
+        worst = max(worst, error if math.isfinite(error) else math.inf)
     return {"loss_error": abs(float(result.loss[0]) / loss - 1), "gradient_error": worst}
 
 

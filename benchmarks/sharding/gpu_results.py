@@ -145,9 +145,9 @@ def _against(chosen: Record, peer: Record) -> Record:
 
 def print_table(records: Sequence[Record], found: Record) -> None:
     """One line for each record, then the summary."""
-    print(f"{'model':11}{'mesh':5}{'plan':26}{'predicted':>10}{'measured':>10}  interval")
+    print(f"{'model':11}{'mesh':5}{'plan':30}{'predicted':>10}{'measured':>10}  interval")
     for r in records:
-        head = f"{r['model']:11}{r['mesh']:5}{r['plan']:26}"
+        head = f"{r['model']:11}{r['mesh']:5}{r['plan'][:29]:30}"
         if "measured_s" not in r:
             print(f"{head} {r['error'][:80]}")
             continue

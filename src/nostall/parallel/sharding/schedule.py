@@ -25,7 +25,6 @@ from nostall.parallel.sharding.placements import COLLECTIVES, redistribution
 
 PREFETCH = 8
 """Redistributions of parameters that are under way or done before their consumer runs."""
-_SOURCES = ("parameter", "constant", "input")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +84,12 @@ def schedule(graph: ShardingGraph, assignment: Assignment) -> Schedule:
     return Schedule(tuple(actions), tuple(map(tuple, edges)), frozenset({*weights, *gradients}))
 
 
+def may_overlap(graph: ShardingGraph, edge: Edge) -> bool:
+    """Whether a redistribution of an edge can run beside the operators in some plan."""
+    is_gradient = graph.operators[edge.consumer].kind == "parameter"
+    return is_gradient or edge.producer in graph.stored_operators
+
+
 def _sends(graph: ShardingGraph, assignment: Assignment, edge: Edge) -> bool:
     """Whether the redistribution of an edge has a collective."""
     source = output_placements(graph, assignment, edge.tensor)
@@ -94,12 +99,9 @@ def _sends(graph: ShardingGraph, assignment: Assignment, edge: Edge) -> bool:
 
 def _early_operators(graph: ShardingGraph, edges: list[list[Edge]], sending: set[Edge]) -> set[int]:
     """Sources, and views of parameters as they are stored; these run at the start of the step."""
-    early = {n for n, operator in enumerate(graph.operators) if operator.kind in _SOURCES}
-    for number, operator in enumerate(graph.operators):
-        is_view = operator.kind == "branch" or (
-            operator.kind == "operation" and not operator.moves_memory
-        )
-        is_stored = all(e.producer in early and e not in sending for e in edges[number])
-        if is_view and edges[number] and is_stored:
+    early: set[int] = set()
+    for number in graph.stored_operators:
+        own = edges[number] if graph.operators[number].kind != "parameter" else []
+        if all(edge.producer in early and edge not in sending for edge in own):
             early.add(number)
     return early

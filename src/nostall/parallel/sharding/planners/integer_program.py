@@ -21,6 +21,7 @@ from nostall.parallel.sharding.cost.prices import Prices
 from nostall.parallel.sharding.graph import Assignment
 from nostall.parallel.sharding.placements import Placements, Strategy
 from nostall.parallel.sharding.planners.tied import EdgeClass, TiedGraph
+from nostall.parallel.sharding.schedule import may_overlap
 
 _UNIT_S = 1e-6
 """The objective is in microseconds, because tolerances of the solver are absolute."""
@@ -46,6 +47,8 @@ class Problem:
     memory: float | None = None
     """Limit on the bytes of parameter state and of stored activations; None for no limit."""
     state_factor: float = 4.0
+    exposed: float = 1.0
+    """Share that counts of the seconds of redistributions that may run beside the operators."""
 
     def strategies(self, operator: int, number: int) -> list[Strategy]:
         """Strategies of an operator on all mesh dimensions if it has ``number`` on this one."""
@@ -150,6 +153,7 @@ def _add_edge(
     """Add the pairs of placements of an edge, and the rows that join them to both sides."""
     graph, example = problem.prices.graph, edge.example
     info = graph.tensors[example.tensor]
+    share = problem.exposed if may_overlap(graph, example) else 1.0
 
     def by_placements(
         operator: int, class_number: int, *, read: bool
@@ -176,7 +180,7 @@ def _add_edge(
         for target, target_row in target_rows.items():
             steps = problem.prices.redistribution(info, source, target)
             if steps is not None:
-                seconds = sum(step.seconds for step in steps) + _TIE_S * len(steps)
+                seconds = share * sum(step.seconds for step in steps) + _TIE_S * len(steps)
                 pair = program.column(seconds * edge.count)
                 program.entries += [(source_row, pair, 1.0), (target_row, pair, 1.0)]
 
