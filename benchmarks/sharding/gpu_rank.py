@@ -78,8 +78,7 @@ def main(out: Path) -> None:
     if device.type == "cuda":
         torch.cuda.set_device(device)
         extra = {"device_id": device}
-    else:
-        torch.set_num_threads(1)
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // options["gpus"]))
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, timeout=timedelta(seconds=240), **extra)
     results = Results.load(out, options["tiny"])

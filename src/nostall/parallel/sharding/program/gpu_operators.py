@@ -58,14 +58,14 @@ def _attention_backward(
     """Gradients of query, key and value."""
     # Without dropout, kernels read neither seed nor offset, but the operators need tensors.
     if _is_flash(query, attn_mask):
-        seed = torch.zeros(2, dtype=torch.uint64, device=query.device)
-        offset = torch.zeros((), dtype=torch.uint64, device=query.device)
+        seed = torch.empty(2, dtype=torch.uint64, device=query.device)
+        offset = torch.empty((), dtype=torch.uint64, device=query.device)
         gradients = _aten._scaled_dot_product_flash_attention_backward(
             gradient, query, key, value, output, sums, None, None, query.shape[2], key.shape[2],
             0.0, is_causal, seed, offset, scale=scale,
         )  # fmt: skip
     else:
-        seed = torch.zeros((), dtype=torch.int64, device=query.device)
+        seed = torch.empty((), dtype=torch.int64, device=query.device)
         gradients = _aten._scaled_dot_product_efficient_attention_backward(
             gradient, query, key, value, _bias(query, key, attn_mask), output, sums, seed, seed,
             0.0, [True, True, True, False], is_causal, scale=scale,

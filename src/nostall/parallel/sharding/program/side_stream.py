@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import torch
 
 from nostall.parallel.sharding.program.devices import Values
 
 
+@cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    """One stream for all programs on a GPU: PyTorch keeps free memory for each stream apart."""
+    return torch.cuda.Stream(device)
+
+
 class SideStream:
     """Runs work beside the current CUDA stream, one piece after the other."""
 
     def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream = _stream(device) if device.type == "cuda" else None
 
     def start(self, work: Callable[[], Values], sources: Values) -> Callable[[], Values]:
         """Start work on ``sources``; the returned function waits for it and gives its results."""
         if self._stream is None:
             results = work()
             return lambda: results
-        main = torch.cuda.current_stream(self._stream.device)
+        device = self._stream.device
+        main = torch.cuda.current_stream(device)
         # The wait also makes the memory of earlier results safe to use again: operators that read
         # them come before it on the main stream.
         self._stream.wait_stream(main)
@@ -31,7 +39,7 @@ class SideStream:
             source.record_stream(self._stream)
 
         def wait() -> Values:
-            torch.cuda.current_stream(done.device).wait_event(done)
+            torch.cuda.current_stream(device).wait_event(done)
             return results
 
         return wait
