@@ -173,6 +173,8 @@ BENCHMARKS: tuple[Benchmark, ...] = (
          "optimality_gap.json", "parallel.md"),
     _row("parallel.planning_time", "CPU", "How long does planning of large models take?",
          "planning_time.json", "parallel.md"),
+    _row("parallel.profile_error", "2 or more GPUs",
+         "Are whole passes slower than the sum of their profiled layers, and why?"),
     _row("parallel.torch_versions", "CPU", "Do plans train as one process does, by torch version?",
          "torch_versions_2.11.0.json torch_versions_2.13.0.json", "parallel.md"),
     _row("parallel.torchtitan", "CPU", "Does torchtitan run exported plans?",
