@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
+from functools import partial
 from time import perf_counter
 
 import numpy as np
@@ -75,7 +76,7 @@ def measure_rates(name: str, device: torch.device) -> DeviceRates:
     for dtype in (torch.bfloat16, torch.float32):
         extent = _MATMUL if device.type == "cuda" else 256
         a, b = (torch.randn(extent, extent, device=device).to(dtype) for _ in range(2))
-        seconds = _seconds(lambda a=a, b=b: a @ b, device)
+        seconds = _seconds(partial(torch.matmul, a, b), device)
         flops[str(dtype).removeprefix("torch.")] = 2 * extent**3 / seconds
     large = torch.ones((1 << 27) if device.type == "cuda" else 1 << 20, device=device)
     small = torch.ones(16, device=device)
