@@ -185,6 +185,8 @@ BENCHMARKS: tuple[Benchmark, ...] = (
          "planning.json"),
     _row("sharding.gpu_plans", "2 or more GPUs",
          "Are sharding plans ranked as they run, and as fast as FSDP2 and tensor parallelism?"),
+    _row("sharding.torch_versions", "CPU", "Which PyTorch versions capture and run shardings?",
+         "torch_versions_2.11.0.json torch_versions_2.12.0.json torch_versions_2.13.0.json"),
     _row("sharding.large", "CPU", "How long does sharding a large model on 64 GPUs take?",
          "large.json"),
     _row("sharding.automap", "CPU", "How many dimensions do Auto-MAP's games partition?",
