@@ -106,7 +106,10 @@ def _plan(step: CapturedStep, cluster: Cluster) -> dict[str, Any]:
         "without_rule": len(step.graph.without_rule),
         "planning_seconds": round(seconds, 2),
         "step_s": best.step_s,
-        "collectives_s": best.cost.collectives_s,
+        "collectives_s": best.times.collectives_s,
+        "exposed_s": best.times.exposed_s,
+        "without_overlap_s": best.cost.step_s,
+        "over_bound": best.step_s / best.bound_s if best.bound_s else None,
         "peak_bytes": best.memory.peak,
         "rules_s": times,
         "over_best_rule": min(times.values()) / best.step_s,
@@ -125,11 +128,15 @@ def _plan(step: CapturedStep, cluster: Cluster) -> dict[str, Any]:
 
 def _summary(records: list[dict[str, Any]]) -> dict[str, Any]:
     programs = [solution for record in records for solution in record["solutions"]]
+    over_bound = sorted(r["over_bound"] for r in records if r["over_bound"] is not None)
     return {
         "instances": len(records),
         "programs": len(programs),
         "integral": sum(program["is_integral"] for program in programs),
         "worst_gap": max(program["gap"] for program in programs),
+        "bounded": len(over_bound),
+        "median_over_bound": over_bound[len(over_bound) // 2] if over_bound else None,
+        "largest_over_bound": max(over_bound, default=None),
         "worse_than_a_rule": sum(record["over_best_rule"] < 1 - 1e-9 for record in records),
         "largest_gain_over_best_rule": max(record["over_best_rule"] for record in records),
         "longest_planning_seconds": max(record["planning_seconds"] for record in records),
