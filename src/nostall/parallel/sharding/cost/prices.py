@@ -7,6 +7,7 @@ operators.  The step of the optimiser is not included.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -53,6 +54,9 @@ class Prices:
     _redistributions: dict[
         tuple[TensorInfo, Placements, Placements], tuple[PricedStep, ...] | None
     ] = field(default_factory=dict, repr=False)
+    _local_bytes: dict[tuple[tuple[int, ...], int, Placements], float | None] = field(
+        default_factory=dict, repr=False
+    )
 
     def operator_s(self, operator: Operator, strategies: Sequence[Strategy]) -> float | None:
         """Seconds of an operator; ``strategies`` has one for each mesh dimension.
@@ -91,10 +95,12 @@ class Prices:
 
     def local_bytes(self, info: TensorInfo, placements: Placements) -> float | None:
         """Bytes of a tensor on one device; None if it cannot be sharded evenly."""
-        shape = local_shape(info.shape, placements, self.mesh.shape)
-        if shape is None:
-            return None
-        return float(TensorInfo(shape, info.dtype, info.itemsize).elements * info.itemsize)
+        key = (info.shape, info.itemsize, placements)
+        if key not in self._local_bytes:
+            shape = local_shape(info.shape, placements, self.mesh.shape)
+            size = None if shape is None else float(math.prod(shape) * info.itemsize)
+            self._local_bytes[key] = size
+        return self._local_bytes[key]
 
     def _price(
         self, info: TensorInfo, source: Placements, target: Placements

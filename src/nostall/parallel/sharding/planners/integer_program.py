@@ -155,20 +155,8 @@ def _add_edge(
     info = graph.tensors[example.tensor]
     share = problem.exposed if may_overlap(graph, example) else 1.0
 
-    def by_placements(
-        operator: int, class_number: int, *, read: bool
-    ) -> dict[Placements, list[int]]:
-        result: dict[Placements, list[int]] = {}
-        for number, column in binaries[class_number].items():
-            chosen = problem.strategies(operator, number)
-            placements = tuple(
-                s.inputs[example.position] if read else s.outputs[example.output] for s in chosen
-            )
-            result.setdefault(placements, []).append(column)
-        return result
-
-    sources = by_placements(example.producer, edge.producer, read=False)
-    targets = by_placements(example.consumer, edge.consumer, read=True)
+    sources = _by_placements(problem, binaries[edge.producer], edge, read=False)
+    targets = _by_placements(problem, binaries[edge.consumer], edge, read=True)
     source_rows = {p: program.row(0.0) for p in sources}
     target_rows = {p: program.row(0.0) for p in targets}
     for placements, rows, side in (
@@ -183,6 +171,26 @@ def _add_edge(
                 seconds = share * sum(step.seconds for step in steps) + _TIE_S * len(steps)
                 pair = program.column(seconds * edge.count)
                 program.entries += [(source_row, pair, 1.0), (target_row, pair, 1.0)]
+
+
+def _by_placements(
+    problem: Problem, columns: dict[int, int], edge: EdgeClass, *, read: bool
+) -> dict[Placements, list[int]]:
+    """The binaries of one end of an edge by the placements that its tensor has there."""
+    example = edge.example
+    operator = example.consumer if read else example.producer
+    own = problem.prices.graph.operators[operator].strategies
+    ends = [
+        [s.inputs[example.position] if read else s.outputs[example.output] for s in strategies]
+        for strategies in own
+    ]
+    fixed = [end[numbers[operator]] for end, numbers in zip(ends, problem.others, strict=True)]
+    before, after = tuple(fixed[: problem.mesh_dim]), tuple(fixed[problem.mesh_dim + 1 :])
+    result: dict[Placements, list[int]] = {}
+    for number, column in columns.items():
+        placements = (*before, ends[problem.mesh_dim][number], *after)
+        result.setdefault(placements, []).append(column)
+    return result
 
 
 def _memory_row(

@@ -122,7 +122,9 @@ def plan_sharding(prices: Prices, options: Options) -> tuple[ShardingPlan, list[
     # On one mesh dimension, the optimum does not depend on the start.
     starts = starts[: 1 if len(prices.graph.mesh) == 1 else MAX_STARTS]
     found: list[ShardingPlan] = []
-    tasks = [(start, exposed) for start in starts for exposed in EXPOSED]
+    # The relaxation is a bound on one mesh dimension only.
+    shares = EXPOSED if len(prices.graph.mesh) == 1 else EXPOSED[:2]
+    tasks = [(start, exposed) for start in starts for exposed in shares]
     for number, (start, exposed) in enumerate(tasks):
         if found and options.is_over:
             break
