@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from nostall.core.errors import MissingPart
 from nostall.parallel.errors import Infeasible
 from nostall.parallel.sharding.cost.prices import Prices
-from nostall.parallel.sharding.graph import Assignment
+from nostall.parallel.sharding.graph import Assignment, Edge
 from nostall.parallel.sharding.placements import Placements, Strategy
 from nostall.parallel.sharding.planners.tied import EdgeClass, TiedGraph
 from nostall.parallel.sharding.schedule import may_overlap
@@ -31,6 +31,10 @@ with fewer steps is found."""
 _INTEGRAL = 1e-6
 Allowed = Sequence[frozenset[int]]
 """For each operator, the numbers of the strategies that it may have."""
+
+
+class OutOfTime(Infeasible):
+    """The program has no solution within its time limit."""
 
 
 @dataclass(frozen=True)
@@ -147,13 +151,18 @@ def _add_class(problem: Problem, program: _Columns, members: Sequence[int]) -> d
     return columns
 
 
+def edge_share(problem: Problem, edge: Edge) -> float:
+    """Share that counts of the seconds of an edge's redistribution."""
+    return problem.exposed if may_overlap(problem.prices.graph, edge) else 1.0
+
+
 def _add_edge(
     problem: Problem, program: _Columns, edge: EdgeClass, binaries: Sequence[dict[int, int]]
 ) -> None:
     """Add the pairs of placements of an edge, and the rows that join them to both sides."""
     graph, example = problem.prices.graph, edge.example
     info = graph.tensors[example.tensor]
-    share = problem.exposed if may_overlap(graph, example) else 1.0
+    share = edge_share(problem, example)
 
     sources = _by_placements(problem, binaries[edge.producer], edge, read=False)
     targets = _by_placements(problem, binaries[edge.consumer], edge, read=True)
@@ -250,7 +259,8 @@ def _minimize(
         options={"time_limit": seconds, "mip_rel_gap": 1e-6},
     )
     if result.x is None:
-        raise Infeasible(_failure(result.status, memory, seconds))
+        kind = OutOfTime if result.status == _TIME_LIMIT else Infeasible
+        raise kind(_failure(result.status, memory, seconds))
     return np.asarray(result.x), float(result.fun)
 
 

@@ -16,9 +16,10 @@ from nostall.parallel.sharding.cost.memory import ADAM_STATE_FACTOR, MemoryUse, 
 from nostall.parallel.sharding.cost.prices import Prices, StepCost, step_cost
 from nostall.parallel.sharding.cost.timeline import Timeline, timeline
 from nostall.parallel.sharding.graph import Assignment
-from nostall.parallel.sharding.planners.integer_program import Problem, Solution, solve
+from nostall.parallel.sharding.planners.integer_program import OutOfTime, Problem, Solution, solve
 from nostall.parallel.sharding.planners.rules import RULES, Rule, allowed_strategies
 from nostall.parallel.sharding.planners.tied import tie
+from nostall.parallel.sharding.planners.tree_annealing import anneal
 
 MAX_ROUNDS = 4
 """Rounds over the mesh dimensions; each one is solved once in a round."""
@@ -215,7 +216,7 @@ def _alternate(
             options.state_factor,
             exposed,
         )
-        solution = solve(problem, options.remaining_s)
+        solution = _solve(problem, options.remaining_s)
         solutions.append(solution)
         current = (*current[:mesh_dim], solution.numbers, *current[mesh_dim + 1 :])
         is_better = solution.objective_s < best_s * (1 - _SAME)
@@ -227,6 +228,16 @@ def _alternate(
         if everything_solved and options.is_over:
             break
     return priced_plan(name, prices, current, options.state_factor, tuple(solutions))
+
+
+def _solve(problem: Problem, seconds: float) -> Solution:
+    """The program's optimum; without a memory limit, annealing if it is not solved in time."""
+    try:
+        return solve(problem, seconds)
+    except OutOfTime:
+        if problem.memory is not None:
+            raise
+        return anneal(problem, seconds)
 
 
 def priced_plan(
