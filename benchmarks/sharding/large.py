@@ -57,13 +57,13 @@ def main(options: argparse.Namespace) -> None:
         "capture_seconds": round(captured - start, 1),
         "planning_seconds": round(planned - begin, 1),
         "plan": best.name,
-        "step_s": best.cost.step_s,
+        "step_s": best.step_s,
         "peak_bytes": best.memory.peak,
         "collectives": best.cost.counts(),
         "rules": [
             {
                 "name": rule.name,
-                "step_s": rule.cost.step_s,
+                "step_s": rule.step_s,
                 "peak_bytes": rule.memory.peak,
                 "fits": rule.fits(min(cluster.memory)),
             }

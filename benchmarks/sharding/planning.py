@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import torch
@@ -92,11 +92,11 @@ def _instances(model: str, mesh: tuple[int, ...]) -> list[dict[str, Any]]:
 
 def _plan(step: CapturedStep, cluster: Cluster) -> dict[str, Any]:
     prices = Prices(step.graph, ClusterMesh(cluster, step.graph.mesh), h100())
-    start = perf_counter()
+    start, cpu = perf_counter(), process_time()
     best, rules = plan_sharding(prices, Options(min(cluster.memory), seconds=SECONDS))
-    seconds = perf_counter() - start
+    seconds, cpu = perf_counter() - start, process_time() - cpu
     tied = tie(step.graph)
-    times = {rule.name: rule.cost.step_s for rule in rules}
+    times = {rule.name: rule.step_s for rule in rules}
     return {
         "model": step.graph.name,
         "cluster": cluster.name,
@@ -105,11 +105,15 @@ def _plan(step: CapturedStep, cluster: Cluster) -> dict[str, Any]:
         "classes": len(tied.members),
         "without_rule": len(step.graph.without_rule),
         "planning_seconds": round(seconds, 2),
-        "step_s": best.cost.step_s,
-        "collectives_s": best.cost.collectives_s,
+        "planning_cpu_seconds": round(cpu, 2),
+        "step_s": best.step_s,
+        "collectives_s": best.times.collectives_s,
+        "exposed_s": best.times.exposed_s,
+        "without_overlap_s": best.cost.step_s,
+        "over_bound": best.step_s / best.bound_s if best.bound_s else None,
         "peak_bytes": best.memory.peak,
         "rules_s": times,
-        "over_best_rule": min(times.values()) / best.cost.step_s,
+        "over_best_rule": min(times.values()) / best.step_s,
         "solutions": [
             {
                 "is_integral": solution.is_integral,
@@ -125,12 +129,17 @@ def _plan(step: CapturedStep, cluster: Cluster) -> dict[str, Any]:
 
 def _summary(records: list[dict[str, Any]]) -> dict[str, Any]:
     programs = [solution for record in records for solution in record["solutions"]]
+    over_bound = sorted(r["over_bound"] for r in records if r["over_bound"] is not None)
     return {
         "instances": len(records),
         "programs": len(programs),
         "integral": sum(program["is_integral"] for program in programs),
         "worst_gap": max(program["gap"] for program in programs),
+        "bounded": len(over_bound),
+        "median_over_bound": over_bound[len(over_bound) // 2] if over_bound else None,
+        "largest_over_bound": max(over_bound, default=None),
         "worse_than_a_rule": sum(record["over_best_rule"] < 1 - 1e-9 for record in records),
         "largest_gain_over_best_rule": max(record["over_best_rule"] for record in records),
+        "longest_planning_cpu_seconds": max(record["planning_cpu_seconds"] for record in records),
         "longest_planning_seconds": max(record["planning_seconds"] for record in records),
     }

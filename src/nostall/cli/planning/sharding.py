@@ -181,7 +181,7 @@ def _ranked(
     plans: Sequence[ShardingPlan], planner: str, memory: float
 ) -> tuple[ShardingPlan, list[ShardingPlan]]:
     """The fastest plan of a planner that fits, and all others sorted by time."""
-    by_time = sorted(plans, key=lambda plan: plan.cost.step_s)
+    by_time = sorted(plans, key=lambda plan: plan.step_s)
     best = next(plan for plan in by_time if plan.name == planner and plan.fits(memory))
     return best, [plan for plan in by_time if plan is not best]
 

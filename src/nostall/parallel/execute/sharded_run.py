@@ -11,12 +11,12 @@ import torch
 import torch.distributed as dist
 from torch.utils._pytree import tree_leaves
 
-from nostall.parallel.errors import BadModel, BadPlan
+from nostall.parallel.errors import BadModel
 from nostall.parallel.execute.reference import Reference, make_optimizer
 from nostall.parallel.execute.run import RunOptions, combine_ranks
 from nostall.parallel.execute.run_config import RunResult
 from nostall.parallel.module.graph import is_random
-from nostall.parallel.module.job import Job
+from nostall.parallel.module.job import Job, to_device
 from nostall.parallel.sharding.capture.operators import CapturedStep, capture
 from nostall.parallel.sharding.graph import Assignment
 from nostall.parallel.sharding.placements import COLLECTIVES, REPLICATED
@@ -31,26 +31,25 @@ ENGINE = "sharded"
 def run_sharding_plan(job: Job, plan: PlanFile, options: RunOptions) -> RunResult:
     """Train by a sharding plan; every rank calls this, and rank r is device r of the mesh.
 
-    Raises :class:`BadPlan` if the plan was made for another module, or for a GPU.
+    Raises :class:`BadPlan` if the plan was made for another module, or if an operator of the step
+    has no kernel on the device.
     """
-    if options.device.type != "cpu":
-        raise BadPlan(
-            "sharding plans run on CPUs only, because the step is traced for CPUs; give --device "
-            "cpu"
-        )
+    device = options.device
     step = capture(job, plan.samples, plan.mesh)
     assignment = plan.assignment(step.graph)
     if options.check:
         _check_deterministic(step)
-    reference = Reference(job, options.device) if options.check else None
-    run = _Run(job, step, assignment, options.deadline)
+    reference = Reference(job, device) if options.check else None
+    run = _Run(job, step, assignment, options)
     result = RunResult(ENGINE)
     worst_gradient = worst_loss = 0.0
     for number in range(options.steps):
-        inputs, targets = job.batch(number, plan.samples)
+        inputs, targets = to_device(job.batch(number, plan.samples), device)
+        _synchronize(device)
         dist.barrier()
         start = perf_counter()
         loss = run.step(inputs, targets)
+        _synchronize(device)
         result.seconds.append(perf_counter() - start)
         result.losses.append(float(loss))
         if reference is not None:
@@ -70,18 +69,19 @@ class _Run:
     """Local parameters of this rank, their optimiser, and the program of a step."""
 
     def __init__(
-        self, job: Job, step: CapturedStep, assignment: Assignment, deadline: float | None
+        self, job: Job, step: CapturedStep, assignment: Assignment, options: RunOptions
     ) -> None:
-        self.job = job
-        self.devices = ProcessDevices(step.graph.mesh, deadline)
-        self.program = ShardedProgram(step, assignment, self.devices)
+        device = options.device
+        self.devices = ProcessDevices(step.graph.mesh, options.deadline)
+        self.program = ShardedProgram(step, assignment, self.devices, device)
         whole = dict(job.module.named_parameters())
         with torch.no_grad():
             local = self.program.shard_parameters(whole)
         self.parameters = {
-            name: torch.nn.Parameter(values[0], whole[name].requires_grad)
+            name: torch.nn.Parameter(values[0].to(device), whole[name].requires_grad)
             for name, values in local.items()
         }
+        self.buffers = {name: b.to(device) for name, b in job.module.named_buffers()}
         self.optimizer = make_optimizer(job, self.parameters.values())
         self.collectives: Counter[str] = Counter()
         """Collectives of the last step, by kind."""
@@ -92,7 +92,7 @@ class _Run:
         with torch.no_grad():
             result = self.program.run(
                 {name: [p.detach()] for name, p in self.parameters.items()},
-                dict(self.job.module.named_buffers()),
+                self.buffers,
                 tree_leaves((inputs, targets)),
             )
         for name, (gradient,) in result.gradients.items():
@@ -119,6 +119,11 @@ class _Run:
         if self.optimizer is not None:
             self.optimizer.step()
             self.optimizer.zero_grad()
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def _check_deterministic(step: CapturedStep) -> None:

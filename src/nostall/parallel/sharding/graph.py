@@ -103,6 +103,19 @@ class ShardingGraph:
         return tuple(i for i, operator in enumerate(self.operators) if operator.kind == kind)
 
     @cached_property
+    def stored_operators(self) -> tuple[int, ...]:
+        """Parameters, constants and the batch, and views of these, in the graph's order."""
+        stored: dict[int, None] = {}
+        for number, operator in enumerate(self.operators):
+            is_view = operator.kind == "branch" or (
+                operator.kind == "operation" and not operator.moves_memory and operator.inputs
+            )
+            is_source = operator.kind in ("parameter", "constant", "input")
+            if is_source or (is_view and all(self.producers[t] in stored for t in operator.inputs)):
+                stored[number] = None
+        return tuple(stored)
+
+    @cached_property
     def saved_tensors(self) -> tuple[int, ...]:
         """Results of forward operations that the backward pass reads: the stored activations."""
         saved = {

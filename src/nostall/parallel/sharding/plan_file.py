@@ -102,7 +102,7 @@ def plan_document(
     graph, cluster = plan.prices.graph, plan.prices.mesh.cluster
     return {
         "planner": plan.name,
-        "predicted_step_s": plan.cost.step_s,
+        "predicted_step_s": plan.step_s,
         "kind": "modelled",
         "operators_s": plan.cost.operators_s,
         "collectives_s": plan.cost.collectives_s,
@@ -155,7 +155,7 @@ def _runner_up_record(plan: ShardingPlan, memory: float) -> dict[str, Any]:
     return {
         "planner": plan.name,
         "mesh": list(plan.prices.graph.mesh),
-        "predicted_step_s": plan.cost.step_s,
+        "predicted_step_s": plan.step_s,
         "peak_memory_bytes": plan.memory.peak,
         "fits": plan.fits(memory),
     }

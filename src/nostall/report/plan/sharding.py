@@ -36,7 +36,7 @@ def placement_table(plan: ShardingPlan) -> Table:
 
 def collective_table(plan: ShardingPlan) -> Table:
     """Column names and one row of cells for each kind of collective and mesh dimension."""
-    time = Scale("s", plan.cost.step_s)
+    time = Scale("s", plan.step_s)
     columns: tuple[str, ...] = (
         "collective",
         "mesh dimension",
@@ -59,7 +59,7 @@ def collective_table(plan: ShardingPlan) -> Table:
 
 def runner_up_table(plan: ShardingPlan, others: Sequence[ShardingPlan]) -> Table:
     """Column names and one row of cells for the plan and each runner-up."""
-    time = Scale("s", plan.cost.step_s)
+    time = Scale("s", plan.step_s)
     memory = min(plan.prices.mesh.cluster.memory)
     columns: tuple[str, ...] = (
         "plan",
@@ -72,7 +72,7 @@ def runner_up_table(plan: ShardingPlan, others: Sequence[ShardingPlan]) -> Table
         (
             own.name,
             mesh_text(own.prices.graph.mesh),
-            time.number(own.cost.step_s),
+            time.number(own.step_s),
             f"{own.memory.peak / _GIB:.3g}",
             "yes" if own.fits(memory) else "no",
         )
@@ -83,10 +83,10 @@ def runner_up_table(plan: ShardingPlan, others: Sequence[ShardingPlan]) -> Table
 
 def sharding_sentences(plan: ShardingPlan) -> list[str]:
     """Lines on the modelled step, the proof of the plan, its memory and its limits."""
-    time, graph = Scale("s", plan.cost.step_s), plan.prices.graph
+    time, graph = Scale("s", plan.step_s), plan.prices.graph
     memory = min(plan.prices.mesh.cluster.memory) / _GIB
     lines = [
-        f"modelled step {time(plan.cost.step_s)}: operators {time(plan.cost.operators_s)}, "
+        f"modelled step {time(plan.step_s)}: operators {time(plan.cost.operators_s)}, "
         f"collectives {time(plan.cost.collectives_s)}; no overlap, no optimiser step",
         f"modelled memory of a GPU {plan.memory.peak / _GIB:.3g} of {memory:.3g} GiB: "
         f"{plan.memory.state / _GIB:.3g} GiB of parameter state, "

@@ -104,7 +104,7 @@ def plan_automap(
             continue  # this explorer has nothing to decide
         plan = plan_by_rule(prices, _rule(exploration), options)
         plans += [plan] if plan is not None else []
-    plans.sort(key=lambda plan: plan.cost.step_s)
+    plans.sort(key=lambda plan: plan.step_s)
     fitting = [plan for plan in plans if plan.fits(options.memory)]
     if not fitting:
         raise no_plan_fits(plans, options)

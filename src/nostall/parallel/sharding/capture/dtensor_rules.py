@@ -6,7 +6,7 @@ operators from the first to the second with each version:
 - ``op_strategy_funcs``: functions of an operator whose inputs have lists of placements;
 - ``op_single_dim_strategy_funcs``: functions of an operator and the shapes of its inputs.
 
-Tested with torch 2.13; if another version lacks a part, the error names it.
+Tested with torch 2.11 to 2.13; if another version lacks a part, the error names it.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def require_parts() -> None:
     """Raise :class:`MissingPart` if the installed torch lacks a part."""
     if part := missing_part():
         raise MissingPart(
-            f"torch {torch.__version__} has no {part}; the version that is known to have it is "
-            "2.13; install it (pip install 'torch==2.13.*')"
+            f"torch {torch.__version__} has no {part}; versions that have it are 2.11 to 2.13; "
+            "install one (pip install 'torch>=2.11,<2.14')"
         )
 
 

@@ -21,7 +21,7 @@ from nostall.parallel.errors import BadModel
 from nostall.parallel.module.job import Job
 from nostall.parallel.sharding.capture import dtensor_rules
 from nostall.parallel.sharding.capture.joint import JointGraph, trace_step
-from nostall.parallel.sharding.capture.own_rules import RULES
+from nostall.parallel.sharding.capture.own_rules import FALLBACK_RULES, RULES, Rule
 from nostall.parallel.sharding.graph import Operator, OperatorKind, ShardingGraph, TensorInfo
 from nostall.parallel.sharding.placements import (
     PARTIAL_SUM,
@@ -254,7 +254,7 @@ def _even_strategies(
     if not inputs:
         return tuple(result)
     args, kwargs = (map_arg(a, lambda n: n.meta["val"]) for a in (node.args, node.kwargs))
-    own = RULES.get(node.target)
+    own = _own_rule(node.target)
     rules = (
         own(args, kwargs) if own else dtensor_rules.strategies(node.target, args, kwargs, devices)
     )
@@ -284,8 +284,14 @@ def _is_even(info: TensorInfo, placement: Placement, devices: int) -> bool:
     return placement != "" and local_shape(info.shape, (placement,), (devices,)) is not None
 
 
+def _own_rule(target: Any) -> Rule | None:
+    """nostall's rule of an operator; None if DTensor's counts."""
+    fallback = None if dtensor_rules.has_rule(target) else FALLBACK_RULES.get(target)
+    return RULES.get(target, fallback)
+
+
 def _has_rule(target: Any) -> bool:
-    return target in RULES or dtensor_rules.has_rule(target)
+    return dtensor_rules.has_rule(target) or _own_rule(target) is not None
 
 
 def _whole_placements(info: TensorInfo, devices: int) -> list[Placement]:

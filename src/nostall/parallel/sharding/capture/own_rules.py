@@ -66,6 +66,35 @@ def _elementwise(args: Sequence[Any], kwargs: dict[str, Any]) -> list[Strategy]:
     return [Strategy((p,), (p,)) for p in placements]
 
 
+def _convolution(args: Sequence[Any], kwargs: dict[str, Any]) -> list[Strategy]:
+    """Samples and output channels are independent; (input, weight, bias)."""
+    has_bias, groups = isinstance(args[2], torch.Tensor), args[8]
+    samples = Strategy((shard(0), REPLICATED, *(REPLICATED,) * has_bias), (shard(0),))
+    if groups != 1:
+        return [samples]
+    return [samples, Strategy((REPLICATED, shard(0), *(shard(0),) * has_bias), (shard(1),))]
+
+
+def _convolution_backward(args: Sequence[Any], kwargs: dict[str, Any]) -> list[Strategy]:
+    """Gradients of weight and bias are sums over samples, that of the input over output channels;
+    (gradient, input, weight)."""
+    samples = Strategy((shard(0), shard(0), REPLICATED), (shard(0), PARTIAL_SUM, PARTIAL_SUM))
+    if args[9] != 1:  # groups
+        return [samples]
+    channels = Strategy((shard(1), REPLICATED, shard(0)), (PARTIAL_SUM, shard(0), shard(0)))
+    return [samples, channels]
+
+
+def _max_pool(args: Sequence[Any], kwargs: dict[str, Any]) -> list[Strategy]:
+    """Samples and channels are independent; the indices count within a plane."""
+    return [Strategy((shard(d),), (shard(d), shard(d))) for d in range(args[0].dim() - 2)]
+
+
+def _max_pool_backward(args: Sequence[Any], kwargs: dict[str, Any]) -> list[Strategy]:
+    """(gradient, input, ..., indices)."""
+    return [Strategy((shard(d),) * 3, (shard(d),)) for d in range(args[0].dim() - 2)]
+
+
 RULES: dict[Any, Rule] = {
     _aten._scaled_dot_product_flash_attention_for_cpu.default: _attention,
     _aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _attention_backward,
@@ -74,3 +103,10 @@ RULES: dict[Any, Rule] = {
     _aten.lift_fresh_copy.default: _elementwise,
 }
 """Rules by operator; they replace DTensor's."""
+FALLBACK_RULES: dict[Any, Rule] = {
+    _aten.convolution.default: _convolution,
+    _aten.convolution_backward.default: _convolution_backward,
+    _aten.max_pool2d_with_indices.default: _max_pool,
+    _aten.max_pool2d_with_indices_backward.default: _max_pool_backward,
+}
+"""Rules by operator for versions of torch in which DTensor has none (2.11)."""

@@ -7,8 +7,8 @@ dimension call a collective at the same time, so they share the network ports of
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -48,6 +48,8 @@ class ClusterMesh:
 
     cluster: Cluster
     shape: tuple[int, ...]
+    measured: Mapping[tuple[Collective, int], CollectiveCost] = field(default_factory=dict)
+    """Measured costs by collective and mesh dimension; they replace those of the links."""
 
     def __post_init__(self) -> None:
         is_allowed = 1 <= len(self.shape) <= MAX_DIMENSIONS and min(self.shape) >= 1
@@ -67,7 +69,7 @@ class ClusterMesh:
     @cached_property
     def _costs(self) -> dict[tuple[Collective, int], CollectiveCost]:
         return {
-            (kind, mesh_dim): self._cost(kind, mesh_dim)
+            (kind, mesh_dim): self.measured.get((kind, mesh_dim)) or self._cost(kind, mesh_dim)
             for kind in COLLECTIVES
             for mesh_dim in range(len(self.shape))
         }

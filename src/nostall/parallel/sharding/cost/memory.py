@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from nostall.parallel.sharding.cost.prices import Prices
@@ -14,6 +14,7 @@ from nostall.parallel.sharding.graph import (
     input_placements,
     output_placements,
 )
+from nostall.parallel.sharding.schedule import PREFETCH, Schedule, Start, schedule
 
 ADAM_STATE_FACTOR = 4.0
 """Parameters, gradients and Adam's two moments in the parameters' type."""
@@ -39,7 +40,8 @@ def memory_use(prices: Prices, assignment: Assignment, state_factor: float) -> M
 
     The program runs the operators in their order and frees a tensor after its last use.  Views and
     branches share the memory of their input; a redistributed tensor lives until its consumer is
-    done.
+    done.  Of the parameters that are gathered ahead, the largest number that may exist at once
+    counts during the whole step.
     """
     graph, state = prices.graph, 0.0
     ends: dict[int, list[int]] = {}
@@ -48,7 +50,8 @@ def memory_use(prices: Prices, assignment: Assignment, state_factor: float) -> M
     edges: dict[int, list[Edge]] = {}
     for edge in graph.edges:
         edges.setdefault(edge.consumer, []).append(edge)
-    memory = _AliveTensors(prices, assignment)
+    plan = schedule(graph, assignment)
+    memory = _AliveTensors(prices, assignment, plan.started)
     for number, operator in enumerate(graph.operators):
         if operator.kind == "parameter":
             state += state_factor * memory.local_bytes(operator.outputs[0])
@@ -56,14 +59,29 @@ def memory_use(prices: Prices, assignment: Assignment, state_factor: float) -> M
         memory.run(operator, edges.get(number, []))
         for tensor in ends.get(number, []):
             memory.free(tensor)
-    return MemoryUse(state, memory.peak)
+    return MemoryUse(state, memory.peak + _bytes_ahead(prices, assignment, plan))
+
+
+def _bytes_ahead(prices: Prices, assignment: Assignment, plan: Schedule) -> float:
+    """Largest sum of the parameters that are gathered and not read yet."""
+    graph = prices.graph
+    sizes = [
+        prices.local_bytes(
+            graph.tensors[action.edge.tensor], input_placements(graph, assignment, action.edge)
+        )
+        or 0.0
+        for action in plan.actions
+        if isinstance(action, Start) and graph.operators[action.edge.consumer].kind != "parameter"
+    ]
+    return max((sum(sizes[i : i + PREFETCH + 1]) for i in range(len(sizes))), default=0.0)
 
 
 class _AliveTensors:
     """Tensors that are alive while the program runs; those that share memory count once."""
 
-    def __init__(self, prices: Prices, assignment: Assignment) -> None:
-        self.prices, self.assignment = prices, assignment
+    def __init__(self, prices: Prices, assignment: Assignment, ahead: Collection[Edge]) -> None:
+        """``ahead`` are edges whose redistributions are counted apart."""
+        self.prices, self.assignment, self.ahead = prices, assignment, ahead
         self.alive = self.peak = 0.0
         self._owner: dict[int, int] = {}
         """For each tensor that is alive, the tensor whose memory it shares, or itself."""
@@ -83,6 +101,8 @@ class _AliveTensors:
         for edge in edges:
             source = output_placements(graph, self.assignment, edge.tensor)
             target = input_placements(graph, self.assignment, edge)
+            if edge in self.ahead:
+                continue
             if source != target:
                 temporary += self.prices.local_bytes(graph.tensors[edge.tensor], target) or 0.0
             elif shared is None:

@@ -7,6 +7,7 @@ operators.  The step of the optimiser is not included.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -29,6 +30,7 @@ from nostall.parallel.sharding.placements import (
     Strategy,
     local_shape,
     redistribution,
+    shard,
 )
 
 
@@ -52,6 +54,9 @@ class Prices:
     _redistributions: dict[
         tuple[TensorInfo, Placements, Placements], tuple[PricedStep, ...] | None
     ] = field(default_factory=dict, repr=False)
+    _local_bytes: dict[tuple[tuple[int, ...], int, Placements], float | None] = field(
+        default_factory=dict, repr=False
+    )
 
     def operator_s(self, operator: Operator, strategies: Sequence[Strategy]) -> float | None:
         """Seconds of an operator; ``strategies`` has one for each mesh dimension.
@@ -90,10 +95,12 @@ class Prices:
 
     def local_bytes(self, info: TensorInfo, placements: Placements) -> float | None:
         """Bytes of a tensor on one device; None if it cannot be sharded evenly."""
-        shape = local_shape(info.shape, placements, self.mesh.shape)
-        if shape is None:
-            return None
-        return float(TensorInfo(shape, info.dtype, info.itemsize).elements * info.itemsize)
+        key = (info.shape, info.itemsize, placements)
+        if key not in self._local_bytes:
+            shape = local_shape(info.shape, placements, self.mesh.shape)
+            size = None if shape is None else float(math.prod(shape) * info.itemsize)
+            self._local_bytes[key] = size
+        return self._local_bytes[key]
 
     def _price(
         self, info: TensorInfo, source: Placements, target: Placements
@@ -113,12 +120,30 @@ class Prices:
         return tuple(priced)
 
     def _priced_step(self, step: Step, before: float, after: float) -> PricedStep:
-        size = max(before, after)
+        size, rates = max(before, after), self.rates
         if step.kind in COLLECTIVES:
             seconds = self.mesh.seconds(step.kind, step.mesh_dim, size)
-            return PricedStep(step, size, seconds)
-        copied = 2 * after / self.rates.memory  # reads and writes the local tensor
-        return PricedStep(step, size, max(copied, self.rates.kernel_s))
+            return PricedStep(step, size, seconds + _copied(step, before, after) / rates.memory)
+        copied = 2 * after / rates.memory  # reads and writes the local tensor
+        return PricedStep(step, size, max(copied, rates.kernel_s))
+
+
+def _copied(step: Step, before: float, after: float) -> float:
+    """Bytes that a device reads and writes beside a collective, whose buffers are contiguous.
+
+    An all-reduce works on a copy of the tensor.  Parts along the first dimension are contiguous;
+    others are copied.
+    """
+    first = shard(0)
+    sent = 0.0 if step.target == first else 2 * before
+    received = 0.0 if step.source == first else 2 * after
+    copied = {
+        "all-reduce": 2 * before,
+        "all-gather": received,
+        "reduce-scatter": sent,
+        "all-to-all": sent + received,
+    }
+    return copied[step.kind]
 
 
 @dataclass(frozen=True, eq=False)

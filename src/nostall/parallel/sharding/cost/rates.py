@@ -19,6 +19,8 @@ class DeviceRates:
     """Bytes/s of GPU memory, reads and writes together."""
     kernel_s: float = 0.0
     """Seconds that each operator takes at least."""
+    launch_s: float = 0.0
+    """Seconds in which the processor launches one operator or collective; GPUs run behind it."""
 
     def compute_s(self, flops: float, dtype: str) -> float:
         """Seconds of ``flops`` floating-point operations on elements of type ``dtype``.

@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from nostall.core.errors import MissingPart
 from nostall.parallel.errors import Infeasible
 from nostall.parallel.sharding.cost.prices import Prices
-from nostall.parallel.sharding.graph import Assignment
+from nostall.parallel.sharding.graph import Assignment, Edge
 from nostall.parallel.sharding.placements import Placements, Strategy
 from nostall.parallel.sharding.planners.tied import EdgeClass, TiedGraph
+from nostall.parallel.sharding.schedule import may_overlap
 
 _UNIT_S = 1e-6
 """The objective is in microseconds, because tolerances of the solver are absolute."""
@@ -30,6 +31,10 @@ with fewer steps is found."""
 _INTEGRAL = 1e-6
 Allowed = Sequence[frozenset[int]]
 """For each operator, the numbers of the strategies that it may have."""
+
+
+class OutOfTime(Infeasible):
+    """The program has no solution within its time limit."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,8 @@ class Problem:
     memory: float | None = None
     """Limit on the bytes of parameter state and of stored activations; None for no limit."""
     state_factor: float = 4.0
+    exposed: float = 1.0
+    """Share that counts of the seconds of redistributions that may run beside the operators."""
 
     def strategies(self, operator: int, number: int) -> list[Strategy]:
         """Strategies of an operator on all mesh dimensions if it has ``number`` on this one."""
@@ -144,27 +151,21 @@ def _add_class(problem: Problem, program: _Columns, members: Sequence[int]) -> d
     return columns
 
 
+def edge_share(problem: Problem, edge: Edge) -> float:
+    """Share that counts of the seconds of an edge's redistribution."""
+    return problem.exposed if may_overlap(problem.prices.graph, edge) else 1.0
+
+
 def _add_edge(
     problem: Problem, program: _Columns, edge: EdgeClass, binaries: Sequence[dict[int, int]]
 ) -> None:
     """Add the pairs of placements of an edge, and the rows that join them to both sides."""
     graph, example = problem.prices.graph, edge.example
     info = graph.tensors[example.tensor]
+    share = edge_share(problem, example)
 
-    def by_placements(
-        operator: int, class_number: int, *, read: bool
-    ) -> dict[Placements, list[int]]:
-        result: dict[Placements, list[int]] = {}
-        for number, column in binaries[class_number].items():
-            chosen = problem.strategies(operator, number)
-            placements = tuple(
-                s.inputs[example.position] if read else s.outputs[example.output] for s in chosen
-            )
-            result.setdefault(placements, []).append(column)
-        return result
-
-    sources = by_placements(example.producer, edge.producer, read=False)
-    targets = by_placements(example.consumer, edge.consumer, read=True)
+    sources = _by_placements(problem, binaries[edge.producer], edge, read=False)
+    targets = _by_placements(problem, binaries[edge.consumer], edge, read=True)
     source_rows = {p: program.row(0.0) for p in sources}
     target_rows = {p: program.row(0.0) for p in targets}
     for placements, rows, side in (
@@ -176,9 +177,29 @@ def _add_edge(
         for target, target_row in target_rows.items():
             steps = problem.prices.redistribution(info, source, target)
             if steps is not None:
-                seconds = sum(step.seconds for step in steps) + _TIE_S * len(steps)
+                seconds = share * sum(step.seconds for step in steps) + _TIE_S * len(steps)
                 pair = program.column(seconds * edge.count)
                 program.entries += [(source_row, pair, 1.0), (target_row, pair, 1.0)]
+
+
+def _by_placements(
+    problem: Problem, columns: dict[int, int], edge: EdgeClass, *, read: bool
+) -> dict[Placements, list[int]]:
+    """The binaries of one end of an edge by the placements that its tensor has there."""
+    example = edge.example
+    operator = example.consumer if read else example.producer
+    own = problem.prices.graph.operators[operator].strategies
+    ends = [
+        [s.inputs[example.position] if read else s.outputs[example.output] for s in strategies]
+        for strategies in own
+    ]
+    fixed = [end[numbers[operator]] for end, numbers in zip(ends, problem.others, strict=True)]
+    before, after = tuple(fixed[: problem.mesh_dim]), tuple(fixed[problem.mesh_dim + 1 :])
+    result: dict[Placements, list[int]] = {}
+    for number, column in columns.items():
+        placements = (*before, ends[problem.mesh_dim][number], *after)
+        result.setdefault(placements, []).append(column)
+    return result
 
 
 def _memory_row(
@@ -238,7 +259,8 @@ def _minimize(
         options={"time_limit": seconds, "mip_rel_gap": 1e-6},
     )
     if result.x is None:
-        raise Infeasible(_failure(result.status, memory, seconds))
+        kind = OutOfTime if result.status == _TIME_LIMIT else Infeasible
+        raise kind(_failure(result.status, memory, seconds))
     return np.asarray(result.x), float(result.fun)
 
 

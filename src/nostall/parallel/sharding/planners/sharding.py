@@ -14,16 +14,25 @@ from time import monotonic
 from nostall.parallel.errors import Infeasible
 from nostall.parallel.sharding.cost.memory import ADAM_STATE_FACTOR, MemoryUse, memory_use
 from nostall.parallel.sharding.cost.prices import Prices, StepCost, step_cost
+from nostall.parallel.sharding.cost.timeline import Timeline, timeline
 from nostall.parallel.sharding.graph import Assignment
-from nostall.parallel.sharding.planners.integer_program import Problem, Solution, solve
+from nostall.parallel.sharding.planners.integer_program import OutOfTime, Problem, Solution, solve
 from nostall.parallel.sharding.planners.rules import RULES, Rule, allowed_strategies
 from nostall.parallel.sharding.planners.tied import tie
+from nostall.parallel.sharding.planners.tree_annealing import anneal
 
 MAX_ROUNDS = 4
 """Rounds over the mesh dimensions; each one is solved once in a round."""
 MAX_STARTS = 2
 """Fastest rules from whose plans the search begins on two mesh dimensions."""
 DEFAULT_SECONDS = 120.0
+EXPOSED = (1.0, 0.2, 0.0)
+"""Shares of the seconds of redistributions beside the operators for which programs are solved; the
+timeline of each plan decides.  The relaxation with share 0 is a bound."""
+RULE_EXPOSED = 0.2
+"""The share for the plans of rules."""
+_PROVEN = 1e-4
+"""Relative tolerance between a plan and its bound."""
 _SAME = 1e-5
 """Relative difference of times below which a solution is no better."""
 _MEMORY_TRIES = 5
@@ -72,12 +81,22 @@ class ShardingPlan:
     prices: Prices
     assignment: Assignment
     cost: StepCost
+    times: Timeline
     memory: MemoryUse
     solutions: tuple[Solution, ...] = ()
     """The integer programs that led to it, in the order in which they were solved."""
-    is_proven: bool = False
-    """Whether no plan that treats tied operators equally is faster under the cost model: on one
-    mesh dimension, the linear relaxation is integral and memory does not restrict it."""
+    bound_s: float = 0.0
+    """No plan that treats tied operators equally is faster under the cost model; 0 if unknown."""
+
+    @property
+    def step_s(self) -> float:
+        """Modelled seconds of a step, with overlap."""
+        return self.times.step_s
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether the plan is the fastest under the cost model, among those of the bound."""
+        return self.bound_s > 0 and self.step_s <= self.bound_s * (1 + _PROVEN)
 
     def renamed(self, name: str) -> ShardingPlan:
         """The same plan under the name of another planner."""
@@ -99,22 +118,26 @@ def plan_sharding(prices: Prices, options: Options) -> tuple[ShardingPlan, list[
         options.report_progress(0.1 * number, rule.name)
         if (plan := plan_by_rule(prices, rule, options)) is not None:
             rules.append(plan)
-    rules.sort(key=lambda plan: plan.cost.step_s)
+    rules.sort(key=lambda plan: plan.step_s)
     starts = [plan for plan in rules if plan.name != "replicated"]
     # On one mesh dimension, the optimum does not depend on the start.
     starts = starts[: 1 if len(prices.graph.mesh) == 1 else MAX_STARTS]
     found: list[ShardingPlan] = []
-    for number, start in enumerate(starts):
+    # The relaxation is a bound on one mesh dimension only.
+    shares = EXPOSED if len(prices.graph.mesh) == 1 else EXPOSED[:2]
+    tasks = [(start, exposed) for start in starts for exposed in shares]
+    for number, (start, exposed) in enumerate(tasks):
         if found and options.is_over:
             break
-        options.report_progress(0.4 + 0.6 * number / len(starts), "sharding")
-        if (improved := _within_memory(prices, start, options)) is not None:
+        options.report_progress(0.4 + 0.6 * number / len(tasks), "sharding")
+        if (improved := _within_memory(prices, start, options, exposed)) is not None:
             found.append(improved)
+    bound_s = max((plan.bound_s for plan in found), default=0.0)
     found += [plan for plan in rules if plan.fits(options.memory)]
     if not found:
         raise no_plan_fits(rules, options)
-    best = min(found, key=lambda plan: plan.cost.step_s)
-    return best.renamed("sharding"), rules
+    best = min(found, key=lambda plan: plan.step_s)
+    return replace(best, name="sharding", bound_s=bound_s), rules
 
 
 def no_plan_fits(plans: Sequence[ShardingPlan], options: Options) -> Infeasible:
@@ -138,12 +161,14 @@ def plan_by_rule(prices: Prices, rule: Rule, options: Options) -> ShardingPlan |
         for d in range(len(graph.mesh))
     )
     try:
-        return _alternate(prices, rule.name, start, options, allowed)
+        return _alternate(prices, rule.name, start, options, allowed, RULE_EXPOSED)
     except Infeasible:
         return None
 
 
-def _within_memory(prices: Prices, start: ShardingPlan, options: Options) -> ShardingPlan | None:
+def _within_memory(
+    prices: Prices, start: ShardingPlan, options: Options, exposed: float
+) -> ShardingPlan | None:
     """Improve a plan without restrictions of its placements; None if none fits into memory.
 
     The memory row of the program is an estimate, so it is used only if the plan without it does not
@@ -153,12 +178,12 @@ def _within_memory(prices: Prices, start: ShardingPlan, options: Options) -> Sha
     for _ in range(1 + _MEMORY_TRIES):
         limited = replace(options, memory=limit)
         try:
-            plan = _alternate(prices, "sharding", start.assignment, limited, None)
+            plan = _alternate(prices, "sharding", start.assignment, limited, None, exposed)
         except Infeasible:  # under this limit, or within the time limit
             return None
         if options.memory is None or plan.fits(options.memory):
-            is_exact = len(plan.solutions) == 1 and plan.solutions[0].is_integral
-            return replace(plan, is_proven=is_exact and limit is None)
+            is_bound = len(prices.graph.mesh) == 1 and exposed == 0.0 and limit is None
+            return replace(plan, bound_s=plan.solutions[0].bound_s if is_bound else 0.0)
         limit = (
             options.memory if limit is None else limit * 0.95 * options.memory / plan.memory.peak
         )
@@ -171,6 +196,7 @@ def _alternate(
     start: Assignment,
     options: Options,
     allowed: dict[int, list[frozenset[int]]] | None,
+    exposed: float,
 ) -> ShardingPlan:
     """Solve one mesh dimension after the other until nothing changes; the innermost first."""
     graph, current = prices.graph, start
@@ -188,8 +214,9 @@ def _alternate(
             allowed[mesh_dim] if allowed is not None else None,
             options.memory if allowed is None else None,
             options.state_factor,
+            exposed,
         )
-        solution = solve(problem, options.remaining_s)
+        solution = _solve(problem, options.remaining_s)
         solutions.append(solution)
         current = (*current[:mesh_dim], solution.numbers, *current[mesh_dim + 1 :])
         is_better = solution.objective_s < best_s * (1 - _SAME)
@@ -200,7 +227,29 @@ def _alternate(
             break
         if everything_solved and options.is_over:
             break
-    cost = step_cost(prices, current)
-    assert cost is not None  # the program allows only what is possible
-    memory = memory_use(prices, current, options.state_factor)
-    return ShardingPlan(name, prices, current, cost, memory, tuple(solutions))
+    return priced_plan(name, prices, current, options.state_factor, tuple(solutions))
+
+
+def _solve(problem: Problem, seconds: float) -> Solution:
+    """The program's optimum; without a memory limit, annealing if it is not solved in time."""
+    try:
+        return solve(problem, seconds)
+    except OutOfTime:
+        if problem.memory is not None:
+            raise
+        return anneal(problem, seconds)
+
+
+def priced_plan(
+    name: str,
+    prices: Prices,
+    assignment: Assignment,
+    state_factor: float,
+    solutions: tuple[Solution, ...] = (),
+) -> ShardingPlan:
+    """The plan of an assignment that is possible, with its modelled cost."""
+    cost = step_cost(prices, assignment)
+    assert cost is not None  # the assignment is possible
+    memory = memory_use(prices, assignment, state_factor)
+    times = timeline(prices, assignment)
+    return ShardingPlan(name, prices, assignment, cost, times, memory, solutions)

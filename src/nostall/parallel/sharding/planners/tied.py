@@ -7,8 +7,8 @@ neighbours, so they may get other strategies.  No names of modules are used.
 
 from __future__ import annotations
 
-import zlib
 from collections import defaultdict
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 
 from nostall.parallel.sharding.graph import Assignment, Edge, ShardingGraph
@@ -66,26 +66,23 @@ def tie(graph: ShardingGraph, fixed: Assignment = (), radius: int | None = None)
 
 def _refine(graph: ShardingGraph, fixed: Assignment, radius: int) -> list[int]:
     """Class numbers after ``radius`` rounds of colour refinement."""
-    colours = [
-        _colour((o.kind, o.signature, len(o.inputs), len(o.outputs), [f[i] for f in fixed]))
+    colours = _numbered(
+        (o.kind, o.signature, len(o.inputs), len(o.outputs), tuple(f[i] for f in fixed))
         for i, o in enumerate(graph.operators)
-    ]
+    )
+    ends = [(e.consumer, e.producer, e.position, e.output) for e in graph.edges]
     for _ in range(radius):
-        neighbours: list[list[tuple[int, ...]]] = [[] for _ in colours]
-        for edge in graph.edges:
-            neighbours[edge.consumer].append(
-                (0, edge.position, edge.output, colours[edge.producer])
-            )
-            neighbours[edge.producer].append(
-                (1, edge.output, edge.position, colours[edge.consumer])
-            )
-        colours = [
-            _colour((own, sorted(near))) for own, near in zip(colours, neighbours, strict=True)
-        ]
-    numbers: dict[int, int] = {}
-    return [numbers.setdefault(colour, len(numbers)) for colour in colours]
+        neighbours: list[list[tuple[int, int, int, int]]] = [[] for _ in colours]
+        for consumer, producer, position, output in ends:
+            neighbours[consumer].append((0, position, output, colours[producer]))
+            neighbours[producer].append((1, output, position, colours[consumer]))
+        colours = _numbered(
+            (own, *sorted(near)) for own, near in zip(colours, neighbours, strict=True)
+        )
+    return colours
 
 
-def _colour(value: object) -> int:
-    text = repr(value).encode()
-    return zlib.crc32(text) << 32 | zlib.adler32(text)
+def _numbered(values: Iterable[Hashable]) -> list[int]:
+    """Equal numbers for equal values, in the order in which they first occur."""
+    numbers: dict[Hashable, int] = {}
+    return [numbers.setdefault(value, len(numbers)) for value in values]

@@ -9,7 +9,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -25,6 +25,9 @@ from nostall.parallel.sharding.placements import (
 )
 
 Values = list[torch.Tensor]
+# torch 2.13 renamed these; the old names warn.
+_all_gather_single: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+_reduce_scatter_single: Any = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
 
 class Devices(Protocol):
@@ -36,16 +39,26 @@ class Devices(Protocol):
     collectives: Counter[StepKind]
     """Collectives that were called so far, by kind."""
 
-    def exchange(self, values: Values, mesh_dim: int) -> list[Values]:
-        """For each held device, the tensors of all devices along a mesh dimension, in order."""
+    def gather(self, values: Values, mesh_dim: int) -> Values:
+        """For each held device, the stacked tensors of all devices along a mesh dimension."""
         ...
 
     def add(self, values: Values, mesh_dim: int) -> Values:
-        """For each held device, the sum of the tensors along a mesh dimension."""
+        """For each held device, the sum of the tensors along a mesh dimension.
+
+        The tensors are contiguous and may be overwritten.
+        """
         ...
 
-    def send_parts(self, parts: list[Values], mesh_dim: int) -> list[Values]:
-        """Send part j of each device to device j along a mesh dimension; returns the received."""
+    def send_parts(self, parts: Values, mesh_dim: int) -> Values:
+        """Send part j of each device to device j along a mesh dimension; returns the received.
+
+        The parts are stacked along a new first dimension.
+        """
+        ...
+
+    def add_parts(self, parts: Values, mesh_dim: int) -> Values:
+        """As :meth:`send_parts`, with the sum of the received parts."""
         ...
 
 
@@ -57,17 +70,20 @@ class LocalDevices:
         self.coordinates = list(itertools.product(*map(range, mesh)))
         self.collectives: Counter[StepKind] = Counter()
 
-    def exchange(self, values: Values, mesh_dim: int) -> list[Values]:
-        return [[values[i] for i in group] for group in self._groups(mesh_dim)]
+    def gather(self, values: Values, mesh_dim: int) -> Values:
+        return [torch.stack([values[i] for i in group]) for group in self._groups(mesh_dim)]
 
     def add(self, values: Values, mesh_dim: int) -> Values:
         return [torch.stack([values[i] for i in g]).sum(0) for g in self._groups(mesh_dim)]
 
-    def send_parts(self, parts: list[Values], mesh_dim: int) -> list[Values]:
+    def send_parts(self, parts: Values, mesh_dim: int) -> Values:
         return [
-            [parts[i][own[mesh_dim]] for i in group]
+            torch.stack([parts[i][own[mesh_dim]] for i in group])
             for own, group in zip(self.coordinates, self._groups(mesh_dim), strict=True)
         ]
+
+    def add_parts(self, parts: Values, mesh_dim: int) -> Values:
+        return [received.sum(0) for received in self.send_parts(parts, mesh_dim)]
 
     def _groups(self, mesh_dim: int) -> list[list[int]]:
         """For each device, the numbers of the devices along a mesh dimension, itself included."""
@@ -87,6 +103,7 @@ class ProcessDevices:
         """``deadline`` is the longest wait for another rank in seconds; None is torch's default."""
         self.mesh = tuple(mesh)
         self.collectives: Counter[StepKind] = Counter()
+        self._backend = dist.get_backend()
         timeout = None if deadline is None else timedelta(seconds=deadline)
         ranks = torch.arange(dist.get_world_size()).reshape(self.mesh)
         own = [int(i) for i in (ranks == dist.get_rank()).nonzero()[0]]
@@ -98,24 +115,31 @@ class ProcessDevices:
             groups = {tuple(line): dist.new_group(line, timeout=timeout) for line in lines}
             self._group.append(next(g for line, g in groups.items() if dist.get_rank() in line))
 
-    def exchange(self, values: Values, mesh_dim: int) -> list[Values]:
+    def gather(self, values: Values, mesh_dim: int) -> Values:
         (value,) = values
-        received = [torch.empty_like(value) for _ in range(self.mesh[mesh_dim])]
-        dist.all_gather(received, value.contiguous(), group=self._group[mesh_dim])
+        received = value.new_empty((self.mesh[mesh_dim], *value.shape))
+        sent = value.contiguous().flatten()
+        _all_gather_single(received.flatten(), sent, group=self._group[mesh_dim])
         return [received]
 
     def add(self, values: Values, mesh_dim: int) -> Values:
         (value,) = values
-        total = value.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=self._group[mesh_dim])
-        return [total]
+        dist.all_reduce(value, group=self._group[mesh_dim])
+        return [value]
 
-    def send_parts(self, parts: list[Values], mesh_dim: int) -> list[Values]:
-        (own,) = parts
-        sent = torch.stack([part.contiguous() for part in own])
+    def send_parts(self, parts: Values, mesh_dim: int) -> Values:
+        (sent,) = parts
         received = torch.empty_like(sent)
         dist.all_to_all_single(received, sent, group=self._group[mesh_dim])
-        return [list(received.unbind())]
+        return [received]
+
+    def add_parts(self, parts: Values, mesh_dim: int) -> Values:
+        if self._backend != "nccl":  # gloo has no reduce-scatter
+            return [received.sum(0) for received in self.send_parts(parts, mesh_dim)]
+        (sent,) = parts
+        total = sent.new_empty(sent.shape[1:])
+        _reduce_scatter_single(total, sent.flatten(0, 1), group=self._group[mesh_dim])
+        return [total]
 
 
 def redistribute(
@@ -130,37 +154,47 @@ def redistribute(
     return values
 
 
-def _chunks(value: torch.Tensor, step: Step, size: int) -> Values:
-    return list(value.chunk(size, shard_dim(step.target)))
+def _join(parts: torch.Tensor, dim: int) -> torch.Tensor:
+    """Stacked parts one after the other along dimension ``dim``; a copy unless it is the first."""
+    return parts.flatten(0, 1) if dim == 0 else torch.cat(parts.unbind(), dim)
+
+
+def _cut(value: torch.Tensor, dim: int, size: int) -> torch.Tensor:
+    """Equal parts along dimension ``dim``, stacked; a copy unless it is the first."""
+    if dim == 0:
+        return value.contiguous().unflatten(0, (size, -1))
+    return torch.stack(value.chunk(size, dim))
 
 
 def _all_gather(devices: Devices, values: Values, step: Step) -> Values:
     dim = shard_dim(step.source)
-    return [torch.cat(parts, dim) for parts in devices.exchange(values, step.mesh_dim)]
+    return [_join(parts, dim) for parts in devices.gather(values, step.mesh_dim)]
 
 
 def _all_reduce(devices: Devices, values: Values, step: Step) -> Values:
-    return _mean(devices, devices.add(values, step.mesh_dim), step)
+    copies = [value.clone(memory_format=torch.contiguous_format) for value in values]
+    return _mean(devices, devices.add(copies, step.mesh_dim), step)
 
 
 def _reduce_scatter(devices: Devices, values: Values, step: Step) -> Values:
-    """Each device receives its part of all tensors and adds them up."""
-    size = devices.mesh[step.mesh_dim]
-    received = devices.send_parts([_chunks(v, step, size) for v in values], step.mesh_dim)
-    return _mean(devices, [torch.stack(parts).sum(0) for parts in received], step)
+    """Each device receives the sum of its part of all tensors."""
+    dim, size = shard_dim(step.target), devices.mesh[step.mesh_dim]
+    parts = [_cut(value, dim, size) for value in values]
+    return _mean(devices, devices.add_parts(parts, step.mesh_dim), step)
 
 
 def _all_to_all(devices: Devices, values: Values, step: Step) -> Values:
-    size = devices.mesh[step.mesh_dim]
-    received = devices.send_parts([_chunks(v, step, size) for v in values], step.mesh_dim)
-    return [torch.cat(parts, shard_dim(step.source)) for parts in received]
+    dim, size = shard_dim(step.target), devices.mesh[step.mesh_dim]
+    parts = [_cut(value, dim, size) for value in values]
+    received = devices.send_parts(parts, step.mesh_dim)
+    return [_join(parts, shard_dim(step.source)) for parts in received]
 
 
 def _slice(devices: Devices, values: Values, step: Step) -> Values:
     """The own shard, contiguous: PyTorch's layer norm is wrong for statistics that are not."""
     size = devices.mesh[step.mesh_dim]
     return [
-        _chunks(value, step, size)[own[step.mesh_dim]].contiguous()
+        value.chunk(size, shard_dim(step.target))[own[step.mesh_dim]].contiguous()
         for value, own in zip(values, devices.coordinates, strict=True)
     ]
 

@@ -25,6 +25,10 @@ def _samples(inputs: Sequence[torch.Tensor], outputs: Sequence[Shape]) -> int:
     return int(inputs[0].shape[0])
 
 
+def _channels(inputs: Sequence[torch.Tensor], outputs: Sequence[Shape]) -> list[int]:
+    return [int(inputs[0].shape[1])]
+
+
 SIZE_ARGUMENTS: dict[Any, tuple[int, Sizes]] = {
     _aten.view.default: (1, _output_shape),
     _aten._unsafe_view.default: (1, _output_shape),
@@ -37,6 +41,7 @@ SIZE_ARGUMENTS: dict[Any, tuple[int, Sizes]] = {
     _aten.slice_backward.default: (1, _output_shape),
     _aten.select_backward.default: (1, _output_shape),
     _aten.embedding_dense_backward.default: (2, _output_rows),
+    _aten.convolution_backward.default: (3, _channels),
     _aten.native_group_norm.default: (3, _samples),
     _aten.native_group_norm_backward.default: (5, _samples),
 }

@@ -1,31 +1,33 @@
 """Program of a sharding plan: the operators of a captured step on local tensors.
 
 Before an operator runs, each of its inputs is brought into the placement that the operator's
-strategy needs.  The collectives are therefore those that the cost model counts.
+strategy needs.  The collectives are therefore those that the cost model counts, in the order of
+:mod:`nostall.parallel.sharding.schedule`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
-from torch.fx import Node
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from nostall.parallel.sharding.capture.operators import CapturedStep
 from nostall.parallel.sharding.graph import (
     Assignment,
+    Edge,
     input_placements,
     output_placements,
 )
 from nostall.parallel.sharding.placements import Placements, local_shape
 from nostall.parallel.sharding.program.devices import Devices, Values, redistribute, scatter
-from nostall.parallel.sharding.program.local_arguments import localize
+from nostall.parallel.sharding.program.local_operator import LocalOperator
+from nostall.parallel.sharding.program.side_stream import SideStream
+from nostall.parallel.sharding.schedule import Start, schedule
 
-_WITHOUT_STRIDES = {torch.ops.aten.view.default: torch.ops.aten.reshape.default}
-"""Operators that need strides which a redistribution does not keep, and what replaces them."""
+_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,20 +42,54 @@ class StepResult:
 class ShardedProgram:
     """A captured training step under an assignment of strategies, on some devices of its mesh."""
 
-    def __init__(self, step: CapturedStep, assignment: Assignment, devices: Devices) -> None:
-        self.step, self.assignment, self.devices = step, assignment, devices
+    def __init__(
+        self,
+        step: CapturedStep,
+        assignment: Assignment,
+        devices: Devices,
+        device: torch.device = _CPU,
+    ) -> None:
+        """``device`` holds the local tensors."""
+        self.step, self.assignment, self.devices, self.device = step, assignment, devices, device
         graph = step.graph
         self.placements = [
             output_placements(graph, assignment, t) for t in range(len(graph.tensors))
         ]
         """Placements of each tensor as its producer returns it."""
-        self._edges: list[list[Any]] = [[] for _ in graph.operators]
-        for edge in graph.edges:
-            self._edges[edge.consumer].append(edge)
-        self._last_use = {edge.tensor: edge.consumer for edge in graph.edges}
-        for number in graph.parameters:
-            for tensor in graph.operators[number].inputs:  # gradients stay until the end
-                self._last_use[tensor] = len(graph.operators)
+        self.schedule = schedule(graph, assignment)
+        self._targets = {e: input_placements(graph, assignment, e) for e in graph.edges}
+        self._calls = [self._local_operator(n) for n in range(len(graph.operators))]
+        self._freed = self._tensors_to_free()
+        self._constants: dict[str, torch.Tensor] = {}
+        self._side = SideStream(device)
+
+    def _local_operator(self, number: int) -> LocalOperator | None:
+        graph, node = self.step.graph, self.step.nodes[number]
+        if graph.operators[number].kind != "operation" or node is None:
+            return None
+        shapes = [
+            local_shape(graph.tensors[t].shape, self.placements[t], graph.mesh) or ()
+            for t in graph.operators[number].outputs
+        ]
+        return LocalOperator(node, self.step.output_indices[number], shapes, self.device)
+
+    def _tensors_to_free(self) -> dict[int | Edge, list[int]]:
+        """The tensors that nothing reads after an operator ran, or after an edge's start."""
+        graph, last = self.step.graph, dict[int, int | Edge]()
+        for action in self.schedule.actions:
+            if isinstance(action, Start):
+                if graph.operators[action.edge.consumer].kind == "parameter":
+                    last[action.edge.tensor] = action.edge
+            elif graph.operators[action.operator].kind != "parameter":
+                last.update(dict.fromkeys(graph.operators[action.operator].inputs, action.operator))
+        for edge in graph.edges:  # gradients that are not redistributed stay until the end
+            is_gradient = graph.operators[edge.consumer].kind == "parameter"
+            if is_gradient and edge not in self.schedule.started:
+                last.pop(edge.tensor, None)
+        freed: dict[int | Edge, list[int]] = {}
+        for tensor, event in last.items():
+            freed.setdefault(event, []).append(tensor)
+        return freed
 
     def parameter_placements(self, name: str) -> Placements:
         """Placements of a parameter, one for each mesh dimension."""
@@ -85,98 +121,86 @@ class ShardedProgram:
         ``record`` receives the local values of all tensors by number, for tests.
         """
         graph, values = self.step.graph, dict[int, Values]()
+        started: dict[Edge, Callable[[], Values]] = {}
         loss: Values = []
-        for number, operator in enumerate(graph.operators):
-            inputs = [
-                self._read(values, edge)
-                for edge in self._edges[number]
-                if operator.kind != "parameter"  # gradients are read at the end
-            ]
+
+        def read(edge: Edge) -> Values:
+            wait = started.pop(edge, None)
+            return wait() if wait is not None else self._redistribute(values, edge)
+
+        def run_operator(number: int) -> list[Values]:
+            nonlocal loss
+            operator = graph.operators[number]
             match operator.kind:
-                case "parameter":
-                    outputs = [parameters[operator.target]]
+                case "parameter":  # gradients are read at the end
+                    return [parameters[operator.target]]
                 case "constant":
-                    outputs = [self._constant(operator.target, buffers)]
+                    return [self._constant(operator.target, buffers)]
                 case "input":
-                    outputs = [self._batch(operator.target, leaves)]
-                case "branch":
-                    outputs = inputs
-                case "loss":
-                    (loss,), outputs = inputs, []
-                case _:
-                    outputs = self._call(number, inputs)
-            values.update(zip(operator.outputs, outputs, strict=True))
-            if record is not None:
-                record.update({t: values[t] for t in operator.outputs})
-            for tensor in operator.inputs:
-                if self._last_use[tensor] == number:
-                    values.pop(tensor, None)
+                    return [self._batch(operator.target, leaves)]
+            inputs = [read(edge) for edge in self.schedule.edges[number]]
+            if operator.kind == "loss":
+                (loss,) = inputs
+                return []
+            return inputs if operator.kind == "branch" else self._call(number, inputs)
+
+        for action in self.schedule.actions:
+            if isinstance(action, Start):
+                edge = action.edge
+                work = partial(self._redistribute, values, edge)
+                started[edge] = self._side.start(work, values[edge.tensor])
+                freed = self._freed.get(edge, ())
+            else:
+                outputs = graph.operators[action.operator].outputs
+                values.update(zip(outputs, run_operator(action.operator), strict=True))
+                if record is not None:
+                    record.update({t: values[t] for t in outputs})
+                freed = self._freed.get(action.operator, ())
+            for tensor in freed:
+                values.pop(tensor, None)
         gradients = {
-            graph.operators[number].target: self._read(values, self._edges[number][0])
+            graph.operators[number].target: read(self.schedule.edges[number][0])
             for number in graph.parameters
             if graph.operators[number].inputs
         }
         return StepResult(loss, gradients)
 
-    def _read(self, values: Mapping[int, Values], edge: Any) -> Values:
+    def _redistribute(self, values: Mapping[int, Values], edge: Edge) -> Values:
         """A tensor in the placement in which a consumer needs it."""
-        target = input_placements(self.step.graph, self.assignment, edge)
-        return redistribute(self.devices, values[edge.tensor], self.placements[edge.tensor], target)
+        value, source = values[edge.tensor], self.placements[edge.tensor]
+        target = self._targets[edge]
+        return value if source == target else redistribute(self.devices, value, source, target)
 
     def _call(self, number: int, inputs: Sequence[Values]) -> list[Values]:
         """Run an operator on each held device; returns the local values of each output."""
-        graph, node = self.step.graph, self.step.nodes[number]
-        assert node is not None
-        shapes = [
-            local_shape(graph.tensors[t].shape, self.placements[t], graph.mesh)
-            for t in graph.operators[number].outputs
-        ]
-        indices = self.step.output_indices[number]
+        operator = self._calls[number]
+        assert operator is not None
         results = [
-            call(node, [values[i] for values in inputs], indices, [s or () for s in shapes])
-            for i in range(len(self.devices.coordinates))
+            operator([values[i] for values in inputs]) for i in range(len(self.devices.coordinates))
         ]
         return [list(column) for column in zip(*results, strict=True)]
 
     def _constant(self, name: str, buffers: Mapping[str, torch.Tensor]) -> Values:
         if name in buffers:
-            value = buffers[name]
-        elif name == self.step.graph.operators[self._tangent].target:
-            value = torch.ones((), dtype=self.step.joint.tangent.meta["val"].dtype)
-        else:
-            value = getattr(self.step.joint.graph_module, name)
-        return [value for _ in self.devices.coordinates]
+            return [buffers[name] for _ in self.devices.coordinates]
+        if name not in self._constants:
+            tangent = self.step.joint.tangent
+            is_tangent = name == self.step.graph.operators[self.step.nodes.index(tangent)].target
+            value = (
+                torch.ones((), dtype=tangent.meta["val"].dtype)
+                if is_tangent
+                else getattr(self.step.joint.graph_module, name)
+            )
+            self._constants[name] = value.to(self.device)
+        return [self._constants[name] for _ in self.devices.coordinates]
 
     def _batch(self, name: str, leaves: Sequence[Any]) -> Values:
         """Local part of a tensor of the batch."""
         placements = self.placements[self._source("input", name)]
         return scatter(self.devices, leaves[int(name.rpartition(" ")[2])], placements)
 
-    @property
-    def _tangent(self) -> int:
-        return self.step.nodes.index(self.step.joint.tangent)
-
     def _source(self, kind: str, target: str) -> int:
         """The tensor of a parameter or of a tensor of the batch."""
         return next(
             o.outputs[0] for o in self.step.graph.operators if o.kind == kind and o.target == target
         )
-
-
-def call(
-    node: Node,
-    inputs: Sequence[torch.Tensor],
-    indices: Sequence[int],
-    shapes: Sequence[tuple[int, ...]],
-) -> list[torch.Tensor]:
-    """Run the operator of an FX node on local inputs; returns the outputs at ``indices``.
-
-    ``shapes`` are the local shapes of these outputs.
-    """
-    leaves, structure = tree_flatten((list(node.args), dict(node.kwargs)))
-    remaining = iter(inputs)
-    filled = [next(remaining) if isinstance(leaf, Node) else leaf for leaf in leaves]
-    args, kwargs = tree_unflatten(filled, structure)
-    target: Any = _WITHOUT_STRIDES.get(node.target, node.target)
-    result = target(*localize(node.target, args, inputs, shapes), **kwargs)
-    return [result[i] for i in indices] if isinstance(result, list | tuple) else [result]

@@ -17,6 +17,7 @@ from nostall.parallel.errors import BadModel  # noqa: E402
 from nostall.parallel.module import Job  # noqa: E402
 from nostall.parallel.sharding.capture import dtensor_rules  # noqa: E402
 from nostall.parallel.sharding.capture.operators import capture  # noqa: E402
+from nostall.parallel.sharding.capture.own_rules import FALLBACK_RULES  # noqa: E402
 from nostall.parallel.sharding.graph import replicated  # noqa: E402
 from nostall.parallel.sharding.placements import Strategy, is_partial, local_shape  # noqa: E402
 from nostall.parallel.sharding.program.devices import (  # noqa: E402
@@ -24,7 +25,8 @@ from nostall.parallel.sharding.program.devices import (  # noqa: E402
     redistribute,
     scatter,
 )
-from nostall.parallel.sharding.program.program import ShardedProgram, call  # noqa: E402
+from nostall.parallel.sharding.program.local_operator import LocalOperator  # noqa: E402
+from nostall.parallel.sharding.program.program import ShardedProgram  # noqa: E402
 from tests.unit.parallel.sharding.steps import SAMPLES, captured, job  # noqa: E402
 
 
@@ -109,6 +111,27 @@ def test_an_unknown_torch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         dtensor_rules.missing_part.cache_clear()
 
 
+def test_fallback_rules_compute_what_the_operators_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rules for versions of torch without rules for convolutions."""
+    has_rule = dtensor_rules.has_rule
+    monkeypatch.setattr(
+        dtensor_rules, "has_rule", lambda target: target not in FALLBACK_RULES and has_rule(target)
+    )
+    captured.cache_clear()
+    step, values = captured("vgg", 2), whole_values("vgg")
+    checked = set()
+    for number, operator in enumerate(step.graph.operators):
+        node = step.nodes[number]
+        if node is None or node.target not in FALLBACK_RULES:
+            continue
+        assert len(operator.strategies[0]) > 2
+        for strategy in operator.strategies[0][1:]:
+            assert strategy_error("vgg", number, strategy, values) < 1e-9, (node.target, strategy)
+        checked.add(node.target)
+    assert checked == FALLBACK_RULES.keys() and not step.graph.without_rule
+    captured.cache_clear()
+
+
 @pytest.mark.parametrize("model", ["gpt2", "experts"])
 def test_every_strategy_computes_what_the_operator_computes(model: str) -> None:
     """Local operators on shards and on random partial sums give the values of the whole ones."""
@@ -153,7 +176,8 @@ def strategy_error(model: str, number: int, strategy: Strategy, values: dict[int
     ]
     indices = step.output_indices[number]
     with torch.no_grad():
-        local = [call(node, [own[d] for own in inputs], indices, shapes) for d in range(2)]
+        run = LocalOperator(node, indices, shapes, torch.device("cpu"))
+        local = [run([own[d] for own in inputs]) for d in range(2)]
     worst = 0.0
     for place, tensor in enumerate(operator.outputs):
         assert all(tuple(local[d][place].shape) == shapes[place] for d in range(2))

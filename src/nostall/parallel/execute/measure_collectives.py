@@ -1,0 +1,103 @@
+"""Measurement of collectives along the dimensions of a mesh, and of the rates of a device.
+
+Calls follow each other without waiting for the device, as in a training step.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from functools import partial
+from time import perf_counter
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from nostall.parallel.sharding.cost.device_mesh import CollectiveCost
+from nostall.parallel.sharding.cost.rates import DeviceRates
+from nostall.parallel.sharding.placements import COLLECTIVES, Collective
+from nostall.parallel.sharding.program.devices import Devices
+
+SIZES = tuple(1 << n for n in (14, 17, 20, 23, 26))
+"""Bytes of the largest local tensor."""
+CALLS, REPEATS, WARM_UPS = 10, 5, 2
+_MATMUL = 4096
+"""Rows and columns of the matrices whose product is measured."""
+
+
+def measure_collectives(
+    devices: Devices, device: torch.device, sizes: Sequence[int] = SIZES
+) -> dict[tuple[Collective, int], CollectiveCost]:
+    """The cost of each collective along each mesh dimension; the same on all ranks.
+
+    A collective call: every rank makes it.  The costs are those with the least relative error.
+    """
+    costs = {}
+    for mesh_dim, count in enumerate(devices.mesh):
+        for kind in COLLECTIVES:
+            times = []
+            for size in sizes:
+                action = _collective(devices, kind, mesh_dim, size, count, device)
+                times.append(_seconds(action, device))
+            slowest = torch.tensor(times, dtype=torch.float64, device=device)
+            dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+            costs[kind, mesh_dim] = fit_cost(sizes, slowest.tolist())
+    return costs
+
+
+def fit_cost(sizes: Sequence[float], seconds: Sequence[float]) -> CollectiveCost:
+    """Latency and seconds per byte with the least sum of squared relative errors."""
+    times = np.asarray(seconds)
+    rows = np.stack([np.ones(len(times)), np.asarray(sizes, float)], 1) / times[:, None]
+    (latency, slope), *_ = np.linalg.lstsq(rows, np.ones(len(times)), rcond=None)
+    return CollectiveCost(max(0.0, float(latency)), max(0.0, float(slope)))
+
+
+def _collective(
+    devices: Devices, kind: Collective, mesh_dim: int, size: int, count: int, device: torch.device
+) -> Callable[[], object]:
+    """A call of a collective whose largest local tensor has ``size`` bytes."""
+    whole = torch.zeros(size // 2, dtype=torch.bfloat16, device=device)
+    part = whole[: len(whole) // count]
+    parts = whole.unflatten(0, (count, -1))
+    calls: dict[Collective, Callable[[], object]] = {
+        "all-gather": lambda: devices.gather([part], mesh_dim),
+        "all-reduce": lambda: devices.add([whole], mesh_dim),
+        "reduce-scatter": lambda: devices.add_parts([parts], mesh_dim),
+        "all-to-all": lambda: devices.send_parts([parts], mesh_dim),
+    }
+    return calls[kind]
+
+
+def measure_rates(name: str, device: torch.device) -> DeviceRates:
+    """FLOP/s of a large matrix product by type, bytes/s of an addition, and launch time."""
+    flops = {}
+    for dtype in (torch.bfloat16, torch.float32):
+        extent = _MATMUL if device.type == "cuda" else 256
+        a, b = (torch.randn(extent, extent, device=device).to(dtype) for _ in range(2))
+        seconds = _seconds(partial(torch.matmul, a, b), device)
+        flops[str(dtype).removeprefix("torch.")] = 2 * extent**3 / seconds
+    large = torch.ones((1 << 27) if device.type == "cuda" else 1 << 20, device=device)
+    small = torch.ones(16, device=device)
+    memory = 2 * large.numel() * large.itemsize / _seconds(lambda: large + 1.0, device)
+    launch_s = _seconds(lambda: small + 1.0, device, calls=200)
+    return DeviceRates(name, flops, memory, 0.0, launch_s)
+
+
+def _seconds(action: Callable[[], object], device: torch.device, calls: int = CALLS) -> float:
+    """Median seconds of a call among calls that follow each other."""
+    times = []
+    for _ in range(WARM_UPS + REPEATS):
+        _wait(device)
+        start = perf_counter()
+        for _ in range(calls):
+            action()
+        _wait(device)
+        times.append((perf_counter() - start) / calls)
+    return statistics.median(times[WARM_UPS:])
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,107 @@
+"""Modelled step of a plan with the redistributions that run beside the operators.
+
+A processor launches operators and collectives one after the other; a GPU runs the operators in that
+order, and the links run the collectives in theirs.  Operators and collectives that run at the same
+time do not slow each other down.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nostall.parallel.sharding.cost.prices import PricedStep, Prices
+from nostall.parallel.sharding.graph import (
+    Assignment,
+    Edge,
+    input_placements,
+    output_placements,
+    strategy_of,
+)
+from nostall.parallel.sharding.placements import COLLECTIVES
+from nostall.parallel.sharding.schedule import Start, schedule
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """Modelled seconds of one training step."""
+
+    step_s: float
+    operators_s: float
+    """Sum of the operators and of the redistributions' steps that send nothing."""
+    collectives_s: float
+    """Sum of the collectives."""
+
+    @property
+    def exposed_s(self) -> float:
+        """Seconds in which the GPU runs no operator."""
+        return self.step_s - self.operators_s
+
+
+@dataclass
+class _Clock:
+    """Times at which the processor, the GPU and the links are done with all their work so far."""
+
+    launch_s: float
+    processor: float = 0.0
+    gpu: float = 0.0
+    link: float = 0.0
+    operators_s: float = 0.0
+    collectives_s: float = 0.0
+
+    def compute(self, seconds: float) -> None:
+        """Run an operator on the GPU."""
+        self.processor += self.launch_s
+        self.gpu = max(self.gpu, self.processor) + seconds
+        self.operators_s += seconds
+
+    def send(self, priced: PricedStep, ready: float) -> float:
+        """Run one step of a redistribution whose tensor exists at ``ready``; returns its end."""
+        self.processor += self.launch_s
+        self.link = max(self.link, self.processor, ready) + priced.seconds
+        self.collectives_s += priced.seconds
+        return self.link
+
+
+def timeline(prices: Prices, assignment: Assignment) -> Timeline:
+    """The step of a plan that is possible, in the order of its schedule."""
+    graph, clock = prices.graph, _Clock(prices.rates.launch_s)
+    plan = schedule(graph, assignment)
+    arrives: dict[Edge, float] = {}
+
+    def steps(edge: Edge) -> tuple[PricedStep, ...]:
+        source = output_placements(graph, assignment, edge.tensor)
+        target = input_placements(graph, assignment, edge)
+        found = prices.redistribution(graph.tensors[edge.tensor], source, target)
+        assert found is not None  # the plan is possible
+        return found
+
+    def read(edge: Edge) -> None:
+        if edge in arrives:
+            clock.gpu = max(clock.gpu, arrives[edge])
+            return
+        for priced in steps(edge):
+            if priced.step.kind in COLLECTIVES:
+                clock.gpu = clock.send(priced, clock.gpu)
+            else:
+                clock.compute(priced.seconds)
+
+    for action in plan.actions:
+        if isinstance(action, Start):
+            time = clock.gpu
+            for priced in steps(action.edge):
+                time = clock.send(priced, time)
+            arrives[action.edge] = time
+            continue
+        operator = graph.operators[action.operator]
+        if operator.kind == "parameter":
+            continue
+        for edge in plan.edges[action.operator]:
+            read(edge)
+        if operator.kind == "operation":
+            seconds = prices.operator_s(operator, strategy_of(graph, assignment, action.operator))
+            assert seconds is not None
+            clock.compute(seconds)
+    for number in graph.parameters:
+        for edge in plan.edges[number]:
+            read(edge)
+    return Timeline(clock.gpu, clock.operators_s, clock.collectives_s)

@@ -1,0 +1,118 @@
+"""Schedule and modelled step with overlap, against values computed by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from nostall.parallel.sharding.cost.device_mesh import ClusterMesh
+from nostall.parallel.sharding.cost.prices import Prices, step_cost
+from nostall.parallel.sharding.cost.rates import DeviceRates
+from nostall.parallel.sharding.cost.timeline import timeline
+from nostall.parallel.sharding.graph import Assignment, Operator, ShardingGraph, TensorInfo
+from nostall.parallel.sharding.placements import Strategy
+from nostall.parallel.sharding.schedule import PREFETCH, Run, Start, may_overlap, schedule
+from tests.unit.parallel.sharding.cost.test_prices import CLUSTER, RATES, _linear
+
+DATA_PARALLEL: Assignment = ((0, 1, 1, 1, 1, 0),)
+SHARDED: Assignment = ((1, 1, 1, 1, 1, 0),)
+
+
+def _actions(graph: ShardingGraph, assignment: Assignment) -> list[str]:
+    names = [operator.name for operator in graph.operators]
+    return [
+        names[action.operator]
+        if isinstance(action, Run)
+        else f"{names[action.edge.producer]} -> {names[action.edge.consumer]}"
+        for action in schedule(graph, assignment).actions
+    ]
+
+
+def test_a_gradient_is_reduced_beside_what_follows() -> None:
+    assert _actions(_linear(), DATA_PARALLEL) == [
+        "w", "x", "mm", "sum", "mm_1", "mm_1 -> w", "loss"
+    ]  # fmt: skip
+
+
+def test_a_parameter_is_gathered_ahead() -> None:
+    assert _actions(_linear(), SHARDED)[:4] == ["w", "x", "w -> mm", "mm"]
+
+
+def test_the_loss_waits_for_its_own_sum_and_the_step_for_the_gradient() -> None:
+    prices = Prices(_linear(), ClusterMesh(CLUSTER, (2,)), RATES)
+    cost = step_cost(prices, DATA_PARALLEL)
+    assert cost is not None
+    found = timeline(prices, DATA_PARALLEL)
+    # The links sum the gradient first and the loss, which the device waits for, after it.
+    assert found.step_s == pytest.approx(cost.step_s)
+    assert found.exposed_s == pytest.approx(cost.collectives_s)
+    # A parameter is gathered at the start, when no operator can run: only its bytes are exposed.
+    assert timeline(prices, SHARDED).step_s <= step_s(prices, SHARDED)
+
+
+def step_s(prices: Prices, assignment: Assignment) -> float:
+    cost = step_cost(prices, assignment)
+    assert cost is not None
+    return cost.step_s
+
+
+def test_a_gradient_hides_behind_later_operators() -> None:
+    """The gradient's operator runs first, so that its sum needs no time of its own."""
+    graph = _linear()
+    w, x, mm, total, gradient, loss = graph.operators
+    early = replace(graph, operators=(w, x, gradient, mm, total, loss))
+    assignment: Assignment = ((0, 1, 1, 1, 1, 0),)
+    prices = Prices(early, ClusterMesh(CLUSTER, (2,)), RATES)
+    hidden = 400 / 1e9 + 2 * 400 / 1e6  # the all-reduce of the gradient with its copy
+    assert timeline(prices, assignment).step_s == pytest.approx(step_s(prices, assignment) - hidden)
+
+
+def test_a_processor_that_launches_slowly_sets_the_pace() -> None:
+    rates = DeviceRates("slow host", {"float32": 1e12}, 1e12, launch_s=1.0)
+    prices = Prices(_linear(), ClusterMesh(CLUSTER, (2,)), rates)
+    assert timeline(prices, ((0,) * 6,)).step_s == pytest.approx(3.0)  # three operations
+    assert timeline(prices, DATA_PARALLEL).step_s == pytest.approx(5.0)  # and two all-reduces
+
+
+def test_only_parameters_the_batch_and_gradients_may_overlap() -> None:
+    graph = _linear()
+    found = {
+        (graph.operators[e.producer].name, graph.operators[e.consumer].name): may_overlap(graph, e)
+        for e in graph.edges
+    }
+    assert found == {
+        ("mm_1", "w"): True, ("x", "mm"): True, ("w", "mm"): True, ("mm", "sum"): False,
+        ("x", "mm_1"): True, ("sum", "loss"): False,
+    }  # fmt: skip
+
+
+def test_gathers_start_a_fixed_number_ahead() -> None:
+    """Of a row of products, each with a parameter, the first gathers start before all of them."""
+    graph = _row_of_products(PREFETCH + 3)
+    assignment = (tuple(int(o.kind == "parameter") for o in graph.operators),)
+    actions = schedule(graph, assignment).actions
+    products = [
+        i
+        for i, action in enumerate(actions)
+        if isinstance(action, Run) and graph.operators[action.operator].kind == "operation"
+    ]
+    started = [sum(isinstance(action, Start) for action in actions[:before]) for before in products]
+    assert started == [PREFETCH + 1, PREFETCH + 2, *[PREFETCH + 3] * (PREFETCH + 1)]
+
+
+def _row_of_products(count: int) -> ShardingGraph:
+    """x w0 w1 ...; products are replicated and parameters may be sharded."""
+    kept = (Strategy((), ("R",)), Strategy((), ("S0",)))
+    product = (Strategy(("R", "R"), ("R",)),)
+    operators = [Operator("x", "input", "x", (), (0,), (kept[:1],), moves_memory=False)]
+    for i in range(count):
+        operators.append(
+            Operator(f"w{i}", "parameter", f"w{i}", (), (i + 1,), (kept,), moves_memory=False)
+        )
+    for i in range(count):
+        result = count + i + 1
+        read = (result - 1 if i else 0, i + 1)
+        operators.append(Operator(f"mm{i}", "operation", "mm", read, (result,), (product,)))
+    tensors = (TensorInfo((4, 4), "float32", 4),) * (2 * count + 1)
+    return ShardingGraph("row", (2,), tensors, tuple(operators))
