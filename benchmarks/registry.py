@@ -113,6 +113,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     # Using results
     # Learners
     _row("learners.corpus", "CPU", "Which operators do models of random size call?"),
+    _row("learners.gpu_traces", "GPU", "Which kernels do models of random size launch?"),
     _row("learners.digits", "CPU", "How exact is the multi-view classifier on digits?",
          "digits.json", "learners.md"),
     _row("learners.topics", "CPU", "Does the topic model find the number of new kinds?",
