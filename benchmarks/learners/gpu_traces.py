@@ -118,7 +118,9 @@ def record(
 def finite_tensors() -> Iterator[None]:
     """Fill the memory that ``torch.empty`` returns: other contents may be NaN or infinite."""
     import torch
+    from torch.utils import _device
 
+    _device._device_constructors()  # cached here: it must name the function that is replaced
     empty = torch.empty
 
     def filled(*arguments: Any, **options: Any) -> Any:
