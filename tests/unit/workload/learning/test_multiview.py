@@ -20,6 +20,8 @@ from nostall.workload.learning.multiview.priors import BaseMeasure, Priors
 from nostall.workload.learning.multiview.views import View, ViewParameters, view_energy
 from nostall.workload.learning.multiview.views import view_gradient as gradient_of_views
 from nostall.workload.learning.multiview.weights import draw_scales, draw_weights
+from tests.unit.workload.learning.invariance import LIMIT, largest_z
+from tests.unit.workload.learning.view_states import LABEL_PAIRS, STEPS, view_pair
 
 RNG = np.random.default_rng(0)
 
@@ -110,6 +112,18 @@ def test_the_predictive_density_of_a_component_integrates_to_one() -> None:
         for x in grid
     ]  # fmt: skip
     assert np.trapezoid(np.exp(density), grid) == pytest.approx(1, abs=1e-2)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_each_step_without_labels_keeps_the_joint_distribution(step: str) -> None:
+    z, statistic = largest_z(view_pair(STEPS[step]), 200)
+    assert z < LIMIT, statistic
+
+
+@pytest.mark.parametrize("step", LABEL_PAIRS)
+def test_each_step_with_labels_keeps_its_exact_distribution(step: str) -> None:
+    z, statistic = largest_z(LABEL_PAIRS[step], 1000)
+    assert z < LIMIT, statistic
 
 
 def two_views(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
