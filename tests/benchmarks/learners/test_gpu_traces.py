@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-
 from benchmarks.learners.gpu_traces import compact, finite_tensors, record
 
 
@@ -13,7 +12,7 @@ def test_new_tensors_are_finite_and_on_the_device_of_the_context() -> None:
         with torch.device("meta"):
             assert torch.empty(2, 3).is_meta and torch.zeros(2).is_meta
         values = torch.empty(1000)
-        assert 0 <= float(values.min()) and float(values.max()) <= 0.05
+        assert float(values.min()) >= 0 and float(values.max()) <= 0.05
         assert torch.empty(2, dtype=torch.long).dtype == torch.long
 
 
