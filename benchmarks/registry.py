@@ -117,14 +117,18 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     # Using results
     # Learners
     _row("learners.corpus", "CPU", "Which operators do models of random size call?"),
+    _row("learners.gpu_traces", "GPU", "Which kernels do models of random size launch?"),
     _row("learners.digits", "CPU", "How exact is the multi-view classifier on digits?",
-         "digits.json", "learners.md"),
+         "digits.json digits_adaptive.json digits_nonlinear.json multiple_features.json",
+         "learners.md"),
     _row("learners.topics", "CPU", "Does the topic model find the number of new kinds?",
          "topics.json", "learners.md"),
     _row("learners.operators", "CPU", "Are kinds of models told apart by their operators?",
          "operators.json", "learners.md"),
-    _row("learners.seeded_errors", "CPU", "Does Geweke's test catch errors of the topic sampler?",
+    _row("learners.seeded_errors", "CPU", "Do tests of single steps catch errors of the samplers?",
          "seeded_errors.json", "learners.md"),
+    _row("learners.simulated_calibration", "CPU", "Are ranks of true values uniform?",
+         "simulated_calibration.json", "learners.md"),
     _row("attach.attach_points", "GPU", "Does each way in load the optimised bytes?",
          "attach_points.json"),
     # Fusion

@@ -8,6 +8,7 @@ import json
 import platform
 import re
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ def head() -> dict[str, Any]:
         "command": _command(),
         "python": platform.python_version(),
         "processor": _processor(),
-        "versions": {name: importlib.metadata.version(name) for name in _PACKAGES},
+        "versions": _versions(),
     }
 
 
@@ -64,6 +65,15 @@ def text(body: dict[str, Any]) -> str:
 
 def _one_line(match: re.Match[str]) -> str:
     return f"[{', '.join(match[1].replace(',', ' ').split())}]"
+
+
+def _versions() -> dict[str, str]:
+    """Versions of the packages that are installed; a GPU machine may lack some."""
+    versions = {}
+    for name in _PACKAGES:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    return versions
 
 
 def _command() -> str:

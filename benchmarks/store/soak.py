@@ -33,7 +33,7 @@ from typing import Any
 
 from benchmarks.harness.result_file import save
 from nostall.store import BadStore, ComparisonRecord, Provenance, Store, Verification
-from nostall.store.artefacts import CUBIN, JSON, content_hash
+from nostall.store.artefacts import CUBIN, JSON, RECIPE, content_hash
 from nostall.store.repair import repair
 
 GPU = "soak"
@@ -49,16 +49,24 @@ _VERIFIED = Verification(safe=True, checked=1, nostall="0", nvdisasm="0")
 
 
 def content(key: str, part: str) -> bytes:
-    """The original or the optimised cubin of a record: a function of its key."""
+    """The original, the optimised cubin or the recipe of a record: a function of its key."""
     seed = hashlib.sha256(f"{key} {part}".encode()).digest()
     return seed + random.Random(seed).randbytes(_SIZES[seed[0] % len(_SIZES)])
 
 
+def recipe(key: str) -> bytes | None:
+    """The recipe of a record: half of the records, by their key, name a third file."""
+    data = content(key, "recipe")
+    return data if data[0] % 2 else None
+
+
 def provenance(key: str) -> Provenance:
     """The provenance of a record; the kernel's name is the key."""
+    own_recipe = recipe(key)
     return Provenance(
         original=content_hash(content(key, "original")),
         optimised=content_hash(content(key, "optimised")),
+        recipe=None if own_recipe is None else content_hash(own_recipe),
         kernel=key,
         origin="soak",
         architecture="sm_90",
@@ -74,6 +82,12 @@ def provenance(key: str) -> Provenance:
         notes=(),
         created="2026-11-21T00:00:00+00:00",
     )
+
+
+def record(store: Store, key: str) -> None:
+    """Record the files of a key."""
+    original, optimised = content(key, "original"), content(key, "optimised")
+    store.record(original, optimised, provenance(key), recipe=recipe(key))
 
 
 def work(root: Path, number: int, channel: Connection) -> None:
@@ -92,8 +106,7 @@ def work(root: Path, number: int, channel: Connection) -> None:
                 is_shared = rng.random() < 0.2
                 key = f"shared-{rng.randrange(SHARED)}" if is_shared else f"{number}-{count}"
                 count += not is_shared
-                original, optimised = content(key, "original"), content(key, "optimised")
-                store.record(original, optimised, provenance(key))
+                record(store, key)
                 tell("+", key)
                 own += [] if is_shared else [key]
             elif draw < 0.6 and own:
@@ -214,6 +227,7 @@ class Soak:
             try:
                 found = store.lookup(content(key, "original"), gpu=GPU).cubin
                 problem = "" if found is not None and found.data == expected else "not found"
+                problem = problem or _recipe_problem(store, key)
             except BadStore as error:
                 problem = str(error)
             if problem:
@@ -252,12 +266,25 @@ class Soak:
                 os.utime(path, (0, 0))
         key = "shared-0"
         with suppress(BadStore):
-            store.record(content(key, "original"), content(key, "optimised"), provenance(key))
+            record(store, key)
             self.acknowledged.add(key)
             self.counts.leftovers += len(list(store.artefacts.temporary.iterdir()))
-            named = {hash for row in store.rows() for hash in (row.id, row.original, row.optimised)}
-            files = {*store.artefacts.names(CUBIN), *store.artefacts.names(JSON)}
+            named = {
+                hash
+                for row in store.rows()
+                for hash, _ in ((row.id, JSON), *store.provenance(row).files())
+            }
+            files = {
+                hash for suffix in (CUBIN, JSON, RECIPE) for hash in store.artefacts.names(suffix)
+            }
             self.counts.leftovers += len(files - named)
+
+
+def _recipe_problem(store: Store, key: str) -> str:
+    """What is wrong with a record's recipe; empty if nothing is."""
+    rows = store.find(content_hash(content(key, "original")))
+    found = [store.contents(row).recipe for row in rows]
+    return "" if found == [recipe(key)] else f"{len(rows)} records, or another recipe"
 
 
 def _overwrite(path: Path, rng: random.Random) -> None:

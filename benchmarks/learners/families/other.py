@@ -34,14 +34,13 @@ def _mlp(rng: np.random.Generator) -> Step:
 def _recommender(rng: np.random.Generator) -> Step:
     tables, width = multiple(rng, 4, 40), one_of(rng, 16, 32, 64, 128)
     rows, dense = multiple(rng, 64, 8192), multiple(rng, 4, 64)
-    bags = nn.ModuleList(
-        nn.EmbeddingBag(multiple(rng, 100, 1_000_000), width, mode="sum") for _ in range(tables)
-    )
+    lengths = [multiple(rng, 100, 1_000_000) for _ in range(tables)]
+    bags = nn.ModuleList(nn.EmbeddingBag(length, width, mode="sum") for length in lengths)
     below = _dense([dense, multiple(rng, 64, 512), width], nn.ReLU)
     pairs = (tables + 1) * tables // 2
     above = _dense([pairs + width, multiple(rng, 64, 1024), multiple(rng, 32, 256), 1], nn.ReLU)
     numbers = torch.empty(rows, dense)
-    picks = [torch.zeros(rows, multiple(rng, 1, 20), dtype=torch.long) for _ in bags]
+    picks = [torch.randint(0, length, (rows, multiple(rng, 1, 20))) for length in lengths]
     upper = torch.triu_indices(tables + 1, tables + 1, 1)
 
     def step() -> torch.Tensor:
@@ -76,7 +75,7 @@ def _recurrent(rng: np.random.Generator) -> Step:
     kind = one_of(rng, nn.LSTMCell, nn.GRUCell)
     cell = _Cell(kind, [width] * (layers + 1))
     embedding, head = nn.Embedding(vocabulary, width), nn.Linear(width, vocabulary)
-    tokens = torch.zeros(multiple(rng, 8, 64), multiple(rng, 16, 64), dtype=torch.long)
+    tokens = torch.randint(0, vocabulary, (multiple(rng, 8, 64), multiple(rng, 16, 64)))
 
     def step() -> torch.Tensor:
         states: list[object] = [None] * layers
@@ -118,7 +117,7 @@ def _graph(rng: np.random.Generator) -> Step:
     sizes = [features, *[width] * multiple(rng, 1, 6), classes]
     has_attention = bool(rng.integers(2))
     layers = [_Convolution(a, b, has_attention) for a, b in pairwise(sizes)]
-    x, edges = torch.empty(nodes, features), torch.zeros(2, 8 * nodes, dtype=torch.long)
+    x, edges = torch.empty(nodes, features), torch.randint(0, nodes, (2, 8 * nodes))
     degree, labels = torch.empty(nodes), torch.zeros(nodes, dtype=torch.long)
 
     def step() -> torch.Tensor:
@@ -169,7 +168,7 @@ def _state_space(rng: np.random.Generator) -> Step:
     network = nn.Sequential(
         nn.Embedding(vocabulary, width), *layers, nn.RMSNorm(width), nn.Linear(width, vocabulary)
     )
-    tokens = torch.zeros(multiple(rng, 1, 8), multiple(rng, 128, 512, 64), dtype=torch.long)
+    tokens = torch.randint(0, vocabulary, (multiple(rng, 1, 8), multiple(rng, 128, 512, 64)))
     return lambda: functional.cross_entropy(network(tokens).flatten(0, 1), tokens.flatten())
 
 
@@ -193,7 +192,7 @@ def _wavenet(rng: np.random.Generator) -> Step:
     start, end = nn.Embedding(values, width), nn.Sequential(
         nn.ReLU(), nn.Conv1d(width, width, 1), nn.ReLU(), nn.Conv1d(width, values, 1)
     )  # fmt: skip
-    samples = torch.zeros(multiple(rng, 1, 16), multiple(rng, 2048, 16384), dtype=torch.long)
+    samples = torch.randint(0, values, (multiple(rng, 1, 16), multiple(rng, 2048, 16384)))
 
     def step() -> torch.Tensor:
         x = start(samples).transpose(1, 2)

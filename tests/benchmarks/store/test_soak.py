@@ -22,8 +22,7 @@ def experiment(tmp_path: Path) -> soak.Soak:
     """An experiment whose processes acknowledged two records."""
     made = soak.Soak(tmp_path, 0, 0)
     for key in ("one", "two"):
-        original, optimised = soak.content(key, "original"), soak.content(key, "optimised")
-        Store(tmp_path).record(original, optimised, soak.provenance(key))
+        soak.record(Store(tmp_path), key)
         made.acknowledged.add(key)
     return made
 
@@ -35,6 +34,16 @@ def test_a_lost_record_is_noticed(experiment: soak.Soak) -> None:
     store.index.remove(store.rows()[0].id)
     experiment.check("now")
     assert (experiment.counts.checked, experiment.counts.lost) == (4, 1)
+
+
+def test_another_recipe_is_noticed(
+    experiment: soak.Soak, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert len({soak.recipe(str(key)) is None for key in range(20)}) == 2
+    recipe = soak.recipe
+    monkeypatch.setattr(soak, "recipe", lambda key: b"another" if key == "one" else recipe(key))
+    experiment.check("now")
+    assert experiment.counts.lost == 1
 
 
 def test_remains_are_noticed(experiment: soak.Soak, monkeypatch: pytest.MonkeyPatch) -> None:

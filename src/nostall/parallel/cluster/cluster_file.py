@@ -20,8 +20,10 @@ from nostall.parallel.errors import BadCluster
 MAX_GPUS = 1024
 MAX_RELAYED_GPUS = 512
 """GPUs of a cluster that has pairs without a link: the search for paths is cubic."""
-_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-_NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+# Bounds far outside real hardware: times of transfers stay finite, and planners compare them.
+_Bandwidth = Annotated[float, Field(ge=1e-6, le=1e15, allow_inf_nan=False)]
+_Memory = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
+_Latency = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 
 
 class _StrictRecord(BaseModel):
@@ -29,10 +31,10 @@ class _StrictRecord(BaseModel):
 
 
 class _Link(_StrictRecord):
-    bandwidth_gbytes: _Positive
-    allreduce_gbytes: _Positive | None = None
+    bandwidth_gbytes: _Bandwidth
+    allreduce_gbytes: _Bandwidth | None = None
     """Bandwidth of this link in a ring all-reduce; by default ``bandwidth_gbytes``."""
-    latency_us: _NotNegative = 0.0
+    latency_us: _Latency = 0.0
 
 
 class _Network(_Link):
@@ -43,7 +45,7 @@ class _Network(_Link):
 class _Servers(_StrictRecord):
     count: Annotated[int, Field(ge=1, le=MAX_GPUS)] = 1
     gpus: Annotated[int, Field(ge=1, le=MAX_GPUS)]
-    memory_gib: _Positive
+    memory_gib: _Memory
     link: _Link | None = None
 
 

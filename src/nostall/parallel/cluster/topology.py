@@ -68,7 +68,7 @@ def _parse_matrix(text: str, name: str) -> list[list[str]]:
     rows: dict[int, list[str]] = {}
     for line in lines[1:]:
         words = line.split()
-        if re.fullmatch(r"GPU\d+", words[0]):
+        if re.fullmatch(r"GPU\d{1,4}", words[0]):
             rows[int(words[0][3:])] = words[1 : 1 + len(columns)]
     count = len(columns)
     if sorted(rows) != list(range(count)) or any(len(row) != count for row in rows.values()):
@@ -81,10 +81,11 @@ def _parse_matrix(text: str, name: str) -> list[list[str]]:
 
 def _assumed_speed(kind: str, link: str) -> tuple[float, float]:
     """Assumed bandwidth (GB/s) and latency (microseconds) of a kind of link."""
-    if match := re.fullmatch(r"NV(\d+)", kind):
+    if match := re.fullmatch(r"NV([1-9]\d{0,2})", kind):
         return NVLINK_GBYTES * int(match[1]), NVLINK_LATENCY_US
     if kind in PCIE_GBYTES:
         return PCIE_GBYTES[kind], PCIE_LATENCY_US
     raise BadCluster(
-        f"{link}: the kind of link {kind!r} is unknown; allowed are NV#, {', '.join(PCIE_GBYTES)}"
+        f"{link}: the kind of link {kind[:40]!r} is unknown; allowed are NV1 to NV999 and "
+        f"{', '.join(PCIE_GBYTES)}; give the output of nvidia-smi topo -m"
     )

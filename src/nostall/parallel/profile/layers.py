@@ -7,7 +7,6 @@ Cuts that are not prefixes of this order are not considered.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,13 +17,15 @@ from numpy.typing import NDArray
 from nostall.parallel.errors import BadProfile
 
 Floats = NDArray[np.float64]
+MAX_NUMBER = 1e18
+"""Largest time in seconds and size in bytes: sums over layers and micro-batches stay finite."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
     """One layer of a profile, at the profile's batch size; times in seconds, sizes in bytes.
 
-    Raises :class:`BadProfile` if a number is negative or not finite, or if ``weight_gradient_s``
+    Raises :class:`BadProfile` if a number is not between 0 and 1e18, or if ``weight_gradient_s``
     is larger than ``backward_s``.
     """
 
@@ -76,7 +77,7 @@ class Profile:
     """Layers in topological order with the tensors between them.
 
     Raises :class:`BadProfile` if there are no layers, if no layer takes time, if a tensor has a
-    consumer that is not after its producer, or if a number is negative or not finite.
+    consumer that is not after its producer, or if a number is not between 0 and 1e18.
     """
 
     name: str
@@ -160,8 +161,8 @@ def chain(
 
 
 def _check_number(name: str, field: str, value: float | None) -> None:
-    if value is not None and not (math.isfinite(value) and value >= 0):
+    if value is not None and not 0 <= value <= MAX_NUMBER:
         raise BadProfile(
-            f"layer {name!r} has {field}={value}; allowed are finite numbers >= 0; correct the "
-            "profile"
+            f"layer {name!r} has {field}={value}; allowed are numbers from 0 to {MAX_NUMBER:g}; "
+            "correct the profile"
         )

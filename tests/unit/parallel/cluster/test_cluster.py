@@ -71,6 +71,18 @@ def test_slices_within_a_server_do_not_use_its_port() -> None:
             'name = "x"\n[[servers]]\ngpus = 2\nmemory_gib = 1\nlink = { bandwidth_gbytes = 0 }',
             "bandwidth_gbytes",
         ),
+        *(
+            (
+                'name = "x"\n[[servers]]\ngpus = 2\nmemory_gib = 1\n'
+                f"link = {{ bandwidth_gbytes = 1, {key} = {value} }}",
+                key,
+            )
+            for key, value in (
+                ("allreduce_gbytes", "1e-320"),
+                ("allreduce_gbytes", "1e300"),
+                ("latency_us", "1e300"),
+            )
+        ),
         ('name = "x"\nduplex = "both"\n[[servers]]\ngpus = 1\nmemory_gib = 1', "duplex"),
     ],
 )

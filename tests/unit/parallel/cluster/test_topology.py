@@ -53,6 +53,8 @@ def test_each_kind_of_link_has_its_assumed_bandwidth(tmp_path: Path) -> None:
         (NVSWITCH, None, "--gpu-memory"),
         (NVSWITCH, -1.0, "--gpu-memory"),
         (NVSWITCH.replace("GPU3\tNV18", "GPX3\tNV18"), 80, "4 columns and 3 rows"),
+        (NVSWITCH.replace("NV18", "NV" + "9" * 400), 80, "GPU0 to GPU1: the kind of link 'NV99"),
+        (NVSWITCH.replace("GPU3\tNV18", f"GPU{'3' * 5000}\tNV18"), 80, "4 columns and 3 rows"),
         (PCIE.replace("PHB", "ABC"), 80, "GPU0 to GPU1: the kind of link 'ABC' is unknown"),
     ],
 )

@@ -67,6 +67,7 @@ def test_tensors_that_depend_on_no_parameter_have_no_gradient() -> None:
         ("backward_compute_time=4,", "", "backward_compute_time is missing"),
         ("forward_compute_time=3,", "forward_compute_time=-3,", "forward_compute_time=-3"),
         ("forward_compute_time=3,", "forward_compute_time=nan,", "forward_compute_time=nan"),
+        ("forward_compute_time=3,", "forward_compute_time=1e300,", "numbers from 0 to .e.18"),
         ("forward_compute_time=3,", "forward_compute_time=x,", "is not a number"),
         ("\tnode4 -- node5", "\tnode4 -- node2", "cycle"),
         ("\tnode4 -- node5", "\tnode4 -- node9", "node9, which has no line"),

@@ -20,6 +20,8 @@ from nostall.workload.learning.multiview.priors import BaseMeasure, Priors
 from nostall.workload.learning.multiview.views import View, ViewParameters, view_energy
 from nostall.workload.learning.multiview.views import view_gradient as gradient_of_views
 from nostall.workload.learning.multiview.weights import draw_scales, draw_weights
+from tests.unit.workload.learning.invariance import LIMIT, largest_z
+from tests.unit.workload.learning.view_states import LABEL_PAIRS, STEPS, view_pair
 
 RNG = np.random.default_rng(0)
 
@@ -113,6 +115,18 @@ def test_the_predictive_density_of_a_component_integrates_to_one() -> None:
     assert np.trapezoid(np.exp(density), grid) == pytest.approx(1, abs=1e-2)
 
 
+@pytest.mark.parametrize("step", STEPS)
+def test_each_step_without_labels_keeps_the_joint_distribution(step: str) -> None:
+    z, statistic = largest_z(view_pair(STEPS[step]), 200)
+    assert z < LIMIT, statistic
+
+
+@pytest.mark.parametrize("step", LABEL_PAIRS)
+def test_each_step_with_labels_keeps_its_exact_distribution(step: str) -> None:
+    z, statistic = largest_z(LABEL_PAIRS[step], 1000)
+    assert z < LIMIT, statistic
+
+
 def two_views(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Items of three classes with two noisy views of 4 and 3 columns."""
     rng = np.random.default_rng(seed)
@@ -134,6 +148,24 @@ def test_a_missing_view_is_marginalised() -> None:
     assert set(model.convergence_) >= {"hinge loss", "components"}
 
 
+def test_random_features_make_views_nonlinear() -> None:
+    """Two classes on circles of different radius: no linear function of a view separates them."""
+    rng = np.random.default_rng(3)
+    classes = rng.integers(2, size=160)
+    angles = rng.uniform(0, 2 * np.pi, (160, 2))
+    radius = (1.0 + 1.5 * classes)[:, None]
+    items = np.hstack([radius * f(angles[:, [v]]) for v in (0, 1) for f in (np.cos, np.sin)])
+    model = MaxMarginMultiView((2, 2), dimensions=10, view_features=40, sweeps=40, burn_in=20)
+    model.fit(items[:120], classes[:120])
+    held_out = items[120:].copy()
+    assert (model.predict(held_out) == classes[120:]).mean() > 0.9
+    held_out[:, 2:] = np.nan
+    assert (model.predict(held_out) == classes[120:]).mean() > 0.75
+    held_out[3, 0] = np.nan
+    with pytest.raises(BadInput, match="item 3 has NaN in a part of view 0"):
+        model.predict(held_out)
+
+
 def test_a_continued_chain_equals_an_uninterrupted_one() -> None:
     items, classes = two_views(40, 2)
     settings = {"dimensions": 3, "features": 8, "burn_in": 4}
@@ -150,6 +182,8 @@ def test_a_continued_chain_equals_an_uninterrupted_one() -> None:
         ({"views": (4, 4)}, "whose sum is the number of columns"),
         ({"hole": True}, "NaN in a part of view 0"),
         ({"burn_in": 30}, "burn_in=30"),
+        ({"view_features": -1}, "view_features=-1"),
+        ({"views": (7, 0)}, "of at least 1"),
     ],
 )
 def test_bad_input_is_named(change: dict[str, object], message: str) -> None:
@@ -157,7 +191,10 @@ def test_bad_input_is_named(change: dict[str, object], message: str) -> None:
     if change.get("hole"):
         items[2, 1] = np.nan
     model = MaxMarginMultiView(
-        change.get("views", (4, 3)), sweeps=8, burn_in=change.get("burn_in", 2)
+        change.get("views", (4, 3)),
+        sweeps=8,
+        burn_in=change.get("burn_in", 2),
+        view_features=change.get("view_features", 0),
     )
     with pytest.raises(BadInput, match=message):
         model.fit(items, change.get("classes", classes))

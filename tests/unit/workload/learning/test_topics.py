@@ -2,148 +2,59 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 
 pytest.importorskip("sklearn", reason="the learners need the extra nostall[learn]")
 
 from nostall.core.errors import BadInput
-from nostall.workload.learning.topics.categories import UNLIMITED, Limits, draw_categories
 from nostall.workload.learning.topics.classifier import NEW, OpenTopics
-from nostall.workload.learning.topics.counts import add_token, empty_counts, whole_blocks
-from nostall.workload.learning.topics.hyper import ConcentrationPriors, draw_concentrations
-from nostall.workload.learning.topics.merges import split_or_merge
-from nostall.workload.learning.topics.tokens import Concentrations, Documents, draw_topics
-from nostall.workload.learning.topics.topic_merges import split_or_merge_topics
-
-DOCUMENTS, TOKENS, WORDS, ETA = 4, 3, 4, 0.5
-PRIORS = ConcentrationPriors((2.0, 2.0), (3.0, 2.0), (2.0, 2.0))
-LABELLED = np.array([1, 0, 0, 0])
-STARTS = np.arange(0, DOCUMENTS * TOKENS + 1, TOKENS)
+from tests.unit.workload.learning.invariance import LIMIT, largest_z
+from tests.unit.workload.learning.topic_states import STEPS, TopicState, topic_pair, words_of
 
 
-def prior_concentrations(rng: np.random.Generator) -> Concentrations:
-    pairs = (PRIORS.topics, PRIORS.categories, PRIORS.new_categories)
-    return Concentrations(*(rng.gamma(shape, 1 / rate) for shape, rate in pairs), ETA)
-
-
-def forward(
-    rng: np.random.Generator, hyper: Concentrations
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Sticks, categories and topics from the prior, by stick-breaking of 80 sticks."""
-    shares = rng.beta(1, hyper.topics, 80)
-    sticks = shares * np.concatenate([[1], np.cumprod(1 - shares)[:-1]])
-    sticks[-1] += 1 - sticks.sum()
-    categories, sizes = np.zeros(DOCUMENTS, int), [1.0]
-    for d in range(1, DOCUMENTS):
-        masses = np.array([*sizes, hyper.new_categories])
-        categories[d] = rng.choice(len(masses), p=masses / masses.sum())
-        if categories[d] == len(sizes):
-            sizes.append(0.0)
-        sizes[categories[d]] += 1
-    topics, mixtures = np.zeros(DOCUMENTS * TOKENS, int), {}
-    for d in range(DOCUMENTS):
-        mixture = mixtures.setdefault(
-            categories[d], rng.dirichlet(hyper.categories * sticks + 1e-12)
-        )
-        topics[STARTS[d] : STARTS[d + 1]] = rng.choice(80, size=TOKENS, p=mixture)
-    return sticks, categories, topics
-
-
-def words_of(rng: np.random.Generator, topics: np.ndarray) -> np.ndarray:
-    """Words given the topics; the topics' distributions are drawn anew."""
-    distributions: dict[int, np.ndarray] = {}
-    for topic in topics:
-        distributions.setdefault(topic, rng.dirichlet(np.full(WORDS, ETA)))
-    return np.array([rng.choice(WORDS, p=distributions[topic]) for topic in topics])
-
-
-def statistics(
-    categories: np.ndarray, topics: np.ndarray, words: np.ndarray, hyper: Concentrations
-) -> list[float]:
-    def coincidences(values: np.ndarray) -> float:
-        return float((values[:, None] == values[None, :]).mean())
-
-    return [
-        len(set(topics)),
-        len(set(categories)),
-        coincidences(categories),
-        coincidences(topics),
-        coincidences(words),
-        float(categories[1] == 0),
-        *np.log(hyper[:3]),
-    ]
-
-
-@dataclass
 class GewekeChain:
     """A chain of all unknowns whose words are re-drawn, too; its distribution is the prior."""
 
-    rng: np.random.Generator
+    def __init__(self, rng: np.random.Generator) -> None:
+        self.rng, self.state = rng, TopicState.draw(rng)
 
-    def __post_init__(self) -> None:
-        self.hyper = prior_concentrations(self.rng)
-        sticks, self.categories, drawn = forward(self.rng, self.hyper)
-        used, topics = np.unique(drawn, return_inverse=True)
-        self.topics, self.words = topics.astype(np.int64), words_of(self.rng, drawn)
-        self.counts = empty_counts(WORDS, 64, 16, ETA)
-        self.counts.sticks[: len(used)] = sticks[used]
-        self.counts.used[0] = whole_blocks(len(used))
-        self.counts.rest[0] = 1 - self.counts.sticks.sum()
-        for i in range(len(topics)):
-            category = self.categories[i // TOKENS]
-            add_token(self.counts, category, self.topics[i], self.words[i], 1, ETA)
-        self.counts.documents[:DOCUMENTS] = np.bincount(self.categories, minlength=DOCUMENTS)
-
-    def step(self) -> list[float]:
+    def step(self) -> dict[str, float]:
         """One sweep and new words; returns the statistics of the state."""
-        rng, limits = self.rng, Limits(1, UNLIMITED)
-        documents = Documents(self.words, STARTS.astype(np.int64), LABELLED)
-        state = (documents, self.topics, self.categories, self.counts)
-        assert draw_topics(*state, self.of("topics"), rng, 0) == DOCUMENTS
-        assert draw_categories(*state, limits, self.of("categories"), rng, 0)[0] == DOCUMENTS
-        split_or_merge(*state, limits, self.of("category split"), rng, rng.permutation([1, 2, 3]))
-        split_or_merge_topics(*state, self.of("topic split"), rng)
-        new = int((self.counts.documents[1:] > 0).sum())
-        self.hyper = draw_concentrations(
-            rng, self.counts, self.of("concentrations"), PRIORS, self.sizes(new)
-        )
-        self.words = words_of(rng, self.topics)
-        self.counts.word_topics[:] = 0
-        np.add.at(self.counts.word_topics, (self.words, self.topics), 1)
-        return statistics(self.categories, self.topics, self.words, self.hyper)
-
-    def of(self, step: str) -> Concentrations:
-        """Concentrations of a step; chains with a seeded error override it."""
-        return self.hyper
-
-    def sizes(self, new: int) -> tuple[int, int, int]:
-        """Labelled documents, new categories, unlabelled documents."""
-        return 1, new, 3
-
-
-def geweke_scores(kind: type[GewekeChain], draws: int) -> np.ndarray:
-    """z of each statistic: means of the chain against means of the prior."""
-    rng = np.random.default_rng(1)
-    prior = []
-    for _ in range(draws):
-        hyper = prior_concentrations(rng)
-        _, categories, topics = forward(rng, hyper)
-        prior.append(statistics(categories, topics, words_of(rng, topics), hyper))
-    chain = kind(rng)
-    posterior = np.array([chain.step() for _ in range(2 * draws)])
-    batches = posterior.reshape(50, -1, posterior.shape[1]).mean(axis=1)
-    variance = np.var(prior, axis=0) / draws + batches.var(axis=0, ddof=1) / len(batches)
-    return (np.mean(prior, axis=0) - posterior.mean(axis=0)) / np.sqrt(variance)
+        state = self.state
+        for step in STEPS.values():
+            step(self.rng, state, state.hyper)
+        state.words[:] = words_of(self.rng, state.topics)
+        state.counts.word_topics[:] = 0
+        np.add.at(state.counts.word_topics, (state.words, state.topics), 1)
+        return dict(state.statistics())
 
 
 @pytest.mark.slow
 def test_the_sampler_has_the_prior_as_its_distribution() -> None:
     """Geweke: re-drawing words given topics, and the rest given words, keeps the prior."""
-    z = geweke_scores(GewekeChain, 2000)
-    assert np.abs(z).max() < 4, z
+    rng, draws = np.random.default_rng(1), 1000
+    prior = np.array([list(TopicState.draw(rng).statistics().values()) for _ in range(draws)])
+    chain = GewekeChain(rng)
+    posterior = np.array([list(chain.step().values()) for _ in range(2 * draws)])
+    batches = posterior.reshape(50, -1, posterior.shape[1]).mean(axis=1)
+    variance = prior.var(axis=0) / draws + batches.var(axis=0, ddof=1) / len(batches)
+    z = (prior.mean(axis=0) - posterior.mean(axis=0)) / np.sqrt(np.maximum(variance, 1e-12))
+    assert np.abs(z).max() < LIMIT, z
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_each_step_keeps_the_joint_distribution(step: str) -> None:
+    z, statistic = largest_z(topic_pair(STEPS[step]), 300)
+    assert z < LIMIT, statistic
+
+
+@pytest.mark.parametrize(("step", "field"), [("topics", "topics"), ("topic split", "topics")])
+def test_a_step_with_a_wrong_concentration_is_caught(step: str, field: str) -> None:
+    wrong = topic_pair(
+        STEPS[step], lambda hyper: hyper._replace(**{field: 4 * getattr(hyper, field)})
+    )
+    assert largest_z(wrong, 300)[0] > LIMIT
 
 
 def corpus(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

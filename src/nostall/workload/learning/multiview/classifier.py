@@ -16,6 +16,7 @@ from nostall.core.errors import BadInput
 from nostall.workload.learning.calibration import fit_temperature, softmax
 from nostall.workload.learning.diagnostics import Convergence, convergence
 from nostall.workload.learning.multiview.features import expected_features
+from nostall.workload.learning.multiview.inputs import Inputs
 from nostall.workload.learning.multiview.priors import BaseMeasure, Floats, Priors, Spectrum
 from nostall.workload.learning.multiview.sampler import (
     Model,
@@ -23,7 +24,6 @@ from nostall.workload.learning.multiview.sampler import (
     first_state,
     monitored,
     sweep,
-    view_of,
 )
 from nostall.workload.learning.multiview.views import View, ViewParameters, latent_posterior
 
@@ -46,6 +46,9 @@ class MaxMarginMultiView(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """m, the dimensions of the latent space."""
     features: int = 80
     """M, the random frequencies; there are twice as many features."""
+    view_features: int = 0
+    """Random Fourier features of each view, whose linear functions are nonlinear views; 0 for
+    linear functions of the columns."""
     spectrum: Spectrum = "adaptive"
     """``adaptive`` (Dirichlet-process mixture) or ``fixed`` (Gaussian kernel)."""
     sweeps: int = 100
@@ -119,7 +122,7 @@ class MaxMarginMultiView(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Logits by draw, item and class: the gain in pseudo-likelihood of the positive label."""
         check_is_fitted(self, "classes_")
         X = validate_data(self, X, dtype=np.float64, ensure_all_finite="allow-nan", reset=False)
-        views = self._split(X)
+        views = self._inputs.views(X)
         groups = _rows_by_views(views)
         draws = [draw for *_, kept, _ in self._chains for draw in kept]
         logits = np.empty((len(draws), len(X), len(self.classes_)))
@@ -155,6 +158,10 @@ class MaxMarginMultiView(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise BadInput(
                 f"burn_in={self.burn_in} with sweeps={self.sweeps}; allowed is 0 to sweeps - 1"
             )
+        if self.view_features < 0:
+            raise BadInput(
+                f"view_features={self.view_features}; allowed is a number of at least 0"
+            )
         if self.spectrum not in ("adaptive", "fixed"):
             raise BadInput(f"spectrum={self.spectrum!r}; allowed are 'adaptive' and 'fixed'")
 
@@ -169,14 +176,8 @@ class MaxMarginMultiView(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _model(self, X: Floats, classes: Ints) -> Model:
         """Standardise the views and put the data together."""
-        with np.errstate(invalid="ignore"):
-            present = ~np.isnan(X)
-            counts = np.maximum(1, present.sum(axis=0))
-            self._centre = np.where(present, X, 0.0).sum(axis=0) / counts
-            squares = np.where(present, (X - self._centre) ** 2, 0.0).sum(axis=0) / counts
-        deviation = np.sqrt(squares)
-        self._deviation = np.where(deviation > 0, deviation, 1.0)
-        views = self._split(X)
+        self._inputs = Inputs.of(X, self.widths_, self.view_features, self.random_state)
+        views = self._inputs.views(X)
         for number, view in enumerate(views):
             if not view.present.any():
                 raise BadInput(
@@ -186,22 +187,6 @@ class MaxMarginMultiView(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         priors = Priors(cost=self.cost, margin=self.margin, bandwidth=self.bandwidth)
         base = BaseMeasure.of(self.dimensions, priors)
         return Model(tuple(views), signs, priors, base, self.spectrum)
-
-    def _split(self, X: Floats) -> list[View]:
-        ends = np.cumsum(self.widths_)
-        standard = (X - self._centre) / self._deviation
-        views = []
-        for number, (first, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
-            part = standard[:, first:end]
-            missing = np.isnan(part)
-            partial = missing.any(axis=1) & ~missing.all(axis=1)
-            if partial.any():
-                raise BadInput(
-                    f"item {int(partial.argmax())} has NaN in a part of view {number}; an item "
-                    "without a view has NaN in all columns of the view; fill in single values"
-                )
-            views.append(view_of(part))
-        return views
 
     def _first_chains(self, model: Model) -> list[Any]:
         seeds = np.random.SeedSequence(self.random_state).spawn(self.chains)

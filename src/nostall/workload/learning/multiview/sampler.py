@@ -166,9 +166,3 @@ def monitored(model: Model, state: State) -> dict[str, float]:
         "log weight variance": float(np.log(state.variance)),
         "components": float(state.assignments.max() + 1),
     }
-
-
-def view_of(values: Floats) -> View:
-    """A view from an array in which rows of items without the view are NaN."""
-    present = ~np.isnan(values).any(axis=1)
-    return View(np.where(np.isnan(values), 0.0, values), np.asarray(present, dtype=np.bool_))
