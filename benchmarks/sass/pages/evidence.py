@@ -21,8 +21,6 @@ FOLDER = results("sass")
 _CLAIMS = {
     Claim.RESULT: "results are written in order",
     Claim.SOURCES: "sources are read in order",
-    Claim.OVERWRITES_RESULT: "a result may overwrite an earlier result",
-    Claim.OVERWRITES_SOURCES: "a result may overwrite earlier sources",
     Claim.DRAINS_SOURCES: "a blocking BAR waits for earlier sources",
     Claim.PARTIAL_WAIT: "DEPBAR with a count proves all but the last",
     Claim.READ_PROVES_RESULT: "the read scoreboard proves the result",
@@ -33,6 +31,8 @@ def text(page: str) -> str:
     """The page with new tables."""
     page = region(page, "rules", _rules())
     page = region(page, "in-order", _in_order(load(FOLDER / "cover_rules.json")["rules"]))
+    page = region(page, "halves", _halves(load(FOLDER / "seeded_hazards.json")))
+    page = region(page, "false-alarms", _false_alarms(load(FOLDER / "false_alarms.json")))
     return region(page, "architectures", _architectures())
 
 
@@ -64,8 +64,38 @@ def _in_order(records: Iterable[Mapping[str, Any]]) -> str:
         witness = record["witnesses"][0].rpartition("/")[2] if record["witnesses"] else "–"
         need = f"{record['functions_that_need_it']} of {record['functions_that_can_use_it']}"
         rows.append((_CLAIMS[Claim(record["claim"])], pair, need, architectures, f"`{witness}`"))
-    head = ("claim", "pair", "functions that need it", "architectures", "a witness")
+    head = ("order", "queue", "functions that need it", "architectures", "a witness")
     return table(head, rows)
+
+
+def _halves(seeded: Mapping[str, Any]) -> str:
+    """Table of what each half of the verifier refuses alone."""
+    judged = seeded["judged_by_both_halves"]
+    rows = [
+        (name, f"{seeded['total'][key]:,} of {judged:,}", f"{100 * seeded[f'{key}_rate']:.1f} %")
+        for name, key in (("hazard validator", "hazards"), ("symbolic execution", "symbolic"))
+    ]
+    everything = seeded["total"]
+    refused, mutants = everything["refused"], everything["mutants"]
+    rows.append(("all parts", f"{refused:,} of {mutants:,}", f"{100 * refused / mutants:.1f} %"))
+    return table(("part", "violations refused", "share"), rows)
+
+
+def _false_alarms(result: Mapping[str, Any]) -> str:
+    """Table of the functions of held-out libraries that are refused, by half and architecture."""
+    summary = result["summary"]
+    unseen = summary["unseen"]
+    parts = {"unseen half": unseen, "examined half": summary["examined"]}
+    rows = [
+        (name, f"{part['functions']:,}", part["refused"], f"{part['refused_percent']:.2f} %")
+        for name, part in parts.items()
+        if part["functions"]
+    ]
+    for kind, key in (("", "by_architecture"), ("CUDA ", "by_cuda")):
+        for name, (functions, refused) in unseen[key].items():
+            share = 100 * refused / functions
+            rows.append((f"unseen, {kind}{name}", f"{functions:,}", refused, f"{share:.2f} %"))
+    return table(("functions", "number", "refused", "share"), rows)
 
 
 def _architectures() -> str:

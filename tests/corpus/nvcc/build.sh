@@ -13,7 +13,8 @@ build() {
     done
 }
 
-rm -f ./*.cubin ./*.fatbin
+rm -f ./*.fatbin
+find . -name "*.cubin" ! -name "*.ptxas13.*" -delete
 build calls calls "" 75 80 86 89 90 100 120
 build atomics atomics "" 75 80 89 90 100 120
 build warps warps "" 75 80 86 89 90 120

@@ -9,6 +9,7 @@ from functools import cached_property
 from nostall.sass.binary.encoding import Control
 from nostall.sass.program.opcodes import (
     BATCH_FIELD_OPCODES,
+    FORMS,
     UNKNOWN,
     Effect,
     OpcodeClass,
@@ -66,8 +67,12 @@ class Instruction:
 
     @cached_property
     def opcode_class(self) -> OpcodeClass:
-        """The opcode's row in the opcode table, or ``UNKNOWN``."""
-        return lookup(self.base) or UNKNOWN
+        """The row of the opcode or its form in the opcode table, or ``UNKNOWN``."""
+        row = lookup(self.base) or UNKNOWN
+        for (base, modifier), form in FORMS.items():
+            if base == self.base and modifier in self.modifiers:
+                row = form
+        return row
 
     @cached_property
     def pipe(self) -> Pipe:

@@ -155,6 +155,12 @@ OPCODES: dict[str, OpcodeClass] = {
     ),
 }
 
+FORMS: dict[tuple[str, str], OpcodeClass] = {("I2I", "SAT"): OpcodeClass(Pipe.INT)}
+"""(base opcode, modifier) -> the row of a form that another unit executes than the base opcode.
+
+I2I with saturation has no scoreboard on any architecture, and its result is read after 4 cycles
+(``tests/corpus/nvcc/conversions.cu``)."""
+
 UNKNOWN = OpcodeClass(Pipe.CONTROL, Effect.BARRIER)
 """The row that stands in for an opcode without one."""
 
