@@ -29,7 +29,7 @@ from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
 from nostall.fusion.codegen.tiling.plan_space import plans
 from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel
 
-ROW_KINDS = ("rms norm", "residual + rms norm", "softcap softmax", "softmax backward", "cosine")
+ROW_KINDS = ("residual + rms norm", "softcap softmax", "cosine")
 """Kinds of chains that are one kernel with reductions over columns."""
 SHAPES = (
     (4096, 1),
