@@ -11,6 +11,7 @@ caches that rotate; each kernel's result is compared with fp64 on sampled tokens
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -55,7 +56,7 @@ def main(options: argparse.Namespace) -> int:
     plans = _plans(json.loads(options.plans.read_text())["results"]) if options.plans else {}
     heads = [tuple(map(int, pair.split("/"))) for pair in options.heads.split(",")]
     with tempfile.TemporaryDirectory() as folder:
-        _compile(options, heads[0], min(150.0, options.budget_s / 3))
+        _compile(options, heads, min(150.0, options.budget_s / 3))
         for pair in heads if options.rules else ():
             results += _by_rules(options, pair, Path(folder), end)
             save(options.out, results=results)
@@ -143,18 +144,18 @@ def _plans(results: list[dict[str, Any]]) -> dict[str, Any]:
     return plans
 
 
-def _compile(options: argparse.Namespace, heads: tuple[int, ...], seconds: float) -> None:
+def _compile(options: argparse.Namespace, heads: list[tuple[int, ...]], seconds: float) -> None:
     """Compile all kernels in parallel, so that children find them in the caches."""
     begin = time.monotonic()
     for order in ORDERS:  # numba's compilations are for the children too
         build_tables(
-            make_batch([1, 40], [64, 64]), TableSettings(heads[0], heads[1], 4, order=order)
+            make_batch([1, 40], [64, 64]), TableSettings(heads[0][0], heads[0][1], 4, order=order)
         )
-    workers = max(1, min(14, (os.cpu_count() or 2) - 1))
+    workers = max(1, min(14, (os.cpu_count() or 2) - 1) // len(heads))
     processes = []
-    for index in range(workers):
+    for pair, index in itertools.product(heads, range(workers)):
         command = [sys.executable, "-m", "benchmarks.serving.attention_child", "--mode", "compile"]
-        command += ["--share", str(index), str(workers), "--heads", *map(str, heads)]
+        command += ["--share", str(index), str(workers), "--heads", *map(str, pair)]
         command += ["--trees"] if "tree" in options.batches else []
         command += ["--all"] if options.sweep else []
         processes.append(subprocess.Popen(command))

@@ -35,11 +35,14 @@ from nostall.core.files import write_atomically
 from nostall.serving.attention.config import AttentionShape
 from nostall.serving.attention.launch import PagedCache
 from nostall.serving.attention.plan import AttentionPlan
-from nostall.serving.attention.rules import PLANS, BatchKind
+from nostall.serving.attention.rules import PLANS, TALL_PLANS, BatchKind
 from nostall.serving.attention.space import plan_of
+from nostall.serving.attention.tall_launch import has_tall_kernel
 from nostall.serving.batch.examples import make_batch
 
 Call = Callable[[PagedCache], Tensor]
+TALL_SHARES = (0.8, 0.9)
+"""Parts of the SMs that prefills get in the Gluon kernel while decodes run beside it."""
 CHUNK = 8
 """Plans that are measured in one interleaved series."""
 
@@ -206,10 +209,21 @@ def compare(case: Case, peers: Path, group: list[str], plan: AttentionPlan) -> N
         "streams": lambda: on_two_streams(
             AttentionPlan(WIDE, units_per_program=1), AttentionPlan(NARROW), inputs, fresh()
         ),
+        **{
+            f"tall {share}": (
+                lambda share=share: on_two_streams(
+                    TALL_PLANS["prefill"], PLANS["decode"], inputs, fresh(), share
+                )
+            )
+            for share in TALL_SHARES
+        },
         **{name: (lambda make=make: make(inputs, peers)) for name, make in PEERS.items()},
     }
     graphs = {}
-    for name in ["ours", "null", *group]:
+    stages = set(inputs.ragged.stages.tolist())
+    overlaps = stages == {0, 1} and has_tall_kernel(inputs.query.device)
+    tall = [f"tall {share}" for share in TALL_SHARES] if overlaps else []
+    for name in ["ours", "null", *group, *tall]:
         graph = case.capture(name, makers[name])
         if graph:
             graphs[name] = graph
@@ -260,7 +274,7 @@ def compile_share(
         ruled += [PAPER.kernel, WIDE, NARROW]
         jobs += list(dict.fromkeys((kernel, kernel.schedule) for kernel in ruled))
         for kernel, schedule in jobs[share::shares]:
-            if has_trees and schedule != "queue":
+            if has_trees and (schedule != "queue" or kernel.language == "gluon"):
                 continue
             order = "sorted" if schedule == "unit" else "paired"
             plan = AttentionPlan(

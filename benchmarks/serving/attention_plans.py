@@ -9,11 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.serving.attention_inputs import HAS_GPU, Inputs
+from benchmarks.serving.attention_inputs import DEVICE, HAS_GPU, Inputs
 from benchmarks.serving.attention_kernels import KERNELS, make_kernel
+from nostall.serving.attention.config import TileConfig
 from nostall.serving.attention.launch import AttentionBuffers, MetaAttention, PagedCache
 from nostall.serving.attention.plan import AttentionPlan
-from nostall.serving.attention.rules import MIXED, PLANS, PREFILL, Kind
+from nostall.serving.attention.rules import MIXED, PLANS, TALL, TALL_PLANS, Kind
+from nostall.serving.attention.tall_launch import has_tall_kernel
 from nostall.serving.tables.columns import REDUCTIONS, UNITS
 from nostall.serving.tables.host import HostBuilder, needed_capacity
 
@@ -48,10 +50,11 @@ def candidates(kind: Kind) -> dict[str, AttentionPlan]:
     paired = replace(rule, kernel=replace(rule.kernel, front=0.5), order="paired")
     plans = {"rule": rule, "paired": paired}
     if kind == "decode":
-        branch = make_kernel([(16, 64, 3, "branch")], 4, 168, 3)
-        few = replace(rule, least_split=1024, units_per_program=1)
-        plans |= {"unit": unit, "branch": replace(rule, kernel=branch), "few": few}
-        plans |= {"dependent": dependent}
+        three = replace(make_kernel([(16, 64, 3, "branch")], 4, 168, 3), front=1.0)
+        wide = replace(make_kernel([(16, 128, 3, "branch")], 8, 0, 1), front=1.0)
+        few = replace(rule, units_per_program=1)
+        plans |= {"unit": unit, "three": replace(rule, kernel=three), "few": few}
+        plans |= {"n128": replace(rule, kernel=wide), "whole": replace(rule, units_per_program=0)}
     elif kind in ("verify", "decode and verify"):
         masked = make_kernel([(16, 64, 4, "all"), (64, 64, 3, "all")], 4, 0, 2)
         plans |= {"dependent": dependent, "unit": unit, "all": replace(rule, kernel=masked)}
@@ -63,9 +66,15 @@ def candidates(kind: Kind) -> dict[str, AttentionPlan]:
         for name, kernel in (("tail", MIXED), ("n128", WIDE_KEYS), ("two blocks", TWO_BLOCKS)):
             queued = replace(kernel, schedule="queue", front=1.0)
             plans[name] = replace(rule, kernel=queued)
-        snake = replace(PREFILL, schedule="ranges")
-        plans["snake"] = AttentionPlan(snake, "snake", units_per_program=2)
         plans["unit"] = unit
+        del plans["paired"]
+    if kind in TALL_PLANS and has_tall_kernel(DEVICE):
+        tall = TALL_PLANS[kind]
+        tiles = {"tall s3": TileConfig(128, 128, 3), "tall n64": TileConfig(128, 64, 4)}
+        for name, tile in tiles.items():
+            plans[name] = replace(tall, kernel=replace(TALL, tiles=(tile,)))
+        plans["tall unit"] = replace(tall, kernel=replace(TALL, schedule="unit"))
+        plans |= {"rule": tall, "triton": rule}
     return plans
 
 
@@ -101,11 +110,19 @@ def applicable(inputs: Inputs) -> list[str]:
 
 
 def ours(
-    plan: AttentionPlan, inputs: Inputs, out: Tensor, members: np.ndarray | None = None
+    plan: AttentionPlan,
+    inputs: Inputs,
+    out: Tensor,
+    members: np.ndarray | None = None,
+    share: float = 1.0,
 ) -> Call:
-    """The batch, or only the sequences ``members`` (bool), by one launch of a plan."""
+    """The batch, or only the sequences ``members`` (bool), by one launch of a plan.
+
+    ``share``: part of the SMs for which tables and programs are made.
+    """
     device = inputs.query.device
     sms = torch.cuda.get_device_properties(device).multi_processor_count if HAS_GPU else 2
+    sms = max(1, round(sms * share))
     table_settings = plan.table_settings(inputs.shape, sms)
     query = inputs.ragged.query_lengths
     if members is not None:
@@ -137,10 +154,19 @@ def one_after_the_other(plan: AttentionPlan, inputs: Inputs, out: Tensor) -> Cal
     return call
 
 
-def on_two_streams(wide: AttentionPlan, narrow: AttentionPlan, inputs: Inputs, out: Tensor) -> Call:
-    """Prefills by one plan and all others by another, on two streams that run at the same time."""
+def on_two_streams(
+    wide: AttentionPlan,
+    narrow: AttentionPlan,
+    inputs: Inputs,
+    out: Tensor,
+    share: float = 1.0,
+) -> Call:
+    """Prefills by one plan and all others by another, on two streams that run at the same time.
+
+    ``share``: part of the SMs that the prefills get.
+    """
     is_prefill = inputs.ragged.stages == 0
-    first = ours(wide, inputs, out, is_prefill)
+    first = ours(wide, inputs, out, is_prefill, share)
     second = ours(narrow, inputs, out, ~is_prefill)
     side = torch.cuda.Stream() if HAS_GPU else None
 

@@ -17,7 +17,7 @@ from nostall.serving.attention.tall_launch import supports_tall
 Kind = Literal["decode", "verify", "decode and verify", "prefill", "mixed"]
 
 DECODE = KernelConfig(
-    (TileConfig(16, 64, 3, "branch"),), warps=4, registers=168, programs_per_sm=3, front=1.0
+    (TileConfig(16, 64, 3, "branch"),), warps=4, registers=0, programs_per_sm=2, front=1.0
 )
 VERIFY = KernelConfig(
     (TileConfig(16, 64, 4, "branch"), TileConfig(64, 64, 3, "branch")),
@@ -42,7 +42,7 @@ TALL = KernelConfig(
     (TileConfig(128, 128, 2),), programs_per_sm=1, front=1.0, registers=0, language="gluon"
 )
 PLANS: dict[Kind, AttentionPlan] = {
-    "decode": AttentionPlan(DECODE, "sorted", least_split=1024, units_per_program=2),
+    "decode": AttentionPlan(DECODE, "sorted", least_split=512, units_per_program=2),
     "verify": AttentionPlan(VERIFY, "sorted", least_split=1024),
     "decode and verify": AttentionPlan(VERIFY, "sorted", units_per_program=1),
     "prefill": AttentionPlan(PREFILL, "sorted", units_per_program=1),

@@ -1,9 +1,9 @@
 """The warps of a tall program that compute: a warpgroup has 64 rows of a tile (Gluon).
 
 Both products of an iteration are asynchronous: the scores of key tile j + 1 and the sum of weights
-j and values j. The softmax of tile j + 1 runs during the second product, and during the products of
-the other warpgroup, which takes turns with this one at the tensor cores (FlashAttention-3,
-arXiv:2407.08608, sections 3.1 and 3.2).
+j and values j. The softmax of one warpgroup runs during the products of the other one
+(FlashAttention-3, arXiv:2407.08608, section 3.1). ptxas waits for both products in front of the
+softmax; forcing the second wait behind it, or named barriers for turns, made the kernel slower.
 """
 # ruff: noqa: N803, N806 (Triton's constants are upper case)
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -18,12 +18,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-
-
-@gluon.jit
-def run_ptx(TEXT: gl.constexpr):
-    """Run PTX that has no operands, in order with other such text and asynchronous products."""
-    gl.inline_asm_elementwise(TEXT + " mov.u32 $0, 0;", "=r", [], gl.int32, False, 1)
 
 
 @gluon.jit
@@ -69,20 +63,16 @@ def add_tile(
     mbarrier.wait(k_full.index(k_slot), (tile + 1) // STAGES & 1)
     mbarrier.wait(v_full.index(v_slot), tile // STAGES & 1)
     fence_async_shared()
-    run_ptx("bar.sync 10, 256;" if HALF == 0 else "bar.sync 11, 256;")
     scores = warpgroup_mma(
         q_buffer, k_buffers.index(k_slot).permute((1, 0)), none, use_acc=False, is_async=True
     )
     summed = warpgroup_mma(weights, v_buffers.index(v_slot), result, is_async=True)
-    run_ptx("bar.arrive 11, 256;" if HALF == 0 else "bar.arrive 10, 256;")
     scores = warpgroup_mma_wait(1, deps=[scores])
     mbarrier.arrive(k_empty.index(k_slot), count=1)
     if MASKED:
         scores = hide_keys(scores, first, positions, end)
     exact, largest, total, decay = softmax_step(scores, largest, total, exponent)
-    # An event for profilers, which ptxas does not move: it moves the wait in front of the softmax.
-    run_ptx("pmevent 1;")
-    result, exact = warpgroup_mma_wait(0, deps=[summed, exact])
+    result = warpgroup_mma_wait(0, deps=[summed])
     mbarrier.arrive(v_empty.index(v_slot), count=1)
     result = result * gl.convert_layout(decay, gl.SliceLayout(1, RESULT))[:, None]
     weights = gl.convert_layout(exact.to(q_buffer.dtype), gl.DotOperandLayout(0, RESULT, 2))
@@ -210,9 +200,6 @@ def consume(HALF: gl.constexpr, arguments, shared, GROUP: gl.constexpr, STAGES: 
     N: gl.constexpr = k_buffers.shape[1]
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, 16])
     q_buffer = q_buffers.index(HALF)
-    if HALF == 1:
-        # The first turn at the tensor cores is that of the other warpgroup.
-        run_ptx("bar.arrive 10, 256;")
     tile = 0
     turn = 0
     unit = hear_unit(turn, units, unit_full, unit_empty)
