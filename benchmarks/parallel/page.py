@@ -1,4 +1,4 @@
-"""``docs/results/parallel.md``: pipeline plans against papers, optima and measured iterations.
+"""``docs/results/parallel.md``: pipeline and sharding plans against papers, optima and GPUs.
 
 python -m benchmarks page parallel
 """
@@ -10,6 +10,7 @@ from typing import Any
 
 from benchmarks.harness.markdown import PAGES, link, page, table, wrapped
 from benchmarks.harness.result_file import load, results
+from benchmarks.sharding.page import section as shardings
 from nostall.core.files import write_atomically
 
 PAGE = PAGES / "parallel.md"
@@ -21,9 +22,9 @@ Row = Mapping[str, Any]
 def text() -> str:
     """The whole page."""
     return page(
-        "Pipeline plans",
+        "Pipeline and sharding plans",
         "python -m benchmarks page parallel",
-        [_measured(), _engines(), _dapple(), _optimality(), _planning_time()],
+        [_measured(), shardings(), _engines(), _dapple(), _optimality(), _planning_time()],
     )
 
 

@@ -10,9 +10,10 @@ import json
 import math
 import os
 import platform
+import statistics
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -88,6 +89,9 @@ def main(out: Path) -> None:
         session.devices[mesh] = ProcessDevices(mesh)
         sizes = SIZES[:3] if options["tiny"] else SIZES
         session.costs[mesh] = measure_collectives(session.devices[mesh], device, sizes)
+    # Small collectives that follow each other take as long as the processor takes to start them.
+    latencies = [cost.latency_s for costs in session.costs.values() for cost in costs.values()]
+    session.rates = replace(session.rates, send_s=statistics.median(latencies))
     results.begin(_about(session), _measured(session))
     _say(session, "links measured")
     planned = _plan_all(session)
@@ -121,6 +125,7 @@ def _measured(session: Session) -> dict[str, Any]:
         "flops": dict(session.rates.flops),
         "memory_bytes_per_s": session.rates.memory,
         "launch_s": session.rates.launch_s,
+        "send_s": session.rates.send_s,
         "collectives": [
             {
                 "mesh": mesh_text(mesh),

@@ -22,6 +22,9 @@ from nostall.parallel.sharding.program.devices import Devices
 SIZES = tuple(1 << n for n in (14, 17, 20, 23, 26))
 """Bytes of the largest local tensor."""
 CALLS, REPEATS, WARM_UPS = 10, 5, 2
+SUSTAINED_S = 1.0
+"""Seconds for which a GPU runs products before and while they are timed: its clock falls with its
+power, so short runs are faster than a training step."""
 _MATMUL = 4096
 """Rows and columns of the matrices whose product is measured."""
 
@@ -71,12 +74,16 @@ def _collective(
 
 
 def measure_rates(name: str, device: torch.device) -> DeviceRates:
-    """FLOP/s of a large matrix product by type, bytes/s of an addition, and launch time."""
+    """Sustained FLOP/s of a large matrix product by type, bytes/s of an addition, launch time."""
     flops = {}
     for dtype in (torch.bfloat16, torch.float32):
         extent = _MATMUL if device.type == "cuda" else 256
         a, b = (torch.randn(extent, extent, device=device).to(dtype) for _ in range(2))
-        seconds = _seconds(partial(torch.matmul, a, b), device)
+        product = partial(torch.matmul, a, b)
+        short = _seconds(product, device)
+        is_cuda = device.type == "cuda"
+        calls = max(CALLS, int(SUSTAINED_S / short / (WARM_UPS + REPEATS))) if is_cuda else CALLS
+        seconds = _seconds(product, device, calls)
         flops[str(dtype).removeprefix("torch.")] = 2 * extent**3 / seconds
     large = torch.ones((1 << 27) if device.type == "cuda" else 1 << 20, device=device)
     small = torch.ones(16, device=device)

@@ -86,16 +86,22 @@ def sharding_sentences(plan: ShardingPlan) -> list[str]:
     time, graph = Scale("s", plan.step_s), plan.prices.graph
     memory = min(plan.prices.mesh.cluster.memory) / _GIB
     lines = [
-        f"modelled step {time(plan.step_s)}: operators {time(plan.cost.operators_s)}, "
-        f"collectives {time(plan.cost.collectives_s)}; no overlap, no optimiser step",
+        f"modelled step {time(plan.step_s)}: operators {time(plan.times.operators_s)}, collectives "
+        f"{time(plan.times.collectives_s)}, of which {time(plan.times.exposed_s)} are not hidden "
+        "behind operators; no optimiser step",
         f"modelled memory of a GPU {plan.memory.peak / _GIB:.3g} of {memory:.3g} GiB: "
         f"{plan.memory.state / _GIB:.3g} GiB of parameter state, "
         f"{plan.memory.tensors / _GIB:.3g} GiB of other tensors",
     ]
     if plan.is_proven:
         lines.append(
-            "the linear relaxation is integral: under this model, no plan that treats equal layers "
-            "equally is faster"
+            "the plan meets its bound: under this model, no plan that treats equal layers equally "
+            "is faster"
+        )
+    elif plan.bound_s:
+        lines.append(
+            f"under this model, a plan that treats equal layers equally takes {time(plan.bound_s)} "
+            "at least"
         )
     if graph.without_rule:
         names = [f"{name} ({count})" for name, count in Counter(graph.without_rule).most_common(5)]

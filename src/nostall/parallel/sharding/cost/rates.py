@@ -20,7 +20,9 @@ class DeviceRates:
     kernel_s: float = 0.0
     """Seconds that each operator takes at least."""
     launch_s: float = 0.0
-    """Seconds in which the processor launches one operator or collective; GPUs run behind it."""
+    """Seconds in which the processor launches one operator; GPUs run behind it."""
+    send_s: float = 0.0
+    """Seconds in which the processor starts one collective."""
 
     def compute_s(self, flops: float, dtype: str) -> float:
         """Seconds of ``flops`` floating-point operations on elements of type ``dtype``.

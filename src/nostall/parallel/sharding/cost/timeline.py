@@ -42,6 +42,7 @@ class _Clock:
     """Times at which the processor, the GPU and the links are done with all their work so far."""
 
     launch_s: float
+    send_s: float
     processor: float = 0.0
     gpu: float = 0.0
     link: float = 0.0
@@ -56,7 +57,7 @@ class _Clock:
 
     def send(self, priced: PricedStep, ready: float) -> float:
         """Run one step of a redistribution whose tensor exists at ``ready``; returns its end."""
-        self.processor += self.launch_s
+        self.processor += self.send_s
         self.link = max(self.link, self.processor, ready) + priced.seconds
         self.collectives_s += priced.seconds
         return self.link
@@ -64,7 +65,7 @@ class _Clock:
 
 def timeline(prices: Prices, assignment: Assignment) -> Timeline:
     """The step of a plan that is possible, in the order of its schedule."""
-    graph, clock = prices.graph, _Clock(prices.rates.launch_s)
+    graph, clock = prices.graph, _Clock(prices.rates.launch_s, prices.rates.send_s)
     plan = schedule(graph, assignment)
     arrives: dict[Edge, float] = {}
 

@@ -69,10 +69,10 @@ def test_a_gradient_hides_behind_later_operators() -> None:
 
 
 def test_a_processor_that_launches_slowly_sets_the_pace() -> None:
-    rates = DeviceRates("slow host", {"float32": 1e12}, 1e12, launch_s=1.0)
+    rates = DeviceRates("slow host", {"float32": 1e12}, 1e12, launch_s=1.0, send_s=2.0)
     prices = Prices(_linear(), ClusterMesh(CLUSTER, (2,)), rates)
     assert timeline(prices, ((0,) * 6,)).step_s == pytest.approx(3.0)  # three operations
-    assert timeline(prices, DATA_PARALLEL).step_s == pytest.approx(5.0)  # and two all-reduces
+    assert timeline(prices, DATA_PARALLEL).step_s == pytest.approx(7.0)  # and two all-reduces
 
 
 def test_only_parameters_the_batch_and_gradients_may_overlap() -> None:
