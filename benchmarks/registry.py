@@ -117,7 +117,10 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     # Using results
     # Learners
     _row("learners.corpus", "CPU", "Which operators do models of random size call?"),
-    _row("learners.gpu_traces", "GPU", "Which kernels do models of random size launch?"),
+    _row("learners.gpu_traces", "GPU", "Which kernels do models of random size launch?",
+         "gpu_traces.json.gz"),
+    _row("learners.kernels", "CPU", "Are kinds of kernels told apart without their names?",
+         "kernels.json", "learners.md"),
     _row("learners.digits", "CPU", "How exact is the multi-view classifier on digits?",
          "digits.json digits_adaptive.json digits_nonlinear.json multiple_features.json",
          "learners.md"),

@@ -40,9 +40,10 @@ _COMMON = {"bandwidth": 2.0, "chains": 2, "sweeps": 60, "burn_in": 30}
 MODELS: dict[str, dict[str, Any]] = {
     "fixed": {"spectrum": "fixed", "dimensions": 20, "features": 80, **_COMMON},
     "adaptive": {"spectrum": "adaptive", "dimensions": 20, "features": 80, **_COMMON},
-    "nonlinear": {"spectrum": "fixed", "dimensions": 100, "features": 150, "view_features": 400,
-                  **_COMMON, "chains": 1},
+    "nonlinear": {"spectrum": "fixed", "features": 80, "view_features": 400, **_COMMON},
 }  # fmt: skip
+MOST_DIMENSIONS, ITEMS_A_DIMENSION = 100, 2
+"""Nonlinear views: latent dimensions by training items."""
 TITLES = {
     "fixed": "max-margin, fixed spectrum",
     "adaptive": "max-margin, adaptive spectrum",
@@ -97,7 +98,8 @@ def _max_margin(name: str, data: Data, train: Array, test: Array) -> dict[str, A
         if number not in data.present:
             masked[:, end - widths[number] : end] = np.nan
     start = time.process_time()
-    model = MaxMarginMultiView(widths, calibration_folds=FOLDS, **MODELS[name])
+    settings = {"dimensions": min(MOST_DIMENSIONS, len(train) // ITEMS_A_DIMENSION), **MODELS[name]}
+    model = MaxMarginMultiView(widths, calibration_folds=FOLDS, **settings)
     model.fit(items[train], classes[train])
     seconds = time.process_time() - start
     probabilities = model.predict_proba(items[test])

@@ -10,6 +10,9 @@ from typing import Any
 
 from benchmarks.harness.markdown import PAGES, link, page, table, wrapped
 from benchmarks.harness.result_file import load, results
+from benchmarks.learners.pages.digits import digits
+from benchmarks.learners.pages.parts import goal
+from benchmarks.learners.pages.samplers import calibration, errors, kernels
 from nostall.core.files import write_atomically
 
 PAGE = PAGES / "learners.md"
@@ -19,19 +22,12 @@ Row = Mapping[str, Any]
 
 def text() -> str:
     """The whole page."""
-    parts = [_operators(), _topics(), _digits(), _errors()]
+    parts = [_operators(), kernels(), _topics(), digits(), errors(), calibration()]
     return page("Learners", "python -m benchmarks page learners", parts)
 
 
 def write() -> None:
     write_atomically(PAGE, text().encode())
-
-
-def _goal(value: float, goal: float, *, at_most: bool = False) -> str:
-    """A figure with its goal, and whether it is missed."""
-    is_missed = value > goal if at_most else value < goal
-    sign = "≤" if at_most else "≥"
-    return f"{value:.3f} (goal {sign} {goal:g}{', missed' if is_missed else ''})"
 
 
 def _operators() -> str:
@@ -54,12 +50,12 @@ def _operators() -> str:
         [
             (
                 "Hungarian accuracy on new kinds",
-                _goal(mean["hungarian_accuracy"], 0.85),
+                goal(mean["hungarian_accuracy"], 0.85),
                 f"{grouping['hungarian_accuracy']:.3f}",
             ),
             (
                 "number of new kinds within 1",
-                _goal(mean["number_within_1"], 0.8),
+                goal(mean["number_within_1"], 0.8),
                 f"{grouping['number_within_1']:.3f}",
             ),
             (
@@ -141,12 +137,12 @@ def _topics() -> str:
         novelty = sum(r["novelty_auroc"] for r in result["inferred"]) / len(result["inferred"])
     figures = [
         ("seeds with the exact number of new kinds", _exact(result)),
-        ("least adjusted Rand index", _goal(result["least_rand_index"], 0.95)),
+        ("least adjusted Rand index", goal(result["least_rand_index"], 0.95)),
         (
             "µs a token and sweep",
-            _goal(speed["1"]["microseconds_per_token_and_sweep"], 0.3, at_most=True),
+            goal(speed["1"]["microseconds_per_token_and_sweep"], 0.3, at_most=True),
         ),
-        ("CPU time for 16 times the data", _goal(speed["ratio"], 19, at_most=True)),
+        ("CPU time for 16 times the data", goal(speed["ratio"], 19, at_most=True)),
         ("novelty AUROC of the topic model", f"{novelty:.3f}"),
         ("novelty AUROC of a random forest", f"{result['baselines']['forest_novelty_auroc']:.3f}"),
     ]
@@ -173,70 +169,8 @@ def _topics() -> str:
     )
 
 
-def _digits() -> str:
-    path = FOLDER / "digits.json"
-    result = load(path)
-    parts = [
-        "## Digits in five views",
-        wrapped(
-            "Means of five fixed splits; test items with missing views have only the Fourier and "
-            f"the Zernike view. Settings were chosen on other items ({link(path)}). Baselines "
-            "without views: the best of mean imputation, PCA imputation and an ensemble of one "
-            "classifier a view. Goal of the calibration error: at most 0.05 at 20 and 80 a class."
-        ),
-    ]
-    for each, goal in result["goals_accuracy"].items():
-        scores = result.get(f"{each}_a_class", {})
-        missing = {method: _best_missing(row) for method, row in scores.items()}
-        baseline = max((v for m, v in missing.items() if not m.startswith("max-margin")), default=0)
-        rows = []
-        for method, row in scores.items():
-            accuracy = row["accuracy"]["mean"]
-            is_ours = method.startswith("max-margin")
-            rows.append(
-                (
-                    method,
-                    _goal(accuracy, goal) if is_ours else f"{accuracy:.3f}",
-                    _goal(missing[method], baseline) if is_ours else f"{missing[method]:.3f}",
-                    f"{row['calibration_error']['mean']:.3f}",
-                )
-            )
-        head = (f"{each} a class", "accuracy", "views missing", "calibration error")
-        parts.append(table(head, rows))
-    if "time" in result:
-        ratio = result["time"]["ratio_for_16_times"]
-        parts.append(
-            f"A sweep over 16 times the items takes {ratio:.1f} times the CPU (goal: at most 19)."
-        )
-    return "\n\n".join(parts)
-
-
 def _exact(result: Row) -> str:
     """The number of seeds with the exact number of new kinds, beside the goal."""
     exact, seeds = (int(part) for part in result["exact_number_of_new_kinds"].split(" of "))
     missed = ", missed" if exact < 0.9 * seeds else ""
     return f"{exact} of {seeds} (goal ≥ 9 of 10{missed})"
-
-
-def _best_missing(row: Row) -> float:
-    """The best accuracy with missing views."""
-    names = ("missing_", "accuracy_missing")
-    return max(value["mean"] for name, value in row.items() if name.startswith(names))
-
-
-def _errors() -> str:
-    path = FOLDER / "seeded_errors.json"
-    result = load(path)
-    rows = [(name, f"{score:.1f}") for name, score in result["largest_z"].items()]
-    return "\n\n".join(
-        [
-            "## Seeded errors in the topic sampler",
-            wrapped(
-                f"Geweke's test with {result['draws']} draws of the prior and twice as many of the "
-                "chain: the largest |z| of nine statistics; above 4 an error is caught. Errors of "
-                "concentrations that later steps draw again need more draws. "
-                f"Missed: {', '.join(result['missed']) or 'none'} ({link(path)})."
-            ),
-            table(("seeded error", "largest z"), rows),
-        ]
-    )

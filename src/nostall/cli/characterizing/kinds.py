@@ -10,8 +10,11 @@ from nostall.core.errors import BadInput
 from nostall.core.plurals import pluralize
 from nostall.workload.characterization.kinds import KindsCharacterization, learn
 from nostall.workload.jobs.table_rows import is_table
+from nostall.workload.traces.kernel_names import parse_kernel_name
 
 UNKNOWN = "unknown"
+MAX_NAME = 100
+"""Characters of a kernel's name in a table."""
 
 
 def require_traces(paths: Sequence[Path], option: str) -> None:
@@ -52,8 +55,26 @@ def show_kinds(result: KindsCharacterization, explain: bool) -> None:
     )
     if explain:
         _show_words(result)
+    if result.kernels:
+        _show_kernels(result)
     if result.new_kinds is not None:
         _show_new_kinds(result)
+
+
+def _show_kernels(result: KindsCharacterization) -> None:
+    show_table(
+        "kernels that no rule names: kinds learnt from launch parameters and times",
+        ("kernel", "time", "learnt kind", "probability"),
+        [
+            (
+                parse_kernel_name(kernel.name).function[:MAX_NAME],
+                f"{1e6 * kernel.seconds:.4g} us",
+                kernel.kind,
+                f"{kernel.probability:.2f}",
+            )
+            for kernel in result.kernels
+        ],
+    )
 
 
 def _show_words(result: KindsCharacterization) -> None:

@@ -11,6 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nostall.core.errors import BadInput, BadTrace, MissingPart
+from nostall.workload.characterization.unnamed_kernels import (
+    UnnamedKernel,
+    label_unnamed_kernels,
+)
 from nostall.workload.learning.documents import (
     Document,
     canonical_operator,
@@ -44,6 +48,8 @@ class KindsCharacterization:
     reliability: tuple[tuple[float, float, int], ...]
     """(mean probability, share of right labels, programs) of labelled programs, by bins."""
     skip_reasons: tuple[str, ...]
+    kernels: tuple[UnnamedKernel, ...] = ()
+    """Kernels that no rule names, with learnt kinds; those with most time."""
 
     @property
     def rows(self) -> list[tuple[Document, Label]]:
@@ -90,6 +96,7 @@ class KindsCharacterization:
                 ],
                 "reliability": [list(row) for row in self.reliability],
             },
+            "unnamed_kernels": [kernel.as_json() for kernel in self.kernels],
             "skipped": list(self.skip_reasons),
         }
 
@@ -183,4 +190,5 @@ def characterize_kinds(paths: Sequence[Path], corpus: Path | None) -> KindsChara
         confusions=labeller.confusions(),
         reliability=tuple(labeller.reliability()),
         skip_reasons=tuple(reasons),
+        kernels=label_unnamed_kernels([Path(document.name) for document in documents]),
     )

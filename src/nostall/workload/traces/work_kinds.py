@@ -116,8 +116,7 @@ RULES = (
 """Rules in the order in which they are tried."""
 
 _COMPILED = tuple(
-    (rule.kind, re.compile(rule.function), re.compile(rule.scope) if rule.scope else None)
-    for rule in RULES
+    (re.compile(rule.function), re.compile(rule.scope) if rule.scope else None) for rule in RULES
 )
 _LIBRARY_PREFIX = re.compile(r"^(?:fbgemm(?:_gpu)?|flashinfer|cutlass_dsl|cudnn_generated)_")
 """Names of libraries at the start of an identifier that do not tell the kind of a kernel."""
@@ -141,7 +140,8 @@ def work_kinds(activities: Activities, names: Sequence[str]) -> np.ndarray:
 @lru_cache(maxsize=1 << 16)
 def kernel_work_kind(name: str) -> WorkKind:
     """The :class:`WorkKind` of a kernel; copies are classified by their activity type instead."""
-    return _match_rules(parse_kernel_name(name))
+    rule = matching_rule(name)
+    return WorkKind.MEMORY if rule is None else rule.kind
 
 
 def is_host_to_device(name: str) -> bool:
@@ -149,11 +149,16 @@ def is_host_to_device(name: str) -> bool:
     return _HOST_TO_DEVICE.search(name) is not None
 
 
-def _match_rules(name: KernelName) -> WorkKind:
+def matching_rule(name: str) -> Rule | None:
+    """The rule that names a kernel; None if no rule does, and it counts as memory-bound."""
+    return _match_rule(parse_kernel_name(name))
+
+
+def _match_rule(name: KernelName) -> Rule | None:
     function = _LIBRARY_PREFIX.sub("", name.function)
-    for kind, pattern, scope in _COMPILED:
+    for rule, (pattern, scope) in zip(RULES, _COMPILED, strict=True):
         if pattern.search(function) and (
             scope is None or any(scope.search(part) for part in name.scope)
         ):
-            return kind
-    return WorkKind.MEMORY
+            return rule
+    return None

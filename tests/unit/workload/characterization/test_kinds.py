@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -20,7 +21,10 @@ from nostall.workload.characterization.kinds import (
     require_learners,
     trace_document,
 )
+from nostall.workload.characterization.unnamed_kernels import label_unnamed_kernels
 from nostall.workload.learning.documents import read_documents
+from nostall.workload.traces.launches import read_launches
+from nostall.workload.traces.work_kinds import matching_rule
 
 H200 = Path(__file__).parents[1] / "h200"
 """Traces of training steps of known models on an H200."""
@@ -100,3 +104,31 @@ def test_the_command_learns_and_shows_kinds_and_operators(tmp_path: Path) -> Non
     assert done.exit_code == 0, done.output
     assert "kinds of the traces" in done.output and "operators that decide" in done.output
     assert "Kinds of the traces" in page.read_text()
+
+
+def test_kernels_that_no_rule_names_get_a_learnt_kind() -> None:
+    result = CliRunner().invoke(
+        app, ["characterize", str(H200 / "resnet.json.gz"), "--kinds"], env={"COLUMNS": "160"}
+    )
+    assert result.exit_code == 0
+    assert "kernels that no rule names" in result.output and "learnt kind" in result.output
+    kernels = characterize_kinds([H200 / "resnet.json.gz"], None).as_json()["unnamed_kernels"]
+    assert 0 < len(kernels) <= 10
+    assert all(matching_rule(kernel["kernel"]) is None for kernel in kernels)
+    batch_norm = next(k for k in kernels if "batch_norm" in k["kernel"])
+    assert batch_norm["learnt_kind"] == "memory-bound" and batch_norm["probability"] > 0.8
+
+
+def test_a_renamed_product_is_a_product_by_its_launch_parameters(tmp_path: Path) -> None:
+    """Names removed: the matrix products of a trace get their kind all the same."""
+    text = gzip.decompress((H200 / "bert.json.gz").read_bytes()).decode()
+    products = {row.name for row in read_launches(H200 / "bert.json.gz")[:40] if (
+        (rule := matching_rule(row.name)) is not None and rule.what == "matrix product"
+    )}  # fmt: skip
+    assert products
+    for number, name in enumerate(sorted(products)):
+        text = text.replace(json.dumps(name), f'"mystery{number}"')
+    (tmp_path / "renamed.json").write_text(text)
+    kernels = label_unnamed_kernels([tmp_path / "renamed.json"])
+    found = [kernel.kind for kernel in kernels if kernel.name.startswith("mystery")]
+    assert found.count("matrix product") >= 0.8 * len(found) > 0

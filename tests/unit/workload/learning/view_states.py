@@ -102,9 +102,7 @@ def statistics(model: Model, state: State, components: Components | None = None)
         "latent": float(state.latent.sum()),
         "log alpha": float(np.log(state.concentration)),
         "components": float(state.assignments.max() + 1),
-        "log alpha, components": float(
-            np.log(state.concentration) * (state.assignments.max() + 1)
-        ),
+        "log alpha, components": float(np.log(state.concentration) * (state.assignments.max() + 1)),
         "log nu": float(np.log(state.variance)),
         "scaled weights": float((state.weights**2).sum() / state.variance),
         "log frequency squares": float(np.log((state.frequencies**2).sum())),
@@ -132,9 +130,7 @@ def statistics(model: Model, state: State, components: Components | None = None)
             "means": float(components.means.sum()),
             "scaled frequencies": float(np.einsum("ji,jik,jk->", away, precisions, away)),
             "scaled means": float(
-                np.einsum(
-                    "ci,cik,ck->", components.means, components.precisions, components.means
-                )
+                np.einsum("ci,cik,ck->", components.means, components.precisions, components.means)
                 / len(components.means)
             ),
         }
@@ -145,9 +141,7 @@ def _no_labels(state: State) -> LabelTerm:
     return LabelTerm(np.ones((ITEMS, 1)), np.ones((ITEMS, 1)), 0 * state.weights, 0.0, 1.0)
 
 
-Step = Callable[
-    [np.random.Generator, Model, State, Components], tuple[State, Components | None]
-]
+Step = Callable[[np.random.Generator, Model, State, Components], tuple[State, Components | None]]
 
 
 def _views(
@@ -305,9 +299,7 @@ def latent_pair(rng: np.random.Generator) -> tuple[Statistics, Statistics]:
     """Latent positions of three items given labels and scales; one dimension, one frequency."""
     frequency = 1.6
     views = [View(_VALUES, np.array([True, True, False]))]
-    parameters = [
-        ViewParameters(np.array([[_LOADING]]), np.array([_OFFSET]), _NOISE, np.ones(1))
-    ]
+    parameters = [ViewParameters(np.array([[_LOADING]]), np.array([_OFFSET]), _NOISE, np.ones(1))]
     drawn = []
     for row in range(3):
         log_density = -0.5 * _GRID**2 - _label_energy(frequency * _GRID, row)
@@ -317,9 +309,7 @@ def latent_pair(rng: np.random.Generator) -> tuple[Statistics, Statistics]:
         drawn.append(_from_grid(rng, log_density))
     latent = np.array(drawn)[:, None]
     labels = LabelTerm(_LABELS, _SCALES, _ETA, COST, MARGIN)
-    after, _ = draw_latent(
-        rng, latent, np.array([[frequency]]), views, parameters, labels, 0.9
-    )
+    after, _ = draw_latent(rng, latent, np.array([[frequency]]), views, parameters, labels, 0.9)
 
     def described(z: Floats) -> Statistics:
         rows = {f"{part} {row}": float(value) for row in range(3) for part, value in (

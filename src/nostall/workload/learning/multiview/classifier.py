@@ -159,9 +159,7 @@ class MaxMarginMultiView(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 f"burn_in={self.burn_in} with sweeps={self.sweeps}; allowed is 0 to sweeps - 1"
             )
         if self.view_features < 0:
-            raise BadInput(
-                f"view_features={self.view_features}; allowed is a number of at least 0"
-            )
+            raise BadInput(f"view_features={self.view_features}; allowed is a number of at least 0")
         if self.spectrum not in ("adaptive", "fixed"):
             raise BadInput(f"spectrum={self.spectrum!r}; allowed are 'adaptive' and 'fixed'")
 

@@ -84,7 +84,7 @@ class Inputs:
             values = self.columns[number].apply(part)
             if self.frequencies:
                 values = self.features[number].apply(_map(values, self.frequencies[number]))
-            present = ~missing.any(axis=1)
+            present = np.asarray(~missing.any(axis=1), dtype=np.bool_)
             views.append(View(np.where(present[:, None], values, 0.0), present))
         return views
 
