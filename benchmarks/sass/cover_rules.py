@@ -156,7 +156,7 @@ def main(options: argparse.Namespace) -> int:
         rule_record(rule, uses[rule.name], [need for need in needs if need[0] == rule.name])
         if rule in rules
         else kept[rule.name]
-        for rule in {rule.name: rule for rule in reversed(RULES)}.values()
+        for rule in reversed({rule.name: rule for rule in reversed(RULES)}.values())
         if rule in rules or rule.name in kept
     ]
     for record in records:

@@ -34,30 +34,35 @@ SHOWN_FINDINGS = 3
 
 EXPLANATIONS: tuple[tuple[str, str], ...] = (
     (
-        "after R2UR",
-        "USETMAXREG in the DRAIN form stands between the two instructions; it empties the "
-        "pipeline, but the analysis of results in flight counts its stall as 0 cycles",
-    ),
-    (
-        "UMOV (originally",
-        "a uniform move whose result a load uses as its address after 2 cycles; no library that "
-        "was mined has this distance, so there is no evidence that it suffices",
+        "I2I.",
+        "accepted since: I2I with saturation is integer arithmetic of fixed latency, as own code "
+        "shows (tests/corpus/nvcc/conversions.cu)",
     ),
     (
         "after IMAD.WIDE.U32",
-        "the carry of a wide product is read or overwritten closer than in the functions that were "
-        "mined for this architecture; more functions must be mined",
+        "accepted since: the carry of a wide product was sighted closer in own code that ptxas "
+        "13.4 compiled (tests/corpus/nvcc/division.cu and conversions.cu)",
     ),
     (
-        "after DSETP",
-        "a predicate of FP64 is overwritten closer than in the functions that were mined for this "
-        "architecture; more functions must be mined",
+        "BMOV",
+        "a convergence register is read back in a loop; no sighting of the pair, so 40 cycles are "
+        "assumed",
+    ),
+    (
+        "after VOTEU",
+        "a uniform predicate of VOTEU is read after 2 cycles under an opposite guard; no sighting "
+        "of the pair, and its class has 4",
+    ),
+    (
+        "after HFMA2",
+        "a guarded move overwrites a constant after 1 cycle; no sighting, and the class has 2",
     ),
     (
         "uncovered-waw",
         "a load of another part of a warp-specialised kernel is in flight on some path; whether "
         "that path can be taken was not examined",
     ),
+    ("nvdisasm do", "nvdisasm does not list all instructions of the function"),
 )
 """(text in a finding, why the verifier refuses this code), the first match counts."""
 

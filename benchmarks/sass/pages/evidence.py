@@ -87,14 +87,14 @@ def _false_alarms(result: Mapping[str, Any]) -> str:
     unseen = summary["unseen"]
     parts = {"unseen half": unseen, "examined half": summary["examined"]}
     rows = [
-        (name, f"{part['functions']:,}", part["refused"], f"{part['refused_percent']:.2f} %")
+        (name, f"{part['functions']:,}", str(part["refused"]), f"{part['refused_percent']:.2f} %")
         for name, part in parts.items()
         if part["functions"]
     ]
     for kind, key in (("", "by_architecture"), ("CUDA ", "by_cuda")):
         for name, (functions, refused) in unseen[key].items():
             share = 100 * refused / functions
-            rows.append((f"unseen, {kind}{name}", f"{functions:,}", refused, f"{share:.2f} %"))
+            rows.append((f"unseen, {kind}{name}", f"{functions:,}", str(refused), f"{share:.2f} %"))
     return table(("functions", "number", "refused", "share"), rows)
 
 
