@@ -128,13 +128,13 @@ def test_the_fit_recovers_parameters_of_the_gpu() -> None:
     slow_gpu = replace(
         H200,
         dependent_issue_cycles=1.5 * H200.dependent_issue_cycles,
-        reduction_phase_s=3 * H200.reduction_phase_s,
+        load_latency_s=3 * H200.load_latency_s,
     )
-    # Fewer chains do not separate the time of reductions from that of their loads.
+    # Fewer chains do not separate the latency of loads from that of instructions.
     names = FIT, HELD_OUT, "softmax + mask 32768x1024", "log-softmax + entropy 8192x5000"
     kernels = load_kernels({name: make_chain(slow_gpu, name) for name in names})
     gpu = fit_gpu(kernels, COEFFICIENTS)
-    assert gpu.reduction_phase_s == pytest.approx(slow_gpu.reduction_phase_s, rel=0.2)
+    assert gpu.load_latency_s == pytest.approx(slow_gpu.load_latency_s, rel=0.2)
     assert gpu.sms == H200.sms and gpu.copy_bytes_per_s == H200.copy_bytes_per_s
     for kernel in kernels:
         row = evaluate(kernel, make_model(COEFFICIENTS, gpu))
@@ -156,7 +156,8 @@ def test_the_page_says_which_targets_are_reached(chains: dict[str, Any]) -> None
     measured = {"chains": chains, "date": "2026-01-01", "summary": summarize(chains), "failed": {}}
     page = cost_model_page(measured, {"kernels": rows, "summary": summarize_rows(rows)})
     flat = page.replace("\n", " ")
-    assert "Held out: tau 1.00 (reached: 0.7), regret 0.0 % (reached: 5 %)" in flat
+    # Plans that come last are not chosen, even if the model has them as fastest.
+    assert "Held out: tau 1.00 (reached: 0.7), regret 0.2 % (reached: 5 %)" in flat
     assert "none gave another result" in flat
     assert "delta-evaluator tau 1.00, off by 0 %" in flat
     assert "latency-evaluator tau -1.00" in flat and "cost model tau 1.00" in flat
