@@ -159,7 +159,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
          "dependent_launch.json", "fusion-chains.md", "fusion.chains.dependent_launch"),
     _row("fusion.unseen_chains", "GPU",
          "How fast are chains that no rule was written for, and their plans?",
-         module="fusion.unseen.run"),
+         "unseen_train.json.gz unseen_fit.json", module="fusion.unseen.run"),
     _row("fusion.cost_model", "GPU", "Does the cost model rank kernel plans as a GPU does?",
          "cost_model.json.gz", "fusion-cost-model.md", "fusion.cost_model.evaluate"),
     _row("fusion.cost_model_fit", "CPU", "Which coefficients fit the measured plans?",

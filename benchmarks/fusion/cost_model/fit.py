@@ -13,7 +13,7 @@ the sources.  ``--gpu-only`` fits the GPU's parameters only.  The measurements a
 ``--judge`` evaluates the coefficients in the sources: tau, regret, error, and the result of tuning
 with this model (``tuning_replay``).  For the *held out* numbers it fits to half of the chains and
 evaluates on the other half, both ways; chains of one function stay together.  All are written to
-FILE.
+FILE.  With ``--gpu-only`` the held-out fits are of the GPU's parameters, too.
 """
 
 from __future__ import annotations
@@ -257,12 +257,16 @@ def make_model(counts: CostCoefficients, gpu: Gpu) -> Model:
     return modelled
 
 
-def fit_held_out(kernels: Sequence[Kernel]) -> dict[int, Model]:
-    """For each half the model that is fitted to the other half."""
+def fit_held_out(kernels: Sequence[Kernel], gpu_only: bool) -> dict[int, Model]:
+    """For each half the model that is fitted to the other half.
+
+    ``gpu_only``: with the sources' coefficients of instructions and registers, which are fitted to
+    binaries and not to times.
+    """
     models = {}
     for half in (0, 1):
         training = [kernel for kernel in kernels if half_of_chain(kernel.chain) != half]
-        counts = fit_coefficients(training)
+        counts = COEFFICIENTS if gpu_only else fit_coefficients(training)
         models[half] = make_model(counts, fit_gpu(training, counts))
     return models
 
@@ -372,7 +376,7 @@ def main(options: argparse.Namespace) -> None:
             names = [path.name for path in options.measured]
             save(options.out, kind="modelled", measured=names, **report)
         return
-    held_out_models = fit_held_out(kernels)
+    held_out_models = fit_held_out(kernels, options.gpu_only)
     rows = [
         {
             **evaluate_present(kernel),

@@ -81,7 +81,9 @@ def _method(measured: Row) -> str:
         "the fastest plan, less 1. *Held out*: fitted to half of the chains and judged on the "
         "other half, both ways; chains of one function stay together. The form of the model was "
         "chosen with both halves in view, only its coefficients were not. The present model's "
-        "coefficients are fitted to all samples (`nostall.fusion.codegen.cost`)."
+        "instructions and registers are fitted to these chains and its times to other ones, the "
+        "train half of the generated chains (unseen_fit.json). Kernels with small dots have "
+        "parameters of their own, which this page does not use. The held-out fits are of times."
     )
 
 

@@ -14,6 +14,7 @@ pytest.importorskip("scipy")
 
 from benchmarks.fusion.chains.programs import CHAINS
 from benchmarks.fusion.chains.stitched import chain_graph
+from benchmarks.fusion.cost_model import fit
 from benchmarks.fusion.cost_model.fit import (
     FITTED,
     MEASURED,
@@ -32,6 +33,7 @@ from benchmarks.fusion.cost_model.sample import sample_plans
 from benchmarks.fusion.cost_model.summary import summarize
 from benchmarks.fusion.cost_model.tuning_replay import replay_distributions, replay_tuning
 
+from nostall.fusion.codegen.autotune import candidates as tuning_candidates
 from nostall.fusion.codegen.autotune.candidates import candidates
 from nostall.fusion.codegen.cost.coefficients import COEFFICIENTS
 from nostall.fusion.codegen.cost.gpu import H200, Gpu, kernel_seconds
@@ -67,9 +69,18 @@ def make_chain(gpu: Gpu, name: str) -> dict[str, Any]:
     return {"kernels": [kernel], "ablation": ablation, "gpu": "G", "torch": "2"}
 
 
+@pytest.fixture
+def model_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Synthetic times are those of the model alone, without the rule about last choices."""
+    for module in (fit, tuning_candidates):
+        monkeypatch.setattr(module, "is_last_choice", lambda kernel: False)
+
+
 @pytest.fixture(scope="module")
 def chains() -> dict[str, Any]:
-    return {name: make_chain(H200, name) for name in (FIT, HELD_OUT)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tuning_candidates, "is_last_choice", lambda kernel: False)
+        return {name: make_chain(H200, name) for name in (FIT, HELD_OUT)}
 
 
 def test_halves_have_different_functions() -> None:
@@ -82,6 +93,7 @@ def test_halves_have_different_functions() -> None:
     assert half_of_chain(FIT) != half_of_chain(HELD_OUT)
 
 
+@pytest.mark.usefixtures("model_only")
 def test_times_of_the_model_itself_give_perfect_agreement(chains: dict[str, Any]) -> None:
     rows = [evaluate_present(kernel) for kernel in load_kernels(chains)]
     assert [row["today"]["tau"] for row in rows] == [1.0, 1.0]
@@ -118,6 +130,7 @@ def test_tuning_is_replayed_from_samples() -> None:
     assert distributions["4"]["unknown"]["mean"] == 1.5
 
 
+@pytest.mark.usefixtures("model_only")
 def test_tuning_with_an_exact_model_has_no_regret(chains: dict[str, Any]) -> None:
     for row in (evaluate_present(kernel) for kernel in load_kernels(chains)):
         assert {race["regret"] for race in row["today"]["races"].values()} == {0.0}
@@ -128,13 +141,13 @@ def test_the_fit_recovers_parameters_of_the_gpu() -> None:
     slow_gpu = replace(
         H200,
         dependent_issue_cycles=1.5 * H200.dependent_issue_cycles,
-        reduction_phase_s=3 * H200.reduction_phase_s,
+        load_latency_s=3 * H200.load_latency_s,
     )
-    # Fewer chains do not separate the time of reductions from that of their loads.
+    # Fewer chains do not separate the latency of loads from that of instructions.
     names = FIT, HELD_OUT, "softmax + mask 32768x1024", "log-softmax + entropy 8192x5000"
     kernels = load_kernels({name: make_chain(slow_gpu, name) for name in names})
     gpu = fit_gpu(kernels, COEFFICIENTS)
-    assert gpu.reduction_phase_s == pytest.approx(slow_gpu.reduction_phase_s, rel=0.2)
+    assert gpu.load_latency_s == pytest.approx(slow_gpu.load_latency_s, rel=0.2)
     assert gpu.sms == H200.sms and gpu.copy_bytes_per_s == H200.copy_bytes_per_s
     for kernel in kernels:
         row = evaluate(kernel, make_model(COEFFICIENTS, gpu))
@@ -150,6 +163,7 @@ def test_the_fit_of_coefficients_follows_measured_resources(chains: dict[str, An
     )
 
 
+@pytest.mark.usefixtures("model_only")
 def test_the_page_says_which_targets_are_reached(chains: dict[str, Any]) -> None:
     rows = [evaluate_present(kernel) for kernel in load_kernels(chains)]
     rows = [{**row, "held out": row["today"]} for row in rows]

@@ -10,7 +10,7 @@ replace the default plan by one that was measured.
 from __future__ import annotations
 
 from nostall.core.errors import BadInput
-from nostall.fusion.codegen.cost.gpu import kernel_seconds
+from nostall.fusion.codegen.cost.gpu import H200, H200_DOTS, kernel_seconds
 from nostall.fusion.codegen.cost.inductor_loops import exceeds_inductor
 from nostall.fusion.codegen.cost.kernel import kernel_costs
 from nostall.fusion.codegen.cost.memory_traffic import SECTOR_BYTES
@@ -62,4 +62,5 @@ def _reads_parts_of_sectors(kernel: PlannedKernel) -> bool:
 
 def modelled_seconds(kernel: PlannedKernel) -> float:
     """Seconds that all launches of a kernel take on an H200, *modelled*."""
-    return sum(kernel_seconds(cost) for cost in kernel_costs(kernel))
+    gpu = H200_DOTS if kernel.schedule.kind == "dots" else H200
+    return sum(kernel_seconds(cost, gpu) for cost in kernel_costs(kernel))

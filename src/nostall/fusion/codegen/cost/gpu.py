@@ -100,6 +100,27 @@ H200 = Gpu(
     l2_bytes_per_s=25500000000000.0,
 )
 
+H200_DOTS = replace(
+    H200,
+    # The train half has no small dots: these are of an earlier fit to 1,251 plans of the named
+    # chains, which have some (benchmarks/fusion/results/cost_model.json.gz).
+    launch_s=0.61e-6,
+    issue_rate=3.35,
+    load_latency_s=0.693e-6,
+    program_start_s=1.21e-9,
+    warp_start_s=0.095e-9,
+    reduction_phase_s=0.37e-6,
+    barrier_s=39e-9,
+    dependent_issue_cycles=1.65,
+    spill_factor=1.19,
+    reload_s=0.021e-6,
+    sharpness=4.7,
+    half_sharpness_programs=2,
+    unpaired_sector_penalty=0.32,
+    l2_bytes_per_s=5.1e12,
+)
+"""The same GPU for kernels with small dots."""
+
 
 def resident_programs(cost: KernelCost, gpu: Gpu = H200) -> int:
     """Programs that are resident on an SM at once."""
