@@ -142,7 +142,9 @@ def parameters(function: Function) -> int:
 def _is_compiled(function: Function) -> bool:
     """Whether numba or Triton compiles the function."""
     decorators = [ast.unparse(decorator) for decorator in function.decorator_list]
-    return any("njit" in text or "triton.jit" in text for text in decorators)
+    return any(
+        compiler in text for text in decorators for compiler in ("njit", "triton.jit", "gluon.jit")
+    )
 
 
 def _caught(kind: ast.expr | None) -> set[str]:

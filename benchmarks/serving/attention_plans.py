@@ -70,11 +70,11 @@ def candidates(kind: Kind) -> dict[str, AttentionPlan]:
         del plans["paired"]
     if kind in TALL_PLANS and has_tall_kernel(DEVICE):
         tall = TALL_PLANS[kind]
+        plans["tall"] = tall
         tiles = {"tall s3": TileConfig(128, 128, 3), "tall n64": TileConfig(128, 64, 4)}
         for name, tile in tiles.items():
             plans[name] = replace(tall, kernel=replace(TALL, tiles=(tile,)))
         plans["tall unit"] = replace(tall, kernel=replace(TALL, schedule="unit"))
-        plans |= {"rule": tall, "triton": rule}
     return plans
 
 

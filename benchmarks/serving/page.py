@@ -16,11 +16,14 @@ from nostall.core.files import write_atomically
 PAGE = PAGES / "serving.md"
 FOLDER = results("serving")
 ATTENTION = FOLDER / "attention_h200.json.gz"
+VARIANTS = FOLDER / "tall_variants_h200.json.gz"
 GEMM = FOLDER / "gemm_h200.json.gz"
 ENGINE = FOLDER / "vllm_engine.json"
 SIMULATED = FOLDER / "simulated_engine.json"
 
 Row = Mapping[str, Any]
+VARIANT_NAMES = ("lpt-free-nopin", "n64s3 w4x2 u2")
+"""Variants of prefills and of decodes that the page shows."""
 PEERS = ("FA3", "vLLM Triton", "SDPA", "paper", "stages", "streams")
 """Kernels beside ours, by their names in the result file."""
 GROUPS: tuple[tuple[str, Callable[[str], bool]], ...] = (
@@ -42,6 +45,7 @@ def text() -> str:
         "python -m benchmarks page serving",
         [
             _attention(load(ATTENTION)["results"]),
+            _variants(load(VARIANTS)),
             _gemm(load(GEMM)),
             _engine(load(ENGINE)),
             _simulated(load(SIMULATED)),
@@ -133,6 +137,30 @@ def _ratios(rows: Sequence[Row]) -> str:
 def _ratio(group: Iterable[Mapping[str, float]], name: str) -> str:
     ratios = [times[name] / times["ours"] for times in group if name in times]
     return f"{geometric_mean(ratios):.2f}" if ratios else "–"
+
+
+def _variants(content: Row) -> str:
+    lines = []
+    for key, case in content["runs"][-1]["times"].items():
+        times = {name: median(samples) for name, samples in case["samples_us"].items()}
+        name, heads = key.split(" ", 1)
+        variant = next((v for v in VARIANT_NAMES if v in times), None)
+        if variant is not None:
+            shown = (times["FA3"], times[variant], times["FA3"] / times[variant])
+            old = times.get("rule, old reduction", times["rule"])
+            lines.append([
+                heads.strip("()").replace(", ", "/"), name, variant, f"{shown[0]:.0f}",
+                f"{old:.0f}", f"{shown[1]:.0f}", f"{shown[2]:.2f}",
+            ])  # fmt: skip
+    about = wrapped(
+        f"A later run on {content['gpu']}, medians in us. *Table's plan*: the rule behind the "
+        "tables above. *lpt-free-nopin*: a Gluon kernel for prefills, checked in full with fp64; "
+        "the committed form of it, which takes units from a queue, has not run on a GPU and is off "
+        "([explanation](../explanation/serving.md#tall-tiles-on-hopper)). *n64s3 w4x2 u2*: the "
+        f"rule for decodes now, with the parallel reduction. ({link(VARIANTS)})"
+    )
+    head = ("heads", "batch", "variant", "FA3", "table's plan", "variant's time", "FA3 / variant")
+    return "\n\n".join(["## Variants of prefills and decodes", about, table(head, lines)])
 
 
 def _gemm(content: Row) -> str:

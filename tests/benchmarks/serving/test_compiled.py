@@ -52,7 +52,8 @@ def test_kernels_of_the_rules(name: str) -> None:
 
 @pytest.mark.slow
 def test_a_cache_of_fp8() -> None:
-    assert attention_resources(AttentionShape(), DECODE, "bf16", "fp8e4nv").registers <= 168
+    used = attention_resources(AttentionShape(), DECODE, "bf16", "fp8e4nv")
+    assert used.programs_per_sm(DECODE.warps) >= DECODE.programs_per_sm
 
 
 @pytest.mark.slow

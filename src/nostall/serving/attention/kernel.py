@@ -7,7 +7,7 @@ How programs take units (``SCHEDULE``):
 - ``QUEUE``: a program takes the next unit when it is free. The first ``front`` programs take from
   the front of the list and the others from its end. With compute-bound units in front and
   memory-bound units behind them, an SM that holds a program of each kind overlaps the two (the aim
-  of POD-Attention, arXiv:2410.18038). If all take from the front, program i begins with unit i.
+  of POD-Attention, arXiv:2410.18038).
 
 Which program runs a unit does not change the result.
 """
@@ -99,23 +99,8 @@ def take_unit(queue, units, front, FRONT_SHIFT: tl.constexpr = 32):
     taken = tl.atomic_add(queue, tl.where(is_front, one, one << FRONT_SHIFT), sem="relaxed")
     from_front = (taken & 0xFFFFFFFF).to(tl.int32)
     from_end = (taken >> FRONT_SHIFT).to(tl.int32)
-    programs = tl.num_programs(0)
-    begun = tl.where(front == programs, programs, 0)
-    unit = tl.where(is_front, begun + from_front, units - 1 - from_end)
-    return tl.where(begun + from_front + from_end < units, unit, -1)
-
-
-@triton.jit
-def first_unit(queue, units, front):
-    """The first unit of this program, or -1.
-
-    If all programs take from the front, it is the unit of the program's number: the GPU spreads the
-    first programs over all SMs, and those that come first to a queue are neighbours.
-    """
-    unit = tl.program_id(0)
-    if front < tl.num_programs(0):
-        unit = take_unit(queue, units, front)
-    return tl.where(unit < units, unit, -1)
+    unit = tl.where(is_front, from_front, units - 1 - from_end)
+    return tl.where(from_front + from_end < units, unit, -1)
 
 
 @triton.jit
@@ -178,7 +163,7 @@ def meta_attention(
         end = tl.load(program_offsets + program + 1)
     units = end
     if SCHEDULE == QUEUE:
-        unit = first_unit(queue, units, front)
+        unit = take_unit(queue, units, front)
         end = tl.where(unit < 0, -1, units)
     while unit < end:
         run_tiles(

@@ -55,7 +55,7 @@ Units are in descending cost, an order that the device builder knows.
 TALL_PLANS: dict[Kind, AttentionPlan] = {
     "prefill": AttentionPlan(TALL, "sorted", units_per_program=1)
 }
-"""Plans of the Gluon kernel, which take the place of those in Triton where it runs."""
+"""Plans of the Gluon kernel, which a caller may ask for; off by default: docs/explanation."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def plan_for(
 
     ``has_fixed_grid``: whether the launch is captured in a CUDA graph. Without it the plan has the
     schedule ``unit``, whose launch needs as many programs as the tables have units.
-    ``has_tall``: whether the device can run the Gluon kernel
+    ``has_tall``: whether to take the Gluon kernel where it has a plan; the device must run it
     (:func:`nostall.serving.attention.tall_launch.has_tall_kernel`).
     """
     if shape.padded_head_dim > 128:

@@ -116,14 +116,11 @@ def copy_query(
 
 
 @gluon.jit
-def next_unit(queue, units, QUEUE: gl.constexpr):
-    """The next unit behind the first ones of all programs, or -1 if none is left."""
+def take_unit(queue, number, units, QUEUE: gl.constexpr):
+    """A unit, or -1 if none is left: the next one of the queue, or the one of this number."""
     if QUEUE:
-        taken = gl.atomic_add(queue, gl.to_tensor(1).to(gl.int64), sem="relaxed").to(gl.int32)
-        unit = taken + gl.num_programs(0)
-    else:
-        unit = units
-    return gl.where(unit < units, unit, -1)
+        number = gl.atomic_add(queue, gl.to_tensor(1).to(gl.int64), sem="relaxed").to(gl.int32)
+    return gl.where(number < units, number, -1)
 
 
 @gluon.jit
@@ -162,8 +159,7 @@ def produce(
     ) = shared  # fmt: skip
     COPY: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
     count = gl.load(counts)
-    # The first units go by number: the GPU spreads the first programs over all SMs.
-    unit = gl.where(gl.program_id(0) < count, gl.program_id(0), -1)
+    unit = take_unit(queue, gl.program_id(0), count, QUEUE)
     tile = 0
     turn = 0
     while unit >= 0:
@@ -197,7 +193,7 @@ def produce(
                 stride_block, stride_token, PAGE, N, D, STAGES, COPY,
             )  # fmt: skip
             tile += 1
-        unit = next_unit(queue, count, QUEUE)
+        unit = take_unit(queue, count, count, QUEUE)
         turn += 1
     tell_unit(-1, turn, units, unit_full, unit_empty)
     if QUEUE:

@@ -21,7 +21,7 @@ COPIED_ELEMENTS = 8
 CAPABILITY = (9, 0)
 """Compute capability that has warpgroup products."""
 CHECKED_TRITON = ("3.6",)
-"""Versions of Triton whose code of this kernel was checked on a GPU; Gluon is experimental."""
+"""Versions of Triton whose code of this kernel's variants ran on a GPU; Gluon is experimental."""
 
 
 def supports_tall(shape: AttentionShape) -> bool:

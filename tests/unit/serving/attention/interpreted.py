@@ -54,6 +54,7 @@ CASES: dict[str, tuple[AttentionShape, str, str, str]] = {
     "pages of 256": (AttentionShape(2, 1, 64, page_size=256), "queue", "paired", "1/300 40/270"),
     "window of one key": (AttentionShape(2, 1, 64, window=1), "queue", "paired", "1/40 5/70"),
     "many splits": (AttentionShape(8, 1, 64), "queue", "sorted", "1/2000 3/900"),
+    "long decodes": (AttentionShape(2, 1, 64), "queue", "sorted", "1/8300"),
     "no sequence": (AttentionShape(4, 2, 64), "queue", "paired", ""),
     "no work": (AttentionShape(4, 2, 64), "queue", "paired", "0/7 0/0"),
 }  # fmt: skip
@@ -78,7 +79,11 @@ def make(name: str) -> tuple[AttentionShape, AttentionPlan, RaggedBatch]:
         tree_masks=trees,
         page_size=shape.page_size,
     )
-    plan = replace(PLAN, kernel=replace(PLAN.kernel, schedule=schedule), order=order)
+    # As the rules do: all programs take from the front of sorted units, decodes have one tile.
+    front = 1.0 if order == "sorted" else 0.5
+    tiles = TILES[:1] if all(query <= 1 for query, _, _ in sequences) else TILES
+    kernel = replace(PLAN.kernel, tiles=tiles, schedule=schedule, front=front)
+    plan = replace(PLAN, kernel=kernel, order=order)
     return shape, plan, batch
 
 
