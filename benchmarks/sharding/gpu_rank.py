@@ -28,11 +28,6 @@ from benchmarks.sharding.gpu_candidates import candidates, meshes
 from benchmarks.sharding.gpu_models import MODELS, GpuModel, cross_entropy
 from benchmarks.sharding.gpu_peers import peers
 from benchmarks.sharding.gpu_results import Results, interval
-from nostall.parallel.execute.measure_collectives import (
-    SIZES,
-    measure_collectives,
-    measure_rates,
-)
 from nostall.parallel.sharding.capture.operators import CapturedStep, capture
 from nostall.parallel.sharding.cost.device_mesh import ClusterMesh, CollectiveCost, mesh_text
 from nostall.parallel.sharding.cost.prices import Prices
@@ -40,6 +35,11 @@ from nostall.parallel.sharding.cost.rates import DeviceRates
 from nostall.parallel.sharding.placements import REPLICATED
 from nostall.parallel.sharding.planners.sharding import ShardingPlan, priced_plan
 from nostall.parallel.sharding.program.devices import ProcessDevices, redistribute
+from nostall.parallel.sharding.program.measure import (
+    SIZES,
+    measure_collectives,
+    measure_rates,
+)
 from nostall.parallel.sharding.program.program import ShardedProgram
 
 WARM_UPS = 3

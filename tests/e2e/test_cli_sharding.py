@@ -67,7 +67,9 @@ def test_a_plan_is_written_and_trains_as_one_process_does(files: Path) -> None:
     assert json.loads(plan.read_text()) == done.json
     assert list(done.json)[:3] == ["planner", "predicted_step_s", "kind"]
     assert (done.json["planner"], done.json["kind"]) == ("sharding", "modelled")
-    assert done.json["is_proven"]
+    step_s, bound_s = done.json["predicted_step_s"], done.json["bound_s"]
+    assert 0 < bound_s <= step_s
+    assert done.json["is_proven"] == (step_s <= bound_s * (1 + 1e-4))
     names = {row["planner"] for row in done.json["runners_up"]}
     assert names == {"data-parallel", "fsdp", "megatron", "replicated"}
     assert all(
