@@ -90,8 +90,8 @@ class Workload:
             )
         if not 0 <= self.weight_gradient_share <= 1:
             raise BadProfile(
-                f"weight_gradient_share {self.weight_gradient_share}: allowed is 0 to 1, a share of "
-                "the backward time"
+                f"weight_gradient_share {self.weight_gradient_share}: allowed is 0 to 1, as a "
+                "share of the backward time"
             )
 
     @cached_property
