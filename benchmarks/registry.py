@@ -120,7 +120,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     _row("learners.gpu_traces", "GPU", "Which kernels do models of random size launch?",
          "gpu_traces.json.gz"),
     _row("learners.kernels", "CPU", "Are kinds of kernels told apart without their names?",
-         "kernels.json", "learners.md"),
+         "kernels.json kernels_max_margin.json", "learners.md"),
     _row("learners.digits", "CPU", "How exact is the multi-view classifier on digits?",
          "digits.json digits_adaptive.json digits_nonlinear.json multiple_features.json",
          "learners.md"),
@@ -233,7 +233,8 @@ BENCHMARKS: tuple[Benchmark, ...] = (
          "How far is the simulated engine from a real vLLM?", "simulated_engine.json",
          "serving.md"),
     # Readers of files
-    _row("readers.fuzz", "CPU", "Do damaged files end in a result or in a clear error?", "fuzz"),
+    _row("readers.fuzz", "CPU", "Do damaged files end in a result or in a clear error?",
+         "fuzz fuzz_more"),
     # Jobs and traces
     _row("workload.gpu", "GPU", "How long do operators, copies and steps take?",
          "gpu.json", "workload.md"),

@@ -36,9 +36,7 @@ def test_a_lost_record_is_noticed(experiment: soak.Soak) -> None:
     assert (experiment.counts.checked, experiment.counts.lost) == (4, 1)
 
 
-def test_another_recipe_is_noticed(
-    experiment: soak.Soak, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_recipe_is_noticed(experiment: soak.Soak, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len({soak.recipe(str(key)) is None for key in range(20)}) == 2
     recipe = soak.recipe
     monkeypatch.setattr(soak, "recipe", lambda key: b"another" if key == "one" else recipe(key))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nostall.parallel.errors import BadPlan
+from nostall.parallel.errors import BadPlan, BadProfile
 from nostall.parallel.evaluation import evaluate_plan
 from nostall.parallel.plan import Plan, Stage, Workload
 from nostall.parallel.plan_file import load_plan
@@ -19,6 +19,12 @@ TWO_TO_ONE = Plan((Stage(0, 1, (0, 1)), Stage(1, 2, (2,))), "pb")
 
 def notes(work: Workload, plan: Plan) -> str:
     return "\n".join(evaluate_plan(work, plan, "test").notes())
+
+
+@pytest.mark.parametrize("share", [float("-inf"), float("nan"), -0.1, 1.5])
+def test_a_share_of_the_backward_time_is_between_0_and_1(share: float) -> None:
+    with pytest.raises(BadProfile, match=r"weight_gradient_share .* allowed is 0 to 1"):
+        Workload(profile(2), servers(1, 2), 8, weight_gradient_share=share)
 
 
 def test_a_changed_micro_batch_is_said() -> None:

@@ -34,7 +34,8 @@ class Workload:
 
     Lists of sums below have one entry per cut: entry l covers the first l layers.  Raises
     :class:`BadProfile` if a batch size is unknown, below 1 or above :data:`MAX_SAMPLES`, if there
-    are too many micro-batches to simulate, or if ``state_factor`` is below 1.
+    are too many micro-batches to simulate, if ``state_factor`` is below 1, or if
+    ``weight_gradient_share`` is not between 0 and 1.
     """
 
     profile: Profile
@@ -86,6 +87,11 @@ class Workload:
         if not (math.isfinite(self.state_factor) and self.state_factor >= 1):
             raise BadProfile(
                 f"state factor {self.state_factor}: allowed is >= 1 (1 is the parameters alone)"
+            )
+        if not 0 <= self.weight_gradient_share <= 1:
+            raise BadProfile(
+                f"weight_gradient_share {self.weight_gradient_share}: allowed is 0 to 1, as a "
+                "share of the backward time"
             )
 
     @cached_property
