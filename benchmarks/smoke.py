@@ -89,10 +89,18 @@ SLICES: Mapping[str, tuple[str, ...]] = {
                                        "--links", "fast"),
     "serving.table_build": ("--device", "cuda", "--samples", "50"),
     "serving.step_costs": ("--layers", "2", "--budget-s", "60"),
+    "fusion.unseen_chains": ("--set", "train", "--count", "2", "--most", "2", "--limit", "60"),
+    "torch_compile.user_models": ("--zoo", "users", "--models", "llama", "--small",
+                                  "--measured", "0.5", "--limit", "90"),
+    "parallel.profile_error": ("--tiny",),
+    "sharding.gpu_plans": ("--tiny", "--seconds", "60", "--planning-seconds", "5"),
+    "learners.gpu_traces": ("--sizes", "1", "--seconds", "30"),
     "workload.gpu": ("--tiny", "--seconds", "30"),
 }  # fmt: skip
 """Options of the shortest slice of each benchmark; ``{folder}`` is the output folder."""
-FOLDERS = ("kernels.inductor", "fusion.chains", "torch_compile.models")
+FOLDERS = (
+    "kernels.inductor", "fusion.chains", "torch_compile.models", "torch_compile.user_models"
+)  # fmt: skip
 """Benchmarks whose ``--out`` is a folder."""
 TAIL_LINES = 12
 

@@ -43,19 +43,10 @@ def _attention(
 
 
 def _attention_backward(
-    gradient: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    output: torch.Tensor,
-    sums: torch.Tensor,
-    dropout_p: float,
-    is_causal: bool,
-    *,
-    attn_mask: torch.Tensor | None = None,
-    scale: float | None = None,
+    *saved: Any, attn_mask: torch.Tensor | None = None, scale: float | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients of query, key and value."""
+    """Gradients of query, key and value; ``saved`` are the arguments of the CPU's operator."""
+    gradient, query, key, value, output, sums, _dropout, is_causal = saved
     # Without dropout, kernels read neither seed nor offset, but the operators need tensors.
     if _is_flash(query, attn_mask):
         seed = torch.empty(2, dtype=torch.uint64, device=query.device)
