@@ -71,6 +71,7 @@ def record_page(tutorial: Tutorial, machine: dict[str, str], out: Path, limit: f
         date=date.today().isoformat(),
         machine=machine,
         files=recording.file_hashes(tutorial.files),
+        rules=recording.rules_hash(),
         commands=tuple(commands),
     )
     path = out / f"{tutorial.name}{'.failed' if failures else ''}.json"

@@ -9,6 +9,8 @@ from pydantic import BaseModel, ConfigDict
 
 from nostall.gpu.replayed_device import OutcomeRecord
 from nostall.sass.binary.cubin import Cubin
+from nostall.sass.program import cover_rules
+from nostall.sass.safety import latency
 
 FOLDER = Path(__file__).parent / "recorded"
 
@@ -51,6 +53,8 @@ class PageRecording(BaseModel):
     """GPU, and the versions of the packages that generate code."""
     files: dict[str, str]
     """sha256 of the files that the page writes, by name."""
+    rules: str = ""
+    """:func:`rules_hash` when the commands ran."""
     commands: tuple[GpuCommand, ...]
 
 
@@ -58,6 +62,17 @@ def find(page: str, folder: Path = FOLDER) -> PageRecording | None:
     """The recording of a page, or None if there is none."""
     path = folder / f"{page}.json"
     return PageRecording.model_validate_json(path.read_text("utf-8")) if path.exists() else None
+
+
+def rules_hash() -> str:
+    """sha256 of the verifier's tables and in-order rules.
+
+    They decide which moves a search may make, so a search with other ones takes other steps, which
+    a recording does not have.
+    """
+    floors = Path(latency.__file__).parent / "floors"
+    files = [*sorted(floors.rglob("*.json")), Path(cover_rules.__file__)]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
 def file_hashes(files: dict[str, str]) -> dict[str, str]:
