@@ -165,9 +165,14 @@ def show_explanation(document: Document) -> None:
 def _show_schedules(kernel: FusedKernel) -> None:
     schedules = kernel.schedules
     out.print(
-        f"{kernel.name}: {kernel.plan}: the lowest modelled time of {schedules.legal} schedules"
+        f"{kernel.name}: {kernel.plan}: the lowest modelled time of "
+        f"{pluralize(schedules.legal - schedules.last_choices, 'schedule')}"
     )
     for alternative in schedules.next_best:
         out.print(f"  {alternative.ratio:6.3f} x its time: {alternative.plan}")
+    if schedules.last_choices:
+        out.print(
+            f"  {schedules.last_choices:4} legal, but selected only if they are measured as faster"
+        )
     for reason in schedules.refused[:MAX_REASONS]:
         out.print(f"  {reason.count:4} illegal, for example: {reason.reason}")

@@ -30,7 +30,7 @@ from benchmarks.torch_compile import page as results_page
 
 def make_options(out: Path, **changes: Any) -> argparse.Namespace:
     values = {"models": "", "parts": "", "device": "cuda", "dtype": "bfloat16", "small": False}
-    values |= {"pairs": 2}
+    values |= {"pairs": 2, "zoo": "parts"}
     return argparse.Namespace(out=out, each=10.0, measured=1.0, **{**values, **changes})
 
 

@@ -82,7 +82,10 @@ class Schedules(StrictModel):
     """Summary of the schedules from which a kernel's schedule was selected."""
 
     legal: int
+    last_choices: int = 0
+    """Legal schedules that only a measurement selects, because the model is not exact enough."""
     next_best: tuple[AlternativeSchedule, ...]
+    """Those with the lowest modelled times, without the last choices."""
     refused: tuple[ReasonCount, ...]
     """Why other schedules are illegal, counted."""
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from nostall.core.errors import BadInput, MissingPart
 from nostall.core.suggest import unknown
 from nostall.fusion.capture import CapturedGraph
-from nostall.fusion.codegen.cost.default_plan import default_plan, modelled_seconds
+from nostall.fusion.codegen.cost.default_plan import default_plan, is_last_choice, modelled_seconds
 from nostall.fusion.codegen.emit.program import Program
 from nostall.fusion.codegen.runtime.kernel import StitchedKernel
 from nostall.fusion.codegen.runtime.stitched_graph import schedule_operators, stitch
@@ -197,9 +197,12 @@ def _schedules(program: Program, operators: Sequence[int]) -> Schedules:
     times = {str(kernel.plan): modelled_seconds(kernel) for kernel in candidates.legal}
     if (selected := times.pop(str(program.plan), None)) is None:
         return unlisted
-    next_best = sorted(times.items(), key=lambda item: (item[1], item[0]))[:MAX_ALTERNATIVES]
+    last = {str(kernel.plan) for kernel in candidates.legal if is_last_choice(kernel)}
+    others = ((name, time) for name, time in times.items() if name not in last)
+    next_best = sorted(others, key=lambda item: (item[1], item[0]))[:MAX_ALTERNATIVES]
     return Schedules(
         legal=len(candidates.legal),
+        last_choices=len(last),
         next_best=tuple(
             AlternativeSchedule(plan=name, ratio=time / selected) for name, time in next_best
         ),

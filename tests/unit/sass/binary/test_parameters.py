@@ -39,7 +39,11 @@ def declared_sizes(source: str) -> dict[str, list[int]]:
     return kernels
 
 
-@pytest.mark.parametrize("source", sorted(NVCC.glob("*.cu")), ids=lambda path: path.stem)
+SOURCES = [p for p in sorted(NVCC.glob("*.cu")) if p.stem not in ("conversions", "division")]
+"""CUDA sources whose signatures stand in the text, not in macros."""
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
 def test_sizes_are_those_of_the_source(source: Path) -> None:
     declared = declared_sizes(source.read_text())
     checked = 0
