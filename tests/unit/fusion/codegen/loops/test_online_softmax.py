@@ -88,8 +88,10 @@ def test_rows_are_read_twice_rather_than_three_times(make: Callable[..., Graph])
     assert len(split.launches) == len(passes(schedule))
     assert _count_column_loops(replace(schedule, allow_online_softmax=False)) == 3
     looped = emit(plan_kernel(schedule, KernelPlan("looped", 1, (1024,), 4))).source
-    assert looped.count("for first in range(0, ") == 2
-    assert looped.count("for first in") == 4  # full iterations, and the remaining columns
+    # Full iterations, and the remaining columns; the second pass runs backwards.
+    assert re.findall(r"for (?:first|at) in range\((\d+), ", looped) == [
+        "0", "50176", "50176", "0"
+    ]  # fmt: skip
     assert looped.count("_online(") == 3  # definition, and one call in each of two loops
 
 
@@ -169,9 +171,11 @@ def test_full_iterations_have_no_masks(scheme: str, is_peeled: bool) -> None:
         "split": KernelPlan("split", 1, (1024,), 4, 16, peeled=is_peeled),
     }
     source = emit(plan_kernel(schedule, plan_by_scheme[scheme])).source
-    loops = re.findall(r"^( +)for first in .*:\n((?:\1 +.*\n)+)", source, re.MULTILINE)
+    loops = re.findall(r"^( +)for (?:first|at) in .*:\n((?:\1 +.*\n)+)", source, re.MULTILINE)
     masked = ["mask=" in body for _, body in loops]
-    assert masked == [True, False, True][not is_peeled :] * 2
+    forward = [True, False, True][not is_peeled :]
+    # The second pass of one kernel runs backwards.
+    assert masked == [*forward, *(reversed(forward) if scheme == "looped" else forward)]
 
 
 def test_aligned_rows_are_not_peeled() -> None:
