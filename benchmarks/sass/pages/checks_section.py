@@ -25,8 +25,8 @@ def _walks() -> str:
         f"the original: {record['wrong']} differed. {len(record['kernels']) - len(tried)} further "
         "kernels could not be tried, because they are not deterministic or leave parts of an "
         f"output unwritten. (`python -m benchmarks run sass.random_walks_on_gpu`, {link(path)}) "
-        f"The moves were those that the tables and in-order rules of {record['date'][:10]} "
-        "permitted; other rules permit other moves, and need another run."
+        f"The moves were those that the tables and in-order rules of {record['date'][:16]} UTC "
+        "permitted; rules that changed since permit other moves, which have not run."
     )
 
 
