@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.ptx.comparison import comparison_record
 from benchmarks.ptx.spike_peer import run_spike
-from nostall.core import Comparison
 from nostall.gpu import Device, Kernel, LocalGpu, MeasurementPlan
 from nostall.sass.binary.code_hash import code_sha256
 from nostall.search import Anneal, Sip
@@ -124,8 +124,8 @@ def _assembler(cell: Cell, source: Source, gpu: Device) -> dict[str, Any]:
     b_settings = {} if portfolio == start else _settings(portfolio)
     record |= {
         "original_us": result.search.start_measurement.value * 1e6,
-        "over_a": _comparison(result.decision),
-        "portfolio": _comparison(b),
+        "over_a": comparison_record(result.decision),
+        "portfolio": comparison_record(b),
         "portfolio_state": b_settings,
         "over_b": None,
     }
@@ -169,7 +169,7 @@ def _over_b(cell: Cell, source: Source, b_cubin: bytes, cubin: bytes) -> dict[st
     assert source.launch is not None
     kernel = Kernel(b_cubin, source.kernel, source.launch)
     with cell.open(kernel, MeasurementPlan(seed=cell.seed)) as gpu:
-        return _comparison(_decide(cell, gpu, cubin))
+        return comparison_record(_decide(cell, gpu, cubin))
 
 
 def _on_sass(cell: Cell, source: Source, gpu: Device) -> dict[str, Any]:
@@ -178,7 +178,7 @@ def _on_sass(cell: Cell, source: Source, gpu: Device) -> dict[str, Any]:
     result = tune(source, search, cell.settings, device=gpu)
     return {
         "original_us": result.search.start_measurement.value * 1e6,
-        "over_a": _comparison(result.decision),
+        "over_a": comparison_record(result.decision),
         "counts": {"evaluations": result.search.evaluations},
         "search": {"search_s": round(result.search.seconds, 2)},
     }
@@ -193,7 +193,7 @@ def _spike(cell: Cell, source: Source, gpu: Device) -> dict[str, Any]:
     original = decision.outcome.timing if decision else None
     return {
         "original_us": float(np.median(original.original)) * 1e6 if original else found.original_us,
-        "over_a": _comparison(decision),
+        "over_a": comparison_record(decision),
         "counts": found.counts,
         "search": {"own_ratio": found.own_ratio, "label": found.label, "seconds": found.seconds},
     }
@@ -211,25 +211,6 @@ METHODS: Mapping[str, Callable[[Cell, Source, Device], dict[str, Any]]] = {
 
 def _decide(cell: Cell, gpu: Device, cubin: bytes) -> Decision:
     return decide(gpu, cubin, _ROUNDS, cell.checks, cell.seed)
-
-
-def _comparison(decision: Decision | None) -> dict[str, Any] | None:
-    """A comparison with all its samples, in microseconds; None if nothing was timed."""
-    if decision is None or decision.comparison is None or decision.outcome.timing is None:
-        return None
-    comparison: Comparison = decision.comparison
-    timing = decision.outcome.timing
-    sides = {"original": timing.original, "candidate": timing.candidate, "null": timing.null}
-    return {
-        "verdict": comparison.verdict,
-        "ratio": comparison.ratio,
-        "low": comparison.low,
-        "high": comparison.high,
-        "null_low": comparison.null_low,
-        "null_high": comparison.null_high,
-        "loads": timing.loads,
-        "us": {side: [round(1e6 * s, 4) for s in samples] for side, samples in sides.items()},
-    }
 
 
 def _settings(state: Any) -> dict[str, Any]:

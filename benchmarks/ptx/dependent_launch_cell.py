@@ -15,6 +15,7 @@ import numpy as np
 
 from benchmarks.harness.schema import Configuration, Options
 from benchmarks.kernels.suite import Entry, build
+from benchmarks.ptx.comparison import comparison_record
 from nostall.core import BadInput
 from nostall.core.errors import NostallError
 from nostall.gpu import Device, Kernel, LocalGpu, MeasurementPlan
@@ -241,19 +242,5 @@ def _variant(label: str, built: Candidate | Source) -> Variant:
 
 def _figure(label: str, decision: Decision, wait: int | None = None) -> dict[str, Any] | None:
     """A comparison with all its samples, in microseconds; None if nothing was timed."""
-    comparison, timing = decision.comparison, decision.outcome.timing
-    if comparison is None or timing is None:
-        return None
-    sides = {"original": timing.original, "candidate": timing.candidate, "null": timing.null}
-    return {
-        "variant": label,
-        "wait": wait,
-        "verdict": comparison.verdict,
-        "ratio": comparison.ratio,
-        "low": comparison.low,
-        "high": comparison.high,
-        "null_low": comparison.null_low,
-        "null_high": comparison.null_high,
-        "loads": timing.loads,
-        "us": {side: [round(1e6 * s, 4) for s in samples] for side, samples in sides.items()},
-    }
+    record = comparison_record(decision)
+    return None if record is None else {"variant": label, "wait": wait, **record}

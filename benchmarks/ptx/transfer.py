@@ -24,6 +24,7 @@ from typing import Any
 from benchmarks.harness.result_file import save
 from benchmarks.kernels.suite import Entry
 from benchmarks.ptx.assembler_suite import SUITES
+from benchmarks.ptx.comparison import comparison_record
 from benchmarks.ptx.dependent_launch import read_winners
 from benchmarks.ptx.dependent_launch_cell import ChainPlan, OpenDevice, find_build
 from benchmarks.sass.compiler_baseline import load as load_baselines
@@ -100,21 +101,9 @@ def _compare(source: Source, original: bytes, candidate: bytes, plan: ChainPlan)
     with plan.open(kernel, MeasurementPlan()) as gpu:
         decision = decide(gpu, candidate, plan.rounds, _CHECKS)
         about = dict(gpu.info)
-    comparison, timing = decision.comparison, decision.outcome.timing
-    if comparison is None or timing is None:
-        outcome = decision.outcome
-        return {"failure": f"{outcome.status}: {outcome.detail}"[:300], "gpu": about}
-    sides = {"original": timing.original, "candidate": timing.candidate, "null": timing.null}
-    return {
-        "verdict": comparison.verdict,
-        "ratio": comparison.ratio,
-        "low": comparison.low,
-        "high": comparison.high,
-        "null_low": comparison.null_low,
-        "null_high": comparison.null_high,
-        "us": {side: [round(1e6 * s, 4) for s in samples] for side, samples in sides.items()},
-        "gpu": about,
-    }
+    outcome = decision.outcome
+    failure = {"failure": f"{outcome.status}: {outcome.detail}"[:300]}
+    return {**(comparison_record(decision) or failure), "gpu": about}
 
 
 def summary_line(name: str, record: dict[str, Any]) -> str:
