@@ -12,7 +12,8 @@ import multiprocessing
 import os
 import struct
 import time
-from collections.abc import Iterable, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from multiprocessing.pool import Pool
 from pathlib import Path
@@ -86,6 +87,23 @@ def wait_for_programs(
         if len(ready) == len(expected) or monotonic() > deadline:
             return {key: json.loads(result_path(folder, key).read_text()) for key in ready}
         time.sleep(0.05)
+
+
+def submit_programs(
+    workers: Pool, names: Iterable[str], programs_of: Callable[[str], Iterable[Program]]
+) -> None:
+    """Submit all programs of these chains to the compiler pool once, in order."""
+    submitted: set[str] = set()
+    for name in names:
+        try:
+            programs = tuple(programs_of(name))
+        except Exception:  # the job of this chain reports the error
+            traceback.print_exc()
+            continue
+        for program in programs:
+            if program.key not in submitted:
+                submitted.add(program.key)
+                workers.apply_async(run_task, (make_task(program),))
 
 
 def run_task(task: Task) -> str:

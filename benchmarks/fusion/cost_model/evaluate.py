@@ -17,14 +17,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import threading
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from multiprocessing.pool import Pool
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -34,17 +31,18 @@ import torch
 from benchmarks.fusion.chains.programs import CHAINS
 from benchmarks.fusion.cost_model.compile import (
     compiler_pool,
-    make_task,
     process_count,
-    run_task,
+    submit_programs,
     wait_for_programs,
 )
 from benchmarks.fusion.cost_model.sample import MAX_PLANS, sample_chain
 from benchmarks.fusion.cost_model.summary import summarize
 from benchmarks.fusion.cost_model.timing import ROUNDS, TimingSettings, time_plans, time_variants
 from benchmarks.harness import gpu_pool
+from benchmarks.harness.gpu_fault import end_process_after_fault
 from benchmarks.harness.result_file import save
 from nostall.fusion.codegen.cost.default_plan import modelled_seconds
+from nostall.fusion.codegen.emit.program import Program
 from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel
 from nostall.store.folder import home
 
@@ -73,54 +71,28 @@ def measure(job: Job) -> dict[str, Any]:
     Raises TimeoutError if the deadline passes while programs are compiled.
     """
     start = monotonic()
-    try:
-        with torch.no_grad():
-            sample = sample_chain(CHAINS[job.chain], job.max_plans, job.seed)
-            keys = [program.key for program in sample.programs()]
-            resources = wait_for_programs(
-                job.settings.folder, keys, min(job.deadline, start + COMPILE_TIMEOUT)
+    with end_process_after_fault(), torch.no_grad():
+        sample = sample_chain(CHAINS[job.chain], job.max_plans, job.seed)
+        keys = [program.key for program in sample.programs()]
+        resources = wait_for_programs(
+            job.settings.folder, keys, min(job.deadline, start + COMPILE_TIMEOUT)
+        )
+        if monotonic() > job.deadline:
+            raise TimeoutError(
+                f"only {len(resources)} of {len(keys)} programs were compiled in time"
             )
-            if monotonic() > job.deadline:
-                raise TimeoutError(
-                    f"only {len(resources)} of {len(keys)} programs were compiled in time"
-                )
-            ready = monotonic()
-            return {
-                "kernels": [
-                    time_plans(kernel, resources, job.settings) for kernel in sample.kernels
-                ],
-                "packed": [list(group) for group in sample.packed],
-                "ablation": time_variants(sample, job.settings),
-                "seconds": {
-                    "waited": round(ready - start, 1),
-                    "measured": round(monotonic() - ready, 1),
-                },
-                "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
-                "torch": torch.__version__,
-            }
-    except RuntimeError:
-        try:
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
-        except RuntimeError:
-            traceback.print_exc()
-            os._exit(70)
-        raise
-
-
-def submit_programs(workers: Pool, names: Sequence[str], max_plans: int, seed: int) -> None:
-    """Submit all programs of these chains to the compiler pool, in order."""
-    submitted: set[str] = set()
-    for name in names:
-        try:
-            programs = sample_chain(CHAINS[name], max_plans, seed).programs()
-        except Exception:  # the job of this chain reports the error
-            traceback.print_exc()
-            continue
-        for program in programs:
-            if program.key not in submitted:
-                submitted.add(program.key)
-                workers.apply_async(run_task, (make_task(program),))
+        ready = monotonic()
+        return {
+            "kernels": [time_plans(kernel, resources, job.settings) for kernel in sample.kernels],
+            "packed": [list(group) for group in sample.packed],
+            "ablation": time_variants(sample, job.settings),
+            "seconds": {
+                "waited": round(ready - start, 1),
+                "measured": round(monotonic() - ready, 1),
+            },
+            "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
+            "torch": torch.__version__,
+        }
 
 
 def run(
@@ -146,6 +118,10 @@ def run(
     ]
     queues = [jobs[at :: len(gpus)] for at in range(len(gpus))]
     failures: dict[str, str] = {}
+
+    def programs_of(name: str) -> Iterable[Program]:
+        return sample_chain(CHAINS[name], options.most, options.seed).programs()
+
     if not pending:
         print(f"{out} has all {len(names)} chains")
         return
@@ -153,7 +129,7 @@ def run(
         folder, process_count(len(gpus)), options.capability or capability()
     ) as workers:
         feeder = threading.Thread(
-            target=submit_programs, args=(workers, pending, options.most, options.seed), daemon=True
+            target=submit_programs, args=(workers, pending, programs_of), daemon=True
         )
         feeder.start()
         for answer in gpu_pool.run_jobs(job, queues, gpus, deadline, lambda _: EXPECTED_SECONDS):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import fcntl
 import gc
 import os
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -47,6 +46,7 @@ from benchmarks.fusion.cost_model.timing import (
     time_plans,
 )
 from benchmarks.fusion.unseen.inductor import compile_chain, kernel_settings
+from benchmarks.harness.gpu_fault import end_process_after_fault
 from nostall.core.errors import BadInput, one_line
 from nostall.fusion.codegen.cost.default_plan import default_plan
 from nostall.fusion.codegen.emit.program import Program
@@ -112,16 +112,8 @@ def sample(name: str, max_plans: int) -> Sample:
 def measure(job: Job) -> dict[str, Any]:
     """Measure a chain; a GPU fault ends the process, and the next chain gets a new one."""
     try:
-        with torch.no_grad():
+        with end_process_after_fault(), torch.no_grad():
             return _measure(job)
-    except RuntimeError:
-        try:
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
-        except RuntimeError:
-            traceback.print_exc()
-            os._exit(70)
-        raise
     finally:
         # Other processes of this GPU need the memory that PyTorch keeps for later allocations.
         gc.collect()

@@ -19,10 +19,8 @@ from __future__ import annotations
 import argparse
 import sys
 import threading
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, zip_longest
-from multiprocessing.pool import Pool
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -32,15 +30,15 @@ from benchmarks.fusion.chains.programs import CHAINS
 from benchmarks.fusion.chains.reported import REPORTED
 from benchmarks.fusion.cost_model.compile import (
     compiler_pool,
-    make_task,
     process_count,
-    run_task,
+    submit_programs,
 )
 from benchmarks.fusion.cost_model.evaluate import capability
 from benchmarks.fusion.cost_model.timing import TimingSettings
 from benchmarks.fusion.unseen.measure import INDUCTOR, Job, measure, sample
 from benchmarks.harness import gpu_pool
 from benchmarks.harness.result_file import load, save
+from nostall.fusion.codegen.emit.program import Program
 from nostall.store.folder import home
 
 EXPECTED_SECONDS = 20.0
@@ -68,21 +66,6 @@ def _from_both_ends(names: Sequence[str]) -> list[str]:
     return [names[at // 2] if at % 2 else names[-1 - at // 2] for at in range(len(names))]
 
 
-def submit_programs(workers: Pool, names: Sequence[str], max_plans: int) -> None:
-    """Submit all programs of these chains to the compiler pool, in order."""
-    submitted: set[str] = set()
-    for name in names:
-        try:
-            programs = sample(name, max_plans).programs()
-        except Exception:  # the job of this chain reports the error
-            traceback.print_exc()
-            continue
-        for program in programs:
-            if program.key not in submitted:
-                submitted.add(program.key)
-                workers.apply_async(run_task, (make_task(program),))
-
-
 def run(
     options: argparse.Namespace,
     names: Sequence[str],
@@ -106,9 +89,13 @@ def run(
     queues = [jobs[at :: len(processes)] for at in range(len(processes))]
     failures: dict[str, str] = {}
     cores = process_count(len(processes))
+
+    def programs_of(name: str) -> Iterable[Program]:
+        return sample(name, options.most).programs()
+
     with compiler_pool(folder, cores, options.capability or capability()) as workers:
         feeder = threading.Thread(
-            target=submit_programs, args=(workers, pending, options.most), daemon=True
+            target=submit_programs, args=(workers, pending, programs_of), daemon=True
         )
         feeder.start()
         for answer in gpu_pool.run_jobs(
