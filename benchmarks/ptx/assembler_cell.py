@@ -36,6 +36,14 @@ _FROM_WINNER: Mapping[str, dict[str, Any]] = {
     for native in ("anneal", "sip", "cuasmrl")
 }
 """Methods that move native instructions of the assembler's winner, in half of the time."""
+ABLATIONS: Mapping[str, Evolve] = {
+    "assembler-one-sigma": Evolve(without=tuple(f"reorder sigma={n} *" for n in (1, 8, 20))),
+    "assembler-all-blocks": Evolve(without=("* hot",)),
+    "assembler-without-recombination": Evolve(without=("recombine",)),
+    "assembler-without-immigrants": Evolve(without=("immigrants",)),
+    "assembler-two-parents": Evolve(population=2),
+}
+"""The assembler search with a part of the evolution left out."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +77,8 @@ class Cell:
 
     @property
     def settings(self) -> Settings:
-        method: dict[str, Any] = _FROM_WINNER.get(self.method, {"strategy": self.method})
+        strategy = "assembler" if self.method in ABLATIONS else self.method
+        method: dict[str, Any] = _FROM_WINNER.get(self.method, {"strategy": strategy})
         return Settings(
             seed=self.seed,
             seconds=None if self.evaluations else self.seconds,
@@ -113,7 +122,7 @@ def _assembler(cell: Cell, source: Source, gpu: Device) -> dict[str, Any]:
     """The assembler search, with baseline (b) and the gain over it."""
     with open_setup(source, workers=cell.workers) as setup:
         job = AssemblerJob(setup, cell.settings, gpu, None)
-        result, winner = job.run_stages(Evolve(), (), False)
+        result, winner = job.run_stages(ABLATIONS.get(cell.method, Evolve()), (), False)
         states = best_of_portfolio(result.search, setup.space, _PORTFOLIO_FINALISTS)
         start = setup.space.start()
         ranked = race_states(job.objective, [start, *(s for s in states if s != start)])
@@ -201,7 +210,7 @@ def _spike(cell: Cell, source: Source, gpu: Device) -> dict[str, Any]:
 
 METHODS: Mapping[str, Callable[[Cell, Source, Device], dict[str, Any]]] = {
     "assembler": _assembler,
-    **dict.fromkeys(_FROM_WINNER, _assembler),
+    **dict.fromkeys((*_FROM_WINNER, *ABLATIONS), _assembler),
     "anneal": _on_sass,
     "sip": _on_sass,
     "spike": _spike,

@@ -227,3 +227,25 @@ def test_a_population_holds_the_best_and_drops_failures() -> None:
 def test_parameters_out_of_range_are_refused(parameters: dict[str, int]) -> None:
     with pytest.raises(BadInput, match="population >= 2"):
         Evolve(**parameters)
+
+
+def test_operators_that_are_left_out_make_no_proposal() -> None:
+    space = Blocks(8, 2)
+    objective = Backwards(space)
+    seen: set[str] = set()
+    submit = objective.submit
+    objective.submit = lambda number, proposal: (  # type: ignore[method-assign]
+        seen.add(str(proposal.operator)),
+        submit(number, proposal),
+    )
+    run(objective, space, search=Evolve(without=("reorder sigma=1 *", "* hot", "immigrants")))
+    assert {"reorder sigma=3 all", "reorder sigma=8 all", "recombine"} <= seen
+    assert not any(name.endswith(" hot") or "sigma=1 " in name for name in seen)
+    assert not any("sigma=80" in name or "sigma=6" in name for name in seen), "immigrants"
+
+
+@pytest.mark.parametrize("without", [("reorder sigma=7 *",), ("*",)])
+def test_patterns_that_leave_out_nothing_or_all_are_refused(without: tuple[str, ...]) -> None:
+    space = Blocks(8, 2)
+    with pytest.raises(BadInput, match=r"operators of this space are .*recombine"):
+        run(Backwards(space), space, search=Evolve(without=without))

@@ -48,6 +48,8 @@ class Evolve(Search):
     """Most states that have children."""
     max_drops: int = 2000
     """Proposals in a row without a new state after which the search is finished."""
+    without: tuple[str, ...] = ()
+    """Patterns of operators that are not used, e.g. ``("* hot", "immigrants")``: for ablations."""
 
     def __post_init__(self) -> None:
         if self.population < 2 or self.max_drops < 1:
@@ -79,7 +81,7 @@ class Evolve(Search):
         point = point._replace(population=population)
         confirmations = CONFIRMATIONS if objective.kind == "measured" else 0
         task = replace(task, chooses_best=confirmations > 0)
-        generation = Generation(task, pipeline, point, confirmations)
+        generation = Generation(task, pipeline, point, confirmations, self.without)
 
         def step(point: Point[S]) -> Point[S] | Stop:
             if generation.drops(point) >= self.max_drops:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic
 
@@ -21,6 +21,7 @@ from nostall.search.evolution.given import (
 )
 from nostall.search.evolution.operators import (
     GIVEN,
+    IMMIGRANTS,
     Operator,
     PortfolioSpace,
     Proposal,
@@ -72,11 +73,20 @@ class Generation(Generic[S, M]):
     """Fills a pipeline with proposals and turns results into the next point of the search."""
 
     def __init__(
-        self, task: Task[S, M], pipeline: Pipeline[S], point: Point[S], confirmations: int
+        self,
+        task: Task[S, M],
+        pipeline: Pipeline[S],
+        point: Point[S],
+        confirmations: int,
+        without: Sequence[str] = (),
     ) -> None:
-        """``confirmations``: further measurements before a state enters the population."""
+        """``confirmations``: further measurements before a state enters the population.
+
+        ``without``: patterns of operators that are not used.
+        """
         self.task, self.pipeline, self.confirmations = task, pipeline, confirmations
-        self.operators: tuple[Operator, ...] = operators_of(task.space)
+        self.operators: tuple[Operator, ...] = operators_of(task.space, without)
+        self._immigrant_share = 0.0 if IMMIGRANTS in without else IMMIGRANT_SHARE
         space = task.space
         self._singles: tuple[S, ...] = (
             tuple(space.portfolio()) if isinstance(space, PortfolioSpace) else ()
@@ -144,7 +154,7 @@ class Generation(Generic[S, M]):
             return Proposal(GIVEN, state), _Ticket(f"portfolio {number}", given=number)
         population: Population[S] = point.population
         rng = self.task.rng
-        if isinstance(self.task.space, ReorderSpace) and rng.random() < IMMIGRANT_SHARE:
+        if isinstance(self.task.space, ReorderSpace) and rng.random() < self._immigrant_share:
             return self._immigrant(point)
         chosen = Bandit.load(point.memory, len(self.operators)).choose(rng)
         operator = self.operators[chosen]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any, Generic, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
-from nostall.core import Space
+from nostall.core import BadInput, Space
 from nostall.core.space import NO_TAGS, M, S, Tags
 
 Kind = Literal["given", "reorder", "recombine", "moves"]
@@ -95,8 +96,29 @@ class Proposal(Generic[S]):
     """Seed of the operator's random choices."""
 
 
-def operators_of(space: Space[S, M]) -> tuple[Operator, ...]:
-    """The operators that a space supports."""
+IMMIGRANTS = "immigrants"
+"""Name of the operator that re-orders the start state or one of the portfolio."""
+
+
+def operators_of(space: Space[S, M], without: Sequence[str] = ()) -> tuple[Operator, ...]:
+    """The operators that a space supports, without those whose names match a pattern.
+
+    Raises :class:`~nostall.core.errors.BadInput` for a pattern without a match, and if no operator
+    is left.
+    """
+    supported = _supported(space)
+    names = [str(operator) for operator in supported]
+    left = [o for o in supported if not any(fnmatchcase(str(o), p) for p in without)]
+    unknown = [p for p in without if p != IMMIGRANTS and not any(fnmatchcase(n, p) for n in names)]
+    if unknown or not left:
+        raise BadInput(
+            f"evolve got without={list(without)}; the operators of this space are "
+            f"{[*names, IMMIGRANTS]}; give patterns that match some of them, not all"
+        )
+    return tuple(left)
+
+
+def _supported(space: Space[S, M]) -> tuple[Operator, ...]:
     if isinstance(space, ReorderSpace):
         reorders = [Operator("reorder", sigma, scope) for sigma in SIGMAS for scope in _SCOPES]
         return (*reorders, Operator("recombine"), Operator("moves", count=1, tags=LEVER))
