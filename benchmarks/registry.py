@@ -223,6 +223,8 @@ BENCHMARKS: tuple[Benchmark, ...] = (
          "How fast is attention of mixed batches beside FlashAttention-3 and others?",
          "attention_sweep_h200.json.gz attention_h200.json.gz tall_variants_h200.json.gz",
          "serving.md"),
+    _row("serving.kernel_check", "GPU",
+         "Do the attention kernels compute exact attention, and read nothing out of bounds?"),
     _row("serving.gemm", "GPU", "What does the table over M gain over F.linear?",
          "gemm_h200.json.gz", "serving.md"),
     _row("serving.vllm_engine", "GPU", "How fast does vLLM serve with nostall's plug-in?",
