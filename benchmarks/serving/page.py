@@ -12,6 +12,7 @@ from typing import Any
 from benchmarks.harness.markdown import PAGES, link, page, table, wrapped
 from benchmarks.harness.result_file import load, results
 from nostall.core.files import write_atomically
+from nostall.serving.simulate.step_costs import BUILT_IN
 
 PAGE = PAGES / "serving.md"
 FOLDER = results("serving")
@@ -224,7 +225,8 @@ def _simulated(content: Row) -> str:
     lines.append(["mean absolute error", *(f"{content['mean_error'][n]:.1%}" for n in names)])
     about = wrapped(
         "`nostall serving simulate` on the same requests, *modelled* from measured steps "
-        f"({link(FOLDER / 'step_costs_h200.json.gz')}), over the mean of FLASH_ATTN's rounds "
+        f"([JSON](../../src/nostall/serving/simulate/{BUILT_IN.name})), over the mean of "
+        "FLASH_ATTN's rounds "
         "above, minus one. The goal was a mean absolute error of 10 % or less for each figure. "
         "(`python -m benchmarks run serving.simulated_engine`, "
         f"{link(SIMULATED)})"

@@ -12,8 +12,6 @@ traces of 2023.
 from __future__ import annotations
 
 import argparse
-import gzip
-import tempfile
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -22,7 +20,7 @@ from benchmarks.harness.result_file import load, results, save
 from benchmarks.serving.vllm_child import lengths_of
 from nostall.serving.scheduling.policies import Limits
 from nostall.serving.simulate.engine import EngineSettings, simulate
-from nostall.serving.simulate.step_costs import StepCosts, load_step_costs
+from nostall.serving.simulate.step_costs import BUILT_IN, StepCosts, load_step_costs
 from nostall.serving.traces.requests import Request
 
 FOLDER = results("serving")
@@ -59,16 +57,13 @@ def simulated(workload: str, count: int, traces: Path, costs: StepCosts) -> dict
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--traces", type=Path, required=True, help="folder of the Azure traces")
     parser.add_argument("--engine", type=Path, default=FOLDER / "vllm_engine.json")
-    parser.add_argument("--costs", type=Path, default=FOLDER / "step_costs_h200.json.gz")
+    parser.add_argument("--costs", type=Path, default=BUILT_IN)
     parser.add_argument("--out", type=Path, required=True)
 
 
 def main(options: argparse.Namespace) -> None:
     """Compare all workloads and write the file."""
-    with tempfile.TemporaryDirectory(prefix="nostall-") as folder:
-        plain = Path(folder) / "costs.json"
-        plain.write_bytes(gzip.decompress(options.costs.read_bytes()))
-        costs = load_step_costs(plain)
+    costs = load_step_costs(options.costs)
     engine = next(e for e in load(options.engine)["engines"] if e["engine"] == "FLASH_ATTN:0")
     rows = []
     for workload in dict.fromkeys(row["workload"] for row in engine["rounds"]):

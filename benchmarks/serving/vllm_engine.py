@@ -17,9 +17,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
+from importlib.util import find_spec
 from itertools import zip_longest
 from multiprocessing.connection import Listener
 from pathlib import Path
@@ -28,6 +30,7 @@ from typing import Any
 
 from benchmarks.harness.result_file import head, save
 from benchmarks.serving.vllm_child import lengths_of, prompt_of
+from nostall.core.errors import BadInput, MissingPart
 from nostall.core.files import write_atomically
 
 ENVIRONMENT = {
@@ -39,6 +42,7 @@ ENVIRONMENT = {
 }
 
 
+ENGINE_NAME = re.compile(r"[A-Z_]+:\d+(:all)?(:linear)?")
 ANSWER_S = 120.0
 """Longest time of one workload; an engine that takes longer is ended."""
 GIB_BESIDE_CACHE = 7.0
@@ -113,6 +117,21 @@ class Engine:
         self._process.kill()
         self._process.wait()
         self._listener.close()
+
+
+def check_machine(options: argparse.Namespace) -> None:
+    """Raise :class:`MissingPart` without vLLM or a GPU, and :class:`BadInput` for bad engines."""
+    import torch
+
+    wrong = [name for name in options.engines if not ENGINE_NAME.fullmatch(name)]
+    if wrong:
+        raise BadInput(f"engine {wrong[0]!r}; allowed are BACKEND:TOKENS[:all][:linear]")
+    if options.linear is None and any(name.endswith(":linear") for name in options.engines):
+        raise BadInput("an engine with :linear needs --linear, a table of `nostall serving tune`")
+    if find_spec("vllm") is None:
+        raise MissingPart("vLLM is not installed; install vllm 0.25, or add it to PYTHONPATH")
+    if not torch.cuda.is_available():
+        raise MissingPart("no GPU is present; run this benchmark on a machine with a GPU")
 
 
 def cache_gib(engines: int) -> float:
@@ -253,6 +272,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Run the engines; returns 1 if one had a problem."""
+    check_machine(options)
     begin = monotonic()
     options.cache_gib = cache_gib(len(options.engines))
     with tempfile.TemporaryDirectory(prefix="nostall-") as folder:
