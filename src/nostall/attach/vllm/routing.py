@@ -88,9 +88,12 @@ def find_choice(name: str) -> Choice:
     return CHOICES[name]
 
 
-def plan_of(kind: StepKind, shape: AttentionShape) -> AttentionPlan:
-    """The plan of attention for a kind of step; its launch fits into a CUDA graph."""
-    return plan_for(shape, _BATCHES[kind])
+def plan_of(kind: StepKind, shape: AttentionShape, has_tall: bool = False) -> AttentionPlan:
+    """The plan of attention for a kind of step; its launch fits into a CUDA graph.
+
+    ``has_tall``: whether the device runs the Gluon kernel for prefills.
+    """
+    return plan_for(shape, _BATCHES[kind], has_tall=has_tall)
 
 
 def serves(choice: Choice, kind: StepKind, shape: AttentionShape, sequences: int, sms: int) -> bool:
