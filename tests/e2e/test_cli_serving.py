@@ -116,3 +116,18 @@ def test_tune_refuses_bad_arguments(
 def test_tune_without_a_gpu(tmp_path: Path) -> None:
     done = nostall_here("serving", "tune", "llama3-8b", "--out", str(tmp_path / "table.json"))
     assert "no GPU is present" in error_line(done, code=3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--dtype", "int8"), "--dtype int8"),
+        (("--head-dim", "256"), "heads of up to 128"),
+        (("--kv-heads", "7"), "32 query heads and 7 KV heads"),
+    ],
+)
+def test_search_refuses_bad_arguments(
+    batch: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    done = nostall_here("serving", "search", str(batch), *arguments)
+    assert message in error_line(done)

@@ -16,7 +16,15 @@ from vllm.v1.attention.backend import AttentionType
 from vllm.v1.attention.backends import flash_attn
 
 from nostall.attach.vllm.counts import count_left, count_served
-from nostall.attach.vllm.routing import VARIABLE, StepKind, find_choice, plan_of, serves, step_kind
+from nostall.attach.vllm.routing import (
+    VARIABLE,
+    StepKind,
+    find_choice,
+    plan_of,
+    serves,
+    step_kind,
+    stored_plan,
+)
 from nostall.attach.vllm.step_tables import StepLimits, StepTables
 from nostall.core.errors import BadInput, NostallError
 from nostall.serving.attention.config import HEAD_DIMS, AttentionShape
@@ -63,7 +71,12 @@ class NostallMetadataBuilder(flash_attn.FlashAttentionMetadataBuilder):
         if shape.window and config.speculative_config is not None:
             raise BadInput("a sliding window with speculative decoding")
         has_tall = has_tall_kernel(torch.device(self.device))
-        plans = {kind: plan_of(kind, shape, has_tall) for kind in kinds}
+        dtype = str(config.model_config.dtype).removeprefix("torch.")
+        gpu = str(torch.cuda.get_device_name(self.device))
+        plans = {
+            kind: stored_plan(kind, shape, dtype, gpu) or plan_of(kind, shape, has_tall)
+            for kind in kinds
+        }
         made: dict[AttentionPlan, StepTables] = {}
         for plan in set(plans.values()):
             made[plan] = tables = StepTables(shape, plan, limits, self.device)
