@@ -40,6 +40,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--models", default="llama3-8b,qwen2.5-7b",
                         help="separated by commas; NAME:RANKS for one of RANKS GPUs")  # fmt: skip
     parser.add_argument("--point-s", type=float, default=0.15, help="seconds of one M")
+    parser.add_argument("--rows", default=",".join(map(str, ROWS)), help="Ms, with commas")
     parser.add_argument("--budget-s", type=float, default=560.0, help="seconds in all")
     parser.add_argument("--best", action="store_true", help="measure all candidates too")
 
@@ -53,13 +54,14 @@ def main(options: argparse.Namespace) -> int:
     tables: dict[LinearShape, GemmTable] = {}
     for path in options.tables:
         tables |= load_tables(path, gpu, versions)
+    rows = [int(word) for word in options.rows.split(",")]
     layers = layers_of(options.models.split(","))
     end = time.monotonic() + options.budget_s
     scratch, points = new_scratch(), []
     for index, (name, shape) in enumerate(layers.items()):
         until = time.monotonic() + (end - time.monotonic()) / (len(layers) - index)
-        layer = GpuLayer.of(shape, max(ROWS), scratch)
-        for m in ROWS:
+        layer = GpuLayer.of(shape, max(rows), scratch)
+        for m in rows:
             if time.monotonic() > until:
                 print(f"out of time at {name} M={m}")
                 break

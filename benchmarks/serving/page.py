@@ -5,37 +5,23 @@ python -m benchmarks page serving
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from statistics import geometric_mean, median
 from typing import Any
 
 from benchmarks.harness.markdown import PAGES, link, page, table, wrapped
 from benchmarks.harness.result_file import load, results
+from benchmarks.serving.page_attention import attention, builders, checks
 from nostall.core.files import write_atomically
 from nostall.serving.simulate.step_costs import BUILT_IN
 
 PAGE = PAGES / "serving.md"
 FOLDER = results("serving")
-ATTENTION = FOLDER / "attention_h200.json.gz"
-VARIANTS = FOLDER / "tall_variants_h200.json.gz"
 GEMM = FOLDER / "gemm_h200.json.gz"
 ENGINE = FOLDER / "vllm_engine.json"
 SIMULATED = FOLDER / "simulated_engine.json"
 
 Row = Mapping[str, Any]
-VARIANT_NAMES = ("lpt-free-nopin", "n64s3 w4x2 u2")
-"""Variants of prefills and of decodes that the page shows."""
-PEERS = ("FA3", "vLLM Triton", "SDPA", "paper", "stages", "streams")
-"""Kernels beside ours, by their names in the result file."""
-GROUPS: tuple[tuple[str, Callable[[str], bool]], ...] = (
-    ("verify", lambda kind: kind == "verify"),
-    ("decode", lambda kind: kind == "decode"),
-    ("decode and verify", lambda kind: kind == "decode and verify"),
-    ("prefill", lambda kind: kind == "prefill"),
-    ("prefill and decode", lambda kind: kind == "mixed"),
-    ("all", lambda kind: True),
-)
-"""Groups of batches, by the kind of the rules."""
 RANGES = ((1, 16), (17, 64), (65, 256), (257, 1024), (1025, 4096))
 
 
@@ -45,8 +31,9 @@ def text() -> str:
         "Serving, measured",
         "python -m benchmarks page serving",
         [
-            _attention(load(ATTENTION)["results"]),
-            _variants(load(VARIANTS)),
+            attention(),
+            checks(),
+            builders(),
             _gemm(load(GEMM)),
             _engine(load(ENGINE)),
             _simulated(load(SIMULATED)),
@@ -59,21 +46,6 @@ def write() -> None:
     write_atomically(PAGE, text().encode())
 
 
-def batch_times(row: Row) -> dict[str, float]:
-    """Median time of each kernel on a batch, in us, from the final comparison."""
-    times: dict[str, float] = {}
-    for entry in row["entries"]:
-        if entry["final"]:
-            times |= {name: median(samples) for name, samples in entry["samples_us"].items()}
-    return times
-
-
-def attention_ratios() -> dict[str, float]:
-    """Geometric mean over all batches of each peer's time over meta-attention's."""
-    times = [batch_times(row) for row in load(ATTENTION)["results"]]
-    return {name: geometric_mean(t[name] / t["ours"] for t in times if name in t) for name in PEERS}
-
-
 def linear_ratios() -> list[tuple[int, float]]:
     """(M, time of F.linear over that of the table) of each measured point."""
     return [
@@ -83,85 +55,6 @@ def linear_ratios() -> list[tuple[int, float]]:
         )
         for point in load(GEMM)["points"]
     ]
-
-
-def _attention(rows: Sequence[Row]) -> str:
-    gpu = " and ".join(sorted({row["gpu"] for row in rows}))
-    parts = [
-        "## Attention of one layer",
-        wrapped(
-            f"Meta-attention on {gpu}, bf16, heads of 128, pages of 16; query heads / KV heads in "
-            "the first column. The bound is the longer of the bytes at 4.8 TB/s and the FLOPs at "
-            "600 TFLOP/s. Medians of CUDA graphs, taken in turns, each with caches that rotate; "
-            "results were compared with fp64 first. *Ours* is the fastest of 6 to 9 plans on each "
-            "batch, chosen in the same run, so it is an upper limit for the fixed rules of "
-            "`serving.attention.rules`. *Paper*: two tiles and the snake order. *Stages*: the "
-            "same plan, one launch a stage. *Streams*: prefills beside all others, on two streams. "
-            "FA3 knows no trees: its time on verify-tree is that of causal verifies. "
-            "(`python -m benchmarks run "
-            f"serving.attention --rules`, {link(ATTENTION)}; sweep: "
-            f"{link(FOLDER / 'attention_sweep_h200.json.gz')})"
-        ),
-        _batches(rows),
-        "Geometric means of the other kernel's time over meta-attention's (above 1: meta-attention "
-        "is faster):",
-        _ratios(rows),
-    ]
-    return "\n\n".join(parts)
-
-
-def _batches(rows: Sequence[Row]) -> str:
-    lines = []
-    for row in rows:
-        times, bound = batch_times(row), row["bound"]["us"]
-        peers = (f"{times[name]:.0f}" if name in times else "–" for name in PEERS)
-        lines.append([
-            f"{row['heads'][0]}/{row['heads'][1]}", row["batch"], f"{bound:.0f}",
-            f"{times['ours']:.0f} ({times['ours'] / bound:.2f})", *peers,
-        ])  # fmt: skip
-    head = ("heads", "batch", "bound, us", "ours (over bound)", "FA3", "vLLM's Triton",
-            "SDPA, dense", "paper", "stages", "streams")  # fmt: skip
-    return table(head, lines)
-
-
-def _ratios(rows: Sequence[Row]) -> str:
-    lines = []
-    for title, belongs in GROUPS:
-        group = [batch_times(row) for row in rows if belongs(row["kind"])]
-        if group:
-            lines.append([title, str(len(group)), *(_ratio(group, name) for name in PEERS)])
-    head = ("batches", "number", "FA3", "vLLM's Triton", "SDPA, dense", "paper", "stages",
-            "streams")  # fmt: skip
-    return table(head, lines)
-
-
-def _ratio(group: Iterable[Mapping[str, float]], name: str) -> str:
-    ratios = [times[name] / times["ours"] for times in group if name in times]
-    return f"{geometric_mean(ratios):.2f}" if ratios else "–"
-
-
-def _variants(content: Row) -> str:
-    lines = []
-    for key, case in content["runs"][-1]["times"].items():
-        times = {name: median(samples) for name, samples in case["samples_us"].items()}
-        name, heads = key.split(" ", 1)
-        variant = next((v for v in VARIANT_NAMES if v in times), None)
-        if variant is not None:
-            shown = (times["FA3"], times[variant], times["FA3"] / times[variant])
-            old = times.get("rule, old reduction", times["rule"])
-            lines.append([
-                heads.strip("()").replace(", ", "/"), name, variant, f"{shown[0]:.0f}",
-                f"{old:.0f}", f"{shown[1]:.0f}", f"{shown[2]:.2f}",
-            ])  # fmt: skip
-    about = wrapped(
-        f"A later run on {content['gpu']}, medians in us. *Table's plan*: the rule behind the "
-        "tables above. *lpt-free-nopin*: a Gluon kernel for prefills, checked in full with fp64; "
-        "the committed form of it, which takes units from a queue, has not run on a GPU and is off "
-        "([explanation](../explanation/serving.md#tall-tiles-on-hopper)). *n64s3 w4x2 u2*: the "
-        f"rule for decodes now, with the parallel reduction. ({link(VARIANTS)})"
-    )
-    head = ("heads", "batch", "variant", "FA3", "table's plan", "variant's time", "FA3 / variant")
-    return "\n\n".join(["## Variants of prefills and decodes", about, table(head, lines)])
 
 
 def _gemm(content: Row) -> str:
