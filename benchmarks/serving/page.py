@@ -5,21 +5,22 @@ python -m benchmarks page serving
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from statistics import geometric_mean, median
 from typing import Any
 
 from benchmarks.harness.markdown import PAGES, link, page, table, wrapped
 from benchmarks.harness.result_file import load, results
+from benchmarks.serving.gemm import cliffs
 from benchmarks.serving.page_attention import attention, builders, checks
+from benchmarks.serving.page_engine import engines, simulated
 from nostall.core.files import write_atomically
-from nostall.serving.simulate.step_costs import BUILT_IN
 
 PAGE = PAGES / "serving.md"
 FOLDER = results("serving")
 GEMM = FOLDER / "gemm_h200.json.gz"
-ENGINE = FOLDER / "vllm_engine.json"
-SIMULATED = FOLDER / "simulated_engine.json"
+GEMM_TP8 = FOLDER / "gemm_tp8_h200.json.gz"
 
 Row = Mapping[str, Any]
 RANGES = ((1, 16), (17, 64), (65, 256), (257, 1024), (1025, 4096))
@@ -34,9 +35,9 @@ def text() -> str:
             attention(),
             checks(),
             builders(),
-            _gemm(load(GEMM)),
-            _engine(load(ENGINE)),
-            _simulated(load(SIMULATED)),
+            _gemm(),
+            engines(),
+            simulated(),
         ],
     )
 
@@ -46,19 +47,42 @@ def write() -> None:
     write_atomically(PAGE, text().encode())
 
 
-def linear_ratios() -> list[tuple[int, float]]:
+def linear_ratios(path: Path = GEMM) -> list[tuple[int, float]]:
     """(M, time of F.linear over that of the table) of each measured point."""
     return [
         (
             point["m"],
             median(point["samples_us"]["linear"]) / median(point["samples_us"]["deployed"]),
         )
-        for point in load(GEMM)["points"]
+        for point in load(path)["points"]
     ]
 
 
-def _gemm(content: Row) -> str:
-    ratios = linear_ratios()
+def _gemm() -> str:
+    content, slices = load(GEMM), load(GEMM_TP8)
+    about = wrapped(
+        f"Eight linear layers of Llama-3-8B and Qwen2.5-7B in bf16 on {content['gpu']}, with the "
+        "tables that `nostall serving tune --minutes 1.5` filled on the same GPU. Where the table "
+        "has no faster row, F.linear runs. Points below 1 are within the noise or a loss of the "
+        f"table. (`python -m benchmarks run serving.gemm`, {link(GEMM)})"
+    )
+    about_slices = wrapped(
+        "The layers of one of eight tensor-parallel GPUs, for Llama-3-70B and Qwen2.5-72B, on "
+        f"{slices['gpu']} with tables of `--ranks 8 --minutes 1`: in this time the tuner reaches "
+        f"M = 24 to 64, and F.linear runs above. ({link(GEMM_TP8)})"
+    )
+    cliffs_about = wrapped(
+        f"Cliffs, where some M up to 15 % larger is more than 5 % faster: {_cliffs(content)} of "
+        f"F.linear and the table on the eight layers, {_cliffs(slices)} on the slices. The table "
+        "does not remove them: it takes M rounded up only where its own point is faster by more "
+        "than the noise. The best of all candidates of each M was not measured for these tables."
+    )
+    parts = ["## Linear layers over M", about, _ranges(linear_ratios())]
+    parts += [about_slices, _ranges(linear_ratios(GEMM_TP8)), cliffs_about]
+    return "\n\n".join(parts)
+
+
+def _ranges(ratios: Sequence[tuple[int, float]]) -> str:
     lines = []
     for low, high in (*RANGES, (1, 4096)):
         values = [ratio for m, ratio in ratios if low <= m <= high]
@@ -66,62 +90,9 @@ def _gemm(content: Row) -> str:
             f"{low} to {high}", str(len(values)), f"{geometric_mean(values):.4f}",
             f"{min(values):.3f}", f"{max(values):.3f}",
         ])  # fmt: skip
-    head = ("M", "points", "F.linear / table", "least", "largest")
-    about = wrapped(
-        f"Eight linear layers of Llama-3-8B and Qwen2.5-7B in bf16 on {content['gpu']}, with the "
-        "tables that `nostall serving tune --minutes 1.5` filled on the same GPU. Where the table "
-        "has no faster row, F.linear runs. Points below 1 are within the noise or a loss of the "
-        f"table. (`python -m benchmarks run serving.gemm`, {link(GEMM)})"
-    )
-    return f"## Linear layers over M\n\n{about}\n\n{table(head, lines)}"
+    return table(("M", "points", "F.linear / table", "least", "largest"), lines)
 
 
-def _engine(content: Row) -> str:
-    lines = []
-    for record in content["engines"]:
-        for row in record["rounds"]:
-            equal = row.get("equal_tokens")
-            lines.append([
-                record["engine"].partition(":")[0], str(record["speculate"]), row["workload"],
-                f"{row['output_tokens_per_s']:,.0f}", f"{row['ttft_s']['p50'] * 1e3:.0f}",
-                f"{row['ttft_s']['p99'] * 1e3:.0f}", f"{row['tbt_s']['p50'] * 1e3:.1f}",
-                f"{row['tbt_s']['p99'] * 1e3:.1f}", "–" if equal is None else f"{equal:.0%}",
-            ])  # fmt: skip
-    head = ("back end", "speculated", "workload", "tokens/s", "TTFT p50, ms", "p99", "TBT p50, ms",
-            "p99", "equal tokens")  # fmt: skip
-    first = content["engines"][0]
-    about = wrapped(
-        f"vLLM {first['vllm']} on {first['gpu']}, CUDA graphs on, eight layers of the shape of "
-        "Llama-3-8B with random weights, 300 requests a workload: slices of the Azure traces of "
-        "2023 and generated lengths; all arrive at once, or at a rate (`@`). CUSTOM is the "
-        "plug-in; in these runs it served all steps of decodes and of speculative tokens. Each row "
-        "is one round. The GPUs of the machine had other work at the same time, and rounds of one "
-        "engine differ by up to half: **no gain over FlashAttention is shown**, and with "
-        "speculation the plug-in was slower in all workloads, so that by default it does not serve "
-        "those steps. *Equal tokens*: share of the requests whose first 48 greedy tokens equal "
-        f"FLASH_ATTN's. (`python -m benchmarks run serving.vllm_engine`, {link(ENGINE)})"
-    )
-    return f"## In vLLM\n\n{about}\n\n{table(head, lines)}"
-
-
-def _simulated(content: Row) -> str:
-    names = {
-        "output_tokens_per_s": "tokens/s",
-        "ttft_p50_s": "TTFT p50",
-        "tbt_p50_s": "TBT p50",
-        "steps": "steps",
-    }
-    lines = [
-        [row["workload"], *(f"{row['error'][name]:+.1%}" for name in names)]
-        for row in content["rows"]
-    ]
-    lines.append(["mean absolute error", *(f"{content['mean_error'][n]:.1%}" for n in names)])
-    about = wrapped(
-        "`nostall serving simulate` on the same requests, *modelled* from measured steps "
-        f"([JSON](../../src/nostall/serving/simulate/{BUILT_IN.name})), over the mean of "
-        "FLASH_ATTN's rounds "
-        "above, minus one. The goal was a mean absolute error of 10 % or less for each figure. "
-        "(`python -m benchmarks run serving.simulated_engine`, "
-        f"{link(SIMULATED)})"
-    )
-    return f"## The simulated engine\n\n{about}\n\n{table(('workload', *names.values()), lines)}"
+def _cliffs(content: Row) -> str:
+    counts = [len(cliffs(content["points"], what)) for what in ("linear", "deployed")]
+    return f"{counts[0]} and {counts[1]} of {len(content['points'])} points"

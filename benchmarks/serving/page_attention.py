@@ -13,11 +13,13 @@ FOLDER = results("serving")
 ATTENTION = FOLDER / "attention.json.gz"
 CHECK = FOLDER / "kernel_check.json"
 BUILD = FOLDER / "table_build.json.gz"
+FLASHINFER = FOLDER / "attention_flashinfer.json.gz"
+"""An earlier run with FlashInfer, before the tile of the reduction was chosen."""
 
 Row = Mapping[str, Any]
-PEERS = ("FA3", "vLLM Triton", "SDPA", "FlashInfer", "paper", "stages", "streams")
+PEERS = ("FA3", "vLLM Triton", "SDPA", "paper", "stages", "streams")
 """Kernels beside ours, by their names in the result file."""
-HEAD = ("FA3", "vLLM's Triton", "SDPA, dense", "FlashInfer", "paper", "stages", "streams")
+HEAD = ("FA3", "vLLM's Triton", "SDPA, dense", "paper", "stages", "streams")
 GROUPS: tuple[tuple[str, Callable[[str], bool]], ...] = (
     ("verify", lambda kind: kind == "verify"),
     ("decode", lambda kind: kind == "decode"),
@@ -89,8 +91,8 @@ def attention() -> str:
             "6 to 10 plans on each batch, chosen in the same run, so it is an upper limit for "
             "*rule*, the plan of the fixed rules of `serving.attention.rules`. *Paper*: two tiles "
             "and the snake order. *Stages*: the same plan, one launch a stage. *Streams*: prefills "
-            "beside all others on two streams, the fastest of three ways. FA3 and FlashInfer know "
-            "no trees: their times on verify-tree are those of causal verifies. (`python -m "
+            "beside all others on two streams, the fastest of three ways. FA3 knows no trees: its "
+            "time on verify-tree is that of causal verifies. (`python -m "
             f"benchmarks run serving.attention --rules`, {link(ATTENTION)}; sweep: "
             f"{link(FOLDER / 'attention_sweep_h200.json.gz')}; variants of the kernels: "
             f"{link(FOLDER / 'tall_variants_h200.json.gz')})"
@@ -100,6 +102,7 @@ def attention() -> str:
         "is faster):",
         _ratios(rows),
         _bars(rows),
+        _flashinfer(load(FLASHINFER)["results"]),
     ]
     return "\n\n".join(parts)
 
@@ -134,7 +137,9 @@ def _bars(rows: Sequence[Row]) -> str:
     for title, peer, least in BARS:
         ours, rule = ratio(groups[title], peer), ratio(groups[title], peer, "rule")
         if ours is not None and rule is not None:
-            is_met = "yes" if ours >= least else "no"
+            is_met = (
+                "yes" if rule >= least else "only by the fastest plan" if ours >= least else "no"
+            )
             lines.append([
                 f"{title}: {peer} / ours", f"≥ {least:.2f}", f"{ours:.2f}", f"{rule:.2f}", is_met,
             ])  # fmt: skip
@@ -153,6 +158,20 @@ def _bars(rows: Sequence[Row]) -> str:
     )
     head = ("requirement", "limit", "ours", "rule", "met")
     return "The requirements that the work began with:\n\n" + table(head, lines)
+
+
+def _flashinfer(rows: Sequence[Row]) -> str:
+    shown = [
+        f"{title} {value:.2f} ({len(group)} batches)"
+        for title, group in grouped(rows).items()
+        if (value := ratio(group, "FlashInfer")) is not None
+    ]
+    return wrapped(
+        "FlashInfer 0.6.13 (BatchPrefill, its fa2 back end) ran in an earlier call on a GPU of the "
+        f"same kind, on a part of the batches. Its time over meta-attention's: {', '.join(shown)}. In "
+        "that call the reduction of verifies took 10 us more than above: its tile was chosen "
+        f"between the calls ({link(FLASHINFER)}, {link(FOLDER / 'constants_h200.json')})."
+    )
 
 
 def _yes(is_met: bool) -> str:

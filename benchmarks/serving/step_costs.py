@@ -56,7 +56,7 @@ class StepRecorder:
     def __init__(self, engine: Any) -> None:
         self.engine = engine
         self.samples: list[dict[str, Any]] = []
-        self._contents: dict[int, tuple[dict[str, int], float]] = {}
+        self._contents: dict[int, tuple[dict[str, int], float, Any]] = {}
         self._completed: list[tuple[dict[str, int], float]] = []
         self._begin = self._last_end = 0.0
         self._scheduler = engine.engine_core.engine_core.scheduler
@@ -72,11 +72,14 @@ class StepRecorder:
 
     def _record(self, *arguments: Any, **options: Any) -> Any:
         output = self._schedule(*arguments, **options)
-        self._contents[id(output)] = (self._content_of(output), self._begin)
+        # The output is kept, so that no later one gets its id.
+        self._contents[id(output)] = (self._content_of(output), self._begin, output)
         return output
 
     def _complete(self, output: Any, *arguments: Any, **options: Any) -> Any:
-        self._completed.append(self._contents.pop(id(output)))
+        # A step that was scheduled before the recorder began has no content.
+        if id(output) in self._contents:
+            self._completed.append(self._contents.pop(id(output))[:2])
         return self._update(output, *arguments, **options)
 
     def _content_of(self, output: Any) -> dict[str, int]:

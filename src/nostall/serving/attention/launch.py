@@ -42,7 +42,7 @@ class ReductionTile(NamedTuple):
 def reduction_tile(shape: AttentionShape, tallest: int) -> ReductionTile:
     """The tile of the reduction for tiles of at most ``tallest`` rows."""
     if tallest > SHORT_TILE:
-        return ReductionTile(16, min(128, shape.padded_head_dim), 4)
+        return ReductionTile(16, min(128, shape.padded_head_dim), 1)
     rows = min(SHORT_TILE, 1 << (shape.group - 1).bit_length())
     return ReductionTile(rows, 32, min(64, REDUCED_ELEMENTS // (rows * 32)))
 

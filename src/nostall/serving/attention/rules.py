@@ -55,7 +55,7 @@ Units are in descending cost, an order that the device builder knows.
 TALL_PLANS: dict[Kind, AttentionPlan] = {
     "prefill": AttentionPlan(TALL, "sorted", units_per_program=1)
 }
-"""Plans of the Gluon kernel, for devices that run it: 0.65 to 0.89 of the time of :data:`PLANS`."""
+"""Plans of the Gluon kernel, for devices that run it: 0.64 to 0.88 of the time of :data:`PLANS`."""
 
 
 @dataclass(frozen=True)
