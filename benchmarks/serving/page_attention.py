@@ -168,8 +168,8 @@ def _flashinfer(rows: Sequence[Row]) -> str:
     ]
     return wrapped(
         "FlashInfer 0.6.13 (BatchPrefill, its fa2 back end) ran in an earlier call on a GPU of the "
-        f"same kind, on a part of the batches. Its time over meta-attention's: {', '.join(shown)}. In "
-        "that call the reduction of verifies took 10 us more than above: its tile was chosen "
+        f"same kind, on a part of the batches. Its time over meta-attention's: {', '.join(shown)}. "
+        "In that call the reduction of verifies took 10 us more than above: its tile was chosen "
         f"between the calls ({link(FLASHINFER)}, {link(FOLDER / 'constants_h200.json')})."
     )
 
@@ -202,8 +202,10 @@ def checks() -> str:
         "block table behind the last page name a page that does not exist. Each batch runs twice, "
         "and both results must be equal bit for bit. *Tables* compares the device's tables with "
         "the host's. Rows with memory errors ran under compute-sanitizer's memcheck, where each "
-        f"tensor is an allocation of its own. (`python -m benchmarks run serving.kernel_check`, "
-        f"{link(CHECK)})"
+        "tensor is an allocation of its own. The reduction's tile and two constants of the device's "
+        "builder were chosen after this run; the times above and below include comparisons of the "
+        "chosen forms with fp64 and with the host. (`python -m benchmarks run "
+        f"serving.kernel_check`, {link(CHECK)})"
     )
     head = ("variant", "batches", "wrong", "largest error", "memory errors")
     return f"## Correctness\n\n{about}\n\n{table(head, lines)}"
