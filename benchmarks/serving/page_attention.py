@@ -202,9 +202,9 @@ def checks() -> str:
         "block table behind the last page name a page that does not exist. Each batch runs twice, "
         "and both results must be equal bit for bit. *Tables* compares the device's tables with "
         "the host's. Rows with memory errors ran under compute-sanitizer's memcheck, where each "
-        "tensor is an allocation of its own. The reduction's tile and two constants of the device's "
-        "builder were chosen after this run; the times above and below include comparisons of the "
-        "chosen forms with fp64 and with the host. (`python -m benchmarks run "
+        "tensor is an allocation of its own. The reduction's tile and two constants of the "
+        "device's builder were chosen after this run; the runs of the sections above and below "
+        "compare the chosen forms with fp64 and with the host. (`python -m benchmarks run "
         f"serving.kernel_check`, {link(CHECK)})"
     )
     head = ("variant", "batches", "wrong", "largest error", "memory errors")

@@ -185,8 +185,8 @@ def simulated() -> str:
         "`nostall serving simulate` on the same requests, *modelled* from measured steps of "
         f"another run ([JSON](../../src/nostall/serving/simulate/{BUILT_IN.name})), over the mean "
         f"of the rounds of {content['engine']} above, minus one. The goal was a mean absolute "
-        "error of 10 % or less for each figure. *Spread*: the longest TBT of the engine's rounds over the "
-        "shortest. (`python -m benchmarks run serving.simulated_engine`, "
+        "error of 10 % or less for each figure. *Spread*: the longest TBT of the engine's rounds "
+        "over the shortest. (`python -m benchmarks run serving.simulated_engine`, "
         f"{link(SIMULATED)})"
     )
     why = wrapped(
