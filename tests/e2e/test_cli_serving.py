@@ -131,3 +131,8 @@ def test_search_refuses_bad_arguments(
 ) -> None:
     done = nostall_here("serving", "search", str(batch), *arguments)
     assert message in error_line(done)
+
+
+def test_search_without_a_gpu(batch: Path) -> None:
+    done = nostall_here("serving", "search", str(batch), CUDA_VISIBLE_DEVICES="")
+    assert "no GPU is present" in error_line(done, code=3)

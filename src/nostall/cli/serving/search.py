@@ -8,22 +8,11 @@ from typing import Annotated
 import typer
 
 from nostall.cli.terminal.console import out
-from nostall.core.search import Budget
+from nostall.core.errors import BadInput
 from nostall.serving.attention.config import AttentionShape
-from nostall.serving.attention.rules import PLANS, TALL_PLANS, BatchKind
-from nostall.serving.attention.space import PlanSpace
 from nostall.serving.batch.batch_file import load_batch
-from nostall.serving.batch.ragged import RaggedBatch
 
 DTYPES = ("bfloat16", "float16")
-
-
-def kind_of(batch: RaggedBatch) -> BatchKind:
-    """The kind of a batch, from its lengths."""
-    lengths = batch.query_lengths[batch.query_lengths > 0]
-    return BatchKind(
-        bool((lengths == 1).any()), int(lengths.max(initial=1)), batch.speculative_limit
-    )
 
 
 def search(
@@ -40,8 +29,6 @@ def search(
     A plan is stored only if two comparisons say that it is faster than the plan of the rules. It
     holds for this GPU, shape, dtype, page size and these versions, in the vLLM plug-in too.
     """
-    from nostall.core.errors import BadInput
-
     if dtype not in DTYPES:
         raise BadInput(f"--dtype {dtype}; allowed are {', '.join(DTYPES)}")
     given = load_batch(batch)
@@ -50,40 +37,13 @@ def search(
     if shape.padded_head_dim > 128:
         raise BadInput(f"--head-dim {head_dim}; plans are searched for heads of up to 128")
     # torch and Triton are imported late: errors of the arguments come first.
-    import torch
+    from nostall.serving.attention.winners.on_gpu import search_on_gpu
 
-    from nostall.gpu.clock import ReplayClock
-    from nostall.serving.attention.tall_launch import has_tall_kernel, supports_tall
-    from nostall.serving.attention.winners.gpu_batch import GpuBatch
-    from nostall.serving.attention.winners.plan_store import PlanKey, record_of, save_plan
-    from nostall.serving.attention.winners.search import search_plan
-    from nostall.serving.gemm.gpu_layer import current_gpu
-
-    gpu, device = current_gpu(), torch.device("cuda", torch.cuda.current_device())
-    kind = kind_of(given).kind(shape.group)
-    kernels = [PLANS[kind].kernel, *(plan.kernel for plan in PLANS.values())]
-    rule = PLANS[kind]
-    if kind in TALL_PLANS and supports_tall(shape) and has_tall_kernel(device):
-        rule = TALL_PLANS[kind]
-    tensors = GpuBatch.of(given, shape, getattr(torch, dtype), device)
-    sms = torch.cuda.get_device_properties(device).multi_processor_count
-    found = search_plan(
-        PlanSpace(kernels, has_fixed_grid=True),
-        rule,
-        lambda plan: tensors.run(plan, sms),
-        ReplayClock(),
-        Budget(seconds=seconds),
-        seed,
-    )
+    kind, found, path = search_on_gpu(given, batch.name, shape, dtype, seconds, seed)
     compared = found.comparison
     shown = f"{compared.ratio:.3f} [{compared.low:.3f}, {compared.high:.3f}]" if compared else "-"
     out.print(f"{kind}: {found.evaluations} plans; rule / best: {shown}")
-    if found.plan is None or compared is None:
+    if path is None:
         out.print("no plan is surely faster than the rule's; nothing is stored")
-        return
-    ratios = (compared.ratio, compared.low, compared.high)
-    key = PlanKey.of(shape, dtype, kind, gpu)
-    path = save_plan(
-        record_of(key, found.plan, batch.name, ratios, found.samples, found.evaluations)
-    )
-    out.print(f"stored {path}")
+    else:
+        out.print(f"stored {path}")
