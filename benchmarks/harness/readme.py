@@ -15,7 +15,8 @@ from benchmarks.harness.schema import read
 from benchmarks.ptx.page import all_rows
 from benchmarks.registry import BENCHMARKS, Benchmark
 from benchmarks.sass.pages.suite_section import deployed
-from benchmarks.serving.page import attention_ratios, linear_ratios
+from benchmarks.serving.page import linear_ratios
+from benchmarks.serving.page_attention import attention_ratios
 from nostall.core.files import write_atomically
 from nostall.sass.model.agreement import load_agreement
 

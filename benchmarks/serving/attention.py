@@ -29,7 +29,7 @@ from nostall.serving.tables.host import build_tables
 from nostall.serving.tables.orders import ORDERS
 from nostall.serving.tables.settings import TableSettings
 
-OTHERS = "vLLM Triton,SDPA"
+OTHERS = "vLLM Triton,SDPA,FlashInfer"
 GROUPS = ("FA3,paper,stages,streams", OTHERS)
 """Peers that share a process; the plan and its null are measured in each."""
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from nostall.serving.attention.config import AttentionShape
 from nostall.serving.attention.launch import BatchTensors, PagedCache
+from nostall.serving.attention.winners.exact import exact_token, sample_tokens
 from nostall.serving.batch.ragged import RaggedBatch
 from nostall.serving.batch.trees import pack_trees
 
@@ -75,35 +76,3 @@ def make_inputs(ragged: RaggedBatch, shape: AttentionShape, seed: int = 0) -> In
     sampled = sample_tokens(ragged)
     exact = torch.stack([exact_token(ragged, shape, query, caches[0], int(t)) for t in sampled])
     return Inputs(ragged, shape, query, caches, batch, torch.from_numpy(sampled).to(DEVICE), exact)
-
-
-def sample_tokens(ragged: RaggedBatch, count: int = 32, seed: int = 0) -> np.ndarray:
-    """The first and last tokens of the first and last sequences, and random ones."""
-    starts = ragged.query_starts
-    tokens = int(starts[-1])
-    edges = [0, tokens - 1, int(starts[len(ragged) - 1])]
-    drawn = np.random.default_rng(seed).integers(0, tokens, count)
-    return np.unique(np.concatenate([edges, drawn])).astype(np.int64)
-
-
-def exact_token(
-    ragged: RaggedBatch, shape: AttentionShape, query: Tensor, cache: PagedCache, token: int
-) -> Tensor:
-    """The result of one query token in fp64, (heads, head dimension)."""
-    starts = ragged.query_starts
-    sequence = int(np.searchsorted(starts, token, side="right")) - 1
-    keys = int(ragged.kv_lengths[sequence])
-    own = token - int(starts[sequence])
-    context = keys - int(ragged.query_lengths[sequence])
-    seen = torch.arange(keys, device=query.device) <= context + own
-    mask = ragged.tree_mask(sequence)
-    if mask is not None:
-        seen[context:] &= torch.from_numpy(mask[own]).to(query.device)
-    at = np.flatnonzero(seen.cpu().numpy())
-    pages = torch.from_numpy(ragged.block_table[sequence, at // ragged.page_size]).long()
-    slots = torch.from_numpy(at % ragged.page_size)
-    index = (pages.to(query.device), slots.to(query.device))
-    key, value = (t[index].double().transpose(0, 1) for t in (cache.keys, cache.values))
-    rows = query[token].double().view(shape.kv_heads, shape.group, shape.head_dim)
-    weights = torch.softmax(rows @ key.transpose(1, 2) * shape.score_scale, dim=-1)
-    return (weights @ value).reshape(shape.heads, shape.head_dim)

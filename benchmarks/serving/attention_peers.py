@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.serving.attention_flashinfer import flashinfer
 from benchmarks.serving.attention_inputs import HAS_GPU, Inputs
 from nostall.core.errors import MissingPart
 from nostall.serving.attention.launch import PagedCache
@@ -203,4 +204,5 @@ PEERS: dict[str, Callable[[Inputs, Path], Call]] = {
     "FA3": flash_attention_3,
     "vLLM Triton": vllm_triton,
     "SDPA": sdpa,
+    "FlashInfer": flashinfer,
 }

@@ -37,7 +37,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of the benchmark."""
     parser.add_argument("--out", type=Path, required=True, help="result file (JSON)")
     parser.add_argument("--tables", type=Path, nargs="*", default=[], help="tables of `tune`")
-    parser.add_argument("--models", default=",".join(MODELS), help="names, separated by commas")
+    parser.add_argument("--models", default="llama3-8b,qwen2.5-7b",
+                        help="separated by commas; NAME:RANKS for one of RANKS GPUs")  # fmt: skip
+    parser.add_argument("--point-s", type=float, default=0.15, help="seconds of one M")
+    parser.add_argument("--rows", default=",".join(map(str, ROWS)), help="Ms, with commas")
     parser.add_argument("--budget-s", type=float, default=560.0, help="seconds in all")
     parser.add_argument("--best", action="store_true", help="measure all candidates too")
 
@@ -51,35 +54,42 @@ def main(options: argparse.Namespace) -> int:
     tables: dict[LinearShape, GemmTable] = {}
     for path in options.tables:
         tables |= load_tables(path, gpu, versions)
-    layers = {
-        f"{model}.{name}": shape
-        for model in options.models.split(",")
-        for name, shape in MODELS[model].layers().items()
-    }
+    rows = [int(word) for word in options.rows.split(",")]
+    layers = layers_of(options.models.split(","))
     end = time.monotonic() + options.budget_s
     scratch, points = new_scratch(), []
     for index, (name, shape) in enumerate(layers.items()):
         until = time.monotonic() + (end - time.monotonic()) / (len(layers) - index)
-        layer = GpuLayer.of(shape, max(ROWS), scratch)
-        for m in ROWS:
+        layer = GpuLayer.of(shape, max(rows), scratch)
+        for m in rows:
             if time.monotonic() > until:
                 print(f"out of time at {name} M={m}")
                 break
             entry = tables[shape].entry(m) if shape in tables else Cublas()
-            points.append({"layer": name, "m": m, **_point(layer, entry, m, options.best)})
+            points.append({"layer": name, "m": m, **_point(layer, entry, m, options)})
         save(options.out, gpu=gpu, library_versions=versions, points=points)
     print(table(points))
     return 0 if points else 1
 
 
-def _point(layer: Any, entry: Entry, m: int, with_best: bool) -> dict[str, Any]:
+def layers_of(models: list[str]) -> dict[str, LinearShape]:
+    """The layers of models, by name; ``NAME:RANKS`` names one of so many tensor-parallel GPUs."""
+    layers = {}
+    for word in models:
+        model, _, ranks = word.partition(":")
+        for name, shape in MODELS[model].layers(int(ranks or 1)).items():
+            layers[f"{word}.{name}"] = shape
+    return layers
+
+
+def _point(layer: Any, entry: Entry, m: int, options: argparse.Namespace) -> dict[str, Any]:
     """Samples of one layer and M in microseconds; ``best`` is the fastest of all candidates."""
     from nostall.gpu.clock import ReplayClock
 
     clock = ReplayClock()
     copies = len(layer.weights)
     runs = [layer.run(Cublas(), m), layer.run(entry, m), layer.run(Cublas(), m)]
-    samples = clock.samples("", runs, 0.15)
+    samples = clock.samples("", runs, options.point_s)
     if entry == Cublas():
         # The same code: what a second capture of it differs by is noise, and is kept as null.
         samples = [samples[0], samples[0], samples[1]]
@@ -91,7 +101,7 @@ def _point(layer: Any, entry: Entry, m: int, with_best: bool) -> dict[str, Any]:
             for name, values in zip(names, samples, strict=True)
         },
     }
-    if with_best:
+    if options.best:
         point["best"] = _best(layer, m)
     return point
 

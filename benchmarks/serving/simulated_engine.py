@@ -4,16 +4,15 @@
         --out benchmarks/serving/results/simulated_engine.json
 
 Simulates the workloads of ``serving.vllm_engine`` whose requests all arrive at once or at a rate,
-with the measured step costs of the same model, and compares with the rounds of FLASH_ATTN without
-speculation: token rate, time to the first token, time between tokens. ``--traces`` has the Azure
-traces of 2023.
+with the measured step costs of the same model, and compares with the rounds of the first engine
+without speculation that has some: token rate, time to the first token, time between tokens.
+``--traces`` has the Azure traces of 2023.
 """
 
 from __future__ import annotations
 
 import argparse
-import gzip
-import tempfile
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -22,12 +21,12 @@ from benchmarks.harness.result_file import load, results, save
 from benchmarks.serving.vllm_child import lengths_of
 from nostall.serving.scheduling.policies import Limits
 from nostall.serving.simulate.engine import EngineSettings, simulate
-from nostall.serving.simulate.step_costs import StepCosts, load_step_costs
+from nostall.serving.simulate.step_costs import BUILT_IN, StepCosts, load_step_costs
 from nostall.serving.traces.requests import Request
 
 FOLDER = results("serving")
 SETTINGS = EngineSettings("vllm", Limits(4096, 256, 128), uses_prefix_hashes=False)
-"""As ``serving.vllm_child`` starts vLLM."""
+"""As ``serving.vllm_child`` starts vLLM; the KV cache is that of the record."""
 
 
 def measured(rows: list[dict[str, Any]]) -> dict[str, float]:
@@ -40,14 +39,16 @@ def measured(rows: list[dict[str, Any]]) -> dict[str, float]:
     }
 
 
-def simulated(workload: str, count: int, traces: Path, costs: StepCosts) -> dict[str, float]:
+def simulated(
+    workload: str, count: int, traces: Path, costs: StepCosts, settings: EngineSettings
+) -> dict[str, float]:
     """The same figures of the simulated engine."""
     name, _, rate = workload.partition("@")
     requests = [
         Request(index / float(rate) if rate else 0.0, prompt, output)
         for index, (prompt, output) in enumerate(lengths_of(name, traces, count, 0))
     ]
-    metrics = simulate(requests, costs, SETTINGS)
+    metrics = simulate(requests, costs, settings)
     return {
         "output_tokens_per_s": metrics.output_tokens_per_s,
         "ttft_p50_s": metrics.time_to_first_token.p50,
@@ -59,25 +60,32 @@ def simulated(workload: str, count: int, traces: Path, costs: StepCosts) -> dict
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--traces", type=Path, required=True, help="folder of the Azure traces")
     parser.add_argument("--engine", type=Path, default=FOLDER / "vllm_engine.json")
-    parser.add_argument("--costs", type=Path, default=FOLDER / "step_costs_h200.json.gz")
+    parser.add_argument("--costs", type=Path, default=BUILT_IN)
     parser.add_argument("--out", type=Path, required=True)
 
 
 def main(options: argparse.Namespace) -> None:
     """Compare all workloads and write the file."""
-    with tempfile.TemporaryDirectory(prefix="nostall-") as folder:
-        plain = Path(folder) / "costs.json"
-        plain.write_bytes(gzip.decompress(options.costs.read_bytes()))
-        costs = load_step_costs(plain)
-    engine = next(e for e in load(options.engine)["engines"] if e["engine"] == "FLASH_ATTN:0")
+    costs = load_step_costs(options.costs)
+    engines = load(options.engine)["engines"]
+    engine = next(e for e in engines if e["speculate"] == 0 and e["rounds"])
+    settings = replace(SETTINGS, kv_tokens=engine.get("kv_tokens"))
     rows = []
     for workload in dict.fromkeys(row["workload"] for row in engine["rounds"]):
         rounds = [row for row in engine["rounds"] if row["workload"] == workload]
         real = measured(rounds)
-        model = simulated(workload, rounds[0]["requests"], options.traces, costs)
+        model = simulated(workload, rounds[0]["requests"], options.traces, costs, settings)
         errors = {name: model[name] / real[name] - 1 for name in real}
-        rows.append({"workload": workload, "measured": real, "modelled": model, "error": errors})
+        each = [measured([row]) for row in rounds]
+        spread = {name: max(r[name] for r in each) / min(r[name] for r in each) for name in real}
+        rows.append(
+            {"workload": workload, "measured": real, "modelled": model, "error": errors,
+             "spread": spread}
+        )  # fmt: skip
         print(workload, {name: f"{error:+.1%}" for name, error in errors.items()}, flush=True)
     means = {name: fmean(abs(row["error"][name]) for row in rows) for name in rows[0]["error"]}
     print("mean absolute error", {name: f"{error:.1%}" for name, error in means.items()})
-    save(options.out, kind="both, compared", gpu=engine["gpu"], rows=rows, mean_error=means)
+    save(
+        options.out, kind="both, compared", gpu=engine["gpu"], engine=engine["backend"], rows=rows,
+        mean_error=means,
+    )  # fmt: skip

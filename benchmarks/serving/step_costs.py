@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -46,21 +47,40 @@ CHILD = "benchmarks.serving.step_costs"
 
 
 class StepRecorder:
-    """Wraps the scheduler of an engine in this process, and times the engine's steps."""
+    """Wraps the scheduler of an engine in this process, and times the engine's steps.
+
+    With asynchronous scheduling the engine schedules a step while the one before it runs. The time
+    of a step then is that between the results of both, which hides most of the host's work.
+    """
 
     def __init__(self, engine: Any) -> None:
         self.engine = engine
         self.samples: list[dict[str, Any]] = []
-        self._content: dict[str, int] | None = None
-        self._prompt_tokens: dict[str, int] = {}
+        self._contents: dict[int, tuple[dict[str, int], float, Any]] = {}
+        self._completed: list[tuple[dict[str, int], float]] = []
+        self._begin = self._last_end = 0.0
         self._scheduler = engine.engine_core.engine_core.scheduler
         self._schedule = self._scheduler.schedule
+        self._update = self._scheduler.update_from_output
         self._scheduler.schedule = self._record
+        self._scheduler.update_from_output = self._complete
+
+    def close(self) -> None:
+        """Leave the scheduler as it was."""
+        self._scheduler.schedule = self._schedule
+        self._scheduler.update_from_output = self._update
 
     def _record(self, *arguments: Any, **options: Any) -> Any:
         output = self._schedule(*arguments, **options)
-        self._content = self._content_of(output)
+        # The output is kept, so that no later one gets its id.
+        self._contents[id(output)] = (self._content_of(output), self._begin, output)
         return output
+
+    def _complete(self, output: Any, *arguments: Any, **options: Any) -> Any:
+        # A step that was scheduled before the recorder began has no content.
+        if id(output) in self._contents:
+            self._completed.append(self._contents.pop(id(output))[:2])
+        return self._update(output, *arguments, **options)
 
     def _content_of(self, output: Any) -> dict[str, int]:
         """What a step computes, by vLLM's scheduler output."""
@@ -82,13 +102,18 @@ class StepRecorder:
         return content
 
     def step(self, *, records: bool) -> None:
-        """Run one step of the engine and record it."""
-        self._content = None
-        start = time.perf_counter()
+        """Run one step of the engine and record the one that ended."""
+        self._completed = []
+        self._begin = time.perf_counter()
         self.engine.step()
-        seconds = time.perf_counter() - start
-        if records and self._content and any(self._content.values()):
-            self.samples.append({**self._content, "seconds": seconds})
+        end = time.perf_counter()
+        if not self._completed:
+            return
+        content, begin = self._completed[-1]
+        seconds = end - max(begin, self._last_end)
+        self._last_end = end
+        if records and any(content.values()):
+            self.samples.append({**content, "seconds": seconds})
 
 
 def run_point(
@@ -124,7 +149,7 @@ def child(layers: int, budget_s: float, seed: int) -> None:
     import torch
 
     import vllm
-    from vllm import LLM, SamplingParams
+    from vllm import LLM
 
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(_model(layers)))
@@ -138,7 +163,6 @@ def child(layers: int, budget_s: float, seed: int) -> None:
             max_num_batched_tokens=MAX_TOKENS,
             max_num_seqs=256,
             enable_prefix_caching=False,
-            async_scheduling=False,
             disable_log_stats=True,
         )
         engine = llm.llm_engine
@@ -151,28 +175,36 @@ def child(layers: int, budget_s: float, seed: int) -> None:
         }
         print(json.dumps({"started": started}), flush=True)
 
-        def parameters(outputs: int) -> Any:
-            return SamplingParams(
-                temperature=0, max_tokens=outputs, ignore_eos=True, detokenize=False
-            )
-
-        recorder = StepRecorder(engine)
-        run_point(recorder, parameters, 16, 256, seed, records=False)
-        grid = [(d, k) for d in DECODES for k in KEYS if d * k <= min(MAX_FILL, _fits(started))]
-        grid = [(d, k) for d, k in grid if d or k == KEYS[0]]
-        random.Random(seed).shuffle(grid)
-        for number, (decodes, keys) in enumerate(grid, 1):
-            if time.monotonic() - start > budget_s:
-                break
-            recorder.samples = []
-            run_point(recorder, parameters, decodes, keys, seed + number, records=True)
-            point = {"decodes": decodes, "keys": keys, "samples": recorder.samples}
+        for point in points(engine, int(started["kv_tokens"]), start + budget_s, seed):
             print(json.dumps({"point": point}), flush=True)
 
 
-def _fits(started: dict[str, Any]) -> int:
-    """Keys of all decodes that leave room for the largest prompt."""
-    return int(started["kv_tokens"]) - 2 * max(PROMPTS) - 256 * 200
+def points(engine: Any, kv_tokens: int, end: float, seed: int) -> Iterator[dict[str, Any]]:
+    """Samples of the grid's points in a seeded order, until ``time.monotonic()`` is ``end``."""
+    from vllm import SamplingParams
+
+    def parameters(outputs: int) -> Any:
+        return SamplingParams(temperature=0, max_tokens=outputs, ignore_eos=True, detokenize=False)
+
+    recorder = StepRecorder(engine)
+    run_point(recorder, parameters, 16, 256, seed, records=False)
+    most = min(MAX_FILL, kv_tokens - 2 * max(PROMPTS) - 256 * 200)
+    grid = [(d, k) for d in DECODES for k in KEYS if d * k <= most and (d or k == KEYS[0])]
+    random.Random(seed).shuffle(grid)
+    for number, (decodes, keys) in enumerate(grid, 1):
+        if time.monotonic() > end:
+            break
+        recorder.samples = []
+        run_point(recorder, parameters, decodes, keys, seed + number, records=True)
+        yield {"decodes": decodes, "keys": keys, "samples": recorder.samples}
+    recorder.close()
+
+
+def measure_points(engine: Any, seconds: float, seed: int) -> list[dict[str, Any]]:
+    """The points of an engine that serves other workloads, too."""
+    cache = engine.vllm_config.cache_config
+    kv_tokens = int(cache.num_gpu_blocks) * int(cache.block_size)
+    return list(points(engine, kv_tokens, time.monotonic() + seconds, seed))
 
 
 def _model(layers: int) -> dict[str, Any]:

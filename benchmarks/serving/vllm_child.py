@@ -1,8 +1,8 @@
-"""Serves workloads with one vLLM engine and prints what each took; run by ``vllm_engine``.
+"""One vLLM engine that serves workloads on command; run by ``vllm_engine``.
 
 Model: eight layers of the shape of Llama-3-8B with random weights, greedy tokens. All requests of
 a workload arrive at once, so that the token rate is the engine's; a paced workload gives the time
-to the first token.
+to the first token. Commands and answers are JSON objects over a Unix socket.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import random
 import time
 from itertools import pairwise
+from multiprocessing.connection import Client
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,7 @@ def serve(engine: Any, name: str, lengths: Lengths, seed: int, rate: float | Non
     )
     return {
         "workload": name,
+        "seed": seed,
         "rate": rate,
         "requests": len(lengths),
         "seconds": seconds,
@@ -137,20 +139,51 @@ def _at(values: list[float], share: float) -> float:
     return values[min(len(values) - 1, int(share * len(values)))] if values else float("nan")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--backend", required=True)
-    parser.add_argument("--speculate", type=int, default=0)
-    parser.add_argument("--workloads", nargs="+", required=True)
-    parser.add_argument("--requests", type=int, default=300)
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--traces", type=Path, required=True)
-    parser.add_argument("--folder", type=Path, required=True, help="for the model's configuration")
-    parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
-    options.folder.mkdir(parents=True, exist_ok=True)
-    (options.folder / "config.json").write_text(json.dumps(CONFIG))
+class BuildClock:
+    """Wraps a back end's metadata builder, and adds up the host's time in it."""
 
+    def __init__(self, backend: str) -> None:
+        from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+        self.seconds, self.calls = 0.0, 0
+        builder = AttentionBackendEnum[backend].get_class().get_builder_cls()
+        build = builder.build
+
+        def timed(*arguments: Any, **options: Any) -> Any:
+            start = time.perf_counter()
+            result = build(*arguments, **options)
+            self.seconds += time.perf_counter() - start
+            self.calls += 1
+            return result
+
+        builder.build = timed
+
+    def take_us(self) -> float:
+        """Microseconds a call since the last call of this method."""
+        mean = 1e6 * self.seconds / max(1, self.calls)
+        self.seconds, self.calls = 0.0, 0
+        return mean
+
+
+def next_tokens(engine: Any, prompts: list[list[int]]) -> list[dict[str, float]]:
+    """Log probabilities of the most probable next tokens of each prompt, by token."""
+    from vllm import SamplingParams
+
+    found: dict[str, dict[str, float]] = {}
+    sampling = SamplingParams(temperature=0, max_tokens=1, logprobs=5, detokenize=False)
+    for number, prompt in enumerate(prompts):
+        engine.add_request(f"logits-{number}", {"prompt_token_ids": prompt}, sampling)
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            if output.outputs and output.outputs[0].logprobs:
+                first = output.outputs[0].logprobs[0]
+                number = output.request_id.split("-")[1]
+                found[number] = {str(t): float(v.logprob) for t, v in first.items()}
+    return [found.get(str(number), {}) for number in range(len(prompts))]
+
+
+def started_engine(options: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
+    """An engine after its warm-up, and what it is."""
     began = time.perf_counter()
     import torch
 
@@ -165,6 +198,13 @@ def main() -> None:
             "prompt_lookup_max": 4,
             "prompt_lookup_min": 1,
         }
+    memory: dict[str, Any] = {"gpu_memory_utilization": 0.8}
+    if options.cache_gib:
+        # Engines that share a GPU cannot measure how much memory is free.
+        memory = {
+            "gpu_memory_utilization": 0.05,
+            "kv_cache_memory_bytes": int(options.cache_gib * 2**30),
+        }
     llm = LLM(
         model=str(options.folder),
         load_format="dummy",
@@ -172,40 +212,73 @@ def main() -> None:
         dtype="bfloat16",
         seed=0,
         max_model_len=MAX_TOKENS,
-        gpu_memory_utilization=0.8,
         max_num_batched_tokens=4096,
         max_num_seqs=256,
         enable_prefix_caching=False,
         attention_backend=options.backend,
         speculative_config=speculation,
+        **memory,
     )
-    record: dict[str, Any] = {
+    engine = llm.llm_engine
+    serve(engine, "warm-up", [(600, 8)] * 16, 9, None)
+    cache = engine.vllm_config.cache_config
+    return engine, {
         "backend": options.backend,
         "speculate": options.speculate,
         "served": os.environ.get("NOSTALL_VLLM_ATTENTION", "measured"),
+        "linear": "NOSTALL_VLLM_LINEAR" in os.environ,
+        "async": bool(engine.vllm_config.scheduler_config.async_scheduling),
+        "kv_tokens": int(cache.num_gpu_blocks) * int(cache.block_size),
         "vllm": vllm.__version__,
         "torch": torch.__version__,
         "gpu": torch.cuda.get_device_name(0),
         "start_s": time.perf_counter() - began,
-        "rounds": [],
     }
-    engine = llm.llm_engine
-    serve(engine, "warm-up", [(600, 8)] * 16, 9, None)
-    for number in range(options.rounds):
-        for workload in options.workloads:
-            name, _, rate = workload.partition("@")
-            lengths = lengths_of(name, options.traces, options.requests, 0)
-            result = serve(engine, workload, lengths, number, float(rate) if rate else None)
-            record["rounds"].append(result)
-            shown = {k: v for k, v in result.items() if k != "tokens"}
-            print("RESULT", options.backend, options.speculate, json.dumps(shown), flush=True)
-            try:
-                from nostall.attach.vllm.counts import counts
 
-                record["counts"] = counts()
-            except ImportError:
-                pass
-            options.out.write_text(json.dumps(record))
+
+def answer(engine: Any, clock: BuildClock, traces: Path, command: dict[str, Any]) -> Any:
+    """The answer to one command."""
+    if command["do"] == "serve":
+        name, _, rate = command["workload"].partition("@")
+        lengths = lengths_of(name, traces, command["requests"], 0)
+        clock.take_us()
+        result = serve(
+            engine, command["workload"], lengths, command["seed"], float(rate) if rate else None
+        )
+        return {**result, "build_us": clock.take_us()}
+    if command["do"] == "logits":
+        return next_tokens(engine, command["prompts"])
+    if command["do"] == "steps":
+        from benchmarks.serving.step_costs import measure_points
+
+        return measure_points(engine, command["seconds"], command["seed"])
+    from nostall.attach.vllm.counts import counts
+
+    return counts()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--backend", required=True)
+    parser.add_argument("--speculate", type=int, default=0)
+    parser.add_argument("--cache-gib", type=float, default=0.0, help="of keys and values; 0: all")
+    parser.add_argument("--traces", type=Path, required=True)
+    parser.add_argument("--folder", type=Path, required=True, help="for the model's configuration")
+    parser.add_argument("--socket", required=True, help="path of the Unix socket to connect to")
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    (options.folder / "config.json").write_text(json.dumps(CONFIG))
+    connection = Client(options.socket, "AF_UNIX")
+    engine, about = started_engine(options)
+    clock = BuildClock(options.backend)
+    connection.send_bytes(json.dumps(about).encode())
+    while True:
+        try:
+            command = json.loads(connection.recv_bytes())
+        except EOFError:
+            return
+        reply = answer(engine, clock, options.traces, command)
+        connection.send_bytes(json.dumps(reply).encode())
 
 
 if __name__ == "__main__":

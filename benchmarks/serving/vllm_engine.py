@@ -1,13 +1,15 @@
 """How fast does vLLM serve with nostall's plug-in, and with its own attention back ends?
 
     python -m benchmarks run serving.vllm_engine --traces FOLDER --out vllm_engine.json \\
-        --engines FLASH_ATTN:0 CUSTOM:0 TRITON_ATTN:0 --workloads conv code decode-heavy
+        --engines FLASH_ATTN:0 CUSTOM:0 CUSTOM:0:linear TRITON_ATTN:0 --linear table.json
 
-An engine is a back end and the tokens of n-gram speculation. CUSTOM is nostall's plug-in
-(``NOSTALL_VLLM_ATTENTION`` says which steps it serves). Each engine is a process of its own that
-serves all workloads, some rounds of each. ``conv`` and ``code`` are slices of the Azure traces of
-2023; ``NAME@RATE`` paces the arrivals. Needs a GPU and vLLM 0.25 in PYTHONPATH, with nostall
-installed so that vLLM finds its entry point.
+An engine is a back end and the tokens of n-gram speculation. CUSTOM is nostall's plug-in; ``all``
+as third part lets it serve all steps, ``linear`` gives it the table of ``nostall serving tune``.
+All engines start at once on the same GPU, each with its part of the memory, and serve in turns, so
+that a busy machine slows all of them. ``conv`` and ``code`` are slices of the Azure traces of 2023;
+``NAME@RATE`` paces the arrivals. ``--steps`` also times steps of the first engine for the
+simulator. Needs a GPU and vLLM 0.25 in PYTHONPATH, with nostall installed so that vLLM finds its
+entry point.
 """
 
 from __future__ import annotations
@@ -15,15 +17,21 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
+from importlib.util import find_spec
 from itertools import zip_longest
+from multiprocessing.connection import Listener
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from benchmarks.harness.result_file import save
+from benchmarks.harness.result_file import head, save
+from benchmarks.serving.vllm_child import lengths_of, prompt_of
+from nostall.core.errors import BadInput, MissingPart
+from nostall.core.files import write_atomically
 
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -34,30 +42,175 @@ ENVIRONMENT = {
 }
 
 
-def run_engine(name: str, options: argparse.Namespace, seconds: float) -> dict[str, Any]:
-    """The record of one engine, or what went wrong; ends after ``seconds``."""
-    backend, speculate, *served = name.split(":")
-    environment = {**os.environ, **ENVIRONMENT}
-    if served:
-        environment["NOSTALL_VLLM_ATTENTION"] = served[0]
-    with tempfile.TemporaryDirectory(prefix="nostall-") as folder:
-        out = Path(folder) / "engine.json"
+ENGINE_NAME = re.compile(r"[A-Z_]+:\d+(:all)?(:linear)?")
+ANSWER_S = 120.0
+"""Longest time of one workload; an engine that takes longer is ended."""
+GIB_BESIDE_CACHE = 7.0
+"""Memory of an engine besides keys and values: weights (4 GiB), activations, graphs, context."""
+MOST_CACHE_GIB = 20.0
+MOST_EXPLAINED = 16
+"""First differences of an engine that are explained by log probabilities."""
+
+
+class Engine:
+    """A process with one engine."""
+
+    def __init__(self, name: str, number: int, folder: Path, options: argparse.Namespace) -> None:
+        self.name, self.problem = name, ""
+        backend, speculate, *served = name.split(":")
+        self.record: dict[str, Any] = {"speculate": int(speculate), "rounds": []}
+        own = folder / str(number)
+        own.mkdir()
+        environment = {**os.environ, **ENVIRONMENT, "VLLM_CACHE_ROOT": str(own / "cache")}
+        if "linear" in served:
+            environment["NOSTALL_VLLM_LINEAR"] = str(options.linear)
+        if "all" in served:
+            environment["NOSTALL_VLLM_ATTENTION"] = "all"
+        self._log = own / "log"
+        self._listener = Listener(str(own / "socket"), "AF_UNIX")
         command = [sys.executable, "-m", "benchmarks.serving.vllm_child", "--backend", backend,
-                   "--speculate", speculate, "--workloads", *options.workloads,
-                   "--requests", str(options.requests), "--rounds", str(options.rounds),
-                   "--traces", str(options.traces), "--folder", f"{folder}/model",
-                   "--out", str(out)]  # fmt: skip
-        detail = ""
-        try:
-            run = subprocess.run(
-                command, env=environment, capture_output=True, text=True, timeout=seconds
+                   "--speculate", speculate, "--cache-gib", str(options.cache_gib),
+                   "--traces", str(options.traces), "--folder", str(own / "model"),
+                   "--socket", str(own / "socket")]  # fmt: skip
+        with self._log.open("w") as log:
+            self._process = subprocess.Popen(
+                command, env=environment, stdout=log, stderr=subprocess.STDOUT
             )
-            if run.returncode:
-                detail = (run.stderr or run.stdout)[-3000:]
-        except subprocess.TimeoutExpired:
-            detail = f"stopped after {seconds:.0f} s"
-        record = json.loads(out.read_text()) if out.is_file() else {"rounds": []}
-    return {**record, "engine": name, "problem": detail}
+
+    def connect(self, until: float) -> None:
+        """Wait until the engine has started."""
+        listening = self._listener._listener._socket  # type: ignore[attr-defined]
+        listening.settimeout(2.0)
+        while not self.problem:
+            try:
+                self._connection = self._listener.accept()
+                break
+            except TimeoutError:
+                if self._process.poll() is not None:
+                    self.fail(f"ended with exit code {self._process.returncode}")
+                elif monotonic() > until:
+                    self.fail("did not start in time")
+        if not self.problem:
+            self.record |= self._answer(max(1.0, until - monotonic())) or {}
+
+    def ask(self, command: dict[str, Any], seconds: float = ANSWER_S) -> Any:
+        """The answer to a command; None, and a problem noted, if there is none in time."""
+        self._connection.send_bytes(json.dumps(command).encode())
+        return self._answer(seconds)
+
+    def _answer(self, seconds: float) -> Any:
+        try:
+            if self._connection.poll(seconds):
+                return json.loads(self._connection.recv_bytes())
+            self.fail(f"no answer after {seconds:.0f} s")
+        except (EOFError, OSError) as error:
+            self.fail(f"connection lost ({type(error).__name__})")
+        return None
+
+    def fail(self, reason: str) -> None:
+        """End the engine; nothing more is asked of it."""
+        self.problem = f"{reason}; {self._log.read_text(errors='replace')[-2500:]}"
+        self.end()
+
+    def end(self) -> None:
+        """End the process, if it runs."""
+        self._process.kill()
+        self._process.wait()
+        self._listener.close()
+
+
+def check_machine(options: argparse.Namespace) -> None:
+    """Raise :class:`MissingPart` without vLLM or a GPU, and :class:`BadInput` for bad engines."""
+    import torch
+
+    wrong = [name for name in options.engines if not ENGINE_NAME.fullmatch(name)]
+    if wrong:
+        raise BadInput(f"engine {wrong[0]!r}; allowed are BACKEND:TOKENS[:all][:linear]")
+    if options.linear is None and any(name.endswith(":linear") for name in options.engines):
+        raise BadInput("an engine with :linear needs --linear, a table of `nostall serving tune`")
+    if find_spec("vllm") is None:
+        raise MissingPart("vLLM is not installed; install vllm 0.25, or add it to PYTHONPATH")
+    if not torch.cuda.is_available():
+        raise MissingPart("no GPU is present; run this benchmark on a machine with a GPU")
+
+
+def cache_gib(engines: int) -> float:
+    """GiB of keys and values that each of so many engines gets."""
+    import torch
+
+    memory = float(torch.cuda.get_device_properties(0).total_memory) / 2**30
+    return min(MOST_CACHE_GIB, 0.9 * memory / engines - GIB_BESIDE_CACHE)
+
+
+def serve_rounds(engines: list[Engine], options: argparse.Namespace, until: float) -> None:
+    """All rounds: each workload by all engines, one after the other, in an order that rotates."""
+    turn = 0
+    for seed in range(options.rounds):
+        for workload in options.workloads:
+            turn += 1
+            running = [engine for engine in engines if not engine.problem]
+            shift = turn % max(1, len(running))
+            command = {"do": "serve", "workload": workload, "seed": seed}
+            for engine in running[shift:] + running[:shift]:
+                if monotonic() > until:
+                    print(f"out of time before {workload}, round {seed}", flush=True)
+                    return
+                result = engine.ask(command | {"requests": options.requests})
+                if result is not None:
+                    engine.record["rounds"].append(result)
+                write(engines, options)
+
+
+def explain(engines: list[Engine], options: argparse.Namespace) -> None:
+    """Log probabilities of the first engine where tokens of another one first differ from its."""
+    base = engines[0]
+    for engine in engines[1:]:
+        differences = []
+        for row in engine.record["rounds"]:
+            same = [
+                r for r in base.record["rounds"]
+                if (r["workload"], r["seed"]) == (row["workload"], row["seed"])
+            ]  # fmt: skip
+            name = row["workload"].partition("@")[0]
+            if not same or base.record["speculate"] != engine.record["speculate"]:
+                continue
+            lengths = lengths_of(name, options.traces, options.requests, 0)
+            for index, (a, b) in enumerate(zip(same[0]["tokens"], row["tokens"], strict=True)):
+                at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), None)
+                if at is not None:
+                    prompt = prompt_of(lengths[index][0], row["seed"] * 100_000 + index)
+                    differences.append((prompt + a[:at], a[at], b[at]))
+        engine.record["differences"] = len(differences)
+        chosen = differences[:MOST_EXPLAINED]
+        if not chosen or base.problem:
+            continue
+        found = base.ask({"do": "logits", "prompts": [prompt for prompt, _, _ in chosen]}, 30.0)
+        engine.record["explained"] = [
+            {"tokens": [a, b], "log_probabilities": [p.get(str(a)), p.get(str(b))]}
+            for (_, a, b), p in zip(chosen, found or [], strict=False)
+        ]
+
+
+def write(engines: list[Engine], options: argparse.Namespace) -> None:
+    """Write the result file, without tokens."""
+    records = [{**e.record, "engine": e.name, "problem": e.problem} for e in engines]
+    save(options.out, kind="measured", cache_gib=options.cache_gib, engines=without_tokens(records))
+
+
+def time_steps(engine: Engine, options: argparse.Namespace) -> None:
+    """Time steps of an engine for the simulator."""
+    points = engine.ask(
+        {"do": "steps", "seconds": options.steps_s, "seed": 0}, options.steps_s + 30
+    )
+    if points:
+        about = {key: engine.record[key] for key in ("gpu", "kv_tokens", "async")}
+        document = {
+            "format": "nostall-step-costs-1", **head(), **about,
+            "engine": f"vllm {engine.record['vllm']}",
+            "model": "Llama-3-8B's shape, 8 layers, random weights",
+            "samples": [sample for point in points for sample in point["samples"]],
+        }  # fmt: skip
+        write_atomically(options.steps, json.dumps(document).encode())
 
 
 def without_tokens(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -72,7 +225,7 @@ def without_tokens(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
         for row, base in zip_longest(record["rounds"], first["rounds"][: len(record["rounds"])]):
             row = dict(row)
             tokens = row.pop("tokens")
-            if base is not None and base["workload"] == row["workload"]:
+            if base is not None and base["workload"] == row["workload"] and "tokens" in base:
                 equal = [a == b for a, b in zip(tokens, base["tokens"], strict=True)]
                 row["equal_tokens"] = sum(equal) / max(1, len(equal))
             rounds.append(row)
@@ -91,7 +244,7 @@ def table(records: list[dict[str, Any]]) -> list[str]:
                 f"{record['engine']:16} {workload:14} {best['output_tokens_per_s']:8.0f} tokens/s"
                 f"  TTFT {best['ttft_s']['p50'] * 1e3:6.0f} {best['ttft_s']['p99'] * 1e3:6.0f} ms"
                 f"  TBT {best['tbt_s']['p50'] * 1e3:5.1f} {best['tbt_s']['p99'] * 1e3:6.1f} ms"
-                f"  {best['steps']} steps"
+                f"  {best['steps']} steps, build {best['build_us']:.0f} us"
             )
         if record["problem"]:
             lines.append(f"{record['engine']}: {record['problem'].strip()[-700:]}")
@@ -110,19 +263,39 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--requests", type=int, default=300, help="of each workload")
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--linear", type=Path, help="table of `nostall serving tune`")
+    parser.add_argument("--start-s", type=float, default=200.0, help="longest start of the engines")
     parser.add_argument("--budget-s", type=float, default=540.0)
+    parser.add_argument("--steps", type=Path, help="file of step costs to write")
+    parser.add_argument("--steps-s", type=float, default=30.0)
 
 
 def main(options: argparse.Namespace) -> int:
-    """Run the engines one after the other; returns 1 if one had a problem."""
-    until = monotonic() + options.budget_s
-    records: list[dict[str, Any]] = []
-    for name in options.engines:
-        left = until - monotonic()
-        if left < 30:
-            print(f"{name}: no time left", flush=True)
-            continue
-        records.append(run_engine(name, options, left))
-        save(options.out, kind="measured", engines=without_tokens(records))
-        print(*table(records[-1:]), sep="\n", flush=True)
-    return 1 if any(record["problem"] for record in records) else 0
+    """Run the engines; returns 1 if one had a problem."""
+    check_machine(options)
+    begin = monotonic()
+    options.cache_gib = cache_gib(len(options.engines))
+    with tempfile.TemporaryDirectory(prefix="nostall-") as folder:
+        engines = [
+            Engine(name, number, Path(folder), options)
+            for number, name in enumerate(options.engines)
+        ]
+        try:
+            for engine in engines:
+                engine.connect(begin + options.start_s)
+            print(f"{monotonic() - begin:.0f} s: started", flush=True)
+            if options.steps and not engines[0].problem:
+                time_steps(engines[0], options)
+            serve_rounds(engines, options, begin + options.budget_s - 30)
+            for engine in engines:
+                if not engine.problem:
+                    engine.record["counts"] = engine.ask({"do": "counts"}, 10.0)
+            explain(engines, options)
+            write(engines, options)
+        finally:
+            for engine in engines:
+                engine.end()
+    records = [{**engine.record, "engine": engine.name, "problem": engine.problem}
+               for engine in engines]  # fmt: skip
+    print(*table(records), sep="\n", flush=True)
+    return 1 if any(engine.problem for engine in engines) else 0

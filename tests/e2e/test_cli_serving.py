@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from nostall.serving.simulate.step_costs import BUILT_IN
 from tests.e2e.cli import ROOT, error_line, nostall_here
 from tests.unit.serving.simulate.test_step_costs import document
 
@@ -64,10 +65,15 @@ def test_simulate_compares_the_policies(tmp_path: Path) -> None:
     assert "vllm" not in table.out
 
 
-def test_simulate_asks_for_measured_costs() -> None:
-    done = nostall_here("serving", "simulate", str(TRACES / "mooncake.jsonl"))
+def test_simulate_has_measured_costs(tmp_path: Path) -> None:
+    trace = str(TRACES / "mooncake.jsonl")
+    words = ("serving", "simulate", trace, "--requests", "9", "--policy", "vllm")
+    shown = nostall_here(*words).out
+    assert "measured steps (NVIDIA H" in " ".join(shown.split())
+    damaged = tmp_path / "costs.json.gz"
+    damaged.write_bytes(BUILT_IN.read_bytes()[:1000])
+    done = nostall_here(*words, "--costs", str(damaged))
     assert done.code == 2
-    assert "--costs is missing" in error_line(done)
     assert "benchmarks run serving.step_costs --out FILE" in error_line(done)
 
 
@@ -109,4 +115,24 @@ def test_tune_refuses_bad_arguments(
 
 def test_tune_without_a_gpu(tmp_path: Path) -> None:
     done = nostall_here("serving", "tune", "llama3-8b", "--out", str(tmp_path / "table.json"))
+    assert "no GPU is present" in error_line(done, code=3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--dtype", "int8"), "--dtype int8"),
+        (("--head-dim", "256"), "heads of up to 128"),
+        (("--kv-heads", "7"), "32 query heads and 7 KV heads"),
+    ],
+)
+def test_search_refuses_bad_arguments(
+    batch: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    done = nostall_here("serving", "search", str(batch), *arguments)
+    assert message in error_line(done)
+
+
+def test_search_without_a_gpu(batch: Path) -> None:
+    done = nostall_here("serving", "search", str(batch), CUDA_VISIBLE_DEVICES="")
     assert "no GPU is present" in error_line(done, code=3)

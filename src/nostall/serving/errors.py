@@ -17,5 +17,9 @@ class CapacityExceeded(BadTables):
     """A batch needs larger tables than those allocated; the message names the capacity needed."""
 
 
+class BadPlan(BadInput):
+    """A stored plan of attention cannot be read."""
+
+
 class BadSchedule(BadInput):
     """Limits or a policy of the scheduler, or step costs of the simulator, cannot be used."""

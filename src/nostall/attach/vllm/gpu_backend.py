@@ -11,15 +11,25 @@ from collections.abc import Collection
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from vllm.v1.attention.backend import AttentionType
 from vllm.v1.attention.backends import flash_attn
 
 from nostall.attach.vllm.counts import count_left, count_served
-from nostall.attach.vllm.routing import VARIABLE, StepKind, find_choice, plan_of, serves, step_kind
+from nostall.attach.vllm.routing import (
+    VARIABLE,
+    StepKind,
+    find_choice,
+    plan_of,
+    serves,
+    step_kind,
+    stored_plan,
+)
 from nostall.attach.vllm.step_tables import StepLimits, StepTables
 from nostall.core.errors import BadInput, NostallError
 from nostall.serving.attention.config import HEAD_DIMS, AttentionShape
 from nostall.serving.attention.plan import AttentionPlan
+from nostall.serving.attention.tall_launch import has_tall_kernel
 
 MAX_SCRATCH_BYTES = 1 << 30
 """Most memory of the scratch of one group of layers."""
@@ -60,13 +70,20 @@ class NostallMetadataBuilder(flash_attn.FlashAttentionMetadataBuilder):
         )
         if shape.window and config.speculative_config is not None:
             raise BadInput("a sliding window with speculative decoding")
+        has_tall = has_tall_kernel(torch.device(self.device))
+        dtype = str(config.model_config.dtype).removeprefix("torch.")
+        gpu = str(torch.cuda.get_device_name(self.device))
+        plans = {
+            kind: stored_plan(kind, shape, dtype, gpu) or plan_of(kind, shape, has_tall)
+            for kind in kinds
+        }
         made: dict[AttentionPlan, StepTables] = {}
-        for plan in {plan_of(kind, shape) for kind in kinds}:
+        for plan in set(plans.values()):
             made[plan] = tables = StepTables(shape, plan, limits, self.device)
             if tables.scratch_bytes > MAX_SCRATCH_BYTES:
                 raise BadInput(f"{tables.scratch_bytes >> 20} MiB of scratch")
             tables.warm_up(config.model_config.dtype, -(-limits.keys // spec.block_size))
-        return {kind: made[plan_of(kind, shape)] for kind in kinds}
+        return {kind: made[plan] for kind, plan in plans.items()}
 
     def build(
         self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False

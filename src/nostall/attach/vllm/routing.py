@@ -7,6 +7,7 @@ must follow from that number alone.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -19,7 +20,9 @@ from nostall.core.suggest import unknown
 from nostall.serving.attention.config import AttentionShape
 from nostall.serving.attention.plan import AttentionPlan
 from nostall.serving.attention.rules import BatchKind, is_faster_than_fa3, plan_for
+from nostall.serving.attention.winners.plan_store import PlanKey, find_plan
 
+_log = logging.getLogger("nostall")
 MAX_VERIFY = 32
 """Most query tokens of a sequence that counts as speculative verification, not as prefill."""
 
@@ -88,9 +91,28 @@ def find_choice(name: str) -> Choice:
     return CHOICES[name]
 
 
-def plan_of(kind: StepKind, shape: AttentionShape) -> AttentionPlan:
-    """The plan of attention for a kind of step; its launch fits into a CUDA graph."""
-    return plan_for(shape, _BATCHES[kind])
+def plan_of(kind: StepKind, shape: AttentionShape, has_tall: bool = False) -> AttentionPlan:
+    """The plan of attention for a kind of step; its launch fits into a CUDA graph.
+
+    ``has_tall``: whether the device runs the Gluon kernel for prefills.
+    """
+    return plan_for(shape, _BATCHES[kind], has_tall=has_tall)
+
+
+def stored_plan(
+    kind: StepKind, shape: AttentionShape, dtype: str, gpu: str
+) -> AttentionPlan | None:
+    """The winner of ``nostall serving search`` for a kind of step, if this GPU has one.
+
+    A damaged file is logged, and the rule's plan is used.
+    """
+    batch = _BATCHES[kind].kind(shape.group)
+    try:
+        plan = find_plan(PlanKey.of(shape, dtype, batch, gpu))
+    except BadInput as error:
+        _log.warning("nostall: %s", error)
+        return None
+    return plan if plan is not None and plan.kernel.schedule != "unit" else None
 
 
 def serves(choice: Choice, kind: StepKind, shape: AttentionShape, sequences: int, sms: int) -> bool:

@@ -21,7 +21,7 @@ from nostall.core.errors import BadInput
 from nostall.serving.scheduling.policies import POLICIES, Limits, find_policy
 from nostall.serving.simulate.engine import EngineSettings, simulate
 from nostall.serving.simulate.metrics import Distribution, Metrics
-from nostall.serving.simulate.step_costs import StepCosts, load_step_costs
+from nostall.serving.simulate.step_costs import BUILT_IN, StepCosts, load_step_costs
 from nostall.serving.traces.requests import Request, load_requests
 
 HOW_TO_MEASURE = (
@@ -33,7 +33,12 @@ TraceArgument = Annotated[
     Path, typer.Argument(help="Trace: CSV of Azure 2023, or JSON lines of Mooncake.")
 ]
 CostsOption = Annotated[
-    Path | None, typer.Option(help=f"Measured step costs, written by: {HOW_TO_MEASURE}.")
+    Path,
+    typer.Option(
+        help=f"Measured step costs, written by: {HOW_TO_MEASURE}; default: steps of vLLM that come "
+        "with nostall.",
+        show_default=False,
+    ),
 ]
 PolicyOption = Annotated[
     str | None, typer.Option(help=f"One of {', '.join(POLICIES)}; default: all of them.")
@@ -66,7 +71,7 @@ SeedOption = Annotated[int, typer.Option(help="Seed of the accepted drafts.")]
 
 def simulate_trace(
     trace: TraceArgument,
-    costs: CostsOption = None,
+    costs: CostsOption = BUILT_IN,
     policy: PolicyOption = None,
     requests: RequestsOption = None,
     rate: RateOption = 1.0,
@@ -86,8 +91,6 @@ def simulate_trace(
     Step times come from a model fitted to measured steps of a real engine, so all results are
     modelled. The policies are vLLM's scheduler and XY-Serve's.
     """
-    if costs is None:
-        raise BadInput(f"--costs is missing: the times of steps are measured with {HOW_TO_MEASURE}")
     if not 0 < rate < float("inf"):
         raise BadInput(f"--rate {rate}; allowed is a number above 0")
     names = [policy] if policy else list(POLICIES)

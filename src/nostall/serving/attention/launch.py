@@ -23,12 +23,28 @@ from nostall.serving.tables.columns import (
 from nostall.serving.tables.device import DeviceTables
 from nostall.serving.tables.settings import TableCapacity, TaskTables
 
-REDUCED_ELEMENTS, REDUCED_PARTS = 8192, 16
-"""Elements of all splits that a program of the reduction adds at a time, and splits at most."""
+REDUCED_ELEMENTS = 8192
+"""Elements of all splits that a program of the reduction adds at a time, at most."""
 SHORT_TILE = 16
 """Rows of tiles whose reductions are few and have many splits, such as those of long decodes."""
-SHORT_SPAN, SHORT_PARTS = 32, 64
-"""Dimensions and most splits that a program of the reduction of such tiles adds at a time."""
+
+
+class ReductionTile(NamedTuple):
+    """What a program of the reduction adds at a time."""
+
+    rows: int
+    span: int
+    """Dimensions of a head."""
+    parts: int
+    """Splits at most."""
+
+
+def reduction_tile(shape: AttentionShape, tallest: int) -> ReductionTile:
+    """The tile of the reduction for tiles of at most ``tallest`` rows."""
+    if tallest > SHORT_TILE:
+        return ReductionTile(16, min(128, shape.padded_head_dim), 1)
+    rows = min(SHORT_TILE, 1 << (shape.group - 1).bit_length())
+    return ReductionTile(rows, 32, min(64, REDUCED_ELEMENTS // (rows * 32)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,22 +222,19 @@ class MetaAttention:
     ) -> None:
         shape, config, tables = self.shape, self.config, buffers.tables
         dependent = {"launch_pdl": True} if config.dependent else {}
-        rows = min(16, 1 << (shape.group - 1).bit_length())
         tallest = max(tile.rows for tile in config.tiles)
-        span, parts = shape.padded_head_dim, REDUCED_PARTS
-        if tallest <= SHORT_TILE:
-            span, parts = SHORT_SPAN, SHORT_PARTS
+        tile = reduction_tile(shape, tallest)
         grid = (
             min(self.programs, len(tables.reductions)),
-            -(-tallest // rows),
-            -(-shape.head_dim // span),
+            -(-tallest // tile.rows),
+            -(-shape.head_dim // tile.span),
         )
         reduce_splits[grid](
             out, buffers.partial, buffers.partial_log_sums, tables.reductions, tables.counts,
             batch.query_starts, out.stride(0), out.stride(1), HEADS=shape.heads,
-            KV_HEADS=shape.kv_heads, D=shape.head_dim, SPAN=span, ROWS=rows,
-            PARTS=min(parts, REDUCED_ELEMENTS // (rows * span)), DEPENDENT=config.dependent,
-            num_warps=4, enable_fp_fusion=True, **dependent,
+            KV_HEADS=shape.kv_heads, D=shape.head_dim, SPAN=tile.span, ROWS=tile.rows,
+            PARTS=tile.parts, DEPENDENT=config.dependent, num_warps=4, enable_fp_fusion=True,
+            **dependent,
         )  # fmt: skip
 
 

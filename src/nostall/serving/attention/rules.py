@@ -55,7 +55,7 @@ Units are in descending cost, an order that the device builder knows.
 TALL_PLANS: dict[Kind, AttentionPlan] = {
     "prefill": AttentionPlan(TALL, "sorted", units_per_program=1)
 }
-"""Plans of the Gluon kernel, which a caller may ask for; off by default: docs/explanation."""
+"""Plans of the Gluon kernel, for devices that run it: 0.64 to 0.88 of the time of :data:`PLANS`."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def is_faster_than_fa3(shape: AttentionShape, batch: BatchKind, sequences: int, 
     """Whether the plan of a batch took less time than FlashAttention-3 where both were measured.
 
     Decodes, with or without verifies, are faster if there are enough of them that their keys need
-    no split; verifies alone are as fast; prefills and mixed batches are slower.
+    no split; verifies alone, prefills and mixed batches are slower.
     """
     kind = batch.kind(shape.group)
     if shape.head_dim != 128 or kind not in ("decode", "decode and verify"):

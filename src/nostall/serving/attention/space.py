@@ -48,16 +48,17 @@ class PlanMove:
 class PlanSpace(Space[AttentionPlan, PlanMove]):
     """Plans of given kernels with the schedules, orders and splits of this module."""
 
-    def __init__(self, kernels: Sequence[KernelConfig]) -> None:
+    def __init__(self, kernels: Sequence[KernelConfig], has_fixed_grid: bool = False) -> None:
         """``kernels``: their tiles, warps, registers and programs of an SM are what is searched;
-        the first is the start. Raises :class:`BadInput` without kernels."""
+        the first is the start. ``has_fixed_grid``: only schedules whose launch does not depend on
+        the batch, for CUDA graphs. Raises :class:`BadInput` without kernels."""
         if not kernels:
             raise BadInput("the space of plans got no kernel; give one or more")
         self.choices: dict[str, Sequence[Any]] = {
             "kernel": tuple(
                 dict.fromkeys(replace(k, schedule="queue", front=1.0) for k in kernels)
             ),
-            "schedule": SCHEDULES,
+            "schedule": tuple(s for s in SCHEDULES if s[0] != "unit" or not has_fixed_grid),
             "split": SPLITS,
             "least_split": LEAST_SPLITS,
             "units_per_program": UNITS_PER_PROGRAM,

@@ -52,8 +52,23 @@ MODELS = {
     "llama3-8b": ModelSizes(
         hidden_size=4096, intermediate_size=14336, num_attention_heads=32, num_key_value_heads=8
     ),
+    "llama3-70b": ModelSizes(
+        hidden_size=8192, intermediate_size=28672, num_attention_heads=64, num_key_value_heads=8
+    ),
+    "llama3-405b": ModelSizes(
+        hidden_size=16384, intermediate_size=53248, num_attention_heads=128, num_key_value_heads=8
+    ),
     "qwen2.5-7b": ModelSizes(
         hidden_size=3584, intermediate_size=18944, num_attention_heads=28, num_key_value_heads=4
+    ),
+    "qwen2.5-32b": ModelSizes(
+        hidden_size=5120, intermediate_size=27648, num_attention_heads=40, num_key_value_heads=8
+    ),
+    "qwen2.5-72b": ModelSizes(
+        hidden_size=8192, intermediate_size=29568, num_attention_heads=64, num_key_value_heads=8
+    ),
+    "deepseek-67b": ModelSizes(
+        hidden_size=8192, intermediate_size=22016, num_attention_heads=64, num_key_value_heads=8
     ),
 }
 """Sizes of models by name, from their published configurations."""

@@ -7,6 +7,8 @@ relative errors. Its error is that of samples that a fit to the others predicts.
 
 from __future__ import annotations
 
+import gzip
+import zlib
 from bisect import bisect_right
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +28,10 @@ MAX_KNOTS = 10
 """Most knots of the piecewise linear function."""
 MIN_SAMPLES = 20
 """Fewest samples of a cost file."""
+BUILT_IN = Path(__file__).with_name("step_costs.json.gz")
+"""Steps of vLLM on one GPU, measured by ``serving.step_costs``; its head says which GPU."""
+GZIP = b"\x1f\x8b"
+"""First bytes of a compressed file."""
 
 
 class StepContent(NamedTuple):
@@ -116,14 +122,17 @@ class StepCosts:
 
 
 def load_step_costs(path: Path) -> StepCosts:
-    """The model of a step-cost file. Raises :class:`BadSchedule` for another or too small file."""
+    """The model of a step-cost file (JSON, or JSON compressed by gzip).
+
+    Raises :class:`BadSchedule` for a damaged, another or too small file.
+    """
     try:
-        file = StepCostFile.model_validate_json(path.read_bytes())
-    except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the document"
+        content = path.read_bytes()
+        plain = gzip.decompress(content) if content.startswith(GZIP) else content
+        file = StepCostFile.model_validate_json(plain)
+    except (pydantic.ValidationError, EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise BadSchedule(
-            f"step-cost file {path}: {where}: {first['msg']}; `python -m benchmarks run "
+            f"step-cost file {path}: {_reason(error)}; `python -m benchmarks run "
             "serving.step_costs --out FILE` on a machine with a GPU and vLLM writes one"
         ) from error
     if len(file.samples) < MIN_SAMPLES:
@@ -137,6 +146,15 @@ def load_step_costs(path: Path) -> StepCosts:
         file.kv_tokens,
         f"{file.gpu}, {file.engine}, {file.model}",
     )
+
+
+def _reason(error: Exception) -> str:
+    """What is wrong with a file, in one line."""
+    if not isinstance(error, pydantic.ValidationError):
+        return str(error)
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"]) or "the document"
+    return f"{where}: {first['msg']}"
 
 
 def fit_step_costs(

@@ -41,7 +41,7 @@ SORTED_WORKERS = 4
 """Programs for each class of cost."""
 GIVEN_WORKERS = 64
 """Programs of an order that does not sort."""
-UNIT_BLOCK = 256
+UNIT_BLOCK = 128
 """Units that a program writes at a time."""
 MAX_TILES = 4096
 """Largest capacity of query tiles: each program holds all of them in registers."""
@@ -120,7 +120,7 @@ class DeviceBuilder:
             "BLOCK_S": _power_of_two(capacity.sequences),
             "BLOCK_T": _power_of_two(capacity.tiles),
             "BLOCK_U": UNIT_BLOCK,
-            "num_warps": 8 if capacity.tiles <= 1024 else 16,
+            "num_warps": 4 if capacity.tiles <= 1024 else 16,
         }
         grid = (settings.cost_classes if sorts else 1) * workers
         return DeviceBuilder(settings, capacity, tables, grid, constants)

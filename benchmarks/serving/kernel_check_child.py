@@ -1,0 +1,230 @@
+"""Child process of the kernel check: seeded ragged batches of one variant, compared with fp64."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nostall.serving.attention.config import AttentionShape, TileConfig
+from nostall.serving.attention.launch import (
+    AttentionBuffers,
+    BatchTensors,
+    MetaAttention,
+    PagedCache,
+)
+from nostall.serving.attention.plan import AttentionPlan
+from nostall.serving.attention.rules import PLANS, TALL, TALL_PLANS
+from nostall.serving.batch.examples import make_batch
+from nostall.serving.batch.ragged import RaggedBatch
+from nostall.serving.batch.trees import pack_trees
+from nostall.serving.tables.columns import REDUCTIONS, UNITS
+from nostall.serving.tables.device import DeviceBuilder
+from nostall.serving.tables.host import HostBuilder, needed_capacity
+from nostall.serving.tables.settings import TableCapacity
+
+HAS_GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
+NO_PAGE = 1 << 28
+"""Entry of the block table behind a sequence's last page; reading that page is a fault."""
+GUARD = 64
+"""Rows behind the result that no kernel may write."""
+LIMIT = 1.1
+"""Allowed error, in units of the roundings of weights and results to the inputs' dtype."""
+TABLE_CAPACITY = TableCapacity(
+    sequences=16, tiles=1024, units=8192, reductions=8192, scratch_rows=1 << 20, programs=8192
+)
+"""One capacity for all batches, so that the builder is compiled once."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A plan of one shape."""
+
+    plan: AttentionPlan
+    shape: AttentionShape = field(default_factory=AttentionShape)
+    dtype: torch.dtype = torch.bfloat16
+
+
+def _variants() -> dict[str, Variant]:
+    tall = TALL_PLANS["prefill"]
+    plans = {
+        "tall": tall,
+        "tall s3": replace(tall, kernel=replace(TALL, tiles=(TileConfig(128, 128, 3),))),
+        "tall n64": replace(tall, kernel=replace(TALL, tiles=(TileConfig(128, 64, 4),))),
+        "tall unit": replace(tall, kernel=replace(TALL, schedule="unit")),
+    }
+    shapes = {"32/8": AttentionShape(), "28/4": AttentionShape(28, 4)}
+    variants = {
+        f"{name} {heads}": Variant(plan, shape)
+        for name, plan in plans.items()
+        for heads, shape in shapes.items()
+    }
+    variants |= {
+        "tall page 48": Variant(tall, AttentionShape(page_size=48)),
+        "tall page 256": Variant(tall, AttentionShape(page_size=256)),
+        "tall d64": Variant(tall, AttentionShape(head_dim=64)),
+        "tall fp16": Variant(tall, dtype=torch.float16),
+    }
+    for kind in ("decode", "verify", "prefill", "mixed"):
+        variants[f"{kind} 32/8"] = Variant(PLANS[kind])
+    return variants
+
+
+VARIANTS = {**_variants(), "tables": Variant(PLANS["mixed"])}
+"""Variants by name; ``tables`` compares the device's table builder with the host's."""
+
+
+def draw_lengths(rng: np.random.Generator, page: int) -> tuple[list[int], list[int]]:
+    """Query and KV lengths of a batch: empty, one token, odd, at borders of pages and tiles."""
+    borders = [0, 1, 2, page - 1, page, page + 1, 31, 32, 33, 127, 128, 129, 255, 257]
+    queries, keys = [], []
+    for _ in range(int(rng.integers(1, 9))):
+        query = int(rng.choice(borders)) if rng.random() < 0.6 else int(rng.integers(1, 1200))
+        context = [0, int(rng.choice(borders)), int(rng.integers(0, 3000))][int(rng.integers(3))]
+        queries.append(query)
+        keys.append(query + context if query else 0)
+    return queries, keys
+
+
+def poisoned_cache(
+    ragged: RaggedBatch, shape: AttentionShape, dtype: torch.dtype, generator: torch.Generator
+) -> tuple[PagedCache, np.ndarray]:
+    """Random keys and values with NaN in every slot that no sequence owns, and the block table."""
+    pages = int(np.max(ragged.block_table, initial=0)) + 1
+    size = (2, pages + 2, shape.page_size, shape.kv_heads, shape.head_dim)
+    both = torch.randn(size, generator=generator, device=DEVICE, dtype=torch.float32).to(dtype)
+    owned = torch.zeros(size[1:3], dtype=torch.bool)
+    width = -(-ragged.block_table.shape[1] // 16) * 16
+    table = np.full((len(ragged), width), NO_PAGE, np.int32)
+    for sequence, length in enumerate(ragged.kv_lengths.tolist()):
+        count = -(-length // shape.page_size)
+        table[sequence, :count] = ragged.block_table[sequence, :count]
+        at = np.arange(length)
+        owned[ragged.block_table[sequence, at // shape.page_size], at % shape.page_size] = True
+    both[:, ~owned.to(DEVICE)] = float("nan")
+    return PagedCache(both[0], both[1]), table
+
+
+def exact(
+    ragged: RaggedBatch, shape: AttentionShape, query: Tensor, cache: PagedCache
+) -> tuple[Tensor, Tensor]:
+    """Attention in fp64, and the same weights over the absolute values, (tokens, heads, dim)."""
+    result = torch.zeros(query.shape, dtype=torch.float64, device=DEVICE)
+    absolute = torch.zeros_like(result)
+    starts = ragged.query_starts
+    for sequence, (length, keys) in enumerate(
+        zip(ragged.query_lengths.tolist(), ragged.kv_lengths.tolist(), strict=True)
+    ):
+        if not length:
+            continue
+        at = np.arange(keys)
+        pages = torch.from_numpy(ragged.block_table[sequence, at // shape.page_size]).long()
+        index = (pages.to(DEVICE), torch.from_numpy(at % shape.page_size).to(DEVICE))
+        position = torch.arange(keys - length, keys, device=DEVICE)
+        hidden = torch.arange(keys, device=DEVICE)[None, :] > position[:, None]
+        rows = slice(int(starts[sequence]), int(starts[sequence + 1]))
+        for kv_head in range(shape.kv_heads):
+            heads = slice(kv_head * shape.group, (kv_head + 1) * shape.group)
+            key, value = (t[*index, kv_head].double() for t in (cache.keys, cache.values))
+            scores = query[rows, heads].double().transpose(0, 1) @ key.T * shape.score_scale
+            weights = torch.softmax(scores.masked_fill(hidden, float("-inf")), dim=-1)
+            result[rows, heads] = (weights @ value).transpose(0, 1)
+            absolute[rows, heads] = (weights @ value.abs()).transpose(0, 1)
+    return result, absolute
+
+
+def check_attention(variant: Variant, seed: int) -> dict[str, Any]:
+    """Run one batch; ``problem`` is empty if everything is right."""
+    shape, plan = variant.shape, variant.plan
+    rng = np.random.default_rng(seed)
+    queries, keys = draw_lengths(rng, shape.page_size)
+    ragged = make_batch(queries, keys, page_size=shape.page_size, seed=seed)
+    generator = torch.Generator(DEVICE).manual_seed(seed)
+    cache, table = poisoned_cache(ragged, shape, variant.dtype, generator)
+    tokens = sum(queries)
+    size = (tokens, shape.heads, shape.head_dim)
+    query = torch.randn(size, generator=generator, device=DEVICE).to(variant.dtype)
+    # Small scales spread the weights over many keys, large ones put them on few.
+    query *= float(rng.choice([0.1, 1.0, 4.0]))
+    plan = replace(plan, units_per_program=int(rng.choice([0, 1, 4])), least_split=256)
+    sms = torch.cuda.get_device_properties(0).multi_processor_count if HAS_GPU else 4
+    sms = int(rng.choice([sms, 7]))
+    settings = plan.table_settings(shape, sms)
+    tables = HostBuilder.of(
+        settings, needed_capacity(ragged.query_lengths, ragged.kv_lengths, settings)
+    ).build(ragged.query_lengths, ragged.kv_lengths)
+    buffers = AttentionBuffers.of(tables, shape.head_dim, DEVICE)
+    programs = plan.launched_programs(sms, int(tables.counts[UNITS]))
+    kernel = MetaAttention(shape, plan.kernel, programs, bool(tables.counts[REDUCTIONS]))
+    tensors = BatchTensors.of(
+        ragged.query_starts, ragged.kv_lengths, table, pack_trees(ragged), DEVICE
+    )
+    outs = []
+    for _ in range(2):
+        guarded = torch.full((tokens + GUARD, *size[1:]), 7.0, dtype=variant.dtype, device=DEVICE)
+        guarded[:tokens] = float("nan")
+        kernel(query, cache, guarded[:tokens], tensors, buffers)
+        outs.append(guarded)
+    if HAS_GPU:
+        torch.cuda.synchronize()
+    expected, absolute = exact(ragged, shape, query, cache)
+    roundoff = torch.finfo(variant.dtype).eps / 2
+    unit = roundoff * (expected.abs() + absolute) + 1e-6
+    error = float(((outs[0][:tokens].double() - expected).abs() / unit).max()) if tokens else 0.0
+    problems = []
+    if not error < LIMIT:
+        problems.append(f"error {error:.3g} of the allowed roundings")
+    if not torch.equal(outs[0], outs[1]):
+        problems.append("two launches differ")
+    if not bool((outs[0][tokens:] == 7.0).all()):
+        problems.append("wrote behind the result")
+    if bool(buffers.queue.any()):
+        problems.append("the queue is not empty after the launch")
+    lengths = {"query": queries, "keys": keys}
+    details = {"splits": int(tables.counts[REDUCTIONS]), "units": int(tables.counts[UNITS])}
+    return {"error": error, "problem": "; ".join(problems), **lengths, **details}
+
+
+def check_tables(variant: Variant, seed: int) -> dict[str, Any]:
+    """Build the tables of one batch on the device and on the host; they must be equal."""
+    queries, keys = draw_lengths(np.random.default_rng(seed), variant.shape.page_size)
+    ragged = make_batch(queries, keys, page_size=variant.shape.page_size, seed=seed)
+    settings = variant.plan.table_settings(variant.shape, 132)
+    capacity = TABLE_CAPACITY
+    host = HostBuilder.of(settings, capacity).build(ragged.query_lengths, ragged.kv_lengths)
+    lengths = [torch.from_numpy(a).to(DEVICE) for a in (ragged.query_starts, ragged.kv_lengths)]
+    device = DeviceBuilder.of(settings, capacity).build(*lengths).to_host(capacity)
+    names = ("used_tasks", "used_reductions", "program_offsets", "counts")
+    differ = [n for n in names if not np.array_equal(getattr(host, n), getattr(device, n))]
+    return {"problem": ", ".join(differ), "query": queries, "keys": keys}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--variant", choices=VARIANTS, required=True)
+    parser.add_argument("--cases", type=int, required=True)
+    parser.add_argument("--seconds", type=float, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    end = time.monotonic() + options.seconds
+    check = check_tables if options.variant == "tables" else check_attention
+    with options.out.open("w") as out:
+        for seed in range(options.cases):
+            if time.monotonic() > end:
+                break
+            begin = time.monotonic()
+            result = check(VARIANTS[options.variant], seed)
+            result |= {"seed": seed, "seconds": round(time.monotonic() - begin, 3)}
+            print(json.dumps(result), file=out, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,233 @@
+"""Sections of ``docs/results/serving.md`` on attention: times, checks and the tables' builders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import geometric_mean, median
+from typing import Any
+
+from benchmarks.harness.markdown import link, table, wrapped
+from benchmarks.harness.result_file import load, results
+
+FOLDER = results("serving")
+ATTENTION = FOLDER / "attention.json.gz"
+CHECK = FOLDER / "kernel_check.json"
+BUILD = FOLDER / "table_build.json.gz"
+FLASHINFER = FOLDER / "attention_flashinfer.json.gz"
+"""An earlier run with FlashInfer, before the tile of the reduction was chosen."""
+
+Row = Mapping[str, Any]
+PEERS = ("FA3", "vLLM Triton", "SDPA", "paper", "stages", "streams")
+"""Kernels beside ours, by their names in the result file."""
+HEAD = ("FA3", "vLLM's Triton", "SDPA, dense", "paper", "stages", "streams")
+GROUPS: tuple[tuple[str, Callable[[str], bool]], ...] = (
+    ("verify", lambda kind: kind == "verify"),
+    ("decode", lambda kind: kind == "decode"),
+    ("prefill", lambda kind: kind == "prefill"),
+    ("prefill and decode", lambda kind: kind == "mixed"),
+    ("all", lambda kind: True),
+)
+"""Groups of batches, by kind."""
+RULES = {"prefill": "tall"}
+"""Name of the rule's plan among the candidates, where it is not ``rule``."""
+BARS = (
+    ("verify", "FA3", 1.20), ("decode", "FA3", 1.00), ("prefill and decode", "FA3", 1.20),
+    ("prefill", "FA3", 0.85), ("all", "vLLM Triton", 1.50),
+)  # fmt: skip
+"""Requirements: least geometric mean of a peer's time over meta-attention's."""
+
+
+def batch_times(row: Row) -> dict[str, float]:
+    """Median time of each kernel on a batch, in us; ``rule`` is the plan of the fixed rules.
+
+    ``streams`` is the fastest of the ways to run prefills beside all others.
+    """
+    times: dict[str, float] = {}
+    rule = RULES.get(row.get("plan_kind", ""), "rule")
+    for entry in row["entries"]:
+        medians = {name: median(samples) for name, samples in entry["samples_us"].items()}
+        if entry["final"]:
+            times |= medians
+        elif rule in medians:
+            times["rule"] = medians[rule]
+    beside = [time for name, time in times.items() if name == "streams" or name.startswith("tall ")]
+    if beside:
+        times["streams"] = min(beside)
+    return times
+
+
+def grouped(rows: Iterable[Row]) -> dict[str, list[dict[str, float]]]:
+    """Times of the batches of each group."""
+    kept = list(rows)
+    return {
+        title: [batch_times(row) for row in kept if belongs(row["kind"])]
+        for title, belongs in GROUPS
+    }
+
+
+def ratio(group: Iterable[Mapping[str, float]], name: str, ours: str = "ours") -> float | None:
+    """Geometric mean of a peer's time over ours; None if no batch has both."""
+    ratios = [times[name] / times[ours] for times in group if name in times and ours in times]
+    return geometric_mean(ratios) if ratios else None
+
+
+def attention_ratios() -> dict[str, float]:
+    """Geometric mean over all batches of each peer's time over meta-attention's."""
+    times = [batch_times(row) for row in load(ATTENTION)["results"]]
+    return {name: ratio(times, name) or float("nan") for name in PEERS}
+
+
+def attention() -> str:
+    """Times of all kernels on all batches."""
+    rows = load(ATTENTION)["results"]
+    gpu = " and ".join(sorted({row["gpu"] for row in rows}))
+    parts = [
+        "## Attention of one layer",
+        wrapped(
+            f"Meta-attention on {gpu}, bf16, heads of 128, pages of 16; query heads / KV heads in "
+            "the first column. The bound is the longer of the bytes at the memory's nominal rate "
+            "and the FLOPs at 600 TFLOP/s. Medians of CUDA graphs, taken in turns, each with "
+            "caches that rotate; results were compared with fp64 first. *Ours* is the fastest of "
+            "6 to 10 plans on each batch, chosen in the same run, so it is an upper limit for "
+            "*rule*, the plan of the fixed rules of `serving.attention.rules`. *Paper*: two tiles "
+            "and the snake order. *Stages*: the same plan, one launch a stage. *Streams*: prefills "
+            "beside all others on two streams, the fastest of three ways. FA3 knows no trees: its "
+            "time on verify-tree is that of causal verifies. (`python -m "
+            f"benchmarks run serving.attention --rules`, {link(ATTENTION)}; sweep: "
+            f"{link(FOLDER / 'attention_sweep_h200.json.gz')}; variants of the kernels: "
+            f"{link(FOLDER / 'tall_variants_h200.json.gz')})"
+        ),
+        _batches(rows),
+        "Geometric means of the other kernel's time over meta-attention's (above 1: meta-attention "
+        "is faster):",
+        _ratios(rows),
+        _bars(rows),
+        _flashinfer(load(FLASHINFER)["results"]),
+    ]
+    return "\n\n".join(parts)
+
+
+def _batches(rows: Sequence[Row]) -> str:
+    lines = []
+    for row in rows:
+        times, bound = batch_times(row), row["bound"]["us"]
+        peers = (f"{times[name]:.0f}" if name in times else "–" for name in PEERS)
+        rule = f"{times['rule']:.0f}" if "rule" in times else "–"
+        lines.append([
+            f"{row['heads'][0]}/{row['heads'][1]}", row["batch"], f"{bound:.0f}",
+            f"{times['ours']:.0f} ({times['ours'] / bound:.2f})", rule, *peers,
+        ])  # fmt: skip
+    head = ("heads", "batch", "bound, us", "ours (over bound)", "rule", *HEAD)
+    return table(head, lines)
+
+
+def _ratios(rows: Sequence[Row]) -> str:
+    lines = []
+    for title, group in grouped(rows).items():
+        if group:
+            values = [ratio(group, name) for name in PEERS]
+            shown = ("–" if value is None else f"{value:.2f}" for value in values)
+            lines.append([title, str(len(group)), *shown])
+    return table(("batches", "number", *HEAD), lines)
+
+
+def _bars(rows: Sequence[Row]) -> str:
+    groups = grouped(rows)
+    lines = []
+    for title, peer, least in BARS:
+        ours, rule = ratio(groups[title], peer), ratio(groups[title], peer, "rule")
+        if ours is not None and rule is not None:
+            is_met = (
+                "yes" if rule >= least else "only by the fastest plan" if ours >= least else "no"
+            )
+            lines.append([
+                f"{title}: {peer} / ours", f"≥ {least:.2f}", f"{ours:.2f}", f"{rule:.2f}", is_met,
+            ])  # fmt: skip
+    decodes = [row for row in rows if row["kind"] == "decode"]
+    over = geometric_mean(batch_times(row)["ours"] / row["bound"]["us"] for row in decodes)
+    lines.append(["decode: ours / bound", "≤ 1.15", f"{over:.2f}", "", _yes(over <= 1.15)])
+    stages = 1 / (ratio(groups["prefill and decode"], "stages") or float("nan"))
+    lines.append(
+        ["prefill and decode: ours / stages", "≤ 0.85", f"{stages:.2f}", "", _yes(stages <= 0.85)]
+    )
+    slower = [
+        times["vLLM Triton"] < times["ours"] for times in groups["all"] if "vLLM Triton" in times
+    ]
+    lines.append(
+        ["batches slower than vLLM's Triton", "0", str(sum(slower)), "", _yes(not any(slower))]
+    )
+    head = ("requirement", "limit", "ours", "rule", "met")
+    return "The requirements that the work began with:\n\n" + table(head, lines)
+
+
+def _flashinfer(rows: Sequence[Row]) -> str:
+    shown = [
+        f"{title} {value:.2f} ({len(group)} batches)"
+        for title, group in grouped(rows).items()
+        if (value := ratio(group, "FlashInfer")) is not None
+    ]
+    return wrapped(
+        "FlashInfer 0.6.13 (BatchPrefill, its fa2 back end) ran in an earlier call on a GPU of the "
+        f"same kind, on a part of the batches. Its time over meta-attention's: {', '.join(shown)}. "
+        "In that call the reduction of verifies took 10 us more than above: its tile was chosen "
+        f"between the calls ({link(FLASHINFER)}, {link(FOLDER / 'constants_h200.json')})."
+    )
+
+
+def _yes(is_met: bool) -> str:
+    return "yes" if is_met else "no"
+
+
+def checks() -> str:
+    """Correctness of the kernels, and memcheck."""
+    rows = load(CHECK)["results"]
+    lines = []
+    for row in rows:
+        error = "–" if row["largest_error"] is None else f"{row['largest_error']:.2f}"
+        memory = str(row["memory_errors"]) if row["memcheck"] else "–"
+        lines.append(
+            [
+                row["variant"],
+                f"{row['cases']}/{row['planned']}",
+                str(len(row["wrong"])),
+                error,
+                memory,
+            ]
+        )
+    about = wrapped(
+        "Seeded ragged batches: empty sequences, one token, odd lengths, lengths at the borders of "
+        "pages and tiles, chunks behind a prefix, keys with and without splits. Every result is "
+        "compared with fp64; the error is in units of the roundings of weights and results to the "
+        "inputs' dtype (limit 1.1). Slots of the cache without a key hold NaN, and entries of the "
+        "block table behind the last page name a page that does not exist. Each batch runs twice, "
+        "and both results must be equal bit for bit. *Tables* compares the device's tables with "
+        "the host's. Rows with memory errors ran under compute-sanitizer's memcheck, where each "
+        "tensor is an allocation of its own. The reduction's tile and two constants of the "
+        "device's builder were chosen after this run; the runs of the sections above and below "
+        "compare the chosen forms with fp64 and with the host. (`python -m benchmarks run "
+        f"serving.kernel_check`, {link(CHECK)})"
+    )
+    head = ("variant", "batches", "wrong", "largest error", "memory errors")
+    return f"## Correctness\n\n{about}\n\n{table(head, lines)}"
+
+
+def builders() -> str:
+    """Times of the builders of the tables."""
+    content = load(BUILD)
+    lines = []
+    for row in content["results"]:
+        device = row["device"]
+        lines.append([
+            row["batch"], str(row["sequences"]), row["order"], str(row["capacity"]["units"]),
+            f"{row['host']['p50_us']:.1f}", f"{row['host']['p99_us']:.1f}",
+            f"{device['p50_us']:.1f}" if device else "–",
+            _yes(device["bit_equal"]) if device else "–",
+        ])  # fmt: skip
+    about = wrapped(
+        "Times of building the task tables of a batch, in us: on the host (one core of "
+        f"{content['processor']}), and on {content['gpu']} in a CUDA graph of 20 builds. Wanted "
+        "for 256 sequences were less than 50 us on the host at p99, and less than 10 us on the "
+        f"device. (`python -m benchmarks run serving.table_build --device cuda`, {link(BUILD)})"
+    )
+    head = ("batch", "sequences", "order", "units", "host p50", "host p99", "device", "equal")
+    return f"## Building the tables\n\n{about}\n\n{table(head, lines)}"

@@ -1,0 +1,1 @@
+"""The search for a batch's fastest plan, and the stored winners that plans are taken from."""

@@ -1,0 +1,97 @@
+"""A batch on a GPU with random queries and caches, that plans of attention can be timed on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nostall.gpu.clock import Run
+from nostall.serving.attention.config import AttentionShape
+from nostall.serving.attention.launch import (
+    AttentionBuffers,
+    BatchTensors,
+    MetaAttention,
+    PagedCache,
+)
+from nostall.serving.attention.plan import AttentionPlan
+from nostall.serving.attention.winners.exact import exact_token, sample_tokens
+from nostall.serving.batch.ragged import RaggedBatch
+from nostall.serving.batch.trees import pack_trees
+from nostall.serving.errors import BadBatch
+from nostall.serving.tables.columns import REDUCTIONS, UNITS
+from nostall.serving.tables.host import build_tables
+
+ROTATED_BYTES = 256 << 20
+"""Bytes of all copies of the cache at least, so that the L2 cache (50 MB) does not hold them."""
+MOST_COPIES = 8
+TOLERANCE = 2e-2
+"""Allowed error, relative to the largest exact value."""
+
+
+@dataclass(frozen=True, eq=False)
+class GpuBatch:
+    """One batch with its tensors; all caches hold different values."""
+
+    ragged: RaggedBatch
+    shape: AttentionShape
+    query: Tensor
+    caches: tuple[PagedCache, ...]
+    tensors: BatchTensors
+    sampled: Tensor
+    """Query tokens whose results are checked."""
+    exact: Tensor
+    """Their results with the first cache in fp64, (sampled, heads, head dimension)."""
+
+    @staticmethod
+    def of(
+        ragged: RaggedBatch, shape: AttentionShape, dtype: torch.dtype, device: torch.device
+    ) -> GpuBatch:
+        """Random tensors of a batch. Raises :class:`BadBatch` for a batch without query tokens."""
+        if not ragged.query_lengths.any():
+            raise BadBatch("the batch has no query tokens; there is nothing to measure")
+        generator = torch.Generator(device).manual_seed(0)
+        blocks = int(np.max(ragged.block_table, initial=0)) + 1
+        size = (blocks, ragged.page_size, shape.kv_heads, shape.head_dim)
+
+        def draw(*lengths: int) -> Tensor:
+            return torch.randn(lengths, generator=generator, device=device).to(dtype)
+
+        copies = min(max(2, -(-ROTATED_BYTES // (4 * int(np.prod(size))))), MOST_COPIES)
+        caches = tuple(PagedCache(draw(*size), draw(*size)) for _ in range(copies))
+        query = draw(int(ragged.query_lengths.sum()), shape.heads, shape.head_dim)
+        tensors = BatchTensors.of(
+            ragged.query_starts,
+            ragged.kv_lengths,
+            np.maximum(ragged.block_table, 0),
+            pack_trees(ragged),
+            device,
+        )
+        tokens = sample_tokens(ragged)
+        exact = torch.stack([exact_token(ragged, shape, query, caches[0], int(t)) for t in tokens])
+        sampled = torch.from_numpy(tokens).to(device)
+        return GpuBatch(ragged, shape, query, caches, tensors, sampled, exact)
+
+    def run(self, plan: AttentionPlan, sms: int) -> Run:
+        """Launches of a plan, one for each cache, that a CUDA graph can hold.
+
+        Raises ``ValueError`` if the result of the first one is wrong.
+        """
+        tables = build_tables(self.ragged, plan.table_settings(self.shape, sms))
+        buffers = AttentionBuffers.of(tables, self.shape.head_dim, self.query.device)
+        programs = plan.launched_programs(sms, int(tables.counts[UNITS]))
+        kernel = MetaAttention(self.shape, plan.kernel, programs, bool(tables.counts[REDUCTIONS]))
+        out = torch.full_like(self.query, float("nan"))
+        kernel(self.query, self.caches[0], out, self.tensors, buffers)
+        got = out[self.sampled].double()
+        error = float((got - self.exact).abs().max() / self.exact.abs().max())
+        if not error < TOLERANCE:
+            raise ValueError(f"wrong result: relative error {error:.2g}")
+
+        def run() -> None:
+            for cache in self.caches:
+                kernel(self.query, cache, out, self.tensors, buffers)
+
+        return run

@@ -1,0 +1,66 @@
+"""The search for the plan of a batch's kind on this GPU, and the storing of its winner."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from nostall.core.errors import MissingPart
+from nostall.core.search import Budget
+from nostall.gpu.clock import ReplayClock
+from nostall.serving.attention.config import AttentionShape
+from nostall.serving.attention.plan import AttentionPlan
+from nostall.serving.attention.rules import PLANS, BatchKind, Kind, plan_for
+from nostall.serving.attention.space import PlanSpace
+from nostall.serving.attention.tall_launch import has_tall_kernel
+from nostall.serving.attention.winners.gpu_batch import GpuBatch
+from nostall.serving.attention.winners.plan_store import PlanKey, record_of, save_plan
+from nostall.serving.attention.winners.search import Found, search_plan
+from nostall.serving.batch.ragged import RaggedBatch
+
+
+class Outcome(NamedTuple):
+    """What a search found for which kind of batch."""
+
+    kind: Kind
+    found: Found
+    path: Path | None
+    """File of the stored winner; None if there is none."""
+
+
+def kind_of(batch: RaggedBatch) -> BatchKind:
+    """The kind of a batch, from its lengths."""
+    lengths = batch.query_lengths[batch.query_lengths > 0]
+    has_decodes = bool((lengths == 1).any())
+    return BatchKind(has_decodes, int(lengths.max(initial=1)), batch.speculative_limit)
+
+
+def search_on_gpu(
+    batch: RaggedBatch, name: str, shape: AttentionShape, dtype: str, seconds: float, seed: int
+) -> Outcome:
+    """Search on the current GPU, and store the winner. Raises :class:`MissingPart` without one.
+
+    ``dtype``: bfloat16 or float16. ``name``: the batch's name in the record.
+    """
+    if not torch.cuda.is_available():
+        raise MissingPart("no GPU is present; run this command on the GPU that will serve")
+    device = torch.device("cuda", torch.cuda.current_device())
+    described = kind_of(batch)
+    kind = described.kind(shape.group)
+    rule: AttentionPlan = plan_for(shape, described, has_tall=has_tall_kernel(device))
+    kernels = [PLANS[kind].kernel, *(plan.kernel for plan in PLANS.values())]
+    tensors = GpuBatch.of(batch, shape, getattr(torch, dtype), device)
+    sms = torch.cuda.get_device_properties(device).multi_processor_count
+    space, budget = PlanSpace(kernels, has_fixed_grid=True), Budget(seconds=seconds)
+    found = search_plan(
+        space, rule, lambda plan: tensors.run(plan, sms), ReplayClock(), budget, seed
+    )
+    compared = found.comparison
+    if found.plan is None or compared is None:
+        return Outcome(kind, found, None)
+    key = PlanKey.of(shape, dtype, kind, str(torch.cuda.get_device_name(device)))
+    ratios = (compared.ratio, compared.low, compared.high)
+    record = record_of(key, found.plan, name, ratios, found.samples, found.evaluations)
+    return Outcome(kind, found, save_plan(record))
