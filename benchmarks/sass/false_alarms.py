@@ -85,7 +85,8 @@ def judge(function: CodeFunction, program: Program | NostallError) -> Row:
         "round_trip": True,
     }
     if isinstance(program, NostallError):
-        return {**row, "kinds": ["unreadable"], "findings": [str(program)[:300]]}
+        text = str(program)[:300]
+        return {**row, "kinds": ["unreadable"], "findings": [text], "why": explanation(text)}
     row["name"] = program.functions[0].name
     row["round_trip"] = program.to_cubin() == function.cubin
     findings = validate_program(program).findings
@@ -174,7 +175,10 @@ def main(options: argparse.Namespace) -> int:
     if kept.exists() and not options.restart:
         rows = {key: _explained(row) for key, row in pickle.loads(kept.read_bytes()).items()}
     done = {key for key, row in rows.items() if not options.again or "kinds" not in row}
-    wanted = (lambda f: half(f) == options.half) if options.half else None
+
+    def wanted(function: CodeFunction) -> bool:
+        return function.size <= options.max_size and options.half in (None, half(function))
+
     for library, functions in batches(list(contents), options.state, done, wanted):
         for function, program in zip(functions, programs(functions), strict=True):
             rows[function.key] = {"library": library, **judge(function, program)}

@@ -12,6 +12,36 @@ from nostall.sass.safety.symbolic.terms import Term
 Unfinished = tuple[int, str]
 """(index, "result" or "sources") of an operation that others may have to find complete."""
 
+Provers = frozenset[int]
+"""Indices of later instructions whose order with an earlier one proves it done."""
+
+
+@dataclass(slots=True)
+class AssumedProof:
+    """What proves a result written or sources read if pairs without witnesses keep their order."""
+
+    covering: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
+    """(later instruction, its scoreboard)."""
+    provers: Provers | None = None
+    """The later instructions whose scoreboards were waited for; None if none was."""
+
+    def cover(self, later: int, scoreboards: int) -> None:
+        """Add the scoreboards (bit mask) of a later instruction."""
+        self.covering |= {(later, n) for n in range(6) if scoreboards >> n & 1}
+
+    def wait(self, scoreboards: int) -> None:
+        """Note a wait for scoreboards (bit mask)."""
+        found = frozenset(later for later, n in self.covering if scoreboards >> n & 1)
+        if found:
+            self.provers = found | (self.provers or frozenset())
+
+    def scoreboards(self) -> int:
+        """Bit mask of the covering scoreboards."""
+        mask = 0
+        for _, number in self.covering:
+            mask |= 1 << number
+        return mask
+
 
 @dataclass(slots=True)
 class IssuedInstruction:
@@ -40,6 +70,10 @@ class IssuedInstruction:
     """Group in the in-order rules, or ""."""
     later_setters: list[int] = field(default_factory=lambda: [0] * 6)
     """For each scoreboard: how many later operations that complete in order set it."""
+    assumed_result: AssumedProof = field(default_factory=AssumedProof)
+    """What proves the result written, by pairs without witnesses."""
+    assumed_sources: AssumedProof = field(default_factory=AssumedProof)
+    """What proves the sources read, by pairs without witnesses."""
 
     is_ordered: bool = False
     """Whether other instructions may rely on its completion, whatever its registers."""
@@ -100,6 +134,17 @@ class Outcome:
         default_factory=dict[int, "frozenset[Unfinished]"]
     )
     """Index of a barrier or memory access -> those that its own wait completes."""
+    reliances: dict[tuple[int, int, str], Provers] = field(
+        default_factory=dict[tuple[int, int, str], Provers]
+    )
+    """(first, second, kind of hazard) of accesses that only pairs without witnesses protect."""
+    assumed_complete: dict[tuple[int, Unfinished], Provers] = field(
+        default_factory=dict[tuple[int, Unfinished], Provers]
+    )
+    """(barrier or memory access, operation) -> what completes the operation before it, by pairs
+    without witnesses."""
+    assumed_done: dict[Unfinished, Provers] = field(default_factory=dict[Unfinished, Provers])
+    """Operation -> what proves it done at the end of the block, by pairs without witnesses."""
     product_accesses: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
     """(warpgroup product, instruction that accesses one of its registers while it may run)."""
     waited: int = 0
