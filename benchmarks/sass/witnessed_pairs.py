@@ -35,7 +35,6 @@ from nostall.sass.program.cover_rules import (
     group,
 )
 from nostall.sass.safety.hazards import HazardValidator
-from nostall.sass.safety.in_flight import Provers
 from nostall.sass.safety.pairing import HazardKind
 
 _PAIRS = {rule.pair for rule in RULES}

@@ -325,9 +325,7 @@ def edge_state(state: State, last: Instruction, falls_through: bool) -> State:
     known = negate_literals(condition) if falls_through else condition
     contradicting = negate_literals(known)
     remaining = {
-        key: item.copy()
-        for key, item in state.items()
-        if not item.guard_literals & contradicting
+        key: item.copy() for key, item in state.items() if not item.guard_literals & contradicting
     }
     for item in remaining.values():
         item.guard_literals |= known

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from nostall.sass.program import queues
 from nostall.sass.program.cover_rules import COVER, group
 from nostall.sass.program.instruction import Instruction
+from nostall.sass.program.opcodes import Effect
 from nostall.sass.safety.latency import OVERWRITE_GAP, SCOREBOARD_GAP, LatencyTable
 from nostall.sass.safety.pairing import HazardKind
 from nostall.sass.schedule.constraints import BlockConstraints, InFlight
@@ -130,6 +131,10 @@ class _RegisterTracker:
 
     def process_accesses(self, instruction: Instruction) -> None:
         """Add the RAW, WAW and WAR dependences of an instruction, and those on fences."""
+        if instruction.is_barrier or instruction.effects & Effect.FENCE:
+            for item in self.pending:
+                for waiter in self._keep_assumed_waits(item):
+                    self.constraints.add_edge(waiter, instruction.index)
         if instruction.is_barrier:
             self.completed_walls = []
         elif instruction.accesses_memory:
