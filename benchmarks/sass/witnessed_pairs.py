@@ -3,10 +3,10 @@
     python -m benchmarks run sass.witnessed_pairs --files FOLDER/*.cubin \\
         --out src/nostall/sass/program/witnessed_pairs.json
 
-Each function is analysed as if no pair had witnesses.  An access that only the order of instructions
-protects then names the later instructions that may prove it.  If all of them make one pair with the
-earlier instruction, the function is a witness of this pair.  The verifier lets a candidate rely on
-the order of a pair with at least three witnesses (``nostall.sass.program.cover_rules``).
+Each function is analysed as if no pair had witnesses.  An access that only an order protects then
+names the later instructions that may prove it.  If all of them make one pair with the earlier
+instruction, the function is a witness of this pair.  The verifier lets a candidate rely on the
+order of a pair with at least three witnesses (``nostall.sass.program.cover_rules``).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def needed_pairs(function: Function, sm: int) -> set[OrderedPair]:
     analysis = HazardValidator(sm, _NO_WITNESSES).analyse(function)
     groups = {i.index: group(i, sm) for i in function.instructions}
     needed: set[OrderedPair] = set()
-    for (first, second, kind), provers in analysis.reliances.items():
+    for (first, _, kind), provers in analysis.reliances.items():
         pairs = {_pair(kind, groups[first], groups[later]) for later in provers}
         if len(pairs) == 1:
             needed |= pairs

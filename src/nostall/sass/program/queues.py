@@ -60,9 +60,12 @@ def result_scoreboards(instruction: Instruction, cover: CoverTable = COVER) -> i
     """
     control = instruction.control
     scoreboard = control.write_sb
-    if scoreboard > 5 and instruction.base == "ATOM":
-        if any(rule.claim is Claim.READ_PROVES_RESULT for rule in cover.rules):
-            scoreboard = control.read_sb
+    if (
+        scoreboard > 5
+        and instruction.base == "ATOM"
+        and any(rule.claim is Claim.READ_PROVES_RESULT for rule in cover.rules)
+    ):
+        scoreboard = control.read_sb
     return 1 << scoreboard if scoreboard < 6 else 0
 
 
