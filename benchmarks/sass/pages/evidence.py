@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.harness.markdown import region, table
 from benchmarks.harness.result_file import ROOT, load, results
 from nostall.core.files import write_atomically
-from nostall.sass.program.cover_rules import Claim
+from nostall.sass.program.cover_rules import LEAST_WITNESSES, Claim
 from nostall.sass.safety.latency import FAMILY
 from nostall.sass.safety.rules import RULES
 
@@ -31,6 +31,7 @@ def text(page: str) -> str:
     """The page with new tables."""
     page = region(page, "rules", _rules())
     page = region(page, "in-order", _in_order(load(FOLDER / "cover_rules.json")["rules"]))
+    page = region(page, "witnessed", _witnessed(_witness_counts()))
     page = region(page, "halves", _halves(load(FOLDER / "seeded_hazards.json")))
     page = region(page, "false-alarms", _false_alarms(load(FOLDER / "false_alarms.json")))
     return region(page, "architectures", _architectures())
@@ -66,6 +67,32 @@ def _in_order(records: Iterable[Mapping[str, Any]]) -> str:
         rows.append((_CLAIMS[Claim(record["claim"])], pair, need, architectures, f"`{witness}`"))
     head = ("order", "queue", "functions that need it", "architectures", "a witness")
     return table(head, rows)
+
+
+def _witness_counts() -> list[Mapping[str, Any]]:
+    """The rows of ``witnessed_pairs.json``."""
+    text = resources.files("nostall.sass.program").joinpath("witnessed_pairs.json").read_text()
+    rows: list[Mapping[str, Any]] = json.loads(text)["pairs"]
+    return rows
+
+
+def _witnessed(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Table of the pairs with witnesses, one row for each later group."""
+    known: dict[tuple[str, str], list[str]] = {}
+    others: Counter[tuple[str, str]] = Counter()
+    for row in rows:
+        key = (row["order"], row["later"])
+        known.setdefault(key, [])
+        if row["functions"] >= LEAST_WITNESSES:
+            known[key].append(f"{row['earlier']} ({row['functions']})")
+        else:
+            others[key] += 1
+    lines = [
+        (_CLAIMS[Claim(order)], later, ", ".join(earlier) or "–", str(others[order, later]))
+        for (order, later), earlier in sorted(known.items())
+    ]
+    head = ("order", "later", "earlier (functions that need the order)", "other pairs")
+    return table(head, lines)
 
 
 def _halves(seeded: Mapping[str, Any]) -> str:
