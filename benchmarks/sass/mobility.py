@@ -25,7 +25,6 @@ from nostall.sass.program.cover_rules import RULES, CoverTable
 from nostall.sass.schedule import ScheduleSpace, dependence_scan
 from nostall.sass.schedule.mobility import mobility
 
-
 ALL_WITNESSED = CoverTable(RULES, frozenset(rule.pair for rule in RULES))
 """The in-order rules if each pair had witnesses."""
 LARGEST = 2000

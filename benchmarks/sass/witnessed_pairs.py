@@ -22,7 +22,7 @@ from typing import Any
 from tests.corpus import catalogue
 
 from benchmarks.harness.result_file import save
-from benchmarks.sass.cover_rules import MAX_INSTRUCTIONS, corpus_paths
+from benchmarks.sass.cover_rules import corpus_paths
 from nostall.core.errors import BadBinary
 from nostall.sass import Program
 from nostall.sass.program import Function
@@ -36,6 +36,11 @@ from nostall.sass.program.cover_rules import (
 )
 from nostall.sass.safety.hazards import HazardValidator
 from nostall.sass.safety.pairing import HazardKind
+
+MAX_INSTRUCTIONS = 1500
+"""Larger functions are left out: without witnesses, much is in flight at a time."""
+PROGRESS = 100
+"""Cubins after which the table so far is written."""
 
 _PAIRS = {rule.pair for rule in RULES}
 _NO_WITNESSES = CoverTable(RULES, frozenset())
@@ -105,6 +110,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--files", type=Path, nargs="*", default=[], help="further cubins")
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--nice", type=int, default=5)
 
 
 def main(options: argparse.Namespace) -> None:
@@ -112,11 +118,13 @@ def main(options: argparse.Namespace) -> None:
     paths = [*corpus_paths(options.every), *options.files]
     witnesses: list[Witness] = []
     functions = 0
-    os.nice(5)
+    os.nice(options.nice)
     with ProcessPoolExecutor(options.jobs) as pool:
-        for found, count in pool.map(examine, paths, chunksize=4):
+        for at, (found, count) in enumerate(pool.map(examine, paths, chunksize=4), 1):
             witnesses += found
             functions += count
+            if at % PROGRESS == 0:
+                save(options.out, cubins=at, functions=functions, pairs=list(records(witnesses)))
     pairs = list(records(witnesses))
     for row in pairs:
         if row["functions"]:
