@@ -1,6 +1,6 @@
 """Which pairs of instruction groups does compiler output need to be in order, and how often?
 
-    python -m benchmarks run sass.witnessed_pairs --files FOLDER/*.cubin \\
+    python -m benchmarks run sass.witnessed_pairs --folder FOLDER \\
         --out src/nostall/sass/program/witnessed_pairs.json
 
 Each function is analysed as if no pair had witnesses.  An access that only an order protects then
@@ -87,12 +87,11 @@ def examine(path: Path) -> tuple[list[Witness], int]:
 
 
 def records(witnesses: list[Witness]) -> Iterator[dict[str, Any]]:
-    """One row for each pair of the in-order rules, those without witnesses too."""
+    """One row for each pair that has a witness."""
     found: dict[OrderedPair, list[Witness]] = defaultdict(list)
     for witness in witnesses:
         found[witness[0]].append(witness)
-    for pair in sorted(_PAIRS):
-        own = found.get(pair, [])
+    for pair, own in sorted(found.items()):
         yield {
             "order": pair.order.value,
             "earlier": pair.earlier,
@@ -108,14 +107,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--every", type=int, default=1, help="every N-th Triton cubin; 0: no corpus"
     )
-    parser.add_argument("--files", type=Path, nargs="*", default=[], help="further cubins")
+    parser.add_argument("--folder", type=Path, help="a folder with further cubins")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--nice", type=int, default=5)
 
 
 def main(options: argparse.Namespace) -> None:
     """Count the witnesses, print a table, write the file."""
-    paths = [*corpus_paths(options.every), *options.files]
+    further = sorted(options.folder.glob("*.cubin")) if options.folder else []
+    paths = [*corpus_paths(options.every), *further]
     witnesses: list[Witness] = []
     functions = 0
     os.nice(options.nice)
@@ -127,8 +127,9 @@ def main(options: argparse.Namespace) -> None:
                 save(options.out, cubins=at, functions=functions, pairs=list(records(witnesses)))
     pairs = list(records(witnesses))
     for row in pairs:
-        if row["functions"]:
-            print(f"{row['order']:18} {row['earlier']:20} {row['later']:20} {row['functions']:5}")
+        print(f"{row['order']:18} {row['earlier']:20} {row['later']:20} {row['functions']:5}")
     enough = sum(row["functions"] >= LEAST_WITNESSES for row in pairs)
-    print(f"{functions} functions; {enough} of {len(pairs)} pairs have {LEAST_WITNESSES} witnesses")
+    print(
+        f"{functions} functions; {enough} of {len(_PAIRS)} pairs have {LEAST_WITNESSES} witnesses"
+    )
     save(options.out, cubins=len(paths), functions=functions, pairs=pairs)

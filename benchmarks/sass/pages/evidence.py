@@ -12,6 +12,7 @@ from benchmarks.harness.markdown import region, table
 from benchmarks.harness.result_file import ROOT, load, results
 from nostall.core.files import write_atomically
 from nostall.sass.program.cover_rules import LEAST_WITNESSES, Claim
+from nostall.sass.program.cover_rules import RULES as COVER_RULES
 from nostall.sass.safety.latency import FAMILY
 from nostall.sass.safety.rules import RULES
 
@@ -78,15 +79,16 @@ def _witness_counts() -> list[Mapping[str, Any]]:
 
 def _witnessed(rows: Iterable[Mapping[str, Any]]) -> str:
     """Table of the pairs with witnesses, one row for each later group."""
+    counts = {(row["order"], row["later"], row["earlier"]): row["functions"] for row in rows}
     known: dict[tuple[str, str], list[str]] = {}
     others: Counter[tuple[str, str]] = Counter()
-    for row in rows:
-        key = (row["order"], row["later"])
-        known.setdefault(key, [])
-        if row["functions"] >= LEAST_WITNESSES:
-            known[key].append(f"{row['earlier']} ({row['functions']})")
+    for order, earlier, later in sorted({rule.pair for rule in COVER_RULES}):
+        functions = counts.get((order.value, later, earlier), 0)
+        listed = known.setdefault((order.value, later), [])
+        if functions >= LEAST_WITNESSES:
+            listed.append(f"{earlier} ({functions})")
         else:
-            others[key] += 1
+            others[order.value, later] += 1
     lines = [
         (_CLAIMS[Claim(order)], later, ", ".join(earlier) or "–", str(others[order, later]))
         for (order, later), earlier in sorted(known.items())
