@@ -33,6 +33,7 @@ from nostall.sass.program.cover_rules import (
     CoverTable,
     OrderedPair,
     group,
+    ordered_pairs,
 )
 from nostall.sass.safety.hazards import HazardValidator
 from nostall.sass.safety.pairing import HazardKind
@@ -42,7 +43,7 @@ MAX_INSTRUCTIONS = 1500
 PROGRESS = 100
 """Cubins after which the table so far is written."""
 
-_PAIRS = {rule.pair for rule in RULES}
+_PAIRS = ordered_pairs()
 _NO_WITNESSES = CoverTable(RULES, frozenset())
 
 Witness = tuple[OrderedPair, int, str]

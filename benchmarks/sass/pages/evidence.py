@@ -11,8 +11,7 @@ from typing import Any
 from benchmarks.harness.markdown import region, table
 from benchmarks.harness.result_file import ROOT, load, results
 from nostall.core.files import write_atomically
-from nostall.sass.program.cover_rules import LEAST_WITNESSES, Claim
-from nostall.sass.program.cover_rules import RULES as COVER_RULES
+from nostall.sass.program.cover_rules import LEAST_WITNESSES, Claim, ordered_pairs
 from nostall.sass.safety.latency import FAMILY
 from nostall.sass.safety.rules import RULES
 
@@ -82,7 +81,7 @@ def _witnessed(rows: Iterable[Mapping[str, Any]]) -> str:
     counts = {(row["order"], row["later"], row["earlier"]): row["functions"] for row in rows}
     known: dict[tuple[str, str], list[str]] = {}
     others: Counter[tuple[str, str]] = Counter()
-    for order, earlier, later in sorted({rule.pair for rule in COVER_RULES}):
+    for order, earlier, later in sorted(ordered_pairs()):
         functions = counts.get((order.value, later, earlier), 0)
         listed = known.setdefault((order.value, later), [])
         if functions >= LEAST_WITNESSES:

@@ -190,6 +190,16 @@ RULES: tuple[CoverRule, ...] = (
 )
 """All in-order rules."""
 
+
+def ordered_pairs() -> frozenset[OrderedPair]:
+    """The pairs whose order a candidate may rely on only with witnesses.
+
+    The other two claims are about one group, and candidates use them as compilers do.
+    """
+    alone = (Claim.PARTIAL_WAIT, Claim.READ_PROVES_RESULT)
+    return frozenset(rule.pair for rule in RULES if rule.claim not in alone)
+
+
 LEAST_WITNESSES = 3
 """Functions of compiler output that must need the order of a pair."""
 
