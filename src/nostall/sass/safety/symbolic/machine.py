@@ -106,8 +106,9 @@ class SymbolicMachine:
             if (earlier.result_scoreboards | earlier.source_scoreboards) & waited:
                 earlier.is_read = True
                 self.resolved |= 1 << earlier.instruction.index
-            earlier.assumed_result.wait(waited)
-            earlier.assumed_sources.wait(waited)
+            for proof in (earlier.assumed_result, earlier.assumed_sources):
+                if proof is not None:
+                    proof.wait(waited)
 
     def _wait_and_record(self, position: int, instruction: Instruction) -> None:
         """Apply the waits of an instruction that relies on the completion of earlier ones."""
@@ -135,8 +136,8 @@ class SymbolicMachine:
             finished |= not waits_result and not waits_sources
             if relies_on_all or issued.instruction.is_barrier:
                 pending = (
-                    ("result", waits_result, issued.assumed_result.provers),
-                    ("sources", waits_sources, issued.assumed_sources.provers),
+                    ("result", waits_result, issued.result_provers),
+                    ("sources", waits_sources, issued.source_provers),
                 )
                 for role, waits, provers in pending:
                     if waits and provers is None:
@@ -185,7 +186,7 @@ class SymbolicMachine:
         if writer.is_written:
             return False
         if not writer.fixed_latency:
-            provers = writer.assumed_result.provers
+            provers = writer.result_provers
             if kind == "WAW" and writer.group in self._assumed(instruction).overwrites_results:
                 provers = frozenset((instruction.index,)) | (provers or frozenset())
             return not self._rely(writer, instruction, kind, provers)
@@ -261,7 +262,7 @@ class SymbolicMachine:
         own_group = group(instruction, self.sm)
         if reader.group in self._proofs(own_group).overwrites_sources:
             return False
-        provers = reader.assumed_sources.provers
+        provers = reader.source_provers
         if reader.group in self._assumed(instruction).overwrites_sources:
             provers = frozenset((instruction.index,)) | (provers or frozenset())
         return not self._rely(reader, instruction, "WAR", provers)
@@ -328,8 +329,8 @@ class SymbolicMachine:
         for earlier in self.issued:
             earlier.is_read = earlier.is_read or earlier.group in drained
             if earlier.group in assumed:
-                known = earlier.assumed_sources.provers or frozenset()
-                earlier.assumed_sources.provers = known | {barrier.index}
+                known = earlier.source_provers or frozenset()
+                earlier.assume_sources().provers = known | {barrier.index}
 
     def _proofs(self, own_group: str) -> Proofs:
         return self.cover.proofs(own_group, self.sm, witnessed=True)
@@ -344,15 +345,12 @@ class SymbolicMachine:
     def _cover_earlier(self, later: IssuedInstruction, write: int, read: int) -> None:
         """Let the scoreboards of an instruction prove earlier ones done, by the in-order rules."""
         proofs, assumed = self._proofs(later.group), self._assumed(later.instruction)
-        index = later.instruction.index
+        index, has_assumed = later.instruction.index, any(assumed)
         for earlier in self.issued:
             if not earlier.group:
                 continue
-            if earlier.group in assumed.sources:
-                earlier.assumed_sources.cover(index, write | read)
-            if earlier.group in assumed.results:
-                earlier.assumed_result.cover(index, write)
-                earlier.assumed_sources.cover(index, write)
+            if has_assumed:
+                _assume(earlier, assumed, index, write, read)
             if earlier.group in proofs.in_order or earlier.group in assumed.in_order:
                 shared = (earlier.source_scoreboards | earlier.result_scoreboards) & (write | read)
                 for scoreboard in range(6):
@@ -401,21 +399,31 @@ class SymbolicMachine:
         for issued in self.issued:
             index, since = issued.instruction.index, self.now - issued.issued
             if issued.has_result and not self._has_settled(issued):
-                assumed = issued.assumed_result
-                if assumed.provers is not None:
-                    outcome.assumed_done[index, "result"] = assumed.provers
+                proof = issued.assumed_result
+                if proof is not None and proof.provers is not None:
+                    outcome.assumed_done[index, "result"] = proof.provers
                 else:
                     cycles = since if issued.fixed_latency else min(since, SCOREBOARD_GAP)
-                    boards = issued.result_scoreboards | assumed.scoreboards()
-                    outcome.results_out[index] = (cycles, boards)
+                    assumed = 0 if proof is None else proof.scoreboards()
+                    outcome.results_out[index] = (cycles, issued.result_scoreboards | assumed)
             is_tracked = issued.is_ordered or not issued.fixed_latency
             if issued.has_sources and not issued.is_read and is_tracked:
-                assumed = issued.assumed_sources
-                if assumed.provers is not None:
-                    outcome.assumed_done[index, "sources"] = assumed.provers
+                proof = issued.assumed_sources
+                if proof is not None and proof.provers is not None:
+                    outcome.assumed_done[index, "sources"] = proof.provers
                 else:
+                    assumed = 0 if proof is None else proof.scoreboards()
                     boards = issued.result_scoreboards | issued.source_scoreboards
-                    outcome.sources_out[index] = boards | assumed.scoreboards()
+                    outcome.sources_out[index] = boards | assumed
+
+
+def _assume(earlier: IssuedInstruction, assumed: Proofs, later: int, write: int, read: int) -> None:
+    """Let scoreboards of a later instruction cover an earlier one by a pair without witnesses."""
+    if earlier.group in assumed.sources:
+        earlier.assume_sources().cover(later, write | read)
+    if earlier.group in assumed.results:
+        earlier.assume_result().cover(later, write)
+        earlier.assume_sources().cover(later, write)
 
 
 def drained_scoreboards(instruction: Instruction) -> Iterator[int]:

@@ -70,9 +70,9 @@ class IssuedInstruction:
     """Group in the in-order rules, or ""."""
     later_setters: list[int] = field(default_factory=lambda: [0] * 6)
     """For each scoreboard: how many later operations that complete in order set it."""
-    assumed_result: AssumedProof = field(default_factory=AssumedProof)
+    assumed_result: AssumedProof | None = None
     """What proves the result written, by pairs without witnesses."""
-    assumed_sources: AssumedProof = field(default_factory=AssumedProof)
+    assumed_sources: AssumedProof | None = None
     """What proves the sources read, by pairs without witnesses."""
 
     is_ordered: bool = False
@@ -91,6 +91,28 @@ class IssuedInstruction:
         is_ordered = self.is_ordered
         self.has_result = bool(instruction.defs) or (is_ordered and self.result_scoreboards != 0)
         self.has_sources = bool(self.late_sources) or (is_ordered and self.source_scoreboards != 0)
+
+    def assume_result(self) -> AssumedProof:
+        """The proof of the result by pairs without witnesses, to be extended."""
+        if self.assumed_result is None:
+            self.assumed_result = AssumedProof()
+        return self.assumed_result
+
+    def assume_sources(self) -> AssumedProof:
+        """The same for the sources."""
+        if self.assumed_sources is None:
+            self.assumed_sources = AssumedProof()
+        return self.assumed_sources
+
+    @property
+    def result_provers(self) -> Provers | None:
+        """What proved the result written by pairs without witnesses; None if nothing did."""
+        return None if self.assumed_result is None else self.assumed_result.provers
+
+    @property
+    def source_provers(self) -> Provers | None:
+        """The same for the sources."""
+        return None if self.assumed_sources is None else self.assumed_sources.provers
 
 
 class Protection(NamedTuple):
