@@ -8,7 +8,7 @@ early, overwritten too early or written in an unknown order is *poison*.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from nostall.sass.program import queues, registers
 from nostall.sass.program.addresses import reads_shared_in_order
@@ -17,13 +17,14 @@ from nostall.sass.program.instruction import Instruction
 from nostall.sass.program.opcodes import Effect
 from nostall.sass.safety.latency import SCOREBOARD_GAP, LatencyTable
 from nostall.sass.safety.pairing import HazardKind
+from nostall.sass.safety.symbolic.assumed_proofs import Provers
 from nostall.sass.safety.symbolic.products import RunningProducts
 from nostall.sass.safety.symbolic.state import (
     IssuedInstruction,
     Outcome,
     Protection,
-    Provers,
     Unfinished,
+    drained_scoreboards,
     scoreboard_bit,
 )
 from nostall.sass.safety.symbolic.terms import SharedReads, Term, Terms
@@ -424,20 +425,3 @@ def _assume(earlier: IssuedInstruction, assumed: Proofs, later: int, write: int,
     if earlier.group in assumed.results:
         earlier.assume_result().cover(later, write)
         earlier.assume_sources().cover(later, write)
-
-
-def drained_scoreboards(instruction: Instruction) -> Iterator[int]:
-    """Scoreboards that a DEPBAR waits for until they are 0."""
-    if instruction.base != "DEPBAR":
-        return
-    for position, operand in enumerate(instruction.operands):
-        if operand.startswith("SB"):
-            count = (
-                instruction.operands[position + 1]
-                if position + 1 < len(instruction.operands)
-                else "0x0"
-            )
-            if count == "0x0":
-                yield int(operand[2:])
-        elif operand.startswith("{"):
-            yield from (int(d) for d in operand.strip("{}").split(",") if d.strip().isdigit())

@@ -2,45 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from nostall.sass.program import queues
 from nostall.sass.program.instruction import Instruction
+from nostall.sass.safety.symbolic.assumed_proofs import AssumedProof, Provers
 from nostall.sass.safety.symbolic.terms import Term
 
 Unfinished = tuple[int, str]
 """(index, "result" or "sources") of an operation that others may have to find complete."""
-
-Provers = frozenset[int]
-"""Indices of later instructions whose order with an earlier one proves it done."""
-
-
-@dataclass(slots=True)
-class AssumedProof:
-    """What proves a result written or sources read if pairs without witnesses keep their order."""
-
-    covering: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
-    """(later instruction, its scoreboard)."""
-    provers: Provers | None = None
-    """The later instructions whose scoreboards were waited for; None if none was."""
-
-    def cover(self, later: int, scoreboards: int) -> None:
-        """Add the scoreboards (bit mask) of a later instruction."""
-        self.covering |= {(later, n) for n in range(6) if scoreboards >> n & 1}
-
-    def wait(self, scoreboards: int) -> None:
-        """Note a wait for scoreboards (bit mask)."""
-        found = frozenset(later for later, n in self.covering if scoreboards >> n & 1)
-        if found:
-            self.provers = found | (self.provers or frozenset())
-
-    def scoreboards(self) -> int:
-        """Bit mask of the covering scoreboards."""
-        mask = 0
-        for _, number in self.covering:
-            mask |= 1 << number
-        return mask
 
 
 @dataclass(slots=True)
@@ -187,3 +159,20 @@ def proving_scoreboards(instruction: Instruction, role: str) -> int:
 def scoreboard_bit(scoreboard: int) -> int:
     """The bit mask of one scoreboard; 0 for none."""
     return 1 << scoreboard if scoreboard in range(6) else 0
+
+
+def drained_scoreboards(instruction: Instruction) -> Iterator[int]:
+    """Scoreboards that a DEPBAR waits for until they are 0."""
+    if instruction.base != "DEPBAR":
+        return
+    for position, operand in enumerate(instruction.operands):
+        if operand.startswith("SB"):
+            count = (
+                instruction.operands[position + 1]
+                if position + 1 < len(instruction.operands)
+                else "0x0"
+            )
+            if count == "0x0":
+                yield int(operand[2:])
+        elif operand.startswith("{"):
+            yield from (int(d) for d in operand.strip("{}").split(",") if d.strip().isdigit())
