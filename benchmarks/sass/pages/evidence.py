@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from importlib import resources
 from typing import Any
 
-from benchmarks.harness.markdown import region, table
+from benchmarks.harness.markdown import region, table, wrapped
 from benchmarks.harness.result_file import ROOT, load, results
 from nostall.core.files import write_atomically
 from nostall.sass.program.cover_rules import LEAST_WITNESSES, Claim, ordered_pairs
@@ -32,6 +32,8 @@ def text(page: str) -> str:
     page = region(page, "rules", _rules())
     page = region(page, "in-order", _in_order(load(FOLDER / "cover_rules.json")["rules"]))
     page = region(page, "witnessed", _witnessed(_witness_counts()))
+    cost = load(FOLDER / "mobility.json")["cost_of_witnesses"]
+    page = region(page, "mobility", _mobility(cost))
     page = region(page, "halves", _halves(load(FOLDER / "seeded_hazards.json")))
     page = region(page, "false-alarms", _false_alarms(load(FOLDER / "false_alarms.json")))
     return region(page, "architectures", _architectures())
@@ -96,6 +98,18 @@ def _witnessed(rows: Iterable[Mapping[str, Any]]) -> str:
     return table(head, lines)
 
 
+def _mobility(cost: Mapping[str, Any]) -> str:
+    """What the rule about witnesses costs in moves."""
+    return wrapped(
+        f"In {cost['functions']} functions of the corpus {cost['slides']:,} moves of instructions are "
+        f"offered. If each pair had witnesses, {cost['slides_with_whole_queues']:,} would be; "
+        f"{cost['functions_with_fewer']} functions have fewer moves with the rule. A pair without "
+        "witnesses takes moves away where the original relies on it, and gives moves where it only "
+        "seems to protect something. (`python -m benchmarks run sass.mobility`, "
+        "[JSON](../../benchmarks/sass/results/mobility.json))"
+    )
+
+
 def _halves(seeded: Mapping[str, Any]) -> str:
     """Table of what each half of the verifier refuses alone."""
     judged = seeded["judged_by_both_halves"]
@@ -119,7 +133,7 @@ def _false_alarms(result: Mapping[str, Any]) -> str:
         for name, part in parts.items()
         if part["functions"]
     ]
-    for kind, key in (("", "by_architecture"), ("CUDA ", "by_cuda")):
+    for kind, key in (("", "by_architecture"), ("CUDA ", "by_cuda"), ("", "by_library")):
         for name, (functions, refused) in unseen[key].items():
             share = 100 * refused / functions
             rows.append((f"unseen, {kind}{name}", f"{functions:,}", str(refused), f"{share:.2f} %"))
