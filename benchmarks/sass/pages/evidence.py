@@ -147,20 +147,30 @@ def _architectures() -> str:
     executed = load(FOLDER / "witnesses.json.gz")
     on_gpu = int(executed["gpu"]["architecture"].removeprefix("sm_"))
     kept = [r for r in executed["rows"] if not r["is_control"] and not r["covered_wrong"]]
+    walks = load(FOLDER / "random_walks_on_gpu.json")
+    what_ran = (
+        f"{walks['walks']:,} random walks, {walks['wrong']} wrong; {len(kept)} orders of units kept "
+        "in all results"
+    )
     rows = []
     for sm, family in FAMILY.items():
-        mined = json.loads(
-            resources.files("nostall.sass.safety")
-            .joinpath("floors", f"sm_{family}.json")
-            .read_text()
-        )
+        floors = resources.files("nostall.sass.safety").joinpath("floors")
+        mined = json.loads(floors.joinpath(f"sm_{family}.json").read_text())
+        libraries = json.loads(floors.joinpath("libraries", f"sm_{family}.json").read_text())
         rows.append(
             (
                 f"sm_{sm}",
                 f"{mined['cubins']:,} cubins, {mined['instructions']:,} instructions (sm_{family})",
+                f"{libraries['functions']:,} (sm_{family})",
                 f"{witnessed[sm]} of {len(rules)}",
-                f"{len(kept)} orders of units kept in all results" if sm == on_gpu else "nothing",
+                what_ran if sm == on_gpu else "nothing",
             )
         )
-    head = ("architecture", "distances mined from", "in-order rules with a witness", "executed")
+    head = (
+        "architecture",
+        "distances mined from",
+        "functions of libraries",
+        "in-order rules with a witness",
+        "executed",
+    )
     return table(head, rows)
