@@ -52,6 +52,8 @@ BENCHMARKS: tuple[Benchmark, ...] = (
          "random_walks.json", "sass-modelled.md"),
     _row("sass.cover_rules", "CPU", "Which in-order rules does compiler output need?",
          "cover_rules.json"),
+    _row("sass.witnessed_pairs", "CPU",
+         "Which pairs of in-order rules does compiler output need, in how many functions?"),
     _row("sass.cover_gaps", "CPU", "Which further in-order rules does refused code need?",
          "cover_gaps.json"),
     _row("sass.warpgroup_audit", "CPU", "Do compilers reuse registers of running products?",

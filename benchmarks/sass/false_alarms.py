@@ -18,7 +18,9 @@ import argparse
 import pickle
 import sys
 import time
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +69,9 @@ EXPLANATIONS: tuple[tuple[str, str], ...] = (
 """(text in a finding, why the verifier refuses this code), the first match counts."""
 
 
+Batch = tuple[str, Sequence[CodeFunction]]
+"""(library, functions of one architecture)."""
+
 HALVES = ("examined", "unseen")
 
 
@@ -85,7 +90,8 @@ def judge(function: CodeFunction, program: Program | NostallError) -> Row:
         "round_trip": True,
     }
     if isinstance(program, NostallError):
-        return {**row, "kinds": ["unreadable"], "findings": [str(program)[:300]]}
+        text = str(program)[:300]
+        return {**row, "kinds": ["unreadable"], "findings": [text], "why": explanation(text)}
     row["name"] = program.functions[0].name
     row["round_trip"] = program.to_cubin() == function.cubin
     findings = validate_program(program).findings
@@ -95,6 +101,30 @@ def judge(function: CodeFunction, program: Program | NostallError) -> Row:
         row["findings"] = texts[:SHOWN_FINDINGS]
         row["why"] = explanation(" ".join(texts))
     return row
+
+
+def judge_batch(batch: Batch) -> dict[bytes, Row]:
+    """Key -> answer, of (library, functions)."""
+    library, functions = batch
+    pairs = zip(functions, programs(functions), strict=True)
+    return {f.key: {"library": library, **judge(f, program)} for f, program in pairs}
+
+
+def in_processes(
+    work: Callable[[Batch], dict[bytes, Row]], items: Iterable[Batch], jobs: int
+) -> Iterator[dict[bytes, Row]]:
+    """``work`` of each item, in order; with ``jobs`` above 1 in as many processes."""
+    if jobs == 1:
+        yield from map(work, items)
+        return
+    with ProcessPoolExecutor(jobs) as pool:
+        running: deque[Future[dict[bytes, Row]]] = deque()
+        for item in items:
+            running.append(pool.submit(work, item))
+            if len(running) >= 2 * jobs:
+                yield running.popleft().result()
+        for future in running:
+            yield future.result()
 
 
 def explanation(text: str) -> str:
@@ -157,6 +187,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-size", type=int, default=2000, help="instructions of a function")
     parser.add_argument("--half", choices=HALVES, help="judge this half only")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so long")
+    parser.add_argument("--jobs", type=int, default=1, help="processes that judge")
     parser.add_argument("--restart", action="store_true", help="forget the answers of earlier runs")
     parser.add_argument("--again", action="store_true", help="judge the refused functions again")
     parser.add_argument("--out", type=Path, required=True)
@@ -174,10 +205,13 @@ def main(options: argparse.Namespace) -> int:
     if kept.exists() and not options.restart:
         rows = {key: _explained(row) for key, row in pickle.loads(kept.read_bytes()).items()}
     done = {key for key, row in rows.items() if not options.again or "kinds" not in row}
-    wanted = (lambda f: half(f) == options.half) if options.half else None
-    for library, functions in batches(list(contents), options.state, done, wanted):
-        for function, program in zip(functions, programs(functions), strict=True):
-            rows[function.key] = {"library": library, **judge(function, program)}
+
+    def wanted(function: CodeFunction) -> bool:
+        return function.size <= options.max_size and options.half in (None, half(function))
+
+    work = batches(list(contents), options.state, done, wanted)
+    for judged in in_processes(judge_batch, work, options.jobs):
+        rows.update(judged)
         if time.monotonic() - saved > SAVE_SECONDS:
             _write(options.out, kept, contents, rows)
             saved = time.monotonic()

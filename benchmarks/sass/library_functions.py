@@ -14,7 +14,7 @@ from typing import Any
 from nostall.core.errors import NostallError
 from nostall.sass import Program
 from nostall.sass.binary.cubin import Cubin
-from nostall.sass.binary.listing import disassemble
+from nostall.sass.binary.listing import Listing, disassemble
 from nostall.sass.mining.archive import source_name
 from nostall.sass.mining.functions import CodeFunction, read_source
 from nostall.sass.mining.listing import marked_listings
@@ -91,17 +91,27 @@ def programs(functions: Sequence[CodeFunction]) -> Iterator[Program | NostallErr
     try:
         listings = marked_listings(functions)
     except NostallError:
-        listings = []
-    for at, function in enumerate(functions):
-        try:
-            cubin = Cubin.parse(function.cubin)
-            name = cubin.texts[0].name
-            if listings:
-                yield Program.from_listings(cubin, {name: replace(listings[at], name=name)})
-            else:
-                yield Program.from_listings(cubin, disassemble(cubin))
-        except NostallError as error:
-            yield error
+        if len(functions) == 1:
+            yield _program(functions[0], None)
+            return
+        middle = len(functions) // 2
+        yield from programs(functions[:middle])
+        yield from programs(functions[middle:])
+        return
+    for function, listing in zip(functions, listings, strict=True):
+        yield _program(function, listing)
+
+
+def _program(function: CodeFunction, listing: Listing | None) -> Program | NostallError:
+    """The program of a function; without a listing nvdisasm reads the function's own cubin."""
+    try:
+        cubin = Cubin.parse(function.cubin)
+        if listing is None:
+            return Program.from_listings(cubin, disassemble(cubin))
+        name = cubin.texts[0].name
+        return Program.from_listings(cubin, {name: replace(listing, name=name)})
+    except NostallError as error:
+        return error
 
 
 def _by_architecture(counts: Counter[int]) -> dict[str, int]:

@@ -65,13 +65,14 @@ def find(page: str, folder: Path = FOLDER) -> PageRecording | None:
 
 
 def rules_hash() -> str:
-    """sha256 of the verifier's tables and in-order rules.
+    """sha256 of the verifier's tables, in-order rules and witnessed pairs.
 
     They decide which moves a search may make, so a search with other ones takes other steps, which
     a recording does not have.
     """
     floors = Path(latency.__file__).parent / "floors"
-    files = [*sorted(floors.rglob("*.json")), Path(cover_rules.__file__)]
+    rules = Path(cover_rules.__file__)
+    files = [*sorted(floors.rglob("*.json")), rules, rules.with_name("witnessed_pairs.json")]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 

@@ -1,9 +1,9 @@
 """Waits for the scoreboard of a later instruction that proves nothing about the earlier one.
 
 The wait for an instruction's own scoreboard is replaced by a wait for that of a later instruction:
-for a result one of the same unit, for sources one of another unit.  No compiler output relies on
-the order of these two.  On an H200, sources of LDG and LDS were read after the result of a later
-MUFU (the controls of ``benchmarks/sass/results/witnesses.json.gz``).
+for a result one of the same unit, for sources one of another unit or an access that compilers do
+not wait for in its place.  On an H200, sources of LDG and LDS were read after the result of a later
+MUFU, and in order with those of later accesses (``benchmarks/sass/results/witnesses.json.gz``).
 """
 
 from __future__ import annotations
@@ -111,6 +111,17 @@ def _is_proved_otherwise(order: Order, at: int, until: int, own: int, other: int
     )
 
 
+UNORDERED_SOURCES = {
+    "STG": "LDG LDL SHFL",
+    "STS": "LDG LDL ATOMG",
+    "STL": "LDG LDL",
+    "LDG": "LDS LDSM SHFL STG STS ATOMS",
+    "LDS": "LDG LDL ATOMS",
+    "SHFL": "LDG STG STS",
+}
+"""Kind of an instruction -> kinds of later ones that do not prove its sources read."""
+
+
 def _scoreboards(instruction: Instruction) -> set[int]:
     """The scoreboards that an instruction sets."""
     return {instruction.control.write_sb, instruction.control.read_sb} - {6, 7}
@@ -148,7 +159,42 @@ def _sources_of_another(order: Order) -> Iterator[Edit]:
                 yield Edit(edit)
 
 
+def _sources_of_unordered(order: Order) -> Iterator[Edit]:
+    """The instruction that overwrites a source waits for a later access only.
+
+    Compiler output may rely on the order of the two, but few functions or none need it.
+    """
+    for at, first in enumerate(order):
+        own = first.control.read_sb
+        unordered = UNORDERED_SOURCES.get(first.base, "").split()
+        if own > 5 or not unordered or first.never_executes:
+            continue
+        writer = first_overwriter(order, at)
+        if writer is None or unit_number(order[writer]) >= 0:
+            continue
+        if has_depbar(order, at + 1, writer) or has_bar(order, at + 1, writer):
+            continue
+        waiter = _waiter(order, at, writer, own)
+        result_waited = first.control.write_sb in {
+            b for k in range(at + 1, writer + 1) for b in order[k].control.waits
+        }
+        if waiter is None or result_waited:
+            continue
+        between = [i for i in order[at + 1 : writer] if unit_number(i) == 0]
+        if any(i.base not in unordered for i in between):
+            continue
+        for second in between:
+            for other in _scoreboards(second) - {own}:
+                control = order[writer].control
+                edit = {writer: control.with_(wait=control.wait & ~(1 << own) | 1 << other)}
+                if waiter != writer:
+                    rest = order[waiter].control
+                    edit[waiter] = rest.with_(wait=rest.wait & ~(1 << own))
+                yield Edit(edit)
+
+
 COVERS = {
     "wait for a later result of the unit": block_mutation(_result_of_another),
     "wait for sources of another unit": block_mutation(_sources_of_another),
+    "wait for a later access's sources": block_mutation(_sources_of_unordered),
 }

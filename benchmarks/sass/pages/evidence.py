@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping
 from importlib import resources
 from typing import Any
 
-from benchmarks.harness.markdown import region, table
+from benchmarks.harness.markdown import region, table, wrapped
 from benchmarks.harness.result_file import ROOT, load, results
 from nostall.core.files import write_atomically
-from nostall.sass.program.cover_rules import Claim
+from nostall.sass.program.cover_rules import LEAST_WITNESSES, Claim, ordered_pairs
 from nostall.sass.safety.latency import FAMILY
 from nostall.sass.safety.rules import RULES
 
@@ -31,6 +31,9 @@ def text(page: str) -> str:
     """The page with new tables."""
     page = region(page, "rules", _rules())
     page = region(page, "in-order", _in_order(load(FOLDER / "cover_rules.json")["rules"]))
+    page = region(page, "witnessed", _witnessed(_witness_counts()))
+    cost = load(FOLDER / "mobility.json")["cost_of_witnesses"]
+    page = region(page, "mobility", _mobility(cost))
     page = region(page, "halves", _halves(load(FOLDER / "seeded_hazards.json")))
     page = region(page, "false-alarms", _false_alarms(load(FOLDER / "false_alarms.json")))
     return region(page, "architectures", _architectures())
@@ -68,6 +71,45 @@ def _in_order(records: Iterable[Mapping[str, Any]]) -> str:
     return table(head, rows)
 
 
+def _witness_counts() -> list[Mapping[str, Any]]:
+    """The rows of ``witnessed_pairs.json``."""
+    text = resources.files("nostall.sass.program").joinpath("witnessed_pairs.json").read_text()
+    rows: list[Mapping[str, Any]] = json.loads(text)["pairs"]
+    return rows
+
+
+def _witnessed(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Table of the pairs with witnesses, one row for each later group."""
+    counts = {(row["order"], row["later"], row["earlier"]): row["functions"] for row in rows}
+    known: dict[tuple[str, str], list[str]] = {}
+    others: Counter[tuple[str, str]] = Counter()
+    for order, earlier, later in sorted(ordered_pairs()):
+        functions = counts.get((order.value, later, earlier), 0)
+        listed = known.setdefault((order.value, later), [])
+        if functions >= LEAST_WITNESSES:
+            listed.append(f"{earlier} ({functions})")
+        else:
+            others[order.value, later] += 1
+    lines = [
+        (_CLAIMS[Claim(order)], later, ", ".join(earlier) or "–", str(others[order, later]))
+        for (order, later), earlier in sorted(known.items())
+    ]
+    head = ("order", "later", "earlier (functions that need the order)", "other pairs")
+    return table(head, lines)
+
+
+def _mobility(cost: Mapping[str, Any]) -> str:
+    """What the rule about witnesses costs in moves."""
+    return wrapped(
+        f"In {cost['functions']} functions of the corpus {cost['slides']:,} moves of instructions are "
+        f"offered. If each pair had witnesses, {cost['slides_with_whole_queues']:,} would be; "
+        f"{cost['functions_with_fewer']} functions have fewer moves with the rule. A pair without "
+        "witnesses takes moves away where the original relies on it, and gives moves where it only "
+        "seems to protect something. (`python -m benchmarks run sass.mobility`, "
+        "[JSON](../../benchmarks/sass/results/mobility.json))"
+    )
+
+
 def _halves(seeded: Mapping[str, Any]) -> str:
     """Table of what each half of the verifier refuses alone."""
     judged = seeded["judged_by_both_halves"]
@@ -91,7 +133,7 @@ def _false_alarms(result: Mapping[str, Any]) -> str:
         for name, part in parts.items()
         if part["functions"]
     ]
-    for kind, key in (("", "by_architecture"), ("CUDA ", "by_cuda")):
+    for kind, key in (("", "by_architecture"), ("CUDA ", "by_cuda"), ("", "by_library")):
         for name, (functions, refused) in unseen[key].items():
             share = 100 * refused / functions
             rows.append((f"unseen, {kind}{name}", f"{functions:,}", str(refused), f"{share:.2f} %"))
@@ -105,20 +147,30 @@ def _architectures() -> str:
     executed = load(FOLDER / "witnesses.json.gz")
     on_gpu = int(executed["gpu"]["architecture"].removeprefix("sm_"))
     kept = [r for r in executed["rows"] if not r["is_control"] and not r["covered_wrong"]]
+    walks = load(FOLDER / "random_walks_on_gpu.json")
+    what_ran = (
+        f"{walks['walks']:,} random walks, {walks['wrong']} wrong; {len(kept)} orders of units kept "
+        "in all results"
+    )
     rows = []
     for sm, family in FAMILY.items():
-        mined = json.loads(
-            resources.files("nostall.sass.safety")
-            .joinpath("floors", f"sm_{family}.json")
-            .read_text()
-        )
+        floors = resources.files("nostall.sass.safety").joinpath("floors")
+        mined = json.loads(floors.joinpath(f"sm_{family}.json").read_text())
+        libraries = json.loads(floors.joinpath("libraries", f"sm_{family}.json").read_text())
         rows.append(
             (
                 f"sm_{sm}",
                 f"{mined['cubins']:,} cubins, {mined['instructions']:,} instructions (sm_{family})",
+                f"{libraries['functions']:,} (sm_{family})",
                 f"{witnessed[sm]} of {len(rules)}",
-                f"{len(kept)} orders of units kept in all results" if sm == on_gpu else "nothing",
+                what_ran if sm == on_gpu else "nothing",
             )
         )
-    head = ("architecture", "distances mined from", "in-order rules with a witness", "executed")
+    head = (
+        "architecture",
+        "distances mined from",
+        "functions of libraries",
+        "in-order rules with a witness",
+        "executed",
+    )
     return table(head, rows)

@@ -12,7 +12,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 out=$1
 shift
 mkdir -p "$out/ptx" "$out/cubins"
-for source in algorithms arithmetic atomics calls conversions division memory memory_order pressure \
+for source in algorithms arithmetic atomics calls conversions division half_predicates memory memory_order pressure \
     shared_order tensor warps; do
     for arch in 75 80 86 89 90 100 120; do
         ptx="$out/ptx/$source.$arch"
@@ -29,4 +29,4 @@ for source in algorithms arithmetic atomics calls conversions division memory me
         done
     done
 done
-(cd "$out/cubins" && python3 -m zipfile -c "../nostall_corpus-2-py3-none-any.whl" ./*.cubin)
+(cd "$out/cubins" && python3 -m zipfile -c "../nostall_corpus-3-py3-none-any.whl" ./*.cubin)

@@ -18,7 +18,6 @@ from benchmarks.sass.distances.microkernels.lines import (
     Align,
     Item,
     Line,
-    base,
     line,
     nops,
     number,
@@ -47,6 +46,8 @@ _FORMS = {
     "SHFL": "SHFL.IDX PT, R{d}, R{a}, R{b}, 0x1f",
     "REDUX": "REDUX.SUM UR{ud}, R{a}",
     "LDG": "LDG.E R{d}, desc[UR4][R{a}.64]",
+    "STS": "STS [R{a}], R{b}",
+    "STG": "STG.E desc[UR4][R{a}.64], R{b}",
     "MUFU": "MUFU.RCP R{d}, R{b}",
     "MUFU.EX2": "MUFU.EX2 R{d}, R{b}",
     "F2F.F64.F32": "F2F.F64.F32 R{d}, R{b}",
@@ -65,7 +66,9 @@ _FORMS = {
 """Name of an instruction in a case -> its form."""
 _WIDE = ("F2F.F64.F32", "I2F.F64", "LDS.128", "LDSM")
 _UNIFORM = ("REDUX", "S2UR")
-_SHARED = ("LDS", "LDS.128", "LDSM", "ATOMS")
+_SHARED = ("LDS", "LDS.128", "LDSM", "ATOMS", "STS")
+_READ_LATE = ("LDG", "LDS", "SHFL", "LDSM", "ATOMS", "STS", "STG")
+"""Instructions with a read scoreboard."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +101,7 @@ class Case:
     def values(self) -> Values:
         """What the values of a pass are; LDG and LDC need addresses."""
         forms = (self.earlier, self.later, *self.pressure.split("+"))
-        if "LDG" in forms:
+        if "LDG" in forms or "STG" in forms:
             return "global"
         return "constant" if "LDC" in forms else "uniform"
 
@@ -133,8 +136,10 @@ CASES: tuple[Case, ...] = (
     *_cases("SPECIAL", "S2R>S2UR S2UR>S2R", "S2R", is_control=True),
     *_cases("CONST", "LDC>LDC LDC>LDC.near LDC.near>LDC", "LDC LDC.near LDC+LDS.128"),
     *_cases("CONST", "LDG>LDC.near", "", is_control=True),
-    *_cases("WAR", "LDG>LDG LDG>@LDG LDG>@LDS LDG>LDS LDG>@SHFL", "LDG LDS.128", kind="sources"),
-    *_cases("WAR", "LDS>LDS LDS>@LDS LDS>@LDG LDS>@SHFL", "LDS.128 LDG", kind="sources"),
+    *_cases("WAR", "LDG>LDG LDG>@LDG LDG>@LDS LDG>LDS LDG>@SHFL LDG>SHFL LDG>LDSM LDG>ATOMS "
+            "LDG>STS LDG>STG", "LDG LDS.128", kind="sources"),
+    *_cases("WAR", "LDS>LDS LDS>@LDS LDS>@LDG LDS>@SHFL LDS>LDG LDS>SHFL LDS>LDSM LDS>ATOMS "
+            "LDS>STS LDS>STG", "LDS.128 LDG", kind="sources"),
     *_cases("WAR", "LDG>MUFU LDS>MUFU", "LDG LDS.128", is_control=True, kind="sources"),
 )  # fmt: skip
 """All cases.  An ``@`` marks a later instruction whose guard is false."""
@@ -203,7 +208,7 @@ def _tested(case: Case, variant: Variant) -> list[Item]:
 
 def _later_scoreboard(case: Case) -> dict[str, int]:
     """The read scoreboard for sources, if the unit has one; else the write scoreboard."""
-    reads = case.kind == "sources" and base(_FORMS[case.later]) in ("LDG", "LDS", "SHFL")
+    reads = case.kind == "sources" and case.later in _READ_LATE
     return {"read_sb" if reads else "write_sb": LATER_SB}
 
 

@@ -4,14 +4,19 @@ Variable-latency units work through queues, and compilers rely on their order.  
 these rules.  A rule is about a whole queue: if compiler output needs the order of some of its
 instructions, the order of all of them is assumed.  Which pairs occur is a matter of the program.
 ``python -m benchmarks run sass.cover_rules`` lists the kernels that are rejected without each rule.
+
+Whole queues serve to accept compiler output.  A candidate may rely on the order of two groups only
+if the pair has *witnesses* (:data:`WITNESSED`), or if its original relies on the same instructions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import json
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
+from importlib import resources
 from typing import NamedTuple
 
 from nostall.sass.program.instruction import Instruction
@@ -50,6 +55,27 @@ class CoverRule:
     """Group of the later instruction."""
     architectures: frozenset[int] | None = None
     """Architectures on which compilers rely on the rule; None means all."""
+
+    @property
+    def pair(self) -> OrderedPair:
+        """The order from which the claim follows."""
+        return OrderedPair(_ORDER_OF.get(self.claim, self.claim), self.earlier, self.later)
+
+
+class OrderedPair(NamedTuple):
+    """The order of two groups of one queue."""
+
+    order: Claim
+    """RESULT, SOURCES or a claim that is an order of its own."""
+    earlier: str
+    later: str
+
+
+_ORDER_OF = {
+    Claim.OVERWRITES_RESULT: Claim.RESULT,
+    Claim.OVERWRITES_SOURCES: Claim.SOURCES,
+}
+"""Claims that follow from an order: an instruction writes its result after it reads its sources."""
 
 
 _FUNCTIONS = frozenset(("MUFU", "F2F", "F2I", "I2F", "I2I", "FRND", "FCHK"))
@@ -165,6 +191,36 @@ RULES: tuple[CoverRule, ...] = (
 """All in-order rules."""
 
 
+def ordered_pairs() -> frozenset[OrderedPair]:
+    """The pairs whose order a candidate may rely on only with witnesses.
+
+    The other two claims are about one group, and candidates use them as compilers do.
+    """
+    alone = (Claim.PARTIAL_WAIT, Claim.READ_PROVES_RESULT)
+    return frozenset(rule.pair for rule in RULES if rule.claim not in alone)
+
+
+LEAST_WITNESSES = 3
+"""Functions of compiler output that must need the order of a pair."""
+
+
+def _witnessed_pairs() -> frozenset[OrderedPair]:
+    """The pairs whose order at least ``LEAST_WITNESSES`` functions of compiler output need.
+
+    ``python -m benchmarks run sass.witnessed_pairs`` counts them.
+    """
+    text = resources.files("nostall.sass.program").joinpath("witnessed_pairs.json").read_text()
+    return frozenset(
+        OrderedPair(Claim(row["order"]), row["earlier"], row["later"])
+        for row in json.loads(text)["pairs"]
+        if row["functions"] >= LEAST_WITNESSES
+    )
+
+
+WITNESSED = _witnessed_pairs()
+"""The pairs on whose order a candidate may rely."""
+
+
 _NONE: frozenset[str] = frozenset()
 
 
@@ -181,18 +237,24 @@ class Proofs(NamedTuple):
     """Their sources are read before its result is written."""
     in_order: frozenset[str]
     """They complete before it does."""
+    drained: frozenset[str]
+    """Their sources are read when it has issued."""
 
 
-_NO_PROOFS = Proofs(*[_NONE] * 5)
+NO_PROOFS = Proofs(*[_NONE] * 6)
 
 
 class CoverTable:
     """A set of rules in the form that the analyses look up."""
 
-    def __init__(self, rules: Iterable[CoverRule] = RULES) -> None:
+    def __init__(
+        self, rules: Iterable[CoverRule] = RULES, witnessed: Set[OrderedPair] = WITNESSED
+    ) -> None:
+        """``witnessed``: the pairs on whose order a candidate may rely."""
         self.rules = tuple(rules)
-        self._cached: dict[tuple[Claim, str, int], frozenset[str]] = {}
-        self._proofs: dict[tuple[str, int], Proofs] = {}
+        self.witnessed = witnessed
+        self._cached: dict[tuple[Claim, str, int, bool], frozenset[str]] = {}
+        self._proofs: dict[tuple[str, int, bool], Proofs] = {}
 
     def without(self, name: str) -> CoverTable:
         """A table without the rules of one name; raises KeyError if there is none."""
@@ -201,13 +263,18 @@ class CoverTable:
             raise KeyError(
                 f"no cover rule {name!r}; known are {sorted({r.name for r in self.rules})}"
             )
-        return CoverTable(rest)
+        return CoverTable(rest, self.witnessed)
 
-    def earlier_groups(self, claim: Claim, group: str, sm: int) -> frozenset[str]:
-        """The groups of earlier instructions about which one of ``group`` proves ``claim``."""
+    def earlier_groups(
+        self, claim: Claim, group: str, sm: int, *, witnessed: bool
+    ) -> frozenset[str]:
+        """The groups of earlier instructions about which one of ``group`` proves ``claim``.
+
+        ``witnessed``: those of the pairs with witnesses, or those of the other pairs.
+        """
         if not group:
             return _NONE
-        key = (claim, group, sm)
+        key = (claim, group, sm, witnessed)
         found = self._cached.get(key)
         if found is None:
             rules = (
@@ -216,23 +283,28 @@ class CoverTable:
                 if r.claim is claim
                 and group == r.later
                 and (r.architectures is None or sm in r.architectures)
+                and (r.pair in self.witnessed) == witnessed
             )
             found = self._cached[key] = frozenset(rule.earlier for rule in rules)
         return found
 
-    def proofs(self, group: str, sm: int) -> Proofs:
-        """All that an instruction of ``group`` proves."""
+    def proofs(self, group: str, sm: int, *, witnessed: bool) -> Proofs:
+        """All that an instruction of ``group`` proves by pairs with or without witnesses."""
         if not group:
-            return _NO_PROOFS
-        key = (group, sm)
+            return NO_PROOFS
+        key = (group, sm, witnessed)
         found = self._proofs.get(key)
         if found is None:
+            claims = (
+                Claim.RESULT,
+                Claim.SOURCES,
+                Claim.OVERWRITES_RESULT,
+                Claim.OVERWRITES_SOURCES,
+                Claim.PARTIAL_WAIT,
+                Claim.DRAINS_SOURCES,
+            )
             found = self._proofs[key] = Proofs(
-                self.earlier_groups(Claim.RESULT, group, sm),
-                self.earlier_groups(Claim.SOURCES, group, sm),
-                self.earlier_groups(Claim.OVERWRITES_RESULT, group, sm),
-                self.earlier_groups(Claim.OVERWRITES_SOURCES, group, sm),
-                self.earlier_groups(Claim.PARTIAL_WAIT, group, sm),
+                *(self.earlier_groups(claim, group, sm, witnessed=witnessed) for claim in claims)
             )
         return found
 

@@ -38,16 +38,19 @@ def late_sources(instruction: Instruction, sm: int) -> tuple[int, ...]:
     )
 
 
-def drained_sources(instruction: Instruction, sm: int, cover: CoverTable = COVER) -> frozenset[str]:
+def drained_sources(
+    instruction: Instruction, sm: int, cover: CoverTable = COVER, *, witnessed: bool
+) -> frozenset[str]:
     """Groups of earlier instructions whose sources are read when the next instruction issues.
 
-    That holds after a BAR that blocks at once and has no guard.
+    That holds after a BAR that blocks at once and has no guard.  ``witnessed``: those of the pairs
+    with witnesses, or those of the other pairs.
     """
     if instruction.base != "BAR" or instruction.is_guarded:
         return frozenset()
     if instruction.modifiers & {"DEFER_BLOCKING", "ARV"}:
         return frozenset()
-    return cover.earlier_groups(Claim.DRAINS_SOURCES, "BAR", sm)
+    return cover.proofs("BAR", sm, witnessed=witnessed).drained
 
 
 def result_scoreboards(instruction: Instruction, cover: CoverTable = COVER) -> int:
@@ -57,10 +60,12 @@ def result_scoreboards(instruction: Instruction, cover: CoverTable = COVER) -> i
     """
     control = instruction.control
     scoreboard = control.write_sb
-    if scoreboard > 5 and instruction.base == "ATOM":
-        claim = Claim.READ_PROVES_RESULT
-        if cover.earlier_groups(claim, "ATOM", 0):
-            scoreboard = control.read_sb
+    if (
+        scoreboard > 5
+        and instruction.base == "ATOM"
+        and any(rule.claim is Claim.READ_PROVES_RESULT for rule in cover.rules)
+    ):
+        scoreboard = control.read_sb
     return 1 << scoreboard if scoreboard < 6 else 0
 
 

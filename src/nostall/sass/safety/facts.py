@@ -37,9 +37,13 @@ class InstructionFacts:
     """Group in the in-order rules (:mod:`nostall.sass.program.cover_rules`), or ""."""
     proofs: Proofs
     """The groups of earlier instructions about which its scoreboards and its result prove
-    something."""
+    something, by pairs with witnesses."""
+    assumed: Proofs | None
+    """The same by pairs without witnesses; None if there are none."""
     drains_sources: frozenset[str]
     """Groups of earlier instructions whose sources are read when it has issued."""
+    assumed_drains: frozenset[str]
+    """The same by pairs without witnesses."""
     result_scoreboards: int
     """Bit mask of the scoreboards that prove its own result written."""
     completes_in_order: bool
@@ -70,7 +74,8 @@ def instruction_facts(
     completion, release = _announced(instruction, bool(late_sources))
     own_group = group(instruction, sm)
 
-    proofs = cover.proofs(own_group, sm)
+    proofs = cover.proofs(own_group, sm, witnessed=True)
+    assumed = cover.proofs(own_group, sm, witnessed=False)
     return InstructionFacts(
         instruction=instruction,
         fixed_latency=has_fixed_latency,
@@ -81,9 +86,11 @@ def instruction_facts(
         max_latency=max_latency if has_fixed_latency else NEVER,
         group=own_group,
         proofs=proofs,
-        drains_sources=queues.drained_sources(instruction, sm, cover),
+        assumed=assumed if any(assumed) else None,
+        drains_sources=queues.drained_sources(instruction, sm, cover, witnessed=True),
+        assumed_drains=queues.drained_sources(instruction, sm, cover, witnessed=False),
         result_scoreboards=queues.result_scoreboards(instruction, cover),
-        completes_in_order=own_group in proofs.in_order,
+        completes_in_order=own_group in proofs.in_order or own_group in assumed.in_order,
         guard_literals=guard_literal(instruction.guard) if instruction.guard else 0,
         redefined_literals=_redefined_literals(instruction),
         accesses_memory=accesses_memory,

@@ -24,6 +24,7 @@ from nostall.sass.safety.in_flight import (
     MAX_ELAPSED,
     Conflict,
     Key,
+    Provers,
     State,
     entry_states,
     find_conflicts,
@@ -58,6 +59,8 @@ class Analysis:
     """What is in flight at fences and memory accesses."""
     early_accesses: set[EarlyAccess]
     """Accesses to registers that a product of a warpgroup may still use."""
+    reliances: dict[tuple[int, int, HazardKind], Provers]
+    """(first, second, kind) of accesses that only the order of pairs without witnesses protects."""
 
 
 class HazardValidator:
@@ -83,7 +86,7 @@ class HazardValidator:
             for i in order
         }
         products_in_use = early_accesses(function.blocks, order)
-        analysis = Analysis([], {}, set(), set(), {}, CompletionRecord(), products_in_use)
+        analysis = Analysis([], {}, set(), set(), {}, CompletionRecord(), products_in_use, {})
         report = _Reporter(function.name, position, analysis.findings)
         for instruction in order:
             self._check_encoding(instruction, report)
@@ -142,6 +145,7 @@ class HazardValidator:
                     f"does not wait for {describe(by_index[producer])}, an asynchronous operation; "
                     "the wait of the original is required",
                 )
+        _report_new_reliances(before.reliances, after.reliances, by_index, report)
         new_accesses = after.early_accesses - before.early_accesses
         _report_early_accesses(new_accesses, by_index, report)
         for instruction, operation in lost_completions(
@@ -189,15 +193,20 @@ class HazardValidator:
     def _check_conflict(self, conflict: Conflict, analysis: Analysis, report: _Reporter) -> None:
         """Report a conflict that no scoreboard covers or whose distance is below the floor."""
         first, second = conflict.first.instruction, conflict.second.instruction
+        if not conflict.first.fixed_latency and conflict.relies_on is not None:
+            pair = (first.index, second.index, conflict.kind)
+            known = analysis.reliances.get(pair, frozenset())
+            analysis.reliances[pair] = known | conflict.relies_on
+            return
         numbers = register_numbers(conflict.registers)
         if not conflict.first.fixed_latency:
             names = ", ".join(registers.name(n) for n in numbers)
-            access = "reads" if conflict.kind == "RAW" else "overwrites"
+            verb = "reads" if conflict.kind == "RAW" else "overwrites"
             pending = "read" if conflict.kind == "WAR" else "written"
             report(
                 f"uncovered-{conflict.kind.lower()}",
                 second,
-                f"{access} {names}, which {describe(first)} may not have {pending} yet; a wait for "
+                f"{verb} {names}, which {describe(first)} may not have {pending} yet; a wait for "
                 "a scoreboard that covers it is required on each path",
             )
             return
@@ -205,15 +214,15 @@ class HazardValidator:
             key = (first.index, second.index, conflict.kind, number)
             distance = min(conflict.item.elapsed, analysis.distances.get(key, MAX_ELAPSED))
             analysis.distances[key] = distance
-            pair = (first, second, number, conflict.kind)
-            required = self.table.min_distance(*pair)
+            access = (first, second, number, conflict.kind)
+            required = self.table.min_distance(*access)
             if distance < required:
                 report(
                     "short-latency",
                     second,
                     f"{conflict.kind} on {registers.name(number)}: issues {distance} cycles after "
                     f"{describe(first)}; at least {required} are required "
-                    f"({self.table.evidence(*pair, required)})",
+                    f"({self.table.evidence(*access, required)})",
                 )
 
     def _check_reduced_distance(
@@ -292,6 +301,26 @@ class HazardValidator:
                 first,
                 f"stalls {first.control.stall} cycles before {describe(second)}; at least "
                 f"{required} are required between {first.pipe} and {second.pipe}",
+            )
+
+
+def _report_new_reliances(
+    before: dict[tuple[int, int, HazardKind], Provers],
+    after: dict[tuple[int, int, HazardKind], Provers],
+    by_index: dict[int, Instruction],
+    report: _Reporter,
+) -> None:
+    """Report accesses that rely on an order without witnesses otherwise than in the original."""
+    for (first, second, kind), provers in after.items():
+        required = before.get((first, second, kind))
+        if required is None or not required <= provers:
+            report(
+                "unwitnessed-order",
+                by_index[second],
+                f"{kind} on the registers of {describe(by_index[first])}: only its order with "
+                f"{describe(by_index[min(provers)])} protects it, no compiler output needs that "
+                "order, and the original does not rely on it here; a wait for a scoreboard of its "
+                "own is required",
             )
 
 

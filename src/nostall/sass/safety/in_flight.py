@@ -34,6 +34,9 @@ MAX_ELAPSED = 255
 Key = tuple[int, int]
 """(original index of the instruction, role)."""
 
+Provers = frozenset[int]
+"""Original indices of later instructions whose order with an item ends it."""
+
 
 @dataclass(slots=True)
 class InFlight:
@@ -52,6 +55,12 @@ class InFlight:
     """Cycles after issue at which the item ends without a wait."""
     later_setters: int = 0
     """8 bits per scoreboard: how many later operations that complete in order set it."""
+    assumed: frozenset[tuple[int, int]] = frozenset()
+    """(later instruction, its scoreboard) that cover the item if the order of a pair without
+    witnesses holds."""
+    relied_on: Provers | None = None
+    """Those whose scoreboards an instruction waited for; None if none.  The item is in flight
+    unless their order holds."""
 
     def copy(self) -> InFlight:
         """An independent copy."""
@@ -62,7 +71,13 @@ class InFlight:
             self.guard_literals,
             self.ends_after,
             self.later_setters,
+            self.assumed,
+            self.relied_on,
         )
+
+    def rely(self, provers: Provers) -> None:
+        """Note that an instruction waited for the scoreboards of ``provers``."""
+        self.relied_on = provers if self.relied_on is None else self.relied_on | provers
 
 
 State = dict[Key, InFlight]
@@ -77,13 +92,24 @@ class Conflict:
     kind: HazardKind
     registers: int
     item: InFlight
+    relies_on: Provers | None = None
+    """What protects it if the order of pairs without witnesses holds; None if nothing does."""
 
 
 def wait(state: State, scoreboards: int) -> list[tuple[Key, InFlight]]:
-    """End all items that one of ``scoreboards`` (bit mask) covers; returns the ended items."""
+    """End all items that one of ``scoreboards`` (bit mask) covers; returns the ended items.
+
+    An item that only pairs without witnesses end is returned, too, and stays in ``state``.
+    """
     ended = [(key, item) for key, item in state.items() if item.scoreboards & scoreboards]
     for key, _ in ended:
         del state[key]
+    for key, item in state.items():
+        if item.assumed:
+            provers = frozenset(later for later, n in item.assumed if scoreboards >> n & 1)
+            if provers:
+                item.rely(provers)
+                ended.append((key, item))
     return ended
 
 
@@ -117,8 +143,8 @@ def issue(state: State, facts: InstructionFacts, all_facts: dict[int, Instructio
     control = instruction.control
     write = 1 << control.write_sb if control.write_sb < 6 else 0
     read = 1 << control.read_sb if control.read_sb < 6 else 0
-    if facts.drains_sources:
-        _end_sources(state, facts.drains_sources, all_facts)
+    if facts.drains_sources or facts.assumed_drains:
+        _end_sources(state, facts, all_facts)
     if (write or read) and facts.group:
         _cover_earlier_items(state, facts, write, read, all_facts)
     _advance(state, facts)
@@ -155,9 +181,14 @@ def _advance(state: State, facts: InstructionFacts) -> None:
         del state[key]
     if facts.kills:
         unkilled = ~facts.kills
+        overwritten: list[Key] = []
         for key, item in state.items():
-            if key[1] == RESULT:
+            if key[1] == RESULT or item.relied_on is not None:
                 item.registers &= unkilled
+                if item.relied_on is not None and not item.registers:
+                    overwritten.append(key)
+        for key in overwritten:
+            del state[key]
     if facts.redefined_literals:
         unchanged = ~facts.redefined_literals
         for item in state.values():
@@ -165,11 +196,15 @@ def _advance(state: State, facts: InstructionFacts) -> None:
 
 
 def _end_sources(
-    state: State, groups: frozenset[str], all_facts: dict[int, InstructionFacts]
+    state: State, facts: InstructionFacts, all_facts: dict[int, InstructionFacts]
 ) -> None:
-    """End the source reads of all instructions of some groups."""
-    for key in [k for k in state if k[1] == SOURCES and all_facts[k[0]].group in groups]:
+    """End the source reads of all instructions that a barrier drains."""
+    drained = facts.drains_sources
+    for key in [k for k in state if k[1] == SOURCES and all_facts[k[0]].group in drained]:
         del state[key]
+    for key, item in state.items():
+        if key[1] == SOURCES and all_facts[key[0]].group in facts.assumed_drains:
+            item.rely(frozenset((facts.instruction.index,)))
 
 
 def _cover_earlier_items(
@@ -183,7 +218,7 @@ def _cover_earlier_items(
 
     ``write`` and ``read`` are the bit masks of its write and read scoreboard.
     """
-    results, sources = facts.proofs.results, facts.proofs.sources
+    results, sources, assumed = facts.proofs.results, facts.proofs.sources, facts.assumed
     completes_in_order = facts.completes_in_order
     for (index, role), item in state.items():
         producer = all_facts[index]
@@ -197,6 +232,18 @@ def _cover_earlier_items(
             item.scoreboards |= set_now
         elif group in results:  # a written result proves the sources read
             item.scoreboards |= write
+        if assumed is not None:
+            if role == SOURCES and group in assumed.sources:
+                _assume(item, facts, set_now)
+            elif group in assumed.results:
+                _assume(item, facts, write)
+
+
+def _assume(item: InFlight, later: InstructionFacts, scoreboards: int) -> None:
+    """Note that scoreboards of a later instruction cover an item if the order of the two holds."""
+    index, new = later.instruction.index, scoreboards & ~item.scoreboards
+    if new:
+        item.assumed |= {(index, board) for board in range(6) if new >> board & 1}
 
 
 def join(into: State, state: State) -> bool:
@@ -213,14 +260,23 @@ def join(into: State, state: State) -> bool:
             or merged.scoreboards & ~item.scoreboards
             or merged.guard_literals & ~item.guard_literals
             or _minimum_counts(item.later_setters, merged.later_setters) != merged.later_setters
+            or not merged.assumed <= item.assumed
+            or _all_provers(merged.relied_on, item.relied_on) != merged.relied_on
         ):
             merged.later_setters = _minimum_counts(item.later_setters, merged.later_setters)
             merged.registers |= item.registers
             merged.elapsed = min(merged.elapsed, item.elapsed)
             merged.scoreboards &= item.scoreboards
             merged.guard_literals &= item.guard_literals
+            merged.assumed &= item.assumed
+            merged.relied_on = _all_provers(merged.relied_on, item.relied_on)
             changed = True
     return changed
+
+
+def _all_provers(first: Provers | None, second: Provers | None) -> Provers | None:
+    """What protects an item on two paths; None if nothing protects it on one of them."""
+    return None if first is None or second is None else first | second
 
 
 def entry_states(
@@ -268,18 +324,12 @@ def edge_state(state: State, last: Instruction, falls_through: bool) -> State:
         return state
     known = negate_literals(condition) if falls_through else condition
     contradicting = negate_literals(known)
-    return {
-        key: InFlight(
-            item.registers,
-            item.elapsed,
-            item.scoreboards,
-            item.guard_literals | known,
-            item.ends_after,
-            item.later_setters,
-        )
-        for key, item in state.items()
-        if not item.guard_literals & contradicting
+    remaining = {
+        key: item.copy() for key, item in state.items() if not item.guard_literals & contradicting
     }
+    for item in remaining.values():
+        item.guard_literals |= known
+    return remaining
 
 
 def _branch_condition(last: Instruction) -> int:
@@ -324,13 +374,28 @@ def find_conflicts(
         first = facts[index]
         if role >= COMPLETION or item.guard_literals & negate_literals(current.guard_literals):
             continue
+        assumed = current.assumed
         if role == RESULT:
             if hit := item.registers & current.uses:
-                yield Conflict(first, current, "RAW", hit, item)
+                yield Conflict(first, current, "RAW", hit, item, item.relied_on)
             hit = first.defs & current.defs
             if hit and first.group not in current.proofs.overwrites_results:
-                yield Conflict(first, current, "WAW", hit, item)
+                is_assumed = assumed is not None and first.group in assumed.overwrites_results
+                relies_on = _own_proof(current, item, is_assumed)
+                yield Conflict(first, current, "WAW", hit, item, relies_on)
         elif (hit := item.registers & current.defs) and (
             first.group not in current.proofs.overwrites_sources
         ):
-            yield Conflict(first, current, "WAR", hit, item)
+            is_assumed = assumed is not None and first.group in assumed.overwrites_sources
+            relies_on = _own_proof(current, item, is_assumed)
+            yield Conflict(first, current, "WAR", hit, item, relies_on)
+
+
+def _own_proof(current: InstructionFacts, item: InFlight, is_assumed: bool) -> Provers | None:
+    """What protects an item from the result of ``current``, by pairs without witnesses.
+
+    ``is_assumed``: whether the order of the two is such a pair.
+    """
+    if not is_assumed:
+        return item.relied_on
+    return frozenset((current.instruction.index,)) | (item.relied_on or frozenset())

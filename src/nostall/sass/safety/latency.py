@@ -202,8 +202,9 @@ class LatencyTable:
     def _class_row(self, class_name: str, second: Instruction, kind: HazardKind) -> Row | None:
         """The row of a class, or a smaller one of a class whose distance suffices for this one.
 
-        A distance that suffices before a write suffices before a later write.  A uniform register
-        that can be read by one vector instruction can be read by all of them.
+        A distance that suffices before a write suffices before a later write, and a result of
+        variable latency arrives later than all of fixed latency.  A uniform register that can be
+        read by one vector instruction can be read by all of them.
         """
         rows = self._floors.get(kind, {})
         own = rows.get(class_name)
@@ -213,9 +214,9 @@ class LatencyTable:
             roles = list(_VECTOR_ROLES) if is_vector_read else []
         else:
             order = _WRITE_ORDER.get(producer.partition(">")[2], ())
-            is_ordered = second.pipe in order and second.has_fixed_latency(self.sm)
-            earlier = order[: order.index(second.pipe) + 1] if is_ordered else ()
-            roles = [f"{pipe}:write" for pipe in earlier]
+            if second.has_fixed_latency(self.sm):
+                order = order[: order.index(second.pipe) + 1] if second.pipe in order else ()
+            roles = [role, *(f"{pipe}:write" for pipe in order)]
         found = (rows.get(f"{producer}|{other}") for other in roles)
         trusted = [row for row in found if row is not None and row.seen >= WELL_OBSERVED]
         return min(trusted, key=lambda row: row.distance, default=own)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from nostall.sass.program.instruction import Instruction
 from nostall.sass.program.opcodes import Effect
 from nostall.sass.safety.facts import InstructionFacts
-from nostall.sass.safety.in_flight import COMPLETION, InFlight, Key, State
+from nostall.sass.safety.in_flight import COMPLETION, InFlight, Key, Provers, State
 
 
 @dataclass(slots=True)
@@ -28,6 +28,10 @@ class CompletionRecord:
 
     in_flight: dict[int, frozenset[Key]] = field(default_factory=dict[int, frozenset[Key]])
     """Instruction -> accesses and asynchronous operations in flight when it issues."""
+    assumed_complete: dict[int, dict[Key, Provers]] = field(
+        default_factory=dict[int, dict[Key, Provers]]
+    )
+    """Instruction -> those that are complete if the order of pairs without witnesses holds."""
     ended: dict[int, frozenset[Key]] = field(default_factory=dict[int, frozenset[Key]])
     """Instruction -> those that its own wait ends."""
 
@@ -41,9 +45,14 @@ class CompletionRecord:
         """Record one instruction; ``state`` is what is in flight after its waits."""
         instruction = current.instruction
         if instruction.is_barrier or current.accesses_memory:
-            in_flight = frozenset(key for key in state if _is_ordered(key, facts))
+            ordered = {k: i.relied_on for k, i in state.items() if _is_ordered(k, facts)}
+            in_flight = frozenset(key for key, provers in ordered.items() if provers is None)
             if in_flight:
                 self.in_flight[instruction.index] = in_flight
+            if len(in_flight) < len(ordered):
+                self.assumed_complete[instruction.index] = {
+                    key: provers for key, provers in ordered.items() if provers is not None
+                }
         if ended:
             own = frozenset(key for key, _ in ended if _is_ordered(key, facts))
             if own:
@@ -66,7 +75,13 @@ def lost_completions(
     by_index: dict[int, Instruction],
 ) -> Iterator[tuple[Instruction, Instruction]]:
     """(instruction, operation that it relies on and that may be in flight when it issues)."""
-    for index, in_flight in candidate.in_flight.items():
+    for index in candidate.in_flight.keys() | candidate.assumed_complete.keys():
+        complete = original.assumed_complete.get(index, {})
+        in_flight = candidate.in_flight.get(index, frozenset()) | {
+            key
+            for key, provers in candidate.assumed_complete.get(index, {}).items()
+            if key not in complete or not complete[key] <= provers
+        }
         new = in_flight - original.in_flight.get(index, frozenset())
         if not new:
             continue

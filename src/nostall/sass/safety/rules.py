@@ -86,6 +86,9 @@ RULES: tuple[Rule, ...] = (
           Evidence.OBSERVED, "sass/program/cover_rules.py", absolute=True),
     _rule("uncovered-war", "a scoreboard covers the reading of sources before they are overwritten",
           Evidence.OBSERVED, "sass/program/cover_rules.py", absolute=True),
+    _rule("unwitnessed-order", "only the original's own use, or compiler output that needs the "
+          "order of a pair, lets a candidate rely on it",
+          Evidence.OBSERVED, "sass/program/witnessed_pairs.json"),
     _rule("short-latency", "a pair of fixed latency keeps the distance of compiler output",
           Evidence.MINED, _FLOORS, absolute=True),
     _rule("short-issue", "neighbours keep the stall that compilers leave between their pipes",

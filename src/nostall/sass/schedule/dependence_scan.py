@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from nostall.sass.program import queues
 from nostall.sass.program.cover_rules import COVER, group
 from nostall.sass.program.instruction import Instruction
+from nostall.sass.program.opcodes import Effect
 from nostall.sass.safety.latency import OVERWRITE_GAP, SCOREBOARD_GAP, LatencyTable
 from nostall.sass.safety.pairing import HazardKind
 from nostall.sass.schedule.constraints import BlockConstraints, InFlight
@@ -37,6 +38,10 @@ class _Pending:
     """Scoreboard -> the instruction that sets it: this one, or a later one of the same queue."""
     waiter: int | None = None
     """The instruction that waits for the completion, once the scan has passed it."""
+    assumed: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    """(scoreboard, later instruction of the same queue that sets it) of pairs without witnesses."""
+    assumed_waits: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
+    """(scoreboard, instruction that sets it, instruction that waits for it) of these."""
 
 
 def scan_block(
@@ -102,6 +107,7 @@ class _RegisterTracker:
         for item in self.pending:
             scoreboards = [board for board in item.proofs if mask >> board & 1]
             if not scoreboards:
+                item.assumed_waits += [(b, s, index) for b, s in item.assumed if mask >> b & 1]
                 still_pending.append(item)
                 continue
             item.waiter = index
@@ -125,6 +131,10 @@ class _RegisterTracker:
 
     def process_accesses(self, instruction: Instruction) -> None:
         """Add the RAW, WAW and WAR dependences of an instruction, and those on fences."""
+        if instruction.is_barrier or instruction.effects & Effect.FENCE:
+            for item in self.pending:
+                for waiter in self._keep_assumed_waits(item):
+                    self.constraints.add_edge(waiter, instruction.index)
         if instruction.is_barrier:
             self.completed_walls = []
         elif instruction.accesses_memory:
@@ -168,6 +178,18 @@ class _RegisterTracker:
             if (item.is_result or of_sources) and item.waiter is not None:
                 self.constraints.add_edge(item.waiter, instruction.index)
                 self.constraints.add_edge(item.instruction.index, instruction.index)
+            elif item.is_result or of_sources:
+                for waiter in self._keep_assumed_waits(item):
+                    self.constraints.add_edge(waiter, instruction.index)
+
+    def _keep_assumed_waits(self, item: _Pending) -> Iterator[int]:
+        """Keep the waits by pairs without witnesses that protect an item; yields the waiters."""
+        for scoreboard, setter, waiter in item.assumed_waits:
+            self.constraints.add_edge(item.instruction.index, setter)
+            self.constraints.add_edge(setter, waiter, SCOREBOARD_GAP)
+            for key in self._fields(setter, scoreboard):
+                self.constraints.scoreboards.waiters[key].add(waiter)
+            yield waiter
 
     def record_issue(self, instruction: Instruction) -> None:
         """Make an instruction the latest reader and writer of its registers."""
@@ -239,7 +261,8 @@ class _RegisterTracker:
         own_group = group(instruction, self.sm)
         if not own_group or (control.write_sb > 5 and control.read_sb > 5):
             return
-        proofs = COVER.proofs(own_group, self.sm)
+        proofs = COVER.proofs(own_group, self.sm, witnessed=True)
+        assumed = COVER.proofs(own_group, self.sm, witnessed=False)
         for item in self.pending:
             boards: tuple[int, ...] = ()
             if not item.is_result and item.group in proofs.sources:
@@ -249,6 +272,13 @@ class _RegisterTracker:
             for board in boards:
                 if board < 6:
                     item.proofs.setdefault(board, instruction.index)
+            if not item.is_result and item.group in assumed.sources:
+                boards = (control.write_sb, control.read_sb)
+            elif item.group in assumed.results:
+                boards = (control.write_sb,)
+            else:
+                continue
+            item.assumed += [(board, instruction.index) for board in boards if board < 6]
 
     def finish(self) -> None:
         """Record the operations that are in flight when the block ends."""
@@ -256,10 +286,14 @@ class _RegisterTracker:
         for item in self.pending:
             index, is_wall = item.instruction.index, item.instruction.is_barrier
             boards = sum(1 << board for board, setter in item.proofs.items() if setter == index)
+            for waiter in self._keep_assumed_waits(item):
+                constraints.add_edge(index, waiter)
+            if item.assumed_waits and not item.proofs:
+                continue
             key = InFlight(index, item.is_result, item.registers, boards, False, is_wall, 0)
             since = end - constraints.issue[index]
             constraints.live_out[key] = since if item.is_result else 0
-            for board, setter in item.proofs.items():
+            for board, setter in (*item.proofs.items(), *item.assumed):
                 constraints.add_edge(index, setter)
                 constraints.scoreboards.locked.update(self._fields(setter, board))
         for instruction in constraints.order:

@@ -8,7 +8,7 @@ early, overwritten too early or written in an unknown order is *poison*.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from nostall.sass.program import queues, registers
 from nostall.sass.program.addresses import reads_shared_in_order
@@ -17,12 +17,14 @@ from nostall.sass.program.instruction import Instruction
 from nostall.sass.program.opcodes import Effect
 from nostall.sass.safety.latency import SCOREBOARD_GAP, LatencyTable
 from nostall.sass.safety.pairing import HazardKind
+from nostall.sass.safety.symbolic.assumed_proofs import Provers
 from nostall.sass.safety.symbolic.products import RunningProducts
 from nostall.sass.safety.symbolic.state import (
     IssuedInstruction,
     Outcome,
     Protection,
     Unfinished,
+    drained_scoreboards,
     scoreboard_bit,
 )
 from nostall.sass.safety.symbolic.terms import SharedReads, Term, Terms
@@ -105,21 +107,26 @@ class SymbolicMachine:
             if (earlier.result_scoreboards | earlier.source_scoreboards) & waited:
                 earlier.is_read = True
                 self.resolved |= 1 << earlier.instruction.index
+            for proof in (earlier.assumed_result, earlier.assumed_sources):
+                if proof is not None:
+                    proof.wait(waited)
 
     def _wait_and_record(self, position: int, instruction: Instruction) -> None:
         """Apply the waits of an instruction that relies on the completion of earlier ones."""
         relies_on_all = instruction.is_barrier or bool(instruction.effects & Effect.FENCE)
-        before = self._unfinished(relies_on_all)
+        before = self._unfinished(relies_on_all, instruction)
         self._wait(position, instruction)
         if before:
-            unfinished = self._unfinished(relies_on_all)
+            unfinished = self._unfinished(relies_on_all, instruction)
             self.outcome.unfinished[instruction.index] = unfinished
             self.outcome.awaited[instruction.index] = before - unfinished
 
-    def _unfinished(self, relies_on_all: bool) -> frozenset[Unfinished]:
+    def _unfinished(self, relies_on_all: bool, waiter: Instruction) -> frozenset[Unfinished]:
         """The operations of the block that may be incomplete.
 
         ``relies_on_all``: accesses and asynchronous operations, else asynchronous ones only.
+        ``waiter``: the instruction for which operations that pairs without witnesses complete are
+        recorded.
         """
         found: list[Unfinished] = []
         finished = False
@@ -129,10 +136,15 @@ class SymbolicMachine:
             waits_sources = issued.has_sources and not issued.is_read
             finished |= not waits_result and not waits_sources
             if relies_on_all or issued.instruction.is_barrier:
-                if waits_result:
-                    found.append((index, "result"))
-                if waits_sources:
-                    found.append((index, "sources"))
+                pending = (
+                    ("result", waits_result, issued.result_provers),
+                    ("sources", waits_sources, issued.source_provers),
+                )
+                for role, waits, provers in pending:
+                    if waits and provers is None:
+                        found.append((index, role))
+                    elif waits and provers is not None:
+                        self.outcome.assumed_complete[waiter.index, (index, role)] = provers
         if finished:
             self.ordered = [i for i in self.ordered if not self._is_finished(i)]
         return frozenset(found)
@@ -143,7 +155,8 @@ class SymbolicMachine:
         That holds for operations that complete in order.
         """
         for earlier in self.issued:
-            in_order = earlier.group in self._proofs(earlier.group).in_order
+            own = earlier.group
+            in_order = own in self._proofs(own).in_order or own in self._assumed_by(own).in_order
             is_done = in_order and earlier.later_setters[scoreboard] >= count
             covering = earlier.result_scoreboards | earlier.source_scoreboards
             if is_done and covering >> scoreboard & 1:
@@ -171,10 +184,30 @@ class SymbolicMachine:
         """Whether ``writer`` may write ``register`` after ``instruction`` accesses it now."""
         if self._exclude_each_other(writer, instruction):
             return False
-        if writer.is_written or not writer.fixed_latency:
-            return not writer.is_written
+        if writer.is_written:
+            return False
+        if not writer.fixed_latency:
+            provers = writer.result_provers
+            if kind == "WAW" and writer.group in self._assumed(instruction).overwrites_results:
+                provers = frozenset((instruction.index,)) | (provers or frozenset())
+            return not self._rely(writer, instruction, kind, provers)
         required = self.table.min_distance(writer.instruction, instruction, register, kind)
         return self.now - writer.issued < required
+
+    def _rely(
+        self,
+        earlier: IssuedInstruction,
+        instruction: Instruction,
+        kind: HazardKind,
+        provers: Provers | None,
+    ) -> bool:
+        """Record that only pairs without witnesses protect an access; False without ``provers``."""
+        if provers is None:
+            return False
+        pair = (earlier.instruction.index, instruction.index, kind)
+        known = self.outcome.reliances.get(pair, frozenset())
+        self.outcome.reliances[pair] = known | provers
+        return True
 
     def _exclude_each_other(self, earlier: IssuedInstruction, instruction: Instruction) -> bool:
         """Whether the guards test the same predicate value with opposite signs."""
@@ -228,8 +261,12 @@ class SymbolicMachine:
                 for r in overwritten
             )
         own_group = group(instruction, self.sm)
-        follows = self._proofs(own_group).overwrites_sources
-        return reader.group not in follows
+        if reader.group in self._proofs(own_group).overwrites_sources:
+            return False
+        provers = reader.source_provers
+        if reader.group in self._assumed(instruction).overwrites_sources:
+            provers = frozenset((instruction.index,)) | (provers or frozenset())
+        return not self._rely(reader, instruction, "WAR", provers)
 
     def _execute(self, instruction: Instruction, operands: list[Term]) -> None:
         """Compute the terms of an instruction's results, memory effects and event."""
@@ -274,10 +311,8 @@ class SymbolicMachine:
             source_scoreboards=read | write,
             group=group(instruction, self.sm),
         )
-        drained = queues.drained_sources(instruction, self.sm, self.cover)
-        if drained:
-            for earlier in self.issued:
-                earlier.is_read = earlier.is_read or earlier.group in drained
+        if instruction.base == "BAR":
+            self._drain(instruction)
         if issued.group and (write or read):
             self._cover_earlier(issued, write, read)
         self.issued.append(issued)
@@ -288,16 +323,36 @@ class SymbolicMachine:
             self.cleanup_size = 2 * len(self.issued) + 32
         return issued
 
+    def _drain(self, barrier: Instruction) -> None:
+        """A BAR that blocks at once issues after earlier sources are read."""
+        drained = queues.drained_sources(barrier, self.sm, self.cover, witnessed=True)
+        assumed = queues.drained_sources(barrier, self.sm, self.cover, witnessed=False)
+        for earlier in self.issued:
+            earlier.is_read = earlier.is_read or earlier.group in drained
+            if earlier.group in assumed:
+                known = earlier.source_provers or frozenset()
+                earlier.assume_sources().provers = known | {barrier.index}
+
     def _proofs(self, own_group: str) -> Proofs:
-        return self.cover.proofs(own_group, self.sm)
+        return self.cover.proofs(own_group, self.sm, witnessed=True)
+
+    def _assumed(self, instruction: Instruction) -> Proofs:
+        """What an instruction proves by pairs without witnesses."""
+        return self._assumed_by(group(instruction, self.sm))
+
+    def _assumed_by(self, own_group: str) -> Proofs:
+        return self.cover.proofs(own_group, self.sm, witnessed=False)
 
     def _cover_earlier(self, later: IssuedInstruction, write: int, read: int) -> None:
         """Let the scoreboards of an instruction prove earlier ones done, by the in-order rules."""
-        proofs = self._proofs(later.group)
+        proofs, assumed = self._proofs(later.group), self._assumed(later.instruction)
+        index, has_assumed = later.instruction.index, any(assumed)
         for earlier in self.issued:
             if not earlier.group:
                 continue
-            if earlier.group in proofs.in_order:
+            if has_assumed:
+                _assume(earlier, assumed, index, write, read)
+            if earlier.group in proofs.in_order or earlier.group in assumed.in_order:
                 shared = (earlier.source_scoreboards | earlier.result_scoreboards) & (write | read)
                 for scoreboard in range(6):
                     earlier.later_setters[scoreboard] += shared >> scoreboard & 1
@@ -345,25 +400,28 @@ class SymbolicMachine:
         for issued in self.issued:
             index, since = issued.instruction.index, self.now - issued.issued
             if issued.has_result and not self._has_settled(issued):
-                cycles = since if issued.fixed_latency else min(since, SCOREBOARD_GAP)
-                outcome.results_out[index] = (cycles, issued.result_scoreboards)
+                proof = issued.assumed_result
+                if proof is not None and proof.provers is not None:
+                    outcome.assumed_done[index, "result"] = proof.provers
+                else:
+                    cycles = since if issued.fixed_latency else min(since, SCOREBOARD_GAP)
+                    assumed = 0 if proof is None else proof.scoreboards()
+                    outcome.results_out[index] = (cycles, issued.result_scoreboards | assumed)
             is_tracked = issued.is_ordered or not issued.fixed_latency
             if issued.has_sources and not issued.is_read and is_tracked:
-                outcome.sources_out[index] = issued.result_scoreboards | issued.source_scoreboards
+                proof = issued.assumed_sources
+                if proof is not None and proof.provers is not None:
+                    outcome.assumed_done[index, "sources"] = proof.provers
+                else:
+                    assumed = 0 if proof is None else proof.scoreboards()
+                    boards = issued.result_scoreboards | issued.source_scoreboards
+                    outcome.sources_out[index] = boards | assumed
 
 
-def drained_scoreboards(instruction: Instruction) -> Iterator[int]:
-    """Scoreboards that a DEPBAR waits for until they are 0."""
-    if instruction.base != "DEPBAR":
-        return
-    for position, operand in enumerate(instruction.operands):
-        if operand.startswith("SB"):
-            count = (
-                instruction.operands[position + 1]
-                if position + 1 < len(instruction.operands)
-                else "0x0"
-            )
-            if count == "0x0":
-                yield int(operand[2:])
-        elif operand.startswith("{"):
-            yield from (int(d) for d in operand.strip("{}").split(",") if d.strip().isdigit())
+def _assume(earlier: IssuedInstruction, assumed: Proofs, later: int, write: int, read: int) -> None:
+    """Let scoreboards of a later instruction cover an earlier one by a pair without witnesses."""
+    if earlier.group in assumed.sources:
+        earlier.assume_sources().cover(later, write | read)
+    if earlier.group in assumed.results:
+        earlier.assume_result().cover(later, write)
+        earlier.assume_sources().cover(later, write)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from nostall.sass.program import queues
 from nostall.sass.program.instruction import Instruction
+from nostall.sass.safety.symbolic.assumed_proofs import AssumedProof, Provers
 from nostall.sass.safety.symbolic.terms import Term
 
 Unfinished = tuple[int, str]
@@ -40,6 +42,10 @@ class IssuedInstruction:
     """Group in the in-order rules, or ""."""
     later_setters: list[int] = field(default_factory=lambda: [0] * 6)
     """For each scoreboard: how many later operations that complete in order set it."""
+    assumed_result: AssumedProof | None = None
+    """What proves the result written, by pairs without witnesses."""
+    assumed_sources: AssumedProof | None = None
+    """What proves the sources read, by pairs without witnesses."""
 
     is_ordered: bool = False
     """Whether other instructions may rely on its completion, whatever its registers."""
@@ -57,6 +63,28 @@ class IssuedInstruction:
         is_ordered = self.is_ordered
         self.has_result = bool(instruction.defs) or (is_ordered and self.result_scoreboards != 0)
         self.has_sources = bool(self.late_sources) or (is_ordered and self.source_scoreboards != 0)
+
+    def assume_result(self) -> AssumedProof:
+        """The proof of the result by pairs without witnesses, to be extended."""
+        if self.assumed_result is None:
+            self.assumed_result = AssumedProof()
+        return self.assumed_result
+
+    def assume_sources(self) -> AssumedProof:
+        """The same for the sources."""
+        if self.assumed_sources is None:
+            self.assumed_sources = AssumedProof()
+        return self.assumed_sources
+
+    @property
+    def result_provers(self) -> Provers | None:
+        """What proved the result written by pairs without witnesses; None if nothing did."""
+        return None if self.assumed_result is None else self.assumed_result.provers
+
+    @property
+    def source_provers(self) -> Provers | None:
+        """The same for the sources."""
+        return None if self.assumed_sources is None else self.assumed_sources.provers
 
 
 class Protection(NamedTuple):
@@ -100,6 +128,17 @@ class Outcome:
         default_factory=dict[int, "frozenset[Unfinished]"]
     )
     """Index of a barrier or memory access -> those that its own wait completes."""
+    reliances: dict[tuple[int, int, str], Provers] = field(
+        default_factory=dict[tuple[int, int, str], Provers]
+    )
+    """(first, second, kind of hazard) of accesses that only pairs without witnesses protect."""
+    assumed_complete: dict[tuple[int, Unfinished], Provers] = field(
+        default_factory=dict[tuple[int, Unfinished], Provers]
+    )
+    """(barrier or memory access, operation) -> what completes the operation before it, by pairs
+    without witnesses."""
+    assumed_done: dict[Unfinished, Provers] = field(default_factory=dict[Unfinished, Provers])
+    """Operation -> what proves it done at the end of the block, by pairs without witnesses."""
     product_accesses: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
     """(warpgroup product, instruction that accesses one of its registers while it may run)."""
     waited: int = 0
@@ -120,3 +159,20 @@ def proving_scoreboards(instruction: Instruction, role: str) -> int:
 def scoreboard_bit(scoreboard: int) -> int:
     """The bit mask of one scoreboard; 0 for none."""
     return 1 << scoreboard if scoreboard in range(6) else 0
+
+
+def drained_scoreboards(instruction: Instruction) -> Iterator[int]:
+    """Scoreboards that a DEPBAR waits for until they are 0."""
+    if instruction.base != "DEPBAR":
+        return
+    for position, operand in enumerate(instruction.operands):
+        if operand.startswith("SB"):
+            count = (
+                instruction.operands[position + 1]
+                if position + 1 < len(instruction.operands)
+                else "0x0"
+            )
+            if count == "0x0":
+                yield int(operand[2:])
+        elif operand.startswith("{"):
+            yield from (int(d) for d in operand.strip("{}").split(",") if d.strip().isdigit())

@@ -22,7 +22,7 @@ from nostall.sass.program.opcodes import Effect
 from nostall.sass.program.program import Function
 from nostall.sass.safety.latency import LatencyTable
 from nostall.sass.safety.symbolic.machine import SETTLED, SymbolicMachine
-from nostall.sass.safety.symbolic.state import Outcome, proving_scoreboards
+from nostall.sass.safety.symbolic.state import Outcome, Unfinished, proving_scoreboards
 from nostall.sass.safety.symbolic.terms import Terms
 from nostall.sass.safety.verdict import Finding
 
@@ -62,6 +62,7 @@ class SymbolicValidator:
             findings += _poison_findings(candidate, block.start, new)
             findings += _result_differences(candidate, block.start, after, old, new)
             findings += _weaker_exit(candidate, block.start, after, old, new)
+            findings += _new_reliances(candidate, block.start, after, old, new)
         entry_arrivals = self._entry_arrivals(original, [old for old, _ in outcomes])
         for block, (old, new), arrivals in zip(
             original.blocks, outcomes, entry_arrivals, strict=True
@@ -264,13 +265,55 @@ def _lost_completions(
         index = instruction.index
         if index in early:
             yield _order_finding(function, start + position, instruction, by_index[early[index]])
-        unfinished = new.unfinished.get(index, frozenset()) - old.unfinished.get(index, frozenset())
+        may_be = new.unfinished.get(index, frozenset()) | _newly_assumed(index, old, new)
+        unfinished = may_be - old.unfinished.get(index, frozenset())
         for operation in sorted(unfinished):
             first = by_index[operation[0]]
             is_fence = bool(instruction.effects & Effect.FENCE)
             awaited = operation in old.awaited.get(index, frozenset())
             if instruction.is_barrier or first.is_barrier or (is_fence and awaited):
                 yield _order_finding(function, start + position, instruction, first)
+
+
+def _newly_assumed(index: int, old: Outcome, new: Outcome) -> frozenset[Unfinished]:
+    """Operations that an order without witnesses completes before an instruction only now."""
+    found: list[Unfinished] = []
+    for (waiter, operation), provers in new.assumed_complete.items():
+        required = old.assumed_complete.get((waiter, operation))
+        if waiter == index and (required is None or not required <= provers):
+            found.append(operation)
+    return frozenset(found)
+
+
+def _new_reliances(
+    function: Function, start: int, order: Sequence[Instruction], old: Outcome, new: Outcome
+) -> Iterator[Finding]:
+    """Accesses that rely on an order without witnesses otherwise than in the original."""
+    position = {instruction.index: at for at, instruction in enumerate(order)}
+    texts = {instruction.index: instruction.text for instruction in order}
+    for (first, second, kind), provers in new.reliances.items():
+        required = old.reliances.get((first, second, kind))
+        if required is None or not required <= provers:
+            yield _finding(
+                "unwitnessed-order",
+                function,
+                start + position[second],
+                texts[second],
+                f"{kind}: only an order of {texts[first]} and {texts[min(provers)]} protects it, "
+                "which no compiler output needs and on which the original does not rely here",
+            )
+    for (index, role), provers in new.assumed_done.items():
+        known = old.results_out if role == "result" else old.sources_out
+        required = old.assumed_done.get((index, role))
+        if index not in known and (required is None or not required <= provers):
+            yield _finding(
+                "unwitnessed-order",
+                function,
+                start + len(order) - 1,
+                texts[index],
+                f"only an order with {texts[min(provers)]} proves its {role} done at the end of "
+                "the block, which no compiler output needs and on which the original does not rely",
+            )
 
 
 def _order_finding(

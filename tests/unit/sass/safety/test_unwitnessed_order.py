@@ -1,0 +1,107 @@
+"""A candidate relies on an order without witnesses only where its original does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from tests.corpus.catalogue import NVCC
+
+from nostall.sass import Program
+from nostall.sass.program import Function
+from nostall.sass.program.cover_rules import RULES, CoverTable
+from nostall.sass.safety.hazards import HazardValidator
+from nostall.sass.safety.symbolic.validator import SymbolicValidator
+from nostall.sass.safety.verdict import Finding
+from nostall.sass.schedule import ScheduleSpace, dependence_scan
+
+BARE = CoverTable(RULES, frozenset())
+"""All rules, none of whose pairs has witnesses."""
+FULL = CoverTable(RULES, frozenset(rule.pair for rule in RULES))
+"""All rules, each pair of which has witnesses."""
+CUBINS = ("shared_order.sm_80.cubin", "warps.sm_90.cubin", "warps.sm_75.cubin")
+LARGEST = 400
+"""Instructions of the largest function that is tried."""
+
+
+@cache
+def functions(name: str) -> tuple[Program, tuple[Function, ...]]:
+    """A program and its small functions."""
+    program = Program.from_cubin((NVCC / name).read_bytes())
+    return program, tuple(f for f in program.functions if len(f.instructions) <= LARGEST)
+
+
+def findings(
+    sm: int, original: Function, candidate: Function, cover: CoverTable
+) -> dict[str, list[Finding]]:
+    """The findings of both halves of the verifier."""
+    return {
+        "hazards": HazardValidator(sm, cover).compare(original, candidate),
+        "symbolic": SymbolicValidator(sm, cover).compare(original, candidate),
+    }
+
+
+def moved_waits(function: Function) -> Iterator[Function]:
+    """Candidates in which the reader of a shared load waits for a later shared load only."""
+    order = list(function.instructions)
+    for block in function.blocks:
+        loads = [at for at in range(block.start, block.end) if order[at].base == "LDS"]
+        for first, second in pairwise(loads):
+            own, other = order[first].control.write_sb, order[second].control.write_sb
+            waiters = [
+                at
+                for at in range(first + 1, block.end)
+                if own in order[at].control.waits and at > second + 1
+            ]
+            if own == other or max(own, other) > 5 or not waiters:
+                continue
+            control = order[waiters[0]].control
+            changed = list(order)
+            changed[waiters[0]] = order[waiters[0]].with_control(
+                control.with_(wait=control.wait & ~(1 << own) | 1 << other)
+            )
+            yield function.reordered(changed)
+
+
+def test_code_may_rely_on_what_it_relies_on_itself() -> None:
+    relied_on = 0
+    for name in CUBINS:
+        program, small = functions(name)
+        for function in small:
+            assert not any(findings(program.sm, function, function, BARE).values())
+            relied_on += len(HazardValidator(program.sm, BARE).analyse(function).reliances)
+    assert relied_on
+
+
+def test_a_candidate_must_not_rely_on_an_order_that_its_original_does_not_need() -> None:
+    refused = {"hazards": 0, "symbolic": 0}
+    for name in (*CUBINS, "algorithms.sm_75.cubin"):
+        program, small = functions(name)
+        for function, candidate in ((f, c) for f in small for c in moved_waits(f)):
+            for part, found in findings(program.sm, function, candidate, BARE).items():
+                refused[part] += any(finding.kind == "unwitnessed-order" for finding in found)
+            known = findings(program.sm, function, candidate, FULL)
+            kinds = {finding.kind for part in known.values() for finding in part}
+            assert not kinds & {"unwitnessed-order", "uncovered-raw"}
+    assert min(refused.values()) >= 3
+
+
+@pytest.mark.parametrize("name", CUBINS)
+def test_moves_keep_what_the_original_relies_on(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dependence_scan, "COVER", BARE)
+    program, small = functions(name)
+    for function in small:
+        space = ScheduleSpace(program, function)
+        rng = np.random.default_rng(0)
+        state = space.start()
+        for _ in range(60):
+            move = space.propose(state, rng)
+            if move is None:
+                break
+            state = space.apply(state, move)
+        candidate = space.impose(state).function(function.name)
+        found = findings(program.sm, function, candidate, BARE)
+        assert not any(found.values()), found
