@@ -112,7 +112,10 @@ class ProcessDevices:
         for mesh_dim in range(len(self.mesh)):
             # Creating a group is a collective call: all ranks create all groups in one order.
             lines = ranks.movedim(mesh_dim, -1).reshape(-1, self.mesh[mesh_dim]).tolist()
-            groups = {tuple(line): dist.new_group(line, timeout=timeout) for line in lines}
+            groups = {
+                tuple(line): dist.new_group(line, timeout=timeout, pg_options=_group_options())
+                for line in lines
+            }
             self._group.append(next(g for line, g in groups.items() if dist.get_rank() in line))
 
     def gather(self, values: Values, mesh_dim: int) -> Values:
@@ -140,6 +143,16 @@ class ProcessDevices:
         total = sent.new_empty(sent.shape[1:])
         _reduce_scatter_single(total, sent.flatten(0, 1), group=self._group[mesh_dim])
         return [total]
+
+
+def _group_options() -> Any:
+    """Collectives of NCCL come before kernels that did not start yet, so that they run beside
+    large matrix products; None for other backends."""
+    if dist.get_backend() != "nccl":
+        return None
+    options: Any = dist.ProcessGroupNCCL.Options()
+    options.is_high_priority_stream = True
+    return options
 
 
 def redistribute(
