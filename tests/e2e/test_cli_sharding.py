@@ -32,6 +32,10 @@ class Branching(torch.nn.Module):
     def forward(self, x):
         return self.linear(x) if x.sum() > 0 else x
 
+def odd():
+    module = torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.ReLU(), torch.nn.Linear(5, 3))
+    return module, (torch.randn(9, 7),), torch.randn(9, 3), torch.nn.functional.mse_loss
+
 def branching():
     return Branching(), (torch.randn(4, 4),), torch.randn(4, 4), torch.nn.functional.mse_loss
 """
@@ -112,6 +116,14 @@ def test_errors_are_one_line(files: Path) -> None:
     assert not (files / "plan.json").exists()
     assert "product is 2" in error_line(nostall_here(*_arguments(files), "--mesh", "2x2"))
     assert "--mesh 'two'" in error_line(nostall_here(*_arguments(files), "--mesh", "two"))
+    odd = _arguments(files, "odd")
+    divides = error_line(nostall_here(*odd, "--global-batch", 9, "--out", files / "plan.json"))
+    assert "no dimension" in divides and "multiple of 2" in divides
+    assert nostall_here(*odd, "--global-batch", 8).code == 0  # the batch divides
+    for factor in ("inf", "nan", "0.5", "1e300"):
+        refused = nostall_here(*_arguments(files), "--state-factor", factor)
+        assert "--state-factor" in error_line(refused)
+    assert not (files / "plan.json").exists()
     refused = nostall_here(*_arguments(files), "--micro-batch", 2)
     assert "--micro-batch is an option of pipeline planners" in error_line(refused)
     pipeline = ("plan", profile, "--cluster", files / "two.toml", "--mesh", "2")
@@ -136,5 +148,17 @@ def test_a_plan_of_another_module_is_refused(files: Path) -> None:
     assert "--engine is for pipeline plans" in error_line(
         nostall_here("launch", plan, "--engine", "p2p")
     )
+    document = json.loads(plan.read_text())
+    for key, value in (
+        ("state_factor", float("inf")),
+        ("state_factor", float("nan")),
+        ("global_batch", 0),
+        ("mesh", []),
+        ("mesh", [2, 0]),
+        ("mesh", [3]),
+    ):
+        changed = {**document, "inputs": {**document["inputs"], key: value}}
+        plan.write_text(json.dumps(changed))
+        assert key in error_line(nostall_here("launch", plan)), (key, value)
     plan.write_text(json.dumps({"nostall_sharding_plan": 1}))
     assert "planner is missing" in error_line(nostall_here("launch", plan))

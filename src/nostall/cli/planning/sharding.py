@@ -39,6 +39,8 @@ from nostall.workload.jobs.record import Resource
 
 SHARDING_PLANNERS = ("sharding", "automap")
 DEFAULT_HARDWARE = "h100-dgx"
+MAX_STATE_FACTOR = 1e6
+"""Far above that of every optimiser; sums of bytes stay finite."""
 MeshOption = Annotated[
     str | None,
     typer.Option(
@@ -100,9 +102,10 @@ def plan_sharding_command(
     if request.planner == "sharding":
         reason = "is for planners that draw random numbers, which sharding does not; leave it out"
         refuse_options(context, ("seed",), reason)
-    if not request.state_factor >= 1:
+    if not 1 <= request.state_factor <= MAX_STATE_FACTOR:
         raise BadInput(
-            f"--state-factor {request.state_factor}: allowed is >= 1 (1 is the parameters alone)"
+            f"--state-factor {request.state_factor}: allowed is 1 (the parameters alone) to "
+            f"{MAX_STATE_FACTOR:g}"
         )
     plan, others = _plan(request, quiet)
     document = plan_document(plan, others, request.module, request.samples, request.state_factor)
