@@ -63,9 +63,7 @@ class Results:
     def summary(self) -> dict[str, Any]:
         return summary(self.records)
 
-    def begin(
-        self, about: dict[str, Any], cluster: str, profiles: Mapping[str, Profile]
-    ) -> None:
+    def begin(self, about: dict[str, Any], cluster: str, profiles: Mapping[str, Profile]) -> None:
         """Start a new session; later records belong to it."""
         measured = {
             "cluster": cluster,

@@ -89,8 +89,12 @@ def test_a_plan_is_written_and_trains_as_one_process_does(files: Path) -> None:
 
 
 def test_the_table_names_placements_collectives_and_runners_up(files: Path) -> None:
-    done = nostall_here(*_arguments(files), "--global-batch", 4096, "--mesh", 2, "--quiet")
+    styles = files / "styles.py"
+    options = ("--global-batch", 4096, "--mesh", 2, "--quiet", "--export", styles)
+    done = nostall_here(*_arguments(files), *options)
     assert done.code == 0, done.err
+    compile(styles.read_text(), "styles.py", "exec")
+    assert f"styles:   {styles}: " in done.out
     for text in ("0.weight", "32x8", "collectives of a step", "data-parallel", "modelled step"):
         assert text in done.out
 

@@ -15,6 +15,7 @@ from nostall.cli.planning.sharding import (
     DEFAULT_HARDWARE,
     ONLY_FOR_SHARDING,
     SHARDING_PLANNERS,
+    ExportOption,
     HardwareOption,
     MeshOption,
     ShardingRequest,
@@ -150,6 +151,7 @@ def plan(
     fractions: FractionsOption = False,
     mesh: MeshOption = None,
     hardware: HardwareOption = DEFAULT_HARDWARE,
+    export: ExportOption = None,
     format: FormatOption = Format.TABLE,
     quiet: QuietOption = False,
     context: GivenContext = NO_CONTEXT,
@@ -178,7 +180,9 @@ def plan(
             planner,
             seed,
         )
-        plan_sharding_command(request, out_file, format, quiet=quiet, context=context)
+        plan_sharding_command(
+            request, out_file, format, quiet=quiet, context=context, export=export
+        )
         return
     _refuse_unused(context, planner, module)
     gpus = load_cluster(cluster, gpu_memory)

@@ -16,6 +16,7 @@ from nostall.cli.terminal.console import Format, out, show_json, show_table
 from nostall.cli.terminal.progress import stage_bar
 from nostall.core.errors import BadInput
 from nostall.core.files import write_atomically
+from nostall.core.plurals import pluralize
 from nostall.parallel.cluster import Cluster
 from nostall.parallel.errors import BadPlan, Infeasible
 from nostall.parallel.sharding.cost.device_mesh import ClusterMesh, default_shapes, mesh_text
@@ -55,7 +56,14 @@ HardwareOption = Annotated[
         help="Hardware file or preset with the FLOP/s and memory rate of a GPU (planner sharding)."
     ),
 ]
-ONLY_FOR_SHARDING = ("mesh", "hardware")
+ExportOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="Write Python text that gives a module the placements with PyTorch's "
+        "parallelize_module (planners sharding and automap)."
+    ),
+]
+ONLY_FOR_SHARDING = ("mesh", "hardware", "export")
 _NOT_FOR_SHARDING = (
     "micro_batch", "gantt", "evaluations", "recompute", "weight_gradient_share", "layers", "device",
     "fractions",
@@ -95,8 +103,9 @@ def plan_sharding_command(
     *,
     quiet: bool,
     context: GivenContext,
+    export: Path | None = None,
 ) -> None:
-    """Plan, write the plan file and print the result."""
+    """Plan, write the plan file and the exported text, and print the result."""
     reason = "is an option of pipeline planners, which sharding does not use; leave it out"
     refuse_options(context, _NOT_FOR_SHARDING, reason)
     if request.planner == "sharding":
@@ -112,6 +121,7 @@ def plan_sharding_command(
     if out_file is not None:
         out_file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(out_file, (json.dumps(document, indent=1) + "\n").encode())
+    exported = _export(plan, request.module, export) if export is not None else ""
     if format is Format.JSON:
         show_json(document)
         return
@@ -126,6 +136,23 @@ def plan_sharding_command(
         out.print(line)
     if out_file is not None:
         out.print(f"plan:     {out_file}")
+    if exported:
+        out.print(f"styles:   {export}: {exported}")
+
+
+def _export(plan: ShardingPlan, module: str, path: Path) -> str:
+    """Write the text of a plan's styles; returns a sentence about what it leaves out."""
+    from nostall.parallel.module import load_job
+    from nostall.parallel.sharding.style_export import export_styles
+
+    found = export_styles(plan, load_job(module))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, found.text.encode())
+    left_out = sum(found.left_out.values())
+    return (
+        f"{pluralize(found.standard, 'module')} with PyTorch's styles, {len(found.placed)} with "
+        f"Placed; {pluralize(left_out, 'redistribution')} left to DTensor"
+    )
 
 
 def _plan(request: ShardingRequest, quiet: bool) -> tuple[ShardingPlan, list[ShardingPlan]]:

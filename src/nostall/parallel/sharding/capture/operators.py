@@ -290,6 +290,8 @@ def _rules(
     if any(strategy.splits_work for strategy in found) or target not in FALLBACK_RULES:
         return found
     return FALLBACK_RULES[target](args, kwargs)
+
+
 def _has_rule(target: Any) -> bool:
     return dtensor_rules.has_rule(target) or target in RULES or target in FALLBACK_RULES
 
