@@ -21,7 +21,8 @@ class Results:
     """Measured points of earlier sessions and of this one.
 
     A session has a head (date, command, versions), options, versions and GPU (``about``), and the
-    cluster and the profiles that it measured.  The field ``session`` of a record is the index of its session.
+    cluster and the profiles that it measured.  The field ``session`` of a record is the index of
+    its session.
     """
 
     path: Path
