@@ -165,9 +165,7 @@ def t5_profile(name: str, size: T5) -> Profile:
     return Profile(name, tuple(layers), tuple(tensors), SAMPLES)
 
 
-def _layer(
-    name: str, weights: int, tokens: int, size: T5, stored: int | None = None
-) -> Layer:
+def _layer(name: str, weights: int, tokens: int, size: T5, stored: int | None = None) -> Layer:
     """A layer of ``weights`` parameters in products; ``stored`` are those that it stores."""
     forward = 2 * weights * tokens / FLOPS
     parameters = 4.0 * (weights if stored is None else stored)

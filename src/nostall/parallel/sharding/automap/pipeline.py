@@ -123,9 +123,8 @@ class PipelineGame:
         """Whether the first cuts are in order and leave each stage devices and parameters."""
         devices, left = [0, *cuts], self.stages - 1 - len(cuts)
         layers = [0, *(self.layer_cut(cut) for cut in cuts)]
-        has_room = (
-            devices[-1] + left < len(self.workload.cluster)
-            and layers[-1] + left < len(self.workload.profile)
+        has_room = devices[-1] + left < len(self.workload.cluster) and layers[-1] + left < len(
+            self.workload.profile
         )
         weights = self.workload.parameter_bytes
         ends = [*layers, len(self.workload.profile)] if not left else layers
@@ -141,9 +140,7 @@ class PipelineGame:
         lists = (tuple(c + o - RADIUS for c, o in zip(self.centres, own, strict=True))
                  for own in offsets)  # fmt: skip
         return [
-            cuts
-            for cuts in lists
-            if all(self.allowed(cuts[: i + 1]) for i in range(len(cuts)))
+            cuts for cuts in lists if all(self.allowed(cuts[: i + 1]) for i in range(len(cuts)))
         ]
 
     def _with(self, action: int) -> Cuts:

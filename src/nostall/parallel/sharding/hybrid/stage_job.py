@@ -50,8 +50,7 @@ class _StageModule(nn.Module):  # type: ignore[misc]
             return outputs[0]
         gradients = given[len(segment.leaves) :]
         products = [
-            (output * gradient).sum()
-            for output, gradient in zip(outputs, gradients, strict=True)
+            (output * gradient).sum() for output, gradient in zip(outputs, gradients, strict=True)
         ]
         return torch.stack(products).sum() if len(products) > 1 else products[0]
 
