@@ -24,6 +24,7 @@ from nostall.parallel.module import Job, Model  # noqa: E402
 from nostall.parallel.sharding.cost.device_mesh import ClusterMesh  # noqa: E402
 from nostall.parallel.sharding.cost.prices import Prices  # noqa: E402
 from nostall.parallel.sharding.cost.rates import DeviceRates  # noqa: E402
+from nostall.parallel.sharding.hybrid.planner import plan_hybrid  # noqa: E402
 from nostall.parallel.sharding.hybrid.run import (  # noqa: E402
     CapturedStage,
     capture_stage,
@@ -115,6 +116,22 @@ def stages(own: Model, rule: str) -> list[CapturedStage]:
         assert plan is not None
         result.append(CapturedStage(captured.stage, captured.step, plan.assignment))
     return result
+
+
+@pytest.mark.slow
+def test_stages_are_priced_once_and_compared_with_pure_plans() -> None:
+    cluster = parse_cluster(
+        'name = "4"\n[[servers]]\ncount = 2\ngpus = 2\nmemory_gib = 1\n'
+        "link = { bandwidth_gbytes = 300 }\n[network]\nbandwidth_gbytes = 1e-3\n"
+    )
+    own = model()
+    found = plan_hybrid(own, cluster, RATES, SAMPLES, 8, 2.0)
+    assert found.priced < found.entries
+    assert {"sharding", "pipeline"} == set(found.by_kind)
+    assert all(found.best.step_s <= plan.step_s for plan in found.by_kind.values())
+    assert [s.first for s in found.best.stages] == [0, *(s.end for s in found.best.stages)][:-1]
+    assert found.best.stages[-1].end == len(own)
+    assert sum(s.devices for s in found.best.stages) == 4
 
 
 @pytest.mark.slow

@@ -143,7 +143,7 @@ class _RankOfStage:
                                    if f"{RECEIVED}{name}" in self.buffers}}  # fmt: skip
 
     def _target(self) -> list[Any]:
-        return tree_leaves(self.captured.stage.job.targets)
+        return [*tree_leaves(self.captured.stage.job.targets)]
 
     def _whole(self, values: Values, placements: tuple[str, ...]) -> torch.Tensor:
         whole = (REPLICATED,) * len(self.devices.mesh)
