@@ -128,8 +128,13 @@ def test_errors_are_one_line(files: Path) -> None:
         refused = nostall_here(*_arguments(files), "--state-factor", factor)
         assert "--state-factor" in error_line(refused)
     assert not (files / "plan.json").exists()
-    refused = nostall_here(*_arguments(files), "--micro-batch", 2)
-    assert "--micro-batch is an option of pipeline planners" in error_line(refused)
+    automap = [*_arguments(files)[:-1], "automap"]
+    refused = nostall_here(*automap, "--micro-batch", 2)
+    assert "--micro-batch is for the planner sharding" in error_line(refused)
+    refused = nostall_here(*_arguments(files), "--micro-batch", 3, "--global-batch", 8)
+    assert "not a multiple of --micro-batch 3" in error_line(refused)
+    refused = nostall_here(*_arguments(files), "--micro-batch", 2, "--mesh", 2)
+    assert "--mesh is not for pipelines whose stages are sharded" in error_line(refused)
     pipeline = ("plan", profile, "--cluster", files / "two.toml", "--mesh", "2")
     assert "is for the planners sharding and automap" in error_line(nostall_here(*pipeline))
 
@@ -166,3 +171,15 @@ def test_a_plan_of_another_module_is_refused(files: Path) -> None:
         assert key in error_line(nostall_here("launch", plan)), (key, value)
     plan.write_text(json.dumps({"nostall_sharding_plan": 1}))
     assert "planner is missing" in error_line(nostall_here("launch", plan))
+
+
+@pytest.mark.slow
+def test_stages_that_are_sharded_are_compared_with_pure_plans(files: Path) -> None:
+    options = ("--global-batch", 64, "--micro-batch", 8, "--quiet")
+    done = nostall_here(*_arguments(files), *options, "--format", "json")
+    assert done.code == 0, done.err
+    plans = done.json["plans"]
+    assert done.json["micro_batches"] == 8
+    assert min(p["predicted_step_s"] for p in plans.values()) == plans["best"]["predicted_step_s"]
+    shown = nostall_here(*_arguments(files), *options)
+    assert "modelled step" in shown.out and "pure sharding" in shown.out

@@ -179,6 +179,7 @@ def plan(
             seconds,
             planner,
             seed,
+            micro_batch,
         )
         plan_sharding_command(
             request, out_file, format, quiet=quiet, context=context, export=export

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from nostall.cli.options.given_options import GivenContext, refuse_options
+from nostall.cli.planning.hybrid import show_hybrid
 from nostall.cli.terminal.console import Format, out, show_json, show_table
 from nostall.cli.terminal.progress import stage_bar
 from nostall.core.errors import BadInput
@@ -65,7 +66,7 @@ ExportOption = Annotated[
 ]
 ONLY_FOR_SHARDING = ("mesh", "hardware", "export")
 _NOT_FOR_SHARDING = (
-    "micro_batch", "gantt", "evaluations", "recompute", "weight_gradient_share", "layers", "device",
+    "gantt", "evaluations", "recompute", "weight_gradient_share", "layers", "device",
     "fractions",
 )  # fmt: skip
 _MESH = re.compile(r"\d{1,5}(x\d{1,5})*")
@@ -94,6 +95,8 @@ class ShardingRequest:
     seconds: float | None
     planner: str = "sharding"
     seed: int = 0
+    micro_batch: int | None = None
+    """Samples of a micro-batch of a pipeline whose stages are sharded; None for no pipeline."""
 
 
 def plan_sharding_command(
@@ -108,6 +111,9 @@ def plan_sharding_command(
     """Plan, write the plan file and the exported text, and print the result."""
     reason = "is an option of pipeline planners, which sharding does not use; leave it out"
     refuse_options(context, _NOT_FOR_SHARDING, reason)
+    if request.planner == "automap":
+        reason = "is for the planner sharding and for pipeline planners; leave it out"
+        refuse_options(context, ("micro_batch",), reason)
     if request.planner == "sharding":
         reason = "is for planners that draw random numbers, which sharding does not; leave it out"
         refuse_options(context, ("seed",), reason)
@@ -116,6 +122,19 @@ def plan_sharding_command(
             f"--state-factor {request.state_factor}: allowed is 1 (the parameters alone) to "
             f"{MAX_STATE_FACTOR:g}"
         )
+    if request.micro_batch is not None:
+        reason = "is not for pipelines whose stages are sharded (--micro-batch); leave it out"
+        refuse_options(context, ("mesh", "seconds", "out_file", "export"), reason)
+        show_hybrid(
+            request.module,
+            request.cluster,
+            device_rates(load_hardware(request.hardware)),
+            (request.samples, request.micro_batch),
+            request.state_factor,
+            format,
+            quiet=quiet,
+        )
+        return
     plan, others = _plan(request, quiet)
     document = plan_document(plan, others, request.module, request.samples, request.state_factor)
     if out_file is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import pairwise, product
 from typing import Literal
 
 import numpy as np
@@ -130,8 +130,8 @@ class PipelineGame:
         ends = [*layers, len(self.workload.profile)] if not left else layers
         return (
             has_room
-            and all(a < b for a, b in zip(devices, devices[1:], strict=False))
-            and all(weights[b] > weights[a] for a, b in zip(ends, ends[1:], strict=False))
+            and all(a < b for a, b in pairwise(devices))
+            and all(weights[b] > weights[a] for a, b in pairwise(ends))
         )
 
     def complete(self) -> list[Cuts]:

@@ -6,11 +6,11 @@ import pytest
 
 pytest.importorskip("torch", reason="the DQN needs the extra nostall[rl]")
 
-from nostall.parallel.cluster import parse_cluster  # noqa: E402
-from nostall.parallel.errors import BadPlan, Infeasible  # noqa: E402
-from nostall.parallel.plan import Workload, check_plan  # noqa: E402
-from nostall.parallel.profile.layers import Layer, chain  # noqa: E402
-from nostall.parallel.sharding.automap.pipeline import (  # noqa: E402
+from nostall.parallel.cluster import parse_cluster
+from nostall.parallel.errors import BadPlan, Infeasible
+from nostall.parallel.plan import Workload, check_plan
+from nostall.parallel.profile.layers import Layer, chain
+from nostall.parallel.sharding.automap.pipeline import (
     PipelineGame,
     best_of,
     explore_pipeline,
