@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -90,11 +91,15 @@ def test_a_plan_is_written_and_trains_as_one_process_does(files: Path) -> None:
 
 def test_the_table_names_placements_collectives_and_runners_up(files: Path) -> None:
     styles = files / "styles.py"
-    options = ("--global-batch", 4096, "--mesh", 2, "--quiet", "--export", styles)
+    options = ("--global-batch", 4096, "--mesh", 2, "--quiet", "--export", styles,
+               "--picture", files / "plan.svg")  # fmt: skip
     done = nostall_here(*_arguments(files), *options)
     assert done.code == 0, done.err
     compile(styles.read_text(), "styles.py", "exec")
     assert f"styles:   {styles}: " in done.out
+    picture = ElementTree.parse(files / "plan.svg").getroot()
+    words = "".join(picture.itertext())
+    assert all(text in words for text in ("0.weight 32x8", "addmm", "replicated", "modelled step"))
     for text in ("0.weight", "32x8", "collectives of a step", "data-parallel", "modelled step"):
         assert text in done.out
 

@@ -18,6 +18,7 @@ from nostall.cli.planning.sharding import (
     ExportOption,
     HardwareOption,
     MeshOption,
+    PictureOption,
     ShardingRequest,
     plan_sharding_command,
 )
@@ -152,6 +153,7 @@ def plan(
     mesh: MeshOption = None,
     hardware: HardwareOption = DEFAULT_HARDWARE,
     export: ExportOption = None,
+    picture: PictureOption = None,
     format: FormatOption = Format.TABLE,
     quiet: QuietOption = False,
     context: GivenContext = NO_CONTEXT,
@@ -182,7 +184,13 @@ def plan(
             micro_batch,
         )
         plan_sharding_command(
-            request, out_file, format, quiet=quiet, context=context, export=export
+            request,
+            out_file,
+            format,
+            quiet=quiet,
+            context=context,
+            export=export,
+            picture=picture,
         )
         return
     _refuse_unused(context, planner, module)

@@ -36,6 +36,7 @@ from nostall.report.plan.sharding import (
     runner_up_table,
     sharding_sentences,
 )
+from nostall.report.plan.sharding_picture import sharding_picture
 from nostall.workload.hardware import Hardware, load_hardware
 from nostall.workload.jobs.record import Resource
 
@@ -64,7 +65,13 @@ ExportOption = Annotated[
         "parallelize_module (planners sharding and automap)."
     ),
 ]
-ONLY_FOR_SHARDING = ("mesh", "hardware", "export")
+PictureOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="Write an SVG picture of the graph with placements (planners sharding and automap)."
+    ),
+]
+ONLY_FOR_SHARDING = ("mesh", "hardware", "export", "picture")
 _NOT_FOR_SHARDING = (
     "gantt", "evaluations", "recompute", "weight_gradient_share", "layers", "device",
     "fractions",
@@ -107,8 +114,9 @@ def plan_sharding_command(
     quiet: bool,
     context: GivenContext,
     export: Path | None = None,
+    picture: Path | None = None,
 ) -> None:
-    """Plan, write the plan file and the exported text, and print the result."""
+    """Plan, write the plan file, the exported text and the picture, and print the result."""
     reason = "is an option of pipeline planners, which sharding does not use; leave it out"
     refuse_options(context, _NOT_FOR_SHARDING, reason)
     if request.planner == "automap":
@@ -124,7 +132,7 @@ def plan_sharding_command(
         )
     if request.micro_batch is not None:
         reason = "is not for pipelines whose stages are sharded (--micro-batch); leave it out"
-        refuse_options(context, ("mesh", "seconds", "out_file", "export"), reason)
+        refuse_options(context, ("mesh", "seconds", "out_file", "export", "picture"), reason)
         show_hybrid(
             request.module,
             request.cluster,
@@ -140,6 +148,9 @@ def plan_sharding_command(
     if out_file is not None:
         out_file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(out_file, (json.dumps(document, indent=1) + "\n").encode())
+    if picture is not None:
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(picture, sharding_picture(plan).encode())
     exported = _export(plan, request.module, export) if export is not None else ""
     if format is Format.JSON:
         show_json(document)
@@ -155,6 +166,8 @@ def plan_sharding_command(
         out.print(line)
     if out_file is not None:
         out.print(f"plan:     {out_file}")
+    if picture is not None:
+        out.print(f"picture:  {picture}")
     if exported:
         out.print(f"styles:   {export}: {exported}")
 
