@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from benchmarks.harness.result_file import head
 from benchmarks.parallel.gpu_summary import Records, summary
 from nostall.core.errors import BadInput
 from nostall.core.files import write_atomically
+from nostall.parallel.profile import Profile
+from nostall.parallel.profile.profile_file import to_record
 
 
 @dataclass
@@ -18,7 +21,8 @@ class Results:
     """Measured points of earlier sessions and of this one.
 
     A session has a head (date, command, versions), options, versions and GPU (``about``), and the
-    cluster that it measured.  The field ``session`` of a record is the index of its session.
+    cluster and the profiles that it measured.  The field ``session`` of a record is the index of
+    its session.
     """
 
     path: Path
@@ -60,10 +64,13 @@ class Results:
     def summary(self) -> dict[str, Any]:
         return summary(self.records)
 
-    def begin(self, about: dict[str, Any], cluster: str) -> None:
+    def begin(self, about: dict[str, Any], cluster: str, profiles: Mapping[str, Profile]) -> None:
         """Start a new session; later records belong to it."""
-        session = {**head(), "options": self.options, "about": about, "cluster": cluster}
-        self.sessions.append(session)
+        measured = {
+            "cluster": cluster,
+            "profiles": {name: to_record(p).model_dump() for name, p in profiles.items()},
+        }
+        self.sessions.append({**head(), "options": self.options, "about": about, **measured})
 
     def add(self, record: dict[str, Any]) -> None:
         """Add a record and write the file."""

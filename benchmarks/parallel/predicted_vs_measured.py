@@ -81,7 +81,7 @@ def main(given: argparse.Namespace) -> None:
     parsed = {k: parse_cluster(v, k) for k, v in clusters.items()}
     points = make_points(profiles, parsed, folder, results.done)
     print(f"{len(points)} points, {monotonic() - began:.0f} s so far", flush=True)
-    results.begin(json.loads((folder / "about.json").read_text()), fast)
+    results.begin(json.loads((folder / "about.json").read_text()), fast, profiles)
     _run_points(ranks, points, folder, began + given.seconds, results)
     print_summary(results.records, results.summary)
     print(f"{given.out}, {monotonic() - began:.0f} s")

@@ -36,13 +36,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpus", type=int, default=2)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda")
     parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
     parser.add_argument("--out", type=Path, required=True)
 
 
 def main(options: argparse.Namespace) -> None:
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
-        arguments = (options.gpus, options.device, options.tiny, folder)
+        arguments = (options.gpus, options.device, options.tiny, options.models, folder)
         ranks = [
             context.Process(target=_rank, args=(rank, *arguments)) for rank in range(options.gpus)
         ]
@@ -58,7 +59,9 @@ def main(options: argparse.Namespace) -> None:
         print(record)
 
 
-def _rank(rank: int, count: int, device_type: str, tiny: bool, folder: str) -> None:
+def _rank(
+    rank: int, count: int, device_type: str, tiny: bool, models: list[str], folder: str
+) -> None:
     device = torch.device(device_type, rank) if device_type == "cuda" else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -66,8 +69,8 @@ def _rank(rank: int, count: int, device_type: str, tiny: bool, folder: str) -> N
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank,
                             world_size=count)  # fmt: skip
     records: list[dict[str, Any]] = []
-    for name, make in MODELS.items():
-        model = Model(make(tiny))
+    for name in models:
+        model = Model(MODELS[name](tiny))
         samples = model.job.samples
         for own in dict.fromkeys((samples, max(1, samples // 4))):
             for all_at_once in (False, True):
@@ -79,8 +82,8 @@ def _rank(rank: int, count: int, device_type: str, tiny: bool, folder: str) -> N
                 worst = {key: max(g[key] for g in found) for key in found[0]}
                 head = {"model": name, "samples": own, "gpus_at_once": len(found)}
                 records.append({**head, **worst})
-    if rank == 0:
-        (Path(folder) / "records.json").write_text(json.dumps(records))
+        if rank == 0:
+            (Path(folder) / "records.json").write_text(json.dumps(records))
     dist.barrier()
     dist.destroy_process_group()
 

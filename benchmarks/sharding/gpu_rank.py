@@ -38,6 +38,7 @@ from nostall.parallel.sharding.program.devices import ProcessDevices, redistribu
 from nostall.parallel.sharding.program.measure import (
     SIZES,
     measure_collectives,
+    measure_contention,
     measure_rates,
 )
 from nostall.parallel.sharding.program.program import ShardedProgram
@@ -91,7 +92,11 @@ def main(out: Path) -> None:
         session.costs[mesh] = measure_collectives(session.devices[mesh], device, sizes)
     # Small collectives that follow each other take as long as the processor takes to start them.
     latencies = [cost.latency_s for costs in session.costs.values() for cost in costs.values()]
-    session.rates = replace(session.rates, send_s=statistics.median(latencies))
+    session.rates = replace(
+        session.rates,
+        send_s=statistics.median(latencies),
+        contention=measure_contention(session.devices[options["gpus"],], device),
+    )
     results.begin(_about(session), _measured(session))
     _say(session, "links measured")
     planned = _plan_all(session)
@@ -126,6 +131,7 @@ def _measured(session: Session) -> dict[str, Any]:
         "memory_bytes_per_s": session.rates.memory,
         "launch_s": session.rates.launch_s,
         "send_s": session.rates.send_s,
+        "contention": session.rates.contention,
         "collectives": [
             {
                 "mesh": mesh_text(mesh),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -31,6 +32,10 @@ class Branching(torch.nn.Module):
 
     def forward(self, x):
         return self.linear(x) if x.sum() > 0 else x
+
+def odd():
+    module = torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.ReLU(), torch.nn.Linear(5, 3))
+    return module, (torch.randn(9, 7),), torch.randn(9, 3), torch.nn.functional.mse_loss
 
 def branching():
     return Branching(), (torch.randn(4, 4),), torch.randn(4, 4), torch.nn.functional.mse_loss
@@ -85,8 +90,16 @@ def test_a_plan_is_written_and_trains_as_one_process_does(files: Path) -> None:
 
 
 def test_the_table_names_placements_collectives_and_runners_up(files: Path) -> None:
-    done = nostall_here(*_arguments(files), "--global-batch", 4096, "--mesh", 2, "--quiet")
+    styles = files / "styles.py"
+    options = ("--global-batch", 4096, "--mesh", 2, "--quiet", "--export", styles,
+               "--picture", files / "plan.svg")  # fmt: skip
+    done = nostall_here(*_arguments(files), *options)
     assert done.code == 0, done.err
+    compile(styles.read_text(), "styles.py", "exec")
+    assert f"styles:   {styles}: " in done.out
+    picture = ElementTree.parse(files / "plan.svg").getroot()
+    words = "".join(picture.itertext())
+    assert all(text in words for text in ("0.weight 32x8", "addmm", "replicated", "modelled step"))
     for text in ("0.weight", "32x8", "collectives of a step", "data-parallel", "modelled step"):
         assert text in done.out
 
@@ -112,8 +125,21 @@ def test_errors_are_one_line(files: Path) -> None:
     assert not (files / "plan.json").exists()
     assert "product is 2" in error_line(nostall_here(*_arguments(files), "--mesh", "2x2"))
     assert "--mesh 'two'" in error_line(nostall_here(*_arguments(files), "--mesh", "two"))
-    refused = nostall_here(*_arguments(files), "--micro-batch", 2)
-    assert "--micro-batch is an option of pipeline planners" in error_line(refused)
+    odd = _arguments(files, "odd")
+    divides = error_line(nostall_here(*odd, "--global-batch", 9, "--out", files / "plan.json"))
+    assert "no dimension" in divides and "multiple of 2" in divides
+    assert nostall_here(*odd, "--global-batch", 8).code == 0  # the batch divides
+    for factor in ("inf", "nan", "0.5", "1e300"):
+        refused = nostall_here(*_arguments(files), "--state-factor", factor)
+        assert "--state-factor" in error_line(refused)
+    assert not (files / "plan.json").exists()
+    automap = [*_arguments(files)[:-1], "automap"]
+    refused = nostall_here(*automap, "--micro-batch", 2)
+    assert "--micro-batch is for the planner sharding" in error_line(refused)
+    refused = nostall_here(*_arguments(files), "--micro-batch", 3, "--global-batch", 8)
+    assert "not a multiple of --micro-batch 3" in error_line(refused)
+    refused = nostall_here(*_arguments(files), "--micro-batch", 2, "--mesh", 2)
+    assert "--mesh is not for pipelines whose stages are sharded" in error_line(refused)
     pipeline = ("plan", profile, "--cluster", files / "two.toml", "--mesh", "2")
     assert "is for the planners sharding and automap" in error_line(nostall_here(*pipeline))
 
@@ -136,5 +162,29 @@ def test_a_plan_of_another_module_is_refused(files: Path) -> None:
     assert "--engine is for pipeline plans" in error_line(
         nostall_here("launch", plan, "--engine", "p2p")
     )
+    document = json.loads(plan.read_text())
+    for key, value in (
+        ("state_factor", float("inf")),
+        ("state_factor", float("nan")),
+        ("global_batch", 0),
+        ("mesh", []),
+        ("mesh", [2, 0]),
+        ("mesh", [3]),
+    ):
+        changed = {**document, "inputs": {**document["inputs"], key: value}}
+        plan.write_text(json.dumps(changed))
+        assert key in error_line(nostall_here("launch", plan)), (key, value)
     plan.write_text(json.dumps({"nostall_sharding_plan": 1}))
     assert "planner is missing" in error_line(nostall_here("launch", plan))
+
+
+@pytest.mark.slow
+def test_stages_that_are_sharded_are_compared_with_pure_plans(files: Path) -> None:
+    options = ("--global-batch", 64, "--micro-batch", 8, "--quiet")
+    done = nostall_here(*_arguments(files), *options, "--format", "json")
+    assert done.code == 0, done.err
+    plans = done.json["plans"]
+    assert done.json["micro_batches"] == 8
+    assert min(p["predicted_step_s"] for p in plans.values()) == plans["best"]["predicted_step_s"]
+    shown = nostall_here(*_arguments(files), *options)
+    assert "modelled step" in shown.out and "pure sharding" in shown.out

@@ -15,8 +15,10 @@ from nostall.cli.planning.sharding import (
     DEFAULT_HARDWARE,
     ONLY_FOR_SHARDING,
     SHARDING_PLANNERS,
+    ExportOption,
     HardwareOption,
     MeshOption,
+    PictureOption,
     ShardingRequest,
     plan_sharding_command,
 )
@@ -150,6 +152,8 @@ def plan(
     fractions: FractionsOption = False,
     mesh: MeshOption = None,
     hardware: HardwareOption = DEFAULT_HARDWARE,
+    export: ExportOption = None,
+    picture: PictureOption = None,
     format: FormatOption = Format.TABLE,
     quiet: QuietOption = False,
     context: GivenContext = NO_CONTEXT,
@@ -177,8 +181,17 @@ def plan(
             seconds,
             planner,
             seed,
+            micro_batch,
         )
-        plan_sharding_command(request, out_file, format, quiet=quiet, context=context)
+        plan_sharding_command(
+            request,
+            out_file,
+            format,
+            quiet=quiet,
+            context=context,
+            export=export,
+            picture=picture,
+        )
         return
     _refuse_unused(context, planner, module)
     gpus = load_cluster(cluster, gpu_memory)

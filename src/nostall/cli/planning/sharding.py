@@ -12,10 +12,12 @@ from typing import Annotated
 import typer
 
 from nostall.cli.options.given_options import GivenContext, refuse_options
+from nostall.cli.planning.hybrid import show_hybrid
 from nostall.cli.terminal.console import Format, out, show_json, show_table
 from nostall.cli.terminal.progress import stage_bar
 from nostall.core.errors import BadInput
 from nostall.core.files import write_atomically
+from nostall.core.plurals import pluralize
 from nostall.parallel.cluster import Cluster
 from nostall.parallel.errors import BadPlan, Infeasible
 from nostall.parallel.sharding.cost.device_mesh import ClusterMesh, default_shapes, mesh_text
@@ -34,11 +36,14 @@ from nostall.report.plan.sharding import (
     runner_up_table,
     sharding_sentences,
 )
+from nostall.report.plan.sharding_picture import sharding_picture
 from nostall.workload.hardware import Hardware, load_hardware
 from nostall.workload.jobs.record import Resource
 
 SHARDING_PLANNERS = ("sharding", "automap")
 DEFAULT_HARDWARE = "h100-dgx"
+MAX_STATE_FACTOR = 1e6
+"""Far above that of every optimiser; sums of bytes stay finite."""
 MeshOption = Annotated[
     str | None,
     typer.Option(
@@ -53,9 +58,22 @@ HardwareOption = Annotated[
         help="Hardware file or preset with the FLOP/s and memory rate of a GPU (planner sharding)."
     ),
 ]
-ONLY_FOR_SHARDING = ("mesh", "hardware")
+ExportOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="Write Python text that gives a module the placements with PyTorch's "
+        "parallelize_module (planners sharding and automap)."
+    ),
+]
+PictureOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="Write an SVG picture of the graph with placements (planners sharding and automap)."
+    ),
+]
+ONLY_FOR_SHARDING = ("mesh", "hardware", "export", "picture")
 _NOT_FOR_SHARDING = (
-    "micro_batch", "gantt", "evaluations", "recompute", "weight_gradient_share", "layers", "device",
+    "gantt", "evaluations", "recompute", "weight_gradient_share", "layers", "device",
     "fractions",
 )  # fmt: skip
 _MESH = re.compile(r"\d{1,5}(x\d{1,5})*")
@@ -84,6 +102,8 @@ class ShardingRequest:
     seconds: float | None
     planner: str = "sharding"
     seed: int = 0
+    micro_batch: int | None = None
+    """Samples of a micro-batch of a pipeline whose stages are sharded; None for no pipeline."""
 
 
 def plan_sharding_command(
@@ -93,22 +113,45 @@ def plan_sharding_command(
     *,
     quiet: bool,
     context: GivenContext,
+    export: Path | None = None,
+    picture: Path | None = None,
 ) -> None:
-    """Plan, write the plan file and print the result."""
+    """Plan, write the plan file, the exported text and the picture, and print the result."""
     reason = "is an option of pipeline planners, which sharding does not use; leave it out"
     refuse_options(context, _NOT_FOR_SHARDING, reason)
+    if request.planner == "automap":
+        reason = "is for the planner sharding and for pipeline planners; leave it out"
+        refuse_options(context, ("micro_batch",), reason)
     if request.planner == "sharding":
         reason = "is for planners that draw random numbers, which sharding does not; leave it out"
         refuse_options(context, ("seed",), reason)
-    if not request.state_factor >= 1:
+    if not 1 <= request.state_factor <= MAX_STATE_FACTOR:
         raise BadInput(
-            f"--state-factor {request.state_factor}: allowed is >= 1 (1 is the parameters alone)"
+            f"--state-factor {request.state_factor}: allowed is 1 (the parameters alone) to "
+            f"{MAX_STATE_FACTOR:g}"
         )
+    if request.micro_batch is not None:
+        reason = "is not for pipelines whose stages are sharded (--micro-batch); leave it out"
+        refuse_options(context, ("mesh", "seconds", "out_file", "export", "picture"), reason)
+        show_hybrid(
+            request.module,
+            request.cluster,
+            device_rates(load_hardware(request.hardware)),
+            (request.samples, request.micro_batch),
+            request.state_factor,
+            format,
+            quiet=quiet,
+        )
+        return
     plan, others = _plan(request, quiet)
     document = plan_document(plan, others, request.module, request.samples, request.state_factor)
     if out_file is not None:
         out_file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(out_file, (json.dumps(document, indent=1) + "\n").encode())
+    if picture is not None:
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(picture, sharding_picture(plan).encode())
+    exported = _export(plan, request.module, export) if export is not None else ""
     if format is Format.JSON:
         show_json(document)
         return
@@ -123,6 +166,25 @@ def plan_sharding_command(
         out.print(line)
     if out_file is not None:
         out.print(f"plan:     {out_file}")
+    if picture is not None:
+        out.print(f"picture:  {picture}")
+    if exported:
+        out.print(f"styles:   {export}: {exported}")
+
+
+def _export(plan: ShardingPlan, module: str, path: Path) -> str:
+    """Write the text of a plan's styles; returns a sentence about what it leaves out."""
+    from nostall.parallel.module import load_job
+    from nostall.parallel.sharding.style_export import export_styles
+
+    found = export_styles(plan, load_job(module))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, found.text.encode())
+    left_out = sum(found.left_out.values())
+    return (
+        f"{pluralize(found.standard, 'module')} with PyTorch's styles, {len(found.placed)} with "
+        f"Placed; {pluralize(left_out, 'redistribution')} left to DTensor"
+    )
 
 
 def _plan(request: ShardingRequest, quiet: bool) -> tuple[ShardingPlan, list[ShardingPlan]]:

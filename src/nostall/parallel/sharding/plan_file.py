@@ -7,13 +7,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from nostall.core.validation import explain
 from nostall.parallel.cluster import Cluster, parse_cluster
 from nostall.parallel.errors import BadPlan
+from nostall.parallel.sharding.cost.device_mesh import ClusterMesh
 from nostall.parallel.sharding.graph import Assignment, ShardingGraph, strategy_of
 from nostall.parallel.sharding.layer_table import parameter_rows
 from nostall.parallel.sharding.planners.sharding import ShardingPlan
@@ -32,10 +33,10 @@ class _StrategyRecord(_StrictRecord):
 
 
 class _InputsRecord(_StrictRecord):
-    global_batch: int
-    mesh: list[int]
+    global_batch: int = Field(ge=1)
+    mesh: list[Annotated[int, Field(ge=1)]] = Field(min_length=1)
     cluster: str
-    state_factor: float
+    state_factor: float = Field(ge=1, allow_inf_nan=False)
     hardware: str
 
 
@@ -44,7 +45,7 @@ class _FileRecord(BaseModel):
 
     nostall_sharding_plan: Literal[1]
     planner: str
-    predicted_step_s: float
+    predicted_step_s: float = Field(ge=0, allow_inf_nan=False)
     module: str
     fingerprint: str
     inputs: _InputsRecord
@@ -200,13 +201,15 @@ def load_sharding_plan(path: Path) -> PlanFile:
         ) from error
     except ValueError as error:
         raise BadPlan(f"{path} is not JSON: {error}; write it with nostall plan --out") from error
+    cluster = parse_cluster(record.inputs.cluster, f"the cluster in {path}")
+    ClusterMesh(cluster, tuple(record.inputs.mesh))  # raises BadPlan if they do not match
     return PlanFile(
         record.planner,
         record.predicted_step_s,
         record.module,
         record.inputs.global_batch,
         tuple(record.inputs.mesh),
-        parse_cluster(record.inputs.cluster, f"the cluster in {path}"),
+        cluster,
         record.fingerprint,
         {
             name: [(tuple(s.inputs), tuple(s.outputs)) for s in own]

@@ -23,7 +23,7 @@ from nostall.parallel.sharding.graph import (
 )
 from nostall.parallel.sharding.placements import COLLECTIVES, redistribution
 
-PREFETCH = 8
+PREFETCH = 3
 """Redistributions of parameters that are under way or done before their consumer runs."""
 
 

@@ -12,12 +12,12 @@ Tested with torch 2.11 to 2.13; if another version lacks a part, the error names
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache, reduce
+from functools import cache, partial, reduce
 from importlib import import_module
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from nostall.core.errors import MissingPart
 from nostall.parallel.sharding.placements import (
@@ -136,20 +136,39 @@ def _from_placements(
     """Strategies of the first registry, for every placement of the inputs.
 
     A rule may reject one placement with an error, such as a view that cannot be sharded; then the
-    placements of the first input are tried one by one.
+    placements of the first input are tried one by one.  A rule may also expect lists of equal
+    length, such as that of layer norm in torch 2.11; then all inputs are sharded alike.
     """
     mesh = _mesh(devices)
-    try:
-        return _ask(rule, target, _with_strategies(args, mesh), _with_strategies(kwargs, mesh))
-    except Exception:  # a rule may reject arguments with any error
-        result = []
-        for number in range(_MOST_PLACEMENTS):
-            try:
-                first = _with_strategies(args, mesh, only=number)
-                result += _ask(rule, target, first, _with_strategies(kwargs, mesh))
-            except Exception:  # as above, for this placement
-                continue
-        return result
+
+    def ask(chosen: _Chosen) -> list[Strategy]:
+        try:
+            given = [_with_strategies(values, mesh, chosen) for values in (args, kwargs)]
+            return _ask(rule, target, *given)
+        except Exception:  # a rule may reject arguments with any error
+            return []
+
+    def one_by_one(choose: Callable[[int], _Chosen]) -> list[Strategy]:
+        return [s for number in range(_MOST_PLACEMENTS) for s in ask(choose(number))]
+
+    first = next(iter(_tensors([args, kwargs])), None)
+    return (
+        ask(lambda tensor: None)
+        or one_by_one(lambda number: lambda tensor: number if tensor is first else None)
+        or one_by_one(lambda number: partial(_alike, first, number))
+    )
+
+
+_Chosen = Callable[[torch.Tensor], int | None]
+"""The number of the one placement that a tensor has; None for all placements."""
+
+
+def _alike(first: torch.Tensor | None, number: int, tensor: torch.Tensor) -> int:
+    """The placement of a tensor that is sharded as the first one is, if it has that dimension."""
+    dim = number - 1  # number 0 is replicated
+    assert first is not None
+    has_dim = 0 <= dim < min(first.dim(), tensor.dim()) and tensor.shape[dim] == first.shape[dim]
+    return number if has_dim and tensor.dim() == first.dim() else 0
 
 
 _MOST_PLACEMENTS = 10
@@ -157,10 +176,11 @@ _MOST_PLACEMENTS = 10
 
 
 def _ask(rule: Any, target: Any, args: Any, kwargs: Any) -> list[Strategy]:
-    result = []
+    result, returns = [], len(target._schema.returns)
     for spec in rule(_part("_op_schema.OpSchema")(target, tuple(args), kwargs)).strategies:
         outputs = spec.output_specs
-        outputs = list(outputs) if isinstance(outputs, list | tuple) else [outputs]
+        # One entry stands for all outputs.
+        outputs = list(outputs) if isinstance(outputs, list | tuple) else [outputs] * returns
         count = _count_strategies([args, list(kwargs.values())])
         inputs = list(spec.input_specs or [outputs[0]] * count)
         strategy = _strategy(
@@ -172,22 +192,19 @@ def _ask(rule: Any, target: Any, args: Any, kwargs: Any) -> list[Strategy]:
     return result
 
 
-def _with_strategies(values: Any, mesh: Any, only: int | None = None) -> Any:
+def _with_strategies(values: Any, mesh: Any, chosen: _Chosen) -> Any:
     """The arguments with a DTensor strategy in place of each tensor; lists become tuples of them.
 
-    With ``only``, the first tensor has one placement, the one with that number.
+    A strategy lists all placements of its tensor, or the chosen one.
     """
     strategy, spec = _part("_op_schema.OpStrategy"), _part("_op_schema.OpSpec")
     tensor_spec, group = _part("_dtensor_spec.DTensorSpec"), _part("_op_schema.TupleStrategy")
-    is_first = True
 
     def convert(value: Any) -> Any:
-        nonlocal is_first
         if isinstance(value, torch.Tensor):
-            placements = _all_placements(value)
-            if only is not None and is_first:
-                placements = [placements[only]]
-            is_first = False
+            placements, number = _all_placements(value), chosen(value)
+            if number is not None:
+                placements = [placements[number]]
             meta = _meta(value)
             return strategy([spec(tensor_spec(mesh, (p,), meta)) for p in placements])
         if isinstance(value, list | tuple) and any(isinstance(v, torch.Tensor) for v in value):
@@ -197,6 +214,10 @@ def _with_strategies(values: Any, mesh: Any, only: int | None = None) -> Any:
     if isinstance(values, dict):
         return {name: convert(value) for name, value in values.items()}
     return [convert(value) for value in values]
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
 
 
 def _all_placements(tensor: torch.Tensor) -> list[Any]:

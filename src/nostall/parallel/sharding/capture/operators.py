@@ -21,7 +21,7 @@ from nostall.parallel.errors import BadModel
 from nostall.parallel.module.job import Job
 from nostall.parallel.sharding.capture import dtensor_rules
 from nostall.parallel.sharding.capture.joint import JointGraph, trace_step
-from nostall.parallel.sharding.capture.own_rules import FALLBACK_RULES, RULES, Rule
+from nostall.parallel.sharding.capture.own_rules import FALLBACK_RULES, RULES
 from nostall.parallel.sharding.graph import Operator, OperatorKind, ShardingGraph, TensorInfo
 from nostall.parallel.sharding.placements import (
     PARTIAL_SUM,
@@ -254,11 +254,7 @@ def _even_strategies(
     if not inputs:
         return tuple(result)
     args, kwargs = (map_arg(a, lambda n: n.meta["val"]) for a in (node.args, node.kwargs))
-    own = _own_rule(node.target)
-    rules = (
-        own(args, kwargs) if own else dtensor_rules.strategies(node.target, args, kwargs, devices)
-    )
-    for rule in rules:
+    for rule in _rules(node.target, args, kwargs, devices):
         if len(rule.inputs) != count or len(rule.outputs) <= max(used):
             continue
         strategy = Strategy(rule.inputs, tuple(rule.outputs[i] for i in used))
@@ -284,14 +280,20 @@ def _is_even(info: TensorInfo, placement: Placement, devices: int) -> bool:
     return placement != "" and local_shape(info.shape, (placement,), (devices,)) is not None
 
 
-def _own_rule(target: Any) -> Rule | None:
-    """nostall's rule of an operator; None if DTensor's counts."""
-    fallback = None if dtensor_rules.has_rule(target) else FALLBACK_RULES.get(target)
-    return RULES.get(target, fallback)
+def _rules(
+    target: Any, args: Sequence[Any], kwargs: dict[str, Any], devices: int
+) -> list[Strategy]:
+    """nostall's strategies of an operator, or DTensor's; the fallback's if those shard nothing."""
+    if target in RULES:
+        return RULES[target](args, kwargs)
+    found = dtensor_rules.strategies(target, args, kwargs, devices)
+    if any(strategy.splits_work for strategy in found) or target not in FALLBACK_RULES:
+        return found
+    return FALLBACK_RULES[target](args, kwargs)
 
 
 def _has_rule(target: Any) -> bool:
-    return dtensor_rules.has_rule(target) or _own_rule(target) is not None
+    return dtensor_rules.has_rule(target) or target in RULES or target in FALLBACK_RULES
 
 
 def _whole_placements(info: TensorInfo, devices: int) -> list[Placement]:

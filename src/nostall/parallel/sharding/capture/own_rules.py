@@ -95,6 +95,18 @@ def _max_pool_backward(args: Sequence[Any], kwargs: dict[str, Any]) -> list[Stra
     return [Strategy((shard(d),) * 3, (shard(d),)) for d in range(args[0].dim() - 2)]
 
 
+def _scatter_value(args: Sequence[Any], kwargs: dict[str, Any]) -> list[Strategy]:
+    """Write one number at indices along a dimension; the others are independent;
+    (tensor, dimension, indices)."""
+    tensor, indices = args[0], args[2]
+    written = args[1] % max(1, tensor.dim())
+    return [
+        Strategy((shard(d), shard(d)), (shard(d),))
+        for d in range(tensor.dim())
+        if d != written and tensor.shape[d] == indices.shape[d]
+    ]
+
+
 RULES: dict[Any, Rule] = {
     _aten._scaled_dot_product_flash_attention_for_cpu.default: _attention,
     _aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _attention_backward,
@@ -108,5 +120,6 @@ FALLBACK_RULES: dict[Any, Rule] = {
     _aten.convolution_backward.default: _convolution_backward,
     _aten.max_pool2d_with_indices.default: _max_pool,
     _aten.max_pool2d_with_indices_backward.default: _max_pool_backward,
+    _aten.scatter.value: _scatter_value,
 }
-"""Rules by operator for versions of torch in which DTensor has none (2.11)."""
+"""Rules by operator for versions of torch in which DTensor has none or shards nothing (2.11)."""

@@ -23,6 +23,8 @@ class DeviceRates:
     """Seconds in which the processor launches one operator; GPUs run behind it."""
     send_s: float = 0.0
     """Seconds in which the processor starts one collective."""
+    contention: float = 0.0
+    """Share of their speed that operators lose while a collective runs, between 0 and 1."""
 
     def compute_s(self, flops: float, dtype: str) -> float:
         """Seconds of ``flops`` floating-point operations on elements of type ``dtype``.

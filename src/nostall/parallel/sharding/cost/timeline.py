@@ -1,13 +1,14 @@
 """Modelled step of a plan with the redistributions that run beside the operators.
 
 A processor launches operators and collectives one after the other; a GPU runs the operators in that
-order, and the links run the collectives in theirs.  Operators and collectives that run at the same
-time do not slow each other down.
+order, and the links run the collectives in theirs.  A collective slows the operators beside it by a
+share, because its kernels take multiprocessors and memory from them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
 
 from nostall.parallel.sharding.cost.prices import PricedStep, Prices
 from nostall.parallel.sharding.graph import (
@@ -27,13 +28,14 @@ class Timeline:
 
     step_s: float
     operators_s: float
-    """Sum of the operators and of the redistributions' steps that send nothing."""
+    """Sum of the operators and of the redistributions' steps that send nothing, as if nothing ran
+    beside them."""
     collectives_s: float
     """Sum of the collectives."""
 
     @property
     def exposed_s(self) -> float:
-        """Seconds in which the GPU runs no operator."""
+        """Seconds in which the GPU runs no operator, or that collectives take from operators."""
         return self.step_s - self.operators_s
 
 
@@ -43,29 +45,50 @@ class _Clock:
 
     launch_s: float
     send_s: float
+    contention: float
     processor: float = 0.0
     gpu: float = 0.0
     link: float = 0.0
     operators_s: float = 0.0
     collectives_s: float = 0.0
+    busy: deque[tuple[float, float]] = field(default_factory=deque)
+    """Start and end of the collectives that may run beside later operators."""
 
     def compute(self, seconds: float) -> None:
         """Run an operator on the GPU."""
         self.processor += self.launch_s
-        self.gpu = max(self.gpu, self.processor) + seconds
+        self.gpu = self._end(max(self.gpu, self.processor), seconds)
         self.operators_s += seconds
+
+    def _end(self, start: float, seconds: float) -> float:
+        """When an operator ends that starts now and takes ``seconds`` alone."""
+        time, left, speed = start, seconds, 1.0 - self.contention
+        while self.busy and self.busy[0][0] < time + left:
+            begin, end = self.busy[0]
+            if end > time:
+                left -= max(0.0, begin - time)
+                time = max(time, begin)
+                if left < (end - time) * speed:
+                    return time + left / speed
+                left -= (end - time) * speed
+                time = end
+            self.busy.popleft()
+        return time + left
 
     def send(self, priced: PricedStep, ready: float) -> float:
         """Run one step of a redistribution whose tensor exists at ``ready``; returns its end."""
         self.processor += self.send_s
-        self.link = max(self.link, self.processor, ready) + priced.seconds
+        begin = max(self.link, self.processor, ready)
+        self.link = begin + priced.seconds
+        self.busy.append((begin, self.link))
         self.collectives_s += priced.seconds
         return self.link
 
 
 def timeline(prices: Prices, assignment: Assignment) -> Timeline:
     """The step of a plan that is possible, in the order of its schedule."""
-    graph, clock = prices.graph, _Clock(prices.rates.launch_s, prices.rates.send_s)
+    graph, rates = prices.graph, prices.rates
+    clock = _Clock(rates.launch_s, rates.send_s, rates.contention)
     plan = schedule(graph, assignment)
     arrives: dict[Edge, float] = {}
 

@@ -15,7 +15,7 @@ from nostall.parallel.errors import Infeasible
 from nostall.parallel.sharding.cost.memory import ADAM_STATE_FACTOR, MemoryUse, memory_use
 from nostall.parallel.sharding.cost.prices import Prices, StepCost, step_cost
 from nostall.parallel.sharding.cost.timeline import Timeline, timeline
-from nostall.parallel.sharding.graph import Assignment
+from nostall.parallel.sharding.graph import Assignment, ShardingGraph
 from nostall.parallel.sharding.planners.integer_program import OutOfTime, Problem, Solution, solve
 from nostall.parallel.sharding.planners.rules import RULES, Rule, allowed_strategies
 from nostall.parallel.sharding.planners.tied import tie
@@ -111,8 +111,9 @@ def plan_sharding(prices: Prices, options: Options) -> tuple[ShardingPlan, list[
     """The plan with the least modelled time that fits into memory, and the plans of the rules.
 
     The rules' plans are sorted by time and may exceed the memory limit.  Raises :class:`Infeasible`
-    if no plan fits.
+    if no plan fits, or if a mesh dimension divides no tensor.
     """
+    _check_divisible(prices.graph)
     rules: list[ShardingPlan] = []
     for number, rule in enumerate(RULES.values()):
         options.report_progress(0.1 * number, rule.name)
@@ -138,6 +139,22 @@ def plan_sharding(prices: Prices, options: Options) -> tuple[ShardingPlan, list[
         raise no_plan_fits(rules, options)
     best = min(found, key=lambda plan: plan.step_s)
     return replace(best, name="sharding", bound_s=bound_s), rules
+
+
+def _check_divisible(graph: ShardingGraph) -> None:
+    """Raise :class:`Infeasible` if all plans do all of the work on each GPU of a mesh dimension."""
+    for mesh_dim, size in enumerate(graph.mesh):
+        if size > 1 and not any(
+            strategy.splits_work
+            for operator in graph.operators
+            for strategy in operator.strategies[mesh_dim]
+        ):
+            raise Infeasible(
+                f"no dimension of a parameter, of the batch or of an activation is a multiple of "
+                f"{size}, so each of the {size} GPUs along mesh dimension {mesh_dim} would do all "
+                "of the work; use another --mesh or number of GPUs, or a --global-batch that is a "
+                "multiple of it"
+            )
 
 
 def no_plan_fits(plans: Sequence[ShardingPlan], options: Options) -> Infeasible:

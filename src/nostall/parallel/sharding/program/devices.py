@@ -97,23 +97,37 @@ class LocalDevices:
 
 
 class ProcessDevices:
-    """One device of a mesh in each process of the default process group; ranks are in row order."""
+    """One device of a mesh in each process of a part of the default process group.
 
-    def __init__(self, mesh: Sequence[int], deadline: float | None = None) -> None:
-        """``deadline`` is the longest wait for another rank in seconds; None is torch's default."""
+    Ranks are in row order.  A collective call: every process of the default group creates the
+    meshes of all parts in the same order.
+    """
+
+    def __init__(
+        self, mesh: Sequence[int], deadline: float | None = None, first_rank: int = 0
+    ) -> None:
+        """``deadline`` is the longest wait for another rank in seconds; None is torch's default.
+
+        The mesh has the ranks from ``first_rank`` on; a process outside of it holds no device.
+        """
         self.mesh = tuple(mesh)
         self.collectives: Counter[StepKind] = Counter()
         self._backend = dist.get_backend()
         timeout = None if deadline is None else timedelta(seconds=deadline)
-        ranks = torch.arange(dist.get_world_size()).reshape(self.mesh)
-        own = [int(i) for i in (ranks == dist.get_rank()).nonzero()[0]]
-        self.coordinates = [tuple(own)]
-        self._group = []
+        count = int(torch.tensor(self.mesh).prod())
+        ranks = torch.arange(first_rank, first_rank + count).reshape(self.mesh)
+        own = (ranks == dist.get_rank()).nonzero().tolist()
+        self.coordinates = [tuple(place) for place in own]
+        self._group: list[Any] = []
         for mesh_dim in range(len(self.mesh)):
             # Creating a group is a collective call: all ranks create all groups in one order.
             lines = ranks.movedim(mesh_dim, -1).reshape(-1, self.mesh[mesh_dim]).tolist()
-            groups = {tuple(line): dist.new_group(line, timeout=timeout) for line in lines}
-            self._group.append(next(g for line, g in groups.items() if dist.get_rank() in line))
+            groups = {
+                tuple(line): dist.new_group(line, timeout=timeout, pg_options=_group_options())
+                for line in lines
+            }
+            own_group = (g for line, g in groups.items() if dist.get_rank() in line)
+            self._group.append(next(own_group, None))
 
     def gather(self, values: Values, mesh_dim: int) -> Values:
         (value,) = values
@@ -140,6 +154,16 @@ class ProcessDevices:
         total = sent.new_empty(sent.shape[1:])
         _reduce_scatter_single(total, sent.flatten(0, 1), group=self._group[mesh_dim])
         return [total]
+
+
+def _group_options() -> Any:
+    """Collectives of NCCL come before kernels that did not start yet, so that they run beside
+    large matrix products; None for other backends."""
+    if dist.get_backend() != "nccl":
+        return None
+    options: Any = dist.ProcessGroupNCCL.Options()
+    options.is_high_priority_stream = True
+    return options
 
 
 def redistribute(

@@ -18,6 +18,7 @@ from nostall.parallel.sharding.cost.device_mesh import CollectiveCost
 from nostall.parallel.sharding.cost.rates import DeviceRates
 from nostall.parallel.sharding.placements import COLLECTIVES, Collective
 from nostall.parallel.sharding.program.devices import Devices
+from nostall.parallel.sharding.program.side_stream import SideStream
 
 SIZES = tuple(1 << n for n in (14, 17, 20, 23, 26))
 """Bytes of the largest local tensor."""
@@ -90,6 +91,50 @@ def measure_rates(name: str, device: torch.device) -> DeviceRates:
     memory = 2 * large.numel() * large.itemsize / _seconds(lambda: large + 1.0, device)
     launch_s = _seconds(lambda: small + 1.0, device, calls=200)
     return DeviceRates(name, flops, memory, 0.0, launch_s)
+
+
+def measure_contention(devices: Devices, device: torch.device) -> float:
+    """Share of its speed that a matrix product loses while an all-reduce runs; equal on all ranks.
+
+    A collective call: every rank makes it.  Products that last longer than the all-reduces run
+    alone, then with these beside them; the seconds they take longer, over those of the all-reduces.
+    """
+    if device.type != "cuda":
+        return 0.0
+    side = SideStream(device)
+    matrix = torch.randn(_MATMUL, _MATMUL, device=device).to(torch.bfloat16)
+    buffer = torch.zeros(SIZES[-1] // 2, dtype=torch.bfloat16, device=device)
+
+    def products() -> None:
+        for _ in range(count):
+            torch.matmul(matrix, matrix)
+
+    def reductions() -> Callable[[], object]:
+        return side.start(lambda: [devices.add([buffer], 0)[0] for _ in range(CALLS)], [buffer])
+
+    def both() -> None:
+        wait = reductions()
+        products()
+        wait()
+
+    count = 1
+    alone = _seconds(products, device)
+    reduced = _agreed(_seconds(lambda: reductions()(), device), device)
+    count = max(1, int(_LONGER * reduced / _agreed(alone, device)))
+    _seconds(products, device, max(1, int(SUSTAINED_S / (count * alone))))  # the clock falls
+    lost = _agreed(_seconds(both, device), device) - _agreed(_seconds(products, device), device)
+    return min(1.0, max(0.0, lost / reduced))
+
+
+_LONGER = 2.5
+"""Time of the products over that of the all-reduces beside them."""
+
+
+def _agreed(seconds: float, device: torch.device) -> float:
+    """The largest of the seconds of all ranks."""
+    slowest = torch.tensor(seconds, dtype=torch.float64, device=device)
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    return float(slowest)
 
 
 def _seconds(action: Callable[[], object], device: torch.device, calls: int = CALLS) -> float:

@@ -115,10 +115,12 @@ class ShardedProgram:
         buffers: Mapping[str, torch.Tensor],
         leaves: Sequence[Any],
         record: dict[int, Values] | None = None,
+        until: frozenset[int] = frozenset(),
     ) -> StepResult:
         """Run one step on local parameters, whole buffers and the leaves of a whole batch.
 
-        ``record`` receives the local values of all tensors by number, for tests.
+        ``record`` receives the local values of all tensors by number.  With ``until``, the run ends
+        when these tensors exist, and the result is empty.
         """
         graph, values = self.step.graph, dict[int, Values]()
         started: dict[Edge, Callable[[], Values]] = {}
@@ -156,6 +158,8 @@ class ShardedProgram:
                 if record is not None:
                     record.update({t: values[t] for t in outputs})
                 freed = self._freed.get(action.operator, ())
+            if until and record is not None and until <= record.keys():
+                return StepResult([], {})
             for tensor in freed:
                 values.pop(tensor, None)
         gradients = {

@@ -12,8 +12,11 @@ from nostall.parallel.sharding.program.devices import Values
 
 @cache
 def _stream(device: torch.device) -> torch.cuda.Stream:
-    """One stream for all programs on a GPU: PyTorch keeps free memory for each stream apart."""
-    return torch.cuda.Stream(device)
+    """One stream for all programs on a GPU: PyTorch keeps free memory for each stream apart.
+
+    Its kernels come before those of the main stream that did not start yet.
+    """
+    return torch.cuda.Stream(device, priority=-1)
 
 
 class SideStream:

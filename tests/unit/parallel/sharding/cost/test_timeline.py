@@ -75,6 +75,23 @@ def test_a_processor_that_launches_slowly_sets_the_pace() -> None:
     assert timeline(prices, DATA_PARALLEL).step_s == pytest.approx(7.0)  # and two all-reduces
 
 
+@pytest.mark.parametrize(("contention", "lost"), [(0.0, 0.0), (0.25, 0.25), (1.0, 1.0)])
+def test_a_collective_takes_a_share_of_the_speed_of_operators(
+    contention: float, lost: float
+) -> None:
+    """The all-reduce of the gradient runs beside two operators and ends before they do."""
+    graph = _linear()
+    w, x, mm, total, gradient, loss = graph.operators
+    early = replace(graph, operators=(w, x, gradient, mm, total, loss))
+    own = replace(RATES, flops={"float32": 1e3}, contention=contention)
+    prices = Prices(early, ClusterMesh(CLUSTER, (2,)), own)
+    alone = timeline(replace(prices, rates=replace(own, contention=0.0)), DATA_PARALLEL)
+    reduced = 400 / 1e9 + 2 * 400 / 1e6
+    found = timeline(prices, DATA_PARALLEL)
+    assert found.step_s == pytest.approx(alone.step_s + lost * reduced)
+    assert found.operators_s == pytest.approx(alone.operators_s)
+
+
 def test_only_parameters_the_batch_and_gradients_may_overlap() -> None:
     graph = _linear()
     found = {

@@ -1,0 +1,147 @@
+"""SVG picture of the forward pass of a sharding plan: operators with placements, collectives.
+
+One row for each operator, in the order in which they run; equal operators of repeated layers are
+drawn once, with their number.  Parameters and the batch are on the left.  A red line is a tensor
+that a collective changes on its way; a parameter's row also names the collective of its gradient.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from html import escape
+
+from nostall.parallel.sharding.cost.device_mesh import mesh_text
+from nostall.parallel.sharding.graph import Edge, output_placements
+from nostall.parallel.sharding.placements import Placements, is_partial, placement_text
+from nostall.parallel.sharding.planners.sharding import ShardingPlan
+from nostall.parallel.sharding.planners.tied import RADIUS, tie
+
+_ROW, _TOP, _WIDTH, _BOX = 24, 76, 980, 300
+_LEFT = {"parameter": 20, "input": 20, "constant": 20}
+_MIDDLE = 470
+_COLOURS = {"R": "#d9d9d9", "S0": "#9ecae1", "S1": "#a1d99b", "S2": "#bcbddc", "P": "#fdd0a2"}
+_OTHER = "#fbb4c4"
+MAX_ROWS = 400
+"""Operators that are drawn; the picture says how many are left out."""
+
+
+@dataclass(frozen=True)
+class _Row:
+    """An operator in the picture."""
+
+    operator: int
+    count: int
+    x: int
+    y: int
+
+
+def sharding_picture(plan: ShardingPlan) -> str:
+    """The picture as the text of an SVG file."""
+    graph = plan.prices.graph
+    rows, left_out = _rows(plan)
+    place = {row.operator: row for row in rows}
+    collectives: dict[Edge, str] = {}
+    for edge, priced in plan.cost.collectives:
+        known = f"{collectives[edge]}, " if edge in collectives else ""
+        collectives[edge] = f"{known}{priced.step.kind}"
+    lines = [
+        _line(place[edge.producer], place[edge.consumer], collectives.get(edge, ""))
+        for edge in graph.edges
+        if edge.producer in place and edge.consumer in place
+        and graph.operators[edge.consumer].kind != "parameter"
+    ]  # fmt: skip
+    gradients = {
+        edge.consumer: kind
+        for edge, kind in collectives.items()
+        if graph.operators[edge.consumer].kind == "parameter"
+    }
+    boxes = [_box(plan, row, gradients.get(row.operator, "")) for row in rows]
+    height = _TOP + _ROW * (len(rows) + 1)
+    title = (
+        f"{graph.name} on a mesh of {mesh_text(graph.mesh)}: {plan.name}, modelled step "
+        f"{plan.step_s * 1e3:.4g} ms"
+    )
+    note = f"{left_out} operators are left out" if left_out else ""
+    return "\n".join([
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" '
+        f'width="{_WIDTH}" height="{height}" font-family="sans-serif" font-size="11">',
+        f"<title>{escape(title)}</title>",
+        f'<rect width="{_WIDTH}" height="{height}" fill="white"/>',
+        f'<text x="20" y="22" font-size="14">{escape(title)}</text>',
+        *_legend(),
+        f'<text x="{_MIDDLE}" y="{_TOP - 12}">{escape(note)}</text>',
+        *lines, *boxes, "</svg>", "",
+    ])  # fmt: skip
+
+
+def _rows(plan: ShardingPlan) -> tuple[list[_Row], int]:
+    """The first operator of each class in the forward pass, and how many classes lack."""
+    graph = plan.prices.graph
+    tied = tie(graph, plan.assignment, RADIUS)
+    chosen = [
+        members
+        for members in tied.members
+        if graph.operators[members[0]].is_forward and graph.operators[members[0]].kind != "branch"
+    ]
+    chosen.sort(key=lambda members: members[0])
+    rows = [
+        _Row(members[0], len(members), _LEFT.get(graph.operators[members[0]].kind, _MIDDLE),
+             _TOP + _ROW * number)
+        for number, members in enumerate(chosen[:MAX_ROWS])
+    ]  # fmt: skip
+    return rows, len(chosen) - len(rows)
+
+
+def _box(plan: ShardingPlan, row: _Row, gradient: str) -> str:
+    graph = plan.prices.graph
+    operator = graph.operators[row.operator]
+    placements: Placements = ()
+    shape = ""
+    if operator.outputs:
+        placements = output_placements(graph, plan.assignment, operator.outputs[0])
+        shape = "x".join(map(str, graph.tensors[operator.outputs[0]].shape))
+    name = operator.target.removeprefix("aten.").removesuffix(".default")
+    text = f"{name} {shape}" + (f" ({row.count})" if row.count > 1 else "")
+    after = placement_text(placements) + (f"; gradient: {gradient}" if gradient else "")
+    return (
+        f'<g><rect x="{row.x}" y="{row.y}" width="{_BOX}" height="{_ROW - 5}" rx="3" '
+        f'fill="{_colour(placements)}" stroke="#636363"/>'
+        f'<text x="{row.x + 6}" y="{row.y + 13}">{escape(text[:48])}</text>'
+        f'<text x="{row.x + _BOX + 6}" y="{row.y + 13}" fill="#333">{escape(after)}</text></g>'
+    )
+
+
+def _colour(placements: Placements) -> str:
+    """That of the first placement that is not replicated."""
+    first = next((p for p in placements if p != "R"), "R")
+    return _COLOURS.get("P" if is_partial(first) else first, _OTHER)
+
+
+def _line(source: _Row, target: _Row, collective: str) -> str:
+    """A curve from a tensor's operator to one that reads it."""
+    is_left = source.x != target.x
+    x1, x2 = (source.x + _BOX, target.x) if is_left else (source.x, target.x)
+    y1, y2 = source.y + _ROW / 2 - 2, target.y + _ROW / 2 - 2
+    bend = 40 if is_left else -min(90.0, 12 + abs(y2 - y1) / 4)
+    x3 = x2 - bend if is_left else x2 + bend
+    style = 'stroke="#d62728" stroke-width="1.8"' if collective else 'stroke="#bdbdbd"'
+    curve = f"M{x1},{y1} C{x1 + bend},{y1} {x3},{y2} {x2},{y2}"
+    tip = f"<title>{escape(collective)}</title>" if collective else ""
+    return f'<path d="{curve}" fill="none" {style}>{tip}</path>'
+
+
+def _legend() -> list[str]:
+    names = {"R": "replicated", "S0": "S(0)", "S1": "S(1)", "S2": "S(2)", "P": "partial sum"}
+    parts = []
+    for number, (placement, name) in enumerate(names.items()):
+        x = 20 + 110 * number
+        parts.append(
+            f'<rect x="{x}" y="34" width="14" height="14" fill="{_COLOURS[placement]}" '
+            f'stroke="#636363"/><text x="{x + 20}" y="45">{name}</text>'
+        )
+    x = 20 + 110 * len(names)
+    parts.append(
+        f'<path d="M{x},41 h24" stroke="#d62728" stroke-width="1.8"/>'
+        f'<text x="{x + 30}" y="45">collective</text>'
+    )
+    return parts
