@@ -160,6 +160,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     _row("fusion.unseen_chains", "GPU",
          "How fast are chains that no rule was written for, and their plans?",
          "unseen_train.json.gz unseen_fit.json", module="fusion.unseen.run"),
+    _row("fusion.optimizer_steps", "GPU", "What can fused optimiser steps gain?"),
     _row("fusion.cost_model", "GPU", "Does the cost model rank kernel plans as a GPU does?",
          "cost_model.json.gz", "fusion-cost-model.md", "fusion.cost_model.evaluate"),
     _row("fusion.cost_model_fit", "CPU", "Which coefficients fit the measured plans?",
