@@ -3,8 +3,8 @@
 Inductor (torch 2.11 to 2.13, ``torch._inductor.choices`` and ``triton_heuristics``) keeps a
 contiguous row of at most 1,024 elements in registers.  Longer rows are read once for each level of
 reductions and once for the results, 2,048 elements in an iteration; the statistics of an online
-softmax and those of a variance share a level.  A default plan reads a row at most as often, and its loops have at most as
-many iterations.  Autotuning may choose other plans, because it measures them.
+softmax and those of a variance share a level.  A default plan reads a row at most as often, and its
+loops have at most as many iterations.  Autotuning may choose other plans, because it measures them.
 """
 
 from __future__ import annotations
