@@ -22,7 +22,7 @@ from nostall.fusion.codegen.loops.online_softmax import count_passes, online_pai
 from nostall.fusion.codegen.loops.schedule import Schedule
 
 _MEAN_TOLERANCE = 1e-6
-"""Relative difference from 1 / N of a factor that makes a sum the mean; 1 / N is rounded to fp32"""
+"""Relative difference from 1 / N of a factor that makes a sum the mean: 1 / N is rounded to fp32."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,10 @@ def _sum_of_mean(mapping: LoopMapping, index: int) -> int | None:
     if factor.op != "constant" or not _is_fp32(mapping, total.source, "sum"):
         return None
     count = math.prod(mapping.loop_sizes[loop] for loop in mapping.reduced_loops[total.source])
-    share = count * factor["value"] if is_product else factor["value"] / count
+    value = factor["value"]
+    if not isinstance(value, float | int):
+        return None
+    share = count * value if is_product else value / count
     return total.source if abs(share - 1) <= _MEAN_TOLERANCE else None
 
 
