@@ -24,6 +24,7 @@ PAGES = {
     "fusion": "fusion.page",
     "fusion-coverage": "fusion.coverage",
     "fusion-chains": "fusion.chains.page",
+    "fusion-unseen": "fusion.unseen.page",
     "fusion-cost-model": "fusion.cost_model.page",
     "torch-compile": "torch_compile.page",
     "serving": "serving.page",

@@ -25,8 +25,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from benchmarks.harness.markdown import PAGES, link, page, table, wrapped
 from benchmarks.harness.result_file import load, results, save
 from nostall.core.files import write_atomically
-from nostall.fusion.capture import capture
-from nostall.fusion.capture.left_to_pytorch import LEFT
+from nostall.fusion.capture import capture, left_to_pytorch
 from nostall.fusion.capture.lowering import RULES
 
 PAGE = PAGES / "fusion-coverage.md"
@@ -87,7 +86,7 @@ def classify(name: str, sampled: Mapping[str, list[str]], decomposed: bool) -> t
     if name in RULES:
         return FUSED, ""
     # Before the samples: those of matrix products are so small that Inductor multiplies and adds.
-    if (reason := LEFT.get(name.split(".")[1])) is not None:
+    if (reason := left_to_pytorch.reason(name)) != left_to_pytorch.NO_RULE:
         return LEFT_TO_INDUCTOR, reason
     if decomposed and name in sampled:
         reasons = sampled[name]

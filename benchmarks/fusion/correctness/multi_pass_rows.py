@@ -6,7 +6,8 @@
 Works as ``benchmarks.fusion.correctness.shared_memory_rows``, for other schemes:
 
 - ``looped`` and ``split`` kernels, with online softmax (maximum and sum of exp(x - maximum) in one
-  pass) and with peeling (unaligned rows that are read 16 bytes at a time);
+  pass), with online variance (mean and sum of squared differences from it in one pass) and with
+  peeling (unaligned rows that are read 16 bytes at a time);
 - ``column`` kernels, which loop over rows for sums of columns, with and without asynchronous copies
   of later rows.
 
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tests.unit.fusion.codegen import online_rows
+from tests.unit.fusion.codegen import online_rows, variance_rows
 from tests.unit.fusion.codegen.wide_rows import PAIRS, wide_rows, with_column_sums
 
 from benchmarks.fusion.correctness import shared_memory_rows
@@ -37,6 +38,7 @@ from benchmarks.fusion.correctness.shared_memory_rows import (
 )
 from nostall.fusion.codegen.emit.emit import emit
 from nostall.fusion.codegen.loops.online_softmax import online_pairs
+from nostall.fusion.codegen.loops.online_variance import online_variances
 from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.runtime.kernel import load_kernel
 from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, schedule_operators
@@ -49,6 +51,7 @@ COLUMNS = (603, 1001, 1100, 2048, 2501, 4099, 5000, 12287, 32000, 50257, 131073)
 MAX_SUMMED_COLUMNS, MANY_ROWS = 5000, 300
 """Maximum columns, and rows, of a graph that sums over rows."""
 SOFTMAXES = (online_rows.cross_entropy, online_rows.lse_and_softmax, online_rows.random_graph)
+NORMS = (variance_rows.layer_norm, variance_rows.two_norms, variance_rows.norm_of_softmax)
 
 
 def draw_case(seed: int) -> tuple[Graph, Schedule, KernelPlan] | None:
@@ -56,13 +59,15 @@ def draw_case(seed: int) -> tuple[Graph, Schedule, KernelPlan] | None:
     generator = random.Random(seed)
     columns = generator.choice(COLUMNS if on_gpu() else COLUMNS[:5])
     shape = online_rows.ROWS, columns
-    kind = generator.choice((*SOFTMAXES, None, "sums"))
+    kind = generator.choice((*SOFTMAXES, None, "sums", "norms"))
     if kind == "sums":
         columns = min(columns, MAX_SUMMED_COLUMNS)
         rows = MANY_ROWS if on_gpu() else online_rows.ROWS
         # One of a million quotients is 0 / 0 if a product is rounded, but inf if it is in an FMA.
         exact_ops = tuple(op for op in PAIRS if op != "div")
         graph = with_column_sums(wide_rows(seed, columns, *dtypes(), rows, exact_ops), generator)
+    elif kind == "norms":
+        graph = generator.choice(NORMS)(shape)
     elif kind is None:
         graph = wide_rows(seed, columns, *dtypes(), online_rows.ROWS)
     elif kind is online_rows.random_graph:
@@ -102,6 +107,7 @@ def check_graph(seed: int) -> dict[str, Any]:
         "seed": seed,
         "plan": str(plan),
         "online": len(online_pairs(schedule)),
+        "variances": len(online_variances(schedule)) if plan.scheme != "column" else 0,
         "wrong": failures,
     }
     record["seconds"] = round(time.monotonic() - start, 1)
@@ -126,6 +132,9 @@ def summary(done: dict[str, Any]) -> dict[str, Any]:
         "kernels": len(checked_records),
         "with a maximum and a sum in one walk": sum(
             record.get("online", 0) > 0 for record in checked_records
+        ),
+        "with a mean and a variance in one walk": sum(
+            record.get("variances", 0) > 0 for record in checked_records
         ),
         "peeled": sum("peeled" in record["plan"] for record in checked_records),
         "rows copied ahead": sum("ahead" in record["plan"] for record in checked_records),

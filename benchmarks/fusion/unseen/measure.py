@@ -53,6 +53,7 @@ from nostall.fusion.codegen.emit.program import Program
 from nostall.fusion.codegen.generate import generate
 from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.runtime.stitched_graph import stitch
+from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
 from nostall.fusion.codegen.tiling.plan_space import plans
 from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel, plan_kernel
 from nostall.fusion.graph.graph import Graph
@@ -73,6 +74,9 @@ class Job:
     settings: TimingSettings
     max_plans: int
     """Maximum plans of each kernel; 1: only the modelled best one, which is not timed alone."""
+    earlier: tuple[str, ...]
+    """Plans of the kernels of the explorer's partition that another commit selected, in order of
+    the kernels; empty if none are compared."""
     deadline: float
     """End of the measurement, in seconds of the monotonic clock."""
 
@@ -96,17 +100,28 @@ class Sample:
         return list({program.key: program for program in programs}.values())
 
 
-def sample(name: str, max_plans: int) -> Sample:
-    """The chain's partitions and the sampled plans of the kernels of the explorer's partition."""
+def sample(name: str, max_plans: int, earlier: Sequence[str] = ()) -> Sample:
+    """The chain's partitions and the sampled plans of the kernels of the explorer's partition.
+
+    ``earlier``: the plan that is added to the sample of each kernel, in order of the kernels.
+    """
     graph = chain_graph(ALL_CHAINS[name])
     both = partitions(graph)
     kernels = []
+    added = dict(zip(sorted(both["explorer"]), earlier, strict=False))
     for group in sorted(both["explorer"]) if max_plans > 1 else ():
         schedule = find_schedule(graph, group)
         if schedule is not None and plans(schedule).legal:
             chosen = sample_plans(schedule, max_plans, seed=0)
+            if group in added and added[group] not in map(str, chosen):
+                chosen = (*chosen, *_named_plans(schedule, added[group]))
             kernels.append(KernelSample(group, schedule, chosen, len(plans(schedule).legal_plans)))
     return Sample(graph, both, kernels)
+
+
+def _named_plans(schedule: Schedule, name: str) -> list[KernelPlan]:
+    """The legal plan with this name; empty if there is none."""
+    return [plan for plan in plans(schedule).legal_plans if str(plan) == name]
 
 
 def measure(job: Job) -> dict[str, Any]:
@@ -136,7 +151,7 @@ def gpu_lock(folder: Path) -> Iterator[None]:
 def _measure(job: Job) -> dict[str, Any]:
     start, chain = monotonic(), ALL_CHAINS[job.chain]
     lock = partial(gpu_lock, job.settings.folder)
-    work = sample(job.chain, job.max_plans)
+    work = sample(job.chain, job.max_plans, job.earlier)
     sets = [chain.tensors(job.settings.device) for _ in range(copy_count(chain))]
     failures: dict[str, str] = {}
     inductor: Method | None = None
@@ -154,7 +169,7 @@ def _measure(job: Job) -> dict[str, Any]:
     with lock():
         locked = monotonic()
         kernels = [_kernel_record(kernel, resources, job.settings) for kernel in work.kernels]
-        methods, details = _stitched_methods(chain, work, kernels, job.settings.folder, failures)
+        methods, details = _stitched_methods(chain, work, kernels, job, failures)
         if inductor is not None:
             methods |= {INDUCTOR: inductor, f"{INDUCTOR} again": inductor}
         wrong = _wrong_versions(chain, sets[0], methods)
@@ -188,22 +203,30 @@ def _stitched_methods(
     chain: Chain,
     work: Sample,
     kernels: Sequence[Mapping[str, Any]],
-    folder: Path,
+    job: Job,
     failures: dict[str, str],
 ) -> tuple[dict[str, Method], dict[str, Any]]:
     """The stitched versions by name, and their plans: the modelled best plans of each partition,
-    and the fastest measured plan of each kernel of the explorer's."""
+    the fastest measured plan of each kernel of the explorer's, and its earlier plans if any."""
     fastest = {tuple(kernel["operators"]): _fastest_plan(kernel) for kernel in kernels}
     choices: dict[str, tuple[Partition, Callable[[Schedule], PlannedKernel]]] = {
         name: (groups, default_plan) for name, groups in work.partitions.items()
     }
     if kernels:
         choices["measured plans"] = work.partitions["explorer"], partial(_measured_plan, fastest)
+    if job.earlier:
+        choices["earlier plans"] = (
+            work.partitions["explorer"],
+            partial(
+                earlier_plan,
+                dict(zip(sorted(work.partitions["explorer"]), job.earlier, strict=False)),
+            ),
+        )
     methods: dict[str, Method] = {}
     details: dict[str, Any] = {}
     for name, (groups, choice) in choices.items():
         try:
-            stitched = stitch(work.graph, groups, choice=choice, folder=folder)
+            stitched = stitch(work.graph, groups, choice=choice, folder=job.settings.folder)
         except Exception as error:
             failures[name] = one_line(error)
             continue
@@ -228,6 +251,12 @@ def _measured_plan(
 ) -> PlannedKernel:
     row = fastest.get(tuple(sorted(schedule.mapping.operators)))
     return default_plan(schedule) if row is None else plan_kernel(schedule, plan_from_record(row))
+
+
+def earlier_plan(names: Mapping[tuple[int, ...], str], schedule: Schedule) -> PlannedKernel:
+    """The plan with the name for a kernel's operators; the modelled best one if it is not legal."""
+    named = _named_plans(schedule, names.get(tuple(sorted(schedule.mapping.operators)), ""))
+    return plan_kernel(schedule, named[0]) if named else default_plan(schedule)
 
 
 def _wrong_versions(

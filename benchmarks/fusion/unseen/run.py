@@ -9,6 +9,9 @@ sample of the plans of every kernel of the explorer's partition is timed (``--mo
 interleaved, torch.compile with its defaults and three stitched versions: the explorer's partition
 and the greedy one with the modelled best plans, and the explorer's with the fastest measured plans.
 
+``--earlier``: a JSON with the plans that another commit selected for each chain; only these chains
+are measured, with those plans as a further version.
+
 ``--workers`` processes share each GPU; one measures while the others plan and compile.  The
 remaining CPU cores compile plans.  OUT has every sample, and is saved after each chain; a second
 run continues with the missing chains.  ``--list`` prints the chains without a GPU.
@@ -84,14 +87,15 @@ def run(
     folder = home() / "benchmarks" / f"unseen_{triton.__version__}"
     folder.mkdir(parents=True, exist_ok=True)
     settings = TimingSettings(folder, options.device, options.rounds)
-    jobs = [Job(name, settings, options.most, deadline) for name in pending]
+    earlier = _earlier_plans(options.earlier)
+    jobs = [Job(name, settings, options.most, earlier.get(name, ()), deadline) for name in pending]
     processes = [gpu for _ in range(options.workers) for gpu in gpus]
     queues = [jobs[at :: len(processes)] for at in range(len(processes))]
     failures: dict[str, str] = {}
     cores = process_count(len(processes))
 
     def programs_of(name: str) -> Iterable[Program]:
-        return sample(name, options.most).programs()
+        return sample(name, options.most, earlier.get(name, ())).programs()
 
     with compiler_pool(folder, cores, options.capability or capability()) as workers:
         feeder = threading.Thread(
@@ -110,6 +114,12 @@ def run(
                 print(summary_line(name, answer.result), flush=True)
             save(options.out, kind="measured", set=options.set, chains=chains, failed=failures)
     print(f"{sum(name in chains for name in names)} of {len(names)} chains")
+
+
+def _earlier_plans(path: Path | None) -> dict[str, tuple[str, ...]]:
+    """Plans by chain; empty without a file."""
+    chains = {} if path is None else load(path)["chains"]
+    return {name: tuple(plans) for name, plans in chains.items()}
 
 
 def summary_line(name: str, result: dict[str, Any]) -> str:
@@ -133,12 +143,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", type=float, default=230.0, help="seconds for all chains")
     parser.add_argument("--capability", type=int, help="compute capability to compile for, e.g. 90")
     parser.add_argument("--device", default="cuda", help="device of the tensors")
+    parser.add_argument("--earlier", type=Path, help="JSON with plans of another commit by chain")
     parser.add_argument("--list", action="store_true", help="print the chains; needs no GPU")
 
 
 def main(options: argparse.Namespace) -> None:
     known = names_of(options.set)
     names = [name for name in known if any(part in name for part in options.chains)]
+    if options.earlier is not None:
+        names = [name for name in names if name in _earlier_plans(options.earlier)]
     names = names[: options.count]
     if options.list:
         print("\n".join(names))

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from nostall.fusion.capture import CapturedGraph
-from nostall.fusion.capture.left_to_pytorch import LEFT, NO_RULE
+from nostall.fusion.capture.left_to_pytorch import LEFT, LISTS, NO_RULE
 from nostall.fusion.graph.graph import Graph
 from nostall.fusion.graph.regions import find_regions
 
@@ -33,6 +33,7 @@ _CHANGES: tuple[tuple[str, str], ...] = (
     ("division of integers", "divide floats, or shift integers"),
     ("random numbers", "dropout and uniform numbers are fused by stitch_function"),
     ("a tensor whose memory holds", "call resolve_neg() or resolve_conj() before the function"),
+    (LISTS, "nothing: Inductor's kernel reads and writes each tensor once"),
     (BETWEEN_KERNELS, "nothing: no kernel computes both sides, or the model finds two faster"),
 )
 

@@ -19,10 +19,12 @@ from benchmarks.fusion.chains.stitched import chain_graph
 from benchmarks.fusion.cost_model.fit import FITTED_GPU_FIELDS, STORED_NAMES
 from benchmarks.fusion.cost_model.summary import modelled_best
 from benchmarks.fusion.unseen import run
-from benchmarks.fusion.unseen.measure import INDUCTOR, Job, sample
+from benchmarks.fusion.unseen.measure import INDUCTOR, Job, earlier_plan, sample
 from benchmarks.harness.result_file import load, results
 
 from nostall.fusion.codegen.cost.gpu import H200
+
+EARLIER = "looped 4x256, 4 warps", "warp 32x256, 8 warps"
 
 
 @pytest.mark.parametrize("half", ["train", "test"])
@@ -47,6 +49,14 @@ def test_a_sample_has_a_program_for_every_kernel_and_plan() -> None:
     only_best = sample(name, 1)
     assert not only_best.kernels
     assert 2 <= len(only_best.programs()) < len(keys)
+
+
+def test_a_sample_has_the_plans_of_another_commit() -> None:
+    kernels = sample("attention pooling 2048x200x128", 2, EARLIER).kernels
+    for kernel, plan in zip(kernels, EARLIER, strict=True):
+        assert plan in map(str, kernel.plans)
+    names = {kernel.operators: plan for kernel, plan in zip(kernels, EARLIER, strict=True)}
+    assert [str(earlier_plan(names, k.schedule).plan) for k in kernels] == list(EARLIER)
 
 
 def test_the_summary_has_ratios_and_problems() -> None:
@@ -93,7 +103,9 @@ def test_a_second_run_measures_the_missing_chains_only(
     monkeypatch.setenv("NOSTALL_HOME", str(tmp_path / "home"))
     pool = SimpleNamespace(apply_async=lambda function, arguments: None)
     monkeypatch.setattr(run, "compiler_pool", lambda *_: nullcontext(pool))
-    options = Namespace(out=tmp_path / "out.json", set="reported", limit=120.0, most=1, rounds=1)
+    options = Namespace(
+        out=tmp_path / "out.json", set="reported", limit=120.0, most=1, rounds=1, earlier=None
+    )
     options.workers, options.capability, options.device = 1, 90, "cpu"
     names = list(REPORTED)[:2]
     run.run(options, names, ["0"], fake_job)

@@ -8,6 +8,8 @@ of nostall's operators, and has no rule yet.
 from __future__ import annotations
 
 NO_RULE = "unsupported operator"
+LISTS = "list of tensors, such as an optimiser's: Inductor computes the whole list in one kernel"
+"""Reason of ``_foreach_*``: see ``benchmarks.fusion.optimizer_steps``."""
 
 _NAMES: dict[str, str] = {
     "matrix product or convolution, for cuBLAS, cuDNN and CUTLASS": (
@@ -85,5 +87,6 @@ LEFT: dict[str, str] = {name: reason for reason, text in _NAMES.items() for name
 
 def reason(target: object) -> str:
     """Why no kernel computes a call without a lowering rule."""
-    name = str(target).split(".")
-    return LEFT.get(name[1] if len(name) > 1 else "", NO_RULE)
+    parts = str(target).split(".")
+    name = parts[1] if len(parts) > 1 else ""
+    return LISTS if name.startswith("_foreach_") else LEFT.get(name, NO_RULE)

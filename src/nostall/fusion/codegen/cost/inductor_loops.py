@@ -3,8 +3,8 @@
 Inductor (torch 2.11 to 2.13, ``torch._inductor.choices`` and ``triton_heuristics``) keeps a
 contiguous row of at most 1,024 elements in registers.  Longer rows are read once for each level of
 reductions and once for the results, 2,048 elements in an iteration; the statistics of an online
-softmax share a level.  A default plan reads a row at most as often, and its loops have at most as
-many iterations.  Autotuning may choose other plans, because it measures them.
+softmax and those of a variance share a level.  A default plan reads a row at most as often, and its
+loops have at most as many iterations.  Autotuning may choose other plans, because it measures them.
 """
 
 from __future__ import annotations
@@ -36,14 +36,15 @@ def loop_row_reads(schedule: Schedule) -> int:
     rows, columns = set(schedule.rows), set(schedule.columns)
     mapping = schedule.mapping
     reads: dict[object, int] = {}
-    for part in passes(schedule):
+    all_passes = passes(schedule)
+    for part in all_passes:
         for operand in part.operands:
             used = frozenset() if isinstance(operand, int) else loops_used(operand.accesses)
             if used & rows and used & columns:
                 reads[operand] = reads.get(operand, 0) + 1
     # A tensor of one row has no row loop: count what varies along the columns.
     if not reads and mapping.memory_operands:
-        return sum(part.has_columns for part in passes(schedule))
+        return sum(part.has_columns for part in all_passes)
     return max(reads.values(), default=1)
 
 

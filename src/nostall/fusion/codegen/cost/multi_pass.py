@@ -29,6 +29,9 @@ from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel
 
 _RESCALE_INSTRUCTIONS = 3.0
 """Instructions for each element of an online softmax, besides the exp and the two reductions."""
+_SPREAD_INSTRUCTIONS = 9.0
+"""Instructions for each element of an online variance, besides both reductions: the reciprocal of
+the number of elements, and the difference that it scales."""
 COMBINE_INSTRUCTIONS = 60.0
 """Instructions of a kernel that only combines partial results; assumed, not counted."""
 
@@ -179,6 +182,7 @@ def _iteration_cost(kernel: PlannedKernel, part: Pass, coefficients: CostCoeffic
     tile = tile_cost(kernel, kernel.plan.chunks[:1], work, coefficients)
     instructions = coefficients.operators["share"] + _RESCALE_INSTRUCTIONS
     online = len(part.reduced_pairs) * instructions * tile.elements
+    online += len(part.reduced_variances) * _SPREAD_INSTRUCTIONS * tile.elements
     return replace(tile, instructions=tile.instructions + online)
 
 

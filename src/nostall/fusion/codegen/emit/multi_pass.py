@@ -10,7 +10,7 @@ every program of the next kernel combines them in the same order, so results are
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from nostall.fusion.codegen.emit.program import (
     Launch,
@@ -34,12 +34,30 @@ from nostall.fusion.codegen.expressions.templates import (
     TRITON_DTYPES,
 )
 from nostall.fusion.codegen.loops.online_softmax import OnlinePair
+from nostall.fusion.codegen.loops.online_variance import OnlineVariance
 from nostall.fusion.codegen.loops.reduction_levels import Pass, passes
 from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.tiling.async_copies import loop_range
 from nostall.fusion.codegen.tiling.loop_peeling import find_peeling, lanes_per_row
 from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel
 from nostall.fusion.graph.dynamic_size import Extent
+
+
+@dataclass(frozen=True)
+class Splits:
+    """The programs that share a row: each has ``span`` lanes, up to lane ``end`` (expression)."""
+
+    count: int
+    span: int
+    end: str
+    first: str
+    """Expression of the lane of the first column."""
+
+    def write_element_counts(self, lines: Lines) -> None:
+        """Define ``n``, the number of elements of each program, in fp32."""
+        lines(f"begins = tl.arange(0, {self.count})[None, :] * {self.span}")
+        within = f"tl.minimum(begins + {self.span}, {self.end}) - tl.maximum(begins, {self.first})"
+        lines(f"n = tl.maximum({within}, 0).to(tl.float32)")
 
 
 def write_looped(kernel: PlannedKernel, lines: Lines) -> int:
@@ -69,7 +87,8 @@ def emit_split(kernel: PlannedKernel) -> Program:
     width = plan.chunks[0]
     span = -(-lanes_per_row(schedule, plan.peeled) // (width * plan.splits)) * width
     name = kernel_name(kernel)
-    for number, part in enumerate(passes(schedule)):
+    all_passes = passes(schedule)
+    for number, part in enumerate(all_passes):
         lines = Lines()
         with lines.block():
             lines("pid = tl.program_id(0)")
@@ -78,7 +97,8 @@ def emit_split(kernel: PlannedKernel) -> Program:
             tile = _make_tile(kernel, rows, lines)
             for index in part.accumulators(part.finished_reductions):
                 _load_partial(tile, index, plan.splits)
-            _write_results(tile, part, part.finished_reductions, plan.splits)
+            splits = Splits(plan.splits, span, _end_lane(kernel), "ahead" if plan.peeled else "0")
+            _write_results(tile, part, part.finished_reductions, splits)
             write_row_operators(tile, part, zero_condition("part"))
             if part.has_columns:
                 lines(f"start = part * {span}")
@@ -96,7 +116,7 @@ def emit_split(kernel: PlannedKernel) -> Program:
             specializes_counts(schedule),
         )
         kernels.append((lines, launch))
-    partial = {i for part in passes(schedule) for i in part.accumulators(part.reductions)}
+    partial = {i for part in all_passes for i in part.accumulators(part.reductions)}
     workspaces = tuple(
         Workspace(f"w{i}", make_reduction(graph[i]).dtype, schedule.row_count * plan.splits)
         for i in schedule.body
@@ -156,6 +176,8 @@ def _write_column_loops(
         # Not -inf, because -inf - -inf is NaN.
         initial = repr(-LARGEST_FLOAT) if index in sums_by_maximum else reduction.neutral
         lines(f"a{index} = tl.full({shape}, {initial}, {TRITON_DTYPES[reduction.dtype]})")
+    if part.reduced_variances:
+        lines(f"n = tl.full((1, {chunk.width}), 0, tl.float32)  # elements of each lane")
     ranges = _loop_ranges(tile, start, stop)
     for begin, end, loop_chunk in reversed(ranges) if backwards else ranges:
         iterations = loop_range(begin, end, chunk.width, async_copies and loop_chunk.mask is None)
@@ -212,9 +234,14 @@ def _write_loop(
             if chunk.mask:
                 lines(f"inside = c < {tile.schedule.column_count}")
         tile.write(part.column_operators, part.column_outputs)
+        squares = {variance.squares: variance for variance in part.reduced_variances}
         for index in part.accumulators(part.reductions):
-            if index not in sums_by_maximum.values():
+            if index not in sums_by_maximum.values() and index not in squares:
                 _accumulate(tile, index, sums_by_maximum.get(index))
+        if squares:
+            lines(f"n += {f'{chunk.mask}.to(tl.float32)' if chunk.mask else '1.0'}")
+        for variance in squares.values():
+            _accumulate_squares(tile, variance)
 
 
 def _accumulate(tile: Tile, index: int, total: int | None) -> None:
@@ -233,15 +260,35 @@ def _accumulate(tile: Tile, index: int, total: int | None) -> None:
         lines(f"a{index}, a{total} = _online(a{index}, a{total}, {text})")
 
 
-def _write_results(tile: Tile, part: Pass, reductions: Iterable[int], splits: int = 0) -> None:
-    """Write the results of reductions, pairs of online softmax first.
+def _accumulate_squares(tile: Tile, variance: OnlineVariance) -> None:
+    """Update the sum of (x - mean)^2 with the columns of an iteration; the sum of x has them."""
+    (chunk,), squares = tile.chunks, f"a{variance.squares}"
+    x, _ = tile.partial_result(variance.total, make_reduction(tile.graph[variance.total]), chunk)
+    tile.lines(f"# {tile.graph.describe(variance.squares)}")
+    updated = f"_spread({squares}, a{variance.total}, {x}, n)"
+    if chunk.mask:
+        updated = f"tl.where({chunk.mask}, {updated}, {squares})"
+    tile.lines(f"{squares} = {updated}")
 
-    ``splits``: the number of partial results of a row; 0 if the accumulators hold one value a lane.
+
+def _write_results(
+    tile: Tile, part: Pass, reductions: Iterable[int], parts: Splits | None = None
+) -> None:
+    """Write the results of reductions, pairs that share a loop first.
+
+    ``parts``: the programs that share a row; None if the accumulators hold one value a lane.
     """
+    splits = parts.count if parts else 0
     remaining = set(reductions)
     for pair in part.online_pairs:
         _write_pair_results(tile, pair, remaining.intersection(pair.members), splits)
         remaining.difference_update(pair.members)
+    variances = [v for v in part.online_variances if v.squares in remaining]
+    if parts and variances:
+        parts.write_element_counts(tile.lines)
+    for variance in variances:
+        _write_squares(tile, variance, splits)
+        remaining.discard(variance.squares)
     for index in sorted(remaining):
         reduction = make_reduction(tile.graph[index])
         text = _reduce(tile, reduction, f"a{index}", splits)
@@ -270,6 +317,20 @@ def _write_pair_results(
         if index in members:
             reduction = make_reduction(tile.graph[index])
             tile.write_reduction_result(index, reduction, text, has_rows=True)
+
+
+def _write_squares(tile: Tile, variance: OnlineVariance, splits: int) -> None:
+    """Write the sum of (x - mean)^2 of a row; ``n`` has the elements of each lane or split."""
+    total, squares = (make_reduction(tile.graph[i]) for i in (variance.total, variance.squares))
+    mean, count = f"s{variance.squares}", tile.schedule.column_count
+    tile.lines(f"{mean} = {_reduce(tile, total, f'a{variance.total}', splits)} / {float(count)!r}")
+    text = _reduce(tile, squares, _apart(variance, mean), splits)
+    tile.write_reduction_result(variance.squares, squares, text, has_rows=True)
+
+
+def _apart(variance: OnlineVariance, mean: str) -> str:
+    """The squared differences of each lane or split from ``mean`` instead of its own mean."""
+    return f"_apart(a{variance.squares}, a{variance.total}, n, {mean})"
 
 
 def _reduce(tile: Tile, reduction: Reduction, text: str, splits: int) -> str:
@@ -303,6 +364,13 @@ def _store_partials(tile: Tile, part: Pass, splits: int) -> None:
         tile.lines(f"{maximum} = {texts[pair.first_maximum]}")
         total = make_reduction(tile.graph[pair.first_sum]).reduce(_rescaled_sum(pair, maximum), 1)
         texts |= {pair.first_maximum: maximum, pair.first_sum: total}
+    for variance in part.reduced_variances:
+        mean = f"s{variance.squares}"
+        tile.lines(
+            f"{mean} = {texts[variance.total]} / tl.maximum(tl.sum(n, 1, keep_dims=True), 1)"
+        )
+        squares = make_reduction(tile.graph[variance.squares])
+        texts[variance.squares] = squares.reduce(_apart(variance, mean), 1)
     mask = f", mask={tile.rows.mask}" if tile.rows.mask else ""
     for index, text in texts.items():
         tile.lines(f"tl.store(w{index} + r * {splits} + part, {text}{mask})")

@@ -40,6 +40,17 @@ def _online(m, s, x):  # a maximum, which begins above -inf, and the sum of exp(
 def _rescaled(s, m, highest):  # a sum of exp(x - m) as one of exp(x - highest); 0 where m is -inf
     return tl.where(s == 0.0, 0.0, s * libdevice.fast_expf(m - highest))
 """,
+    "_spread": """@triton.jit
+def _spread(q, s, x, n):  # a sum of (x - mean)^2 after an x; s sums n of them, that one included
+    d = x - s * (1.0 / n)
+    return q + d * d * (n / tl.maximum(n - 1.0, 1.0))
+""",
+    "_apart": """@triton.jit
+def _apart(q, s, n, mean):  # a sum of squared differences from its own mean as one from mean
+    own = s / tl.maximum(n, 1.0)
+    d = tl.where((own == mean) | (n == 0.0), 0.0, own - mean)  # both may be infinite
+    return q + n * d * d
+""",
     "_mul": """@triton.jit
 def _mul(a, b):
     return a * b

@@ -54,10 +54,10 @@ def online_pairs(schedule: Schedule) -> tuple[OnlinePair, ...]:
     A pair without which the number of passes stays the same is left out.
     """
     pairs = tuple(_pair_candidates(schedule)) if schedule.allow_online_softmax else ()
-    min_passes = _count_passes(schedule, pairs)
+    min_passes = count_passes(schedule, pairs)
     for pair in pairs:
         rest = tuple(p for p in pairs if p is not pair)
-        if _count_passes(schedule, rest) <= min_passes:
+        if count_passes(schedule, rest) <= min_passes:
             pairs = rest
     return pairs
 
@@ -67,9 +67,14 @@ def pair_sums(pairs: Iterable[OnlinePair]) -> frozenset[int]:
     return frozenset(index for pair in pairs for index in pair.sums)
 
 
-def _count_passes(schedule: Schedule, pairs: Iterable[OnlinePair]) -> int:
-    """The number of passes over the columns that reduce or write."""
-    level, mapping = schedule.reduction_levels(pair_sums(pairs)), schedule.mapping
+def count_passes(
+    schedule: Schedule, pairs: Iterable[OnlinePair], others: Iterable[int] = ()
+) -> int:
+    """The number of passes over the columns that reduce or write.
+
+    ``others``: other reductions that share the loop of the reduction that they need.
+    """
+    level, mapping = schedule.reduction_levels({*pair_sums(pairs), *others}), schedule.mapping
     reducing = {level[i] - 1 for i in schedule.body if mapping.reduced_loops.get(i)}
     return len(
         reducing

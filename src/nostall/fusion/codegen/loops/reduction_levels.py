@@ -2,7 +2,8 @@
 
 Pass k finishes all reductions that need a chain of k earlier ones.  A value that several passes
 need is kept on chip by an earlier pass, or recomputed.  A maximum and the sum of exp(x - maximum)
-can be in one pass (:mod:`nostall.fusion.codegen.loops.online_softmax`).
+can be in one pass (:mod:`nostall.fusion.codegen.loops.online_softmax`), and so can a sum and the
+sum of (x - mean)^2 (:mod:`nostall.fusion.codegen.loops.online_variance`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from functools import cached_property
 
 from nostall.fusion.codegen.loops.mapping import Operand
 from nostall.fusion.codegen.loops.online_softmax import OnlinePair, online_pairs, pair_sums
+from nostall.fusion.codegen.loops.online_variance import OnlineVariance, online_variances
 from nostall.fusion.codegen.loops.schedule import Schedule
 
 ValueKey = int | Operand
@@ -34,14 +36,16 @@ class Pass:
         level: int,
         on_chip: frozenset[ValueKey] = frozenset(),
         online_pairs: tuple[OnlinePair, ...] = (),
+        online_variances: tuple[OnlineVariance, ...] = (),
     ) -> None:
-        """``on_chip``: values that earlier passes keep on chip.  ``online_pairs``: reductions that
-        share a loop."""
+        """``on_chip``: values that earlier passes keep on chip.  ``online_pairs`` and
+        ``online_variances``: reductions that share a loop."""
         self.schedule = schedule
         self.on_chip = on_chip
         self.online_pairs = online_pairs
+        self.online_variances = online_variances
         mapping = schedule.mapping
-        merged_sums = pair_sums(online_pairs)
+        merged_sums = pair_sums(online_pairs) | {v.squares for v in online_variances}
         levels = schedule.reduction_levels(merged_sums)
         self.reductions = tuple(
             i for i in schedule.body if mapping.reduced_loops.get(i) and levels[i] == level + 1
@@ -50,7 +54,7 @@ class Pass:
         self.column_outputs = tuple(i for i in outputs if schedule.has_columns(i))
         self.row_outputs = tuple(i for i in outputs if not schedule.has_columns(i))
         needed: set[int] = set()
-        # The sum of a pair reads the x of its maximum, so it needs no operands of its own.
+        # A merged sum reads the x of the reduction before it, so it needs no operands of its own.
         reading = [i for i in self.reductions if i not in merged_sums]
         worklist = [o.source for i in reading for o in mapping.operands[i]] + outputs
         while worklist:
@@ -81,13 +85,20 @@ class Pass:
         """The pairs that this pass reduces."""
         return tuple(pair for pair in self.online_pairs if pair.first_maximum in self.reductions)
 
+    @property
+    def reduced_variances(self) -> tuple[OnlineVariance, ...]:
+        """The variances that this pass reduces."""
+        return tuple(v for v in self.online_variances if v.squares in self.reductions)
+
     def accumulators(self, reductions: Iterable[int]) -> tuple[int, ...]:
         """The reductions that have an accumulator from which ``reductions`` follow."""
         pairs = {index: pair for pair in self.online_pairs for index in pair.members}
+        totals = {v.squares: v.total for v in self.online_variances}
         accumulated: set[int] = set()
         for index in reductions:
             pair = pairs.get(index)
             accumulated |= {pair.first_maximum, pair.first_sum} if pair else {index}
+            accumulated |= {totals[index]} if index in totals else set()
         return tuple(sorted(accumulated))
 
     @cached_property
@@ -104,6 +115,10 @@ class Pass:
 
 def passes(schedule: Schedule) -> tuple[Pass, ...]:
     """The passes of a schedule that keeps nothing on chip; the last one has no reductions."""
-    pairs = online_pairs(schedule)
-    levels = max(schedule.reduction_levels(pair_sums(pairs)).values(), default=0)
-    return tuple(Pass(schedule, level, online_pairs=pairs) for level in range(levels + 1))
+    pairs, variances = online_pairs(schedule), online_variances(schedule)
+    merged = pair_sums(pairs) | {v.squares for v in variances}
+    levels = max(schedule.reduction_levels(merged).values(), default=0)
+    return tuple(
+        Pass(schedule, level, online_pairs=pairs, online_variances=variances)
+        for level in range(levels + 1)
+    )

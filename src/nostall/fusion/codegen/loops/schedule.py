@@ -42,6 +42,9 @@ class Schedule:
     allow_online_softmax: bool = True
     """Whether a maximum and its sum may share a loop over the columns
     (:mod:`nostall.fusion.codegen.loops.online_softmax`)."""
+    allow_online_variance: bool = True
+    """Whether a sum and the sum of (x - mean)^2 may share a loop
+    (:mod:`nostall.fusion.codegen.loops.online_variance`)."""
 
     @property
     def kind(self) -> ScheduleKind:

@@ -1,0 +1,311 @@
+"""``docs/results/fusion-unseen.md``: generated chains, whole models and optimiser steps.
+
+python -m benchmarks page fusion-unseen
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import geometric_mean, median
+from typing import Any
+
+from benchmarks.fusion.chains.generated import KINDS
+from benchmarks.fusion.unseen.measure import INDUCTOR
+from benchmarks.harness.markdown import PAGES, link, page, table, wrapped
+from benchmarks.harness.result_file import load, results
+from nostall.core.files import write_atomically
+from nostall.core.measurement import Comparison
+
+PAGE = PAGES / "fusion-unseen.md"
+FOLDER, MODELS = results("fusion"), results("torch_compile") / "user_models"
+MODELLED, MEASURED, EARLIER = "explorer", "measured plans", "earlier plans"
+DEPLOYED_TARGET, LEAST_RATIO, SHARE_TARGET = 1.5, 0.90, 0.95
+LOOP_TARGET, GPU_TARGET, LEAST_MODEL = 1.05, 1.08, 0.99
+
+Row = Mapping[str, Any]
+
+
+def ratio(chain: Row, version: str) -> float | None:
+    """Median time of torch.compile over that of a version; None if one of them is missing."""
+    us = chain["us"]
+    if version not in us or INDUCTOR not in us or version in chain["wrong"]:
+        return None
+    return float(us[INDUCTOR] / us[version])
+
+
+def comparison(chain: Row, base: str, version: str) -> Comparison:
+    """The version's times beside those of ``base``, with torch.compile's two runs as the null."""
+    samples = chain["samples_us"]
+    null = samples[f"{INDUCTOR} again"] if base == INDUCTOR else samples[base]
+    return Comparison.from_samples(samples[base], samples[version], null, kind="measured")
+
+
+def deployed(chain: Row) -> float:
+    """The ratio of what runs: the stitched version if it is measured to be faster."""
+    version = MEASURED if MEASURED in chain["us"] else MODELLED
+    found = ratio(chain, version)
+    if found is None or comparison(chain, INDUCTOR, version).verdict != "faster":
+        return 1.0
+    return found
+
+
+def summary(chains: Mapping[str, Row]) -> list[list[str]]:
+    """The figures of a set beside the targets."""
+    modelled = [r for c in chains.values() if (r := ratio(c, MODELLED)) is not None]
+    measured = [r for c in chains.values() if (r := ratio(c, MEASURED)) is not None]
+    what_runs = geometric_mean(deployed(c) for c in chains.values())
+    rows = [
+        [
+            f"what runs over torch.compile, geometric mean, at least {DEPLOYED_TARGET}",
+            f"{what_runs:.2f}",
+            _yes(what_runs >= DEPLOYED_TARGET),
+        ]
+    ]
+    for name, found in (("modelled best plans", modelled), ("fastest measured plans", measured)):
+        if not found:
+            continue
+        share = sum(r >= 0.995 for r in found) / len(found)
+        rows += [
+            [f"{name}: geometric mean", f"{geometric_mean(found):.2f}", "no target"],
+            [
+                f"{name}: chains at 1.00 or more (rounded), at least {SHARE_TARGET:.0%}",
+                f"{share:.0%}",
+                _yes(share >= SHARE_TARGET),
+            ],
+            [
+                f"{name}: slowest chain, at least {LEAST_RATIO}",
+                f"{min(found):.2f}",
+                _yes(min(found) >= LEAST_RATIO),
+            ],
+        ]
+    wrong = sum(bool(chain["wrong"]) for chain in chains.values())
+    return [*rows, ["chains with a wrong result", str(wrong), _yes(wrong == 0)]]
+
+
+def _yes(is_met: bool) -> str:
+    return "yes" if is_met else "no"
+
+
+def by_kind(chains: Mapping[str, Row]) -> str:
+    """A table with a row for each kind of chain."""
+    kinds: dict[str, list[Row]] = defaultdict(list)
+    ordered = sorted(KINDS, key=len, reverse=True)
+    for name, chain in chains.items():
+        kinds[next(kind for kind in ordered if name.startswith(f"{kind} "))].append(chain)
+    rows = []
+    for kind, members in sorted(kinds.items()):
+        cells = [kind, str(len(members))]
+        for version in (MODELLED, MEASURED):
+            found = [r for c in members if (r := ratio(c, version)) is not None]
+            cells.append(f"{geometric_mean(found):.2f} ({min(found):.2f})" if found else "–")
+        rows.append([*cells, f"{geometric_mean(deployed(c) for c in members):.2f}"])
+    head = ["kind", "chains", "modelled best plans (slowest)", "fastest measured plans (slowest)"]
+    return table([*head, "what runs"], rows)
+
+
+def slow_chains(chains: Mapping[str, Row]) -> str:
+    """A table of the chains whose modelled best plans are slower than torch.compile's kernels."""
+    rows = []
+    for name, chain in chains.items():
+        found = ratio(chain, MODELLED)
+        if found is not None and found < 0.995:
+            tuned = ratio(chain, MEASURED)
+            plans = "; ".join(chain["versions"][MODELLED]["plans"])
+            cells = [f"{chain['us'][INDUCTOR]:.1f}", f"{found:.2f}"]
+            rows.append((found, [name, *cells, f"{tuned:.2f}" if tuned else "–", plans]))
+    head = ["chain", "torch.compile us", "modelled best", "fastest measured", "modelled best plans"]
+    return table(head, [cells for _, cells in sorted(rows)]) if rows else "None."
+
+
+def named_section(path: Path, plans_path: Path) -> list[str]:
+    """The named chains with the plans of an earlier commit and with today's, interleaved."""
+    record, plans = load(path), load(plans_path)
+    rows, slower = [], 0
+    for name, chain in record["chains"].items():
+        if EARLIER not in chain["samples_us"]:
+            continue
+        cells = [name, f"{chain['us'][EARLIER]:.1f}"]
+        for version in (MODELLED, MEASURED):
+            if version not in chain["samples_us"]:
+                cells.append("–")
+                continue
+            found = comparison(chain, EARLIER, version)
+            slower += version == MEASURED and found.high < 1
+            cells.append(f"{found.ratio:.3f} [{found.low:.3f}, {found.high:.3f}]")
+        rows.append([*cells, "; ".join(chain["versions"][EARLIER]["plans"])])
+    text = (
+        f"Of the 41 named chains, {len(plans['same_source'])} have the same kernels, source for "
+        f"source, as at commit {plans['commit']}, where they were measured last. The others got "
+        "other modelled best plans. Both run in one call, interleaved; a ratio is the earlier "
+        f"plan's time over today's. Fastest measured plans slower beyond the interval: {slower}."
+    )
+    head = ["chain", "earlier plan us", "modelled best", "fastest measured", "earlier plans"]
+    return [_source(path, record), wrapped(text), table(head, rows)]
+
+
+def models_section(folder: Path) -> list[str]:
+    """Whole models: ratios in a loop and on the GPU alone, kernels, seconds, refusals."""
+    records = [load(path) for path in sorted(folder.glob("*.gain.json"))]
+    complete = [record for record in records if record.get("complete")]
+    rows, ratios = [], defaultdict(list)
+    for record in complete:
+        cells = [record["model"]]
+        for clock in ("looped", "replayed"):
+            found = record.get(clock, {}).get("compared", {}).get("nostall")
+            if found is None:
+                cells.append("–")
+                continue
+            ratios[clock].append(found["ratio"])
+            cells.append(f"{found['ratio']:.3f} [{found['low']:.3f}, {found['high']:.3f}]")
+        graphs = record["graphs"].get("nostall", [])
+        kept, stitched = (sum(graph[key] for graph in graphs) for key in ("left", "kernels"))
+        launches = record.get("kernels", {})
+        counts = [str(launches.get(name, {}).get("launches", "–")) for name in _METHODS]
+        starts = record["starts_in_one_process"]
+        seconds = [f"{starts[name]['first_s']:.0f}" for name in _METHODS]
+        chosen = starts["nostall"]
+        refused = sum(_is_refusal(graph) for graph in graphs)
+        rows.append(
+            [
+                *cells,
+                f"{stitched} ({kept} left)",
+                " / ".join(counts),
+                " / ".join(seconds),
+                f"{chosen['until_chosen_s']:.0f}" if chosen["chosen"] else "not chosen",
+                str(refused),
+            ]
+        )
+    head = ["model", "in a loop", "on the GPU alone", "stitched kernels", "launches of a step"]
+    head += ["first step, s", "until chosen, s", "graphs kept for accuracy or layout"]
+    texts = [f"{len(complete)} of {len(records)} measured models are complete."]
+    for clock, target, what in (
+        ("looped", LOOP_TARGET, "in a loop"),
+        ("replayed", GPU_TARGET, "on the GPU alone"),
+    ):
+        if found := ratios[clock]:
+            mean = geometric_mean(found)
+            texts.append(
+                f"Geometric mean {what}: {mean:.3f} (target {target}: {_yes(mean >= target)}); "
+                f"lowest {min(found):.3f} (target {LEAST_MODEL}: "
+                f"{_yes(min(found) >= LEAST_MODEL)})."
+            )
+    cards = sorted({f"{r['gpu']}, PyTorch {r['torch']}" for r in complete})
+    about = (
+        "`python -m benchmarks run torch_compile.user_models --zoo users` on "
+        f"{'; '.join(cards) or 'no GPU yet'}: a ratio is torch.compile's time over that of "
+        'backend="nostall", interleaved, with its interval. Two columns have both: torch.compile / '
+        "nostall. The committed folder has one JSON for each model."
+    )
+    return [wrapped(about), wrapped(" ".join(texts)), table(head, rows) if rows else ""]
+
+
+_METHODS = ("compile", "nostall")
+
+
+def _is_refusal(graph: Row) -> bool:
+    """Whether a graph stays with Inductor's version because of its accuracy or layout."""
+    return any(word in graph["reason"] for word in ("is off by", "strides", "accura", "layout"))
+
+
+def optimizer_section(path: Path) -> list[str]:
+    """Optimiser steps: times beside those of a copy of as many bytes."""
+    record, rows = load(path), []
+    for case, found in record["cases"].items():
+        clock = found.get("replayed") or found["looped"]
+        copy = median(found["copy"]) if "copy" in found else None
+        for name, samples in clock["samples_s"].items():
+            time = median(samples)
+            launches = found.get("kernels", {}).get(name, {}).get("launches", "–")
+            share = f"{copy / time:.0%}" if copy else "–"
+            rows.append([case, name, f"{1e6 * time:.1f}", share, str(launches)])
+    text = (
+        "AdamW and clipping of the parameters of a GPT-2 of four layers in fp32, as CUDA graphs. "
+        "The share is the time of a copy of as many bytes as the step must move, over the step's. "
+        "`_foreach_*` calls stay with Inductor: it computes a whole list in one kernel."
+    )
+    head = ["step", "method", "us", "share of a copy's speed", "launches"]
+    return [_source(path, record), wrapped(text), table(head, rows)]
+
+
+def _source(path: Path, record: Row) -> str:
+    cards = {f"{c['gpu']}, PyTorch {c['torch']}" for c in record.get("chains", {}).values()}
+    cards |= {f"{record['gpu']}, PyTorch {record['torch']}"} if "gpu" in record else set()
+    return wrapped(f"Measured on {'; '.join(sorted(cards))}, {record['date'][:10]} ({link(path)}).")
+
+
+def chain_sections(name: str, title: str, path: Path, about: str) -> list[str]:
+    """The sections of one set of chains."""
+    record = load(path)
+    chains = record["chains"]
+    count = f"{len(chains)} chains."
+    parts = [f"## {title}", wrapped(f"{about} {count}"), _source(path, record)]
+    parts.append(table(["target or figure", "result", "met"], summary(chains)))
+    if name != "reported":
+        parts += ["### By kind of chain", by_kind(chains)]
+    return [*parts, "### Chains on which the modelled best plans are slower", slow_chains(chains)]
+
+
+_SETS = (
+    (
+        "test",
+        "The test half",
+        "Chains that no rule was written for and no parameter was fitted to.",
+    ),
+    (
+        "reported",
+        "Reported chains",
+        "Chains of users on which the stitched kernels were slower on 2026-11-26.",
+    ),
+    (
+        "train",
+        "The train half",
+        "The parameters of the cost model are fitted to these chains. Measured before that fit and "
+        "before kernels were merged.",
+    ),
+)
+
+
+def text() -> str:
+    """The whole page from the committed files."""
+    parts = [
+        wrapped(
+            "`python -m benchmarks run fusion.unseen_chains` times generated chains beside "
+            "torch.compile's defaults: CUDA graphs over copies of the inputs that are larger than "
+            "L2, interleaved, torch.compile twice. A ratio is torch.compile's median time over the "
+            "stitched kernels'. What runs is the stitched version where it is measured to be "
+            "faster, and torch.compile's elsewhere, as the backend selects."
+        )
+    ]
+    for name, title, about in _SETS:
+        path = _existing(FOLDER / f"unseen_{name}.json")
+        parts += chain_sections(name, title, path, about) if path else []
+    named = _existing(FOLDER / "unseen_named.json")
+    if named:
+        plans = FOLDER / "plans_80153b1a.json"
+        parts += ["## Named chains beside an earlier commit", *named_section(named, plans)]
+    if MODELS.is_dir():
+        parts += ["## Whole models, as users write them", *models_section(MODELS)]
+    steps = _existing(FOLDER / "optimizer_steps.json")
+    if steps:
+        parts += ["## Optimiser steps", *optimizer_section(steps)]
+    parts += ["## What is not done or not measured", *map(wrapped, _MISSING)]
+    return page("Fusion of unseen chains", "python -m benchmarks page fusion-unseen", parts)
+
+
+_MISSING: Sequence[str] = (
+    "Chains over max-autotune: not measured for generated chains.",
+    "Epilogues and prologues of matrix products: nostall has no kernel that contains one. What "
+    "Inductor leaves apart stays apart.",
+)
+
+
+def _existing(path: Path) -> Path | None:
+    """The file, or its compressed form; None if there is neither."""
+    compressed = path.with_name(f"{path.name}.gz")
+    return path if path.exists() else compressed if compressed.exists() else None
+
+
+def write() -> None:
+    write_atomically(PAGE, text().encode())

@@ -1,0 +1,41 @@
+"""The page of unseen chains: what counts as deployed, and what the summary says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchmarks.fusion.unseen.page import by_kind, deployed, slow_chains, summary, text
+
+
+def chain(stitched: float, *, wrong: bool = False) -> dict[str, Any]:
+    """A chain that takes torch.compile 10 us, and the stitched kernels this many."""
+    noise = [1.0, 1.001, 0.999, 1.0005, 0.9995] * 2
+    times = {"torch.compile": 10.0, "torch.compile again": 10.0, "explorer": stitched}
+    return {
+        "us": times,
+        "samples_us": {name: [time * n for n in noise] for name, time in times.items()},
+        "wrong": {"explorer": "off"} if wrong else {},
+        "versions": {"explorer": {"plans": ["block 1x1024, 4 warps"]}},
+    }
+
+
+def test_a_slower_or_wrong_version_is_not_deployed() -> None:
+    assert deployed(chain(5.0)) == pytest.approx(2.0)
+    assert deployed(chain(20.0)) == 1.0
+    assert deployed(chain(5.0, wrong=True)) == 1.0
+
+
+def test_the_summary_judges_each_target() -> None:
+    chains = {"rms norm 1x1": chain(5.0), "rms norm 2x2": chain(20.0)}
+    rows = {name: (value, met) for name, value, met in summary(chains)}
+    assert rows["what runs over torch.compile, geometric mean, at least 1.5"] == ("1.41", "no")
+    assert rows["modelled best plans: slowest chain, at least 0.9"] == ("0.50", "no")
+    assert rows["chains with a wrong result"] == ("0", "yes")
+    assert "| rms norm | 2 | 1.00 (0.50) | – | 1.41 |" in by_kind(chains)
+    assert "rms norm 2x2" in slow_chains(chains) and "rms norm 1x1" not in slow_chains(chains)
+
+
+def test_the_page_is_that_of_the_committed_results() -> None:
+    assert "## The train half" in text()
