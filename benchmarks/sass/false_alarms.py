@@ -36,19 +36,17 @@ SHOWN_FINDINGS = 3
 
 EXPLANATIONS: tuple[tuple[str, str], ...] = (
     (
-        "I2I.",
-        "accepted since: I2I with saturation is integer arithmetic of fixed latency, as own code "
-        "shows (tests/corpus/nvcc/conversions.cu)",
+        "after HSETP2",
+        "a comparison of halves reads the predicate of the one before after 6 cycles; its class "
+        "has 8, and the miner learns no instruction whose predicate is result and source",
     ),
     (
-        "after IMAD.WIDE.U32",
-        "accepted since: the carry of a wide product was sighted closer in own code that ptxas "
-        "13.4 compiled (tests/corpus/nvcc/division.cu and conversions.cu)",
+        "after HFMA2",
+        "a guarded move overwrites a constant after 1 cycle; no sighting, and the class has 2",
     ),
     (
-        "BMOV",
-        "a convergence register is read back in a loop; no sighting of the pair, so 40 cycles are "
-        "assumed",
+        "after HMMA",
+        "a pair of the matrix unit that was never sighted; its class has a larger distance",
     ),
     (
         "after VOTEU",
@@ -56,15 +54,34 @@ EXPLANATIONS: tuple[tuple[str, str], ...] = (
         "of the pair, and its class has 4",
     ),
     (
-        "after HFMA2",
-        "a guarded move overwrites a constant after 1 cycle; no sighting, and the class has 2",
+        "BMOV",
+        "a convergence register is read back in a loop; no sighting of the pair, so 40 cycles are "
+        "assumed",
     ),
     (
-        "uncovered-waw",
-        "a load of another part of a warp-specialised kernel is in flight on some path; whether "
-        "that path can be taken was not examined",
+        "I2F.S64",
+        "the wait for a later conversion covers a conversion of a 64-bit integer; no rule is about "
+        "these",
+    ),
+    (
+        "I2F.U64",
+        "the wait for a later conversion covers a conversion of a 64-bit integer; no rule is about "
+        "these",
+    ),
+    (
+        "which STG",
+        "the source of a store is overwritten without a wait of its own on some path; the paths "
+        "were not examined",
+    ),
+    (
+        "which LDG",
+        "a load of another part of a kernel is in flight on some path; whether that path can be "
+        "taken was not examined",
     ),
     ("nvdisasm do", "nvdisasm does not list all instructions of the function"),
+    ("short-latency", "a pair that was never sighted so close; its class has a larger distance"),
+    ("poison", "a pair that was never sighted so close; its class has a larger distance"),
+    ("uncovered", "an order of two instructions that no rule is about, or a path not examined"),
 )
 """(text in a finding, why the verifier refuses this code), the first match counts."""
 

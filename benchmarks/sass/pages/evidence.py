@@ -101,8 +101,8 @@ def _witnessed(rows: Iterable[Mapping[str, Any]]) -> str:
 def _mobility(cost: Mapping[str, Any]) -> str:
     """What the rule about witnesses costs in moves."""
     return wrapped(
-        f"In {cost['functions']} functions of the corpus {cost['slides']:,} moves of instructions are "
-        f"offered. If each pair had witnesses, {cost['slides_with_whole_queues']:,} would be; "
+        f"In {cost['functions']} functions of the corpus {cost['slides']:,} moves are offered. "
+        f"If each pair had witnesses, {cost['slides_with_whole_queues']:,} would be; "
         f"{cost['functions_with_fewer']} functions have fewer moves with the rule. A pair without "
         "witnesses takes moves away where the original relies on it, and gives moves where it only "
         "seems to protect something. (`python -m benchmarks run sass.mobility`, "
@@ -149,8 +149,8 @@ def _architectures() -> str:
     kept = [r for r in executed["rows"] if not r["is_control"] and not r["covered_wrong"]]
     walks = load(FOLDER / "random_walks_on_gpu.json")
     what_ran = (
-        f"{walks['walks']:,} random walks, {walks['wrong']} wrong; {len(kept)} orders of units kept "
-        "in all results"
+        f"{walks['walks']:,} random walks, {walks['wrong']} wrong; "
+        f"{len(kept)} orders of units kept in all results"
     )
     rows = []
     for sm, family in FAMILY.items():
