@@ -10,11 +10,11 @@ import json
 import math
 import os
 import platform
-import statistics
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from time import monotonic, perf_counter
@@ -32,13 +32,21 @@ from nostall.parallel.sharding.capture.operators import CapturedStep, capture
 from nostall.parallel.sharding.cost.device_mesh import ClusterMesh, CollectiveCost, mesh_text
 from nostall.parallel.sharding.cost.prices import Prices
 from nostall.parallel.sharding.cost.rates import DeviceRates
+from nostall.parallel.sharding.graph import replicated
 from nostall.parallel.sharding.placements import REPLICATED
-from nostall.parallel.sharding.planners.sharding import ShardingPlan, priced_plan
+from nostall.parallel.sharding.planners.rules import RULES
+from nostall.parallel.sharding.planners.sharding import (
+    Options,
+    ShardingPlan,
+    plan_by_rule,
+    priced_plan,
+)
 from nostall.parallel.sharding.program.devices import ProcessDevices, redistribute
 from nostall.parallel.sharding.program.measure import (
     SIZES,
     measure_collectives,
     measure_contention,
+    measure_launches,
     measure_rates,
 )
 from nostall.parallel.sharding.program.program import ShardedProgram
@@ -90,13 +98,9 @@ def main(out: Path) -> None:
         session.devices[mesh] = ProcessDevices(mesh)
         sizes = SIZES[:3] if options["tiny"] else SIZES
         session.costs[mesh] = measure_collectives(session.devices[mesh], device, sizes)
-    # Small collectives that follow each other take as long as the processor takes to start them.
-    latencies = [cost.latency_s for costs in session.costs.values() for cost in costs.values()]
-    session.rates = replace(
-        session.rates,
-        send_s=statistics.median(latencies),
-        contention=measure_contention(session.devices[options["gpus"],], device),
-    )
+    contention = measure_contention(session.devices[options["gpus"],], device)
+    session.rates = replace(session.rates, contention=contention)
+    _measure_processor(session)
     results.begin(_about(session), _measured(session))
     _say(session, "links measured")
     planned = _plan_all(session)
@@ -105,6 +109,36 @@ def main(out: Path) -> None:
         _run_model(session, name, {mesh: planned[name, mesh] for mesh in session.devices})
     dist.barrier()
     dist.destroy_process_group()
+
+
+def _measure_processor(session: Session) -> None:
+    """Time in which the processor launches an operator and starts a collective of a program.
+
+    The step of the first model is launched without collectives and data parallel; these plans'
+    times on the GPU are not read.
+    """
+    mesh = (session.options["gpus"],)
+    model = _build(session, next(iter(MODELS)))
+    step = capture(model.job, model.job.samples, mesh)
+    cluster = one_server(session.options["gpus"], 300.0)
+    prices = Prices(step.graph, ClusterMesh(cluster, mesh, session.costs[mesh]), session.rates)
+    data_parallel = plan_by_rule(prices, RULES["data-parallel"], Options())
+    assert data_parallel is not None
+    buffers, leaves = dict(model.module.named_buffers()), [model.inputs, model.targets]
+    seconds = []
+    for assignment in (replicated(step.graph), data_parallel.assignment):
+        program = ShardedProgram(step, assignment, session.devices[mesh], session.device)
+        with torch.no_grad():
+            local = program.shard_parameters(dict(model.module.named_parameters()))
+            run = partial(program.run, local, buffers, leaves)
+            seconds.append(measure_launches(run, session.device))
+    operators = len(step.graph.of_kind("operation"))
+    collectives = len(data_parallel.cost.collectives)
+    session.rates = replace(
+        session.rates,
+        launch_s=seconds[0] / operators,
+        send_s=max(0.0, seconds[1] - seconds[0]) / max(1, collectives),
+    )
 
 
 def _say(session: Session, text: str) -> None:

@@ -117,19 +117,7 @@ def plan_sharding_command(
     picture: Path | None = None,
 ) -> None:
     """Plan, write the plan file, the exported text and the picture, and print the result."""
-    reason = "is an option of pipeline planners, which sharding does not use; leave it out"
-    refuse_options(context, _NOT_FOR_SHARDING, reason)
-    if request.planner == "automap":
-        reason = "is for the planner sharding and for pipeline planners; leave it out"
-        refuse_options(context, ("micro_batch",), reason)
-    if request.planner == "sharding":
-        reason = "is for planners that draw random numbers, which sharding does not; leave it out"
-        refuse_options(context, ("seed",), reason)
-    if not 1 <= request.state_factor <= MAX_STATE_FACTOR:
-        raise BadInput(
-            f"--state-factor {request.state_factor}: allowed is 1 (the parameters alone) to "
-            f"{MAX_STATE_FACTOR:g}"
-        )
+    _check_request(request, context)
     if request.micro_batch is not None:
         reason = "is not for pipelines whose stages are sharded (--micro-batch); leave it out"
         refuse_options(context, ("mesh", "seconds", "out_file", "export", "picture"), reason)
@@ -155,6 +143,19 @@ def plan_sharding_command(
     if format is Format.JSON:
         show_json(document)
         return
+    _show_plan(request, plan, others)
+    if out_file is not None:
+        out.print(f"plan:     {out_file}")
+    if picture is not None:
+        out.print(f"picture:  {picture}")
+    if exported:
+        out.print(f"styles:   {export}: {exported}")
+
+
+def _show_plan(
+    request: ShardingRequest, plan: ShardingPlan, others: Sequence[ShardingPlan]
+) -> None:
+    """Print the tables of a plan and its runners-up."""
     graph = plan.prices.graph
     show_table(
         f"{graph.name} on {request.cluster.name}, mesh {mesh_text(graph.mesh)}",
@@ -164,12 +165,23 @@ def plan_sharding_command(
     show_table("plans", *runner_up_table(plan, others))
     for line in sharding_sentences(plan):
         out.print(line)
-    if out_file is not None:
-        out.print(f"plan:     {out_file}")
-    if picture is not None:
-        out.print(f"picture:  {picture}")
-    if exported:
-        out.print(f"styles:   {export}: {exported}")
+
+
+def _check_request(request: ShardingRequest, context: GivenContext) -> None:
+    """Raise :class:`BadInput` for options that have no effect or are out of range."""
+    reason = "is an option of pipeline planners, which sharding does not use; leave it out"
+    refuse_options(context, _NOT_FOR_SHARDING, reason)
+    if request.planner == "automap":
+        reason = "is for the planner sharding and for pipeline planners; leave it out"
+        refuse_options(context, ("micro_batch",), reason)
+    if request.planner == "sharding":
+        reason = "is for planners that draw random numbers, which sharding does not; leave it out"
+        refuse_options(context, ("seed",), reason)
+    if not 1 <= request.state_factor <= MAX_STATE_FACTOR:
+        raise BadInput(
+            f"--state-factor {request.state_factor}: allowed is 1 (the parameters alone) to "
+            f"{MAX_STATE_FACTOR:g}"
+        )
 
 
 def _export(plan: ShardingPlan, module: str, path: Path) -> str:

@@ -126,6 +126,23 @@ def measure_contention(devices: Devices, device: torch.device) -> float:
     return min(1.0, max(0.0, lost / reduced))
 
 
+def measure_launches(run: Callable[[], object], device: torch.device) -> float:
+    """Seconds in which the processor launches a step on an idle GPU; the slowest of all ranks.
+
+    A collective call: every rank makes it.
+    """
+    seconds = []
+    for _ in range(WARM_UPS + REPEATS):
+        _wait(device)
+        dist.barrier()
+        _wait(device)
+        start = perf_counter()
+        run()
+        seconds.append(perf_counter() - start)
+    _wait(device)
+    return _agreed(statistics.median(seconds[WARM_UPS:]), device)
+
+
 _LONGER = 2.5
 """Time of the products over that of the all-reduces beside them."""
 
