@@ -232,7 +232,7 @@ def optimizer_section(path: Path) -> list[str]:
     text = (
         "AdamW and clipping of the parameters of a GPT-2 of four layers in fp32, as CUDA graphs. "
         "The share is the time of a copy of as many bytes as the step must move, over the step's. "
-        "`_foreach_*` calls stay with Inductor: it computes a whole list in one kernel."
+        "`_foreach_*` calls stay with Inductor: it has kernels for lists."
     )
     head = ["step", "method", "us", "share of a copy's speed", "launches"]
     return [_source(path, record), wrapped(text), table(head, rows)]
@@ -315,9 +315,10 @@ _MISSING: Sequence[str] = (
     "Epilogues and prologues of matrix products: nostall has no kernel that contains one. What "
     "Inductor leaves apart stays apart.",
     "Known slow kinds. A norm whose result is quantised in blocks is two kernels, as Inductor's; "
-    "but each operator belongs to one kernel, so the first one writes the tensor's cast to fp32 for "
-    "the second, where Inductor's second kernel casts the tensor again. A rotary embedding of a normalised value is two kernels, because a "
-    "kernel cannot read two parts of a value that it computes; Inductor computes the parts again. "
+    "but each operator belongs to one kernel, so the first one may write the tensor's cast to fp32 "
+    "for the second, where Inductor's second kernel casts the tensor again. A rotary embedding of a "
+    "normalised value is two kernels, because a kernel cannot read two parts of a value that it "
+    "computes; Inductor computes the parts again. "
     "RMS norms with a residual, and their backward pass, are slower for rows of 151,936 elements.",
 )
 
