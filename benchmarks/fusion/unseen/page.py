@@ -316,8 +316,8 @@ _MISSING: Sequence[str] = (
     "Inductor leaves apart stays apart.",
     "Known slow kinds. A norm whose result is quantised in blocks is two kernels, as Inductor's; "
     "but each operator belongs to one kernel, so the first one may write the tensor's cast to fp32 "
-    "for the second, where Inductor's second kernel casts the tensor again. A rotary embedding of a "
-    "normalised value is two kernels, because a kernel cannot read two parts of a value that it "
+    "for the second, where Inductor's second kernel casts the tensor again. A rotary embedding of "
+    "a normalised value is two kernels, because a kernel cannot read two parts of a value that it "
     "computes; Inductor computes the parts again. "
     "RMS norms with a residual, and their backward pass, are slower for rows of 151,936 elements.",
 )
