@@ -20,6 +20,7 @@ import tempfile
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -58,6 +59,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> None:
+    if find_spec("expecttest") is None:
+        sys.exit("PyTorch's operator samples need expecttest: pip install expecttest")
     start = monotonic()
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.processes) as pool:
         parts = list(pool.map(partial(check_part, options.each, Path(folder)), range(PARTS)))

@@ -80,8 +80,17 @@ def summary(chains: Mapping[str, Row]) -> list[list[str]]:
                 _yes(min(found) >= LEAST_RATIO),
             ],
         ]
-    wrong = sum(bool(chain["wrong"]) for chain in chains.values())
-    return [*rows, ["chains with a wrong result", str(wrong), _yes(wrong == 0)]]
+    apart = [chain["wrong"] for chain in chains.values() if chain["wrong"]]
+    wrong = sum(INDUCTOR not in versions for versions in apart)
+    return [
+        *rows,
+        ["chains with a wrong result that torch.compile has right", str(wrong), _yes(wrong == 0)],
+        [
+            "chains further from fp64 than allowed with torch.compile, too (what runs counts as 1)",
+            str(len(apart) - wrong),
+            "no target",
+        ],
+    ]
 
 
 def _yes(is_met: bool) -> str:
@@ -223,7 +232,7 @@ def optimizer_section(path: Path) -> list[str]:
     text = (
         "AdamW and clipping of the parameters of a GPT-2 of four layers in fp32, as CUDA graphs. "
         "The share is the time of a copy of as many bytes as the step must move, over the step's. "
-        "`_foreach_*` calls stay with Inductor: it computes a whole list in one kernel."
+        "`_foreach_*` calls stay with Inductor: it has kernels for lists."
     )
     head = ["step", "method", "us", "share of a copy's speed", "launches"]
     return [_source(path, record), wrapped(text), table(head, rows)]
@@ -275,7 +284,8 @@ def text() -> str:
             "torch.compile's defaults: CUDA graphs over copies of the inputs that are larger than "
             "L2, interleaved, torch.compile twice. A ratio is torch.compile's median time over the "
             "stitched kernels'. What runs is the stitched version where it is measured to be "
-            "faster, and torch.compile's elsewhere, as the backend selects."
+            "faster, and torch.compile's elsewhere, as the backend selects; the same samples "
+            "decide and are reported. A chain counts as slower below 0.995."
         )
     ]
     for name, title, about in _SETS:
@@ -295,9 +305,21 @@ def text() -> str:
 
 
 _MISSING: Sequence[str] = (
-    "Chains over max-autotune: not measured for generated chains.",
+    "Whole models (`torch_compile.user_models --zoo users`: 12 kinds, forward and training) and "
+    "optimiser steps (`fusion.optimizer_steps`) have benchmarks and run on the CPU; they were not "
+    "measured on a GPU. So it is open whether stitched kernels of lists of tensors could gain over "
+    "Inductor's.",
+    "Chains over max-autotune: not measured for generated chains. The named chains beside the "
+    "plans of an earlier commit (`--set named --earlier`): not measured.",
+    "OpInfo samples on a GPU, random graphs on a GPU: not run with the present rules.",
     "Epilogues and prologues of matrix products: nostall has no kernel that contains one. What "
     "Inductor leaves apart stays apart.",
+    "Known slow kinds. A norm whose result is quantised in blocks is two kernels, as Inductor's; "
+    "but each operator belongs to one kernel, so the first one may write the tensor's cast to fp32 "
+    "for the second, where Inductor's second kernel casts the tensor again. A rotary embedding of "
+    "a normalised value is two kernels, because a kernel cannot read two parts of a value that it "
+    "computes; Inductor computes the parts again. "
+    "RMS norms with a residual, and their backward pass, are slower for rows of 151,936 elements.",
 )
 
 

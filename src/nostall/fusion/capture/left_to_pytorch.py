@@ -8,7 +8,7 @@ of nostall's operators, and has no rule yet.
 from __future__ import annotations
 
 NO_RULE = "unsupported operator"
-LISTS = "list of tensors, such as an optimiser's: Inductor computes the whole list in one kernel"
+LISTS = "list of tensors, such as an optimiser's: PyTorch and Inductor have kernels for lists"
 """Reason of ``_foreach_*``: see ``benchmarks.fusion.optimizer_steps``."""
 
 _NAMES: dict[str, str] = {

@@ -22,7 +22,7 @@ from nostall.fusion.codegen.loops.online_softmax import count_passes, online_pai
 from nostall.fusion.codegen.loops.schedule import Schedule
 
 _MEAN_TOLERANCE = 1e-6
-"""Relative difference from 1 / N of a factor that makes a sum the mean: 1 / N is rounded to fp32."""
+"""Relative difference from 1 / N of a factor that makes a sum the mean: fp32 rounds 1 / N."""
 
 
 @dataclass(frozen=True)
