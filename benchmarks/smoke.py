@@ -89,6 +89,7 @@ SLICES: Mapping[str, tuple[str, ...]] = {
                                        "--links", "fast"),
     "serving.table_build": ("--device", "cuda", "--samples", "50"),
     "serving.step_costs": ("--layers", "2", "--budget-s", "60"),
+    "serving.kernel_check": ("--seconds", "60", "--cases", "4", "--variants", "decode 32/8,tables"),
     "fusion.optimizer_steps": ("--small", "--seconds", "0.2"),
     "fusion.unseen_chains": ("--set", "train", "--count", "2", "--most", "2", "--limit", "60"),
     "torch_compile.user_models": ("--zoo", "users", "--models", "llama", "--small",

@@ -50,7 +50,10 @@ class StandIn:
         )
 
     def step(self) -> None:
-        for name, count in self.schedule().num_scheduled_tokens.items():
+        self.update_from_output(self.schedule())
+
+    def update_from_output(self, output: SimpleNamespace) -> None:
+        for name, count in output.num_scheduled_tokens.items():
             request = self.requests[name]
             request.computed += count
             if request.computed >= request.num_prompt_tokens:
