@@ -70,7 +70,8 @@ def _busy() -> str:
         "and with collectives that follow each other. "
         "The benchmark measures both by launching two plans; no GPU has run with that. Collectives "
         "with priority were not tried apart. Two and eight GPUs were not measured: "
-        "`python -m benchmarks run sharding.gpu_plans --gpus 8 --out OUT.json` does it where eight are lent."
+        "`python -m benchmarks run sharding.gpu_plans --gpus 8 --out OUT.json` does it where eight "
+        "are lent."
     )
     return f"{text}\n\n{_plans(record['records'])}"
 
