@@ -103,6 +103,11 @@ def sharding_sentences(plan: ShardingPlan) -> list[str]:
             f"under this model, a plan that treats equal layers equally takes {time(plan.bound_s)} "
             "at least"
         )
+    if not plan.prices.mesh.cluster.latency.any():
+        lines.append(
+            "note: the cluster file has no latency, so small collectives take longer than "
+            "modelled; measure it and add latency_us"
+        )
     if graph.without_rule:
         names = [f"{name} ({count})" for name, count in Counter(graph.without_rule).most_common(5)]
         lines.append(

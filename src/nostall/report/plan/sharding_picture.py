@@ -7,6 +7,7 @@ that a collective changes on its way; a parameter's row also names the collectiv
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
 
@@ -38,21 +39,21 @@ class _Row:
 def sharding_picture(plan: ShardingPlan) -> str:
     """The picture as the text of an SVG file."""
     graph = plan.prices.graph
-    rows, left_out = _rows(plan)
-    place = {row.operator: row for row in rows}
-    collectives: dict[Edge, str] = {}
-    for edge, priced in plan.cost.collectives:
-        known = f"{collectives[edge]}, " if edge in collectives else ""
-        collectives[edge] = f"{known}{priced.step.kind}"
-    lines = [
-        _line(place[edge.producer], place[edge.consumer], collectives.get(edge, ""))
-        for edge in graph.edges
-        if edge.producer in place and edge.consumer in place
-        and graph.operators[edge.consumer].kind != "parameter"
-    ]  # fmt: skip
+    rows, members, left_out = _rows(plan)
+    place = {member: row for row in rows for member in members[row.operator]}
+    collectives = _collectives(plan)
+    branches = {e.consumer: e for e in graph.edges if graph.operators[e.consumer].kind == "branch"}
+    lines = []
+    for edge in graph.edges:
+        # The first of equal operators stands for all as a reader.
+        if edge.consumer not in members or graph.operators[edge.consumer].kind == "parameter":
+            continue
+        producer, kinds = _origin(edge, branches, collectives)
+        if producer in place and edge.consumer in place:
+            lines.append(_line(place[producer], place[edge.consumer], ", ".join(kinds)))
     gradients = {
-        edge.consumer: kind
-        for edge, kind in collectives.items()
+        edge.consumer: ", ".join(kinds)
+        for edge, kinds in collectives.items()
         if graph.operators[edge.consumer].kind == "parameter"
     }
     boxes = [_box(plan, row, gradients.get(row.operator, "")) for row in rows]
@@ -74,8 +75,30 @@ def sharding_picture(plan: ShardingPlan) -> str:
     ])  # fmt: skip
 
 
-def _rows(plan: ShardingPlan) -> tuple[list[_Row], int]:
-    """The first operator of each class in the forward pass, and how many classes lack."""
+def _collectives(plan: ShardingPlan) -> dict[Edge, tuple[str, ...]]:
+    """The kinds of collectives on each edge."""
+    found: dict[Edge, tuple[str, ...]] = {}
+    for edge, priced in plan.cost.collectives:
+        found[edge] = (*found.get(edge, ()), priced.step.kind)
+    return found
+
+
+def _origin(
+    edge: Edge, branches: Mapping[int, Edge], collectives: Mapping[Edge, tuple[str, ...]]
+) -> tuple[int, tuple[str, ...]]:
+    """The operator that computes the tensor of an edge, and the collectives on its way.
+
+    ``branches``: the input of each branch. A branch is not drawn: it returns its input.
+    """
+    kinds = collectives.get(edge, ())
+    while edge.producer in branches:
+        edge = branches[edge.producer]
+        kinds = (*collectives.get(edge, ()), *kinds)
+    return edge.producer, kinds
+
+
+def _rows(plan: ShardingPlan) -> tuple[list[_Row], dict[int, tuple[int, ...]], int]:
+    """The first operator of each class in the forward pass, its class, how many classes lack."""
     graph = plan.prices.graph
     tied = tie(graph, plan.assignment, RADIUS)
     chosen = [
@@ -89,7 +112,7 @@ def _rows(plan: ShardingPlan) -> tuple[list[_Row], int]:
              _TOP + _ROW * number)
         for number, members in enumerate(chosen[:MAX_ROWS])
     ]  # fmt: skip
-    return rows, len(chosen) - len(rows)
+    return rows, {members[0]: tuple(members) for members in chosen}, len(chosen) - len(rows)
 
 
 def _box(plan: ShardingPlan, row: _Row, gradient: str) -> str:
@@ -131,7 +154,7 @@ def _line(source: _Row, target: _Row, collective: str) -> str:
 
 
 def _legend() -> list[str]:
-    names = {"R": "replicated", "S0": "S(0)", "S1": "S(1)", "S2": "S(2)", "P": "partial sum"}
+    names = {"R": "replicated", "S0": "S(0)", "S1": "S(1)", "S2": "S(2)", "P": "partial"}
     parts = []
     for number, (placement, name) in enumerate(names.items()):
         x = 20 + 110 * number
