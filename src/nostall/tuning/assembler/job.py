@@ -16,7 +16,7 @@ from nostall.ptx.assemble.builder import Builder, BuildSpec
 from nostall.ptx.assemble.pool import BuildPool
 from nostall.ptx.assemble.versions import Assembler, find_assemblers
 from nostall.ptx.schedule.state import PtxState
-from nostall.search.evolution.evolve import finalists
+from nostall.search.evolution.evolve import best_of_portfolio, finalists
 from nostall.tuning.assembler.ablation import ablate
 from nostall.tuning.assembler.candidate import Candidate, build_proposal
 from nostall.tuning.assembler.candidate_log import CANDIDATES_FILE, CandidateLog
@@ -177,10 +177,7 @@ class AssemblerJob:
     ) -> tuple[TuningResult, Winner | None]:
         """All stages up to the decision."""
         found = self._search(search, observers, resume)
-        start = self.setup.space.start()
-        states = [m.state for m in finalists(found, self.setup.space) if m.state != start]
-        safe = self.objective.safe_states(states)
-        ranked = self._ranked = race_states(self.objective, safe[:_FINALISTS])
+        ranked = self._ranked = race_states(self.objective, self._safe_states(found)[:_FINALISTS])
         winner = None
         if ranked:
             candidate = self.objective.candidate(ranked[0])
@@ -188,6 +185,20 @@ class AssemblerJob:
             if found.stopped != "interrupted":
                 winner = self._improve_order(winner)
         return self._decide(found, winner), winner
+
+    def _safe_states(self, found: SearchResult[PtxState]) -> list[PtxState]:
+        """The members of the population that the verifier of machine code accepts, best first.
+
+        Members descend from few states, so what makes one of them unsafe may be in all. The best
+        states of the portfolio take their place then.
+        """
+        space = self.setup.space
+        members = [member.state for member in finalists(found, space)]
+        for states in (members, best_of_portfolio(found, space, _FINALISTS)):
+            safe = self.objective.safe_states([s for s in states if s != space.start()])
+            if safe:
+                return safe
+        return []
 
     def try_dependent_launch(
         self, result: TuningResult, open_device: OpenDevice

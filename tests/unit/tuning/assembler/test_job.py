@@ -19,10 +19,12 @@ from tests.unit.tuning.assembler.kernel import (
 
 from nostall.core import BadInput, Run
 from nostall.ptx.assemble.versions import Assembler, find_assemblers
+from nostall.ptx.schedule.state import PtxState
 from nostall.sass.binary.code_hash import code_sha256
 from nostall.search.evolution.evolve import Evolve
 from nostall.tuning.assembler.candidate_log import CANDIDATES_FILE, CandidateLog, read_candidates
 from nostall.tuning.assembler.job import Setup, open_setup, tune_assembler
+from nostall.tuning.assembler.objective import AssemblerObjective
 from nostall.tuning.assembler.portfolio import register_budgets
 from nostall.tuning.assembler.recipe import Recipe, rebuild
 from nostall.tuning.job import Settings, TuningResult
@@ -95,6 +97,22 @@ def test_a_cubin_with_hazards_never_gets_into_the_comparison(
     device = TimedDevice(setup.source.cubin)
     result = tune_kernel(setup, device)
     assert not result.improved and device.compared == []
+
+
+def test_states_of_the_portfolio_take_the_place_of_unsafe_members(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked: list[int] = []
+    accept = AssemblerObjective.safe_states
+
+    def refuse_members(objective: AssemblerObjective, states: list[PtxState]) -> list[PtxState]:
+        checked.append(len(states))
+        return accept(objective, states) if len(checked) > 1 else []
+
+    monkeypatch.setattr(AssemblerObjective, "safe_states", refuse_members)
+    result = tune_kernel(setup)
+    assert len(checked) == 2 and min(checked) > 0
+    assert result.recipe is not None and result.improved
 
 
 def test_a_run_is_resumed_with_its_population(setup: Setup, tmp_path: Path) -> None:
