@@ -127,6 +127,18 @@ def _scoreboards(instruction: Instruction) -> set[int]:
     return {instruction.control.write_sb, instruction.control.read_sb} - {6, 7}
 
 
+def _only_waiter(order: Order, at: int, writer: int) -> int | None:
+    """The instruction up to ``writer`` whose wait alone protects the sources of ``order[at]``.
+
+    None if none waits for them, or if a barrier, a DEPBAR or a wait for the result does as well.
+    """
+    control = order[at].control
+    if has_depbar(order, at + 1, writer) or has_bar(order, at + 1, writer):
+        return None
+    waited = {b for k in range(at + 1, writer + 1) for b in order[k].control.waits}
+    return None if control.write_sb in waited else _waiter(order, at, writer, control.read_sb)
+
+
 def _sources_of_another(order: Order) -> Iterator[Edit]:
     """The instruction that overwrites a source waits for a later one of another unit only."""
     for at, first in enumerate(order):
@@ -136,13 +148,8 @@ def _sources_of_another(order: Order) -> Iterator[Edit]:
         writer = first_overwriter(order, at)
         if writer is None or unit_number(order[writer]) == unit:
             continue
-        if has_depbar(order, at + 1, writer) or has_bar(order, at + 1, writer):
-            continue
-        waiter = _waiter(order, at, writer, own)
-        result_waited = first.control.write_sb in {
-            b for k in range(at + 1, writer + 1) for b in order[k].control.waits
-        }
-        if waiter is None or result_waited:
+        waiter = _only_waiter(order, at, writer)
+        if waiter is None:
             continue
         between = order[at + 1 : writer]
         same_unit = {b for i in between if unit_number(i) == unit for b in _scoreboards(i)}
@@ -172,13 +179,8 @@ def _sources_of_unordered(order: Order) -> Iterator[Edit]:
         writer = first_overwriter(order, at)
         if writer is None or unit_number(order[writer]) >= 0:
             continue
-        if has_depbar(order, at + 1, writer) or has_bar(order, at + 1, writer):
-            continue
-        waiter = _waiter(order, at, writer, own)
-        result_waited = first.control.write_sb in {
-            b for k in range(at + 1, writer + 1) for b in order[k].control.waits
-        }
-        if waiter is None or result_waited:
+        waiter = _only_waiter(order, at, writer)
+        if waiter is None:
             continue
         between = [i for i in order[at + 1 : writer] if unit_number(i) == 0]
         if any(i.base not in unordered for i in between):
