@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -15,19 +15,23 @@ from benchmarks.fusion.chains.timing import Run
 Lock = Callable[[], AbstractContextManager[object]]
 
 
-def compile_chain(chain: Chain, inputs: Sequence[Tensor], lock: Lock) -> Run:
-    """Compile a chain with torch.compile's defaults and run it once.
+def compile_chain(
+    chain: Chain, inputs: Sequence[Tensor], lock: Lock, options: Mapping[str, Any] | None = None
+) -> Run:
+    """Compile a chain with torch.compile and run it once.
 
-    Only the first run, in which Inductor measures the configurations of its kernels, holds the
-    lock of the GPU; the compilation before it does not.
+    ``options``: changes of Inductor's settings; None for torch.compile's defaults.  Only the first
+    run, in which Inductor measures the configurations of its kernels, holds the lock of the GPU;
+    the compilation before it does not.
     """
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx
 
     config.compile_threads = 1  # each process of this benchmark would start a pool of its own
+    patches = dict(options or {})
 
     def backend(module: torch.fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
-        compiled = compile_fx(module, examples)
+        compiled = compile_fx(module, examples, config_patches=patches)
 
         def locked(*arguments: Any) -> Any:
             with lock():
@@ -47,7 +51,6 @@ def compile_chain(chain: Chain, inputs: Sequence[Tensor], lock: Lock) -> Run:
 
         return run
 
-    torch._dynamo.reset()
     compiled_chain = torch.compile(
         lambda *tensors: chain.function(*tensors), backend=backend, dynamic=False, fullgraph=True
     )

@@ -21,6 +21,7 @@ import torch
 
 from benchmarks.fusion.chains.accuracy import AccuracyCheck
 from benchmarks.fusion.chains.generated import GENERATED
+from benchmarks.fusion.chains.methods import MAX_AUTOTUNE
 from benchmarks.fusion.chains.programs import CHAINS, Chain
 from benchmarks.fusion.chains.reported import REPORTED
 from benchmarks.fusion.chains.stitched import (
@@ -61,8 +62,8 @@ from nostall.fusion.graph.graph import Graph
 ALL_CHAINS: Mapping[str, Chain] = {**CHAINS, **GENERATED, **REPORTED}
 COMPILE_TIMEOUT = 60.0
 """Seconds that a chain waits for compilation; plans that take longer are left out."""
-INDUCTOR = "torch.compile"
-"""Name of the version that all others are compared with."""
+INDUCTOR, AUTOTUNED = "torch.compile", "max-autotune"
+"""Names of Inductor's versions: its defaults, and its mode max-autotune-no-cudagraphs."""
 _SEEN_KERNELS: set[int] = set()
 
 
@@ -79,6 +80,8 @@ class Job:
     the kernels; empty if none are compared."""
     deadline: float
     """End of the measurement, in seconds of the monotonic clock."""
+    autotune: bool = False
+    """Whether Inductor's mode max-autotune-no-cudagraphs is measured, too."""
 
 
 @dataclass(frozen=True)
@@ -150,28 +153,23 @@ def gpu_lock(folder: Path) -> Iterator[None]:
 
 def _measure(job: Job) -> dict[str, Any]:
     start, chain = monotonic(), ALL_CHAINS[job.chain]
-    lock = partial(gpu_lock, job.settings.folder)
     work = sample(job.chain, job.max_plans, job.earlier)
     sets = [chain.tensors(job.settings.device) for _ in range(copy_count(chain))]
     failures: dict[str, str] = {}
-    inductor: Method | None = None
-    try:
-        inductor = Method(compile_chain(chain, sets[0], lock))
-    except Exception as error:  # the stitched versions are measured without a baseline
-        failures[INDUCTOR] = one_line(error)
-    inductor_kernels = kernel_settings(_SEEN_KERNELS)
+    baselines, inductor_kernels = _baselines(chain, sets[0], job, failures)
     compiled = monotonic()
     keys = [program.key for program in work.programs()]
     resources = wait_for_programs(
         job.settings.folder, keys, min(job.deadline, monotonic() + COMPILE_TIMEOUT)
     )
     ready = monotonic()
-    with lock():
+    with gpu_lock(job.settings.folder):
         locked = monotonic()
         kernels = [_kernel_record(kernel, resources, job.settings) for kernel in work.kernels]
         methods, details = _stitched_methods(chain, work, kernels, job, failures)
-        if inductor is not None:
-            methods |= {INDUCTOR: inductor, f"{INDUCTOR} again": inductor}
+        methods |= baselines
+        if INDUCTOR in baselines:
+            methods[f"{INDUCTOR} again"] = baselines[INDUCTOR]
         wrong = _wrong_versions(chain, sets[0], methods)
         samples = _time(methods, sets, job.settings.rounds)
     end = monotonic()
@@ -189,6 +187,26 @@ def _measure(job: Job) -> dict[str, Any]:
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
         "torch": torch.__version__,
     }
+
+
+def _baselines(
+    chain: Chain, inputs: Sequence[torch.Tensor], job: Job, failures: dict[str, str]
+) -> tuple[dict[str, Method], list[dict[str, Any]]]:
+    """Inductor's versions that work, by name, and the settings of its default kernels."""
+    torch._dynamo.reset()
+    lock = partial(gpu_lock, job.settings.folder)
+    methods: dict[str, Method] = {}
+    kernels: list[dict[str, Any]] = []
+    for name, options in ((INDUCTOR, None), (AUTOTUNED, MAX_AUTOTUNE)):
+        if name == AUTOTUNED and not job.autotune:
+            continue
+        try:
+            methods[name] = Method(compile_chain(chain, inputs, lock, options))
+        except Exception as error:  # the stitched versions are measured without this baseline
+            failures[name] = one_line(error)
+        known = kernel_settings(_SEEN_KERNELS)
+        kernels += known if name == INDUCTOR else []
+    return methods, kernels
 
 
 def _kernel_record(

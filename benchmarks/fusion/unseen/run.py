@@ -10,7 +10,8 @@ interleaved, torch.compile with its defaults and three stitched versions: the ex
 and the greedy one with the modelled best plans, and the explorer's with the fastest measured plans.
 
 ``--earlier``: a JSON with the plans that another commit selected for each chain; only these chains
-are measured, with those plans as a further version.
+are measured, with those plans as a further version.  ``--autotune``: Inductor's mode
+max-autotune-no-cudagraphs is a further version.
 
 ``--workers`` processes share each GPU; one measures while the others plan and compile.  The
 remaining CPU cores compile plans.  OUT has every sample, and is saved after each chain; a second
@@ -88,7 +89,10 @@ def run(
     folder.mkdir(parents=True, exist_ok=True)
     settings = TimingSettings(folder, options.device, options.rounds)
     earlier = _earlier_plans(options.earlier)
-    jobs = [Job(name, settings, options.most, earlier.get(name, ()), deadline) for name in pending]
+    jobs = [
+        Job(name, settings, options.most, earlier.get(name, ()), deadline, options.autotune)
+        for name in pending
+    ]
     processes = [gpu for _ in range(options.workers) for gpu in gpus]
     queues = [jobs[at :: len(processes)] for at in range(len(processes))]
     failures: dict[str, str] = {}
@@ -144,6 +148,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--capability", type=int, help="compute capability to compile for, e.g. 90")
     parser.add_argument("--device", default="cuda", help="device of the tensors")
     parser.add_argument("--earlier", type=Path, help="JSON with plans of another commit by chain")
+    parser.add_argument("--autotune", action="store_true", help="measure max-autotune, too")
     parser.add_argument("--list", action="store_true", help="print the chains; needs no GPU")
 
 

@@ -107,6 +107,7 @@ def test_a_second_run_measures_the_missing_chains_only(
         out=tmp_path / "out.json", set="reported", limit=120.0, most=1, rounds=1, earlier=None
     )
     options.workers, options.capability, options.device = 1, 90, "cpu"
+    options.autotune = False
     names = list(REPORTED)[:2]
     run.run(options, names, ["0"], fake_job)
     stored = load(options.out)

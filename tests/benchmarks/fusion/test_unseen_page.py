@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import pytest
+from benchmarks.fusion.unseen import page as unseen_page
 from benchmarks.fusion.unseen.page import PAGE, by_kind, deployed, slow_chains, summary, text
+from benchmarks.harness.result_file import results
 
 
 def chain(stitched: float, *, wrong: bool = False) -> dict[str, Any]:
@@ -40,3 +43,21 @@ def test_the_page_is_that_of_the_committed_results() -> None:
     page = text()
     assert all(f"## The {half} half" in page for half in ("train", "test"))
     assert PAGE.read_text() == page, "run `python -m benchmarks page fusion-unseen`"
+
+
+def test_the_mode_with_more_tuning_is_a_baseline_of_its_own() -> None:
+    tuned = chain(5.0)
+    for name, time in (("max-autotune", 8.0), ("measured plans", 4.0)):
+        tuned["us"][name] = time
+        tuned["samples_us"][name] = [time * n for n in (1.0, 1.001, 0.999, 1.0005, 0.9995)] * 2
+    tuned["versions"]["measured plans"] = {"plans": ["warp 1x128, 1 warps"]}
+    tuned |= {"gpu": "a GPU", "torch": "2", "failures": {}}
+    failed = chain(5.0) | {"gpu": "a GPU", "torch": "2", "failures": {"max-autotune": "no file"}}
+    assert deployed(tuned, "max-autotune") == pytest.approx(2.0)
+    path = results("fusion") / "never_stored.json"
+    record = {"date": "2026-11-27", "chains": {"a chain": tuned, "another": failed}}
+    with mock.patch.object(unseen_page, "load", lambda _: record):
+        rows = "\n".join(unseen_page.autotuned_section(path))
+    assert "| a chain | 8.0 | 1.25 | 2.00 | warp 1x128, 1 warps |" in rows
+    assert "| another | – | – | – | no file |" in rows
+    assert "2.00 in the geometric mean of 1 chains (target 1.3: yes)" in " ".join(rows.split())
