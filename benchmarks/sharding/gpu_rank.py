@@ -106,6 +106,7 @@ def _run_model(session: Session, name: str, planned: Mapping[Mesh, list[Sharding
     """Run the plans of a model, then these and its peers in rounds; each round adds records."""
     reference = session.build(name)
     expected = _reference(reference)
+    session.start_pool()
     runners: list[Runner] = []
     for mesh, plans in planned.items():
         for plan in plans:
@@ -123,6 +124,7 @@ def _run_model(session: Session, name: str, planned: Mapping[Mesh, list[Sharding
         _run_round(session, runners)
     session.say(f"{name}: {len(runners)} plans and peers")
     runners.clear()
+    session.shards.clear()
     gc.collect()
     if session.device.type == "cuda":
         torch.cuda.empty_cache()

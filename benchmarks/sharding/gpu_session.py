@@ -51,7 +51,9 @@ class Session:
     uses_graphs: bool = False
     """Whether plans run as CUDA graphs."""
     pool: Any = None
-    """Memory pool of the CUDA graphs, which run one at a time."""
+    """Memory pool of a model's CUDA graphs, which run one at a time."""
+    first_graph: CudaGraph[object] | None = None
+    """A small graph that keeps the pool alive: a pool without graphs cannot be used again."""
     steps: dict[tuple[str, Mesh], CapturedStep] = field(default_factory=dict)
     devices: dict[Mesh, ProcessDevices] = field(default_factory=dict)
     costs: dict[Mesh, dict[Any, CollectiveCost]] = field(default_factory=dict)
@@ -83,6 +85,13 @@ class Session:
         """Prices of a model's step by the measured links and rates."""
         cluster = ClusterMesh(one_server(self.options["gpus"], 300.0), mesh, self.costs[mesh])
         return Prices(self.captured(name, mesh).graph, cluster, self.rates)
+
+    def start_pool(self) -> None:
+        """Give the CUDA graphs that follow a memory pool of their own."""
+        if self.uses_graphs:
+            marker = torch.zeros(1, device=self.device)
+            self.pool = torch.cuda.graph_pool_handle()
+            self.first_graph = CudaGraph.capture(lambda: marker.add_(1.0), self.pool)
 
     def build(self, name: str) -> GpuModel:
         """The model with the same values on all ranks."""
@@ -150,8 +159,7 @@ def _measure_processor(session: Session, in_graph: bool) -> None:
 
             seconds.append(measure_launches(run, session.device)[0])
         if in_graph:
-            session.pool = torch.cuda.graph_pool_handle()
-            session.uses_graphs = CudaGraph.capture(run, session.pool) is not None
+            session.uses_graphs = CudaGraph.capture(run) is not None
     session.shards.clear()
     operators = len(step.graph.of_kind("operation"))
     collectives = len(data_parallel.cost.collectives)
