@@ -162,7 +162,7 @@ def _measure_processor(session: Session, in_graph: bool) -> None:
             session.uses_graphs = CudaGraph.capture(run) is not None
     session.shards.clear()
     operators = len(step.graph.of_kind("operation"))
-    collectives = len(data_parallel.cost.collectives)
+    collectives = len(data_parallel.times.calls)
     session.eager = session.rates = replace(
         session.rates,
         launch_s=seconds[0] / operators,
