@@ -121,6 +121,7 @@ def _run_point(
         record = {
             "measured_s": statistics.median(seconds),
             "quartiles_s": [seconds[len(seconds) // 4], seconds[3 * len(seconds) // 4]],
+            "launch_s": statistics.median(result.launch_seconds[WARM_UPS:]),
             "peak_bytes": result.peak_bytes,
             "loss": result.losses[0],
             "wall_s": round(monotonic() - start, 2),

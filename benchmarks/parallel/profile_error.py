@@ -30,6 +30,8 @@ from nostall.parallel.module.job import to_device
 from nostall.parallel.module.profiler import profile_model
 
 PASSES, WARM_UPS = 12, 4
+SUSTAINED_S = 2.0
+"""Seconds of passes in a row before the sustained time: a GPU's clock falls with its power."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -99,6 +101,14 @@ def _measure(model: Model, samples: int, device: torch.device) -> dict[str, floa
         for parameter in module.parameters():
             parameter.grad = None
 
+    def in_a_row(count: int) -> float:
+        _wait(device)
+        start = perf_counter()
+        for _ in range(count):
+            one_pass()
+        _wait(device)
+        return (perf_counter() - start) / count
+
     whole, launch = [], []
     for _ in range(WARM_UPS + PASSES):
         _wait(device)
@@ -107,16 +117,13 @@ def _measure(model: Model, samples: int, device: torch.device) -> dict[str, floa
         launch.append(perf_counter() - start)
         _wait(device)
         whole.append(perf_counter() - start)
-    _wait(device)
-    start = perf_counter()
-    for _ in range(PASSES):
-        one_pass()
-    _wait(device)
-    following = (perf_counter() - start) / PASSES
+    following = in_a_row(PASSES)
+    in_a_row(max(1, int(SUSTAINED_S / following)) if device.type == "cuda" else 1)
     return {
         "layers_s": sum(layer.forward_s + layer.backward_s for layer in profile.layers),
         "whole_s": statistics.median(whole[WARM_UPS:]),
         "following_s": following,
+        "sustained_s": in_a_row(PASSES),
         "launch_s": statistics.median(launch[WARM_UPS:]),
     }
 

@@ -143,7 +143,7 @@ def _check(model: str, job: Job, step: CapturedStep, plan: ShardingPlan) -> dict
         "gradient_error": worst,
         "loss_error": abs(float(result.loss[0]) - float(loss.detach())) / abs(float(loss.detach())),
         "collectives": dict(sorted(called.items())),
-        "predicted": dict(sorted(plan.cost.counts().items())),
+        "predicted": dict(sorted(plan.times.counts.items())),
         "sharded_tensors": _sharded_share(program),
         "is_integral": [solution.is_integral for solution in plan.solutions],
     }

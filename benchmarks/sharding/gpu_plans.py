@@ -7,7 +7,8 @@ First the collectives and the rates of a GPU are measured; predictions use these
 made for a GPT and a wide classifier: those of rules, of mixed rules and of the planner, on one and
 two mesh dimensions.  Each plan runs, and so do DDP, FSDP2 and tensor parallelism written by hand; a
 step is a forward and a backward pass without the optimiser.  Loss and gradients of each plan are
-compared with those of one process.
+compared with those of one process.  Plans run as CUDA graphs; how long the processor takes to
+launch them operator by operator is measured beside it.
 
 Plans that OUT.json already has are not run again.
 """
@@ -38,6 +39,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=210.0, help="no plan begins later")
     parser.add_argument("--planning-seconds", type=float, default=20.0, help="limit of one plan")
+    parser.add_argument(
+        "--graphs", action=argparse.BooleanOptionalAction, default=True,
+        help="run plans as CUDA graphs",
+    )  # fmt: skip
     parser.add_argument("--out", type=Path, required=True)
 
 
@@ -78,6 +83,7 @@ def _start(options: dict[str, Any], count: int, out: Path) -> list[subprocess.Po
             "NCCL_NVLS_ENABLE": 0,
             "TORCH_SYMM_MEM_DISABLE_MULTICAST": 1,
             "CUDA_DEVICE_MAX_CONNECTIONS": 32,
+            "NCCL_GRAPH_REGISTER": 0,  # it would register each buffer of each graph
             "NOSTALL_OPTIONS": json.dumps(options),
         }
         environment = {**os.environ, **{k: str(v) for k, v in variables.items()}}

@@ -9,7 +9,6 @@ import gc
 import json
 import math
 import os
-import platform
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -23,60 +22,25 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchmarks.sharding.clusters import one_server
-from benchmarks.sharding.gpu_candidates import candidates, meshes
+from benchmarks.sharding.gpu_candidates import candidates
 from benchmarks.sharding.gpu_models import MODELS, GpuModel, cross_entropy
 from benchmarks.sharding.gpu_peers import peers
 from benchmarks.sharding.gpu_results import Results, interval
-from nostall.parallel.sharding.capture.operators import CapturedStep, capture
-from nostall.parallel.sharding.cost.device_mesh import ClusterMesh, CollectiveCost, mesh_text
+from benchmarks.sharding.gpu_session import Mesh, Session, about, measure
+from nostall.parallel.sharding.cost.device_mesh import mesh_text
 from nostall.parallel.sharding.cost.prices import Prices
-from nostall.parallel.sharding.cost.rates import DeviceRates
-from nostall.parallel.sharding.graph import replicated
+from nostall.parallel.sharding.cost.timeline import timeline
 from nostall.parallel.sharding.placements import REPLICATED
-from nostall.parallel.sharding.planners.rules import RULES
-from nostall.parallel.sharding.planners.sharding import (
-    Options,
-    ShardingPlan,
-    plan_by_rule,
-    priced_plan,
-)
-from nostall.parallel.sharding.program.devices import ProcessDevices, redistribute
-from nostall.parallel.sharding.program.measure import (
-    SIZES,
-    measure_collectives,
-    measure_contention,
-    measure_launches,
-    measure_rates,
-)
+from nostall.parallel.sharding.planners.sharding import ShardingPlan, priced_plan
+from nostall.parallel.sharding.program.cuda_graph import CudaGraph
+from nostall.parallel.sharding.program.devices import redistribute
+from nostall.parallel.sharding.program.measure import measure_launches, measure_rates
 from nostall.parallel.sharding.program.program import ShardedProgram
 
 WARM_UPS = 3
 STATE_FACTOR = 2.0
 """Parameters and gradients; the steps are without an optimiser."""
-Mesh = tuple[int, ...]
-Step = Callable[[], torch.Tensor]
-
-
-@dataclass
-class Session:
-    """What all steps of a rank share."""
-
-    options: dict[str, Any]
-    device: torch.device
-    results: Results
-    until: float
-    rates: DeviceRates
-    steps: dict[tuple[str, Mesh], CapturedStep] = field(default_factory=dict)
-    devices: dict[Mesh, ProcessDevices] = field(default_factory=dict)
-    costs: dict[Mesh, dict[Any, CollectiveCost]] = field(default_factory=dict)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the time limit of rank 0 is reached; the same on all ranks."""
-        flag = torch.tensor(float(monotonic() > self.until), device=self.device)
-        dist.broadcast(flag, 0)
-        return bool(flag)
+Step = Callable[[], object]
 
 
 def main(out: Path) -> None:
@@ -91,93 +55,18 @@ def main(out: Path) -> None:
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // options["gpus"]))
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, timeout=timedelta(seconds=240), **extra)
+    rates = measure_rates("measured", device)
     results = Results.load(out, options["tiny"])
-    session = Session(options, device, results, until, measure_rates("measured", device))
-    _say(session, "process group")
-    for mesh in meshes(options["gpus"]):
-        session.devices[mesh] = ProcessDevices(mesh)
-        sizes = SIZES[:3] if options["tiny"] else SIZES
-        session.costs[mesh] = measure_collectives(session.devices[mesh], device, sizes)
-    contention = measure_contention(session.devices[options["gpus"],], device)
-    session.rates = replace(session.rates, contention=contention)
-    _measure_processor(session)
-    results.begin(_about(session), _measured(session))
-    _say(session, "links measured")
+    session = Session(options, device, results, until, rates, rates)
+    measured = measure(session)
+    results.begin(about(session), measured)
     planned = _plan_all(session)
-    _say(session, "plans made")
+    session.say("plans made")
     for name in MODELS:
         _run_model(session, name, {mesh: planned[name, mesh] for mesh in session.devices})
     dist.barrier()
-    dist.destroy_process_group()
-
-
-def _measure_processor(session: Session) -> None:
-    """Time in which the processor launches an operator and starts a collective of a program.
-
-    The step of the first model is launched without collectives and data parallel; these plans'
-    times on the GPU are not read.
-    """
-    mesh = (session.options["gpus"],)
-    model = _build(session, next(iter(MODELS)))
-    step = capture(model.job, model.job.samples, mesh)
-    cluster = one_server(session.options["gpus"], 300.0)
-    prices = Prices(step.graph, ClusterMesh(cluster, mesh, session.costs[mesh]), session.rates)
-    data_parallel = plan_by_rule(prices, RULES["data-parallel"], Options())
-    assert data_parallel is not None
-    buffers, leaves = dict(model.module.named_buffers()), [model.inputs, model.targets]
-    seconds = []
-    for assignment in (replicated(step.graph), data_parallel.assignment):
-        program = ShardedProgram(step, assignment, session.devices[mesh], session.device)
-        with torch.no_grad():
-            local = program.shard_parameters(dict(model.module.named_parameters()))
-            run = partial(program.run, local, buffers, leaves)
-            seconds.append(measure_launches(run, session.device))
-    operators = len(step.graph.of_kind("operation"))
-    collectives = len(data_parallel.cost.collectives)
-    session.rates = replace(
-        session.rates,
-        launch_s=seconds[0] / operators,
-        send_s=max(0.0, seconds[1] - seconds[0]) / max(1, collectives),
-    )
-
-
-def _say(session: Session, text: str) -> None:
-    if dist.get_rank() == 0:
-        left = session.until - monotonic()
-        print(f"{text}: {session.options['seconds'] - left:.0f} s so far", flush=True)
-
-
-def _about(session: Session) -> dict[str, Any]:
-    is_cuda = session.device.type == "cuda"
-    return {
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "gpus": session.options["gpus"],
-        "device": torch.cuda.get_device_name(session.device) if is_cuda else "cpu",
-        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if is_cuda else "",
-    }
-
-
-def _measured(session: Session) -> dict[str, Any]:
-    """Measured rates and costs of collectives, as JSON values."""
-    return {
-        "flops": dict(session.rates.flops),
-        "memory_bytes_per_s": session.rates.memory,
-        "launch_s": session.rates.launch_s,
-        "send_s": session.rates.send_s,
-        "contention": session.rates.contention,
-        "collectives": [
-            {
-                "mesh": mesh_text(mesh),
-                "mesh_dim": mesh_dim,
-                "kind": kind,
-                "latency_s": cost.latency_s,
-                "s_per_byte": cost.s_per_byte,
-            }
-            for mesh, costs in session.costs.items()
-            for (kind, mesh_dim), cost in costs.items()
-        ],
-    }
+    sys.stdout.flush()
+    os._exit(0)  # to destroy a process group, NCCL waits for graphs that still exist
 
 
 def _plan_all(session: Session) -> dict[tuple[str, Mesh], list[ShardingPlan]]:
@@ -187,13 +76,7 @@ def _plan_all(session: Session) -> dict[tuple[str, Mesh], list[ShardingPlan]]:
     own: dict[tuple[str, Mesh], list[tuple[str, Any]]] = {}
     tasks = [(name, mesh) for name in MODELS for mesh in session.devices]
     for number, (name, mesh) in enumerate(tasks):
-        with torch.device("meta"):
-            model = MODELS[name](session.options["tiny"])
-        step = capture(model.job, model.job.samples, mesh, name)
-        session.steps[name, mesh] = step
-        cluster = one_server(session.options["gpus"], 300.0)
-        on_mesh = ClusterMesh(cluster, mesh, session.costs[mesh])
-        prices[name, mesh] = Prices(step.graph, on_mesh, session.rates)
+        prices[name, mesh] = session.prices(name, mesh)
         if number % ranks == rank:
             plans = candidates(prices[name, mesh], session.options["planning_seconds"])
             own[name, mesh] = [(plan.name, plan) for plan in plans]
@@ -221,8 +104,9 @@ class Runner:
 
 def _run_model(session: Session, name: str, planned: Mapping[Mesh, list[ShardingPlan]]) -> None:
     """Run the plans of a model, then these and its peers in rounds; each round adds records."""
-    reference = _build(session, name)
+    reference = session.build(name)
     expected = _reference(reference)
+    session.start_pool()
     runners: list[Runner] = []
     for mesh, plans in planned.items():
         for plan in plans:
@@ -231,15 +115,16 @@ def _run_model(session: Session, name: str, planned: Mapping[Mesh, list[Sharding
                 make = _plan_maker(session, reference, plan, expected)
                 runners += _prepare(session, record, make)
     _run_round(session, runners)
-    _say(session, f"{name}: {len(runners)} plans")
+    session.say(f"{name}: {len(runners)} plans")
     for peer, parallelize in peers(session.options["gpus"]).items():
         record = {"model": name, "mesh": "", "plan": peer}
         if not session.results.has(record):
             runners += _prepare(session, record, _peer_maker(session, name, parallelize))
     for _ in range(session.options["rounds"] - 1):
         _run_round(session, runners)
-    _say(session, f"{name}: {len(runners)} plans and peers")
+    session.say(f"{name}: {len(runners)} plans and peers")
     runners.clear()
+    session.shards.clear()
     gc.collect()
     if session.device.type == "cuda":
         torch.cuda.empty_cache()
@@ -264,18 +149,11 @@ def _prepare(
         step, more = make()
         for _ in range(WARM_UPS):
             step()
-        _wait(session.device)
+        session.wait()
     except Exception as error:  # every rank makes the same calls, so that all of them fail
         session.results.put({**record, "error": f"{type(error).__name__}: {error}"[:300]})
         return []
     return [Runner({**record, **more}, step)]
-
-
-def _build(session: Session, name: str) -> GpuModel:
-    """The model with the same values on all ranks."""
-    torch.manual_seed(0)
-    with session.device:
-        return MODELS[name](session.options["tiny"])
 
 
 def _reference(model: GpuModel) -> tuple[float, dict[str, torch.Tensor]]:
@@ -292,35 +170,48 @@ def _plan_maker(
     session: Session,
     model: GpuModel,
     plan: ShardingPlan,
-    expected: tuple[float, dict[str, torch.Tensor]] | None,
+    expected: tuple[float, dict[str, torch.Tensor]],
 ) -> Callable[[], tuple[Step, dict[str, Any]]]:
     mesh = plan.prices.graph.mesh
 
     def make() -> tuple[Step, dict[str, Any]]:
-        devices, captured = session.devices[mesh], session.steps[plan.prices.graph.name, mesh]
-        program = ShardedProgram(captured, plan.assignment, devices, session.device)
-        with torch.no_grad():
-            local = program.shard_parameters(dict(model.module.named_parameters()))
+        name = plan.prices.graph.name
+        program = ShardedProgram(
+            session.captured(name, mesh), plan.assignment, session.devices[mesh], session.device
+        )
         buffers, leaves = dict(model.module.named_buffers()), [model.inputs, model.targets]
-
-        def step() -> torch.Tensor:
-            with torch.no_grad():
-                return program.run(local, buffers, leaves).loss[0]
-
-        more: dict[str, Any] = {
-            "predicted_s": plan.times.step_s,
-            "operators_s": plan.times.operators_s,
-            "collectives_s": plan.times.collectives_s,
-            "without_overlap_s": plan.cost.step_s,
-            "collectives": plan.cost.counts(),
+        with torch.no_grad():
+            local = session.local_parameters(name, mesh, program, model)
+            run = partial(program.run, local, buffers, leaves)
+            launch_s, alone_s = measure_launches(run, session.device)
+            graph = CudaGraph.capture(run, session.pool) if session.uses_graphs else None
+            more = _errors(program, graph() if graph is not None else run(), expected)
+        more |= {
+            **_predictions(session, plan, in_graph=graph is not None),
+            "launch_s": launch_s,
+            "launched_alone_s": alone_s,
         }
-        if expected is not None:
-            with torch.no_grad():
-                result = program.run(local, buffers, leaves)
-            more |= _errors(program, result, expected)
-        return step, more
+        if graph is not None:
+            graph.release()
+            return graph, more
+        return torch.no_grad()(run), more
 
     return make
+
+
+def _predictions(session: Session, plan: ShardingPlan, *, in_graph: bool) -> dict[str, Any]:
+    """Modelled times of a plan, also with the processor's, and its collectives."""
+    eager = replace(plan.prices, rates=session.eager)
+    launched_s = timeline(eager, plan.assignment).step_s
+    return {
+        "in_graph": in_graph,
+        "predicted_s": plan.times.step_s if in_graph or not session.uses_graphs else launched_s,
+        "predicted_launched_s": launched_s,
+        "operators_s": plan.times.operators_s,
+        "collectives_s": plan.times.collectives_s,
+        "without_overlap_s": plan.cost.step_s,
+        "collectives": plan.times.counts,
+    }
 
 
 def _errors(
@@ -340,10 +231,10 @@ def _errors(
 
 
 def _peer_maker(
-    session: Session, name: str, parallelize: Callable[[GpuModel, str], Step]
+    session: Session, name: str, parallelize: Callable[[GpuModel, str], Callable[[], object]]
 ) -> Callable[[], tuple[Step, dict[str, Any]]]:
     def make() -> tuple[Step, dict[str, Any]]:
-        return parallelize(_build(session, name), session.device.type), {}
+        return parallelize(session.build(name), session.device.type), {}
 
     return make
 
@@ -353,14 +244,14 @@ def _time(step: Step, session: Session) -> list[float]:
     count = session.options["steps"]
     step()
     dist.barrier()
-    _wait(session.device)
+    session.wait()
     if session.device.type == "cuda":
         marks = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
         marks[0].record()
         for mark in marks[1:]:
             step()
             mark.record()
-        _wait(session.device)
+        session.wait()
         seconds = [a.elapsed_time(b) * 1e-3 for a, b in pairwise(marks)]
     else:
         seconds = []
@@ -371,11 +262,6 @@ def _time(step: Step, session: Session) -> list[float]:
     slowest = torch.tensor(seconds, dtype=torch.float64, device=session.device)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
     return [float(value) for value in slowest]
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 if __name__ == "__main__":

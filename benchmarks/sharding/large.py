@@ -59,7 +59,7 @@ def main(options: argparse.Namespace) -> None:
         "plan": best.name,
         "step_s": best.step_s,
         "peak_bytes": best.memory.peak,
-        "collectives": best.cost.counts(),
+        "collectives": best.times.counts,
         "rules": [
             {
                 "name": rule.name,

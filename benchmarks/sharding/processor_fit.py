@@ -50,7 +50,7 @@ def main(options: argparse.Namespace) -> None:
         for mesh in meshes(GPUS)
         for plan in _plans(mesh, rates)
     ]
-    same = sum(plan.cost.counts() == record["collectives"] for plan, record in plans)
+    same = sum(plan.times.counts == record["collectives"] for plan, record in plans)
     pairs = [
         {"launch_us": launch, "send_us": send, **_agreement(plans, launch * 1e-6, send * 1e-6)}
         for launch, send in itertools.product(LAUNCH_US, SEND_US)

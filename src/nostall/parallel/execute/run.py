@@ -73,6 +73,7 @@ def run_plan(model: Model, workload: Workload, plan: Plan, options: RunOptions) 
         dist.barrier()
         start = perf_counter()
         loss = executor.step(inputs, targets)
+        result.launch_seconds.append(perf_counter() - start)
         _synchronize(device)
         result.seconds.append(perf_counter() - start)
         dist.all_reduce(loss)
@@ -123,10 +124,12 @@ def combine_ranks(
 
     ``errors`` are the largest errors of a gradient and of a loss on this rank.
     """
-    largest = [*result.seconds, *(errors or (0.0, 0.0))]
+    largest = [*result.seconds, *result.launch_seconds, *(errors or (0.0, 0.0))]
     seconds = torch.tensor(largest, dtype=torch.float64, device=device)
     dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
-    *result.seconds, gradient, loss = seconds.tolist()
+    *times, gradient, loss = seconds.tolist()
+    steps = len(result.seconds)
+    result.seconds, result.launch_seconds = times[:steps], times[steps:]
     if errors is not None:
         result.worst_gradient, result.worst_loss = gradient, loss
     peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0

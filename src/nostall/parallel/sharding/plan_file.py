@@ -167,7 +167,7 @@ def _runner_up_record(plan: ShardingPlan, memory: float) -> dict[str, Any]:
 def collective_rows(plan: ShardingPlan) -> list[dict[str, Any]]:
     """Calls, bytes and seconds of the collectives, by kind and mesh dimension; slowest first."""
     rows: dict[tuple[str, int], dict[str, Any]] = {}
-    for _, priced in plan.cost.collectives:
+    for priced in plan.times.calls:
         key = (priced.step.kind, priced.step.mesh_dim)
         row = rows.setdefault(
             key, {"kind": key[0], "mesh_dim": key[1], "calls": 0, "bytes": 0.0, "seconds": 0.0}

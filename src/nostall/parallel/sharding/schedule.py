@@ -4,7 +4,8 @@ Redistributions of two kinds run beside the operators, one after the other, as F
 
 - those of parameters and of the batch start :data:`PREFETCH` redistributions ahead of their
   consumers;
-- those of gradients start when the gradient exists, and end with the step.
+- those of gradients start when the gradient exists, and end with the step.  Small gradients that
+  need the same collective share one, a bucket, as in PyTorch's DDP.
 
 An operator waits for all other redistributions of its inputs.  The cost model and the execution
 follow the same schedule.
@@ -12,6 +13,7 @@ follow the same schedule.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from nostall.parallel.sharding.graph import (
@@ -21,10 +23,13 @@ from nostall.parallel.sharding.graph import (
     input_placements,
     output_placements,
 )
-from nostall.parallel.sharding.placements import COLLECTIVES, redistribution
+from nostall.parallel.sharding.placements import COLLECTIVES, Step, local_shape, redistribution
 
 PREFETCH = 3
 """Redistributions of parameters that are under way or done before their consumer runs."""
+BUCKET_BYTES = 25 * 2**20
+"""Bytes of local gradients at which a bucket is full; larger gradients have a collective of their
+own.  The number is DDP's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +41,9 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A redistribution starts beside the operators."""
+    """A redistribution starts beside the operators: of one tensor, or of a bucket."""
 
-    edge: Edge
+    edges: tuple[Edge, ...]
 
 
 Action = Run | Start
@@ -69,19 +74,50 @@ def schedule(graph: ShardingGraph, assignment: Assignment) -> Schedule:
         (e for e in sending if e.producer in early and e not in gradients),
         key=lambda e: (place[e.consumer], e.position),
     )
-    before: dict[int, list[Edge]] = {}
+    before: dict[int, list[tuple[Edge, ...]]] = {}
     for i, edge in enumerate(weights):
         first = weights[i - PREFETCH].consumer if i >= PREFETCH else order[len(early)]
-        before.setdefault(first, []).append(edge)
-    after: dict[int, list[Edge]] = {}
-    for edge in sorted(gradients, key=lambda e: e.tensor):
-        after.setdefault(edge.producer, []).append(edge)
+        before.setdefault(first, []).append((edge,))
+    after: dict[int, list[tuple[Edge, ...]]] = {}
+    for bucket in _buckets(graph, assignment, sorted(gradients, key=lambda e: e.tensor)):
+        after.setdefault(bucket[-1].producer, []).append(bucket)
     actions: list[Action] = []
     for number in order:
         actions += map(Start, before.get(number, []))
         actions.append(Run(number))
         actions += map(Start, after.get(number, []))
     return Schedule(tuple(actions), tuple(map(tuple, edges)), frozenset({*weights, *gradients}))
+
+
+def _buckets(
+    graph: ShardingGraph, assignment: Assignment, gradients: list[Edge]
+) -> list[tuple[Edge, ...]]:
+    """Gradients in their order, with those together that share a collective."""
+    buckets: list[list[Edge]] = []
+    open_buckets: dict[tuple[object, ...], tuple[list[Edge], int]] = {}
+    for edge in gradients:
+        info, source = graph.tensors[edge.tensor], output_placements(graph, assignment, edge.tensor)
+        step = bucket_step(graph, assignment, edge)
+        size = math.prod(local_shape(info.shape, source, graph.mesh) or ()) * info.itemsize
+        if step is None or size >= BUCKET_BYTES:
+            buckets.append([edge])
+            continue
+        key = (step.kind, step.mesh_dim, step.source, info.dtype)
+        bucket, filled = open_buckets.pop(key, ([], 0))
+        if not bucket:
+            buckets.append(bucket)
+        bucket.append(edge)
+        if filled + size < BUCKET_BYTES:
+            open_buckets[key] = (bucket, filled + size)
+    return sorted(map(tuple, buckets), key=lambda bucket: bucket[-1].tensor)
+
+
+def bucket_step(graph: ShardingGraph, assignment: Assignment, edge: Edge) -> Step | None:
+    """The only step of a gradient's redistribution if buckets can have it: a sum over devices."""
+    source = output_placements(graph, assignment, edge.tensor)
+    steps = redistribution(source, input_placements(graph, assignment, edge)) or ()
+    is_sum = len(steps) == 1 and steps[0].kind in ("all-reduce", "reduce-scatter")
+    return steps[0] if is_sum else None
 
 
 def may_overlap(graph: ShardingGraph, edge: Edge) -> bool:

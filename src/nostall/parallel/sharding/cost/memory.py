@@ -67,11 +67,13 @@ def _bytes_ahead(prices: Prices, assignment: Assignment, plan: Schedule) -> floa
     graph = prices.graph
     sizes = [
         prices.local_bytes(
-            graph.tensors[action.edge.tensor], input_placements(graph, assignment, action.edge)
+            graph.tensors[action.edges[0].tensor],
+            input_placements(graph, assignment, action.edges[0]),
         )
         or 0.0
         for action in plan.actions
-        if isinstance(action, Start) and graph.operators[action.edge.consumer].kind != "parameter"
+        if isinstance(action, Start)
+        and graph.operators[action.edges[0].consumer].kind != "parameter"
     ]
     return max((sum(sizes[i : i + PREFETCH + 1]) for i in range(len(sizes))), default=0.0)
 

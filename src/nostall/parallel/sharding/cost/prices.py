@@ -2,7 +2,8 @@
 
 An operator takes the larger of its arithmetic at the GPU's FLOP/s and its local tensors at the
 memory's bytes/s, as a kernel of its own: fusion is not modelled.  Collectives do not overlap with
-operators.  The step of the optimiser is not included.
+operators here, and each redistribution has its own; :mod:`.timeline` models overlap and buckets of
+gradients.  The step of the optimiser is not included.
 """
 
 from __future__ import annotations
@@ -93,6 +94,12 @@ class Prices:
             self._redistributions[key] = self._price(info, source, target)
         return self._redistributions[key]
 
+    def bucket(self, sizes: Sequence[float], step: Step) -> PricedStep:
+        """One collective for several gradients, whose local bytes are ``sizes``, with its copy."""
+        size = sum(sizes)
+        seconds = self.mesh.seconds(step.kind, step.mesh_dim, size)  # type: ignore[arg-type]
+        return PricedStep(step, size, seconds + 2 * size / self.rates.memory)
+
     def local_bytes(self, info: TensorInfo, placements: Placements) -> float | None:
         """Bytes of a tensor on one device; None if it cannot be sharded evenly."""
         key = (info.shape, info.itemsize, placements)
@@ -173,13 +180,6 @@ class StepCost:
     def step_s(self) -> float:
         """Seconds of the step."""
         return self.operators_s + sum(priced.seconds for _, priced in self.redistributions)
-
-    def counts(self) -> dict[str, int]:
-        """Number of collectives by kind."""
-        counts: dict[str, int] = {}
-        for _, priced in self.collectives:
-            counts[priced.step.kind] = counts.get(priced.step.kind, 0) + 1
-        return counts
 
 
 def step_cost(prices: Prices, assignment: Assignment) -> StepCost | None:

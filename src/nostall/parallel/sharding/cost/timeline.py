@@ -8,6 +8,7 @@ share, because its kernels take multiprocessors and memory from them.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from nostall.parallel.sharding.cost.prices import PricedStep, Prices
@@ -32,6 +33,16 @@ class Timeline:
     beside them."""
     collectives_s: float
     """Sum of the collectives."""
+    calls: tuple[PricedStep, ...] = ()
+    """The collectives in the order in which they start; one for each bucket of gradients."""
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Number of collectives by kind."""
+        counts: dict[str, int] = {}
+        for priced in self.calls:
+            counts[priced.step.kind] = counts.get(priced.step.kind, 0) + 1
+        return counts
 
     @property
     def exposed_s(self) -> float:
@@ -51,6 +62,7 @@ class _Clock:
     link: float = 0.0
     operators_s: float = 0.0
     collectives_s: float = 0.0
+    calls: list[PricedStep] = field(default_factory=list)
     busy: deque[tuple[float, float]] = field(default_factory=deque)
     """Start and end of the collectives that may run beside later operators."""
 
@@ -82,6 +94,8 @@ class _Clock:
         self.link = begin + priced.seconds
         self.busy.append((begin, self.link))
         self.collectives_s += priced.seconds
+        if priced.step.kind in COLLECTIVES:
+            self.calls.append(priced)
         return self.link
 
 
@@ -99,6 +113,12 @@ def timeline(prices: Prices, assignment: Assignment) -> Timeline:
         assert found is not None  # the plan is possible
         return found
 
+    def started(edges: Sequence[Edge]) -> Sequence[PricedStep]:
+        if len(edges) == 1:
+            return steps(edges[0])
+        own = [priced for edge in edges for priced in steps(edge)]  # a bucket: one for each
+        return [prices.bucket([priced.size for priced in own], own[0].step)]
+
     def read(edge: Edge) -> None:
         if edge in arrives:
             clock.gpu = max(clock.gpu, arrives[edge])
@@ -112,9 +132,9 @@ def timeline(prices: Prices, assignment: Assignment) -> Timeline:
     for action in plan.actions:
         if isinstance(action, Start):
             time = clock.gpu
-            for priced in steps(action.edge):
+            for priced in started(action.edges):
                 time = clock.send(priced, time)
-            arrives[action.edge] = time
+            arrives.update(dict.fromkeys(action.edges, time))
             continue
         operator = graph.operators[action.operator]
         if operator.kind == "parameter":
@@ -128,4 +148,4 @@ def timeline(prices: Prices, assignment: Assignment) -> Timeline:
     for number in graph.parameters:
         for edge in plan.edges[number]:
             read(edge)
-    return Timeline(clock.gpu, clock.operators_s, clock.collectives_s)
+    return Timeline(clock.gpu, clock.operators_s, clock.collectives_s, tuple(clock.calls))

@@ -178,6 +178,48 @@ def redistribute(
     return values
 
 
+def sum_together(
+    devices: Devices, tensors: Sequence[Values], steps: Sequence[Step]
+) -> list[Values]:
+    """Sum partial tensors of one type by one collective; ``steps`` has the step of each.
+
+    All steps have the same kind, source and mesh dimension.
+    """
+    (kind,) = {step.kind for step in steps}
+    run = _reduce_together if kind == "all-reduce" else _scatter_together
+    devices.collectives[kind] += 1
+    return run(devices, tensors, steps)
+
+
+def _reduce_together(
+    devices: Devices, tensors: Sequence[Values], steps: Sequence[Step]
+) -> list[Values]:
+    own = range(len(devices.coordinates))
+    flat = [torch.cat([values[i].reshape(-1) for values in tensors]) for i in own]
+    summed = _mean(devices, devices.add(flat, steps[0].mesh_dim), steps[0])
+    parts = [whole.split([values[0].numel() for values in tensors]) for whole in summed]
+    return [[parts[i][n].view(tensors[n][i].shape) for i in own] for n in range(len(tensors))]
+
+
+def _scatter_together(
+    devices: Devices, tensors: Sequence[Values], steps: Sequence[Step]
+) -> list[Values]:
+    size, own = devices.mesh[steps[0].mesh_dim], range(len(devices.coordinates))
+    shapes, sent = [], []
+    for i in own:
+        cut = [
+            values[i]
+            .unflatten(shard_dim(step.target), (size, -1))
+            .movedim(shard_dim(step.target), 0)
+            for values, step in zip(tensors, steps, strict=True)
+        ]
+        shapes = [part.shape[1:] for part in cut]
+        sent.append(torch.cat([part.reshape(size, -1) for part in cut], 1))
+    summed = _mean(devices, devices.add_parts(sent, steps[0].mesh_dim), steps[0])
+    parts = [whole.split([shape.numel() for shape in shapes]) for whole in summed]
+    return [[parts[i][n].view(shapes[n]) for i in own] for n in range(len(tensors))]
+
+
 def _join(parts: torch.Tensor, dim: int) -> torch.Tensor:
     """Stacked parts one after the other along dimension ``dim``; a copy unless it is the first."""
     return parts.flatten(0, 1) if dim == 0 else torch.cat(parts.unbind(), dim)

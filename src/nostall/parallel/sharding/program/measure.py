@@ -1,6 +1,7 @@
 """Measurement of collectives along the dimensions of a mesh, and of the rates of a device.
 
-Calls follow each other without waiting for the device, as in a training step.
+Calls follow each other without waiting for the device, as in a training step.  Those of a CUDA
+graph take no time of the processor.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch.distributed as dist
 from nostall.parallel.sharding.cost.device_mesh import CollectiveCost
 from nostall.parallel.sharding.cost.rates import DeviceRates
 from nostall.parallel.sharding.placements import COLLECTIVES, Collective
+from nostall.parallel.sharding.program.cuda_graph import CudaGraph
 from nostall.parallel.sharding.program.devices import Devices
 from nostall.parallel.sharding.program.side_stream import SideStream
 
@@ -31,19 +33,25 @@ _MATMUL = 4096
 
 
 def measure_collectives(
-    devices: Devices, device: torch.device, sizes: Sequence[int] = SIZES
+    devices: Devices,
+    device: torch.device,
+    sizes: Sequence[int] = SIZES,
+    *,
+    in_graph: bool = False,
 ) -> dict[tuple[Collective, int], CollectiveCost]:
     """The cost of each collective along each mesh dimension; the same on all ranks.
 
     A collective call: every rank makes it.  The costs are those with the least relative error.
+    ``in_graph`` starts the collectives by CUDA graphs.
     """
+    seconds = _seconds_in_graph if in_graph else _seconds
     costs = {}
     for mesh_dim, count in enumerate(devices.mesh):
         for kind in COLLECTIVES:
             times = []
             for size in sizes:
                 action = _collective(devices, kind, mesh_dim, size, count, device)
-                times.append(_seconds(action, device))
+                times.append(seconds(action, device))
             slowest = torch.tensor(times, dtype=torch.float64, device=device)
             dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
             costs[kind, mesh_dim] = fit_cost(sizes, slowest.tolist())
@@ -93,6 +101,15 @@ def measure_rates(name: str, device: torch.device) -> DeviceRates:
     return DeviceRates(name, flops, memory, 0.0, launch_s)
 
 
+def measure_kernel(device: torch.device) -> float:
+    """Seconds of a small operator of a CUDA graph, which any operator takes at least.
+
+    A collective call if there is a process group.
+    """
+    small = torch.ones(16, device=device)
+    return _seconds_in_graph(lambda: small + 1.0, device, calls=200)
+
+
 def measure_contention(devices: Devices, device: torch.device) -> float:
     """Share of its speed that a matrix product loses while an all-reduce runs; equal on all ranks.
 
@@ -126,21 +143,23 @@ def measure_contention(devices: Devices, device: torch.device) -> float:
     return min(1.0, max(0.0, lost / reduced))
 
 
-def measure_launches(run: Callable[[], object], device: torch.device) -> float:
-    """Seconds in which the processor launches a step on an idle GPU; the slowest of all ranks.
+def measure_launches(run: Callable[[], object], device: torch.device) -> tuple[float, float]:
+    """Seconds in which the processor launches a step on an idle GPU, and until the GPU is done.
 
-    A collective call: every rank makes it.
+    Medians of the slowest rank.  A collective call: every rank makes it.
     """
-    seconds = []
+    launched, done = [], []
     for _ in range(WARM_UPS + REPEATS):
         _wait(device)
         dist.barrier()
         _wait(device)
         start = perf_counter()
         run()
-        seconds.append(perf_counter() - start)
-    _wait(device)
-    return _agreed(statistics.median(seconds[WARM_UPS:]), device)
+        launched.append(perf_counter() - start)
+        _wait(device)
+        done.append(perf_counter() - start)
+    medians = (statistics.median(seconds[WARM_UPS:]) for seconds in (launched, done))
+    return _agreed(next(medians), device), _agreed(next(medians), device)
 
 
 _LONGER = 2.5
@@ -165,6 +184,21 @@ def _seconds(action: Callable[[], object], device: torch.device, calls: int = CA
         _wait(device)
         times.append((perf_counter() - start) / calls)
     return statistics.median(times[WARM_UPS:])
+
+
+def _seconds_in_graph(
+    action: Callable[[], object], device: torch.device, calls: int = CALLS
+) -> float:
+    """As :func:`_seconds`, with the calls in a CUDA graph if all ranks can capture it."""
+
+    def several() -> None:
+        for _ in range(calls):
+            action()
+
+    graph = CudaGraph.capture(several)
+    if graph is None:
+        return _seconds(action, device, calls)
+    return _seconds(graph, device, calls=1) / calls
 
 
 def _wait(device: torch.device) -> None:

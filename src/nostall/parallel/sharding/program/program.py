@@ -7,6 +7,7 @@ strategy needs.  The collectives are therefore those that the cost model counts,
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,10 +23,16 @@ from nostall.parallel.sharding.graph import (
     output_placements,
 )
 from nostall.parallel.sharding.placements import Placements, local_shape
-from nostall.parallel.sharding.program.devices import Devices, Values, redistribute, scatter
+from nostall.parallel.sharding.program.devices import (
+    Devices,
+    Values,
+    redistribute,
+    scatter,
+    sum_together,
+)
 from nostall.parallel.sharding.program.local_operator import LocalOperator
 from nostall.parallel.sharding.program.side_stream import SideStream
-from nostall.parallel.sharding.schedule import Start, schedule
+from nostall.parallel.sharding.schedule import Start, bucket_step, schedule
 
 _CPU = torch.device("cpu")
 
@@ -62,6 +69,13 @@ class ShardedProgram:
         self._freed = self._tensors_to_free()
         self._constants: dict[str, torch.Tensor] = {}
         self._side = SideStream(device)
+        self._bucket_steps = {
+            edge: own
+            for action in self.schedule.actions
+            if isinstance(action, Start) and len(action.edges) > 1
+            for edge in action.edges
+            if (own := bucket_step(graph, assignment, edge)) is not None
+        }
 
     def _local_operator(self, number: int) -> LocalOperator | None:
         graph, node = self.step.graph, self.step.nodes[number]
@@ -78,8 +92,8 @@ class ShardedProgram:
         graph, last = self.step.graph, dict[int, int | Edge]()
         for action in self.schedule.actions:
             if isinstance(action, Start):
-                if graph.operators[action.edge.consumer].kind == "parameter":
-                    last[action.edge.tensor] = action.edge
+                if graph.operators[action.edges[0].consumer].kind == "parameter":
+                    last.update({edge.tensor: edge for edge in action.edges})
             elif graph.operators[action.operator].kind != "parameter":
                 last.update(dict.fromkeys(graph.operators[action.operator].inputs, action.operator))
         for edge in graph.edges:  # gradients that are not redistributed stay until the end
@@ -148,16 +162,14 @@ class ShardedProgram:
 
         for action in self.schedule.actions:
             if isinstance(action, Start):
-                edge = action.edge
-                work = partial(self._redistribute, values, edge)
-                started[edge] = self._side.start(work, values[edge.tensor])
-                freed = self._freed.get(edge, ())
+                started.update(self._start(action.edges, values))
+                freed = [t for edge in action.edges for t in self._freed.get(edge, [])]
             else:
                 outputs = graph.operators[action.operator].outputs
                 values.update(zip(outputs, run_operator(action.operator), strict=True))
                 if record is not None:
                     record.update({t: values[t] for t in outputs})
-                freed = self._freed.get(action.operator, ())
+                freed = self._freed.get(action.operator, [])
             if until and record is not None and until <= record.keys():
                 return StepResult([], {})
             for tensor in freed:
@@ -168,6 +180,20 @@ class ShardedProgram:
             if graph.operators[number].inputs
         }
         return StepResult(loss, gradients)
+
+    def _start(
+        self, edges: Sequence[Edge], values: Mapping[int, Values]
+    ) -> dict[Edge, Callable[[], Values]]:
+        """Start the redistributions of edges; for each, a function that waits for its result."""
+        tensors = [values[edge.tensor] for edge in edges]
+
+        def work() -> list[Values]:
+            if len(edges) == 1:
+                return [self._redistribute(values, edges[0])]
+            return sum_together(self.devices, tensors, [self._bucket_steps[e] for e in edges])
+
+        wait = self._side.start(work, list(itertools.chain.from_iterable(tensors)))
+        return {edge: partial(_entry, wait, number) for number, edge in enumerate(edges)}
 
     def _redistribute(self, values: Mapping[int, Values], edge: Edge) -> Values:
         """A tensor in the placement in which a consumer needs it."""
@@ -208,3 +234,8 @@ class ShardedProgram:
         return next(
             o.outputs[0] for o in self.step.graph.operators if o.kind == kind and o.target == target
         )
+
+
+def _entry(wait: Callable[[], list[Values]], number: int) -> Values:
+    """One of the results that a function waits for."""
+    return wait()[number]

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from typing import TypeVar
 
 import torch
 
 from nostall.parallel.sharding.program.devices import Values
+
+T = TypeVar("T")
 
 
 @cache
@@ -25,7 +28,7 @@ class SideStream:
     def __init__(self, device: torch.device) -> None:
         self._stream = _stream(device) if device.type == "cuda" else None
 
-    def start(self, work: Callable[[], Values], sources: Values) -> Callable[[], Values]:
+    def start(self, work: Callable[[], T], sources: Values) -> Callable[[], T]:
         """Start work on ``sources``; the returned function waits for it and gives its results."""
         if self._stream is None:
             results = work()
@@ -41,7 +44,7 @@ class SideStream:
         for source in sources:
             source.record_stream(self._stream)
 
-        def wait() -> Values:
+        def wait() -> T:
             torch.cuda.current_stream(device).wait_event(done)
             return results
 

@@ -24,7 +24,7 @@ def _actions(graph: ShardingGraph, assignment: Assignment) -> list[str]:
     return [
         names[action.operator]
         if isinstance(action, Run)
-        else f"{names[action.edge.producer]} -> {names[action.edge.consumer]}"
+        else f"{names[action.edges[0].producer]} -> {names[action.edges[0].consumer]}"
         for action in schedule(graph, assignment).actions
     ]
 
@@ -133,3 +133,43 @@ def _row_of_products(count: int) -> ShardingGraph:
         operators.append(Operator(f"mm{i}", "operation", "mm", read, (result,), (product,)))
     tensors = (TensorInfo((4, 4), "float32", 4),) * (2 * count + 1)
     return ShardingGraph("row", (2,), tensors, tuple(operators))
+
+
+def test_small_gradients_share_a_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three gradients of 64 bytes: the bucket is full with two, and the third has its own."""
+    monkeypatch.setattr("nostall.parallel.sharding.schedule.BUCKET_BYTES", 100)
+    graph = _gradients(3)
+    assignment = ((0,) * len(graph.operators),)
+    starts = [a for a in schedule(graph, assignment).actions if isinstance(a, Start)]
+    names = [[graph.operators[e.consumer].name for e in start.edges] for start in starts]
+    assert names == [["w0", "w1"], ["w2"]]
+    prices = Prices(graph, ClusterMesh(CLUSTER, (2,)), RATES)
+    found = timeline(prices, assignment)
+    assert [call.size for call in found.calls] == [128, 64]
+    assert found.counts == {"all-reduce": 2}
+
+
+def test_a_large_gradient_has_a_collective_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nostall.parallel.sharding.schedule.BUCKET_BYTES", 64)
+    graph = _gradients(3)
+    starts = [
+        action.edges
+        for action in schedule(graph, ((0,) * len(graph.operators),)).actions
+        if isinstance(action, Start)
+    ]
+    assert [len(edges) for edges in starts] == [1, 1, 1]
+
+
+def _gradients(count: int) -> ShardingGraph:
+    """Products whose partial sums are gradients of replicated parameters."""
+    product = (Strategy((), ("P",)),)
+    operators = [
+        Operator(f"w{i}", "parameter", f"w{i}", (count + i,), (i,), ((Strategy(("R",), ("R",)),),),
+                 moves_memory=False)
+        for i in range(count)
+    ]  # fmt: skip
+    operators += [
+        Operator(f"mm{i}", "operation", "mm", (), (count + i,), (product,)) for i in range(count)
+    ]
+    tensors = (TensorInfo((4, 4), "float32", 4),) * (2 * count)
+    return ShardingGraph("gradients", (2,), tensors, tuple(operators))

@@ -15,7 +15,7 @@ pytest.importorskip("scipy", reason="planning needs the extra nostall[sharding]"
 
 from torch.utils._pytree import tree_leaves  # noqa: E402
 
-from nostall.parallel.sharding.placements import COLLECTIVES  # noqa: E402
+from nostall.parallel.sharding.placements import COLLECTIVES, Step  # noqa: E402
 from nostall.parallel.sharding.planners.rules import RULES  # noqa: E402
 from nostall.parallel.sharding.planners.sharding import (  # noqa: E402
     Options,
@@ -23,7 +23,11 @@ from nostall.parallel.sharding.planners.sharding import (  # noqa: E402
     plan_by_rule,
     plan_sharding,
 )
-from nostall.parallel.sharding.program.devices import LocalDevices, redistribute  # noqa: E402
+from nostall.parallel.sharding.program.devices import (  # noqa: E402
+    LocalDevices,
+    redistribute,
+    sum_together,
+)
 from nostall.parallel.sharding.program.program import ShardedProgram  # noqa: E402
 from tests.unit.parallel.sharding.steps import SAMPLES, captured, job, prices  # noqa: E402
 
@@ -63,7 +67,7 @@ def check(model: str, plan: ShardingPlan) -> None:
         buffers = dict(own.module.named_buffers())
         result = program.run(parameters, buffers, tree_leaves((inputs, targets)))
     counts = {k: n for k, n in devices.collectives.items() if k in COLLECTIVES}
-    assert counts == plan.cost.counts()
+    assert counts == plan.times.counts
     loss, gradients = reference(own, inputs, targets)
     assert all(float(value) == pytest.approx(loss, rel=1e-12) for value in result.loss)
     assert result.gradients.keys() == gradients.keys()
@@ -83,3 +87,27 @@ def reference(own: Any, inputs: Any, targets: Any) -> tuple[float, dict[str, Any
     named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
     gradients = torch.autograd.grad(loss, [p for _, p in named])
     return float(loss.detach()), {name: g for (name, _), g in zip(named, gradients, strict=True)}
+
+
+@pytest.mark.parametrize(("kind", "target"), [("all-reduce", "R"), ("reduce-scatter", "S1")])
+@pytest.mark.parametrize("source", ["P", "A"])
+def test_gradients_of_a_bucket_are_summed_as_each_alone(
+    kind: str, target: str, source: str
+) -> None:
+    """Tensors of different shapes on a mesh of two dimensions, along the inner one."""
+    devices = LocalDevices((2, 2))
+    generator = torch.Generator().manual_seed(0)
+    tensors = [
+        [torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(4)]
+        for shape in ((3, 4), (1, 2, 5), (6, 2))
+    ]
+    steps = [Step(1, source, target)] * 3
+    if target == "S1":
+        steps[2] = Step(1, source, "S0")
+    together = sum_together(devices, tensors, steps)
+    assert devices.collectives[kind] == 1
+    for values, step, got in zip(tensors, steps, together, strict=True):
+        alone = redistribute(devices, values, ("R", step.source), ("R", step.target))
+        for a, b in zip(alone, got, strict=True):
+            assert a.shape == b.shape
+            assert torch.allclose(a, b, rtol=1e-14, atol=1e-14)

@@ -1,0 +1,67 @@
+"""CUDA graphs of steps: a GPU starts the kernels and collectives of a step without the processor.
+
+The processor needs tens of microseconds for an operator and more for a collective, which is longer
+than many of them run.  A graph is captured once and launched as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import torch
+import torch.distributed as dist
+
+WARM_UPS = 2
+"""Runs before the capture: they create communicators, constants and workspaces of libraries."""
+T = TypeVar("T")
+
+
+class CudaGraph(Generic[T]):
+    """The kernels of an action; calling it runs them again on the same memory.
+
+    ``result`` is what the action returned.  Its tensors have new values after each call, and belong
+    to the memory pool of the graph: a later graph of the same pool may overwrite them.
+    """
+
+    def __init__(self, graph: Any, result: T) -> None:
+        self._graph = graph
+        self.result: T | None = result
+
+    def __call__(self) -> T | None:
+        self._graph.replay()
+        return self.result
+
+    def release(self) -> None:
+        """Give the memory of the result back to the pool; the graph stays usable."""
+        self.result = None
+
+    @classmethod
+    def capture(cls, action: Callable[[], T], pool: Any = None) -> CudaGraph[T] | None:
+        """The graph of an action on the current CUDA device; None if a rank cannot capture it.
+
+        A collective call if there is a process group.  The action must not wait for the GPU.
+        """
+        for _ in range(WARM_UPS):
+            action()
+        torch.cuda.synchronize()
+        graph, result, error = torch.cuda.CUDAGraph(), None, None
+        try:
+            # Watchdog threads of NCCL use CUDA meanwhile, which the mode "global" forbids.
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+                result = action()
+        except RuntimeError as raised:
+            error = raised
+            torch.cuda.synchronize()
+        if not _all_ranks(error is None):
+            return None
+        return cls(graph, result)  # type: ignore[arg-type]
+
+
+def _all_ranks(own: bool) -> bool:
+    """Whether a statement is true on all ranks."""
+    if not dist.is_initialized():
+        return own
+    flag = torch.tensor(float(own), device="cuda")
+    dist.all_reduce(flag, op=dist.ReduceOp.MIN)
+    return bool(flag)
