@@ -170,23 +170,22 @@ def _has_neighbours(named: tuple[Register, ...]) -> bool:
 
 def _is_plain(text: str) -> bool:
     """Whether an instruction has one 32-bit result, its first operand, and 32-bit sources."""
-    words = text.split(None, 3)
-    at = 1 if words[0][0] == "@" else 0
-    base, *modifiers = words[at].split(".")
-    row = lookup(base)
-    is_general = len(words) > at + 1 and words[at + 1].startswith("R") and words[at][0] != "U"
-    is_alone = is_general and not re.match(r"R\d+, P", text.split(words[at], 1)[1].strip())
-    return row is not None and row.pipe in _PLAIN_PIPES and is_alone and not _WIDE & {*modifiers}
+    operands = _narrow_operands(text)
+    return operands.startswith("R") and not re.match(r"R\d+, P", operands)
 
 
 def _is_comparison(text: str) -> bool:
-    """Whether an instruction compares 32-bit or narrower sources, and its result is a predicate."""
-    words = text.split(None, 3)
-    at = 1 if words[0][0] == "@" else 0
-    base, *modifiers = words[at].split(".")
+    """Whether the first result of an instruction is a predicate, and its sources are 32-bit."""
+    return _narrow_operands(text).startswith("P")
+
+
+def _narrow_operands(text: str) -> str:
+    """The operands of an instruction of a plain pipe with no 64-bit operand; else empty."""
+    words = text.split(None, 2 if text.startswith("@") else 1)
+    base, *modifiers = words[-2 if len(words) > 1 else 0].split(".")
     row = lookup(base)
-    is_predicate = len(words) > at + 1 and words[at + 1].startswith("P")
-    return row is not None and row.pipe in _PLAIN_PIPES and is_predicate and not _WIDE & {*modifiers}
+    is_narrow = row is not None and row.pipe in _PLAIN_PIPES and not _WIDE & {*modifiers}
+    return words[-1].strip() if is_narrow and len(words) > 1 and base[0] != "U" else ""
 
 
 def _owners(row: Row, named: tuple[Register, ...]) -> tuple[list[bool], list[bool]]:
@@ -212,10 +211,10 @@ def _template(
 ) -> Template | None:
     """The marks relative to the operands; None if a mark may belong to none or to several.
 
-    ``owns``: the operands that may have a mark (:func:`_owners`).  The marks of an operand are a run
-    of consecutive registers that begins at the named one; a predicate is one register.  The run of
-    one operand must end before the register of the next one, and a register that several operands
-    name must be alone.
+    ``owns``: the operands that may have a mark (:func:`_owners`).  The marks of an operand are a
+    run of consecutive registers that begins at the named one; a predicate is one register.  The
+    run of one operand must end before the register of the next one, and a register that several
+    operands name must be alone.
     """
     template: list[tuple[int, int]] = []
     remaining = set(marked)
