@@ -68,9 +68,8 @@ class Marks:
         key, named = shape_of(text)
         shape = self.shapes.get(key)
         is_known = shape is not None and (shape.is_irregular or shape.defs is not None)
-        is_clear = _are_apart(named)
+        is_clear = _are_apart(tuple(dict.fromkeys(named)))
         is_clear |= _is_plain(text) and not _has_neighbours(named)
-        is_clear |= _is_comparison(text) and _are_apart(tuple(dict.fromkeys(named)))
         return key, not is_known and is_clear and not _ends_block(text)
 
     def learn(self, row: Row) -> None:
@@ -116,10 +115,7 @@ def _ends_block(text: str) -> bool:
 
 
 def _are_apart(named: tuple[Register, ...]) -> bool:
-    """Whether general registers of one file are so far apart that each mark has one owner.
-
-    A predicate may occur twice: the first operand that names it is the result (:func:`_owners`).
-    """
+    """Whether general registers of one file are so far apart that each mark has one owner."""
     by_file: dict[str, list[int]] = {}
     for file, number in named:
         if not file.endswith("P"):
@@ -174,11 +170,6 @@ def _is_plain(text: str) -> bool:
     return operands.startswith("R") and not re.match(r"R\d+, P", operands)
 
 
-def _is_comparison(text: str) -> bool:
-    """Whether the first result of an instruction is a predicate, and its sources are 32-bit."""
-    return _narrow_operands(text).startswith("P")
-
-
 def _narrow_operands(text: str) -> str:
     """The operands of an instruction of a plain pipe with no 64-bit operand; else empty."""
     words = text.split(None, 2 if text.startswith("@") else 1)
@@ -214,14 +205,15 @@ def _template(
     ``owns``: the operands that may have a mark (:func:`_owners`).  The marks of an operand are a
     run of consecutive registers that begins at the named one; a predicate is one register.  The
     run of one operand must end before the register of the next one, and a register that several
-    operands name must be alone.
+    owners name must be alone.
     """
+    owned = [register for register, is_owner in zip(named, owns, strict=True) if is_owner]
     template: list[tuple[int, int]] = []
     remaining = set(marked)
     for at, (file, start) in enumerate(named):
         if (file, start) not in marked or not owns[at]:
             continue
-        if file.endswith("P") or named.count((file, start)) > 1:
+        if file.endswith("P") or owned.count((file, start)) > 1:
             if not file.endswith("P") and (file, start + 1) in marked:
                 return None
             template.append((at, 0))

@@ -77,6 +77,19 @@ def test_a_predicate_that_is_result_and_source_is_learnt(
     assert set(derived[1]) == set(registers(" ".join(renamed.get(r, r) for r in sources.split())))
 
 
+def test_a_wide_result_that_is_also_a_source_is_learnt() -> None:
+    """The accumulator of a matrix product is its result; both have four registers."""
+    marks = Marks()
+    text = "HMMA.1688.F32 R76, R114, R89, R76"
+    assert marks.lesson(text)[1]
+    quad = [("R", number) for number in range(76, 80)]
+    marks.learn(row(text, quad, [("R", 114), ("R", 115), ("R", 89), *quad]))
+    derived = marks.derive("HMMA.1688.F32 R4, R20, R22, R8")
+    assert derived is not None
+    assert set(derived[0]) == {("R", number) for number in range(4, 8)}
+    assert set(derived[1]) == {("R", n) for n in (20, 21, 22, *range(8, 12))}
+
+
 def test_a_wide_source_that_two_operands_name_teaches_nothing() -> None:
     marks = Marks()
     marks.learn(row("DSETP.NAN.AND P0, PT, R4, R4, PT", registers("P0"), registers("R4 R5")))
