@@ -15,6 +15,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -199,16 +200,25 @@ def _strength(rules: RuleSet) -> tuple[int, list[str]]:
     return sum(_CLAIMS.index(rule.claim) for rule in rules), sorted(rule.name for rule in rules)
 
 
-def corpus_gaps(paths: Sequence[Path]) -> Iterator[Gap | None]:
+def corpus_gaps(paths: Sequence[Path], jobs: int) -> Iterator[Gap | None]:
     """The gap of each function of some cubins, or None if it is accepted."""
-    for path in paths:
-        name = str(path.relative_to(catalogue.ROOT))
-        try:
-            program = Program.from_cubin(path.read_bytes())
-        except BadBinary:
-            continue
-        for function in program.functions:
-            yield gap(function, program.sm, f"{name}:{function.name}")
+    if jobs == 1:
+        for path in paths:
+            yield from cubin_gaps(path)
+        return
+    with ProcessPoolExecutor(jobs) as pool:
+        for gaps in pool.map(cubin_gaps, paths):
+            yield from gaps
+
+
+def cubin_gaps(path: Path) -> list[Gap | None]:
+    """The gap of each function of one cubin; none if nostall cannot read it."""
+    name = str(path.relative_to(catalogue.ROOT))
+    try:
+        program = Program.from_cubin(path.read_bytes())
+    except BadBinary:
+        return []
+    return [gap(f, program.sm, f"{name}:{f.name}") for f in program.functions]
 
 
 def library_gaps(options: argparse.Namespace) -> Iterator[Gap | None]:
@@ -260,6 +270,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", type=int, default=300, help="functions by library and sm")
     parser.add_argument("--max-size", type=int, default=600, help="instructions of a function")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so long")
+    parser.add_argument("--jobs", type=int, default=1, help="processes that read the corpus")
     parser.add_argument("--out", type=Path, required=True)
 
 
@@ -268,7 +279,7 @@ def main(options: argparse.Namespace) -> int:
     began = saved = time.monotonic()
     os.nice(5)
     by_size = sorted(catalogue.corpus(), key=lambda path: path.stat().st_size)
-    results = library_gaps(options) if options.wheels else corpus_gaps(by_size)
+    results = library_gaps(options) if options.wheels else corpus_gaps(by_size, options.jobs)
     functions, gaps = 0, list[Gap]()
     for result in results:
         functions += 1

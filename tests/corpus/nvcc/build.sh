@@ -37,6 +37,8 @@ build clusters clusters "" 90 100 120
 build hopper hopper "" 90a
 build warpgroup warpgroup "" 90a
 build blackwell blackwell "" 100a
+build wide_conversions wide_conversions "" 75 86 90 120
+build tensor_ring tensor_ring "" 100a
 build block_scaled block_scaled "" 120a
 
 # Two images in one file, compressed (the compiler's default) and not.

@@ -31,3 +31,25 @@ extern "C" __global__ void pairs_equal(int *out, const uint4 *in, int count) {
     bool found = __hbeq2(a, b) | __hbeq2(b, c) | __hbgt2(a, c);
     if (found) out[k] = k;
 }
+
+// Chains of comparisons: the predicate of one is the only input of the next that is late.
+#define LONG_CHAIN(name, compare, joined)                                              \
+    extern "C" __global__ void name(int *out, const uint4 *in, float bound, int count) { \
+        int k = blockIdx.x * blockDim.x + threadIdx.x;                                 \
+        if (k >= count) return;                                                        \
+        __half limit = __float2half(bound);                                            \
+        uint4 four = in[k];                                                            \
+        __half *v = (__half *)&four;                                                   \
+        bool found = compare(v[0], limit);                                             \
+        _Pragma("unroll") for (int i = 1; i < 8; ++i) found = found joined compare(v[i], limit); \
+        out[k] = found;                                                                \
+    }
+
+LONG_CHAIN(long_any_equal, __heq, |)
+LONG_CHAIN(long_all_equal, __heq, &)
+LONG_CHAIN(long_any_unequal, __hne, |)
+LONG_CHAIN(long_any_less, __hlt, |)
+LONG_CHAIN(long_all_less, __hlt, &)
+LONG_CHAIN(long_any_greater, __hgt, |)
+LONG_CHAIN(long_all_greater, __hge, &)
+LONG_CHAIN(long_odd_equal, __heq, ^)

@@ -33,7 +33,7 @@ _CHECKED_SHARE = 64
 """One of this many functions is listed with marks, to check the shapes that were learnt."""
 _LESSONS = 3
 """Instructions of one shape that are listed with marks at a time."""
-_MAX_LESSONS = 24
+_MAX_LESSONS = 60
 """Instructions of one shape after which a shape that was not learnt is given up."""
 _EXIT = bytes.fromhex("4d790000000000000000800300ea0f00")
 """``EXIT``, which ends a function."""

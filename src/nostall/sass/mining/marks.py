@@ -68,7 +68,8 @@ class Marks:
         key, named = shape_of(text)
         shape = self.shapes.get(key)
         is_known = shape is not None and (shape.is_irregular or shape.defs is not None)
-        is_clear = _are_apart(named) or (_is_plain(text) and not _has_neighbours(named))
+        is_clear = _are_apart(tuple(dict.fromkeys(named)))
+        is_clear |= _is_plain(text) and not _has_neighbours(named)
         return key, not is_known and is_clear and not _ends_block(text)
 
     def learn(self, row: Row) -> None:
@@ -114,14 +115,14 @@ def _ends_block(text: str) -> bool:
 
 
 def _are_apart(named: tuple[Register, ...]) -> bool:
-    """Whether registers of one file are so far apart that each mark has one owner."""
+    """Whether general registers of one file are so far apart that each mark has one owner."""
     by_file: dict[str, list[int]] = {}
     for file, number in named:
-        by_file.setdefault(file, []).append(number)
-    for file, numbers in by_file.items():
-        gap = 1 if file.endswith("P") else _GAP
+        if not file.endswith("P"):
+            by_file.setdefault(file, []).append(number)
+    for numbers in by_file.values():
         numbers.sort()
-        if any(second - first < gap for first, second in pairwise(numbers)):
+        if any(second - first < _GAP for first, second in pairwise(numbers)):
             return False
     return True
 
@@ -145,7 +146,8 @@ def _templates(
     row: Row, named: tuple[Register, ...], used: tuple[Register, ...]
 ) -> tuple[Template | None, Template | None]:
     """(template of the defined registers, of the used ones); (None, None) if it is not certain."""
-    defs, uses = _template(row.defs, named), _template(used, named)
+    results, sources = _owners(row, named)
+    defs, uses = _template(row.defs, named, results), _template(used, named, sources)
     if defs is not None and uses is not None:
         return defs, uses
     if _is_plain(row.text) and not _has_neighbours(named):
@@ -164,26 +166,59 @@ def _has_neighbours(named: tuple[Register, ...]) -> bool:
 
 def _is_plain(text: str) -> bool:
     """Whether an instruction has one 32-bit result, its first operand, and 32-bit sources."""
-    words = text.split(None, 3)
-    at = 1 if words[0][0] == "@" else 0
-    base, *modifiers = words[at].split(".")
+    operands = _narrow_operands(text)
+    return operands.startswith("R") and not re.match(r"R\d+, P", operands)
+
+
+def _narrow_operands(text: str) -> str:
+    """The operands of an instruction of a plain pipe with no 64-bit operand; else empty."""
+    words = text.split(None, 2 if text.startswith("@") else 1)
+    base, *modifiers = words[-2 if len(words) > 1 else 0].split(".")
     row = lookup(base)
-    is_general = len(words) > at + 1 and words[at + 1].startswith("R") and words[at][0] != "U"
-    is_alone = is_general and not re.match(r"R\d+, P", text.split(words[at], 1)[1].strip())
-    return row is not None and row.pipe in _PLAIN_PIPES and is_alone and not _WIDE & {*modifiers}
+    is_narrow = row is not None and row.pipe in _PLAIN_PIPES and not _WIDE & {*modifiers}
+    return words[-1].strip() if is_narrow and len(words) > 1 and base[0] != "U" else ""
 
 
-def _template(marked: tuple[Register, ...], named: tuple[Register, ...]) -> Template | None:
+def _owners(row: Row, named: tuple[Register, ...]) -> tuple[list[bool], list[bool]]:
+    """(whether each operand may be a result, whether it may be a source).
+
+    They differ from True only for a guard, and for a register that several operands name: results
+    come first in the text, so the first of these operands is the result if the row defines the
+    register, and the other ones are sources.
+    """
+    has_guard = row.text.startswith("@")
+    results, sources = [True] * len(named), [True] * len(named)
+    for at, register in enumerate(named):
+        is_guard = has_guard and at == 0
+        is_first = register not in named[has_guard:at]
+        is_repeated = named.count(register) > 1
+        results[at] = not is_guard and is_first
+        sources[at] = is_guard or not (is_repeated and is_first and register in row.defs)
+    return results, sources
+
+
+def _template(
+    marked: tuple[Register, ...], named: tuple[Register, ...], owns: list[bool]
+) -> Template | None:
     """The marks relative to the operands; None if a mark may belong to none or to several.
 
-    The marks of an operand are a run of consecutive registers that begins at the named one.  The
-    run of one operand must end before the register of the next one.
+    ``owns``: the operands that may have a mark (:func:`_owners`).  The marks of an operand are a
+    run of consecutive registers that begins at the named one; a predicate is one register.  The
+    run of one operand must end before the register of the next one, and a register that several
+    owners name must be alone.
     """
+    owned = [register for register, is_owner in zip(named, owns, strict=True) if is_owner]
     template: list[tuple[int, int]] = []
     remaining = set(marked)
-    if len(set(named)) < len(named):
-        return None
     for at, (file, start) in enumerate(named):
+        if (file, start) not in marked or not owns[at]:
+            continue
+        if file.endswith("P") or owned.count((file, start)) > 1:
+            if not file.endswith("P") and (file, start + 1) in marked:
+                return None
+            template.append((at, 0))
+            remaining.discard((file, start))
+            continue
         width = 0
         while (file, start + width) in remaining:
             if width and (file, start + width) in named:

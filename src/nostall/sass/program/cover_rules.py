@@ -96,8 +96,9 @@ _OWN_GROUP = (
 def group(instruction: Instruction, sm: int) -> str:
     """The group of an instruction in the rules, or "" if no rule is about it.
 
-    The group of an opcode of the load/store unit is the opcode.  64-bit floating-point conversions
-    are not in the group of the other conversions, because another unit executes them.
+    The group of an opcode of the load/store unit is the opcode.  Conversions with an FP64 or a
+    64-bit integer operand are not in the group of the other conversions, because compiler output
+    needs no order between them.
     """
     if instruction.has_fixed_latency(sm) and instruction.base != "BAR":
         return ""
@@ -111,7 +112,7 @@ def _group(base: str, pipe: Pipe, modifiers: frozenset[str]) -> str:
     if base in _FUNCTIONS:
         if "F64" in modifiers:
             return "double-conversions"
-        return "" if modifiers & {"S64", "U64"} else "functions"
+        return "wide-conversions" if modifiers & {"S64", "U64"} else "functions"
     if base in _BIT_COUNTS:
         return "bit-counts"
     units = {Pipe.DOUBLE: "double", Pipe.MMA: "double-matrix", Pipe.TEXTURE: "texture"}
@@ -142,6 +143,7 @@ _RESULTS_IN_ORDER = {
     "warp reductions": "REDUX",
     "functions": "functions",
     "double-conversions": "double-conversions",
+    "wide-conversions": "wide-conversions",
     "bit-counts": "bit-counts",
     "uniform special registers": "S2UR",
     "double": "double",

@@ -17,6 +17,11 @@ def row(text: str, defs: list[Register], uses: list[Register]) -> Row:
     return Row(0, text, 0, tuple(defs), tuple(uses))
 
 
+def registers(names: str) -> list[Register]:
+    """The registers in a list of names such as ``R4 P1``."""
+    return [(name.rstrip("0123456789"), int(name.lstrip("PRU"))) for name in names.split()]
+
+
 def test_a_shape_has_no_register_numbers_immediates_or_signs() -> None:
     shape, named = shape_of("@!P0 IADD3 R4, -R5.reuse, 0x10, RZ")
     assert shape == shape_of("@P3 IADD3 R1, R2, 0xff, RZ")[0]
@@ -45,6 +50,50 @@ def test_an_ambiguous_instruction_teaches_nothing() -> None:
     marks = Marks()
     marks.learn(row("DADD R4, R4, R6", [("R", 4), ("R", 5)], [("R", n) for n in range(4, 8)]))
     assert marks.derive("DADD R10, R12, R14") is None
+
+
+@pytest.mark.parametrize(
+    "text, result, sources",
+    [
+        ("HSETP2.EQ.OR P1, PT, R11.H0_H0, R4, P1", "P1", "R11 R4 P1"),
+        ("@P1 HSETP2.EQ.OR P1, PT, R11.H0_H0, R4, P2", "P1", "P1 R11 R4 P2"),
+        ("HSETP2.NAN.AND P1, PT, R4.H0_H0, R4.H0_H0, P1", "P1", "R4 P1"),
+        ("@P1 ISETP.GE.U32.OR P2, PT, R4, R8, P1", "P2", "P1 R4 R8"),
+    ],
+)
+def test_a_predicate_that_is_result_and_source_is_learnt(
+    text: str, result: str, sources: str
+) -> None:
+    """The first operand of the name is the result; another instruction may use other predicates."""
+    marks = Marks()
+    assert marks.lesson(text)[1]
+    marks.learn(row(text, registers(result), registers(sources)))
+    assert marks.derive(text) is not None
+    other = text.replace("P1", "P6").replace("R4", "R30")
+    renamed = {"P1": "P6", "R4": "R30"}
+    derived = marks.derive(other)
+    assert derived is not None
+    assert set(derived[0]) == set(registers(renamed.get(result, result)))
+    assert set(derived[1]) == set(registers(" ".join(renamed.get(r, r) for r in sources.split())))
+
+
+def test_a_wide_result_that_is_also_a_source_is_learnt() -> None:
+    """The accumulator of a matrix product is its result; both have four registers."""
+    marks = Marks()
+    text = "HMMA.1688.F32 R76, R114, R89, R76"
+    assert marks.lesson(text)[1]
+    quad = [("R", number) for number in range(76, 80)]
+    marks.learn(row(text, quad, [("R", 114), ("R", 115), ("R", 89), *quad]))
+    derived = marks.derive("HMMA.1688.F32 R4, R20, R22, R8")
+    assert derived is not None
+    assert set(derived[0]) == {("R", number) for number in range(4, 8)}
+    assert set(derived[1]) == {("R", n) for n in (20, 21, 22, *range(8, 12))}
+
+
+def test_a_wide_source_that_two_operands_name_teaches_nothing() -> None:
+    marks = Marks()
+    marks.learn(row("DSETP.NAN.AND P0, PT, R4, R4, PT", registers("P0"), registers("R4 R5")))
+    assert marks.derive("DSETP.NAN.AND P0, PT, R6, R8, PT") is None
 
 
 def test_a_shape_that_disagrees_is_discarded() -> None:
