@@ -163,7 +163,8 @@ BENCHMARKS: tuple[Benchmark, ...] = (
          "How fast are chains that no rule was written for, and their plans?",
          "unseen_test.json.gz unseen_reported.json unseen_train.json.gz unseen_fit.json "
          "plans_80153b1a.json", "fusion-unseen.md", "fusion.unseen.run"),
-    _row("fusion.optimizer_steps", "GPU", "What can fused optimiser steps gain?"),
+    _row("fusion.optimizer_steps", "GPU", "What can fused optimiser steps gain?",
+         "optimizer_steps.json", "fusion-unseen.md"),
     _row("fusion.cost_model", "GPU", "Does the cost model rank kernel plans as a GPU does?",
          "cost_model.json.gz", "fusion-cost-model.md", "fusion.cost_model.evaluate"),
     _row("fusion.cost_model_fit", "CPU", "Which coefficients fit the measured plans?",
@@ -184,7 +185,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
          "models models_repeated models_slow_host", "torch-compile.md"),
     _row("torch_compile.user_models", "GPU",
          "Do whole models gain, as users write them (with --zoo users)?",
-         module="torch_compile.models"),
+         "user_models", "fusion-unseen.md", "torch_compile.models"),
     _row("torch_compile.guarantees", "GPU", "Do the documented guarantees of the backend hold?",
          "guarantees_h200.json", "torch-compile.md"),
     # Pipeline plans

@@ -140,10 +140,10 @@ def print_plans(names: Sequence[str]) -> None:
     for name in names:
         graph = chain_graph(ALL_CHAINS[name])
         print(f"{name}: at least {min_bytes(graph) / 1e6:.1f} MB")
-        for partition, groups in partitions(graph).items():
-            for group in groups:
+        for partition, kernels in partitions(graph).items():
+            for group in kernels.groups:
                 try:
-                    plan = default_plan(schedule_operators(graph, group))
+                    plan = default_plan(schedule_operators(kernels.graph, group))
                     print(f"  {partition}: {plan} (modelled best)")
                 except BadInput as error:
                     print(f"  {partition}: no kernel, will be split: {error}")

@@ -25,9 +25,9 @@ from nostall.fusion.codegen.tiling.plan_variants import plans_with_variants
 from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel
 from nostall.fusion.explore.default_partition import default_partition
 from nostall.fusion.graph.graph import Graph
+from nostall.fusion.recompute.copies import Kernels
+from nostall.fusion.recompute.kernels import default_kernels
 from nostall.gpu.clock import ReplayClock
-
-Partition = list[tuple[int, ...]]
 
 
 class _Module(nn.Module):
@@ -56,12 +56,16 @@ def chain_graph(chain: Chain, device: str = "cpu") -> Graph:
     return captured.graph
 
 
-def partitions(graph: Graph) -> dict[str, Partition]:
-    """The explorer's and the greedy partition by name; only the former if they are equal."""
-    partitions = {"explorer": default_partition(graph), "greedy": grow_partition(graph)}
-    if sorted(partitions["explorer"]) == sorted(partitions["greedy"]):
-        del partitions["greedy"]
-    return partitions
+def partitions(graph: Graph) -> dict[str, Kernels]:
+    """The explorer's kernels and those of the greedy partition by name.
+
+    Only the former if the explorer's partition is the greedy one.
+    """
+    kernels = {"explorer": default_kernels(graph)}
+    greedy = grow_partition(graph)
+    if sorted(greedy) != sorted(default_partition(graph)):
+        kernels["greedy"] = Kernels.of(graph, greedy)
+    return kernels
 
 
 def min_bytes(graph: Graph) -> int:
@@ -93,11 +97,10 @@ def tune(
     graph = chain_graph(chain)
     candidates: list[tuple[float, str, StitchedGraph, Method]] = []
     tuning: dict[str, Any] = {}
-    for name, groups in partitions(graph).items():
+    for name, kernels in partitions(graph).items():
         autotuner = Autotuner(ReplayClock(), max_candidates, folder=folder)
-        stitched = stitch(
-            graph, groups, choice=autotuner if max_candidates else default_plan, folder=folder
-        )
+        choice = autotuner if max_candidates else default_plan
+        stitched = stitch(kernels.graph, kernels.groups, choice=choice, folder=folder)
         candidate = stitched_method(stitched, len(chain.inputs))
         seconds = time_quickly(candidate.run, sets)
         candidates.append((seconds, name, stitched, candidate))
@@ -128,9 +131,11 @@ def rebuild(chain: Chain, description: dict[str, Any], folder: Path) -> Stitched
     Raises :class:`BadInput` if the present planner makes other plans.
     """
     graph = chain_graph(chain)
-    groups = partitions(graph).get(description["partition"]) or partitions(graph)["explorer"]
+    known = partitions(graph)
+    kernels = known.get(description["partition"]) or known["explorer"]
     remaining = chosen_plans(description["plans"])
-    stitched = stitch(graph, groups, choice=partial(_next_plan, remaining), folder=folder)
+    choice = partial(_next_plan, remaining)
+    stitched = stitch(kernels.graph, kernels.groups, choice=choice, folder=folder)
     if kernel_plans(stitched) != description["plans"]:
         raise BadInput(
             f"{chain.name}: the result has the plans {description['plans']}, "

@@ -58,11 +58,10 @@ from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan, PackedPlan
 from nostall.fusion.codegen.tiling.plan_space import plans
 from nostall.fusion.codegen.tiling.plan_variants import with_eager_loads, with_evict_first
 from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel
-from nostall.fusion.evaluate import DeltaEvaluator
-from nostall.fusion.explore import explore
 from nostall.fusion.graph import builder
 from nostall.fusion.graph.builder import stored_value
 from nostall.fusion.graph.graph import Graph
+from nostall.fusion.recompute.kernels import default_kernels
 from nostall.fusion.testing.triton_interpreter import prepare
 
 ON_GPU = torch.cuda.is_available()
@@ -105,13 +104,17 @@ def check_graph(sample: RandomGraph, folder: Path, seen: Counter[str]) -> list[s
         return kernel
 
     graph = sample.graph
-    patterns = explore(DeltaEvaluator(graph)).partition.kernels if sample.seed % 2 else None
-    stitched = stitch(graph, patterns, choice=choose, folder=folder)
+    kernels = default_kernels(graph) if sample.seed % 2 else None
+    if kernels is None:
+        stitched = stitch(graph, choice=choose, folder=folder)
+    else:
+        stitched = stitch(kernels.graph, kernels.groups, choice=choose, folder=folder)
+        seen["graphs with values computed again"] += kernels.graph is not graph
     seen["graphs with NaN and Inf"] += sample.seed % 3 == 0
     seen["graphs with a size that varies"] += graph.varying is not None
-    kernels = [step for step in stitched.steps if not isinstance(step, int)]
-    seen["kernels"] += len(kernels)
-    seen["packed kernels"] += sum(isinstance(k.program.plan, PackedPlan) for k in kernels)
+    loaded = [step for step in stitched.steps if not isinstance(step, int)]
+    seen["kernels"] += len(loaded)
+    seen["packed kernels"] += sum(isinstance(k.program.plan, PackedPlan) for k in loaded)
     wrong = []
     for reason, count in stitched.illegal_reasons.items():
         if graph.varying is None:

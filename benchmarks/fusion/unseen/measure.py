@@ -25,7 +25,6 @@ from benchmarks.fusion.chains.methods import MAX_AUTOTUNE
 from benchmarks.fusion.chains.programs import CHAINS, Chain
 from benchmarks.fusion.chains.reported import REPORTED
 from benchmarks.fusion.chains.stitched import (
-    Partition,
     chain_graph,
     kernel_plans,
     min_bytes,
@@ -57,13 +56,17 @@ from nostall.fusion.codegen.runtime.stitched_graph import stitch
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
 from nostall.fusion.codegen.tiling.plan_space import plans
 from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel, plan_kernel
+from nostall.fusion.explore.default_partition import default_partition
 from nostall.fusion.graph.graph import Graph
+from nostall.fusion.recompute.copies import Kernels
 
 ALL_CHAINS: Mapping[str, Chain] = {**CHAINS, **GENERATED, **REPORTED}
 COMPILE_TIMEOUT = 60.0
 """Seconds that a chain waits for compilation; plans that take longer are left out."""
 INDUCTOR, AUTOTUNED = "torch.compile", "max-autotune"
 """Names of Inductor's versions: its defaults, and its mode max-autotune-no-cudagraphs."""
+EARLIER = "earlier plans"
+"""Name of the version with the plans of another commit."""
 _SEEN_KERNELS: set[int] = set()
 
 
@@ -89,37 +92,43 @@ class Sample:
     """What is measured of a chain: its partitions, and the plans of each kernel."""
 
     graph: Graph
-    partitions: dict[str, Partition]
+    partitions: dict[str, Kernels]
     kernels: list[KernelSample]
 
     def programs(self) -> list[Program]:
         """All programs to compile."""
         programs = [program for kernel in self.kernels for program in kernel.programs()]
-        for group in {group for groups in self.partitions.values() for group in groups}:
-            try:
-                programs.append(generate(self.graph, group))
-            except BadInput:  # stitching splits this group or runs it in PyTorch
-                continue
+        for part in self.partitions.values():
+            for group in part.groups:
+                try:
+                    programs.append(generate(part.graph, group))
+                except BadInput:  # stitching splits this group or runs it in PyTorch
+                    continue
         return list({program.key: program for program in programs}.values())
 
 
 def sample(name: str, max_plans: int, earlier: Sequence[str] = ()) -> Sample:
     """The chain's partitions and the sampled plans of the kernels of the explorer's partition.
 
-    ``earlier``: the plan that is added to the sample of each kernel, in order of the kernels.
+    ``earlier``: a plan of another commit for each kernel without values computed again; it is added
+    to the sample of that kernel.
     """
     graph = chain_graph(ALL_CHAINS[name])
-    both = partitions(graph)
+    known = partitions(graph)
+    best = known["explorer"]
     kernels = []
-    added = dict(zip(sorted(both["explorer"]), earlier, strict=False))
-    for group in sorted(both["explorer"]) if max_plans > 1 else ():
-        schedule = find_schedule(graph, group)
+    added = {}
+    if earlier:
+        known[EARLIER] = Kernels.of(graph, sorted(default_partition(graph)))
+        added = dict(zip(known[EARLIER].groups, earlier, strict=False))
+    for group in sorted(best.groups) if max_plans > 1 else ():
+        schedule = find_schedule(best.graph, group)
         if schedule is not None and plans(schedule).legal:
             chosen = sample_plans(schedule, max_plans, seed=0)
             if group in added and added[group] not in map(str, chosen):
                 chosen = (*chosen, *_named_plans(schedule, added[group]))
             kernels.append(KernelSample(group, schedule, chosen, len(plans(schedule).legal_plans)))
-    return Sample(graph, both, kernels)
+    return Sample(graph, known, kernels)
 
 
 def _named_plans(schedule: Schedule, name: str) -> list[KernelPlan]:
@@ -227,30 +236,26 @@ def _stitched_methods(
     """The stitched versions by name, and their plans: the modelled best plans of each partition,
     the fastest measured plan of each kernel of the explorer's, and its earlier plans if any."""
     fastest = {tuple(kernel["operators"]): _fastest_plan(kernel) for kernel in kernels}
-    choices: dict[str, tuple[Partition, Callable[[Schedule], PlannedKernel]]] = {
-        name: (groups, default_plan) for name, groups in work.partitions.items()
+    choices: dict[str, tuple[Kernels, Callable[[Schedule], PlannedKernel]]] = {
+        name: (part, default_plan) for name, part in work.partitions.items()
     }
     if kernels:
         choices["measured plans"] = work.partitions["explorer"], partial(_measured_plan, fastest)
     if job.earlier:
-        choices["earlier plans"] = (
-            work.partitions["explorer"],
-            partial(
-                earlier_plan,
-                dict(zip(sorted(work.partitions["explorer"]), job.earlier, strict=False)),
-            ),
-        )
+        kernels_then = work.partitions[EARLIER]
+        names = dict(zip(kernels_then.groups, job.earlier, strict=False))
+        choices[EARLIER] = kernels_then, partial(earlier_plan, names)
     methods: dict[str, Method] = {}
     details: dict[str, Any] = {}
-    for name, (groups, choice) in choices.items():
+    for name, (part, choice) in choices.items():
         try:
-            stitched = stitch(work.graph, groups, choice=choice, folder=job.settings.folder)
+            stitched = stitch(part.graph, part.groups, choice=choice, folder=job.settings.folder)
         except Exception as error:
             failures[name] = one_line(error)
             continue
         details[name] = {
             "plans": kernel_plans(stitched),
-            "groups": [list(group) for group in groups],
+            "groups": [list(group) for group in part.groups],
             "steps_in_pytorch": sum(isinstance(step, int) for step in stitched.steps),
             "refused": dict(stitched.illegal_reasons),
         }

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import geometric_mean, median
+from statistics import geometric_mean
 from typing import Any
 
 from benchmarks.fusion.chains.generated import KINDS
-from benchmarks.fusion.unseen.measure import AUTOTUNED, INDUCTOR
+from benchmarks.fusion.unseen import whole_models
+from benchmarks.fusion.unseen.measure import AUTOTUNED, EARLIER, INDUCTOR
 from benchmarks.harness.markdown import PAGES, link, page, table, wrapped
 from benchmarks.harness.result_file import load, results
 from nostall.core.files import write_atomically
@@ -20,9 +21,9 @@ from nostall.core.measurement import Comparison
 
 PAGE = PAGES / "fusion-unseen.md"
 FOLDER, MODELS = results("fusion"), results("torch_compile") / "user_models"
-MODELLED, MEASURED, EARLIER = "explorer", "measured plans", "earlier plans"
+MODELLED, MEASURED = "explorer", "measured plans"
 DEPLOYED_TARGET, LEAST_RATIO, SHARE_TARGET = 1.5, 0.90, 0.95
-LOOP_TARGET, GPU_TARGET, LEAST_MODEL, AUTOTUNED_TARGET = 1.05, 1.08, 0.99, 1.3
+AUTOTUNED_TARGET = 1.3
 
 Row = Mapping[str, Any]
 
@@ -180,93 +181,8 @@ def autotuned_section(path: Path) -> list[str]:
     return [_source(path, record), wrapped(text), table(head, rows)]
 
 
-def models_section(folder: Path) -> list[str]:
-    """Whole models: ratios in a loop and on the GPU alone, kernels, seconds, refusals."""
-    records = [load(path) for path in sorted(folder.glob("*.gain.json"))]
-    complete = [record for record in records if record.get("complete")]
-    rows, ratios = [], defaultdict(list)
-    for record in complete:
-        cells = [record["model"]]
-        for clock in ("looped", "replayed"):
-            found = record.get(clock, {}).get("compared", {}).get("nostall")
-            if found is None:
-                cells.append("–")
-                continue
-            ratios[clock].append(found["ratio"])
-            cells.append(f"{found['ratio']:.3f} [{found['low']:.3f}, {found['high']:.3f}]")
-        graphs = record["graphs"].get("nostall", [])
-        kept, stitched = (sum(graph[key] for graph in graphs) for key in ("left", "kernels"))
-        launches = record.get("kernels", {})
-        counts = [str(launches.get(name, {}).get("launches", "–")) for name in _METHODS]
-        starts = record["starts_in_one_process"]
-        seconds = [f"{starts[name]['first_s']:.0f}" for name in _METHODS]
-        chosen = starts["nostall"]
-        refused = sum(_is_refusal(graph) for graph in graphs)
-        rows.append(
-            [
-                *cells,
-                f"{stitched} ({kept} left)",
-                " / ".join(counts),
-                " / ".join(seconds),
-                f"{chosen['until_chosen_s']:.0f}" if chosen["chosen"] else "not chosen",
-                str(refused),
-            ]
-        )
-    head = ["model", "in a loop", "on the GPU alone", "stitched kernels", "launches of a step"]
-    head += ["first step, s", "until chosen, s", "graphs kept for accuracy or layout"]
-    texts = [f"{len(complete)} of {len(records)} measured models are complete."]
-    for clock, target, what in (
-        ("looped", LOOP_TARGET, "in a loop"),
-        ("replayed", GPU_TARGET, "on the GPU alone"),
-    ):
-        if found := ratios[clock]:
-            mean = geometric_mean(found)
-            texts.append(
-                f"Geometric mean {what}: {mean:.3f} (target {target}: {_yes(mean >= target)}); "
-                f"lowest {min(found):.3f} (target {LEAST_MODEL}: "
-                f"{_yes(min(found) >= LEAST_MODEL)})."
-            )
-    cards = sorted({f"{r['gpu']}, PyTorch {r['torch']}" for r in complete})
-    about = (
-        "`python -m benchmarks run torch_compile.user_models --zoo users` on "
-        f"{'; '.join(cards) or 'no GPU yet'}: a ratio is torch.compile's time over that of "
-        'backend="nostall", interleaved, with its interval. Two columns have both: torch.compile / '
-        "nostall. The committed folder has one JSON for each model."
-    )
-    return [wrapped(about), wrapped(" ".join(texts)), table(head, rows) if rows else ""]
-
-
-_METHODS = ("compile", "nostall")
-
-
-def _is_refusal(graph: Row) -> bool:
-    """Whether a graph stays with Inductor's version because of its accuracy or layout."""
-    return any(word in graph["reason"] for word in ("is off by", "strides", "accura", "layout"))
-
-
-def optimizer_section(path: Path) -> list[str]:
-    """Optimiser steps: times beside those of a copy of as many bytes."""
-    record, rows = load(path), []
-    for case, found in record["cases"].items():
-        clock = found.get("replayed") or found["looped"]
-        copy = median(found["copy"]) if "copy" in found else None
-        for name, samples in clock["samples_s"].items():
-            time = median(samples)
-            launches = found.get("kernels", {}).get(name, {}).get("launches", "–")
-            share = f"{copy / time:.0%}" if copy else "–"
-            rows.append([case, name, f"{1e6 * time:.1f}", share, str(launches)])
-    text = (
-        "AdamW and clipping of the parameters of a GPT-2 of four layers in fp32, as CUDA graphs. "
-        "The share is the time of a copy of as many bytes as the step must move, over the step's. "
-        "`_foreach_*` calls stay with Inductor: it has kernels for lists."
-    )
-    head = ["step", "method", "us", "share of a copy's speed", "launches"]
-    return [_source(path, record), wrapped(text), table(head, rows)]
-
-
 def _source(path: Path, record: Row) -> str:
-    cards = {f"{c['gpu']}, PyTorch {c['torch']}" for c in record.get("chains", {}).values()}
-    cards |= {f"{record['gpu']}, PyTorch {record['torch']}"} if "gpu" in record else set()
+    cards = {f"{c['gpu']}, PyTorch {c['torch']}" for c in record["chains"].values()}
     return wrapped(f"Measured on {'; '.join(sorted(cards))}, {record['date'][:10]} ({link(path)}).")
 
 
@@ -324,11 +240,7 @@ def text() -> str:
     autotuned = _existing(FOLDER / "unseen_autotuned.json")
     if autotuned:
         parts += ["## Test chains over max-autotune", *autotuned_section(autotuned)]
-    if MODELS.is_dir():
-        parts += ["## Whole models, as users write them", *models_section(MODELS)]
-    steps = _existing(FOLDER / "optimizer_steps.json")
-    if steps:
-        parts += ["## Optimiser steps", *optimizer_section(steps)]
+    parts += whole_models.sections(FOLDER, MODELS)
     parts += ["## What is not done or not measured", *map(wrapped, _MISSING)]
     return page("Fusion of unseen chains", "python -m benchmarks page fusion-unseen", parts)
 

@@ -114,11 +114,17 @@ def _border_bytes(graph: Graph, index: int, operators: Collection[int]) -> int:
 
 
 def _bytes_between(graph: Graph, kernels: Sequence[Collection[int]]) -> int:
-    """Bytes that kernels write and other kernels read; each reader counts."""
+    """Bytes that kernels write and other kernels read; each reader counts.
+
+    A kernel that computes a value again does not read it.
+    """
     moved = 0
-    owner = {index: at for at, kernel in enumerate(kernels) for index in kernel}
-    for index, at in owner.items():
-        readers = {owner[i] for i in graph.consumers[index] if i in owner} - {at}
+    owners: dict[int, set[int]] = {}
+    for at, kernel in enumerate(kernels):
+        for index in kernel:
+            owners.setdefault(index, set()).add(at)
+    for index, own in owners.items():
+        readers = {at for i in graph.consumers[index] for at in owners.get(i, set()) - own}
         if readers:
             moved += graph[index].bytes * (len(readers) + (index not in graph.results))
     return moved

@@ -27,13 +27,14 @@ from nostall.fusion.codegen.cost.default_plan import default_plan
 from nostall.fusion.codegen.emit.program import find_dynamic_size
 from nostall.fusion.codegen.runtime import eager
 from nostall.fusion.codegen.runtime.stitched_graph import PlanChooser, StitchedGraph, stitch
-from nostall.fusion.explore.default_partition import default_partition
 from nostall.fusion.graph.graph import Graph
 from nostall.fusion.graph.regions import find_regions
+from nostall.fusion.recompute.copies import Kernels
+from nostall.fusion.recompute.kernels import default_kernels
 from nostall.fusion.steps import Step, order_steps, results_to_copy
 
-Explorer = Callable[[Graph], Sequence[tuple[int, ...]]]
-"""Function that partitions a region's graph into kernels."""
+Explorer = Callable[[Graph], Kernels | Sequence[tuple[int, ...]]]
+"""Function that finds the kernels of a region's graph, or a partition of its operators."""
 
 
 @dataclass
@@ -64,7 +65,7 @@ class StitchedFunction:
 def stitch_function(
     function: Callable[..., Any],
     *,
-    explorer: Explorer = default_partition,
+    explorer: Explorer = default_kernels,
     choice: PlanChooser = default_plan,
     folder: Path | None = None,
     dynamic: bool | None = False,
@@ -191,7 +192,7 @@ class StitchedModule:
 
 def stitch_module(
     module: GraphModule,
-    explorer: Explorer = default_partition,
+    explorer: Explorer = default_kernels,
     folder: Path | None = None,
     choice: PlanChooser = default_plan,
 ) -> StitchedModule:
@@ -201,7 +202,9 @@ def stitch_module(
     graph = captured.graph
     steps = []
     for region in find_regions(graph):
-        stitched = stitch(region.graph, explorer(region.graph), choice=choice, folder=folder)
+        found = explorer(region.graph)
+        kernels = found if isinstance(found, Kernels) else Kernels.of(region.graph, found)
+        stitched = stitch(kernels.graph, kernels.groups, choice=choice, folder=folder)
         steps.append(Step(stitched, region.inputs, region.outputs))
     for index, node in captured.origins.items():
         if graph[index].kind == "opaque" and node.op == "call_function":

@@ -43,7 +43,7 @@ def test_reported_chains_are_captured_completely(name: str) -> None:
 def test_a_sample_has_a_program_for_every_kernel_and_plan() -> None:
     name = "rms norm + block quantisation 16384x768"
     work = sample(name, 10)
-    assert len(work.kernels) == len(work.partitions["explorer"]) == 2
+    assert len(work.kernels) == len(work.partitions["explorer"].groups) == 2
     keys = {program.key for program in work.programs()}
     assert {p.key for kernel in work.kernels for p in kernel.programs()} <= keys
     only_best = sample(name, 1)

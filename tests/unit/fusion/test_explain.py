@@ -13,7 +13,14 @@ from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 from nostall.fusion.capture import capture  # noqa: E402
 from nostall.fusion.capture.left_to_pytorch import LEFT, NO_RULE  # noqa: E402
 from nostall.fusion.capture.trace import decompositions  # noqa: E402
-from nostall.fusion.explain import _CHANGES, BETWEEN_KERNELS, Refusal, explain_graph  # noqa: E402
+from nostall.fusion.explain import (  # noqa: E402
+    _CHANGES,
+    BETWEEN_KERNELS,
+    Refusal,
+    _bytes_between,
+    explain_graph,
+)
+from nostall.fusion.graph.builder import Builder  # noqa: E402
 
 ELEMENTS, FP32 = 32 * 64, 4
 
@@ -78,3 +85,15 @@ def test_the_most_expensive_refusal_comes_first_and_lines_name_everything() -> N
 )
 def test_every_reason_says_what_would_have_to_change(reason: str) -> None:
     assert Refusal(reason, "aten.op.default", 1, 0).change != "see the reason"
+
+
+def test_a_value_that_each_kernel_computes_again_crosses_no_border() -> None:
+    build = Builder()
+    x = build.input((8, 16), "float16")
+    wide = build("cast", x, dtype="float32")
+    scale = build("sum", wide, dims=(1,), keepdim=True)
+    result = build("mul", wide, scale)
+    graph = build.graph(result)
+    assert _bytes_between(graph, [(wide, scale), (wide, result)]) == 2 * graph[scale].bytes
+    stored = 2 * (graph[scale].bytes + graph[wide].bytes)
+    assert _bytes_between(graph, [(wide, scale), (result,)]) == stored

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from triton.backends.compiler import GPUTarget
 
-from nostall.attach.torch_compile.measure.plan_tuning import PlanTuning
+from nostall.attach.torch_compile.measure.plan_tuning import PlanCandidates, PlanTuning
 from nostall.fusion.graph.builder import Builder
 from nostall.fusion.graph.graph import Graph
+from nostall.fusion.recompute.kernels import default_kernels
 
 HOPPER = GPUTarget("cuda", 90, 32)
 
@@ -20,6 +21,11 @@ def normalized_rows(rows: int) -> Graph:
 
 def tuning() -> PlanTuning:
     return PlanTuning(2, 1.0, "reductions")
+
+
+def no_candidates(graph: Graph) -> PlanCandidates:
+    """A region none of whose kernels is to be tuned."""
+    return PlanCandidates(graph, default_kernels(graph), {})
 
 
 def opaque_region() -> Graph:

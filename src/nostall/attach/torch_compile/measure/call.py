@@ -37,7 +37,7 @@ class Call:
         def copy(value: Any) -> Any:
             if not isinstance(value, Tensor) or isinstance(value, torch.nn.Parameter):
                 return value
-            return value.detach().clone().requires_grad_(value.requires_grad)
+            return clone_with_strides(value).requires_grad_(value.requires_grad)
 
         return Call(tuple(map(copy, self.args)), self.mutated, self.grad, self.inference)
 
@@ -51,10 +51,30 @@ class Call:
             if isinstance(value, Tensor):
                 leaf = value.detach()
                 if index in self.mutated:
-                    leaf = leaf.clone()
+                    leaf = clone_with_strides(leaf)
                 value = leaf.requires_grad_(value.requires_grad) if self.grad else leaf
             args.append(value)
         return args
+
+
+def clone_with_strides(value: Tensor) -> Tensor:
+    """A copy with the same strides, padded ones included, without a gradient.
+
+    ``Tensor.clone`` removes padding, and compiled graphs check the strides of their arguments.
+    """
+    value = value.detach()
+    if value.layout != torch.strided or value.is_conj() or value.is_neg():
+        return value.clone()
+    if not value.numel():
+        return torch.empty_strided(
+            value.shape, value.stride(), dtype=value.dtype, device=value.device
+        )
+    pairs = zip(value.shape, value.stride(), strict=True)
+    extent = 1 + sum((size - 1) * stride for size, stride in pairs)
+    if extent == value.numel():
+        return value.clone()  # no padding, no shared elements
+    memory = value.as_strided((extent,), (1,)).clone()
+    return memory.as_strided(value.shape, value.stride(), 0)
 
 
 def run_and_find_mutations(

@@ -16,7 +16,11 @@ from nostall.attach.torch_compile.options import FuseScope
 from nostall.attach.torch_compile.store.kernel_store import KernelStore
 from nostall.attach.torch_compile.store.rank_sync import RankSync
 from nostall.attach.torch_compile.store.records import RegionRecord, StepRecord
-from nostall.attach.torch_compile.store.regions import retuned_region, stitched_region
+from nostall.attach.torch_compile.store.regions import (
+    reduces,
+    retuned_region,
+    stitched_region,
+)
 from nostall.attach.warning import warn_once
 from nostall.core.errors import BadInput
 from nostall.fusion.codegen.autotune.autotuner import Autotuner
@@ -25,8 +29,11 @@ from nostall.fusion.codegen.cost.default_plan import default_plan, modelled_seco
 from nostall.fusion.codegen.emit.emit import emit
 from nostall.fusion.codegen.generate import schedule_operators
 from nostall.fusion.codegen.loops.schedule import Schedule
+from nostall.fusion.codegen.runtime.stitched_graph import supported_groups
 from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel, plan_kernel
 from nostall.fusion.graph.graph import Graph
+from nostall.fusion.recompute.copies import Kernels
+from nostall.fusion.recompute.kernels import default_kernels
 from nostall.gpu.clock import Clock
 
 MAX_COMPARISON_S = 0.05
@@ -42,6 +49,8 @@ class PlanCandidates:
     """Kernels of one region whose plans are to be measured."""
 
     graph: Graph
+    # What the kernels compute, and in which graph.
+    partition: Kernels
     # The candidates by the kernel's operators.  The first one has the modelled best plan.
     kernels: dict[tuple[int, ...], tuple[PlannedKernel, ...]]
 
@@ -71,10 +80,10 @@ class PlanTuning:
             yield step.kernel
         if not self.max_plans or graph.varying is not None:
             return
-        region = PlanCandidates(graph, {})
-        for step in steps:
+        region = PlanCandidates(graph, default_kernels(graph), {})
+        for operators in self._fused_groups(region.partition):
             try:
-                schedule = schedule_operators(graph, step.operators)
+                schedule = schedule_operators(region.partition.graph, operators)
                 planned = candidates(schedule, self.max_plans)
             except BadInput:
                 continue  # a packed kernel, whose parts have no common loops
@@ -110,6 +119,10 @@ class PlanTuning:
     def _fused_steps(self, record: RegionRecord) -> list[StepRecord]:
         return [step for step in record.steps if self.fuse == "all" or step.reduces]
 
+    def _fused_groups(self, kernels: Kernels) -> list[tuple[int, ...]]:
+        groups = supported_groups(kernels.graph, kernels.groups)
+        return [g for g in groups if self.fuse == "all" or reduces(kernels.graph, g)]
+
 
 def _tune_region(region: PlanCandidates, tuner: Autotuner, store: KernelStore) -> None:
     """Tune a region's kernels, and store the region anew if a modelled best plan is not fastest."""
@@ -123,4 +136,4 @@ def _tune_region(region: PlanCandidates, tuner: Autotuner, store: KernelStore) -
         kernel = fastest.get(schedule.mapping.operators)
         return plan_kernel(schedule, kernel.plan) if kernel else default_plan(schedule)
 
-    retuned_region(region.graph, store, choice)
+    retuned_region(region.graph, region.partition, store, choice)

@@ -26,8 +26,10 @@ class NoReference(Exception):
 class WideMode(TorchDispatchMode):  # type: ignore[misc]
     """Runs every operator on floats of ``dtype``, and notes the longest sum.
 
-    Casts to narrower floats do nothing. Raises :class:`NoReference` for random numbers, which would
-    differ from those of compiled code, and for bits that are read as another dtype.
+    Casts to narrower floats do nothing. An operator that refuses wide floats, such as a grouped
+    matrix product, runs in the dtype of the program, as it does in both versions. Raises
+    :class:`NoReference` for random numbers, which would differ from those of compiled code, and for
+    bits that are read as another dtype.
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
@@ -35,15 +37,26 @@ class WideMode(TorchDispatchMode):  # type: ignore[misc]
         self.dtype = dtype
         # Terms of the longest sum so far.
         self.longest = 1
+        # The narrowest float dtype so far.
+        self.narrow: torch.dtype | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise NoReference("it draws random numbers")
         if func is _aten.view.dtype:
             raise NoReference("it reads bits as another dtype")
-        if not func._schema.is_mutable:
-            args, kwargs = tree_map(self.widen, args), tree_map(self.widen, kwargs or {})
-        result = func(*args, **(kwargs or {}))
+        given = args, kwargs or {}
+        if func._schema.is_mutable:
+            result = func(*args, **given[1])
+        else:
+            args, kwargs = tree_map(self.widen, given)
+            try:
+                result = func(*args, **kwargs)
+            except (RuntimeError, TypeError) as error:
+                if isinstance(error, torch.OutOfMemoryError) or self.narrow is None:
+                    raise
+                args, kwargs = tree_map(self._narrowed, given)
+                result = tree_map(self.widen, func(*args, **kwargs))
         self._note_sum(func.overloadpacket, args, result)
         return result
 
@@ -51,8 +64,16 @@ class WideMode(TorchDispatchMode):  # type: ignore[misc]
         """A tensor with wide floats, or a wide dtype in place of a narrower one."""
         if isinstance(value, torch.dtype):
             return self.dtype if self._is_narrow(value) else value
-        is_narrow = isinstance(value, Tensor) and self._is_narrow(value.dtype)
-        return value.to(self.dtype) if is_narrow else value
+        if not isinstance(value, Tensor) or not self._is_narrow(value.dtype):
+            return value
+        if self.narrow is None or value.dtype.itemsize <= self.narrow.itemsize:
+            self.narrow = value.dtype
+        return value.to(self.dtype)
+
+    def _narrowed(self, value: Any) -> Any:
+        """A tensor of wide floats in the narrowest dtype so far."""
+        is_wide = isinstance(value, Tensor) and value.dtype is self.dtype
+        return value.to(self.narrow) if is_wide else value
 
     def _is_narrow(self, dtype: torch.dtype) -> bool:
         return bool(dtype.is_floating_point and dtype.itemsize < self.dtype.itemsize)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 import triton
 
 from nostall.attach.torch_compile.store.kernel_store import KernelStore, code_version
 from nostall.attach.torch_compile.store.records import RegionRecord, StepRecord
-from nostall.fusion.codegen.runtime.stitched_graph import PlanChooser, StitchedGraph, stitch
-from nostall.fusion.explore.default_partition import default_partition
+from nostall.fusion.codegen.cost.default_plan import default_plan
+from nostall.fusion.codegen.runtime.stitched_graph import PlanChooser, stitch
 from nostall.fusion.graph.graph import Graph
 from nostall.fusion.graph.operations import COMPUTE
+from nostall.fusion.recompute.copies import Kernels
+from nostall.fusion.recompute.kernels import default_kernels
 
 NO_REGIONS: Mapping[str, RegionRecord] = MappingProxyType({})
 
@@ -34,43 +36,45 @@ def stitched_region(
     key = region_key(graph)
     record = known.get(key) or store.load(RegionRecord, key)
     if record is None:
-        record = _explore(graph, store)
+        record = _record(graph, default_kernels(graph), store)
         store.save(key, record)
     return record
 
 
-def retuned_region(graph: Graph, store: KernelStore, choice: PlanChooser) -> RegionRecord:
+def retuned_region(
+    graph: Graph, kernels: Kernels, store: KernelStore, choice: PlanChooser
+) -> RegionRecord:
     """The region with the same kernels by the plans of ``choice``; replaces the stored record."""
-    groups = [step.operators for step in stitched_region(graph, store).steps]
-    record = _record(graph, stitch(graph, groups, choice=choice, folder=store.folder), store)
+    record = _record(graph, kernels, store, choice)
     store.save(region_key(graph), record)
     return record
 
 
-def _explore(graph: Graph, store: KernelStore) -> RegionRecord:
-    return _record(graph, stitch(graph, default_partition(graph), folder=store.folder), store)
-
-
-def _record(graph: Graph, stitched: StitchedGraph, store: KernelStore) -> RegionRecord:
+def _record(
+    graph: Graph, kernels: Kernels, store: KernelStore, choice: PlanChooser = default_plan
+) -> RegionRecord:
+    """The kernels by what they read, write and compute of the region's graph."""
+    stitched = stitch(kernels.graph, kernels.groups, choice=choice, folder=store.folder)
     steps = []
     for step in stitched.steps:
         if isinstance(step, int):
             continue
         program = step.program
-        operators = _operators_between(graph, program.inputs, program.outputs)
+        inputs, outputs = map(kernels.in_region, (program.inputs, program.outputs))
+        operators = _operators_between(graph, inputs, outputs)
         steps.append(
             StepRecord(
                 kernel=store.put(program),
-                inputs=program.inputs,
-                outputs=program.outputs,
+                inputs=inputs,
+                outputs=outputs,
                 operators=operators,
-                reduces=_reduces(graph, operators),
+                reduces=reduces(graph, operators),
             )
         )
     return RegionRecord(steps=tuple(steps), not_fused=dict(stitched.illegal_reasons))
 
 
-def _reduces(graph: Graph, operators: tuple[int, ...]) -> bool:
+def reduces(graph: Graph, operators: Sequence[int]) -> bool:
     """Whether a kernel fuses more than Inductor does: a reduction, or a dot with other operators.
 
     A dot alone is what cuBLAS does well.

@@ -49,6 +49,17 @@ def grow_partition(graph: Graph, operators: Iterable[int] | None = None) -> list
     return [tuple(sorted(group)) for group in groups]
 
 
+def supported_groups(graph: Graph, groups: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """The same patterns, with those that code generation does not support split."""
+    return [
+        subgroup
+        for group in groups
+        for subgroup in (
+            [group] if no_kernel_reason(graph, group) is None else grow_partition(graph, group)
+        )
+    ]
+
+
 @dataclass(frozen=True)
 class StitchedGraph:
     """A graph as a function of its inputs."""
@@ -141,14 +152,7 @@ def stitch(
     ]
     covered = {index for group in groups for index in group}
     groups += [(index,) for index in graph.operators if index not in covered]
-    # A partition may have patterns that code generation does not support: split those.
-    groups = [
-        subgroup
-        for group in groups
-        for subgroup in (
-            [group] if no_kernel_reason(graph, group) is None else grow_partition(graph, group)
-        )
-    ]
+    groups = supported_groups(graph, groups)
     order = graph.execution_order(groups)
     if order is None:
         raise BadFusion(

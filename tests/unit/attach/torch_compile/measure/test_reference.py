@@ -169,3 +169,32 @@ def test_padded_strides_are_accepted_and_other_orders_of_axes_are_not() -> None:
         )
         == 0
     )
+
+
+@torch.library.custom_op("nostall_tests::narrow_product", mutates_args=())
+def narrow_product(a: Tensor, b: Tensor) -> Tensor:
+    """A matrix product that refuses all dtypes but bf16, like PyTorch's grouped one."""
+    if a.dtype != torch.bfloat16 or b.dtype != torch.bfloat16:
+        raise RuntimeError(f"expected bfloat16, got {a.dtype} and {b.dtype}")
+    return a @ b
+
+
+def test_an_operator_that_refuses_wide_floats_does_not_cost_the_reference() -> None:
+    a, b = (numbers(16, 16, seed=seed).to(torch.bfloat16) for seed in (1, 2))
+
+    def program(a: Tensor, b: Tensor) -> tuple[Tensor]:
+        return (narrow_product(a.exp(), b).float().softmax(-1).to(a.dtype),)
+
+    call = Call.record((a, b), frozenset())
+    reference = wide_reference(run_graph, program, call, [])
+    assert reference is not None
+    assert reference.results[0].dtype == torch.float64
+    assert check(program, program, program, a, b) == 0.0
+    wide = (a.float().exp() @ b.float()).softmax(-1)
+    torch.testing.assert_close(reference.results[0].float(), wide, rtol=0.1, atol=0.05)
+
+
+def test_a_program_of_wide_floats_that_an_operator_refuses_has_no_reference() -> None:
+    a = numbers(4, 4)
+    call = Call.record((a, a), frozenset())
+    assert wide_reference(run_graph, lambda a, b: (narrow_product(a, b),), call, []) is None

@@ -155,3 +155,28 @@ def test_random_numbers_are_compared_without_rounding(monkeypatch: pytest.Monkey
     _, source = KernelStore().load_kernel(kernel)
     assert "tl.rand(" in source
     assert "bfloat16" not in source
+
+
+def test_kernels_may_compute_the_same_call_again() -> None:
+    """The cast of ``x`` is part of both kernels; neither writes it."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    def norm_in_blocks(x: Any) -> Any:
+        wide = x.float()
+        normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6)
+        blocks = normed.view(2048, 128, 128)
+        return blocks / blocks.abs().amax(-1, keepdim=True)
+
+    with FakeTensorMode():
+        x = torch.empty(2048, 16384, dtype=torch.float16, device="cuda")
+        module = make_fx(norm_in_blocks)(x)
+    result = RewriteResult()
+    rewrite.insert_kernels(module, KernelStore(), KernelFilter("all"), result)
+    module.graph.lint()
+    calls = module.graph.find_nodes(op="call_function", target=torch.ops.nostall.stitched.default)
+    assert len(calls) == 2
+    (placeholder,) = module.graph.find_nodes(op="placeholder")
+    assert all(placeholder in call.args[0] for call in calls)
+    records = [KernelStore().load_kernel(name)[0] for name in result.kernels]
+    wide = [t for r in records for t in (*r.inputs, *r.outputs) if t.dtype == "float32"]
+    assert (2048, 16384) not in [tensor.shape for tensor in wide]

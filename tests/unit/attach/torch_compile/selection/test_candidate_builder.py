@@ -14,13 +14,13 @@ import pytest
 pytest.importorskip("triton")
 torch = pytest.importorskip("torch")
 
-from nostall.attach.torch_compile.measure.plan_tuning import PlanCandidates  # noqa: E402
 from nostall.attach.torch_compile.report import GraphReport  # noqa: E402
 from nostall.attach.torch_compile.selection import candidate_builder  # noqa: E402
 from nostall.attach.torch_compile.selection.candidate_builder import CandidateBuilder  # noqa: E402
 from nostall.attach.torch_compile.workers.tasks import BackgroundTasks  # noqa: E402
 from nostall.fusion.graph.graph import Graph  # noqa: E402
 from tests.unit.attach.torch_compile.regions import (  # noqa: E402
+    no_candidates,
     normalized_rows,
     opaque_region,
     tuning,
@@ -95,7 +95,7 @@ def test_workers_start_if_there_are_regions_and_workers_may_compile(
 
 
 def test_regions_of_a_worker_are_tuned_and_their_kernels_waited_for() -> None:
-    candidates = (PlanCandidates(normalized_rows(8), {}),)
+    candidates = (no_candidates(normalized_rows(8)),)
     builder = builder_with_regions(candidates, normalized_rows(8))
     assert [*CandidateBuilder._generate_kernels(builder)] == ["wait for kernels"]
     assert builder.tuning.candidates == [*candidates] and not builder.pending_regions

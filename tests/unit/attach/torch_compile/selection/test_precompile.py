@@ -19,7 +19,6 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from nostall.attach.torch_compile.measure.plan_tuning import PlanCandidates  # noqa: E402
 from nostall.attach.torch_compile.report import GraphReport  # noqa: E402
 from nostall.attach.torch_compile.rewrite.compilers import InductorCompiler  # noqa: E402
 from nostall.attach.torch_compile.rewrite.kernel_selection import KernelFilter  # noqa: E402
@@ -35,7 +34,7 @@ from nostall.attach.torch_compile.workers.worker import (  # noqa: E402
     FIRST_INDUCTOR_WORKER,
     JobResult,
 )
-from tests.unit.attach.torch_compile.regions import HOPPER, normalized_rows, tuning  # noqa: E402
+from tests.unit.attach.torch_compile.regions import HOPPER, no_candidates, normalized_rows, tuning  # noqa: E402
 
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
 
@@ -73,7 +72,7 @@ def graph_state(reason: str = "") -> GraphState:
 def test_jobs_are_sent_until_all_kernels_are_compiled_and_failures_are_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    candidates = PlanCandidates(normalized_rows(8), {})
+    candidates = no_candidates(normalized_rows(8))
     worker = FakeWorker(
         JobResult(value=CodegenResult((candidates,), ("BadFusion: no luck",)), cpu_seconds=2.0),
         JobResult(value=CodegenResult(remaining=3), cpu_seconds=1.0),

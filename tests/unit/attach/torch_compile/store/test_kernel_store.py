@@ -22,6 +22,7 @@ from nostall.fusion.codegen.cost.default_plan import default_plan  # noqa: E402
 from nostall.fusion.codegen.emit.emit import emit  # noqa: E402
 from nostall.fusion.codegen.runtime.stitched_graph import schedule_operators  # noqa: E402
 from nostall.fusion.codegen.tiling.plan_space import plans  # noqa: E402
+from nostall.fusion.recompute.kernels import default_kernels  # noqa: E402
 from nostall.store.errors import BadStore  # noqa: E402
 from tests.unit.fusion.patterns import PATTERNS, layer_norm  # noqa: E402
 
@@ -29,7 +30,9 @@ from tests.unit.fusion.patterns import PATTERNS, layer_norm  # noqa: E402
 def test_later_tuning_does_not_change_a_stored_selection(tmp_path: Path) -> None:
     graph, store = layer_norm((4, 24), "float32"), KernelStore(tmp_path)
     key, before = region_key(graph), stitched_region(graph, store)
-    after = retuned_region(graph, store, lambda schedule: plans(schedule).legal[-1])
+    after = retuned_region(
+        graph, default_kernels(graph), store, lambda schedule: plans(schedule).legal[-1]
+    )
     assert stitched_region(graph, store) == after != before
     selected, other = (KernelFilter(regions={key: record}) for record in (before, after))
     assert stitched_region(graph, store, selected.regions) == before

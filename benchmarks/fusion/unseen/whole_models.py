@@ -1,0 +1,159 @@
+"""Sections of the page of unseen chains: whole models as users write them, and optimiser steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import geometric_mean, median
+from typing import Any
+
+from benchmarks.harness.markdown import link, table, wrapped
+from benchmarks.harness.result_file import load
+
+LOOP_TARGET, GPU_TARGET, LEAST_MODEL = 1.05, 1.08, 0.99
+METHODS = ("compile", "nostall")
+CLOCKS = {"looped": "in a loop", "replayed": "on the GPU alone"}
+COPY = "compile, again"
+"""Name of a second copy of torch.compile's version."""
+INDUCTOR_PREFIX = "triton_"
+"""How the names of the kernels that Inductor writes begin."""
+_REFUSALS = ("is off by", "stride", "accura", "layout", "differ from the reference")
+
+Row = Mapping[str, Any]
+
+
+def sections(fusion: Path, models: Path) -> list[str]:
+    """Both sections, as far as there are results."""
+    parts = []
+    if models.is_dir():
+        parts += ["## Whole models, as users write them", *models_section(models)]
+    steps = fusion / "optimizer_steps.json"
+    if steps.exists():
+        parts += ["## Optimiser steps", *optimizer_section(steps)]
+    return parts
+
+
+def models_section(folder: Path) -> list[str]:
+    """Whole models: ratios in a loop and on the GPU alone, kernels, seconds, refusals."""
+    records = [load(path) for path in sorted(folder.glob("*.gain.json"))]
+    complete = [record for record in records if record.get("complete")]
+    cards = sorted({f"{r['gpu']}, PyTorch {r['torch']}" for r in complete})
+    about = (
+        "`python -m benchmarks run torch_compile.user_models --zoo users` on "
+        f"{'; '.join(cards) or 'no GPU yet'}: a ratio is torch.compile's time over that of "
+        'backend="nostall", interleaved, with its interval. *Copy*: the ratio of a second copy of '
+        "torch.compile's version in a loop. *Share*: the part of the GPU's time that the kernels "
+        "take that Inductor writes, which are all that stitched kernels can replace. Two columns "
+        "have both: torch.compile / nostall. The committed folder has one JSON for each model."
+    )
+    head = ["model", *CLOCKS.values(), "copy", "share", "stitched kernels", "launches of a step"]
+    head += ["first step, s", "until chosen, s", "graphs kept for accuracy or layout"]
+    rows = [_model_row(record) for record in complete]
+    texts = [f"{len(complete)} of {len(records)} measured models are complete."]
+    texts += [text for clock in CLOCKS if (text := _mean_text(complete, clock))]
+    parts = [wrapped(about), wrapped(" ".join(texts)), table(head, rows) if rows else ""]
+    return [*parts, *([wrapped(_share_text(complete))] if complete else [])]
+
+
+def _model_row(record: Row) -> list[str]:
+    graphs = record["graphs"].get("nostall", [])
+    kept, stitched = (sum(graph[key] for graph in graphs) for key in ("left", "kernels"))
+    launches = record.get("kernels", {})
+    starts = record["starts_in_one_process"]
+    chosen = starts["nostall"]
+    return [
+        record["model"],
+        *(_interval(_compared(record, clock, "nostall")) for clock in CLOCKS),
+        _interval(_compared(record, "looped", COPY)),
+        f"{share:.0%}" if (share := inductor_share(record)) is not None else "–",
+        f"{stitched} ({kept} left)",
+        " / ".join(str(launches.get(name, {}).get("launches", "–")) for name in METHODS),
+        " / ".join(f"{starts[name]['first_s']:.0f}" for name in METHODS),
+        f"{chosen['until_chosen_s']:.0f}" if chosen["chosen"] else "not chosen",
+        str(sum(_is_refusal(graph) for graph in graphs)),
+    ]
+
+
+def _compared(record: Row, clock: str, name: str) -> Row | None:
+    found: Row | None = record.get(clock, {}).get("compared", {}).get(name)
+    return found
+
+
+def _interval(found: Row | None) -> str:
+    if found is None:
+        return "–"
+    return f"{found['ratio']:.3f} [{found['low']:.3f}, {found['high']:.3f}]"
+
+
+def inductor_share(record: Row) -> float | None:
+    """The part of the GPU's time in one step that Inductor's own kernels take."""
+    kernels = record.get("kernels", {}).get("compile", {})
+    if not kernels.get("busy_s"):
+        return None
+    own = sum(s for name, _, s in kernels["by_name"] if name.startswith(INDUCTOR_PREFIX))
+    return float(own / kernels["busy_s"])
+
+
+def _mean_text(complete: list[Any], clock: str) -> str:
+    ratios = [f["ratio"] for record in complete if (f := _compared(record, clock, "nostall"))]
+    if not ratios:
+        return ""
+    target = LOOP_TARGET if clock == "looped" else GPU_TARGET
+    mean, least = geometric_mean(ratios), min(ratios)
+    return (
+        f"Geometric mean {CLOCKS[clock]}: {mean:.3f} (target {target}: {_yes(mean >= target)}); "
+        f"lowest {least:.3f} (target {LEAST_MODEL}: {_yes(least >= LEAST_MODEL)})."
+    )
+
+
+def _share_text(complete: list[Any]) -> str:
+    shares = [share for record in complete if (share := inductor_share(record)) is not None]
+    usual = median(shares)
+    needed = usual / (usual - (1 - 1 / GPU_TARGET))
+    copies = [f["ratio"] for record in complete if (f := _compared(record, "looped", COPY))]
+    texts = [
+        f"Inductor's own kernels take {min(shares):.0%} to {max(shares):.0%} of the GPU's time, in "
+        f"the median {usual:.0%}; matrix products, attention and copies take the rest. With that "
+        f"share {GPU_TARGET} on the GPU alone needs kernels that are {needed:.1f} times as fast as "
+        "all of Inductor's. Where a stitched version is not faster as a whole, Inductor's runs: "
+        "the ratio on the GPU alone is then 1 but for noise."
+    ]
+    if copies:
+        texts.append(
+            f"A second copy of torch.compile's version alone is between {min(copies):.3f} and "
+            f"{max(copies):.3f} in a loop."
+        )
+    return " ".join(texts)
+
+
+def _is_refusal(graph: Row) -> bool:
+    """Whether a graph stays with Inductor's version because of its accuracy or layout."""
+    return graph["state"] == "inductor" and any(word in graph["reason"] for word in _REFUSALS)
+
+
+def optimizer_section(path: Path) -> list[str]:
+    """Optimiser steps: times beside those of a copy of as many bytes."""
+    record, rows = load(path), []
+    for case, found in record["cases"].items():
+        clock = found.get("replayed") or found["looped"]
+        copy = median(found["copy"]) if "copy" in found else None
+        for name, samples in clock["samples_s"].items():
+            time = median(samples)
+            launches = found.get("kernels", {}).get(name, {}).get("launches", "–")
+            share = f"{copy / time:.0%}" if copy else "–"
+            rows.append([case, name, f"{1e6 * time:.1f}", share, str(launches)])
+    source = f"Measured on {record['gpu']}, PyTorch {record['torch']}, {record['date'][:10]}"
+    text = (
+        "AdamW and clipping of the parameters of a GPT-2 of four layers in fp32, as CUDA graphs. "
+        "The share is the time of a copy of as many bytes as the step must move, over the step's. "
+        "`_foreach_*` calls stay with Inductor, which has kernels for lists: its AdamW is as fast "
+        "as the copy but for a few percent, so stitched kernels of lists have nothing to gain "
+        "there. With clipping most of the rest are one launch for each norm and the norms "
+        "themselves; stitched kernels for that are not done."
+    )
+    head = ["step", "method", "us", "share of a copy's speed", "launches"]
+    return [wrapped(f"{source} ({link(path)})."), wrapped(text), table(head, rows)]
+
+
+def _yes(is_met: bool) -> str:
+    return "yes" if is_met else "no"

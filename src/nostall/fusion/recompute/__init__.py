@@ -1,0 +1,1 @@
+"""Kernels that compute a value again instead of reading it from memory."""

@@ -1,0 +1,116 @@
+"""Parts of computed values, computed from parts of what the values depend on.
+
+A kernel cannot read two parts of a value that it computes, such as the halves of a normalised query
+in its rotary embedding.  It can read two parts of a tensor in memory.  So a slice of ``x * scale``
+becomes the product of a slice of ``x`` and of ``scale``, which is computed again for the part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from nostall.fusion.graph.dynamic_size import varies
+from nostall.fusion.graph.graph import Graph, Node
+from nostall.fusion.graph.operations import ELEMENTWISE
+from nostall.fusion.graph.shapes import broadcast_shape, contiguous_strides
+from nostall.fusion.recompute.copies import GraphCopier
+
+MAX_COPIES = 16
+"""Operators that are computed again for one part, at most."""
+_NOT_COPIED = frozenset({"random", "checked_index"})
+"""Elementwise operators that are never copied: numbers depend on the position in the whole tensor,
+and an index is checked once."""
+
+
+def read_parts(graph: Graph) -> tuple[Graph, tuple[int | None, ...]] | None:
+    """The graph with slices of computed values replaced by operators on slices of their operands.
+
+    A slice stays if what it depends on cannot be sliced: a reduction along its axis, a view of a
+    computed value.  Returns None if all stay; otherwise the graph, and the node of ``graph`` that
+    has the same value as each of its nodes (None for parts).
+    """
+    copier = GraphCopier(graph, range(len(graph)))
+    changed = False
+    for node in graph:
+        inputs = [copier.position[index] for index in node.inputs]
+        if _is_part_of_computed_value(graph, node) and _can_slice(graph, node):
+            part = _Slicer(copier, node).slice(node.inputs[0], _axis(node))
+            copier.position[node.index] = part
+            changed = True
+        else:
+            copier.keep(node.index, inputs)
+    return copier.finish() if changed else None
+
+
+def _axis(node: Node) -> int:
+    """The axis of a slice."""
+    axis = node["dim"]
+    assert isinstance(axis, int)
+    return axis
+
+
+def _is_part_of_computed_value(graph: Graph, node: Node) -> bool:
+    if node.op != "slice" or graph[node.inputs[0]].kind not in ELEMENTWISE:
+        return False
+    axis = _axis(node)
+    sizes = (node.shape[axis], graph[node.inputs[0]].shape[axis])
+    return not any(varies(size, graph.varying) for size in sizes)
+
+
+def _can_slice(graph: Graph, part: Node) -> bool:
+    """Whether everything that a part depends on along its axis can be sliced."""
+    copies: set[tuple[int, int]] = set()
+    pending = [(part.inputs[0], _axis(part))]
+    while pending:
+        index, axis = pending.pop()
+        node = graph[index]
+        if (index, axis) in copies or axis < 0 or node.shape[axis] == 1:
+            continue
+        if node.kind in ELEMENTWISE and node.op not in _NOT_COPIED:
+            copies.add((index, axis))
+            rank = len(node.shape)
+            pending += [(i, axis - rank + len(graph[i].shape)) for i in node.inputs]
+        elif graph[graph.base(index)].kind != "input":
+            return False
+    return len(copies) <= MAX_COPIES
+
+
+class _Slicer:
+    """Adds the part of a value, and what it is computed from, to a copy of the graph."""
+
+    def __init__(self, copier: GraphCopier, part: Node) -> None:
+        self._copier, self._part = copier, part
+        self._size = part.shape[_axis(part)]
+        self._known: dict[tuple[int, int], int] = {}
+
+    def slice(self, index: int, axis: int) -> int:
+        """The node of the copy for the part of a value along ``axis``."""
+        graph = self._copier.graph
+        node = graph[index]
+        if axis < 0 or node.shape[axis] == 1:
+            return self._copier.position[index]
+        if (index, axis) not in self._known:
+            if node.kind in ELEMENTWISE:
+                rank = len(node.shape)
+                operands = [self.slice(i, axis - rank + len(graph[i].shape)) for i in node.inputs]
+                shape = broadcast_shape([self._copier.shape(i) for i in operands])
+                added = self._copier.copy(index, operands, shape)
+            else:
+                added = self._slice_of_input(index, axis)
+            self._known[index, axis] = added
+        return self._known[index, axis]
+
+    def _slice_of_input(self, index: int, axis: int) -> int:
+        node = self._copier.graph[index]
+        shape = (*node.shape[:axis], self._size, *node.shape[axis + 1 :])
+        attributes = dict(self._part.attributes) | {"dim": axis}
+        return self._copier.add(
+            replace(
+                self._part,
+                inputs=(self._copier.position[index],),
+                shape=shape,
+                dtype=node.dtype,
+                strides=contiguous_strides(shape),
+                attributes=tuple(sorted(attributes.items())),
+            )
+        )

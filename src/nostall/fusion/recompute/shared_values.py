@@ -1,0 +1,157 @@
+"""Values that kernels compute again because that moves fewer bytes than to store and read them.
+
+Each operator of a partition belongs to one kernel.  A kernel that computes the variance of ``x`` in
+bf16 would write ``x`` in fp32 for the kernel that normalises it, which moves more bytes than to
+read ``x`` again.  Operators that are light are copied into each kernel that reads their results.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from nostall.fusion.graph.operations import COMPUTE
+from nostall.fusion.recompute.copies import GraphCopier, Group, Kernels
+from nostall.fusion.recompute.kernel_times import KernelTimes
+
+MAX_TRIALS = 16
+"""Values of one graph that are tried; planning two kernels takes some 100 ms."""
+MAX_COPIES = 16
+"""Operators that one kernel computes again for one value, at most."""
+MAX_TIME_RATIO = 0.97
+"""A value is computed again if the kernels' modelled time is below this share of that without."""
+
+
+def recompute_shared_values(kernels: Kernels) -> Kernels:
+    """The same kernels, with values computed by each reader where that takes less modelled time."""
+    trials, refused = 0, set[tuple[int | None, Group]]()
+    while trials < MAX_TRIALS:
+        change = next(_changes(kernels, refused), None)
+        if change is None:
+            break
+        trials += 1
+        value, changed = change
+        if _is_faster(changed, kernels):
+            kernels = changed
+        else:
+            refused.add(value)
+    return kernels
+
+
+def _is_faster(changed: Kernels, kernels: Kernels) -> bool:
+    after = KernelTimes(changed.graph).total(changed.groups)
+    before = KernelTimes(kernels.graph).total(kernels.groups)
+    return after is not None and before is not None and after < MAX_TIME_RATIO * before
+
+
+def _changes(
+    kernels: Kernels, refused: set[tuple[int | None, Group]]
+) -> Iterator[tuple[tuple[int | None, Group], Kernels]]:
+    """Kernels that compute a value again, by the value, those of the most bytes first."""
+    graph, owner = kernels.graph, _owners(kernels.groups)
+    shared = [
+        index
+        for index, at in owner.items()
+        if index not in graph.results and any(owner.get(i) != at for i in graph.consumers[index])
+    ]
+    for index in sorted(shared, key=lambda i: (-graph[i].bytes, i)):
+        key = (kernels.origins[index], kernels.groups[owner[index]])
+        if key in refused or any(reader not in owner for reader in graph.consumers[index]):
+            continue
+        copied = _Sources(kernels, index).copied()
+        if copied:
+            yield key, _with_copies(kernels, index, copied)
+
+
+def _owners(groups: tuple[Group, ...]) -> dict[int, int]:
+    return {index: at for at, group in enumerate(groups) for index in group}
+
+
+@dataclass
+class _Sources:
+    """What the readers of a shared value would read and what they would compute again."""
+
+    kernels: Kernels
+    value: int
+    _costs: dict[int, tuple[float, bool]] = field(default_factory=dict)
+    """Bytes that a node costs, and whether it is copied."""
+
+    def __post_init__(self) -> None:
+        graph, groups = self.kernels.graph, self.kernels.groups
+        owner = _owners(groups)
+        self._owner = owner
+        self.readers = {owner[i] for i in graph.consumers[self.value]} - {owner[self.value]}
+        self._reads = {
+            at: {i for index in groups[at] for i in graph.sources[index] if owner.get(i) != at}
+            for at in self.readers
+        }
+
+    def copied(self) -> set[int]:
+        """The operators to copy; empty if to store the value moves as few bytes."""
+        graph = self.kernels.graph
+        stored = graph[self.value].bytes * (1 + len(self.readers))
+        if self._cost(self.value)[0] >= stored:
+            return set()
+        found, pending = set[int](), [self.value]
+        while pending:
+            index = pending.pop()
+            if index not in found and self._cost(index)[1]:
+                found.add(index)
+                pending.extend(graph.sources[index])
+        return found if len(found) <= MAX_COPIES else set()
+
+    def _cost(self, index: int) -> tuple[float, bool]:
+        if index not in self._costs:
+            self._costs[index] = self._compute_cost(index)
+        return self._costs[index]
+
+    def _compute_cost(self, index: int) -> tuple[float, bool]:
+        graph = self.kernels.graph
+        node = graph[index]
+        stored = math.inf
+        if index != self.value:
+            stored = node.bytes * sum(index not in reads for reads in self._reads.values())
+            stored += 0 if self._is_in_memory(index) else node.bytes
+        if node.kind != "light" or node.op == "checked_index":
+            return stored, False
+        copied = sum(self._cost(source)[0] for source in graph.sources[index])
+        return min(stored, copied), copied < stored
+
+    def _is_in_memory(self, index: int) -> bool:
+        graph, owner = self.kernels.graph, self._owner
+        if graph[index].kind not in COMPUTE or index in graph.results:
+            return True
+        return any(owner.get(i) != owner.get(index) for i in graph.consumers[index])
+
+
+def _with_copies(kernels: Kernels, value: int, copied: set[int]) -> Kernels:
+    """The kernels with copies of operators in each kernel that reads ``value``."""
+    graph, owner = kernels.graph, _owners(kernels.groups)
+    readers = {owner[i] for i in graph.consumers[value]} - {owner[value]}
+    copier = GraphCopier(graph, kernels.origins)
+    added: dict[int, list[int]] = {at: [] for at in readers}
+    known: dict[tuple[int, int], int] = {}
+
+    def operand(index: int, at: int) -> int:
+        """The node of the copy that a reader's operand is read from."""
+        if graph.base(index) not in copied:
+            return copier.position[index]
+        if (index, at) not in known:
+            inputs = [operand(i, at) for i in graph[index].inputs]
+            known[index, at] = copier.copy(index, inputs)
+            added[at] += [known[index, at]] if index in copied else []
+        return known[index, at]
+
+    for node in graph:
+        at = owner.get(node.index, -1)
+        inputs = [operand(i, at) if at in readers else copier.position[i] for i in node.inputs]
+        copier.keep(node.index, inputs)
+    result, origins = copier.finish()
+    live = set(result.operators)
+    groups = [
+        {copier.position[i] for i in group} | set(added.get(at, ()))
+        for at, group in enumerate(kernels.groups)
+    ]
+    kept = [tuple(sorted(group & live)) for group in groups]
+    return Kernels(result, tuple(group for group in kept if group), origins)

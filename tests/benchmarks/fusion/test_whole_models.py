@@ -1,0 +1,68 @@
+"""The section on whole models: means, shares of kernels, refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmarks.fusion.unseen import whole_models
+
+
+def record(ratio: float, reason: str, **changes: Any) -> dict[str, Any]:
+    """A complete model of which Inductor's own kernels take a quarter of the GPU's time."""
+    compared = {"ratio": ratio, "low": ratio - 0.01, "high": ratio + 0.01}
+    names = [["triton_poi_fused_add_0", 3, 1.0], ["nvjet_gemm", 2, 3.0]]
+    return {
+        "model": "a model",
+        "complete": True,
+        "gpu": "a GPU",
+        "torch": "2",
+        "looped": {"compared": {"nostall": compared, whole_models.COPY: compared}},
+        "replayed": {"compared": {"nostall": compared}},
+        "graphs": {"nostall": [{"reason": reason, "state": "inductor", "left": 1, "kernels": 4}]},
+        "kernels": {"compile": {"launches": 5, "busy_s": 4.0, "by_name": names}},
+        "starts_in_one_process": {
+            "compile": {"first_s": 8.0},
+            "nostall": {"first_s": 9.0, "until_chosen_s": 30.0, "chosen": True},
+        },
+        **changes,
+    }
+
+
+@pytest.mark.parametrize(
+    ("reason", "refused"),
+    [
+        ("no gain beyond the noise", 0),
+        ("the stitched version is not used: an element is off by 2 of its size", 1),
+        ("not compared: AssertionError: expected size 4==4, stride 8==9 at dim=0", 1),
+    ],
+)
+def test_a_row_has_the_refusals_and_the_share(reason: str, refused: int) -> None:
+    cells = whole_models._model_row(record(1.1, reason))
+    assert cells[1] == "1.100 [1.090, 1.110]" and cells[4] == "25%"
+    assert cells[5:] == ["4 (1 left)", "5 / –", "8 / 9", "30", str(refused)]
+
+
+def test_the_means_are_judged_by_their_targets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ratios = {"a": 1.2, "b": 0.98, "c": 5.0}
+    for name in ratios:
+        (tmp_path / f"{name}.gain.json").touch()
+
+    def load(path: Path) -> dict[str, Any]:
+        name = path.name[0]
+        return record(ratios[name], "no gain beyond the noise", complete=name != "c")
+
+    monkeypatch.setattr(whole_models, "load", load)
+    text = " ".join(" ".join(whole_models.models_section(tmp_path)).split())
+    assert "2 of 3 measured models are complete." in text
+    assert "Geometric mean in a loop: 1.084 (target 1.05: yes); lowest 0.980" in text
+    assert "needs kernels that are 1.4 times as fast" in text
+    assert "alone is between 0.980 and 1.200 in a loop" in text
+
+
+def test_a_gain_is_the_share_of_time_that_goes_away() -> None:
+    assert whole_models.inductor_share(record(1.0, "")) == pytest.approx(0.25)
+    assert whole_models.inductor_share(record(1.0, "", kernels={})) is None

@@ -1,0 +1,34 @@
+"""Copies of a call's arguments: padded strides, elements that share memory."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from nostall.attach.torch_compile.measure.accuracy import _perturbed  # noqa: E402
+from nostall.attach.torch_compile.measure.call import Call, clone_with_strides  # noqa: E402
+
+SHAPES = ((4, 3, 5), (1, 3, 1), (0, 3))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("padding", [0, 3])
+def test_a_copy_has_the_strides_of_its_original(shape: tuple[int, ...], padding: int) -> None:
+    padded = torch.randn(*shape[:-1], shape[-1] + padding)[..., : shape[-1]]
+    for value in (padded, padded.transpose(0, 1), padded[None].expand(2, *shape)):
+        before, copy = value.clone(), clone_with_strides(value)
+        assert copy.stride() == value.stride() and torch.equal(copy, value)
+        copy.untyped_storage().fill_(0)
+        assert torch.equal(value, before)
+
+
+def test_a_recorded_call_keeps_padded_strides_and_gradients() -> None:
+    logits = torch.randn(4, 6, 8)[..., :5].requires_grad_()
+    call = Call((logits, 3), frozenset((0,)), grad=True, inference=False)
+    copied = call.copy()
+    assert copied.args[0].stride() == logits.stride() and copied.args[0].requires_grad
+    (fresh, number) = copied.fresh_args()
+    assert fresh.stride() == logits.stride() and fresh.is_leaf and number == 3
+    assert _perturbed(logits).stride() == logits.stride()
+    assert not torch.equal(_perturbed(logits), logits)

@@ -1,0 +1,93 @@
+"""Parts of computed values: what is computed from slices, and that the values stay equal."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from nostall.fusion.graph.builder import Builder
+from nostall.fusion.graph.graph import Graph
+from nostall.fusion.recompute.partial_reads import MAX_COPIES, read_parts
+
+pytest.importorskip("torch")
+
+from nostall.fusion.codegen.generate import no_kernel_reason
+from nostall.fusion.testing.reference import interpret
+
+
+def rotated_rows(rows: int = 6, columns: int = 8) -> Graph:
+    """Normalised rows plus the same rows with their halves exchanged."""
+    build = Builder()
+    x, weight = build.input((rows, columns), "float16"), build.input((columns,))
+    wide = build("cast", x, dtype="float32")
+    scale = build("rsqrt", build("sum", build("square", wide), dims=(1,), keepdim=True))
+    normed = build("mul", build("mul", wide, scale), weight)
+    half = (rows, columns // 2)
+    first, second = (
+        build("slice", normed, dim=1, start=start, step=1, shape=half) for start in (0, half[1])
+    )
+    parts = [build("view", part, shape=(rows, 1, half[1])) for part in (second, first)]
+    number = build("view", build("iota", start=0, step=1, shape=(2,)), shape=(2, 1))
+    is_first = build("eq", number, build.constant(0, "int64"))
+    both = build("view", build("where", is_first, *parts), shape=(rows, columns))
+    return build.graph(build("add", normed, build("copy", both)))
+
+
+def inputs_of(graph: Graph) -> list[np.ndarray]:
+    generator = np.random.default_rng(0)
+    return [generator.uniform(0.5, 2.0, graph[index].shape) for index in graph.inputs]
+
+
+def test_halves_of_a_normalised_value_need_no_second_kernel() -> None:
+    graph = rotated_rows()
+    assert no_kernel_reason(graph, graph.operators) is not None
+    found = read_parts(graph)
+    assert found is not None
+    changed, origins = found
+    assert no_kernel_reason(changed, changed.operators) is None
+    inputs = inputs_of(graph)
+    for old, new in zip(interpret(graph, inputs), interpret(changed, inputs), strict=True):
+        np.testing.assert_array_equal(old, new)
+    for node, origin in zip(changed, origins, strict=True):
+        assert origin is None or graph[origin].shape == node.shape
+
+
+@pytest.mark.parametrize("first_operator", ["sum", "view", "random"])
+def test_a_part_stays_if_what_it_depends_on_has_no_part(first_operator: str) -> None:
+    build = Builder()
+    x = build.input((4, 8, 2))
+    if first_operator == "sum":
+        value = build("sum", x, dims=(2,), keepdim=False)
+    elif first_operator == "view":
+        value = build("view", build("exp", build.input((32,))), shape=(4, 8))
+    else:
+        value = build("random", build.input((1,), "int64"), shape=(4, 8), words=4)
+    value = build("neg", value)
+    part = build("slice", value, dim=1, start=2, step=1, shape=(4, 3))
+    assert read_parts(build.graph(build("exp", part), value)) is None
+
+
+def test_a_part_along_a_dynamic_axis_and_a_long_computation_stay() -> None:
+    build = Builder(13)
+    x = build.input((13, 4))
+    part = build("slice", build("neg", x), dim=0, start=1, step=1, shape=(12, 4))
+    assert read_parts(build.graph(build("exp", part))) is None
+    build = Builder()
+    value = build.input((4, 8))
+    for _ in range(MAX_COPIES + 1):
+        value = build("neg", value)
+    part = build("slice", value, dim=1, start=0, step=2, shape=(4, 4))
+    assert read_parts(build.graph(build("exp", part))) is None
+
+
+def test_an_operand_that_is_broadcast_along_the_axis_is_used_whole() -> None:
+    build = Builder()
+    x, row = build.input((4, 8)), build.input((4, 1))
+    value = build("mul", build("neg", row), x)
+    part = build("slice", value, dim=1, start=1, step=3, shape=(4, 3))
+    graph = build.graph(build("exp", part))
+    found = read_parts(graph)
+    assert found is not None
+    assert [node.shape for node in found[0] if node.op == "neg"] == [(4, 1)]
+    inputs = inputs_of(graph)
+    np.testing.assert_array_equal(interpret(graph, inputs)[0], interpret(found[0], inputs)[0])

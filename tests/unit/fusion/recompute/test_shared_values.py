@@ -1,0 +1,97 @@
+"""Values that kernels compute again: which ones, that the values stay equal, and where it runs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from benchmarks.fusion.chains.generated import GENERATED
+from benchmarks.fusion.chains.reported import REPORTED
+from benchmarks.fusion.chains.stitched import chain_graph
+
+from nostall.fusion.codegen.runtime.stitched_graph import grow_partition
+from nostall.fusion.explore.default_partition import default_partition
+from nostall.fusion.graph.graph import Graph
+from nostall.fusion.graph.partition import kernel_outputs, to_mask
+from nostall.fusion.recompute import shared_values
+from nostall.fusion.recompute.copies import Kernels
+from nostall.fusion.recompute.kernel_times import KernelTimes
+from nostall.fusion.recompute.kernels import default_kernels
+from nostall.fusion.testing.reference import interpret
+from tests.unit.fusion.codegen.accuracy import random_inputs
+from tests.unit.fusion.codegen.random_graphs import RandomGraph, operator_graphs
+
+
+def stored_bytes(kernels: Kernels) -> int:
+    """Bytes that the kernels write and that are no results of the graph."""
+    graph = kernels.graph
+    outputs = [i for group in kernels.groups for i in kernel_outputs(graph, to_mask(group))]
+    return sum(graph[index].bytes for index in outputs if index not in graph.results)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "rms norm + block quantisation 4096x50304",
+        "rms norm + block quantisation 16384x768",
+        "rms norm backward 2048x151936",
+    ],
+)
+def test_no_wider_copy_of_a_tensor_is_stored_for_a_second_kernel(name: str) -> None:
+    graph = chain_graph(GENERATED[name])
+    plain, kernels = Kernels.of(graph, default_partition(graph)), default_kernels(graph)
+    rows = graph[graph.inputs[0]].shape[0]
+    assert stored_bytes(kernels) < 0.05 * stored_bytes(plain) + 1000 * rows
+    assert len(kernels.groups) == len(plain.groups)
+    after = KernelTimes(kernels.graph).total(kernels.groups)
+    before = KernelTimes(graph).total(plain.groups)
+    assert after is not None and before is not None and after < 0.95 * before
+
+
+def test_the_rotary_embedding_of_a_normalised_query_is_one_kernel() -> None:
+    kernels = default_kernels(chain_graph(REPORTED["query norm + rotary 8192x32x128"]))
+    assert len(kernels.groups) == 1
+
+
+def test_kernels_that_gain_nothing_by_copies_have_none() -> None:
+    graph = chain_graph(GENERATED["swiglu 8192x4096"])
+    kernels = default_kernels(graph)
+    assert kernels.graph is graph and kernels == Kernels.of(graph, default_partition(graph))
+
+
+def all_changes(kernels: Kernels) -> list[Kernels]:
+    return [changed for _, changed in shared_values._changes(kernels, set())]
+
+
+def check_equal(graph: Graph, seed: int, changed: Kernels) -> None:
+    """The changed graph has the same results, and its kernels cover its operators once."""
+    covered = sorted(index for group in changed.groups for index in group)
+    assert covered == sorted(changed.graph.operators)
+    assert changed.graph.is_acyclic(changed.groups)
+    assert changed.store_known_values
+    inputs = [np.asarray(x.double().numpy()) for x in random_inputs(graph, seed)]
+    with np.errstate(all="ignore"):
+        results = interpret(graph, inputs), interpret(changed.graph, inputs)
+    for old, new in zip(*results, strict=True):
+        np.testing.assert_array_equal(old, new)
+
+
+@settings(max_examples=25, deadline=None)
+@given(operator_graphs(("float32", "float16"), 10), st.booleans())
+def test_every_change_of_random_graphs_keeps_the_results(made: RandomGraph, single: bool) -> None:
+    graph = made.graph
+    groups = [(i,) for i in graph.operators] if single else grow_partition(graph)
+    for changed in all_changes(Kernels.of(graph, groups)):
+        check_equal(graph, made.seed, changed)
+        for twice in all_changes(changed)[:2]:
+            check_equal(graph, made.seed, twice)
+
+
+def test_single_operators_have_changes() -> None:
+    graph = chain_graph(GENERATED["rms norm backward 8x151936"])
+    assert len(all_changes(Kernels.of(graph, [(index,) for index in graph.operators]))) > 5
