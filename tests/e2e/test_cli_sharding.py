@@ -193,3 +193,27 @@ def test_stages_that_are_sharded_are_compared_with_pure_plans(files: Path) -> No
     assert min(p["predicted_step_s"] for p in plans.values()) == plans["best"]["predicted_step_s"]
     shown = nostall_here(*_arguments(files), *options)
     assert "modelled step" in shown.out and "pure sharding" in shown.out
+
+
+@pytest.mark.slow
+def test_a_pipeline_of_shardings_is_written_and_trains_as_one_process_does(files: Path) -> None:
+    """Over links this slow, stages are faster than shardings, so the default search finds them."""
+    (files / "slow.toml").write_text(
+        'name = "slow"\n[[servers]]\ncount = 2\ngpus = 1\nmemory_gib = 1\n'
+        "link = { bandwidth_gbytes = 300, latency_us = 1 }\n"
+        "[network]\nbandwidth_gbytes = 1e-2\nlatency_us = 1\n"
+    )
+    plan = files / "hybrid.json"
+    options = ("--global-batch", 8, "--micro-batch", 2, "--quiet", "--out", plan)
+    done = nostall_here(*_arguments(files, cluster="slow.toml"), *options, "--format", "json")
+    assert done.code == 0, done.err
+    assert done.json["inputs"]["micro_batch"] == 2
+    checked = nostall(
+        "launch", plan, "--steps", 2, "--device", "cpu", "--check", "--format", "json"
+    )
+    assert checked.code == 0, checked.err
+    assert checked.json["equal"] is True and checked.json["engine"] == "hybrid"
+    document = json.loads(plan.read_text())
+    document["stages"][-1]["gpus"] += 1
+    plan.write_text(json.dumps(document))
+    assert "allowed are stages" in error_line(nostall_here("launch", plan))

@@ -18,6 +18,7 @@ from nostall.core.errors import BadInput
 from nostall.core.suggest import unknown
 from nostall.parallel.plan_file import load_plan, load_planned_module
 from nostall.parallel.sharding.cost.device_mesh import mesh_text
+from nostall.parallel.sharding.hybrid.plan_file import is_hybrid_plan, load_hybrid_plan
 from nostall.parallel.sharding.plan_file import is_sharding_plan, load_sharding_plan
 from nostall.parallel.simulate import simulated_s
 from nostall.report.units import Scale
@@ -83,10 +84,11 @@ def launch(
     a rank fails or hangs.
     """
     _check_options(engine, deadline, nodes, endpoint)
-    if is_sharding_plan(plan):
+    if is_sharding_plan(plan) or is_hybrid_plan(plan):
         reason = "is for pipeline plans, and this one places tensors; leave it out"
         refuse_options(context, ("engine",), reason)
-        described = _describe_sharding_plan(plan)
+        is_hybrid = is_hybrid_plan(plan)
+        described = _describe_hybrid_plan(plan) if is_hybrid else _describe_sharding_plan(plan)
     else:
         described = _describe_pipeline_plan(plan)
     target = _target_module(plan, module or described.module)
@@ -165,6 +167,18 @@ def _describe_sharding_plan(path: Path) -> _DescribedPlan:
         len(plan.cluster),
         plan.predicted_step_s,
         {"planner": plan.planner, "mesh": mesh},
+    )
+
+
+def _describe_hybrid_plan(path: Path) -> _DescribedPlan:
+    plan = load_hybrid_plan(path)
+    return _DescribedPlan(
+        f"{plan.module} on {plan.cluster.name}",
+        f"{plan.planner}, GPUs of the stages {plan.split}",
+        plan.module,
+        len(plan.cluster),
+        plan.predicted_step_s,
+        {"planner": plan.planner, "split": plan.split},
     )
 
 

@@ -12,7 +12,14 @@ from typing import Annotated
 import typer
 
 from nostall.cli.options.given_options import GivenContext, refuse_options
-from nostall.cli.planning.hybrid import show_hybrid
+from nostall.cli.planning.hybrid import (
+    Beside,
+    HybridRequest,
+    beside_shardings,
+    default_micro_batch,
+    show_hybrid,
+    write_and_show_hybrid,
+)
 from nostall.cli.terminal.console import Format, out, show_json, show_table
 from nostall.cli.terminal.progress import stage_bar
 from nostall.core.errors import BadInput
@@ -120,19 +127,18 @@ def plan_sharding_command(
     _check_request(request, context)
     if request.micro_batch is not None:
         reason = "is not for pipelines whose stages are sharded (--micro-batch); leave it out"
-        refuse_options(context, ("mesh", "seconds", "out_file", "export", "picture"), reason)
-        show_hybrid(
-            request.module,
-            request.cluster,
-            device_rates(load_hardware(request.hardware)),
-            (request.samples, request.micro_batch),
-            request.state_factor,
-            format,
-            quiet=quiet,
-        )
+        refuse_options(context, ("mesh", "seconds", "export", "picture"), reason)
+        show_hybrid(_hybrid_request(request), out_file, format, quiet=quiet)
         return
     plan, others = _plan(request, quiet)
+    beside = None
+    if request.planner == "sharding" and not (request.mesh or export or picture):
+        beside = _beside(request, plan, quiet)
+        if beside.hybrid and beside.request and beside.is_faster_than(plan):
+            write_and_show_hybrid(beside.hybrid, beside.request, out_file, format, [plan, *others])
+            return
     document = plan_document(plan, others, request.module, request.samples, request.state_factor)
+    document["pipelines"] = beside.sentence if beside is not None else None
     if out_file is not None:
         out_file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(out_file, (json.dumps(document, indent=1) + "\n").encode())
@@ -144,12 +150,35 @@ def plan_sharding_command(
         show_json(document)
         return
     _show_plan(request, plan, others)
+    if beside is not None:
+        out.print(beside.sentence)
     if out_file is not None:
         out.print(f"plan:     {out_file}")
     if picture is not None:
         out.print(f"picture:  {picture}")
     if exported:
         out.print(f"styles:   {export}: {exported}")
+
+
+def _hybrid_request(request: ShardingRequest) -> HybridRequest:
+    own = request.micro_batch or default_micro_batch(request.samples, len(request.cluster))
+    return HybridRequest(
+        request.module,
+        request.cluster,
+        device_rates(load_hardware(request.hardware)),
+        request.samples,
+        own,
+        request.state_factor,
+    )
+
+
+def _beside(request: ShardingRequest, plan: ShardingPlan, quiet: bool) -> Beside:
+    """The search for pipelines beside shardings of the whole batch."""
+    from nostall.parallel.module import load_job
+
+    seconds = request.seconds or DEFAULT_SECONDS
+    job = load_job(request.module)
+    return beside_shardings(_hybrid_request(request), job, plan, seconds, quiet=quiet)
 
 
 def _show_plan(

@@ -23,6 +23,7 @@ from nostall.core.errors import NostallError
 from nostall.core.files import write_atomically
 from nostall.parallel.errors import BadPlan
 from nostall.parallel.execute.failures import RankFailure, classify_error
+from nostall.parallel.execute.hybrid_run import run_hybrid_plan
 from nostall.parallel.execute.loopback import use_loopback_interface
 from nostall.parallel.execute.preconditions import check_layers
 from nostall.parallel.execute.run import RunOptions, run_plan
@@ -31,8 +32,13 @@ from nostall.parallel.execute.sharded_run import run_sharding_plan
 from nostall.parallel.module.job import load_job
 from nostall.parallel.module.layering import GRANULARITIES
 from nostall.parallel.module.model import Model
-from nostall.parallel.plan import Workload
+from nostall.parallel.plan import Plan, Workload
 from nostall.parallel.plan_file import load_plan
+from nostall.parallel.sharding.hybrid.plan_file import (
+    HybridFile,
+    is_hybrid_plan,
+    load_hybrid_plan,
+)
 from nostall.parallel.sharding.plan_file import (
     PlanFile,
     is_sharding_plan,
@@ -64,8 +70,8 @@ def run_rank(config: RunConfig) -> RunResult:
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ["LOCAL_WORLD_SIZE"])))
     path = Path(config.plan)
-    plan = load_sharding_plan(path) if is_sharding_plan(path) else load_plan(path)
-    cluster = plan.cluster if isinstance(plan, PlanFile) else plan[0].cluster
+    plan = _load(path)
+    cluster = plan[0].cluster if isinstance(plan, tuple) else plan.cluster
     device = _local_device(config)
     backend = "nccl" if device.type == "cuda" else "gloo"
     device_id: dict[str, Any] = {"device_id": device} if device.type == "cuda" else {}
@@ -87,8 +93,16 @@ def run_rank(config: RunConfig) -> RunResult:
     )
     if isinstance(plan, PlanFile):
         return run_sharding_plan(job, plan, options)
+    if isinstance(plan, HybridFile):
+        return run_hybrid_plan(job, plan, options)
     workload, pipeline, _ = plan
     return run_plan(_planned_model(job, workload), workload, pipeline, options)
+
+
+def _load(path: Path) -> PlanFile | HybridFile | tuple[Workload, Plan, str]:
+    if is_sharding_plan(path):
+        return load_sharding_plan(path)
+    return load_hybrid_plan(path) if is_hybrid_plan(path) else load_plan(path)
 
 
 def _planned_model(job: Any, workload: Workload) -> Model:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -23,16 +23,20 @@ VERSION_KEY = "nostall_sharding_plan"
 """Key of the version, by which a reader recognises these files."""
 
 
-class _StrictRecord(BaseModel):
+class StrictRecord(BaseModel):
+    """A record that refuses unknown fields."""
+
     model_config = ConfigDict(extra="forbid")
 
 
-class _StrategyRecord(_StrictRecord):
+class StrategyRecord(StrictRecord):
+    """Placements of inputs and outputs on one mesh dimension."""
+
     inputs: list[str]
     outputs: list[str]
 
 
-class _InputsRecord(_StrictRecord):
+class _InputsRecord(StrictRecord):
     global_batch: int = Field(ge=1)
     mesh: list[Annotated[int, Field(ge=1)]] = Field(min_length=1)
     cluster: str
@@ -49,7 +53,7 @@ class _FileRecord(BaseModel):
     module: str
     fingerprint: str
     inputs: _InputsRecord
-    strategies: dict[str, list[_StrategyRecord]]
+    strategies: dict[str, list[StrategyRecord]]
 
 
 @dataclass(frozen=True)
@@ -129,13 +133,28 @@ def plan_document(
             "state_factor": state_factor,
             "hardware": plan.prices.rates.name,
         },
-        "strategies": {
-            operator.name: [
-                {"inputs": list(s.inputs), "outputs": list(s.outputs)}
-                for s in strategy_of(graph, plan.assignment, number)
-            ]
-            for number, operator in enumerate(graph.operators)
-        },
+        "strategies": strategy_records(plan),
+    }
+
+
+def strategy_records(plan: ShardingPlan) -> dict[str, list[dict[str, list[str]]]]:
+    """By operator, the placements of inputs and outputs on each mesh dimension."""
+    graph = plan.prices.graph
+    return {
+        operator.name: [
+            {"inputs": list(s.inputs), "outputs": list(s.outputs)}
+            for s in strategy_of(graph, plan.assignment, number)
+        ]
+        for number, operator in enumerate(graph.operators)
+    }
+
+
+def read_strategies(
+    records: Mapping[str, Sequence[StrategyRecord]],
+) -> dict[str, list[tuple[tuple[str, ...], tuple[str, ...]]]]:
+    """What :func:`strategy_records` wrote."""
+    return {
+        name: [(tuple(s.inputs), tuple(s.outputs)) for s in own] for name, own in records.items()
     }
 
 
@@ -211,8 +230,5 @@ def load_sharding_plan(path: Path) -> PlanFile:
         tuple(record.inputs.mesh),
         cluster,
         record.fingerprint,
-        {
-            name: [(tuple(s.inputs), tuple(s.outputs)) for s in own]
-            for name, own in record.strategies.items()
-        },
+        read_strategies(record.strategies),
     )

@@ -164,7 +164,7 @@ def _rank(rank: int, port: int, folder: str) -> None:
     dist.init_process_group("gloo", rank=rank, world_size=4)
     for rule in ("data-parallel", "fsdp"):
         own = model()
-        result = run_hybrid(own, stages(own, rule), micro_batches())
+        result = run_hybrid(stages(own, rule), micro_batches())
         torch.save(result, Path(folder) / f"{rule}-{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()

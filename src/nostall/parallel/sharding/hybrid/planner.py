@@ -1,7 +1,8 @@
 """Planner of hybrids: prices stages by their best shardings and searches for the best stages.
 
 Stages begin and end at up to :data:`MAX_UNITS` cuts that one stage can compute all sent tensors of.
-Equal stages are priced once.  Not modelled: transfers that run beside operators, and the place of a
+Equal stages are priced once.  A stage that sends tensors on runs its forward pass twice, as
+:mod:`.run` does.  Not modelled: transfers that run beside operators, and the place of a
 stage among the servers; a stage's GPUs are taken to be the first ones of the cluster, and a
 transfer to take the slowest link.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from time import monotonic
 
 import numpy as np
 
@@ -19,7 +21,7 @@ from nostall.parallel.module.model import Model
 from nostall.parallel.sharding.cost.device_mesh import ClusterMesh
 from nostall.parallel.sharding.cost.prices import Prices
 from nostall.parallel.sharding.cost.rates import DeviceRates
-from nostall.parallel.sharding.graph import replicated
+from nostall.parallel.sharding.graph import replicated, strategy_of
 from nostall.parallel.sharding.hybrid.run import CapturedStage, capture_stage
 from nostall.parallel.sharding.hybrid.search import (
     HybridPlan,
@@ -52,6 +54,10 @@ class Hybrid:
     entries: int
     priced: int
     """Entries whose sharding was planned; all others equal one of these."""
+    is_complete: bool
+    """Whether all stages were priced within the time limit."""
+    planned: Callable[[HybridPlan], list[tuple[HybridStage, ShardingPlan]]]
+    """Shards the stages of a plan again and returns each with its sharding."""
 
 
 @dataclass
@@ -63,13 +69,19 @@ class _Table:
     rates: DeviceRates
     samples: int
     state_factor: float
+    until: float = float("inf")
+    """Time at which no further stage is planned."""
     seconds: dict[Signature, float | None] = field(default_factory=dict)
+    is_complete: bool = True
 
     def price(self, first: int, end: int, devices: int) -> float | None:
         """Seconds of a micro-batch; None if the stage cannot be captured or does not fit."""
         try:
             signature = (*_signature(self.model, first, end, self.samples), devices)
             if signature not in self.seconds:
+                if monotonic() > self.until:
+                    self.is_complete = False
+                    return None
                 self.seconds[signature] = self._plan(first, end, devices)
         except BadModel:
             return None
@@ -78,9 +90,17 @@ class _Table:
     def _plan(self, first: int, end: int, devices: int) -> float | None:
         captured = capture_stage(self.model, first, end, self.samples, devices)
         try:
-            return self.sharding(captured).step_s
+            plan = self.sharding(captured)
         except Infeasible:
             return None
+        return plan.step_s + (_forward_s(plan) if end < len(self.model) else 0.0)
+
+    def planned(self, plan: HybridPlan) -> list[tuple[HybridStage, ShardingPlan]]:
+        """The stages of a plan in layers, each with its sharding."""
+        return [
+            (s, self.sharding(capture_stage(self.model, s.first, s.end, self.samples, s.devices)))
+            for s in plan.stages
+        ]
 
     def sharding(self, captured: CapturedStage) -> ShardingPlan:
         """The best sharding of a stage; raises :class:`Infeasible` if none fits into memory."""
@@ -103,13 +123,17 @@ def plan_hybrid(
     micro_batches: int,
     state_factor: float,
     report: Callable[[float, str], None] = lambda fraction, text: None,
+    *,
+    units: int = MAX_UNITS,
+    until: float = float("inf"),
 ) -> Hybrid:
     """Stages and their numbers of GPUs for ``micro_batches`` of ``samples`` samples each.
 
+    Stages consist of up to ``units`` pieces; at the time ``until``, no further one is priced.
     Raises :class:`Infeasible` if no plan fits into memory.
     """
-    ends = stage_ends(model, samples)
-    table = _Table(model, cluster, rates, samples, state_factor)
+    ends = stage_ends(model, units)
+    table = _Table(model, cluster, rates, samples, state_factor, until)
     calls = 0
 
     def price(first: int, end: int, devices: int) -> float | None:
@@ -118,10 +142,10 @@ def plan_hybrid(
         report(min(1.0, calls / (len(ends) ** 2 / 2 * len(cluster).bit_length())), "stages")
         return table.price(ends[first], ends[end], devices)
 
-    units = len(ends) - 1
-    entries = cost_table(units, len(cluster), price)
+    count = len(ends) - 1
+    entries = cost_table(count, len(cluster), price)
     transfer_s = [_transfer_s(model, cluster, end, samples) for end in ends]
-    arguments = (entries, units, len(cluster), micro_batches, transfer_s)
+    arguments = (entries, count, len(cluster), micro_batches, transfer_s)
     best = best_hybrid(*arguments)
     by_kind = {}
     for kind in ("sharding", "pipeline"):
@@ -129,21 +153,43 @@ def plan_hybrid(
             by_kind[kind] = _in_layers(best_hybrid(*arguments, (kind,)), ends)
         except Infeasible:  # this kind fits into no memory, or has not enough stages
             continue
-    return Hybrid(_in_layers(best, ends), by_kind, len(entries), len(table.seconds))
+    return Hybrid(
+        _in_layers(best, ends), by_kind, len(entries), len(table.seconds), table.is_complete,
+        table.planned,
+    )  # fmt: skip
 
 
-def stage_ends(model: Model, samples: int) -> list[int]:
+def _forward_s(plan: ShardingPlan) -> float:
+    """Seconds of the forward pass of a sharding, without overlap."""
+    graph, prices = plan.prices.graph, plan.prices
+    seconds = sum(
+        priced.seconds
+        for edge, priced in plan.cost.redistributions
+        if graph.operators[edge.consumer].is_forward
+        and graph.operators[edge.consumer].kind != "parameter"
+    )
+    for number, operator in enumerate(graph.operators):
+        if operator.is_forward:
+            own = prices.operator_s(operator, strategy_of(graph, plan.assignment, number))
+            seconds += own or 0.0
+    return seconds
+
+
+def stage_ends(model: Model, units: int = MAX_UNITS) -> list[int]:
     """Layers at which stages may end, 0 first: as evenly spaced as the cuts allow."""
     possible = [c for c in range(1, len(model)) if _is_cut(model, c)]
-    count = min(MAX_UNITS - 1, len(possible))
+    count = min(units - 1, len(possible))
     wanted = [len(model) * (i + 1) / (count + 1) for i in range(count)]
     chosen = {min(possible, key=lambda c: abs(c - want)) for want in wanted} if possible else set()
     return [0, *sorted(chosen), len(model)]
 
 
 def _is_cut(model: Model, cut: int) -> bool:
-    """Whether all tensors that cross a cut belong to the layer before it."""
-    return all(model.layer_of[name] == cut - 1 for name in model.crossing(cut))
+    """Whether all tensors that cross a cut belong to the layer before it, and no parameter has
+    layers on both sides."""
+    before = {id(p) for p in model.stage_parameters(0, cut)}
+    is_shared = any(id(p) in before for p in model.stage_parameters(cut, len(model)))
+    return not is_shared and all(model.layer_of[n] == cut - 1 for n in model.crossing(cut))
 
 
 def _signature(model: Model, first: int, end: int, samples: int) -> Signature:

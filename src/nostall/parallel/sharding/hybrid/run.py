@@ -8,7 +8,7 @@ gradients back.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,7 @@ from nostall.parallel.sharding.program.devices import (
 from nostall.parallel.sharding.program.program import ShardedProgram
 
 Tensors = dict[str, torch.Tensor]
+_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,23 +54,30 @@ def capture_stage(model: Model, first: int, end: int, samples: int, devices: int
     return CapturedStage(stage, step, ((0,) * len(step.graph.operators),))
 
 
-class _RankOfStage:
-    """The part of this rank in one stage."""
+class RankOfStage:
+    """The part of this rank in one stage: its local parameters and their gradients."""
 
-    def __init__(self, captured: CapturedStage, devices: ProcessDevices) -> None:
-        self.captured, self.devices = captured, devices
+    def __init__(
+        self, captured: CapturedStage, devices: ProcessDevices, device: torch.device = _CPU
+    ) -> None:
+        self.captured, self.devices, self.device = captured, devices, device
         self.segment = captured.stage.segment
-        self.program = ShardedProgram(captured.step, captured.assignment, devices)
+        self.program = ShardedProgram(captured.step, captured.assignment, devices, device)
         self.is_last = self.segment.computed == ("loss",)
         module = captured.stage.job.module
         whole = {n: p for n, p in module.named_parameters() if not n.startswith(RECEIVED)}
         names = {captured.step.graph.operators[i].target for i in captured.step.graph.parameters}
         self.local = {
-            name: scatter(devices, value.detach(), self.program.parameter_placements(name))
+            name: [
+                part.clone().to(device)
+                for part in scatter(
+                    devices, value.detach(), self.program.parameter_placements(name)
+                )
+            ]
             for name, value in whole.items()
             if name in names
         }
-        self.buffers = dict(module.named_buffers())
+        self.buffers = {name: value.to(device) for name, value in module.named_buffers()}
         self.sent = {} if self.is_last else self._sent_tensors()
         self.gradients: dict[str, Values] = {}
 
@@ -90,7 +98,8 @@ class _RankOfStage:
     def forward(self, received: Tensors, leaves: Sequence[Any]) -> Tensors:
         """The tensors that are sent, whole."""
         record: dict[int, Values] = {}
-        zeros = [torch.zeros_like(t) for t in self.captured.stage.job.inputs[len(leaves) :]]  # type: ignore[index]
+        sent: Any = self.captured.stage.job.inputs[len(leaves) :]  # type: ignore[index]
+        zeros = [torch.zeros_like(t, device=self.device) for t in sent]
         self.program.run(
             {**self.local, **self._place(received)}, self._with(received),
             [*leaves, *zeros, *self._target()], record, frozenset(self.sent.values()),
@@ -143,86 +152,102 @@ class _RankOfStage:
                                    if f"{RECEIVED}{name}" in self.buffers}}  # fmt: skip
 
     def _target(self) -> list[Any]:
-        return [*tree_leaves(self.captured.stage.job.targets)]
+        return [leaf.to(self.device) for leaf in tree_leaves(self.captured.stage.job.targets)]
 
     def _whole(self, values: Values, placements: tuple[str, ...]) -> torch.Tensor:
         whole = (REPLICATED,) * len(self.devices.mesh)
         return redistribute(self.devices, values, placements, whole)[0]
 
 
+class HybridRank:
+    """This rank of a hybrid plan.  A collective call: every rank creates it."""
+
+    def __init__(
+        self,
+        stages: Sequence[CapturedStage],
+        device: torch.device = _CPU,
+        deadline: float | None = None,
+    ) -> None:
+        """``deadline`` is the longest wait for another rank in seconds; None is torch's default."""
+        self.device = device
+        self.firsts = [sum(s.devices for s in stages[:i]) for i in range(len(stages) + 1)]
+        """First rank of each stage, and the number of ranks."""
+        meshes = [
+            ProcessDevices(stage.step.graph.mesh, deadline, first)
+            for stage, first in zip(stages, self.firsts, strict=False)
+        ]
+        self.number = next(i for i, mesh in enumerate(meshes) if mesh.coordinates)
+        with torch.no_grad():
+            self.own = RankOfStage(stages[self.number], meshes[self.number], device)
+
+    @property
+    def is_first_of_stage(self) -> bool:
+        """Whether this rank sends the tensors of its stage."""
+        return bool(dist.get_rank() == self.firsts[self.number])
+
+    def step(self, micro_batches: Sequence[tuple[Any, Any]]) -> float:
+        """Run one step; returns the sum of the losses, 0 on ranks of other stages than the last.
+
+        The gradients, summed over micro-batches, are in ``own.gradients``.
+        """
+        with torch.no_grad():
+            return self._step(micro_batches)
+
+    def _step(self, micro_batches: Sequence[tuple[Any, Any]]) -> float:
+        own, number, firsts = self.own, self.number, self.firsts
+        segment, stage = own.segment, own.captured.stage
+        parameters: Mapping[str, torch.Tensor] = dict(stage.job.module.named_parameters())
+        own.gradients.clear()
+        kept: list[Tensors] = []
+        leaves = [tree_leaves(part) for part in micro_batches]
+        batch = [[part[i].to(self.device) for i in segment.leaves] for part in leaves]
+        for inputs in batch:
+            received = {name: own_tensor(stage, name, self.device) for name in segment.used}
+            for tensor in received.values():
+                dist.recv(tensor, firsts[number - 1])
+            kept.append(received)
+            if not own.is_last:
+                self._send(own.forward(received, inputs).values(), number + 1)
+        losses = 0.0
+        for received, inputs in zip(kept, batch, strict=True):
+            gradients = [] if own.is_last else self._gradients(stage, len(segment.leaves))
+            loss, back = own.backward(received, inputs, gradients)
+            losses += float(loss) if own.is_last else 0.0
+            names = [name for name in segment.used if f"{RECEIVED}{name}" in parameters]
+            self._send([back[name] for name in names], number - 1)
+        return losses
+
+    def _send(self, tensors: Iterable[torch.Tensor], stage: int) -> None:
+        """Send whole tensors to all ranks of a stage, if this is the first rank of its own."""
+        if not self.is_first_of_stage:
+            return
+        for tensor in tensors:
+            for rank in range(self.firsts[stage], self.firsts[stage + 1]):
+                dist.send(tensor.contiguous(), rank)
+
+    def _gradients(self, stage: StageJob, leaves: int) -> list[torch.Tensor]:
+        """Receive the gradients of the sent tensors; those without a gradient are zero."""
+        found = []
+        for tensor in list(stage.job.inputs)[leaves:]:
+            received = torch.zeros_like(tensor, device=self.device)
+            if tensor.is_floating_point():
+                dist.recv(received, self.firsts[self.number + 1])
+            found.append(received)
+        return found
+
+
 def run_hybrid(
-    model: Model, stages: Sequence[CapturedStage], micro_batches: Sequence[tuple[Any, Any]]
+    stages: Sequence[CapturedStage], micro_batches: Sequence[tuple[Any, Any]]
 ) -> tuple[float, Tensors]:
-    """One step of all ranks; returns the mean loss and this rank's stage's whole gradients.
+    """One step of all ranks on CPUs: the mean loss and the whole gradients of this rank's stage.
 
     A collective call.  The loss is that of the last stage, and 0 on other ranks.
     """
-    firsts = [sum(s.devices for s in stages[:i]) for i in range(len(stages) + 1)]
-    meshes = [
-        ProcessDevices(stage.step.graph.mesh, first_rank=first)
-        for stage, first in zip(stages, firsts, strict=False)
-    ]
-    number = next(i for i, mesh in enumerate(meshes) if mesh.coordinates)
-    with torch.no_grad():
-        own = _RankOfStage(stages[number], meshes[number])
-        return _run(own, number, firsts, micro_batches)
+    rank, count = HybridRank(stages), len(micro_batches)
+    return rank.step(micro_batches) / count, rank.own.whole_gradients(1 / count)
 
 
-def _run(
-    own: _RankOfStage,
-    number: int,
-    firsts: Sequence[int],
-    micro_batches: Sequence[tuple[Any, Any]],
-) -> tuple[float, Tensors]:
-    segment, stage = own.segment, own.captured.stage
-    parameters: Mapping[str, torch.Tensor] = dict(stage.job.module.named_parameters())
-    kept: list[Tensors] = []
-    batch = [[tree_leaves(part)[i] for i in segment.leaves] for part in micro_batches]
-    for leaves in batch:
-        received = {name: own_tensor(stage, name) for name in segment.used}
-        for tensor in received.values():
-            dist.recv(tensor, firsts[number - 1])
-        kept.append(received)
-        if not own.is_last:
-            sent = own.forward(received, leaves)
-            _send(sent.values(), number, firsts)
-    losses = 0.0
-    for received, leaves in zip(kept, batch, strict=True):
-        gradients = (
-            [] if own.is_last else _gradients(stage, len(segment.leaves), firsts[number + 1])
-        )
-        loss, back = own.backward(received, leaves, gradients)
-        losses += float(loss) if own.is_last else 0.0
-        is_first_rank = dist.get_rank() == firsts[number]
-        for name in segment.used:
-            if f"{RECEIVED}{name}" in parameters and is_first_rank:
-                for rank in range(firsts[number - 1], firsts[number]):
-                    dist.send(back[name].contiguous(), rank)
-    count = len(micro_batches)
-    return losses / count, own.whole_gradients(1 / count)
-
-
-def own_tensor(stage: StageJob, name: str) -> torch.Tensor:
+def own_tensor(stage: StageJob, name: str, device: torch.device = _CPU) -> torch.Tensor:
     """An empty tensor for what a stage receives under a name."""
     example: torch.Tensor = getattr(stage.job.module, f"{RECEIVED}{name}")
-    return torch.empty_like(example.detach())
-
-
-def _send(tensors: Any, number: int, firsts: Sequence[int]) -> None:
-    """Send whole tensors to all ranks of the next stage, if this is the first rank of its own."""
-    if dist.get_rank() != firsts[number]:
-        return
-    for tensor in tensors:
-        for rank in range(firsts[number + 1], firsts[number + 2]):
-            dist.send(tensor.contiguous(), rank)
-
-
-def _gradients(stage: StageJob, leaves: int, source: int) -> list[torch.Tensor]:
-    """Receive the gradients of the sent tensors; those without a gradient are zero."""
-    found = []
-    for tensor in list(stage.job.inputs)[leaves:]:
-        received = torch.zeros_like(tensor)
-        if tensor.is_floating_point():
-            dist.recv(received, source)
-        found.append(received)
-    return found
+    return torch.empty_like(example.detach(), device=device)
