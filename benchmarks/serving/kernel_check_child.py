@@ -92,7 +92,7 @@ def _variants() -> dict[str, Variant]:
 VARIANTS = {
     **_variants(),
     "tables": Variant(PLANS["mixed"]),
-    "tables, prefixes": Variant(PLANS["decode and verify"], AttentionShape(has_prefixes=True)),
+    "tables+prefixes": Variant(PLANS["decode and verify"], AttentionShape(has_prefixes=True)),
 }
 """Variants by name; ``tables`` compares the device's table builder with the host's."""
 
