@@ -240,6 +240,8 @@ BENCHMARKS: tuple[Benchmark, ...] = (
          "attention.json.gz attention_flashinfer.json.gz attention_sweep_h200.json.gz "
          "tall_variants_h200.json.gz constants_h200.json",
          "serving.md"),
+    _row("serving.prefix_groups", "GPU",
+         "What does it bring to read a prefix that requests share once for their group?"),
     _row("serving.kernel_check", "GPU",
          "Do the attention kernels compute exact attention, and read nothing out of bounds?",
          "kernel_check.json", "serving.md"),

@@ -49,7 +49,7 @@ def attention_resources(
         "HEADS": shape.heads, "KV_HEADS": shape.kv_heads, "D": shape.head_dim,
         "DIMS": shape.padded_head_dim, "PAGE": shape.page_size, "TILES": config.compiled_tiles,
         "SCHEDULE": SCHEDULES[config.schedule], "SOFT_CAP": shape.soft_cap > 0,
-        "WINDOW": shape.window > 0, "TREE": shape.has_trees,
+        "WINDOW": shape.window > 0, "TREE": shape.has_trees, "PREFIX": shape.has_prefixes,
         "DEPENDENT": config.dependent,
     }  # fmt: skip
     cache = cache_dtype or dtype
@@ -57,7 +57,7 @@ def attention_resources(
         "query": dtype, "keys": cache, "values": cache, "out": dtype, "block_table": "i32",
         "tasks": "i32", "program_offsets": "i32", "counts": "i32", "queue": "i64",
         "query_starts": "i32", "kv_lengths": "i32", "tree_offsets": "i32", "tree_words": "i64",
-        "partial": "fp32", "partial_log_sums": "fp32",
+        "prefix_rows": "i32", "partial": "fp32", "partial_log_sums": "fp32",
     }  # fmt: skip
     scalars = dict.fromkeys(("scale", "value_scale", "soft_cap"), "fp32")
     options = {"num_warps": config.warps}

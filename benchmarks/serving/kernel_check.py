@@ -25,7 +25,7 @@ from typing import Any
 from benchmarks.harness.result_file import save
 from benchmarks.serving.kernel_check_child import VARIANTS
 
-SANITIZED = ("tall 32/8", "decode 32/8", "mixed 32/8", "tables")
+SANITIZED = ("tall 32/8", "decode 32/8", "mixed 32/8", "tables", "prefixes 32/8")
 """Variants that also run under memcheck."""
 SANITIZED_CASES = 4
 ERRORS = re.compile(r"ERROR SUMMARY: (\d+) error")

@@ -23,11 +23,12 @@ from nostall.serving.attention.launch import (
 from nostall.serving.attention.plan import AttentionPlan
 from nostall.serving.attention.rules import PLANS, TALL, TALL_PLANS
 from nostall.serving.batch.examples import make_batch
-from nostall.serving.batch.ragged import RaggedBatch
+from nostall.serving.batch.ragged import PrefixGroup, RaggedBatch
 from nostall.serving.batch.trees import pack_trees
-from nostall.serving.tables.columns import REDUCTIONS, UNITS
-from nostall.serving.tables.device import DeviceBuilder
-from nostall.serving.tables.host import HostBuilder, needed_capacity
+from nostall.serving.tables.columns import PREFIX_ROWS, REDUCTIONS, UNITS
+from nostall.serving.tables.device import DeviceBuilder, DevicePrefixes
+from nostall.serving.tables.host import HostBuilder, build_tables
+from nostall.serving.tables.prefixes import SharedPrefixes
 from nostall.serving.tables.settings import TableCapacity
 
 HAS_GPU = torch.cuda.is_available()
@@ -39,7 +40,13 @@ GUARD = 64
 LIMIT = 1.1
 """Allowed error, in units of the roundings of weights and results to the inputs' dtype."""
 TABLE_CAPACITY = TableCapacity(
-    sequences=16, tiles=1024, units=8192, reductions=8192, scratch_rows=1 << 20, programs=8192
+    sequences=16,
+    tiles=1024,
+    units=8192,
+    reductions=8192,
+    scratch_rows=1 << 20,
+    programs=8192,
+    prefix_rows=8192,
 )
 """One capacity for all batches, so that the builder is compiled once."""
 
@@ -75,10 +82,18 @@ def _variants() -> dict[str, Variant]:
     }
     for kind in ("decode", "verify", "prefill", "mixed"):
         variants[f"{kind} 32/8"] = Variant(PLANS[kind])
+    for heads, shape in shapes.items():
+        shared = replace(shape, has_prefixes=True)
+        variants[f"prefixes {heads}"] = Variant(PLANS["decode and verify"], shared)
+    variants["prefixes mixed"] = Variant(PLANS["mixed"], AttentionShape(has_prefixes=True))
     return variants
 
 
-VARIANTS = {**_variants(), "tables": Variant(PLANS["mixed"])}
+VARIANTS = {
+    **_variants(),
+    "tables": Variant(PLANS["mixed"]),
+    "tables+prefixes": Variant(PLANS["decode and verify"], AttentionShape(has_prefixes=True)),
+}
 """Variants by name; ``tables`` compares the device's table builder with the host's."""
 
 
@@ -92,6 +107,26 @@ def draw_lengths(rng: np.random.Generator, page: int) -> tuple[list[int], list[i
         queries.append(query)
         keys.append(query + context if query else 0)
     return queries, keys
+
+
+def draw_batch(rng: np.random.Generator, shape: AttentionShape, seed: int) -> RaggedBatch:
+    """A batch, with prefix groups if the shape has them: then most sequences are short queries."""
+    queries, keys = draw_lengths(rng, shape.page_size)
+    if not shape.has_prefixes:
+        return make_batch(queries, keys, page_size=shape.page_size, seed=seed)
+    for _ in range(int(rng.integers(2, 9))):
+        query = int(rng.choice([1, 1, 1, 2, 5, 17]))
+        queries.append(query)
+        keys.append(query + int(rng.integers(300, 3000)))
+    before = np.array(keys) - np.array(queries)
+    free = rng.permutation(np.flatnonzero(before >= 256)).tolist()
+    groups = []
+    while len(free) > 1:
+        count = int(rng.integers(2, len(free) + 1))
+        members, free = free[:count], free[count:]
+        pages = int(rng.integers(1, before[members].min() // shape.page_size + 1))
+        groups.append(PrefixGroup(tuple(members), pages * shape.page_size))
+    return make_batch(queries, keys, page_size=shape.page_size, prefix_groups=groups, seed=seed)
 
 
 def poisoned_cache(
@@ -145,8 +180,8 @@ def check_attention(variant: Variant, seed: int) -> dict[str, Any]:
     """Run one batch; ``problem`` is empty if everything is right."""
     shape, plan = variant.shape, variant.plan
     rng = np.random.default_rng(seed)
-    queries, keys = draw_lengths(rng, shape.page_size)
-    ragged = make_batch(queries, keys, page_size=shape.page_size, seed=seed)
+    ragged = draw_batch(rng, shape, seed)
+    queries, keys = ragged.query_lengths.tolist(), ragged.kv_lengths.tolist()
     generator = torch.Generator(DEVICE).manual_seed(seed)
     cache, table = poisoned_cache(ragged, shape, variant.dtype, generator)
     tokens = sum(queries)
@@ -158,9 +193,7 @@ def check_attention(variant: Variant, seed: int) -> dict[str, Any]:
     sms = torch.cuda.get_device_properties(0).multi_processor_count if HAS_GPU else 4
     sms = int(rng.choice([sms, 7]))
     settings = plan.table_settings(shape, sms)
-    tables = HostBuilder.of(
-        settings, needed_capacity(ragged.query_lengths, ragged.kv_lengths, settings)
-    ).build(ragged.query_lengths, ragged.kv_lengths)
+    tables = build_tables(ragged, settings)
     buffers = AttentionBuffers.of(tables, shape.head_dim, DEVICE)
     programs = plan.launched_programs(sms, int(tables.counts[UNITS]))
     kernel = MetaAttention(shape, plan.kernel, programs, bool(tables.counts[REDUCTIONS]))
@@ -189,22 +222,29 @@ def check_attention(variant: Variant, seed: int) -> dict[str, Any]:
     if bool(buffers.queue.any()):
         problems.append("the queue is not empty after the launch")
     lengths = {"query": queries, "keys": keys}
-    details = {"splits": int(tables.counts[REDUCTIONS]), "units": int(tables.counts[UNITS])}
+    counted = {"splits": REDUCTIONS, "units": UNITS, "prefix_rows": PREFIX_ROWS}
+    details = {name: int(tables.counts[column]) for name, column in counted.items()}
     return {"error": error, "problem": "; ".join(problems), **lengths, **details}
 
 
 def check_tables(variant: Variant, seed: int) -> dict[str, Any]:
     """Build the tables of one batch on the device and on the host; they must be equal."""
-    queries, keys = draw_lengths(np.random.default_rng(seed), variant.shape.page_size)
-    ragged = make_batch(queries, keys, page_size=variant.shape.page_size, seed=seed)
+    ragged = draw_batch(np.random.default_rng(seed), variant.shape, seed)
+    prefixes = SharedPrefixes.of(ragged.prefix_groups, len(ragged))
     settings = variant.plan.table_settings(variant.shape, 132)
     capacity = TABLE_CAPACITY
-    host = HostBuilder.of(settings, capacity).build(ragged.query_lengths, ragged.kv_lengths)
+    host = HostBuilder.of(settings, capacity).build(
+        ragged.query_lengths, ragged.kv_lengths, prefixes
+    )
     lengths = [torch.from_numpy(a).to(DEVICE) for a in (ragged.query_starts, ragged.kv_lengths)]
-    device = DeviceBuilder.of(settings, capacity).build(*lengths).to_host(capacity)
-    names = ("used_tasks", "used_reductions", "program_offsets", "counts")
-    differ = [n for n in names if not np.array_equal(getattr(host, n), getattr(device, n))]
-    return {"problem": ", ".join(differ), "query": queries, "keys": keys}
+    on_device = DevicePrefixes.of(prefixes, str(DEVICE)) if ragged.prefix_groups else None
+    device = DeviceBuilder.of(settings, capacity, str(DEVICE)).build(*lengths, on_device)
+    device_tables = device.to_host(capacity)
+    names = ("used_tasks", "used_reductions", "used_prefix_rows", "program_offsets", "counts")
+    differ = [n for n in names if not np.array_equal(getattr(host, n), getattr(device_tables, n))]
+    queries, keys = ragged.query_lengths.tolist(), ragged.kv_lengths.tolist()
+    rows = int(host.counts[PREFIX_ROWS])
+    return {"problem": ", ".join(differ), "query": queries, "keys": keys, "prefix_rows": rows}
 
 
 def main() -> None:
@@ -215,7 +255,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     end = time.monotonic() + options.seconds
-    check = check_tables if options.variant == "tables" else check_attention
+    check = check_tables if options.variant.startswith("tables") else check_attention
     with options.out.open("w") as out:
         for seed in range(options.cases):
             if time.monotonic() > end:

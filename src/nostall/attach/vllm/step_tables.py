@@ -28,6 +28,7 @@ from nostall.serving.attention.plan import AttentionPlan
 from nostall.serving.tables.capacity import bounded_capacity
 from nostall.serving.tables.columns import (
     COUNTS,
+    PREFIX_COLUMNS,
     REDUCTION_COLUMNS,
     REDUCTIONS,
     TASK_COLUMNS,
@@ -88,6 +89,8 @@ class StepTables:
             program_offsets=self._words[COUNTS : self._head],
             reductions=reductions,
             counts=self._words[:COUNTS],
+            # vLLM does not say which sequences share a prefix.
+            prefix_rows=torch.zeros((1, PREFIX_COLUMNS), dtype=torch.int32, device=self.device),
         )
         return AttentionBuffers.around(tables, self.capacity.scratch_rows, self.shape.head_dim)
 

@@ -38,6 +38,8 @@ class AttentionShape:
     """Scores become cap * tanh(score / cap); 0: no cap."""
     has_trees: bool = False
     """Whether batches may have tree masks."""
+    has_prefixes: bool = False
+    """Whether batches may have groups that share a prefix."""
 
     def __post_init__(self) -> None:
         if min(self.heads, self.kv_heads) < 1 or self.heads % self.kv_heads:

@@ -14,14 +14,20 @@ from torch import Tensor
 
 from nostall.serving.attention.config import AttentionShape
 from nostall.serving.tables.columns import (
+    FIRST_PREFIX_SPLIT,
     FIRST_ROW,
     KV_END,
     KV_HEAD,
     KV_START,
     PARTIAL,
+    PREFIX_FIRST_ROW,
+    PREFIX_HEAD_ROWS,
+    PREFIX_QUERY,
+    PREFIX_SPLIT_ROWS,
     QUERY_COUNT,
     QUERY_START,
     REDUCTION_KV_HEAD,
+    SCRATCH_ROWS,
     SEQUENCE,
     SPLITS,
 )
@@ -55,22 +61,47 @@ def execute(
 
     ``keys`` and ``values`` are (blocks, page, KV heads, head dimension) with any strides.
     """
-    partial: dict[int, tuple[Tensor, Tensor]] = {}
+    rows = int(tables.counts[SCRATCH_ROWS])
+    partial, log_sums = torch.empty(rows, shape.head_dim), torch.empty(rows)
     for task in tables.used_tasks.tolist():
-        result, log_sum = _run_unit(shape, task, batch, query, keys, values)
-        if task[PARTIAL] < 0:
-            _store(shape, task, task[KV_HEAD], batch, result, out)
-        else:
-            partial[task[PARTIAL]] = (result, log_sum)
+        is_prefix = task[PARTIAL] <= FIRST_PREFIX_SPLIT
+        tokens = _prefix_tokens(tables, task) if is_prefix else _own_tokens(batch, task)
+        result, log_sum = _run_unit(shape, task, batch, query[tokens], keys, values, is_prefix)
+        if task[PARTIAL] == -1:
+            _store(shape, tokens, task[KV_HEAD], result, out)
+            continue
+        at = task[PARTIAL] + torch.arange(len(result))
+        if is_prefix:
+            at = _prefix_scratch_rows(tables, task, shape.group)
+        partial[at], log_sums[at] = result, log_sum
     for row in tables.used_reductions.tolist():
-        rows = row[QUERY_COUNT] * shape.group
-        parts = [partial[row[FIRST_ROW] + split * rows] for split in range(row[SPLITS])]
-        log_sums = torch.stack([log_sum for _, log_sum in parts])
-        weights = log_sums.softmax(0).nan_to_num(0.0)
-        result = sum(
-            weight[:, None] * part for weight, (part, _) in zip(weights, parts, strict=True)
-        )
-        _store(shape, row, row[REDUCTION_KV_HEAD], batch, result, out)
+        count = row[QUERY_COUNT] * shape.group
+        parts = slice(row[FIRST_ROW], row[FIRST_ROW] + row[SPLITS] * count)
+        weights = log_sums[parts].view(-1, count, 1).softmax(0).nan_to_num(0.0)
+        result = (weights * partial[parts].view(-1, count, shape.head_dim)).sum(0)
+        _store(shape, _own_tokens(batch, row), row[REDUCTION_KV_HEAD], result, out)
+
+
+def _own_tokens(batch: HostBatch, row: list[int]) -> Tensor:
+    """Rows of the query tokens of a unit or reduction in the packed queries."""
+    return (
+        int(batch.query_starts[row[SEQUENCE]]) + row[QUERY_START] + torch.arange(row[QUERY_COUNT])
+    )
+
+
+def _prefix_tokens(tables: TaskTables, task: list[int]) -> Tensor:
+    """Rows of the query tokens of a unit of a shared prefix in the packed queries."""
+    rows = tables.prefix_rows[task[QUERY_START] :][: task[QUERY_COUNT]]
+    return torch.from_numpy(rows[:, PREFIX_QUERY].astype(np.int64))
+
+
+def _prefix_scratch_rows(tables: TaskTables, task: list[int], group: int) -> Tensor:
+    """Scratch rows of a unit of a shared prefix."""
+    rows = tables.prefix_rows[task[QUERY_START] :][: task[QUERY_COUNT]].astype(np.int64)
+    split = FIRST_PREFIX_SPLIT - task[PARTIAL]
+    first = rows[:, PREFIX_FIRST_ROW] + split * rows[:, PREFIX_SPLIT_ROWS]
+    first += task[KV_HEAD] * rows[:, PREFIX_HEAD_ROWS]
+    return torch.from_numpy((first[:, None] + np.arange(group)).reshape(-1))
 
 
 def _run_unit(
@@ -80,14 +111,17 @@ def _run_unit(
     query: Tensor,
     keys: Tensor,
     values: Tensor,
+    sees_all: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Result (rows, head dimension) and logarithm of the sum of exponentials of one unit."""
+    """Result (rows, head dimension) and logarithm of the sum of exponentials of one unit.
+
+    ``query``: its tokens, (tokens, heads, head dimension). ``sees_all``: each sees all keys.
+    """
     sequence, start, count = task[SEQUENCE], task[QUERY_START], task[QUERY_COUNT]
     first, end, head = task[KV_START], task[KV_END], task[KV_HEAD]
     before = int(batch.kv_lengths[sequence]) - _query_length(batch, sequence)
-    base = int(batch.query_starts[sequence]) + start
     group = shape.group
-    rows = query[base : base + count, head * group : (head + 1) * group].float()
+    rows = query[:, head * group : (head + 1) * group].float()
     positions = torch.arange(first, end)
     pages = batch.block_table[sequence, positions // shape.page_size].long()
     offsets = positions % shape.page_size
@@ -96,7 +130,9 @@ def _run_unit(
         scores = shape.soft_cap * (scores / shape.soft_cap).tanh()
     tokens = torch.arange(start, start + count)
     visible = positions <= (before + tokens)[:, None]
-    mask = batch.tree_masks.get(sequence)
+    if sees_all:
+        visible = torch.ones_like(visible)
+    mask = None if sees_all else batch.tree_masks.get(sequence)
     if mask is not None:
         own = positions - before
         inside = own >= 0
@@ -109,14 +145,11 @@ def _run_unit(
     return weights @ values[pages, offsets, head].float(), log_sum
 
 
-def _store(
-    shape: AttentionShape, row: list[int], head: int, batch: HostBatch, result: Any, out: Tensor
-) -> None:
-    """Write rows of a result to the output."""
-    base = int(batch.query_starts[row[SEQUENCE]]) + row[QUERY_START]
+def _store(shape: AttentionShape, tokens: Tensor, head: int, result: Tensor, out: Tensor) -> None:
+    """Write the rows of a result to the output."""
     group = shape.group
-    target = out[base : base + row[QUERY_COUNT], head * group : (head + 1) * group]
-    target.copy_(result.view(target.shape))
+    heads = result.view(len(tokens), group, shape.head_dim).to(out.dtype)
+    out[tokens, head * group : (head + 1) * group] = heads
 
 
 def _query_length(batch: HostBatch, sequence: int) -> int:

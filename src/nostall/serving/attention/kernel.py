@@ -27,16 +27,33 @@ QUEUE = tl.constexpr(2)
 
 
 @triton.jit
+def scratch_rows(row, slot, prefix_row, kv_head, live, GROUP: tl.constexpr):
+    """Scratch rows of a unit: ``row``, or for one of a shared prefix those of ``prefix_rows``."""
+    if slot < -1:
+        first = tl.load(prefix_row + 1, mask=live, other=0).to(tl.int64)
+        split_rows = tl.load(prefix_row + 2, mask=live, other=0).to(tl.int64)
+        head_rows = tl.load(prefix_row + 3, mask=live, other=0).to(tl.int64)
+        head = tl.arange(0, row.shape[0]) % GROUP
+        row = first + (-2 - slot) * split_rows + kv_head * head_rows + head
+    return row
+
+
+@triton.jit
 def run_unit(
     task, query, keys, values, out, block_table, query_starts, kv_lengths, tree_offsets, tree_words,
-    partial, partial_log_sums, scale, value_scale, soft_cap, window, stride_query_token,
-    stride_query_head, stride_out_token, stride_out_head, stride_block, stride_token, stride_head,
-    stride_table,
+    prefix_rows, partial, partial_log_sums, scale, value_scale, soft_cap, window,
+    stride_query_token, stride_query_head, stride_out_token, stride_out_head, stride_block,
+    stride_token, stride_head, stride_table,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, DIMS: tl.constexpr,
     PAGE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, STAGES: tl.constexpr,
     MASKS: tl.constexpr, SOFT_CAP: tl.constexpr, WINDOW: tl.constexpr, TREE: tl.constexpr,
+    PREFIX: tl.constexpr,
 ):  # fmt: skip
-    """Run the unit of one task row with a tile of M rows and key tiles of N keys."""
+    """Run the unit of one task row with a tile of M rows and key tiles of N keys.
+
+    ``PREFIX``: the unit may be one of a shared prefix. Its query tokens are those of rows of
+    ``prefix_rows``, and each of them sees all of its keys.
+    """
     GROUP: tl.constexpr = HEADS // KV_HEADS
     sequence = tl.load(task)
     first_token = tl.load(task + 1)
@@ -48,12 +65,18 @@ def run_unit(
     query_start = tl.load(query_starts + sequence)
     query_length = tl.load(query_starts + sequence + 1) - query_start
     context = tl.load(kv_lengths + sequence) - query_length
+    before = query_length - first_token
 
     rows = tl.arange(0, M)
     dims = tl.arange(0, DIMS)
     token = rows // GROUP
     live = (token < tokens)[:, None] & (dims < D)[None, :]
     at = (query_start + first_token + token).to(tl.int64)
+    if PREFIX:
+        is_prefix = slot < -1
+        prefix_row = prefix_rows + (first_token + token) * 4
+        packed = tl.load(prefix_row, mask=token < tl.where(is_prefix, tokens, 0), other=0)
+        at = tl.where(is_prefix, packed.to(tl.int64), at)
     head = kv_head * GROUP + rows % GROUP
     from_query = at * stride_query_token + head * stride_query_head
     tile = tl.load(query + from_query[:, None] + dims[None, :], mask=live, other=0.0)
@@ -62,8 +85,14 @@ def run_unit(
     if TREE:
         offset = tl.load(tree_offsets + sequence)
         words = tl.where(offset >= 0, tokens, 0)
+        if PREFIX:
+            words = tl.where(is_prefix, 0, words)
         tree = tl.load(tree_words + offset + first_token + token, mask=token < words, other=-1)
         clear_end = tl.where(offset >= 0, context, clear_end)
+    if PREFIX:
+        # Row 0 stands at the last key, so that no mask hides a key from any row.
+        before = tl.where(is_prefix, context + query_length - end + 1, before)
+        clear_end = tl.where(is_prefix, end, clear_end)
     low = 0
     clear_begin = 0
     if WINDOW:
@@ -73,16 +102,18 @@ def run_unit(
     result, log_sum = attend(
         tile, keys + from_head, values + from_head,
         block_table + sequence.to(tl.int64) * stride_table,
-        begin, end, low, kv_lengths + sequence, query_length - first_token, clear_begin, clear_end,
-        scale, soft_cap, window, tree, context, stride_block, stride_token,
+        begin, end, low, kv_lengths + sequence, before, clear_begin, clear_end, scale, soft_cap,
+        window, tree, context, stride_block, stride_token,
         PAGE, D, N, STAGES, GROUP, MASKS, SOFT_CAP, WINDOW, TREE,
     )  # fmt: skip
     result = result * value_scale
-    if slot < 0:
+    if slot == -1:
         to_out = at * stride_out_token + head * stride_out_head
         tl.store(out + to_out[:, None] + dims[None, :], result.to(out.dtype.element_ty), mask=live)
     else:
         row = slot.to(tl.int64) + rows
+        if PREFIX:
+            row = scratch_rows(row, slot, prefix_row, kv_head, token < tokens, GROUP)
         tl.store(partial + row[:, None] * D + dims[None, :], result, mask=live)
         tl.store(partial_log_sums + row, log_sum, mask=token < tokens)
 
@@ -115,12 +146,12 @@ def leave_queue(queue):
 @triton.jit
 def run_tiles(
     task, query, keys, values, out, block_table, query_starts, kv_lengths, tree_offsets, tree_words,
-    partial, partial_log_sums, scale, value_scale, soft_cap, window, stride_query_token,
-    stride_query_head, stride_out_token, stride_out_head, stride_block, stride_token, stride_head,
-    stride_table,
+    prefix_rows, partial, partial_log_sums, scale, value_scale, soft_cap, window,
+    stride_query_token, stride_query_head, stride_out_token, stride_out_head, stride_block,
+    stride_token, stride_head, stride_table,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, DIMS: tl.constexpr,
     PAGE: tl.constexpr, TILES: tl.constexpr,
-    SOFT_CAP: tl.constexpr, WINDOW: tl.constexpr, TREE: tl.constexpr,
+    SOFT_CAP: tl.constexpr, WINDOW: tl.constexpr, TREE: tl.constexpr, PREFIX: tl.constexpr,
 ):  # fmt: skip
     """Run the unit of a task row with the tile that it names."""
     tile = tl.load(task + 6)
@@ -128,23 +159,24 @@ def run_tiles(
         if tile == index:
             run_unit(
                 task, query, keys, values, out, block_table, query_starts, kv_lengths,
-                tree_offsets, tree_words, partial, partial_log_sums, scale, value_scale, soft_cap,
-                window, stride_query_token, stride_query_head, stride_out_token, stride_out_head,
-                stride_block, stride_token, stride_head, stride_table, HEADS, KV_HEADS, D, DIMS,
-                PAGE, TILES[index][0], TILES[index][1], TILES[index][2], TILES[index][3],
-                SOFT_CAP, WINDOW, TREE,
+                tree_offsets, tree_words, prefix_rows, partial, partial_log_sums, scale,
+                value_scale, soft_cap, window, stride_query_token, stride_query_head,
+                stride_out_token, stride_out_head, stride_block, stride_token, stride_head,
+                stride_table, HEADS, KV_HEADS, D, DIMS, PAGE, TILES[index][0], TILES[index][1],
+                TILES[index][2], TILES[index][3], SOFT_CAP, WINDOW, TREE, PREFIX,
             )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["front", "window"])
 def meta_attention(
     query, keys, values, out, block_table, tasks, program_offsets, counts, queue, front,
-    query_starts, kv_lengths, tree_offsets, tree_words, partial, partial_log_sums, scale,
-    value_scale, soft_cap, window, stride_query_token, stride_query_head, stride_out_token,
+    query_starts, kv_lengths, tree_offsets, tree_words, prefix_rows, partial, partial_log_sums,
+    scale, value_scale, soft_cap, window, stride_query_token, stride_query_head, stride_out_token,
     stride_out_head, stride_block, stride_token, stride_head, stride_table,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, DIMS: tl.constexpr,
     PAGE: tl.constexpr, TILES: tl.constexpr, SCHEDULE: tl.constexpr,
-    SOFT_CAP: tl.constexpr, WINDOW: tl.constexpr, TREE: tl.constexpr, DEPENDENT: tl.constexpr,
+    SOFT_CAP: tl.constexpr, WINDOW: tl.constexpr, TREE: tl.constexpr, PREFIX: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Run all units of the Task-Table.
 
@@ -168,10 +200,10 @@ def meta_attention(
     while unit < end:
         run_tiles(
             tasks + unit * 8, query, keys, values, out, block_table, query_starts, kv_lengths,
-            tree_offsets, tree_words, partial, partial_log_sums, scale, value_scale, soft_cap,
-            window, stride_query_token, stride_query_head, stride_out_token, stride_out_head,
-            stride_block, stride_token, stride_head, stride_table, HEADS, KV_HEADS, D, DIMS, PAGE,
-            TILES, SOFT_CAP, WINDOW, TREE,
+            tree_offsets, tree_words, prefix_rows, partial, partial_log_sums, scale, value_scale,
+            soft_cap, window, stride_query_token, stride_query_head, stride_out_token,
+            stride_out_head, stride_block, stride_token, stride_head, stride_table, HEADS, KV_HEADS,
+            D, DIMS, PAGE, TILES, SOFT_CAP, WINDOW, TREE, PREFIX,
         )  # fmt: skip
         if SCHEDULE == QUEUE:
             unit = take_unit(queue, units, front)

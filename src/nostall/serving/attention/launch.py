@@ -16,6 +16,7 @@ from nostall.serving.attention.tall_launch import launch_tall
 from nostall.serving.batch.trees import PackedTrees
 from nostall.serving.tables.columns import (
     COUNTS,
+    PREFIX_COLUMNS,
     REDUCTION_COLUMNS,
     SCRATCH_ROWS,
     TASK_COLUMNS,
@@ -86,6 +87,7 @@ class AttentionBuffers:
             zeros(capacity.programs + 1),
             zeros(max(capacity.reductions, 1), REDUCTION_COLUMNS),
             zeros(COUNTS),
+            zeros(max(capacity.prefix_rows, 1), PREFIX_COLUMNS),
         )
         return AttentionBuffers.around(tables, capacity.scratch_rows, head_dim)
 
@@ -99,6 +101,7 @@ class AttentionBuffers:
             reductions=len(tables.reductions),
             scratch_rows=int(tables.counts[SCRATCH_ROWS]),
             programs=len(tables.program_offsets) - 1,
+            prefix_rows=len(tables.prefix_rows),
         )
         buffers = AttentionBuffers.empty(capacity, head_dim, device)
         buffers.fill(tables)
@@ -111,6 +114,7 @@ class AttentionBuffers:
             (tables.program_offsets, self.tables.program_offsets),
             (tables.reductions, self.tables.reductions),
             (tables.counts, self.tables.counts),
+            (tables.prefix_rows, self.tables.prefix_rows),
         ):
             if len(source):
                 target[: len(source)].copy_(torch.from_numpy(source))
@@ -205,7 +209,7 @@ class MetaAttention:
             tables.tasks, tables.program_offsets, tables.counts, buffers.queue,
             round(self.programs * config.front),
             batch.query_starts, batch.kv_lengths, batch.tree_offsets, batch.tree_words,
-            buffers.partial, buffers.partial_log_sums,
+            tables.prefix_rows, buffers.partial, buffers.partial_log_sums,
             shape.score_scale * cache.key_scale, cache.value_scale, shape.soft_cap, shape.window,
             query.stride(0), query.stride(1), out.stride(0), out.stride(1),
             cache.keys.stride(0), cache.keys.stride(1), cache.keys.stride(2),
@@ -213,7 +217,7 @@ class MetaAttention:
             HEADS=shape.heads, KV_HEADS=shape.kv_heads, D=shape.head_dim,
             DIMS=shape.padded_head_dim, PAGE=shape.page_size, TILES=config.compiled_tiles,
             SCHEDULE=SCHEDULES[config.schedule], SOFT_CAP=shape.soft_cap > 0,
-            WINDOW=shape.window > 0, TREE=shape.has_trees,
+            WINDOW=shape.window > 0, TREE=shape.has_trees, PREFIX=shape.has_prefixes,
             DEPENDENT=config.dependent and self.reduces, **options,
         )  # fmt: skip
 

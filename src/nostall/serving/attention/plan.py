@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from nostall.serving.attention.config import AttentionShape, KernelConfig, TileConfig
 from nostall.serving.tables.settings import TableSettings
@@ -34,6 +34,9 @@ class AttentionPlan:
     """Fewest keys of a unit that is split by cost."""
     units_per_program: int = 4
     """Units that a program gets at least if the costs are split evenly; 0: no split by cost."""
+    least_prefix: int = 256
+    """Fewest keys of a shared prefix that is read once for its group; 0: never. Only for shapes
+    that have prefixes."""
 
     @property
     def tile_set(self) -> TileSet:
@@ -43,6 +46,7 @@ class AttentionPlan:
             split=self.split,
             least_split=self.least_split,
             units_per_program=self.units_per_program,
+            least_prefix=self.least_prefix,
             kv_align=max(64, *(tile.keys for tile in self.kernel.tiles)),
         )
 
@@ -60,7 +64,7 @@ class AttentionPlan:
             shape.heads,
             shape.kv_heads,
             self.programs(sms),
-            self.tile_set,
+            self.tile_set if shape.has_prefixes else replace(self.tile_set, least_prefix=0),
             order=self.order,
             window=shape.window,
         )

@@ -91,6 +91,8 @@ def plan_for(
         plan = AttentionPlan(replace(default_kernel(shape), front=1.0), "sorted")
     else:
         kind = batch.kind(shape.group)
+        if kind == "decode" and shape.has_prefixes:
+            kind = "decode and verify"  # Its higher tile takes the decodes of a group together.
         plans = TALL_PLANS if has_tall and supports_tall(shape) else {}
         plan = plans.get(kind, PLANS[kind])
     if has_fixed_grid:

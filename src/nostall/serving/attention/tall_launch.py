@@ -25,8 +25,9 @@ CHECKED_TRITON = ("3.6",)
 
 
 def supports_tall(shape: AttentionShape) -> bool:
-    """Whether the Gluon kernel computes this shape: full causal attention, heads of 64 or 128."""
-    plain = shape.window == 0 and shape.soft_cap == 0 and not shape.has_trees
+    """Whether the Gluon kernel computes this shape: plain causal attention, heads of 64 or 128."""
+    plain = shape.window == 0 and shape.soft_cap == 0
+    plain = plain and not shape.has_trees and not shape.has_prefixes
     return plain and shape.head_dim in (64, 128)
 
 
@@ -69,8 +70,9 @@ def check_tall(shape: AttentionShape, query: Tensor, cache: PagedCache, out: Ten
     if not supports_tall(shape):
         raise BadInput(
             f"the Gluon kernel got head dimension {shape.head_dim}, window {shape.window}, soft "
-            f"cap {shape.soft_cap} and trees {shape.has_trees}; allowed are heads of 64 or 128 "
-            "without the others; take a plan in Triton"
+            f"cap {shape.soft_cap}, trees {shape.has_trees} and shared prefixes "
+            f"{shape.has_prefixes}; allowed are heads of 64 or 128 without the others; take a "
+            "plan in Triton"
         )
     dtypes = {query.dtype, cache.keys.dtype, out.dtype}
     if len(dtypes) != 1 or query.dtype not in (torch.bfloat16, torch.float16):

@@ -9,7 +9,7 @@ import numpy as np
 
 from nostall.core.suggest import unknown
 from nostall.serving.batch.checks import check_batch
-from nostall.serving.batch.ragged import Bools, RaggedBatch
+from nostall.serving.batch.ragged import Bools, PrefixGroup, RaggedBatch
 from nostall.serving.batch.trees import tree_mask
 from nostall.serving.errors import BadBatch
 
@@ -56,14 +56,21 @@ def make_batch(
     *,
     tree_masks: Sequence[Bools | None] = (),
     page_size: int = 16,
+    prefix_groups: Sequence[PrefixGroup] = (),
     seed: int = 0,
 ) -> RaggedBatch:
-    """A checked batch of these lengths; its pages are a seeded permutation, each used once."""
+    """A checked batch of these lengths.
+
+    Its pages are a seeded permutation; only the members of a prefix group have pages in common.
+    """
     keys = np.array(kv_lengths, np.int32)
     pages = -(-keys // page_size)
     numbers = np.random.default_rng(seed).permutation(int(pages.sum())).astype(np.int32)
     table = np.full((len(keys), max(int(pages.max(initial=0)), 1)), -1, np.int32)
     table[np.arange(table.shape[1])[None, :] < pages[:, None]] = numbers
+    for group in prefix_groups:
+        shared = group.tokens // page_size
+        table[list(group.sequences), :shared] = table[group.sequences[0], :shared]
     batch = RaggedBatch(
         np.array(query_lengths, np.int32),
         keys,
@@ -71,6 +78,7 @@ def make_batch(
         page_size,
         np.array(speculative or [False] * len(keys), np.bool_),
         tuple(tree_masks),
+        prefix_groups=tuple(prefix_groups),
     )
     check_batch(batch)
     return batch

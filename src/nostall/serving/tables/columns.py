@@ -17,7 +17,7 @@ KV_HEAD = 5
 TILE = 6
 """Index of a unit's tile height in the tile set."""
 PARTIAL = 7
-"""First scratch row of a unit, or -1 if it writes the result itself."""
+"""First scratch row of a unit; -1: it writes the result itself; below: a shared prefix."""
 TASK_COLUMNS = 8
 
 REDUCTION_KV_HEAD = 3
@@ -36,7 +36,21 @@ SCRATCH_ROWS = 2
 """Count of scratch rows."""
 PROGRAMS = 3
 """Count of programs that have a range of units."""
-COUNTS = 4
+PREFIX_ROWS = 4
+"""Count of rows of ``prefix_rows``: query tokens whose prefix is read once for a group."""
+COUNTS = 5
+
+PREFIX_QUERY = 0
+"""Row of a query token in the packed queries (prefix_rows)."""
+PREFIX_FIRST_ROW = 1
+"""Scratch row of its first query head, for KV head 0 and split 0."""
+PREFIX_SPLIT_ROWS = 2
+"""Scratch rows from one split to the next."""
+PREFIX_HEAD_ROWS = 3
+"""Scratch rows from one KV head to the next."""
+PREFIX_COLUMNS = 4
+FIRST_PREFIX_SPLIT = -2
+"""PARTIAL of a unit of split 0 of a shared prefix; split i has this minus i."""
 
 TASK_NAMES = ("sequence", "start", "tokens", "kv start", "kv end", "head", "tile", "partial")
 REDUCTION_NAMES = ("sequence", "start", "tokens", "head", "first row", "splits")

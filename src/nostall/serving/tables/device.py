@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from nostall.core.errors import MissingPart
 from nostall.serving.errors import BadTables, CapacityExceeded
-from nostall.serving.tables.columns import COUNTS, REDUCTION_COLUMNS, TASK_COLUMNS
+from nostall.serving.tables.columns import (
+    COUNTS,
+    PREFIX_COLUMNS,
+    REDUCTION_COLUMNS,
+    TASK_COLUMNS,
+)
+from nostall.serving.tables.cut_rules import cut_rules
 from nostall.serving.tables.orders import (
     deal_cyclic,
     deal_one_each,
@@ -18,7 +24,7 @@ from nostall.serving.tables.orders import (
     find_order,
     sort_as_given,
 )
-from nostall.serving.tables.query_tiles import cut_rules
+from nostall.serving.tables.prefixes import SharedPrefixes
 from nostall.serving.tables.settings import TableCapacity, TableSettings, TaskTables, check_counts
 
 try:
@@ -55,17 +61,38 @@ class DeviceTables:
     program_offsets: Any
     reductions: Any
     counts: Any
+    prefix_rows: Any
 
     def to_host(self, capacity: TableCapacity) -> TaskTables:
         """A copy on the host. Raises :class:`CapacityExceeded` if the batch did not fit."""
         arrays = TaskTables(
             *(
                 np.ascontiguousarray(tensor.cpu().numpy(), np.int32)
-                for tensor in (self.tasks, self.program_offsets, self.reductions, self.counts)
+                for tensor in (
+                    self.tasks,
+                    self.program_offsets,
+                    self.reductions,
+                    self.counts,
+                    self.prefix_rows,
+                )
             )
         )
         check_counts(arrays.counts, capacity)
         return arrays
+
+
+class DevicePrefixes(NamedTuple):
+    """The arrays of :class:`nostall.serving.tables.prefixes.SharedPrefixes` as tensors."""
+
+    members: Any
+    starts: Any
+    tokens: Any
+    places: Any
+
+    @staticmethod
+    def of(prefixes: SharedPrefixes, device: str = "cuda") -> DevicePrefixes:
+        """Copies on a device."""
+        return DevicePrefixes(*(torch.from_numpy(array).to(device) for array in prefixes))
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,6 +136,7 @@ class DeviceBuilder:
             (capacity.programs + 1,),
             (max(capacity.reductions, 1), REDUCTION_COLUMNS),
             (COUNTS,),
+            (max(capacity.prefix_rows, 1), PREFIX_COLUMNS),
         )
         tables = DeviceTables(
             *(torch.zeros(shape, dtype=torch.int32, device=device) for shape in shapes)
@@ -125,12 +153,15 @@ class DeviceBuilder:
         grid = (settings.cost_classes if sorts else 1) * workers
         return DeviceBuilder(settings, capacity, tables, grid, constants)
 
-    def build(self, query_starts: Any, kv_lengths: Any) -> DeviceTables:
+    def build(
+        self, query_starts: Any, kv_lengths: Any, prefixes: DevicePrefixes | None = None
+    ) -> DeviceTables:
         """Launch the build on the current stream; the tables are the builder's tensors.
 
         ``query_starts`` is int32 (S + 1,): the first packed query row of each sequence, and the
-        total; ``kv_lengths`` is int32 (S,), S at most the capacity. A batch that does not fit gets
-        no unit; ``tables.to_host`` then raises with the capacity needed.
+        total; ``kv_lengths`` is int32 (S,), S at most the capacity. The caller guarantees that a
+        group shares no more tokens than each member has keys before its query. A batch that does
+        not fit gets no unit; ``tables.to_host`` then raises with the capacity needed.
         """
         sequences = len(kv_lengths)
         if sequences > self.capacity.sequences:
@@ -139,20 +170,28 @@ class DeviceBuilder:
                 "allocate tables of this capacity"
             )
         capacity, tables = self.capacity, self.tables
+        groups = 0 if prefixes is None else len(prefixes.tokens)
+        arrays = (query_starts,) * 4 if prefixes is None else tuple(prefixes)
+        # Without groups the kernel is one that does not look for any.
+        least = self._constants["LEAST_PREFIX"] if groups else 0
         device_kernel.build_kernel[(self.grid,)](
             query_starts,
             kv_lengths,
             sequences,
+            *arrays,
+            groups,
             tables.tasks,
             tables.program_offsets,
             tables.reductions,
             tables.counts,
+            tables.prefix_rows,
             capacity.tiles,
             capacity.units,
             capacity.reductions,
             capacity.scratch_rows,
             capacity.programs,
-            **self._constants,
+            capacity.prefix_rows,
+            **{**self._constants, "LEAST_PREFIX": least},
         )
         return tables
 
@@ -173,6 +212,7 @@ def _constants(settings: TableSettings) -> dict[str, Any]:
         "LEAST_SPLIT": rules.least_split,
         "PARTS": rules.parts,
         "KV_ALIGN": rules.kv_align,
+        "LEAST_PREFIX": rules.least_prefix,
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NoReturn
 
 import numpy as np
 from numba import njit
@@ -11,11 +12,16 @@ from numpy.typing import NDArray
 from nostall.serving.batch.ragged import RaggedBatch
 from nostall.serving.errors import CapacityExceeded
 from nostall.serving.tables.columns import (
+    FIRST_PREFIX_SPLIT,
     FIRST_ROW,
     KV_END,
     KV_HEAD,
     KV_START,
     PARTIAL,
+    PREFIX_FIRST_ROW,
+    PREFIX_HEAD_ROWS,
+    PREFIX_QUERY,
+    PREFIX_SPLIT_ROWS,
     QUERY_COUNT,
     QUERY_START,
     REDUCTION_KV_HEAD,
@@ -23,25 +29,34 @@ from nostall.serving.tables.columns import (
     SPLITS,
     TILE,
 )
+from nostall.serving.tables.cut_rules import NO_REFERENCE_COUNTS, CutRules, cut_rules
 from nostall.serving.tables.orders import Order, find_order
+from nostall.serving.tables.prefixes import (
+    NO_PREFIXES,
+    SHARE_COLUMNS,
+    SharedPrefixes,
+    share_prefixes,
+)
 from nostall.serving.tables.query_tiles import (
-    NO_REFERENCE_COUNTS,
+    IS_PREFIX,
+    TILE_BEFORE,
     TILE_COLUMNS,
     TILE_COST,
     TILE_COUNT,
     TILE_INDEX,
     TILE_KV_END,
     TILE_KV_START,
+    TILE_PACKED,
+    TILE_PREFIX,
+    TILE_PREFIX_ROW,
     TILE_RANK,
     TILE_SEQUENCE,
     TILE_SPLIT_KEYS,
     TILE_SPLITS,
     TILE_START,
     TILE_UNITS,
-    CutRules,
     count_tiles,
     count_units,
-    cut_rules,
     cut_tiles,
 )
 from nostall.serving.tables.settings import TableCapacity, TableSettings, TaskTables
@@ -58,6 +73,7 @@ class HostBuilder:
     tables: TaskTables
     _order: Order
     _rules: CutRules
+    _shares: Int32s
     _tiles: Int32s
     _costs: Int32s
     _places: Int32s
@@ -71,23 +87,29 @@ class HostBuilder:
             TaskTables.empty(capacity),
             find_order(settings.order),
             cut_rules(settings),
+            np.zeros((capacity.sequences, SHARE_COLUMNS), np.int32),
             np.zeros((capacity.tiles, TILE_COLUMNS), np.int32),
             np.zeros(capacity.units, np.int32),
             np.zeros(capacity.units, np.int32),
         )
 
-    def build(self, query_lengths: Int32s, kv_lengths: Int32s) -> TaskTables:
+    def build(
+        self, query_lengths: Int32s, kv_lengths: Int32s, prefixes: SharedPrefixes = NO_PREFIXES
+    ) -> TaskTables:
         """The tables of a batch, in the builder's arrays. The lengths are int32, shape (S,).
 
         Raises :class:`CapacityExceeded` if the batch needs more; the arrays then hold no unit.
         """
-        tables, capacity, rules = self.tables, self.capacity, self._rules
-        count = count_tiles(query_lengths, rules)
-        if count > capacity.tiles or len(query_lengths) > capacity.sequences:
-            self._refuse(query_lengths, kv_lengths)
+        tables, capacity, rules, shares = self.tables, self.capacity, self._rules, self._shares
+        if len(query_lengths) > capacity.sequences:
+            self._refuse(query_lengths, kv_lengths, prefixes)
+        prefix_tiles, prefix_rows = share_prefixes(query_lengths, prefixes, rules, shares)
+        count = count_tiles(query_lengths, rules) + prefix_tiles
+        if count > capacity.tiles or prefix_rows > capacity.prefix_rows:
+            self._refuse(query_lengths, kv_lengths, prefixes)
         tiles = self._tiles[:count]
-        cut_tiles(query_lengths, kv_lengths, rules, tiles)
-        units, reductions, scratch_rows = count_units(tiles, rules.group)
+        cut_tiles(query_lengths, kv_lengths, prefixes, shares, rules, tiles)
+        units, reductions, scratch_rows = count_units(tiles, rules)
         programs = self.settings.programs if self._order.is_persistent else units
         if (
             units > capacity.units
@@ -95,23 +117,26 @@ class HostBuilder:
             or scratch_rows > capacity.scratch_rows
             or programs > capacity.programs
         ):
-            self._refuse(query_lengths, kv_lengths)
+            self._refuse(query_lengths, kv_lengths, prefixes)
         self._order.sort(tiles, self.settings.cost_classes)
         _costs_by_rank(tiles, self._costs)
         programs = self._order.deal(
             self._costs, units, self.settings.programs, tables.program_offsets, self._places
         )
         tables.program_offsets[programs + 1 :] = units
-        _fill(tiles, self._places, rules, tables.tasks, tables.reductions)
-        tables.counts[:] = (units, reductions, scratch_rows, programs)
+        _fill(tiles, self._places, rules, tables.tasks, tables.reductions, tables.prefix_rows)
+        tables.counts[:] = (units, reductions, scratch_rows, programs, prefix_rows)
         return tables
 
-    def _refuse(self, query_lengths: Int32s, kv_lengths: Int32s) -> None:
+    def _refuse(
+        self, query_lengths: Int32s, kv_lengths: Int32s, prefixes: SharedPrefixes
+    ) -> NoReturn:
         """Empty the tables and raise :class:`CapacityExceeded` with the capacity needed."""
         self.tables.program_offsets[:] = 0
         self.tables.counts[:] = 0
-        needed, has = needed_capacity(query_lengths, kv_lengths, self.settings), self.capacity
+        needed = needed_capacity(query_lengths, kv_lengths, self.settings, prefixes)
         names = TableCapacity.__dataclass_fields__
+        has = self.capacity
         exceeded = [name for name in names if getattr(needed, name) > getattr(has, name)]
         parts = [f"{name} {getattr(needed, name)} (has {getattr(has, name)})" for name in exceeded]
         raise CapacityExceeded(
@@ -120,21 +145,29 @@ class HostBuilder:
 
 
 def needed_capacity(
-    query_lengths: Int32s, kv_lengths: Int32s, settings: TableSettings
+    query_lengths: Int32s,
+    kv_lengths: Int32s,
+    settings: TableSettings,
+    prefixes: SharedPrefixes = NO_PREFIXES,
 ) -> TableCapacity:
     """The smallest capacity that holds the tables of a batch."""
-    rules, order = cut_rules(settings), find_order(settings.order)
-    tiles = np.zeros((count_tiles(query_lengths, rules), TILE_COLUMNS), np.int32)
-    cut_tiles(query_lengths, kv_lengths, rules, tiles)
-    units, reductions, scratch_rows = count_units(tiles, rules.group)
+    rules, order, sequences = cut_rules(settings), find_order(settings.order), len(query_lengths)
+    shares = np.zeros((sequences, SHARE_COLUMNS), np.int32)
+    prefix_tiles, prefix_rows = share_prefixes(query_lengths, prefixes, rules, shares)
+    count = count_tiles(query_lengths, rules) + prefix_tiles
+    tiles = np.zeros((count, TILE_COLUMNS), np.int32)
+    cut_tiles(query_lengths, kv_lengths, prefixes, shares, rules, tiles)
+    units, reductions, scratch_rows = count_units(tiles, rules)
     programs = settings.programs if order.is_persistent else units
-    return TableCapacity(len(query_lengths), len(tiles), units, reductions, scratch_rows, programs)
+    return TableCapacity(sequences, count, units, reductions, scratch_rows, programs, prefix_rows)
 
 
 def build_tables(batch: RaggedBatch, settings: TableSettings) -> TaskTables:
     """The tables of one batch, in arrays of exactly the capacity that it needs."""
-    capacity = needed_capacity(batch.query_lengths, batch.kv_lengths, settings)
-    return HostBuilder.of(settings, capacity).build(batch.query_lengths, batch.kv_lengths)
+    lengths = batch.query_lengths, batch.kv_lengths
+    prefixes = SharedPrefixes.of(batch.prefix_groups, len(batch))
+    capacity = needed_capacity(*lengths, settings, prefixes)
+    return HostBuilder.of(settings, capacity).build(*lengths, prefixes)
 
 
 @njit(**NO_REFERENCE_COUNTS)  # type: ignore[untyped-decorator]
@@ -145,16 +178,22 @@ def _costs_by_rank(tiles: Int32s, costs: Int32s) -> None:
 
 @njit(**NO_REFERENCE_COUNTS)  # type: ignore[untyped-decorator]
 def _fill(
-    tiles: Int32s, places: Int32s, rules: CutRules, tasks: Int32s, reductions: Int32s
+    tiles: Int32s,
+    places: Int32s,
+    rules: CutRules,
+    tasks: Int32s,
+    reductions: Int32s,
+    prefix_rows: Int32s,
 ) -> None:
     """Write the units, of which head varies fastest, and the reductions, in the batch's order."""
     heads = rules.kv_heads
     reduction = 0
     scratch_row = 0
     for row in tiles:
-        splits, rows = row[TILE_SPLITS], row[TILE_COUNT] * rules.group
+        is_prefix = row[TILE_PREFIX] == IS_PREFIX
+        splits, rows = row[TILE_BEFORE] + row[TILE_SPLITS], row[TILE_COUNT] * rules.group
         rank = row[TILE_RANK]
-        for split in range(splits):
+        for split in range(row[TILE_SPLITS]):
             start = row[TILE_KV_START] + split * row[TILE_SPLIT_KEYS]
             end = min(start + row[TILE_SPLIT_KEYS], row[TILE_KV_END])
             for head in range(heads):
@@ -167,8 +206,10 @@ def _fill(
                 task[KV_END] = end
                 task[KV_HEAD] = head
                 task[TILE] = row[TILE_INDEX]
-                task[PARTIAL] = scratch_row + (head * splits + split) * rows if splits > 1 else -1
-        if splits > 1:
+                place = row[TILE_BEFORE] + split
+                partial = scratch_row + (head * splits + place) * rows if splits > 1 else -1
+                task[PARTIAL] = FIRST_PREFIX_SPLIT - split if is_prefix else partial
+        if splits > 1 and not is_prefix:
             for head in range(heads):
                 out = reductions[reduction + head]
                 out[SEQUENCE] = row[TILE_SEQUENCE]
@@ -177,5 +218,20 @@ def _fill(
                 out[REDUCTION_KV_HEAD] = head
                 out[FIRST_ROW] = scratch_row + head * splits * rows
                 out[SPLITS] = splits
+            if row[TILE_PREFIX] >= 0:
+                _fill_prefix_rows(row, scratch_row, splits * rows, rows, rules, prefix_rows)
             reduction += heads
             scratch_row += heads * splits * rows
+
+
+@njit(**NO_REFERENCE_COUNTS)  # type: ignore[untyped-decorator]
+def _fill_prefix_rows(
+    tile: Int32s, scratch_row: int, head_rows: int, rows: int, rules: CutRules, out: Int32s
+) -> None:
+    """Write where the partial results of a member's query tile go."""
+    for token in range(tile[TILE_COUNT]):
+        to = out[tile[TILE_PREFIX_ROW] + token]
+        to[PREFIX_QUERY] = tile[TILE_PACKED] + token
+        to[PREFIX_FIRST_ROW] = scratch_row + token * rules.group
+        to[PREFIX_SPLIT_ROWS] = rows
+        to[PREFIX_HEAD_ROWS] = head_rows

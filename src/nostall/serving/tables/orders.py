@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from nostall.core.suggest import unknown
 from nostall.serving.errors import BadTables
+from nostall.serving.tables.cut_rules import NO_REFERENCE_COUNTS
 from nostall.serving.tables.query_tiles import (
-    NO_REFERENCE_COUNTS,
     TILE_COST,
     TILE_INDEX,
     TILE_RANK,

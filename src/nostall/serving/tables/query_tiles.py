@@ -1,30 +1,33 @@
 """Cut a batch into query tiles and decide into how many units the keys of each are split.
 
 A query tile is a tile before its keys are split: some query tokens of a sequence, and the keys that
-they see. All KV heads have the same query tiles. The device builder computes the same integers.
+they see. All KV heads have the same query tiles. Query tiles of prefix groups stand behind those of
+all sequences: some query tokens of all members, and the keys that the members share. The device
+builder computes the same integers.
 """
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from nostall.serving.tables.costs import FRACTION_BITS, MAX_COST_NS
-from nostall.serving.tables.settings import TableSettings
+from nostall.serving.tables.costs import MAX_COST_NS
+from nostall.serving.tables.cut_rules import NO_REFERENCE_COUNTS, CutRules, tile_of, unit_cost
+from nostall.serving.tables.prefixes import (
+    FIRST_PREFIX_ROW,
+    PACKED,
+    PREFIX_TILE,
+    SHARED,
+    SharedPrefixes,
+)
 
 Int32s = NDArray[np.int32]
-Int64s = NDArray[np.int64]
-
-NO_REFERENCE_COUNTS = {"cache": True, "_nrt": False}
-"""Options of functions that allocate nothing: numba then counts no references to array rows."""
-NO_WINDOW = 1 << 40
-"""Window of a batch without a sliding window."""
 
 TILE_SEQUENCE = 0
+"""Sequence; of a tile of a prefix group its first member, whose pages are read."""
 TILE_START = 1
+"""First query token within the sequence; of a tile of a prefix group its first prefix row."""
 TILE_COUNT = 2
 TILE_KV_START = 3
 TILE_KV_END = 4
@@ -36,61 +39,43 @@ TILE_COST = 8
 TILE_UNITS = 9
 TILE_RANK = 10
 """Rank of the tile's first unit in the order of costs."""
-TILE_COLUMNS = 11
+TILE_PREFIX = 11
+"""Tile height of the prefix group of a member, :data:`NO_PREFIX`, or :data:`IS_PREFIX`."""
+TILE_PREFIX_ROW = 12
+"""Prefix row of a member's first query token."""
+TILE_PACKED = 13
+"""Row of the first query token in the packed queries."""
+TILE_BEFORE = 14
+"""Splits of the shared prefix, which a member adds before its own."""
+TILE_COLUMNS = 15
 
-
-class CutRules(NamedTuple):
-    """The settings as integers, for compiled code."""
-
-    tile_tokens: Int64s
-    """Query tokens of each tile height; 0 if the group does not fit into it."""
-    limits: Int64s
-    """Rows of a sequence up to which each tile is taken."""
-    costs: Int64s
-    """Start and key times in 1/256 ns, shape (2, heights)."""
-    group: int
-    kv_heads: int
-    window: int
-    split: int
-    least_split: int
-    parts: int
-    """Units into which the costs are split evenly at least; 0: splits do not depend on costs."""
-    kv_align: int
-
-
-def cut_rules(settings: TableSettings) -> CutRules:
-    """The rules of the settings."""
-    tiles = settings.tiles
-    return CutRules(
-        np.array(tiles.tile_tokens(settings.group), np.int64),
-        np.array(tiles.limits, np.int64),
-        settings.unit_costs.fixed_point(),
-        settings.group,
-        settings.kv_heads,
-        settings.window or NO_WINDOW,
-        tiles.split,
-        tiles.least_split,
-        settings.programs * tiles.units_per_program,
-        tiles.kv_align,
-    )
+NO_PREFIX, IS_PREFIX = -1, -2
 
 
 @njit(**NO_REFERENCE_COUNTS)  # type: ignore[untyped-decorator]
 def count_tiles(query_lengths: Int32s, rules: CutRules) -> int:
-    """Query tiles of a batch."""
+    """Query tiles of the sequences of a batch."""
     count = 0
     for length in query_lengths:
         if length > 0:
-            tokens = rules.tile_tokens[_tile_of(length, rules)]
+            tokens = rules.tile_tokens[tile_of(length, rules)]
             count += (length + tokens - 1) // tokens
     return count
 
 
 @njit(**NO_REFERENCE_COUNTS)  # type: ignore[untyped-decorator]
-def cut_tiles(query_lengths: Int32s, kv_lengths: Int32s, rules: CutRules, tiles: Int32s) -> int:
-    """Write the query tiles of a batch, one a row of (tiles, TILE_COLUMNS); returns how many.
+def cut_tiles(
+    query_lengths: Int32s,
+    kv_lengths: Int32s,
+    prefixes: SharedPrefixes,
+    shares: Int32s,
+    rules: CutRules,
+    tiles: Int32s,
+) -> None:
+    """Write the query tiles of a batch, one a row of (tiles, TILE_COLUMNS).
 
-    ``tiles`` has :func:`count_tiles` rows or more.
+    ``shares`` is from :func:`share_prefixes`; ``tiles`` has exactly the rows that
+    :func:`count_tiles` and :func:`share_prefixes` count.
     """
     count = 0
     total = 0
@@ -98,12 +83,13 @@ def cut_tiles(query_lengths: Int32s, kv_lengths: Int32s, rules: CutRules, tiles:
         length = np.int64(query_lengths[sequence])
         if length == 0:
             continue
-        index = _tile_of(length, rules)
+        index = tile_of(length, rules)
         tokens = rules.tile_tokens[index]
         before = kv_lengths[sequence] - length
+        shared = shares[sequence, SHARED]
         for start in range(0, length, tokens):
             taken = min(tokens, length - start)
-            first = max(0, before + start - rules.window + 1)
+            first = max(shared, before + start - rules.window + 1)
             first -= first % rules.kv_align
             end = before + start + taken
             row = tiles[count]
@@ -113,10 +99,48 @@ def cut_tiles(query_lengths: Int32s, kv_lengths: Int32s, rules: CutRules, tiles:
             row[TILE_KV_START] = first
             row[TILE_KV_END] = end
             row[TILE_INDEX] = index
-            total += _cost(index, end - first, rules)
+            row[TILE_PREFIX] = shares[sequence, PREFIX_TILE] if shared else NO_PREFIX
+            row[TILE_PREFIX_ROW] = shares[sequence, FIRST_PREFIX_ROW] + start
+            row[TILE_PACKED] = shares[sequence, PACKED] + start
+            total += unit_cost(index, end - first, rules)
             count += 1
-    _split_tiles(tiles[:count], total, rules)
-    return count
+    total += _cut_prefixes(query_lengths, prefixes, shares, rules, tiles, count)
+    _split_tiles(tiles, total, rules)
+
+
+@njit(**NO_REFERENCE_COUNTS)  # type: ignore[untyped-decorator]
+def _cut_prefixes(
+    query_lengths: Int32s,
+    prefixes: SharedPrefixes,
+    shares: Int32s,
+    rules: CutRules,
+    tiles: Int32s,
+    count: int,
+) -> int:
+    """Write the query tiles of prefix groups from row ``count`` on; returns their cost."""
+    cost = 0
+    for group in range(len(prefixes.tokens)):
+        members = prefixes.members[prefixes.starts[group] : prefixes.starts[group + 1]]
+        shared = np.int64(shares[members[0], SHARED])
+        if shared == 0:
+            continue
+        index = shares[members[0], PREFIX_TILE]
+        tokens = rules.tile_tokens[index]
+        length = np.int64(0)
+        for sequence in members:
+            length += query_lengths[sequence]
+        for start in range(0, length, tokens):
+            row = tiles[count]
+            row[TILE_SEQUENCE] = members[0]
+            row[TILE_START] = shares[members[0], FIRST_PREFIX_ROW] + start
+            row[TILE_COUNT] = min(tokens, length - start)
+            row[TILE_KV_START] = 0
+            row[TILE_KV_END] = shared
+            row[TILE_INDEX] = index
+            row[TILE_PREFIX] = IS_PREFIX
+            cost += unit_cost(index, shared, rules)
+            count += 1
+    return cost
 
 
 @njit(**NO_REFERENCE_COUNTS)  # type: ignore[untyped-decorator]
@@ -127,45 +151,43 @@ def _split_tiles(tiles: Int32s, total: int, rules: CutRules) -> None:
         target = max(1, (total * rules.kv_heads + rules.parts - 1) // rules.parts)
     for row in tiles:
         index, keys = row[TILE_INDEX], np.int64(row[TILE_KV_END] - row[TILE_KV_START])
-        splits = (keys + rules.split - 1) // rules.split
-        if rules.parts:
-            by_cost = (_cost(index, keys, rules) + target - 1) // target
-            by_keys = (keys + rules.least_split - 1) // rules.least_split
-            splits = max(splits, min(by_cost, by_keys))
-        split_keys = keys
-        if splits > 1:
-            split_keys = (keys + splits - 1) // splits
-            split_keys += (rules.kv_align - split_keys % rules.kv_align) % rules.kv_align
-            splits = (keys + split_keys - 1) // split_keys
+        splits, split_keys = _split(index, keys, target, rules)
         row[TILE_SPLITS] = splits
         row[TILE_SPLIT_KEYS] = split_keys
-        row[TILE_COST] = _cost(index, split_keys, rules)
+        row[TILE_COST] = unit_cost(index, split_keys, rules)
         row[TILE_UNITS] = splits * rules.kv_heads
+        row[TILE_BEFORE] = 0
+        if row[TILE_PREFIX] >= 0:
+            # All tiles of its prefix group have these splits.
+            shared = np.int64(row[TILE_KV_START])
+            row[TILE_BEFORE] = _split(row[TILE_PREFIX], shared, target, rules)[0]
+
+
+@njit(**NO_REFERENCE_COUNTS, inline="always")  # type: ignore[untyped-decorator]
+def _split(index: int, keys: int, target: int, rules: CutRules) -> tuple[int, int]:
+    """Splits of so many keys, and the keys of each but the last."""
+    splits = (keys + rules.split - 1) // rules.split
+    if rules.parts:
+        by_cost = (unit_cost(index, keys, rules) + target - 1) // target
+        by_keys = (keys + rules.least_split - 1) // rules.least_split
+        splits = max(splits, min(by_cost, by_keys))
+    split_keys = keys
+    if splits > 1:
+        split_keys = (keys + splits - 1) // splits
+        split_keys += (rules.kv_align - split_keys % rules.kv_align) % rules.kv_align
+        splits = (keys + split_keys - 1) // split_keys
+    return splits, split_keys
 
 
 @njit(**NO_REFERENCE_COUNTS)  # type: ignore[untyped-decorator]
-def count_units(tiles: Int32s, group: int) -> tuple[int, int, int]:
+def count_units(tiles: Int32s, rules: CutRules) -> tuple[int, int, int]:
     """Units, reductions and scratch rows of query tiles."""
     units = reductions = scratch_rows = 0
     for row in tiles:
         units += row[TILE_UNITS]
-        if row[TILE_SPLITS] > 1:
-            reductions += row[TILE_UNITS] // row[TILE_SPLITS]
-            scratch_rows += np.int64(row[TILE_UNITS]) * row[TILE_COUNT] * group
+        splits = row[TILE_SPLITS] + row[TILE_BEFORE]
+        if splits > 1 and row[TILE_PREFIX] != IS_PREFIX:
+            reductions += rules.kv_heads
+            rows = np.int64(row[TILE_COUNT]) * rules.group
+            scratch_rows += splits * rows * rules.kv_heads
     return units, reductions, scratch_rows
-
-
-@njit(cache=True, inline="always")  # type: ignore[untyped-decorator]
-def _tile_of(length: int, rules: CutRules) -> int:
-    rows = length * rules.group
-    last = len(rules.limits) - 1
-    for index in range(last):
-        if rules.tile_tokens[index] > 0 and rows <= rules.limits[index]:
-            return index
-    return last
-
-
-@njit(cache=True, inline="always")  # type: ignore[untyped-decorator]
-def _cost(index: int, keys: int, rules: CutRules) -> int:
-    scaled: int = (rules.costs[0, index] + rules.costs[1, index] * keys) >> FRACTION_BITS
-    return min(max(scaled, 1), MAX_COST_NS)

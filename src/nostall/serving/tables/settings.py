@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from nostall.serving.errors import BadTables, CapacityExceeded
 from nostall.serving.tables.columns import (
     COUNTS,
+    PREFIX_COLUMNS,
+    PREFIX_ROWS,
     PROGRAMS,
     REDUCTION_COLUMNS,
     REDUCTIONS,
@@ -37,6 +39,8 @@ class TableCapacity:
     reductions: int
     scratch_rows: int
     programs: int
+    prefix_rows: int = 0
+    """Query tokens of groups whose shared prefix is read once."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +100,7 @@ class TaskTables:
     program_offsets: Int32s
     reductions: Int32s
     counts: Int32s
+    prefix_rows: Int32s
 
     @staticmethod
     def empty(capacity: TableCapacity) -> TaskTables:
@@ -105,6 +110,7 @@ class TaskTables:
             np.zeros(capacity.programs + 1, np.int32),
             np.zeros((capacity.reductions, REDUCTION_COLUMNS), np.int32),
             np.zeros(COUNTS, np.int32),
+            np.zeros((capacity.prefix_rows, PREFIX_COLUMNS), np.int32),
         )
 
     @property
@@ -121,6 +127,11 @@ class TaskTables:
     def used_offsets(self) -> Int32s:
         """Offsets of the programs, shape (programs + 1,)."""
         return self.program_offsets[: self.counts[PROGRAMS] + 1]
+
+    @property
+    def used_prefix_rows(self) -> Int32s:
+        """Where the partial results of shared prefixes go, shape (prefix rows, 4)."""
+        return self.prefix_rows[: self.counts[PREFIX_ROWS]]
 
 
 def check_counts(counts: Int32s, capacity: TableCapacity) -> None:
@@ -140,6 +151,7 @@ def check_counts(counts: Int32s, capacity: TableCapacity) -> None:
         "reductions": (counts[REDUCTIONS], capacity.reductions),
         "scratch rows": (counts[SCRATCH_ROWS], capacity.scratch_rows),
         "programs": (counts[PROGRAMS], capacity.programs),
+        "prefix rows": (counts[PREFIX_ROWS], capacity.prefix_rows),
     }
     exceeded = [
         f"{need} {name} (capacity {has})" for name, (need, has) in needed.items() if need > has

@@ -114,7 +114,7 @@ def summarize(batch: RaggedBatch, tables: TaskTables, settings: TableSettings) -
     """The summary of the tables of a batch."""
     costs = unit_costs(tables, settings)
     loads = program_loads(tables, costs) / 1e3
-    units, reductions, scratch_rows, programs = (int(count) for count in tables.counts)
+    units, reductions, scratch_rows, programs, _ = (int(count) for count in tables.counts)
     return TableSummary(
         settings.order,
         units,

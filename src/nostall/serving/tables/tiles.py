@@ -28,6 +28,8 @@ class TileSet:
     the total / (programs * units_per_program) is split. 0: only ``split`` decides."""
     kv_align: int = 64
     """Units begin at multiples of this many keys behind the first; a multiple of 16."""
+    least_prefix: int = 0
+    """Fewest keys of a shared prefix that is read once for its group; 0: never."""
 
     def __post_init__(self) -> None:
         heights, limits = self.heights, self.limits
@@ -48,6 +50,8 @@ class TileSet:
             keys = getattr(self, name)
             if keys < self.kv_align or keys % self.kv_align:
                 raise BadTables(f"{name} {keys}; allowed are multiples of kv_align {self.kv_align}")
+        if self.least_prefix < 0:
+            raise BadTables(f"least_prefix {self.least_prefix}; allowed is 0 (never) or more")
         if self.units_per_program < 0:
             raise BadTables(f"units_per_program {self.units_per_program}; allowed is 0 or more")
 

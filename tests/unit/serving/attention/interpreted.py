@@ -24,9 +24,9 @@ from nostall.serving.attention.launch import (
 )
 from nostall.serving.attention.plan import AttentionPlan
 from nostall.serving.batch.examples import make_batch, random_tree
-from nostall.serving.batch.ragged import RaggedBatch
+from nostall.serving.batch.ragged import PrefixGroup, RaggedBatch
 from nostall.serving.batch.trees import pack_trees
-from nostall.serving.tables.columns import UNITS
+from nostall.serving.tables.columns import PREFIX_ROWS, UNITS
 from nostall.serving.tables.host import build_tables
 from tests.unit.serving.attention.reference import exact_attention
 
@@ -36,7 +36,7 @@ TILES = (
     TileConfig(64, 32, 2, "tail"),
 )
 SMS = 2
-PLAN = AttentionPlan(KernelConfig(TILES, 4, 0, 1), split=128, least_split=64)
+PLAN = AttentionPlan(KernelConfig(TILES, 4, 0, 1), split=128, least_split=64, least_prefix=64)
 CASES: dict[str, tuple[AttentionShape, str, str, str]] = {
     "queue": (AttentionShape(4, 2, 64), "queue", "paired", "1/17 0/0 5/33d 40/64 1/200"),
     "ranges": (AttentionShape(4, 2, 64), "ranges", "snake", "1/16 16/16 1/1 33/161"),
@@ -55,10 +55,25 @@ CASES: dict[str, tuple[AttentionShape, str, str, str]] = {
     "window of one key": (AttentionShape(2, 1, 64, window=1), "queue", "paired", "1/40 5/70"),
     "many splits": (AttentionShape(8, 1, 64), "queue", "sorted", "1/2000 3/900"),
     "long decodes": (AttentionShape(2, 1, 64), "queue", "sorted", "1/8300"),
+    "shared prefixes": (
+        AttentionShape(4, 2, 64, has_prefixes=True), "queue", "sorted",
+        "1/300 0/290 1/17 5/200d 1/131 40/64 1/129 3/400",
+    ),
+    "shared prefixes, trees, odd group": (
+        AttentionShape(7, 1, 96, page_size=48, has_trees=True, has_prefixes=True), "ranges",
+        "snake", "1/300 2/299d 3/350d 1/200 2/210d 1/290d 30/240",
+    ),
     "no sequence": (AttentionShape(4, 2, 64), "queue", "paired", ""),
     "no work": (AttentionShape(4, 2, 64), "queue", "paired", "0/7 0/0"),
 }  # fmt: skip
 """Shape, schedule, order, and query/keys of each sequence; d: a draft that is verified."""
+GROUPS: dict[str, tuple[PrefixGroup, ...]] = {
+    "shared prefixes": (PrefixGroup((7, 1, 0), 272), PrefixGroup((3, 6, 4), 96)),
+    "shared prefixes, trees, odd group": (
+        PrefixGroup((2, 0, 1, 5), 240), PrefixGroup((3, 6, 4), 144)
+    ),
+}  # fmt: skip
+"""Sequences of a case that share a prefix."""
 
 
 def make(name: str) -> tuple[AttentionShape, AttentionPlan, RaggedBatch]:
@@ -78,6 +93,7 @@ def make(name: str) -> tuple[AttentionShape, AttentionPlan, RaggedBatch]:
         [is_draft for _, _, is_draft in sequences],
         tree_masks=trees,
         page_size=shape.page_size,
+        prefix_groups=GROUPS.get(name, ()),
     )
     # As the rules do: all programs take from the front of sorted units, decodes have one tile.
     front = 1.0 if order == "sorted" else 0.5
@@ -114,6 +130,7 @@ def error(name: str, dtype: torch.dtype) -> float:
     exact = exact_attention(batch, shape, *(tensor.double().numpy() for tensor in tensors))
     device = torch.device("cpu")
     tables = build_tables(batch, plan.table_settings(shape, SMS))
+    assert bool(tables.counts[PREFIX_ROWS]) == shape.has_prefixes
     programs = plan.launched_programs(SMS, int(tables.counts[UNITS]))
     kernel = MetaAttention(shape, plan.kernel, max(programs, 1))
     on_device = AttentionBuffers.of(tables, shape.head_dim, device)

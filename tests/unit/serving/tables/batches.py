@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
+from nostall.serving.batch.ragged import PrefixGroup
 from nostall.serving.tables.costs import CostTable
 from nostall.serving.tables.orders import ORDERS
 from nostall.serving.tables.settings import TableSettings
@@ -45,7 +46,33 @@ def tile_sets(draw: st.DrawFn, group: int) -> TileSet:
         least_split=draw(st.sampled_from([128, 512])),
         units_per_program=draw(st.sampled_from([0, 1, 4])),
         kv_align=align,
+        least_prefix=draw(st.sampled_from([0, 1, 1, 64, 512])),
     )
+
+
+@st.composite
+def prefix_groups(draw: st.DrawFn, queries: list[int], keys: list[int]) -> tuple[PrefixGroup, ...]:
+    """Groups of two or more sequences, each with fewer shared tokens than keys before a query."""
+    rng = draw(st.randoms(use_true_random=False))
+    free = [s for s, (query, key) in enumerate(zip(queries, keys, strict=True)) if key > query + 15]
+    rng.shuffle(free)
+    groups = []
+    while len(free) > 1 and len(groups) < 4:
+        size = draw(st.integers(2, len(free)))
+        members, free = free[:size], free[size:]
+        most = min(keys[member] - queries[member] for member in members)
+        groups.append(PrefixGroup(tuple(members), draw(st.integers(1, most // 16)) * 16))
+    return tuple(groups)
+
+
+@st.composite
+def grouped(
+    draw: st.DrawFn, max_sequences: int = 300
+) -> tuple[list[int], list[int], tuple[PrefixGroup, ...]]:
+    """Query and KV lengths, and the prefix groups of a batch."""
+    queries, keys = draw(lengths(max_sequences))
+    groups = draw(st.one_of(st.just(()), prefix_groups(queries, keys)))
+    return queries, keys, groups
 
 
 @st.composite

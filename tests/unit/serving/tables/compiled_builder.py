@@ -11,7 +11,8 @@ from triton.compiler import ASTSource
 from nostall.serving.tables.device_kernel import SNAKE, build_kernel
 
 POINTERS = (
-    "query_starts", "kv_lengths", "tasks", "program_offsets", "reductions", "counts",
+    "query_starts", "kv_lengths", "members", "member_starts", "shared_tokens", "places", "tasks",
+    "program_offsets", "reductions", "counts", "prefix_rows",
 )  # fmt: skip
 CONSTANTS = {
     "PROGRAMS": 264,
@@ -21,11 +22,12 @@ CONSTANTS = {
     "KEY_COSTS": (5160, 5160, 5160),
     "GROUP": 4,
     "KV_HEADS": 8,
-    "WINDOW": 4096,
+    "WINDOW": 0,
     "SPLIT": 4096,
     "LEAST_SPLIT": 512,
     "PARTS": 1056,
     "KV_ALIGN": 64,
+    "LEAST_PREFIX": 256,
     "CLASSES": 64,
     "DEAL": SNAKE.value,
     "WORKERS": 4,

@@ -13,10 +13,12 @@ import numpy as np
 import torch
 
 from nostall.fusion.testing.triton_interpreter import prepare
+from nostall.serving.batch.ragged import PrefixGroup
 from nostall.serving.errors import CapacityExceeded
 from nostall.serving.tables.costs import CostTable
-from nostall.serving.tables.device import DeviceBuilder
+from nostall.serving.tables.device import DeviceBuilder, DevicePrefixes
 from nostall.serving.tables.host import HostBuilder, needed_capacity
+from nostall.serving.tables.prefixes import SharedPrefixes
 from nostall.serving.tables.settings import TableCapacity, TableSettings, TaskTables
 from nostall.serving.tables.tiles import TileSet
 
@@ -24,8 +26,11 @@ LENGTHS = (0, 0, 1, 1, 1, 15, 16, 17, 33, 129, 260)
 BEFORE = (0, 1, 15, 16, 63, 64, 255, 1024, 4097, 9000)
 
 
-def cases() -> list[tuple[str, TableSettings, list[int], list[int]]]:
-    """Name, settings, query lengths and KV lengths."""
+Groups = tuple[PrefixGroup, ...]
+
+
+def cases() -> list[tuple[str, TableSettings, list[int], list[int], Groups]]:
+    """Name, settings, query lengths, KV lengths and prefix groups."""
     measured = CostTable((900.25, 1500.5), (3.1, 14.7), "measured", "test")
     plain = TableSettings(32, 8, 132, TileSet(split=2048), cost_classes=3)
     split = replace(
@@ -40,7 +45,10 @@ def cases() -> list[tuple[str, TableSettings, list[int], list[int]]]:
         query = rng.choice(LENGTHS, count)
         return query.tolist(), (query + rng.choice(BEFORE, count)).tolist()
 
-    return [
+    shared = replace(split, tiles=replace(split.tiles, least_prefix=64))
+    five = (PrefixGroup((8, 2, 0), 4096), PrefixGroup((1, 3), 32), PrefixGroup((4, 6, 7, 9), 1024))
+    drafts = [1, 5, 0, 2, 1, 300, 1, 16, 1, 1, 33], [9000 + 3 * place for place in range(11)]
+    without: list[tuple[str, TableSettings, list[int], list[int]]] = [
         ("empty batch", plain, [], []),
         ("only empty sequences", split, [0, 0], [0, 70]),
         ("one decode of many splits", split, [1], [100_000]),
@@ -53,40 +61,61 @@ def cases() -> list[tuple[str, TableSettings, list[int], list[int]]]:
         ("sorted", replace(plain, order="sorted"), *lengths(20)),
         ("sorted, window", replace(one_head, order="sorted"), *lengths(20)),
     ]
+    grouped: list[tuple[str, TableSettings, list[int], list[int], Groups]] = [
+        ("prefixes", shared, *drafts, five),
+        ("prefixes, given", replace(shared, order="given"), *drafts, five),
+        ("prefix of all", replace(shared, order="sorted"), [1] * 40, [3000] * 40,
+         (PrefixGroup(tuple(range(40)), 2048),)),
+        ("prefix of verifies", shared, [8] * 9, [4000] * 9, (PrefixGroup(tuple(range(9)), 3072),)),
+    ]  # fmt: skip
+    return [*((*case, ()) for case in without), *grouped]
 
 
 def build_both(
-    settings: TableSettings, queries: list[int], keys: list[int], capacity: TableCapacity
+    settings: TableSettings,
+    queries: list[int],
+    keys: list[int],
+    groups: Groups,
+    capacity: TableCapacity,
 ) -> tuple[TaskTables, TaskTables]:
     """The host's and the device's tables."""
     arrays = np.array(queries, np.int32), np.array(keys, np.int32)
-    host = HostBuilder.of(settings, capacity).build(*arrays)
-    return host, build_device(settings, queries, keys, capacity)
+    prefixes = SharedPrefixes.of(groups, len(queries))
+    host = HostBuilder.of(settings, capacity).build(*arrays, prefixes)
+    return host, build_device(settings, queries, keys, groups, capacity)
 
 
 def build_device(
-    settings: TableSettings, queries: list[int], keys: list[int], capacity: TableCapacity
+    settings: TableSettings,
+    queries: list[int],
+    keys: list[int],
+    groups: Groups,
+    capacity: TableCapacity,
 ) -> TaskTables:
     starts = np.cumsum([0, *queries]).astype(np.int32)
+    prefixes = DevicePrefixes.of(SharedPrefixes.of(groups, len(queries)), "cpu")
     builder = DeviceBuilder.of(settings, capacity, "cpu", workers=2 if len(queries) == 9 else 1)
-    device = builder.build(torch.from_numpy(starts), torch.tensor(keys, dtype=torch.int32))
-    return device.to_host(capacity)
+    lengths = torch.from_numpy(starts), torch.tensor(keys, dtype=torch.int32)
+    return builder.build(*lengths, prefixes if groups else None).to_host(capacity)
 
 
 def differing(host: TaskTables, device: TaskTables) -> list[str]:
     """Names of the arrays that differ."""
-    names = ("used_tasks", "used_reductions", "program_offsets", "counts")
+    names = ("used_tasks", "used_reductions", "used_prefix_rows", "program_offsets", "counts")
     return [n for n in names if not np.array_equal(getattr(host, n), getattr(device, n))]
 
 
 def refused(name: str) -> str:
     """The error of a batch that exceeds one field of the capacity, or what happened instead."""
-    settings = TableSettings(32, 8, 132, TileSet(split=512), order="given")
-    batch = [1, 100], [1500, 100]
-    exact = needed_capacity(*(np.array(values, np.int32) for values in batch), settings)
+    tiles = TileSet(split=512, least_prefix=256)
+    settings = TableSettings(32, 8, 132, tiles, order="given")
+    batch, groups = ([1, 100, 1], [1500, 100, 1500]), (PrefixGroup((0, 2), 1024),)
+    exact = needed_capacity(
+        *(np.array(values, np.int32) for values in batch), settings, SharedPrefixes.of(groups, 3)
+    )
     fields = vars(exact)
     try:
-        build_device(settings, *batch, TableCapacity(**{**fields, name: fields[name] - 1}))
+        build_device(settings, *batch, groups, TableCapacity(**{**fields, name: fields[name] - 1}))
     except CapacityExceeded as error:
         return str(error)
     return "no error"
@@ -94,13 +123,15 @@ def refused(name: str) -> str:
 
 def main() -> None:
     prepare()
-    results: dict[str, Any] = {"different": {}, "units": {}, "refused": {}}
-    for name, settings, queries, keys in cases():
-        exact = needed_capacity(np.array(queries, np.int32), np.array(keys, np.int32), settings)
+    results: dict[str, Any] = {"different": {}, "units": {}, "prefix rows": {}, "refused": {}}
+    for name, settings, queries, keys, groups in cases():
+        lengths = np.array(queries, np.int32), np.array(keys, np.int32)
+        exact = needed_capacity(*lengths, settings, SharedPrefixes.of(groups, len(queries)))
         larger = TableCapacity(*(size + 3 for size in vars(exact).values()))
-        host, device = build_both(settings, queries, keys, larger)
+        host, device = build_both(settings, queries, keys, groups, larger)
         results["different"][name] = differing(host, device)
         results["units"][name] = len(host.used_tasks)
+        results["prefix rows"][name] = len(host.used_prefix_rows)
     for name in TableCapacity.__dataclass_fields__:
         results["refused"][name] = refused(name)
     print(json.dumps(results))

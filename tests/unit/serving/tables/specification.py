@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from nostall.serving.batch.ragged import PrefixGroup
 from nostall.serving.tables.settings import TableSettings
 
 
@@ -24,68 +26,144 @@ class Unit(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """The units of each program in execution order, the reductions, and the scratch rows."""
+    """The units of each program in execution order, and the other tables."""
 
     programs: list[list[Unit]]
     reductions: list[tuple[int, ...]]
     scratch_rows: int
+    prefix_rows: list[tuple[int, ...]]
 
     @property
     def units(self) -> list[Unit]:
         return [unit for program in self.programs for unit in program]
 
 
-def specify(queries: list[int], keys: list[int], settings: TableSettings) -> Tables:
+class Cut(NamedTuple):
+    """A query tile."""
+
+    sequence: int
+    start: int
+    count: int
+    first: int
+    end: int
+    tile: int
+    prefix_tile: int | None
+    """Tile height of the group that reads the keys before ``first``; None: nothing is shared."""
+    is_prefix: bool
+
+
+def specify(
+    queries: list[int],
+    keys: list[int],
+    settings: TableSettings,
+    groups: Sequence[PrefixGroup] = (),
+) -> Tables:
     """The tables of a batch, by definition."""
-    units, reductions, scratch_rows = _units(queries, keys, settings)
-    return Tables(_deal(_sort(units, settings), settings), reductions, scratch_rows)
-
-
-def _units(
-    queries: list[int], keys: list[int], settings: TableSettings
-) -> tuple[list[Unit], list[tuple[int, ...]], int]:
-    group, costs = settings.group, settings.unit_costs
-    cut = _query_tiles(queries, keys, settings)
-    total = sum(costs.unit_ns(tile, end - first) for *_, first, end, tile in cut)
+    paying = [group for group in groups if _pays(group, queries, settings)]
+    cuts = _query_tiles(queries, keys, paying, settings)
+    total = sum(settings.unit_costs.unit_ns(cut.tile, cut.end - cut.first) for cut in cuts)
     units: list[Unit] = []
     reductions: list[tuple[int, ...]] = []
+    placed: dict[tuple[int, int], tuple[int, ...]] = {}
     row = 0
-    for sequence, start, count, first, end, tile in cut:
-        ranges = _split(first, end, tile, total, settings)
-        cost = costs.unit_ns(tile, ranges[0][1] - ranges[0][0])
-        heads = range(settings.kv_heads)
-        is_split = len(ranges) > 1
-        stride = count * group
-        for split, (low, high) in enumerate(ranges):
-            for head in heads:
-                partial = row + (head * len(ranges) + split) * stride if is_split else -1
-                units.append(Unit(sequence, start, count, low, high, head, tile, partial, cost))
-        if is_split:
-            for head in heads:
-                first_row = row + head * len(ranges) * stride
-                reductions.append((sequence, start, count, head, first_row, len(ranges)))
-            row += len(heads) * len(ranges) * stride
-    return units, reductions, row
+    for cut in cuts:
+        row = _add_units(cut, row, total, settings, units, reductions, placed)
+    starts = list(itertools.accumulate(queries, initial=0))
+    prefix_rows = [
+        (starts[member] + token, *placed[member, token])
+        for group in paying
+        for member in group.sequences
+        for token in range(queries[member])
+    ]
+    return Tables(_deal(_sort(units, settings), settings), reductions, row, prefix_rows)
+
+
+def _add_units(
+    cut: Cut,
+    row: int,
+    total: int,
+    settings: TableSettings,
+    units: list[Unit],
+    reductions: list[tuple[int, ...]],
+    placed: dict[tuple[int, int], tuple[int, ...]],
+) -> int:
+    """Add the units of a query tile, and its reductions; returns the next scratch row."""
+    sequence, start, count, first, end, tile, prefix_tile, is_prefix = cut
+    ranges = _split(first, end, tile, total, settings)
+    cost = settings.unit_costs.unit_ns(tile, ranges[0][1] - ranges[0][0])
+    before = 0
+    if prefix_tile is not None:
+        before = len(_split(0, first, prefix_tile, total, settings))
+    heads, splits, stride = settings.kv_heads, before + len(ranges), count * settings.group
+    for split, (low, high) in enumerate(ranges):
+        for head in range(heads):
+            partial = row + (head * splits + before + split) * stride if splits > 1 else -1
+            partial = -2 - split if is_prefix else partial
+            units.append(Unit(sequence, start, count, low, high, head, tile, partial, cost))
+    if is_prefix or splits == 1:
+        return row
+    for head in range(heads):
+        reductions.append((sequence, start, count, head, row + head * splits * stride, splits))
+    for token in range(count):
+        first_row = row + token * settings.group
+        placed[sequence, start + token] = (first_row, stride, splits * stride)
+    return row + heads * splits * stride
+
+
+def _pays(group: PrefixGroup, queries: list[int], settings: TableSettings) -> bool:
+    """Whether reading a group's prefix once costs less than reading it for each member."""
+    least, (_, key) = settings.tiles.least_prefix, settings.unit_costs.fixed_point().tolist()
+    shared = _shared(group, settings)
+    if settings.window or least == 0 or shared < max(least, 1):
+        return False
+
+    def cost(query: int) -> int:
+        tile = settings.tiles.tile_of(query, settings.group)
+        return _ceil_div(query, settings.tiles.heights[tile] // settings.group) * int(key[tile])
+
+    members = [queries[member] for member in group.sequences]
+    saved = (sum(map(cost, members)) - cost(sum(members))) * shared
+    return saved > 4 * settings.group * sum(members) * int(key[0])
+
+
+def _shared(group: PrefixGroup, settings: TableSettings) -> int:
+    return group.tokens // settings.tiles.kv_align * settings.tiles.kv_align
 
 
 def _query_tiles(
-    queries: list[int], keys: list[int], settings: TableSettings
-) -> list[tuple[int, ...]]:
+    queries: list[int], keys: list[int], paying: list[PrefixGroup], settings: TableSettings
+) -> list[Cut]:
     tiles, align = settings.tiles, settings.tiles.kv_align
-    cut = []
+    tiles_of_groups = {
+        group: tiles.tile_of(sum(queries[member] for member in group.sequences), settings.group)
+        for group in paying
+    }
+    group_of = {member: group for group in paying for member in group.sequences}
+    cuts = []
     for sequence, (query, length) in enumerate(zip(queries, keys, strict=True)):
-        if query == 0:
-            continue
+        group = group_of.get(sequence)
         tile = tiles.tile_of(query, settings.group)
         tokens = tiles.heights[tile] // settings.group
         for start in range(0, query, tokens):
             count = min(tokens, query - start)
-            first_position = length - query + start
-            first = max(0, first_position - settings.window + 1) if settings.window else 0
-            cut.append(
-                (sequence, start, count, first // align * align, first_position + count, tile)
+            position = length - query + start
+            first = max(0, position - settings.window + 1) if settings.window else 0
+            first = _shared(group, settings) if group else first // align * align
+            prefix_tile = tiles_of_groups[group] if group else None
+            cuts.append(
+                Cut(sequence, start, count, first, position + count, tile, prefix_tile, False)
             )
-    return cut
+    row = 0
+    for group, tile in tiles_of_groups.items():
+        total, tokens = (
+            sum(queries[member] for member in group.sequences),
+            tiles.heights[tile] // settings.group,
+        )
+        for start in range(0, total, tokens):
+            count, end = min(tokens, total - start), _shared(group, settings)
+            cuts.append(Cut(group.sequences[0], row + start, count, 0, end, tile, None, True))
+        row += total
+    return cuts
 
 
 def _split(

@@ -28,11 +28,15 @@ def test_device_tables_are_bit_equal_with_the_hosts(interpreted: Any) -> None:
     assert interpreted["different"] == {name: [] for name in interpreted["different"]}
     assert interpreted["units"]["snake"] > 100
     assert interpreted["units"]["one decode of many splits"] > 100
+    shared = {name: rows for name, rows in interpreted["prefix rows"].items() if rows}
+    assert shared == {
+        "prefixes": 21, "prefixes, given": 21, "prefix of all": 40, "prefix of verifies": 72
+    }  # fmt: skip
 
 
 def test_a_batch_beyond_the_capacity_is_refused_with_the_capacity_needed(interpreted: Any) -> None:
     for name, error in interpreted["refused"].items():
-        what = {"tiles": "query tiles", "scratch_rows": "scratch rows"}.get(name, name)
+        what = "query tiles" if name == "tiles" else name.replace("_", " ")
         assert f" {what} (capacity " in error
 
 

@@ -9,28 +9,40 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as limits
 
+from nostall.serving.batch.ragged import PrefixGroup
 from nostall.serving.errors import CapacityExceeded
-from nostall.serving.tables.columns import KV_END, KV_START, PROGRAMS, UNITS
+from nostall.serving.tables.columns import KV_END, KV_START, PREFIX_ROWS, PROGRAMS, UNITS
 from nostall.serving.tables.host import HostBuilder, needed_capacity
+from nostall.serving.tables.prefixes import SharedPrefixes
 from nostall.serving.tables.settings import TableCapacity, TableSettings, TaskTables
 from nostall.serving.tables.tiles import TileSet
 from tests.unit.serving.tables import batches
 from tests.unit.serving.tables.specification import specify
 
 
-def build(queries: list[int], keys: list[int], settings: TableSettings) -> TaskTables:
+def build(
+    queries: list[int],
+    keys: list[int],
+    settings: TableSettings,
+    groups: tuple[PrefixGroup, ...] = (),
+) -> TaskTables:
     arrays = np.array(queries, np.int32), np.array(keys, np.int32)
-    return HostBuilder.of(settings, needed_capacity(*arrays, settings)).build(*arrays)
+    prefixes = SharedPrefixes.of(groups, len(queries))
+    capacity = needed_capacity(*arrays, settings, prefixes)
+    return HostBuilder.of(settings, capacity).build(*arrays, prefixes)
 
 
-@given(batches.lengths(), batches.settings())
+@given(batches.grouped(), batches.settings())
 @limits(max_examples=100, deadline=None)
 def test_tables_are_those_of_the_specification(
-    lengths: tuple[list[int], list[int]], settings: TableSettings
+    batch: tuple[list[int], list[int], tuple[PrefixGroup, ...]], settings: TableSettings
 ) -> None:
-    tables, specified = build(*lengths, settings), specify(*lengths, settings)
+    queries, keys, groups = batch
+    tables = build(queries, keys, settings, groups)
+    specified = specify(queries, keys, settings, groups)
     assert tables.used_tasks.tolist() == [list(unit[:8]) for unit in specified.units]
     assert tables.used_reductions.tolist() == [list(row) for row in specified.reductions]
+    assert tables.used_prefix_rows.tolist() == [list(row) for row in specified.prefix_rows]
     ends = np.cumsum([0, *map(len, specified.programs)])
     assert tables.used_offsets.tolist() == ends.tolist()
     assert tables.counts.tolist() == [
@@ -38,6 +50,7 @@ def test_tables_are_those_of_the_specification(
         len(specified.reductions),
         specified.scratch_rows,
         len(specified.programs),
+        len(specified.prefix_rows),
     ]
 
 
@@ -85,17 +98,30 @@ def test_a_larger_capacity_gives_the_same_tables(
 
 @pytest.mark.parametrize("name", list(TableCapacity.__dataclass_fields__))
 def test_a_capacity_that_is_exceeded_is_an_error_and_leaves_no_unit(name: str) -> None:
-    settings = TableSettings(32, 8, 132, TileSet(split=512))
-    arrays = np.array([1, 200], np.int32), np.array([4000, 300], np.int32)
-    exact = needed_capacity(*arrays, settings)
+    settings = TableSettings(32, 8, 132, TileSet(split=512, least_prefix=256))
+    arrays = np.array([1, 1, 1, 1], np.int32), np.array([4000, 3000, 3000, 700], np.int32)
+    prefixes = SharedPrefixes.of([PrefixGroup((0, 2, 1), 2048)], 4)
+    exact = needed_capacity(*arrays, settings, prefixes)
+    assert exact.prefix_rows == 3
     fields = vars(exact)
     builder = HostBuilder.of(settings, TableCapacity(**{**fields, name: fields[name] - 1}))
     with pytest.raises(
         CapacityExceeded, match=rf"{name} {fields[name]} \(has {fields[name] - 1}\)"
     ):
-        builder.build(*arrays)
+        builder.build(*arrays, prefixes)
     assert not builder.tables.counts.any()
     assert not builder.tables.program_offsets.any()
+
+
+def test_decodes_read_a_long_shared_prefix_once_and_prefills_do_not() -> None:
+    settings = TableSettings(32, 8, 132, TileSet((16, 64), least_prefix=256))
+    group = (PrefixGroup(tuple(range(16)), 2048),)
+    decodes = build([1] * 16, [3000] * 16, settings, group)
+    assert decodes.counts.tolist() == [17 * 8, 16 * 8, 2 * 16 * 32, 132, 16]
+    keys = (decodes.used_tasks[:, KV_END] - decodes.used_tasks[:, KV_START]).sum() // 8
+    assert keys == 2048 + 16 * (3000 - 2048)
+    prefills = build([1000] * 16, [4000] * 16, settings, group)
+    assert prefills.counts[PREFIX_ROWS] == 0
 
 
 def test_costs_split_a_long_decode_among_idle_programs() -> None:

@@ -37,6 +37,7 @@ class PlanKey(StrictModel):
     window: int
     has_soft_cap: bool
     has_trees: bool
+    has_prefixes: bool = False
     dtype: str
     kind: Kind
     versions: dict[str, str]
@@ -56,6 +57,7 @@ class PlanKey(StrictModel):
             window=shape.window,
             has_soft_cap=shape.soft_cap > 0,
             has_trees=shape.has_trees,
+            has_prefixes=shape.has_prefixes,
             dtype=dtype,
             kind=kind,
             versions={
