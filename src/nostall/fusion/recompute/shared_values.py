@@ -25,30 +25,40 @@ MAX_TIME_RATIO = 0.97
 
 def recompute_shared_values(kernels: Kernels) -> Kernels:
     """The same kernels, with values computed by each reader where that takes less modelled time."""
-    trials, refused = 0, set[tuple[int | None, Group]]()
+    trials, refused = 0, set[_Key]()
+    times = KernelTimes(kernels.graph)
     while trials < MAX_TRIALS:
         change = next(_changes(kernels, refused), None)
         if change is None:
             break
         trials += 1
-        value, changed = change
-        if _is_faster(changed, kernels):
-            kernels = changed
+        changed_times = KernelTimes(change.kernels.graph)
+        before, after = times.total(change.before), changed_times.total(change.after)
+        if before is not None and after is not None and after < MAX_TIME_RATIO * before:
+            kernels, times = change.kernels, changed_times
         else:
-            refused.add(value)
+            refused.add(change.key)
     return kernels
 
 
-def _is_faster(changed: Kernels, kernels: Kernels) -> bool:
-    after = KernelTimes(changed.graph).total(changed.groups)
-    before = KernelTimes(kernels.graph).total(kernels.groups)
-    return after is not None and before is not None and after < MAX_TIME_RATIO * before
+_Key = tuple[int | None, Group]
+"""A shared value and the kernel that computes it."""
 
 
-def _changes(
-    kernels: Kernels, refused: set[tuple[int | None, Group]]
-) -> Iterator[tuple[tuple[int | None, Group], Kernels]]:
-    """Kernels that compute a value again, by the value, those of the most bytes first."""
+@dataclass(frozen=True)
+class _Change:
+    """Kernels of which some compute a value again."""
+
+    key: _Key
+    kernels: Kernels
+    before: tuple[Group, ...]
+    """The kernels that change, as they are without the copies."""
+    after: tuple[Group, ...]
+    """The same kernels with the copies."""
+
+
+def _changes(kernels: Kernels, refused: set[_Key]) -> Iterator[_Change]:
+    """Changes, those of the value of the most bytes first."""
     graph, owner = kernels.graph, _owners(kernels.groups)
     shared = [
         index
@@ -61,7 +71,7 @@ def _changes(
             continue
         copied = _Sources(kernels, index).copied()
         if copied:
-            yield key, _with_copies(kernels, index, copied)
+            yield _with_copies(kernels, key, index, copied)
 
 
 def _owners(groups: tuple[Group, ...]) -> dict[int, int]:
@@ -125,7 +135,7 @@ class _Sources:
         return any(owner.get(i) != owner.get(index) for i in graph.consumers[index])
 
 
-def _with_copies(kernels: Kernels, value: int, copied: set[int]) -> Kernels:
+def _with_copies(kernels: Kernels, key: _Key, value: int, copied: set[int]) -> _Change:
     """The kernels with copies of operators in each kernel that reads ``value``."""
     graph, owner = kernels.graph, _owners(kernels.groups)
     readers = {owner[i] for i in graph.consumers[value]} - {owner[value]}
@@ -154,4 +164,12 @@ def _with_copies(kernels: Kernels, value: int, copied: set[int]) -> Kernels:
         for at, group in enumerate(kernels.groups)
     ]
     kept = [tuple(sorted(group & live)) for group in groups]
-    return Kernels(result, tuple(group for group in kept if group), origins)
+    # Other kernels compute copied operators no longer, or write what the copies read.
+    touched = {value, *copied, *(i for index in copied for i in graph.sources[index])}
+    involved = readers | {owner[index] for index in touched if index in owner}
+    return _Change(
+        key,
+        Kernels(result, tuple(group for group in kept if group), origins),
+        tuple(kernels.groups[at] for at in sorted(involved)),
+        tuple(kept[at] for at in sorted(involved) if kept[at]),
+    )

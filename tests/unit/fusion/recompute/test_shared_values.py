@@ -65,7 +65,7 @@ def test_kernels_that_gain_nothing_by_copies_have_none() -> None:
 
 
 def all_changes(kernels: Kernels) -> list[Kernels]:
-    return [changed for _, changed in shared_values._changes(kernels, set())]
+    return [change.kernels for change in shared_values._changes(kernels, set())]
 
 
 def check_equal(graph: Graph, seed: int, changed: Kernels) -> None:
