@@ -13,7 +13,9 @@ from typing import Any
 from benchmarks.harness.markdown import PAGES, link, page, table, wrapped
 from benchmarks.harness.result_file import load, results
 from benchmarks.ptx.page_sections import (
+    ablation_section,
     budgets_section,
+    long_section,
     peers_section,
     stalls_section,
     transfer_section,
@@ -28,6 +30,8 @@ UNSEEN = FOLDER / "unseen_suite.json"
 LOW_BUDGETS = FOLDER / "assembler_low_budgets.json"
 """Kernels of the other files, searched without register budgets above the original's number."""
 PEERS = FOLDER / "assembler_peers.json"
+ABLATION = FOLDER / "assembler_ablation.json"
+LONG = FOLDER / "assembler_long.json"
 CHAINS = FOLDER / "dependent_launch.json"
 TRANSFER = FOLDER / "transfer.json"
 STALLS = FOLDER / "stall_reasons.json"
@@ -68,6 +72,8 @@ def text() -> str:
             _kernels(rows),
             _chains(load(CHAINS)["records"]),
             budgets_section(load(LOW_BUDGETS)["records"], rows, link(LOW_BUDGETS)),
+            ablation_section(load(ABLATION)["records"], rows, link(ABLATION)),
+            long_section(load(LONG)["records"], rows, link(LONG)),
             peers_section(_with_assembler(load(PEERS)["records"], rows), link(PEERS)),
             transfer_section(load(TRANSFER)["kernels"], link(TRANSFER)),
             stalls_section(load(STALLS)["kernels"], link(STALLS)),
@@ -86,7 +92,7 @@ def all_rows() -> list[Row]:
 
 def _other_searches() -> list[Row]:
     """Records of the assembler that are in no table of gains: other settings, beside peers."""
-    rows = [row for path in (LOW_BUDGETS, PEERS) for row in load(path)["records"]]
+    rows = [row for path in (LOW_BUDGETS, ABLATION, LONG, PEERS) for row in load(path)["records"]]
     return [row for row in rows if "dropped" in row]
 
 
