@@ -20,6 +20,7 @@ from benchmarks.ptx.page_sections import (
     stalls_section,
     transfer_section,
 )
+from benchmarks.ptx.page_targets import targets_section
 from nostall.core.files import write_atomically
 
 PAGE = PAGES / "assembler.md"
@@ -69,6 +70,7 @@ def text() -> str:
         [
             _introduction(rows),
             _summary(rows),
+            _targets(rows, load(CHAINS)["records"]),
             _kernels(rows),
             _chains(load(CHAINS)["records"]),
             budgets_section(load(LOW_BUDGETS)["records"], rows, link(LOW_BUDGETS)),
@@ -154,6 +156,17 @@ def _summary(rows: Sequence[Row]) -> str:
     return f"## Summary\n\n{table(head, lines)}\n\n{note}"
 
 
+def _targets(rows: Sequence[Row], chains: Sequence[Row]) -> str:
+    ratios = {}
+    for title, belongs in GROUPS:
+        group = [row for row in rows if belongs(row)]
+        ratios[title] = [row["deployed"] for row in group], [order_gain(row) for row in group]
+    both = [
+        float(_deployed(row["figures"]["best"])) for row in chains if row["figures"].get("best")
+    ]
+    return targets_section(ratios, geometric_mean(both))
+
+
 def _kernels(rows: Sequence[Row]) -> str:
     head = (
         "kernel", "seed", "GPU", "(a), us", "over (a)", "interval", "null", "over (b)", "candidate"
@@ -228,8 +241,8 @@ def _candidates(rows: Sequence[Row]) -> str:
 
 def _open() -> str:
     return "## Not measured\n\n" + wrapped(
-        "Searches of ten minutes, other drivers, all methods on all kernels in one call, and what "
-        "the parts of the evolution are worth (`--methods assembler assembler-one-sigma "
-        "assembler-all-blocks assembler-two-parents assembler-without-recombination "
-        "assembler-without-immigrants` measures it)."
+        "Searches of ten minutes, because a call on the GPU machine ends after ten minutes; other "
+        "drivers; all methods on all kernels in one call; the parts of the evolution on other "
+        "kernels (`--methods assembler assembler-one-sigma assembler-all-blocks "
+        "assembler-two-parents assembler-without-recombination assembler-without-immigrants`)."
     )
