@@ -100,7 +100,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
          "reordered_alarms.json"),
     _row("ptx.assembler_suite", "GPU", "What does searching the input of ptxas gain?",
          "assembler_suite.json assembler_filling.json unseen_suite.json assembler_peers.json "
-         "assembler_low_budgets.json",
+         "assembler_low_budgets.json assembler_ablation.json assembler_long.json",
          "assembler.md"),
     _row("ptx.dependent_launch", "GPU", "What do late waits of dependent launches gain in chains?",
          "dependent_launch.json", "assembler.md"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from statistics import geometric_mean, median
 from typing import Any
 
+from benchmarks.fusion.unseen.page import deployed as deployed_chain
 from benchmarks.harness.markdown import region, table, wrapped
 from benchmarks.harness.result_file import ROOT, load, results
 from benchmarks.harness.schema import read
@@ -17,6 +18,7 @@ from benchmarks.registry import BENCHMARKS, Benchmark
 from benchmarks.sass.pages.suite_section import deployed
 from benchmarks.serving.page import linear_ratios
 from benchmarks.serving.page_attention import attention_ratios
+from benchmarks.serving.page_engine import engine_ratio
 from nostall.core.files import write_atomically
 from nostall.sass.model.agreement import load_agreement
 
@@ -31,7 +33,10 @@ def readme(text: str) -> str:
     if agreement is not None:
         sentence = wrapped(f"{agreement.sentence[0].upper()}{agreement.sentence[1:]}")
     text = region(text, "agreement", sentence)
-    rows = [_assembler(), _schedules(), _chains(), _models(), _serving(), _pipelines(), _traces()]
+    rows = [
+        *(_assembler(), _schedules(), _unseen_chains(), _chains(), _models(), _serving()),
+        *(_sharding(), _pipelines(), _traces(), _learners()),
+    ]
     return region(text, "headlines", table(("level", "measured", "GPU", "result"), rows))
 
 
@@ -77,7 +82,9 @@ def _serving() -> tuple[str, ...]:
         f"linear layers with a tuned table run {geometric_mean(small):.3f} times as fast as "
         "F.linear for M up to 64; one attention kernel for all stages is "
         f"{attention['vLLM Triton']:.1f} times as fast as vLLM's Triton kernel and "
-        f"{attention['FA3']:.2f} times as fast as FlashAttention-3; in vLLM no gain is shown"
+        f"{attention['FA3']:.2f} times as fast as FlashAttention-3; vLLM with the plug-in gives "
+        f"{engine_ratio('TRITON_ATTN'):.2f} times the tokens of its Triton back end and "
+        f"{engine_ratio('FLASH_ATTN'):.2f} times those of FLASH_ATTN, which is no gain"
     )
     return "LLM serving", gain, "H200", _links("serving.md", "serving.attention")
 
@@ -98,11 +105,24 @@ def _gpus(records: Any) -> str:
     return " and ".join(sorted({record.gpu.removeprefix("NVIDIA ") for record in records}))
 
 
+def _unseen_chains() -> tuple[str, ...]:
+    record = load(results("fusion") / "unseen_test.json")
+    chains = list(record["chains"].values())
+    ratios = [deployed_chain(chain) for chain in chains]
+    gain = (
+        f"{len(ratios)} generated chains that nothing was fitted to run "
+        f"{geometric_mean(ratios):.2f} times as fast as torch.compile ({min(ratios):.2f} to "
+        f"{max(ratios):.2f})"
+    )
+    gpus = " and ".join(sorted({chain["gpu"].removeprefix("NVIDIA ") for chain in chains}))
+    return "kernel fusion", gain, gpus, _links("fusion-unseen.md", "fusion.unseen_chains")
+
+
 def _chains() -> tuple[str, ...]:
     chains = [load(path) for path in sorted((results("fusion") / "chains").glob("*.json"))]
     ratios = [chain["compared"]["compile"]["ratio"] for chain in chains]
     gain = (
-        f"fused memory-bound chains run {geometric_mean(ratios):.2f} times as fast as "
+        f"the chains it was developed with run {geometric_mean(ratios):.2f} times as fast as "
         f"torch.compile ({len(ratios)} chains, {min(ratios):.2f} to {max(ratios):.2f})"
     )
     gpus = " and ".join(sorted({chain["gpu"].removeprefix("NVIDIA ") for chain in chains}))
@@ -128,6 +148,19 @@ def _models() -> tuple[str, ...]:
     return "whole models", gain, " and ".join(sorted(gpus)), links
 
 
+def _sharding() -> tuple[str, ...]:
+    content = load(results("sharding") / "gpu_plans_2.json")
+    models = content["summary"]["models"].values()
+    taus = [model["tau"] for model in models]
+    regrets = [model["regret"] for model in models]
+    gain = (
+        f"measured steps of {content['summary']['plans']} sharding plans of {len(models)} models "
+        f"rank as predicted (Kendall tau {min(taus):.2f} to {max(taus):.2f}); the planner's choice "
+        f"is at most {100 * max(regrets):.1f} % slower than the fastest (2 GPUs)"
+    )
+    return "sharding plans", gain, "H200", _links("parallel.md", "sharding.gpu_plans")
+
+
 def _pipelines() -> tuple[str, ...]:
     summary = load(results("parallel") / "predicted_vs_measured_2.json")["summary"]
     gain = (
@@ -148,6 +181,17 @@ def _traces() -> tuple[str, ...]:
     )
     gpu = record["about"]["device"].removeprefix("NVIDIA ")
     return "jobs", gain, gpu, _links("workload.md", "workload.fit")
+
+
+def _learners() -> tuple[str, ...]:
+    record = load(results("learners") / "operators.json")
+    forest, new = record["methods_test"]["forest"], record["pipeline_mean"]
+    gain = (
+        f"kinds of training steps are named with accuracy {forest['known_accuracy']:.2f}, unknown "
+        f"kinds found with AUROC {forest['unknown_auroc']:.2f} and grouped with accuracy "
+        f"{new['hungarian_accuracy']:.2f} (generated models of {len(record['kinds'])} kinds)"
+    )
+    return "kinds of work", gain, "CPU", _links("learners.md", "learners.operators")
 
 
 def write() -> None:

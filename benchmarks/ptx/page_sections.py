@@ -83,6 +83,68 @@ def peers_section(rows: Sequence[Row], source: str) -> str:
     return f"## Beside other methods\n\n{table(head, lines)}\n\n{note}"
 
 
+VARIANTS = {
+    "assembler": "whole, same call",
+    "assembler-one-sigma": "one sigma",
+    "assembler-all-blocks": "all blocks",
+    "assembler-without-recombination": "no recombination",
+    "assembler-without-immigrants": "no immigrants",
+    "assembler-two-parents": "two parents",
+}
+"""The whole search and those without a part of the evolution, by the word that the table shows."""
+
+
+def ablation_section(variants: Sequence[Row], rows: Sequence[Row], source: str) -> str:
+    """What the parts of the evolution are worth."""
+    found = {(row["kernel"], row["method"]): row["deployed"] for row in variants}
+    whole: dict[str, list[float]] = {}
+    for row in rows:
+        whole.setdefault(row["kernel"], []).append(row["deployed"])
+    kernels = list(dict.fromkeys(row["kernel"] for row in variants))
+    seconds = max(row["seconds_searched"] for row in variants)
+    lines = [
+        [
+            name,
+            f"{min(whole[name]):.3f} to {max(whole[name]):.3f}",
+            *(f"{found[name, m]:.3f}" if (name, m) in found else "–" for m in VARIANTS),
+        ]
+        for name in kernels
+    ]
+    note = wrapped(
+        f"Deployed ratios over (a) at {seconds:.0f} s with a part of the evolution left out: one "
+        "sigma (3) of four, re-orderings of all blocks only, no recombination, no random orders "
+        "of the portfolio's states, a population of two. *All seeds* has the lowest and highest "
+        "ratio of the seeds above, with more seconds. One search each: a difference as large as "
+        "that between the whole search and the seeds does not show what a part is worth. "
+        f"({source})"
+    )
+    head = ("kernel", "all seeds", *VARIANTS.values())
+    return f"## Parts of the evolution\n\n{note}\n\n{table(head, lines)}"
+
+
+def long_section(long: Sequence[Row], rows: Sequence[Row], source: str) -> str:
+    """What more time gains."""
+    short: dict[str, list[float]] = {}
+    for row in rows:
+        short.setdefault(row["kernel"], []).append(row["deployed"])
+    lines = [
+        [
+            row["kernel"],
+            f"{geometric_mean(short[row['kernel']]):.3f}",
+            f"{row['seconds_searched']:.0f}",
+            f"{row['deployed']:.3f}",
+            f"{sum(row['counts'].values()):,}",
+        ]
+        for row in long
+    ]
+    note = wrapped(
+        "A search ten times as long, beside the mean of the short ones above: deployed ratios over "
+        f"(a). ({source})"
+    )
+    head = ("kernel", "short", "seconds of the long one", "long", "candidates")
+    return f"## Long searches\n\n{note}\n\n{table(head, lines)}"
+
+
 def transfer_section(kernels: Mapping[str, Row], source: str) -> str:
     """Winners of earlier searches, measured again on another day and with other assemblers."""
     good = {name: row for name, row in kernels.items() if "ratio" in row.get("deployed", {})}

@@ -64,6 +64,15 @@ def token_ratio(found: Rates, speculated: int | None, other: str) -> tuple[float
     return (geometric_mean(ratios), min(ratios)) if ratios else (float("nan"), float("nan"))
 
 
+def engine_ratio(other: str) -> float:
+    """Geometric mean of the plug-in's token rate over another back end's, all workloads."""
+    found, ratios = rounds_of(load(ENGINE)), []
+    for (count, workload, engine), rows in found.items():
+        if engine == "CUSTOM" and "@" not in workload and (count, workload, other) in found:
+            ratios.append(rate(rows) / rate(found[count, workload, other]))
+    return geometric_mean(ratios)
+
+
 def engines() -> str:
     """vLLM with the plug-in and with its own back ends."""
     content = load(ENGINE)
