@@ -36,39 +36,33 @@ SHOWN_FINDINGS = 3
 
 EXPLANATIONS: tuple[tuple[str, str], ...] = (
     (
-        "after HSETP2",
-        "a comparison of halves reads the predicate of the one before after 6 cycles; its class "
-        "has 8, and the miner learns no instruction whose predicate is result and source",
-    ),
-    (
-        "after HFMA2",
-        "a guarded move overwrites a constant after 1 cycle; no sighting, and the class has 2",
-    ),
-    (
         "after HMMA",
-        "a pair of the matrix unit that was never sighted; its class has a larger distance",
+        "ptxas protects a matrix product by a scoreboard or, where 19 to 32 cycles lie between, by "
+        "the distance; the mined code has too few such distances, so the class's holds",
     ),
     (
-        "after VOTEU",
-        "a uniform predicate of VOTEU is read after 2 cycles under an opposite guard; no sighting "
-        "of the pair, and its class has 4",
+        "before VOTEU",
+        "a predicate is overwritten after VOTEU reads it; no sighting of the pair, so a larger "
+        "distance is assumed",
     ),
     (
-        "BMOV",
-        "a convergence register is read back in a loop; no sighting of the pair, so 40 cycles are "
-        "assumed",
+        "MATCH",
+        "MATCH reads a result of the FMA pipe after 6 cycles; no sighting, and the class has 8",
     ),
     (
-        "I2F.S64",
-        "the wait for a later conversion covers a conversion of a 64-bit integer; no rule is about "
-        "these",
+        "which POPC",
+        "the wait for a later FP16 conversion is the only one that covers a bit count; no rule is "
+        "about two units, and no other function needs one",
     ),
     (
-        "I2F.U64",
-        "the wait for a later conversion covers a conversion of a 64-bit integer; no rule is about "
-        "these",
+        "which ATOM",
+        "the read scoreboard of ATOM announces its predicate, the write scoreboard its register; "
+        "the verifier lets each result have one scoreboard",
     ),
-    ("nvdisasm do", "nvdisasm does not list all instructions of the function"),
+    (
+        "nvdisasm do",
+        "nvdisasm does not list the code of the function that control does not reach",
+    ),
 )
 """(text in a finding, why the verifier refuses this code), the first match counts.
 

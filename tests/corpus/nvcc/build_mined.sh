@@ -12,8 +12,8 @@ here=$(cd "$(dirname "$0")" && pwd)
 out=$1
 shift
 mkdir -p "$out/ptx" "$out/cubins"
-for source in algorithms arithmetic atomics calls conversions division half_predicates memory memory_order pressure \
-    shared_order tensor warps; do
+for source in algorithms arithmetic atomics calls conversions division half_predicates matrix_chains memory \
+    memory_order pressure shared_order tensor warps wide_conversions; do
     for arch in 75 80 86 89 90 100 120; do
         ptx="$out/ptx/$source.$arch"
         nvcc -ptx -O3 -arch="compute_$arch" -o "$ptx" "$here/$source.cu" 2> /dev/null || continue
@@ -21,7 +21,7 @@ for source in algorithms arithmetic atomics calls conversions division half_pred
             version=$("$ptxas" --version | sed -n 's/.*release \([0-9.]*\),.*/\1/p')
             case $version in 11.8) isa=7.8 ;; 12.1) isa=8.1 ;; 12.9) isa=8.8 ;; *) isa=9.0 ;; esac
             sed "s/^\.version .*/.version $isa/" "$ptx" > "$ptx.ptx"
-            for options in "" "-maxrregcount=40"; do
+            for options in "" "-maxrregcount=40" "-maxrregcount=24"; do
                 name="$source.sm_$arch.$version${options#-maxrregcount=}.cubin"
                 "$ptxas" -O3 $options -arch="sm_$arch" -o "$out/cubins/$name" "$ptx.ptx" \
                     2> /dev/null || rm -f "$out/cubins/$name"
@@ -29,4 +29,4 @@ for source in algorithms arithmetic atomics calls conversions division half_pred
         done
     done
 done
-(cd "$out/cubins" && python3 -m zipfile -c "../nostall_corpus-3-py3-none-any.whl" ./*.cubin)
+(cd "$out/cubins" && python3 -m zipfile -c "../nostall_corpus-5-py3-none-any.whl" ./*.cubin)

@@ -15,6 +15,8 @@ from nostall.sass.program.instruction import Instruction
 from nostall.sass.program.opcodes import Effect, Pipe
 
 _LABEL_OPERAND = re.compile(r"`\((.+?)\)")
+_BRANCH_TARGETS = re.compile(r'"BRANCH_TARGETS ([^"]*)"')
+"""nvdisasm's remark on an indirect branch: the targets that the cubin records for this branch."""
 _NO_FALL_THROUGH = frozenset(
     ("BRA", "JMP", "EXIT", "RET", "BRX", "BRXU", "JMX", "JMXU", "KILL", "LONGJMP")
 )
@@ -182,14 +184,23 @@ def _targets(instruction: Instruction, labels: Mapping[str, int]) -> list[int]:
 
     Three kinds of instructions name a label and do not jump to it.  BSSY notes where its BSYNC
     continues.  The label of RET is in the callers of its subroutine.  The register of a call by
-    pointer is relative to its label.
+    pointer is relative to its label.  An indirect branch has the targets of its own record.
     """
     if instruction.pipe is not Pipe.CONTROL or instruction.base in ("BSSY", "RET"):
         return []
     if _is_call(instruction) and _calls_by_pointer(instruction):
         return []
+    if instruction.base in _INDIRECT_BRANCHES:
+        recorded = _recorded_targets(instruction)
+        return [labels[n] for n in recorded] if all(n in labels for n in recorded) else []
     names = [name for operand in instruction.operands for name in _LABEL_OPERAND.findall(operand)]
     return [labels[name] for name in names if name in labels]
+
+
+def _recorded_targets(branch: Instruction) -> list[str]:
+    """The labels that an indirect branch may jump to; empty if the cubin does not record them."""
+    found = _BRANCH_TARGETS.search(branch.text)
+    return [name.strip() for name in found[1].split(",")] if found else []
 
 
 def _resume_positions(
