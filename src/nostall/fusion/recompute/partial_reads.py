@@ -12,7 +12,7 @@ from dataclasses import replace
 from nostall.fusion.graph.dynamic_size import varies
 from nostall.fusion.graph.graph import Graph, Node
 from nostall.fusion.graph.operations import ELEMENTWISE
-from nostall.fusion.graph.shapes import broadcast_shape, contiguous_strides
+from nostall.fusion.graph.shapes import contiguous_strides
 from nostall.fusion.recompute.copies import GraphCopier
 
 MAX_COPIES = 16
@@ -33,7 +33,7 @@ def read_parts(graph: Graph) -> tuple[Graph, tuple[int | None, ...]] | None:
     changed = False
     for node in graph:
         inputs = [copier.position[index] for index in node.inputs]
-        if _is_part_of_computed_value(graph, node) and _can_slice(graph, node):
+        if _is_part_of_computed_value(graph, node) and _sliced(graph, node) is not None:
             part = _Slicer(copier, node).slice(node.inputs[0], _axis(node))
             copier.position[node.index] = part
             changed = True
@@ -50,15 +50,30 @@ def _axis(node: Node) -> int:
 
 
 def _is_part_of_computed_value(graph: Graph, node: Node) -> bool:
-    if node.op != "slice" or graph[node.inputs[0]].kind not in ELEMENTWISE:
+    if node.op != "slice" or graph[graph.base(node.inputs[0])].kind not in ELEMENTWISE:
         return False
     axis = _axis(node)
     sizes = (node.shape[axis], graph[node.inputs[0]].shape[axis])
     return not any(varies(size, graph.varying) for size in sizes)
 
 
-def _can_slice(graph: Graph, part: Node) -> bool:
-    """Whether everything that a part depends on along its axis can be sliced."""
+def views_of_parts(graph: Graph) -> frozenset[int]:
+    """Views of values in memory of which parts are read, if slices are replaced.
+
+    A kernel cannot read a slice of a view that splits an axis, but a slice of a tensor of that
+    shape.  So regions take such a view as their input.
+    """
+    parts = (node for node in graph if _is_part_of_computed_value(graph, node))
+    read = {index for part in parts for index in _sliced(graph, part) or ()}
+    return frozenset(index for index in read if graph[index].op == "view")
+
+
+def _sliced(graph: Graph, part: Node) -> set[int] | None:
+    """The values in memory, or views of them, of which a part is read for a part of a value.
+
+    None if something that the part depends on along its axis cannot be sliced.
+    """
+    leaves: set[int] = set()
     copies: set[tuple[int, int]] = set()
     pending = [(part.inputs[0], _axis(part))]
     while pending:
@@ -66,13 +81,28 @@ def _can_slice(graph: Graph, part: Node) -> bool:
         node = graph[index]
         if (index, axis) in copies or axis < 0 or node.shape[axis] == 1:
             continue
-        if node.kind in ELEMENTWISE and node.op not in _NOT_COPIED:
-            copies.add((index, axis))
-            rank = len(node.shape)
-            pending += [(i, axis - rank + len(graph[i].shape)) for i in node.inputs]
-        elif graph[graph.base(index)].kind != "input":
-            return False
-    return len(copies) <= MAX_COPIES
+        if graph[graph.base(index)].kind in ("input", "opaque"):
+            leaves.add(index)
+            continue
+        if not _has_parts(node):
+            return None
+        copies.add((index, axis))
+        pending += [(i, _operand_axis(graph, node, i, axis)) for i in node.inputs]
+    count = sum(graph[index].kind in ELEMENTWISE for index, _ in copies)
+    return leaves if count <= MAX_COPIES else None
+
+
+def _has_parts(node: Node) -> bool:
+    """Whether a part of a node can be computed from parts of its operands."""
+    is_elementwise = node.kind in ELEMENTWISE and node.op not in _NOT_COPIED
+    return is_elementwise or node.op in ("permute", "expand")
+
+
+def _operand_axis(graph: Graph, node: Node, operand: int, axis: int) -> int:
+    """The axis of an operand that is an axis of the node; negative if the operand has none."""
+    if node.op == "permute":
+        return node.dims[axis]
+    return axis - len(node.shape) + len(graph[operand].shape)
 
 
 class _Slicer:
@@ -90,13 +120,12 @@ class _Slicer:
         if axis < 0 or node.shape[axis] == 1:
             return self._copier.position[index]
         if (index, axis) not in self._known:
-            if node.kind in ELEMENTWISE:
-                rank = len(node.shape)
-                operands = [self.slice(i, axis - rank + len(graph[i].shape)) for i in node.inputs]
-                shape = broadcast_shape([self._copier.shape(i) for i in operands])
-                added = self._copier.copy(index, operands, shape)
-            else:
+            if graph[graph.base(index)].kind in ("input", "opaque"):
                 added = self._slice_of_input(index, axis)
+            else:
+                operands = [self.slice(i, _operand_axis(graph, node, i, axis)) for i in node.inputs]
+                shape = (*node.shape[:axis], self._size, *node.shape[axis + 1 :])
+                added = self._copier.copy(index, operands, shape)
             self._known[index, axis] = added
         return self._known[index, axis]
 

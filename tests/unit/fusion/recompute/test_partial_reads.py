@@ -7,7 +7,8 @@ import pytest
 
 from nostall.fusion.graph.builder import Builder
 from nostall.fusion.graph.graph import Graph
-from nostall.fusion.recompute.partial_reads import MAX_COPIES, read_parts
+from nostall.fusion.graph.regions import find_regions
+from nostall.fusion.recompute.partial_reads import MAX_COPIES, read_parts, views_of_parts
 
 pytest.importorskip("torch")
 
@@ -91,3 +92,43 @@ def test_an_operand_that_is_broadcast_along_the_axis_is_used_whole() -> None:
     assert [node.shape for node in found[0] if node.op == "neg"] == [(4, 1)]
     inputs = inputs_of(graph)
     np.testing.assert_array_equal(interpret(graph, inputs)[0], interpret(found[0], inputs)[0])
+
+
+def split_and_turned(kind: str) -> tuple[Builder, int, int]:
+    """Rows, viewed as heads and turned; returns the view and half of each exponential."""
+    build = Builder()
+    x = build.opaque("mm", shape=(6, 16), dtype="float32") if kind == "opaque" else None
+    x = build.input((6, 16)) if x is None else x
+    heads = build("view", x, shape=(6, 2, 8))
+    turned = build("permute", build("exp", heads), dims=(1, 0, 2))
+    part = build("slice", turned, dim=2, start=4, step=1, shape=(2, 6, 4))
+    return build, heads, build("neg", part)
+
+
+def test_parts_are_read_through_permuted_values() -> None:
+    build, _, result = split_and_turned("input")
+    graph = build.graph(result)
+    found = read_parts(graph)
+    assert found is not None
+    assert [node.shape for node in found[0] if node.op == "exp"] == [(6, 2, 8), (6, 2, 4)]
+    inputs = inputs_of(graph)
+    np.testing.assert_array_equal(interpret(graph, inputs)[0], interpret(found[0], inputs)[0])
+
+
+@pytest.mark.parametrize("kind", ["input", "opaque"])
+def test_a_view_of_which_parts_are_read_is_an_input_of_its_region(kind: str) -> None:
+    build, heads, result = split_and_turned(kind)
+    graph = build.graph(result)
+    assert views_of_parts(graph) == {heads}
+    (region,) = find_regions(graph, input_views=views_of_parts(graph))
+    assert region.inputs == (heads,)
+    changed, _ = read_parts(region.graph) or (region.graph, ())
+    assert no_kernel_reason(changed, changed.operators) is None
+    assert no_kernel_reason(graph, graph.operators) is not None
+
+
+def test_no_view_is_an_input_without_parts_of_computed_values() -> None:
+    build = Builder()
+    heads = build("view", build.input((6, 16)), shape=(6, 2, 8))
+    part = build("slice", heads, dim=2, start=0, step=1, shape=(6, 2, 4))
+    assert not views_of_parts(build.graph(build("exp", part), build("exp", heads)))

@@ -33,6 +33,7 @@ from nostall.fusion.graph.dynamic_size import varies
 from nostall.fusion.graph.graph import MAX_ELEMENTS, Graph
 from nostall.fusion.graph.operations import COMPUTE
 from nostall.fusion.graph.regions import Region, find_regions
+from nostall.fusion.recompute.partial_reads import views_of_parts
 
 
 def match_kernels(
@@ -88,7 +89,8 @@ def find_region_graphs(module: GraphModule) -> list[Graph]:
 
 
 def _regions(captured: CapturedGraph) -> tuple[Region, ...]:
-    return find_regions(captured.graph, operator_owners(captured), _seed_pairs(captured))
+    views = views_of_parts(captured.graph) & captured.origins.keys()
+    return find_regions(captured.graph, operator_owners(captured), _seed_pairs(captured) | views)
 
 
 def _seed_pairs(captured: CapturedGraph) -> frozenset[int]:
