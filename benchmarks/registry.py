@@ -221,6 +221,8 @@ BENCHMARKS: tuple[Benchmark, ...] = (
          "annealing.json"),
     _row("sharding.large", "CPU", "How long does sharding a large model on 64 GPUs take?",
          "large.json"),
+    _row("sharding.improvement", "CPU", "Does a DQN on improvement episodes pay?",
+         "improvement.json"),
     _row("sharding.automap", "CPU", "How many dimensions do Auto-MAP's games partition?",
          "automap.json"),
     _row("sharding.automap_pipelines", "CPU",

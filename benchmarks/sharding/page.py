@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,68 +13,111 @@ from benchmarks.harness.result_file import load, results
 from benchmarks.sharding.gpu_results import PLANNER
 
 Row = Mapping[str, Any]
-PATH = results("sharding") / "gpu_plans_4.json"
-FIT = results("sharding") / "processor_fit.json"
+CURRENT = tuple(
+    path
+    for name in ("gpu_plans_2", "gpu_plans_4_graphs", "gpu_plans_8")
+    if (path := results("sharding") / f"{name}.json").exists()
+)
+"""Runs of plans as CUDA graphs."""
+FIRST = results("sharding") / "gpu_plans_4.json"
 BUSY = results("sharding") / "gpu_plans_4_busy.json"
+FIT = results("sharding") / "processor_fit.json"
 
 
 def section() -> str:
     """The whole section."""
-    record = load(PATH)
-    about, groups = record["sessions"][0]["about"], record["summary"]["models"]
     intro = wrapped(
-        f"Forward and backward pass on {about['gpus']} {about['device'].removeprefix('NVIDIA ')}, "
-        f"torch {about['torch']} (`python -m benchmarks run sharding.gpu_plans`, {link(PATH)}): "
-        "plans of rules, of mixed rules and of the planner on one and two mesh dimensions, and "
-        "PyTorch's DDP, FSDP2 and tensor parallelism written by hand. Predictions use collectives "
-        "and rates that the same run measured. Tau is Kendall's, among pairs of plans whose "
-        "intervals of 95 % do not overlap. Regret is that of the planner's plan with the best "
-        f"prediction, against the fastest plan. All {record['summary']['plans']} plans have the "
-        f"loss and gradients of one process within {_worst(record['records']):.1g} (bfloat16, "
-        "norm of the difference over the norm)."
+        "A step is a forward and a backward pass (`python -m benchmarks run sharding.gpu_plans`). "
+        "Plans of rules, of mixed rules and of the planner run as CUDA graphs, beside PyTorch's "
+        "DDP, FSDP2 and tensor parallelism written by hand, which run as users write them. "
+        "Predictions use collectives and rates that the same run measured. Tau is Kendall's, among "
+        "pairs of plans whose intervals of 95 % do not overlap. Regret is that of the planner's "
+        "plan with the best prediction, against the fastest plan."
     )
-    head = ("model", "plans", "pairs", "tau", "regret", "MAPE", "planner's plan", "fastest plan")
-    rows = [
-        [name, str(g["plans"]), str(g["pairs"]), f"{g['tau']:.2f}", f"{100 * g['regret']:.1f} %",
-         f"{100 * g['mape']:.0f} %", g["chosen"], g["fastest"]]
-        for name, g in groups.items()
-    ]  # fmt: skip
-    parts = [f"## Sharding plans on GPUs\n\n{intro}", table(head, rows), _peers(groups)]
-    parts += [_explained(record["records"]), _plans(record["records"]), _busy()]
+    parts = ["## Sharding plans on GPUs", intro, *map(_run, CURRENT), _earlier()]
     return "\n\n".join(parts)
 
 
-def _busy() -> str:
-    """The run with rates of the whole step, on a host whose processors other work used."""
-    record = load(BUSY)
-    measured, group = record["sessions"][0]["measured"], record["summary"]["models"]["gpt"]
-    plans = [r for r in record["records"] if "predicted_s" in r]
-    (alone,) = (r for r in plans if not r["collectives"])
-    explained = load(FIT)
-    best = explained["best"]
+def _run(path: Path) -> str:
+    record = load(path)
+    groups, records = record["summary"]["models"], record["records"]
+    about = record["sessions"][0]["about"]
     text = wrapped(
-        f"A second run of the GPT ({link(BUSY)}) has other rules for torch 2.11 (the first run's "
-        "layer norms were replicated, because nostall misread DTensor's rules of it), "
-        "the sustained rate of matrix products, the share of their speed that these lose beside a "
-        f"collective (measured: {100 * measured['contention']:.0f} %) and collectives with "
-        "priority. Other work used the host's processors beside it, and time was up before the "
-        "classifier and the plans on 2 GPUs. Without collectives, the prediction is "
-        f"{100 * (alone['predicted_s'] / alone['measured_s'] - 1):+.0f} %. With them it fails: tau "
-        f"{group['tau']:.2f}, regret {100 * group['regret']:.0f} %, and DDP takes "
-        f"{group['peers']['DDP']['over_plan']:.2f} times as long as the planner's plan. "
-        f"The processor is the likely cause, not a proven one: with "
-        f"{best['launch_us']} µs for each operator and "
-        f"{best['send_us']} µs for each collective, fitted to these {explained['plans']} plans, "
-        f"the same model has an error of {100 * best['mape']:.1f} % and a tau of {best['tau']:.2f} "
-        f"(`python -m benchmarks run sharding.processor_fit`, {link(FIT)}). The run had measured "
-        f"{1e6 * measured['launch_s']:.0f} and {1e6 * measured['send_s']:.0f} µs, with an addition "
-        "and with collectives that follow each other. "
-        "The benchmark measures both by launching two plans; no GPU has run with that. Collectives "
-        "with priority were not tried apart. Two and eight GPUs were not measured: "
-        "`python -m benchmarks run sharding.gpu_plans --gpus 8 --out OUT.json` does it where eight "
-        "are lent."
+        f"{about['gpus']} {about['device'].removeprefix('NVIDIA ')}, torch {about['torch']} "
+        f"({link(path)}). All {record['summary']['plans']} plans have the loss and gradients of "
+        f"one process within {_worst(records):.1g} (bfloat16, norm of the difference over the "
+        "norm)."
     )
-    return f"{text}\n\n{_plans(record['records'])}"
+    parts = [text, _agreement(groups), _peers(groups), _launches(records), _plans(records)]
+    return "\n\n".join(parts)
+
+
+def _agreement(groups: Mapping[str, Row]) -> str:
+    head = ("model", "plans", "pairs", "tau", "regret", "MAPE", "planner's plan", "fastest plan")
+    rows = [
+        [name, str(g["plans"]), str(g["pairs"]), f"{g['tau']:.2f}", f"{100 * g['regret']:.1f} %",
+         f"{100 * g['mape']:.1f} %", g["chosen"], g["fastest"]]
+        for name, g in groups.items()
+    ]  # fmt: skip
+    return table(head, rows)
+
+
+def _launches(records: Sequence[Row]) -> str:
+    """Why plans run as graphs: the processor's time of the same plans."""
+    plans = [r for r in records if r.get("in_graph")]
+    rows = []
+    for name in dict.fromkeys(r["model"] for r in plans):
+        own = [r for r in plans if r["model"] == name]
+        share = [r["launch_s"] / r["measured_s"] for r in own]
+        slower = [r["launched_alone_s"] / r["measured_s"] for r in own]
+        rows.append([name, f"{min(share):.2f} to {max(share):.2f}",
+                     f"{min(slower):.2f} to {max(slower):.2f}"])  # fmt: skip
+    text = wrapped(
+        "Launched operator by operator instead, on an idle GPU, the same plans take longer; the "
+        "processor needs this share of the step to launch them. Launches do not explain all of it: "
+        "the GPT's plan without collectives, with the least share, takes 1.12 times as long, too."
+    )
+    head = ("model", "launch / step as a graph", "launched one by one / step as a graph")
+    return f"{text}\n\n{table(head, rows)}"
+
+
+def _earlier() -> str:
+    """Two runs on four GPUs whose plans were launched operator by operator."""
+    first, busy = load(FIRST)["summary"]["models"], load(BUSY)["summary"]["models"]
+    explained = load(FIT)
+    best, alone = explained["best"], _fits(load(FIRST)["records"])
+    rows = [
+        [label, name, str(g["plans"]), f"{g['tau']:.2f}", f"{100 * g['regret']:.1f} %",
+         f"{100 * g['mape']:.0f} %", f"{g['peers']['DDP']['over_plan']:.2f}",
+         f"{g['peers']['FSDP2']['over_plan']:.2f}"]
+        for label, groups in ((f"first ({link(FIRST)})", first), (f"second ({link(BUSY)})", busy))
+        for name, g in groups.items()
+    ]  # fmt: skip
+    text = wrapped(
+        "Two earlier runs on 4 H200 launched each operator and each gradient's collective by "
+        "itself, and other work used the host's processors during the second:"
+    )
+    head = ("run", "model", "plans", "tau", "regret", "MAPE", "DDP / plan", "FSDP2 / plan")
+    after = wrapped(
+        f"What explains them: fitted to the first run, each collective of the GPT adds "
+        f"{1e3 * alone['gpt']:.2f} ms whatever its size; fitted to the second, with "
+        f"{best['launch_us']} µs for each operator and {best['send_us']} µs for each collective "
+        f"the model has an error of {100 * best['mape']:.1f} % and a tau of {best['tau']:.2f} "
+        f"(`sharding.processor_fit`, {link(FIT)}). That is the processor's time, which a CUDA "
+        "graph does not need. Gradients below 25 MB now share a collective as in DDP; for the "
+        "GPT, whose matrices are larger, buckets hold the norms alone, so they explain little. "
+        "Plans as graphs were not measured on four or eight GPUs unless a table above says so: "
+        "none were lent. `python -m benchmarks run sharding.gpu_plans --gpus 4 --out OUT.json`, or "
+        "with 8, measures them."
+    )
+    return f"{text}\n\n{table(head, rows)}\n\n{after}"
+
+
+def _fits(records: Sequence[Row]) -> dict[str, float]:
+    """Fitted seconds of a collective by model."""
+    names = dict.fromkeys(r["model"] for r in records)
+    plans = [r for r in records if "predicted_s" in r]
+    return {name: fit([r for r in plans if r["model"] == name])[0][2] for name in names}
 
 
 def _worst(records: Sequence[Row]) -> float:
@@ -89,29 +133,6 @@ def _peers(groups: Mapping[str, Row]) -> str:
 
 def _over(peer: Row) -> str:
     return f"**{peer['over_plan']:.2f}**" if peer["loses"] else f"{peer['over_plan']:.2f}"
-
-
-def _explained(records: Sequence[Row]) -> str:
-    """Least squares of the measured times on the parts of the model, in relative errors."""
-    rows = []
-    for name in dict.fromkeys(r["model"] for r in records):
-        plans = [r for r in records if r["model"] == name and "predicted_s" in r]
-        alone = [r["measured_s"] / r["operators_s"] for r in plans if not r["collectives"]]
-        factors, error = fit(plans)
-        rows.append([name, f"{alone[0]:.2f}", f"{factors[0]:.2f}", f"{factors[1]:.2f}",
-                     f"{factors[2] * 1e3:.2f} ms", f"{100 * error:.1f} %"])  # fmt: skip
-    text = wrapped(
-        "Why predictions of this run are too low, in hindsight: measured time fitted to operators, "
-        "collectives and number of collectives of the model. Without a collective, a plan takes "
-        "1.2 times its modelled operators: the rate of matrix products was measured in a run of "
-        "milliseconds, above what the GPU sustains. Each collective of the GPT adds 0.2 ms, "
-        "whatever its size: the processor starts each of them alone. The large collectives of the "
-        "classifier hide little behind its matrix products, so its plan on 2x2, which counts on "
-        "that, was chosen wrongly."
-    )
-    head = ("model", "measured / modelled without collectives", "operators x", "collectives x",
-            "per collective", "mean error of the fit")  # fmt: skip
-    return f"{text}\n\n{table(head, rows)}"
 
 
 def fit(plans: Sequence[Row]) -> tuple[list[float], float]:

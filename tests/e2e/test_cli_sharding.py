@@ -138,9 +138,6 @@ def test_errors_are_one_line(files: Path) -> None:
         refused = nostall_here(*_arguments(files), "--state-factor", factor)
         assert "--state-factor" in error_line(refused)
     assert not (files / "plan.json").exists()
-    automap = [*_arguments(files)[:-1], "automap"]
-    refused = nostall_here(*automap, "--micro-batch", 2)
-    assert "--micro-batch is for the planner sharding" in error_line(refused)
     refused = nostall_here(*_arguments(files), "--micro-batch", 3, "--global-batch", 8)
     assert "not a multiple of --micro-batch 3" in error_line(refused)
     refused = nostall_here(*_arguments(files), "--micro-batch", 2, "--mesh", 2)
@@ -217,3 +214,26 @@ def test_a_pipeline_of_shardings_is_written_and_trains_as_one_process_does(files
     document["stages"][-1]["gpus"] += 1
     plan.write_text(json.dumps(document))
     assert "allowed are stages" in error_line(nostall_here("launch", plan))
+
+
+@pytest.mark.slow
+def test_the_pipeline_explorer_of_automap_wins_over_slow_links(files: Path) -> None:
+    (files / "slow.toml").write_text(
+        'name = "slow"\n[[servers]]\ncount = 2\ngpus = 1\nmemory_gib = 1\n'
+        "link = { bandwidth_gbytes = 300, latency_us = 1 }\n"
+        "[network]\nbandwidth_gbytes = 1e-3\nlatency_us = 1\n"
+    )
+    plan = files / "automap.json"
+    arguments = [*_arguments(files, cluster="slow.toml")[:-1], "automap", "--seconds", 4]
+    options = ("--global-batch", 8, "--micro-batch", 2, "--out", plan, "--format", "json")
+    done = nostall_here(*arguments, *options)
+    assert done.code == 0, done.err
+    document = json.loads(plan.read_text())
+    assert document["planner"] == "automap"
+    if "nostall_sharding_plan" in document:
+        assert "the pipeline explorer" in document["pipelines"]
+    checked = nostall(
+        "launch", plan, "--steps", 2, "--device", "cpu", "--check", "--format", "json"
+    )
+    assert checked.code == 0, checked.err
+    assert checked.json["equal"] is True

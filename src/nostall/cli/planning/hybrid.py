@@ -59,12 +59,18 @@ class Beside:
     hybrid: Hybrid | None = None
     request: HybridRequest | None = None
 
-    def is_faster_than(self, plan: ShardingPlan) -> bool:
-        """Whether the best pipeline is modelled to be faster."""
-        found = self.hybrid
-        return found is not None and found.best.kind != "sharding" and (
-            found.best.step_s < plan.step_s
-        )  # fmt: skip
+    def show_if_faster(
+        self, plan: ShardingPlan, others: Sequence[ShardingPlan], out_file: Path | None,
+        format: Format,
+    ) -> bool:  # fmt: skip
+        """Write and show the best pipeline if it is modelled to be faster than a sharding."""
+        found, request = self.hybrid, self.request
+        if found is None or request is None or found.best.kind == "sharding":
+            return False
+        if found.best.step_s >= plan.step_s:
+            return False
+        write_and_show_hybrid(found, request, out_file, format, [plan, *others])
+        return True
 
 
 def show_hybrid(

@@ -12,13 +12,13 @@ from typing import Annotated
 import typer
 
 from nostall.cli.options.given_options import GivenContext, refuse_options
+from nostall.cli.planning.automap import PipelineResult, explore_pipelines
 from nostall.cli.planning.hybrid import (
     Beside,
     HybridRequest,
     beside_shardings,
     default_micro_batch,
     show_hybrid,
-    write_and_show_hybrid,
 )
 from nostall.cli.terminal.console import Format, out, show_json, show_table
 from nostall.cli.terminal.progress import stage_bar
@@ -125,20 +125,20 @@ def plan_sharding_command(
 ) -> None:
     """Plan, write the plan file, the exported text and the picture, and print the result."""
     _check_request(request, context)
-    if request.micro_batch is not None:
+    if request.micro_batch is not None and request.planner == "sharding":
         reason = "is not for pipelines whose stages are sharded (--micro-batch); leave it out"
         refuse_options(context, ("mesh", "seconds", "export", "picture"), reason)
         show_hybrid(_hybrid_request(request), out_file, format, quiet=quiet)
         return
     plan, others = _plan(request, quiet)
-    beside = None
-    if request.planner == "sharding" and not (request.mesh or export or picture):
-        beside = _beside(request, plan, quiet)
-        if beside.hybrid and beside.request and beside.is_faster_than(plan):
-            write_and_show_hybrid(beside.hybrid, beside.request, out_file, format, [plan, *others])
+    pipelines = None
+    if not (request.mesh or export or picture):
+        beside = _pipelines(request, plan, quiet)
+        if beside.show_if_faster(plan, others, out_file, format):
             return
+        pipelines = beside.sentence
     document = plan_document(plan, others, request.module, request.samples, request.state_factor)
-    document["pipelines"] = beside.sentence if beside is not None else None
+    document["pipelines"] = pipelines
     if out_file is not None:
         out_file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(out_file, (json.dumps(document, indent=1) + "\n").encode())
@@ -150,8 +150,8 @@ def plan_sharding_command(
         show_json(document)
         return
     _show_plan(request, plan, others)
-    if beside is not None:
-        out.print(beside.sentence)
+    if pipelines is not None:
+        out.print(pipelines)
     if out_file is not None:
         out.print(f"plan:     {out_file}")
     if picture is not None:
@@ -172,11 +172,15 @@ def _hybrid_request(request: ShardingRequest) -> HybridRequest:
     )
 
 
-def _beside(request: ShardingRequest, plan: ShardingPlan, quiet: bool) -> Beside:
+def _pipelines(
+    request: ShardingRequest, plan: ShardingPlan, quiet: bool
+) -> Beside | PipelineResult:
     """The search for pipelines beside shardings of the whole batch."""
     from nostall.parallel.module import load_job
 
     seconds = request.seconds or DEFAULT_SECONDS
+    if request.planner == "automap":
+        return explore_pipelines(_hybrid_request(request), request.seed, seconds)
     job = load_job(request.module)
     return beside_shardings(_hybrid_request(request), job, plan, seconds, quiet=quiet)
 
@@ -200,9 +204,6 @@ def _check_request(request: ShardingRequest, context: GivenContext) -> None:
     """Raise :class:`BadInput` for options that have no effect or are out of range."""
     reason = "is an option of pipeline planners, which sharding does not use; leave it out"
     refuse_options(context, _NOT_FOR_SHARDING, reason)
-    if request.planner == "automap":
-        reason = "is for the planner sharding and for pipeline planners; leave it out"
-        refuse_options(context, ("micro_batch",), reason)
     if request.planner == "sharding":
         reason = "is for planners that draw random numbers, which sharding does not; leave it out"
         refuse_options(context, ("seed",), reason)

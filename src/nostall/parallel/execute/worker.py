@@ -23,12 +23,12 @@ from nostall.core.errors import NostallError
 from nostall.core.files import write_atomically
 from nostall.parallel.errors import BadPlan
 from nostall.parallel.execute.failures import RankFailure, classify_error
-from nostall.parallel.execute.hybrid_run import run_hybrid_plan
 from nostall.parallel.execute.loopback import use_loopback_interface
 from nostall.parallel.execute.preconditions import check_layers
 from nostall.parallel.execute.run import RunOptions, run_plan
 from nostall.parallel.execute.run_config import RunConfig, RunResult, error_file, result_file
-from nostall.parallel.execute.sharded_run import run_sharding_plan
+from nostall.parallel.execute.shardings.hybrid_run import run_hybrid_plan
+from nostall.parallel.execute.shardings.sharded_run import run_sharding_plan
 from nostall.parallel.module.job import load_job
 from nostall.parallel.module.layering import GRANULARITIES
 from nostall.parallel.module.model import Model

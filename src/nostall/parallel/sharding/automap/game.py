@@ -61,9 +61,10 @@ class PartitionGame:
 
     def __init__(
         self, propagation: Propagation, kind: str, replicated_kinds: Sequence[str], *,
-        by_linkage: bool,
+        by_linkage: bool, start: Sets | None = None,
     ) -> None:  # fmt: skip
-        start = propagation.start(replicated_kinds)
+        """``start`` has decisions that stay; None is a start without decisions."""
+        start = propagation.start(replicated_kinds) if start is None else start
         dimensions = propagation.dimensions(kind)
         if start is None or not dimensions:
             raise Infeasible(
@@ -112,6 +113,20 @@ class PartitionGame:
         if self._position >= len(self.dimensions):
             return self._finish(reward)
         return self._observe(), mask, reward, False
+
+    def without_replications(self) -> Sets | None:
+        """The best episode's partitions without its decisions to replicate, for fine-tuning.
+
+        None if all dimensions are decided by the partitions alone.
+        """
+        sets = self._start
+        for dimension in self.dimensions:
+            is_partitioned = self.propagation.decision(self.best, dimension) == 1
+            if is_partitioned and self.propagation.decision(sets, dimension) != 1:
+                after = self.propagation.decide(sets, dimension, partition=True)
+                assert after is not None  # the best episode has the same decisions and more
+                sets = after
+        return sets if (self._read(sets) < 0).any() else None
 
     @property
     def partitioned(self) -> int:

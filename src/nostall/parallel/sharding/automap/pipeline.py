@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
+from time import monotonic
 from typing import Literal
 
 import numpy as np
@@ -176,16 +177,19 @@ def _centres(workload: Workload, stages: int) -> Cuts:
 
 
 def explore_pipeline(
-    workload: Workload, stages: int, seed: int = 0, reward: Reward = "1/L", steps: int = STEPS
-) -> PipelineExploration:
+    workload: Workload, stages: int, seed: int = 0, reward: Reward = "1/L", steps: int = STEPS,
+    seconds: float = math.inf,
+) -> PipelineExploration:  # fmt: skip
     """Play the game with a DQN; the best episode is the result.
 
-    Raises :class:`Infeasible` if no list of cuts that was played fits into memory.
+    The game ends after ``steps`` or ``seconds``, or once all lists of cuts are evaluated.  Raises
+    :class:`Infeasible` if no list of cuts that was played fits into memory.
     """
     game = PipelineGame(workload, stages, reward)
     parameters = DqnParameters(learning_rate=LEARNING_RATE, epsilon_steps=steps)
     agent = DqnAgent(game.observation_size, game.actions, parameters, seed)
-    train(game, agent, steps)
+    count, until = len(game.complete()), monotonic() + seconds
+    train(game, agent, steps, lambda: len(game.latencies) >= count or monotonic() > until)
     return best_of(game)
 
 

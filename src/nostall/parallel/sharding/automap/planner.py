@@ -1,13 +1,14 @@
-"""The planner ``automap``: the data-parallel and the operator explorer of Auto-MAP.
+"""The data-parallel and the operator explorer of the planner ``automap``.
 
 Each explorer plays its game with a DQN and returns the placements of its best episode.  The paper's
 games have no prices and place parameters or the batch only.  The integer program of the planner
 ``sharding`` places all other tensors, and the faster of the two plans is returned.  The paper's
-third explorer, for pipelines, is not part of this planner.
+third explorer is :mod:`.pipeline`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from nostall.parallel.errors import Infeasible
@@ -25,8 +26,10 @@ from nostall.parallel.sharding.planners.sharding import (
 )
 from nostall.search.dqn import DqnAgent, DqnParameters, train
 
-GAME_SHARE = 0.4
+GAME_SHARE = 0.3
 """Share of the time limit that each explorer plays."""
+TUNING_SHARE = 0.25
+"""Time of the fine-tuning stage over that of the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,19 +66,34 @@ class Exploration:
     episodes: int
     conflicts: int
     steps: int
+    fine_tuned: int = 0
+    """Dimensions that the fine-tuning stage partitions beyond those of the first stage."""
 
 
 def explore(graph: ShardingGraph, explorer: Explorer, options: Options, seed: int) -> Exploration:
-    """Play an explorer's game; raises :class:`Infeasible` if nothing can be decided."""
+    """Play an explorer's game; raises :class:`Infeasible` if nothing can be decided.
+
+    The fine-tuning stage (section 4.1) follows where the first left decisions to replicate: they
+    are undone and decided anew, with a new agent, and the partitions stay.
+    """
     propagation = Propagation(graph)
     game = PartitionGame(
         propagation, explorer.decided, (explorer.replicated,), by_linkage=explorer.by_linkage
     )
-    parameters = DqnParameters(epsilon_steps=explorer.steps)
-    agent = DqnAgent(game.observation_size, game.actions, parameters, seed)
-    limit_s = options.seconds * GAME_SHARE
-    begin_s = options.elapsed_s
-    train(game, agent, 2 * explorer.steps, lambda: options.elapsed_s - begin_s > limit_s)
+    limit_s, begin_s = options.seconds * GAME_SHARE, options.elapsed_s
+    steps = _play(game, explorer, seed, lambda: options.elapsed_s - begin_s > limit_s)
+    first = game.best_partitioned
+    start = game.without_replications() if first >= 0 else None
+    if start is not None:
+        tuned = PartitionGame(
+            propagation, explorer.decided, (explorer.replicated,),
+            by_linkage=explorer.by_linkage, start=start,
+        )  # fmt: skip
+        more_s = limit_s * (1 + TUNING_SHARE)
+        steps += _play(tuned, explorer, seed, lambda: options.elapsed_s - begin_s > more_s)
+        tuned.episodes += game.episodes
+        tuned.conflicts += game.conflicts
+        game = tuned if tuned.best_partitioned > first else game
     numbers = graph.of_kind("parameter" if explorer.decided == "parameter" else "input")
     return Exploration(
         explorer,
@@ -84,8 +102,17 @@ def explore(graph: ShardingGraph, explorer: Explorer, options: Options, seed: in
         max(0, game.best_partitioned),
         game.episodes,
         game.conflicts,
-        agent.steps,
+        steps,
+        game.best_partitioned - first,
     )
+
+
+def _play(game: PartitionGame, explorer: Explorer, seed: int, is_over: Callable[[], bool]) -> int:
+    """Train a new agent on a game; returns its steps."""
+    parameters = DqnParameters(epsilon_steps=explorer.steps)
+    agent = DqnAgent(game.observation_size, game.actions, parameters, seed)
+    train(game, agent, 2 * explorer.steps, is_over)
+    return agent.steps
 
 
 def plan_automap(

@@ -77,15 +77,15 @@ class _Table:
     def price(self, first: int, end: int, devices: int) -> float | None:
         """Seconds of a micro-batch; None if the stage cannot be captured or does not fit."""
         try:
-            signature = (*_signature(self.model, first, end, self.samples), devices)
-            if signature not in self.seconds:
+            key = (*signature(self.model, first, end, self.samples), devices)
+            if key not in self.seconds:
                 if monotonic() > self.until:
                     self.is_complete = False
                     return None
-                self.seconds[signature] = self._plan(first, end, devices)
+                self.seconds[key] = self._plan(first, end, devices)
         except BadModel:
             return None
-        return self.seconds[signature]
+        return self.seconds[key]
 
     def _plan(self, first: int, end: int, devices: int) -> float | None:
         captured = capture_stage(self.model, first, end, self.samples, devices)
@@ -185,14 +185,19 @@ def stage_ends(model: Model, units: int = MAX_UNITS) -> list[int]:
 
 
 def _is_cut(model: Model, cut: int) -> bool:
-    """Whether all tensors that cross a cut belong to the layer before it, and no parameter has
-    layers on both sides."""
+    """Whether no parameter has layers on both sides, and stages send only what they compute."""
     before = {id(p) for p in model.stage_parameters(0, cut)}
     is_shared = any(id(p) in before for p in model.stage_parameters(cut, len(model)))
-    return not is_shared and all(model.layer_of[n] == cut - 1 for n in model.crossing(cut))
+    return not is_shared and sends_its_own(model, cut)
 
 
-def _signature(model: Model, first: int, end: int, samples: int) -> Signature:
+def sends_its_own(model: Model, cut: int) -> bool:
+    """Whether all tensors that cross a cut belong to the layer before it."""
+    return all(model.layer_of[name] == cut - 1 for name in model.crossing(cut))
+
+
+def signature(model: Model, first: int, end: int, samples: int) -> Signature:
+    """Equal for stages that compute the same on tensors of equal shapes."""
     import torch
 
     segment = model.segment(first, end, samples, torch.device("cpu"))

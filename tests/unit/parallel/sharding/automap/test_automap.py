@@ -106,3 +106,28 @@ def test_the_planner_returns_the_faster_explorer() -> None:
 def test_several_mesh_dimensions_are_refused() -> None:
     with pytest.raises(BadPlan, match="--mesh with one number"):
         Propagation(captured("wide_classifier", 2, 2).graph)
+
+
+def test_fine_tuning_undoes_replications_and_keeps_partitions(propagation: Propagation) -> None:
+    """After an episode that replicates everything, a second game partitions what it can."""
+    first = PartitionGame(propagation, "parameter", ("input",), by_linkage=False)
+    _play(first, [REPLICATE])
+    assert first.best_partitioned == 0
+    start = first.without_replications()
+    assert start is not None
+    second = PartitionGame(propagation, "parameter", ("input",), by_linkage=False, start=start)
+    _play(second, [PARTITION, REPLICATE])
+    assert second.best_partitioned > 0
+    left = second.without_replications()
+    if left is not None:
+        kept = [d for d in second.dimensions if propagation.decision(second.best, d) == 1]
+        assert all(propagation.decision(left, d) == 1 for d in kept)
+
+
+def _play(game: PartitionGame, actions: list[int]) -> None:
+    """One episode; the last action is repeated."""
+    game.reset()
+    done, played = False, 0
+    while not done:
+        _, _, _, done = game.step(actions[min(played, len(actions) - 1)])
+        played += 1

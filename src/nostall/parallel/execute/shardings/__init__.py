@@ -1,0 +1,1 @@
+"""Training by sharding and hybrid plans: one rank's part."""
