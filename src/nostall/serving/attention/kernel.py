@@ -68,20 +68,6 @@ def unit_masks(
 
 
 @triton.jit
-def store_rows(
-    result, log_sum, slot, to_out, row, live, out, partial, partial_log_sums, D: tl.constexpr
-):  # fmt: skip
-    """Write the rows of a unit to ``out`` (slot -1), or to rows of the scratch."""
-    dims = tl.arange(0, result.shape[1])
-    both = live[:, None] & (dims < D)[None, :]
-    if slot == -1:
-        tl.store(out + to_out[:, None] + dims[None, :], result.to(out.dtype.element_ty), mask=both)
-    else:
-        tl.store(partial + row[:, None] * D + dims[None, :], result, mask=both)
-        tl.store(partial_log_sums + row, log_sum, mask=live)
-
-
-@triton.jit
 def run_unit(
     task, query, keys, values, out, block_table, query_starts, kv_lengths, tree_offsets, tree_words,
     prefix_rows, partial, partial_log_sums, scale, value_scale, soft_cap, window,
@@ -129,14 +115,19 @@ def run_unit(
         window, tree, context, stride_block, stride_token,
         PAGE, D, N, STAGES, GROUP, MASKS, SOFT_CAP, WINDOW, TREE,
     )  # fmt: skip
-    to_out = at * stride_out_token + head * stride_out_head
-    row = slot.to(tl.int64) + rows
+    result = result * value_scale
+    is_result = slot < 0
     if PREFIX:
-        row = scratch_rows(row, slot, prefix_row, kv_head, token < tokens, GROUP)
-    store_rows(
-        result * value_scale, log_sum, slot, to_out, row, token < tokens, out, partial,
-        partial_log_sums, D,
-    )  # fmt: skip
+        is_result = slot == -1
+    if is_result:
+        to_out = at * stride_out_token + head * stride_out_head
+        tl.store(out + to_out[:, None] + dims[None, :], result.to(out.dtype.element_ty), mask=live)
+    else:
+        row = slot.to(tl.int64) + rows
+        if PREFIX:
+            row = scratch_rows(row, slot, prefix_row, kv_head, token < tokens, GROUP)
+        tl.store(partial + row[:, None] * D + dims[None, :], result, mask=live)
+        tl.store(partial_log_sums + row, log_sum, mask=token < tokens)
 
 
 @triton.jit
