@@ -39,6 +39,35 @@ def scratch_rows(row, slot, prefix_row, kv_head, live, GROUP: tl.constexpr):
 
 
 @triton.jit
+def unit_masks(
+    tree_offset, tree_words, token, first_token, tokens, end, context, query_length, slot, window,
+    WINDOW: tl.constexpr, TREE: tl.constexpr, PREFIX: tl.constexpr,
+):  # fmt: skip
+    """What the rows of a unit see: their tree words, and ``before``, ``low``, ``clear_begin`` and
+    ``clear_end`` of :func:`nostall.serving.attention.tile.attend`."""
+    tree = token.to(tl.int64)
+    before = query_length - first_token
+    clear_end = context + first_token + 1
+    low = 0
+    clear_begin = 0
+    if TREE:
+        offset = tl.load(tree_offset)
+        words = tl.where(offset >= 0, tokens, 0)
+        if PREFIX:
+            words = tl.where(slot < -1, 0, words)
+        tree = tl.load(tree_words + offset + first_token + token, mask=token < words, other=-1)
+        clear_end = tl.where(offset >= 0, context, clear_end)
+    if PREFIX:
+        # Row 0 stands at the last key, so that no mask hides a key from any row.
+        before = tl.where(slot < -1, context + query_length - end + 1, before)
+        clear_end = tl.where(slot < -1, end, clear_end)
+    if WINDOW:
+        low = context + first_token - window + 1
+        clear_begin = context + first_token + tokens - window
+    return tree, before, low, clear_begin, clear_end
+
+
+@triton.jit
 def run_unit(
     task, query, keys, values, out, block_table, query_starts, kv_lengths, tree_offsets, tree_words,
     prefix_rows, partial, partial_log_sums, scale, value_scale, soft_cap, window,
@@ -55,17 +84,12 @@ def run_unit(
     ``prefix_rows``, and each of them sees all of its keys.
     """
     GROUP: tl.constexpr = HEADS // KV_HEADS
-    sequence = tl.load(task)
-    first_token = tl.load(task + 1)
-    tokens = tl.load(task + 2)
-    begin = tl.load(task + 3)
-    end = tl.load(task + 4)
-    kv_head = tl.load(task + 5)
-    slot = tl.load(task + 7)
+    sequence, first_token, tokens = tl.load(task), tl.load(task + 1), tl.load(task + 2)
+    begin, end = tl.load(task + 3), tl.load(task + 4)
+    kv_head, slot = tl.load(task + 5), tl.load(task + 7)
     query_start = tl.load(query_starts + sequence)
     query_length = tl.load(query_starts + sequence + 1) - query_start
     context = tl.load(kv_lengths + sequence) - query_length
-    before = query_length - first_token
 
     rows = tl.arange(0, M)
     dims = tl.arange(0, DIMS)
@@ -73,31 +97,16 @@ def run_unit(
     live = (token < tokens)[:, None] & (dims < D)[None, :]
     at = (query_start + first_token + token).to(tl.int64)
     if PREFIX:
-        is_prefix = slot < -1
         prefix_row = prefix_rows + (first_token + token) * 4
-        packed = tl.load(prefix_row, mask=token < tl.where(is_prefix, tokens, 0), other=0)
-        at = tl.where(is_prefix, packed.to(tl.int64), at)
+        packed = tl.load(prefix_row, mask=token < tl.where(slot < -1, tokens, 0), other=0)
+        at = tl.where(slot < -1, packed.to(tl.int64), at)
     head = kv_head * GROUP + rows % GROUP
     from_query = at * stride_query_token + head * stride_query_head
     tile = tl.load(query + from_query[:, None] + dims[None, :], mask=live, other=0.0)
-    tree = at
-    clear_end = context + first_token + 1
-    if TREE:
-        offset = tl.load(tree_offsets + sequence)
-        words = tl.where(offset >= 0, tokens, 0)
-        if PREFIX:
-            words = tl.where(is_prefix, 0, words)
-        tree = tl.load(tree_words + offset + first_token + token, mask=token < words, other=-1)
-        clear_end = tl.where(offset >= 0, context, clear_end)
-    if PREFIX:
-        # Row 0 stands at the last key, so that no mask hides a key from any row.
-        before = tl.where(is_prefix, context + query_length - end + 1, before)
-        clear_end = tl.where(is_prefix, end, clear_end)
-    low = 0
-    clear_begin = 0
-    if WINDOW:
-        low = context + first_token - window + 1
-        clear_begin = context + first_token + tokens - window
+    tree, before, low, clear_begin, clear_end = unit_masks(
+        tree_offsets + sequence, tree_words, token, first_token, tokens, end, context,
+        query_length, slot, window, WINDOW, TREE, PREFIX,
+    )  # fmt: skip
     from_head = kv_head.to(tl.int64) * stride_head
     result, log_sum = attend(
         tile, keys + from_head, values + from_head,
@@ -107,7 +116,10 @@ def run_unit(
         PAGE, D, N, STAGES, GROUP, MASKS, SOFT_CAP, WINDOW, TREE,
     )  # fmt: skip
     result = result * value_scale
-    if slot == -1:
+    is_result = slot < 0
+    if PREFIX:
+        is_result = slot == -1
+    if is_result:
         to_out = at * stride_out_token + head * stride_out_head
         tl.store(out + to_out[:, None] + dims[None, :], result.to(out.dtype.element_ty), mask=live)
     else:

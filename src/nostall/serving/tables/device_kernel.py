@@ -19,9 +19,7 @@ from nostall.serving.tables.device_tiles import (
     count_at_most,
     cumsum,
     cut_batch,
-    split_keys_of,
-    target_cost,
-    unit_cost,
+    split_tiles,
 )
 
 CYCLIC = tl.constexpr(0)
@@ -52,31 +50,22 @@ def build_kernel(
         query_starts, kv_lengths, sequences, members, member_starts, shared_tokens, places, groups,
         TILE_TOKENS, LIMITS, KEY_COSTS, GROUP, WINDOW, KV_ALIGN, LEAST_PREFIX, BLOCK_S, BLOCK_T,
     )  # fmt: skip
-    lane = tl.arange(0, BLOCK_T)
     is_counted = tile_count <= capacity_tiles
     counted_tiles = tl.where(is_counted, tile_count, 0)
+    lane = tl.arange(0, BLOCK_T)
     is_tile = lane < counted_tiles
-    keys = tl.where(is_tile, end - first, 0)
-    target = target_cost(is_tile, keys, index, START_COSTS, KEY_COSTS, KV_HEADS, PARTS)
-    splits, split_keys = split_keys_of(
-        keys, index, target, START_COSTS, KEY_COSTS, SPLIT, LEAST_SPLIT, PARTS, KV_ALIGN
-    )
-    cost = unit_cost(index, split_keys, START_COSTS, KEY_COSTS)
+    splits, split_keys, splits_before, cost = split_tiles(
+        is_tile, first, end, index, prefix_index,
+        START_COSTS, KEY_COSTS, KV_HEADS, SPLIT, LEAST_SPLIT, PARTS, KV_ALIGN, LEAST_PREFIX,
+    )  # fmt: skip
     tile_units = splits * KV_HEADS
-    splits_before = splits * 0
-    if LEAST_PREFIX > 0:
-        splits_before, _ = split_keys_of(
-            tl.where(is_tile, first, 0), prefix_index, target,
-            START_COSTS, KEY_COSTS, SPLIT, LEAST_SPLIT, PARTS, KV_ALIGN,
-        )  # fmt: skip
     splits += splits_before
     is_reduced = (splits > 1) & (is_prefix == 0)
     reduced = tl.where(is_reduced, KV_HEADS, 0)
     rows = tl.where(is_reduced, splits * KV_HEADS * taken * GROUP, 0)
 
     # Where a count exceeds the capacity, no unit is written.
-    units = tl.sum(tile_units)
-    reduction_count = tl.sum(reduced)
+    units, reduction_count = tl.sum(tile_units), tl.sum(reduced)
     row_count = tl.sum(rows.to(tl.int64))
     program_count = units if DEAL == ONE_EACH else PROGRAMS
     fits = (units <= capacity_units) & (reduction_count <= capacity_reductions)
@@ -92,14 +81,25 @@ def build_kernel(
             prefix_count,
         )  # fmt: skip
 
-    mine = lane < tl.where(fits, counted_tiles, 0)
-    rank_before = units * 0
-    if CLASSES > 0:
-        largest = tl.max(tl.where(is_tile, cost, 0))
-        place = CLASSES - 1 - cost * CLASSES // (largest + 1)
-        my_place = pid // WORKERS
-        rank_before = tl.sum(tl.where(is_tile & (place < my_place), tile_units, 0))
-        mine = mine & (place == my_place)
+    _write_tables(
+        tasks, reductions, prefix_rows, pid, is_tile, lane < tl.where(fits, counted_tiles, 0), cost,
+        tile_units, splits, split_keys, splits_before, rows, reduced, query_starts, sequence, start,
+        taken, first, end, index, is_prefix, prefix_row, units,
+        PROGRAMS, DEAL, KV_HEADS, GROUP, LEAST_PREFIX, CLASSES, WORKERS, BLOCK_T, BLOCK_U,
+    )  # fmt: skip
+
+
+@triton.jit
+def _write_tables(
+    tasks, reductions, prefix_rows, pid, is_tile, is_written, cost,
+    tile_units, splits, split_keys, splits_before, rows, reduced, query_starts, sequence, start,
+    taken, first, end, index, is_prefix, prefix_row, units,
+    PROGRAMS: tl.constexpr, DEAL: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
+    LEAST_PREFIX: tl.constexpr, CLASSES: tl.constexpr, WORKERS: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_U: tl.constexpr,
+):  # fmt: skip
+    """Write this program's share of the units, reductions and prefix rows."""
+    mine, rank_before = _my_share(is_tile, is_written, cost, tile_units, pid // WORKERS, CLASSES)
     first_row = cumsum(rows) - rows
     _write_units(
         tasks, pid % WORKERS, mine, rank_before, units, tile_units, splits, split_keys, first_row,
@@ -115,6 +115,18 @@ def build_kernel(
             prefix_rows, pid % WORKERS, mine & (splits_before > 0), query_starts, prefix_row,
             sequence, start, taken, splits, first_row, GROUP, WORKERS,
         )  # fmt: skip
+
+
+@triton.jit
+def _my_share(is_tile, mine, cost, tile_units, my_place, CLASSES: tl.constexpr):
+    """The tiles of ``mine`` in a program's class of cost, and the rank of their first unit."""
+    rank_before = tl.sum(tile_units) * 0
+    if CLASSES > 0:
+        largest = tl.max(tl.where(is_tile, cost, 0))
+        place = CLASSES - 1 - cost * CLASSES // (largest + 1)
+        rank_before = tl.sum(tl.where(is_tile & (place < my_place), tile_units, 0))
+        mine = mine & (place == my_place)
+    return mine, rank_before
 
 
 @triton.jit

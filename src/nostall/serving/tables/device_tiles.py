@@ -172,6 +172,31 @@ def cut_prefixes(
 
 
 @triton.jit
+def split_tiles(
+    is_tile, first, end, index, prefix_index,
+    START_COSTS: tl.constexpr, KEY_COSTS: tl.constexpr, KV_HEADS: tl.constexpr,
+    SPLIT: tl.constexpr, LEAST_SPLIT: tl.constexpr, PARTS: tl.constexpr, KV_ALIGN: tl.constexpr,
+    LEAST_PREFIX: tl.constexpr,
+):  # fmt: skip
+    """Splits of each tile (0 in a lane without one), their keys, the splits before, unit costs.
+
+    The splits before are those of the prefix that a member's tile shares.
+    """
+    keys = tl.where(is_tile, end - first, 0)
+    target = target_cost(is_tile, keys, index, START_COSTS, KEY_COSTS, KV_HEADS, PARTS)
+    splits, split_keys = split_keys_of(
+        keys, index, target, START_COSTS, KEY_COSTS, SPLIT, LEAST_SPLIT, PARTS, KV_ALIGN
+    )
+    splits_before = splits * 0
+    if LEAST_PREFIX > 0:
+        splits_before, _ = split_keys_of(
+            tl.where(is_tile, first, 0), prefix_index, target,
+            START_COSTS, KEY_COSTS, SPLIT, LEAST_SPLIT, PARTS, KV_ALIGN,
+        )  # fmt: skip
+    return splits, split_keys, splits_before, unit_cost(index, split_keys, START_COSTS, KEY_COSTS)
+
+
+@triton.jit
 def target_cost(
     is_tile, keys, index,
     START_COSTS: tl.constexpr, KEY_COSTS: tl.constexpr, KV_HEADS: tl.constexpr,
