@@ -9,6 +9,7 @@ import pytest
 from tests.corpus import catalogue
 
 from nostall.sass import Function, Program, verify
+from nostall.sass.program.blocks import build_blocks
 from nostall.sass.schedule import ScheduleSpace
 from nostall.sass.schedule.moves import ScheduleMove
 
@@ -90,12 +91,29 @@ def test_a_subroutine_returns_after_each_of_its_calls() -> None:
     assert [b.is_entry for b in function.blocks].count(True) == 3  # the kernel and two subroutines
 
 
-def test_an_indirect_branch_reaches_all_recorded_targets() -> None:
+def test_an_indirect_branch_reaches_the_targets_of_its_own_record() -> None:
+    """The four branches of the kernel share one target at most; together they have all targets."""
     function = load_function("calls.sm_90", "jump_table")
-    block = next(b for b in function.blocks if function.instructions[b.end - 1].base == "BRX")
+    blocks = [b for b in function.blocks if function.instructions[b.end - 1].base == "BRX"]
+    reached = [{function.blocks[s].start for s in block.succ} for block in blocks]
     recorded = {r.offset // 16 for r in function.text.records if r.is_branch_target}
-    assert len(recorded) > 5
-    assert {function.blocks[s].start for s in block.succ} == recorded
+    assert set().union(*reached) == recorded
+    assert [len(starts) for starts in reached] == [4, 4, 4, 3]
+    assert reached[0] & reached[1] == {180}
+    assert not reached[2] & (reached[0] | reached[1] | reached[3])
+
+
+def test_an_indirect_branch_without_a_record_reaches_all_targets() -> None:
+    function = load_function("calls.sm_90", "jump_table")
+    anonymous = [
+        replace(i, text=i.text.partition("(*")[0]) if i.base == "BRX" else i
+        for i in function.instructions
+    ]
+    recorded = [r.offset // 16 for r in function.text.records if r.is_branch_target]
+    blocks = build_blocks(anonymous, {}, (), recorded, is_kernel=True)
+    for block in blocks:
+        if anonymous[block.end - 1].base == "BRX":
+            assert {blocks[s].start for s in block.succ} == set(recorded)
 
 
 def test_a_bsync_continues_at_the_target_of_its_bssy() -> None:
