@@ -161,8 +161,9 @@ BENCHMARKS: tuple[Benchmark, ...] = (
          "dependent_launch.json", "fusion-chains.md", "fusion.chains.dependent_launch"),
     _row("fusion.unseen_chains", "GPU",
          "How fast are chains that no rule was written for, and their plans?",
-         "unseen_test.json.gz unseen_reported.json unseen_train.json.gz unseen_fit.json "
-         "plans_80153b1a.json", "fusion-unseen.md", "fusion.unseen.run"),
+         "unseen_test.json.gz unseen_test_changed.json unseen_autotuned.json unseen_reported.json "
+         "unseen_named.json unseen_train.json.gz unseen_fit.json plans_80153b1a.json",
+         "fusion-unseen.md", "fusion.unseen.run"),
     _row("fusion.optimizer_steps", "GPU", "What can fused optimiser steps gain?",
          "optimizer_steps.json", "fusion-unseen.md"),
     _row("fusion.cost_model", "GPU", "Does the cost model rank kernel plans as a GPU does?",

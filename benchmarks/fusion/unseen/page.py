@@ -23,7 +23,7 @@ PAGE = PAGES / "fusion-unseen.md"
 FOLDER, MODELS = results("fusion"), results("torch_compile") / "user_models"
 MODELLED, MEASURED = "explorer", "measured plans"
 DEPLOYED_TARGET, LEAST_RATIO, SHARE_TARGET = 1.5, 0.90, 0.95
-AUTOTUNED_TARGET = 1.3
+AUTOTUNED_TARGET, AUTOTUNED_COUNT = 1.3, 30
 
 Row = Mapping[str, Any]
 
@@ -60,7 +60,7 @@ def summary(chains: Mapping[str, Row]) -> list[list[str]]:
     rows = [
         [
             f"what runs over torch.compile, geometric mean, at least {DEPLOYED_TARGET}",
-            f"{what_runs:.2f}",
+            f"{what_runs:.3f}",
             _yes(what_runs >= DEPLOYED_TARGET),
         ]
     ]
@@ -148,8 +148,9 @@ def named_section(path: Path, plans_path: Path) -> list[str]:
     text = (
         f"Of the 41 named chains, {len(plans['same_source'])} have the same kernels, source for "
         f"source, as at commit {plans['commit']}, where they were measured last. The others got "
-        "other modelled best plans. Both run in one call, interleaved; a ratio is the earlier "
-        f"plan's time over today's. Fastest measured plans slower beyond the interval: {slower}."
+        "other modelled best plans. Both run interleaved in one process; a ratio is the earlier "
+        f"plan's time over today's; {len(rows)} of the {len(plans['chains'])} are measured. "
+        f"Fastest measured plans slower beyond the interval: {slower}."
     )
     head = ["chain", "earlier plan us", "modelled best", "fastest measured", "earlier plans"]
     return [_source(path, record), wrapped(text), table(head, rows)]
@@ -157,7 +158,10 @@ def named_section(path: Path, plans_path: Path) -> list[str]:
 
 def autotuned_section(path: Path) -> list[str]:
     """Chains of the test half beside Inductor's mode max-autotune-no-cudagraphs."""
-    record, rows, ratios = load(path), [], []
+    record = load(path)
+    rows: list[list[str]] = []
+    ratios: list[float] = []
+    over_both: list[float] = []
     for name, chain in record["chains"].items():
         stitched = ratio(chain, MEASURED, AUTOTUNED)
         default = ratio(chain, AUTOTUNED)
@@ -165,17 +169,21 @@ def autotuned_section(path: Path) -> list[str]:
             rows.append([name, "–", "–", "–", chain["failures"].get(AUTOTUNED, "not measured")])
             continue
         ratios.append(deployed(chain, AUTOTUNED))
+        faster = INDUCTOR if chain["us"][INDUCTOR] < chain["us"][AUTOTUNED] else AUTOTUNED
+        over_both.append(deployed(chain, faster))
         plans = "; ".join(chain["versions"][MEASURED]["plans"])
         rows.append(
             [name, f"{chain['us'][AUTOTUNED]:.1f}", f"{default:.2f}", f"{stitched:.2f}", plans]
         )
     mean = geometric_mean(ratios)
     text = (
-        f"The first {len(rows)} chains of the test half, taken in turn from every kind. A ratio is "
-        "max-autotune's median time over that of the fastest measured plans, interleaved. What "
-        "runs in that mode is the stitched version where it is measured to be faster: "
+        f"{len(rows)} of the first {AUTOTUNED_COUNT} chains of the test half, taken in turn from "
+        "every kind; the time for the others ended. A ratio is max-autotune's median time over "
+        "that of the fastest measured plans, interleaved. What runs in that mode is the stitched "
+        "version where it is measured to be faster: "
         f"{mean:.2f} in the geometric mean of {len(ratios)} chains (target {AUTOTUNED_TARGET}: "
-        f"{_yes(mean >= AUTOTUNED_TARGET)})."
+        f"{_yes(mean >= AUTOTUNED_TARGET)}). Over the faster of max-autotune and torch.compile's "
+        f"defaults it is {geometric_mean(over_both):.2f}."
     )
     head = ["chain", "max-autotune us", "its gain over the defaults", "stitched", "plans"]
     return [_source(path, record), wrapped(text), table(head, rows)]
@@ -190,8 +198,17 @@ def chain_sections(name: str, title: str, path: Path, about: str) -> list[str]:
     """The sections of one set of chains."""
     record = load(path)
     chains = record["chains"]
-    count = f"{len(chains)} chains."
-    parts = [f"## {title}", wrapped(f"{about} {count}"), _source(path, record)]
+    changed = _existing(FOLDER / f"unseen_{name}_changed.json")
+    again = load(changed)["chains"] if changed else {}
+    chains = {**chains, **again}
+    texts = [about, f"{len(chains)} chains."]
+    if changed:
+        texts.append(
+            f"{len(again)} of them were measured last ({link(changed)}): by then kernels compute "
+            "values again, a rule that was written after kinds of this half had been seen to be "
+            "slow. The others have the kernels that were measured."
+        )
+    parts = [f"## {title}", wrapped(" ".join(texts)), _source(path, record)]
     parts.append(table(["target or figure", "result", "met"], summary(chains)))
     if name != "reported":
         parts += ["### By kind of chain", by_kind(chains)]
@@ -202,7 +219,7 @@ _SETS = (
     (
         "test",
         "The test half",
-        "Chains that no rule was written for and no parameter was fitted to.",
+        "Chains to which no parameter was fitted.",
     ),
     (
         "reported",
@@ -246,21 +263,22 @@ def text() -> str:
 
 
 _MISSING: Sequence[str] = (
-    "Whole models (`torch_compile.user_models --zoo users`: 12 kinds, forward and training) and "
-    "optimiser steps (`fusion.optimizer_steps`) have benchmarks and run on the CPU; they were not "
-    "measured on a GPU. So it is open whether stitched kernels of lists of tensors could gain over "
-    "Inductor's.",
-    "Chains over max-autotune: not measured for generated chains. The named chains beside the "
-    "plans of an earlier commit (`--set named --earlier`): not measured.",
-    "OpInfo samples on a GPU, random graphs on a GPU: not run with the present rules.",
+    "Whole models: the training steps of Qwen, Gemma, T5, the state-space model and the mixture of "
+    "experts, and the forward pass with adapters, were not measured. The two graphs that stayed "
+    "with Inductor for reasons of ours (padded strides in the loss of GPT-2, no reference in fp64 "
+    "beside grouped products of narrow floats in the mixture) were measured before both were "
+    "mended, and all models before values were computed again. The time of nostall's host code, "
+    "which a loop shows, is the reason why ratios in a loop are lower than on the GPU alone.",
+    "OpInfo samples on a GPU and random graphs on a GPU: not run with the present rules. Random "
+    "graphs run with them in Triton's interpreter, and each chain above is compared with fp64.",
     "Epilogues and prologues of matrix products: nostall has no kernel that contains one. What "
-    "Inductor leaves apart stays apart.",
-    "Known slow kinds. A norm whose result is quantised in blocks is two kernels, as Inductor's; "
-    "but each operator belongs to one kernel, so the first one may write the tensor's cast to fp32 "
-    "for the second, where Inductor's second kernel casts the tensor again. A rotary embedding of "
-    "a normalised value is two kernels, because a kernel cannot read two parts of a value that it "
-    "computes; Inductor computes the parts again. "
-    "RMS norms with a residual, and their backward pass, are slower for rows of 151,936 elements.",
+    "Inductor leaves apart stays apart, at most the share of its own kernels above. A gain of the "
+    "targets needs such kernels: most of that share is traffic between products, and the norms and "
+    "activations of these models are one kernel each in Inductor already.",
+    "Known slow kinds. RMS norms with a residual, and their backward pass, are slower for rows of "
+    "151,936 elements: two launches read each row twice, as Inductor's loop does, with fewer bytes "
+    "in flight. A norm whose result is quantised in blocks is two kernels that read the tensor "
+    "twice. Normalised values in fp32 whose parts are read stay two kernels.",
 )
 
 

@@ -32,7 +32,7 @@ def test_a_slower_or_wrong_version_is_not_deployed() -> None:
 def test_the_summary_judges_each_target() -> None:
     chains = {"rms norm 1x1": chain(5.0), "rms norm 2x2": chain(20.0)}
     rows = {name: (value, met) for name, value, met in summary(chains)}
-    assert rows["what runs over torch.compile, geometric mean, at least 1.5"] == ("1.41", "no")
+    assert rows["what runs over torch.compile, geometric mean, at least 1.5"] == ("1.414", "no")
     assert rows["modelled best plans: slowest chain, at least 0.9"] == ("0.50", "no")
     assert rows["chains with a wrong result that torch.compile has right"] == ("0", "yes")
     assert "| rms norm | 2 | 1.00 (0.50) | – | 1.41 |" in by_kind(chains)
