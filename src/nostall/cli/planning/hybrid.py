@@ -143,7 +143,7 @@ def _plan(
     seconds: float = float("inf"),
 ) -> Hybrid:  # fmt: skip
     from nostall.parallel.module import Model
-    from nostall.parallel.sharding.hybrid.planner import MAX_UNITS, plan_hybrid
+    from nostall.parallel.sharding.hybrid.planner import MAX_UNITS, HybridEffort, plan_hybrid
 
     until = monotonic() + seconds
     with stage_bar(enabled=not quiet) as bar:
@@ -155,9 +155,11 @@ def _plan(
             request.micro_batch,
             request.micro_batches,
             request.state_factor,
-            lambda fraction, text: bar.update(task, completed=fraction, description=text),
-            units=units or MAX_UNITS,
-            until=until,
+            HybridEffort(
+                lambda fraction, text: bar.update(task, completed=fraction, description=text),
+                units or MAX_UNITS,
+                until,
+            ),
         )
 
 

@@ -44,6 +44,17 @@ Signature = tuple[object, ...]
 
 
 @dataclass(frozen=True)
+class HybridEffort:
+    """Limits of a search, and a callback for its progress."""
+
+    report: Callable[[float, str], None] = lambda fraction, text: None
+    units: int = MAX_UNITS
+    """Most pieces of the model that stages consist of."""
+    until: float = float("inf")
+    """Time of the monotonic clock at which no further stage is priced."""
+
+
+@dataclass(frozen=True)
 class Hybrid:
     """The best plan, the best of each kind, and the size of the table."""
 
@@ -122,24 +133,21 @@ def plan_hybrid(
     samples: int,
     micro_batches: int,
     state_factor: float,
-    report: Callable[[float, str], None] = lambda fraction, text: None,
-    *,
-    units: int = MAX_UNITS,
-    until: float = float("inf"),
+    effort: HybridEffort | None = None,
 ) -> Hybrid:
     """Stages and their numbers of GPUs for ``micro_batches`` of ``samples`` samples each.
 
-    Stages consist of up to ``units`` pieces; at the time ``until``, no further one is priced.
     Raises :class:`Infeasible` if no plan fits into memory.
     """
-    ends = stage_ends(model, units)
-    table = _Table(model, cluster, rates, samples, state_factor, until)
+    effort = effort or HybridEffort()
+    ends = stage_ends(model, effort.units)
+    table = _Table(model, cluster, rates, samples, state_factor, effort.until)
     calls = 0
 
     def price(first: int, end: int, devices: int) -> float | None:
         nonlocal calls
         calls += 1
-        report(min(1.0, calls / (len(ends) ** 2 / 2 * len(cluster).bit_length())), "stages")
+        effort.report(min(1.0, calls / (len(ends) ** 2 / 2 * len(cluster).bit_length())), "stages")
         return table.price(ends[first], ends[end], devices)
 
     count = len(ends) - 1
