@@ -33,7 +33,14 @@ def search(
         raise BadInput(f"--dtype {dtype}; allowed are {', '.join(DTYPES)}")
     given = load_batch(batch)
     has_trees = any(mask is not None for mask in given.tree_masks)
-    shape = AttentionShape(heads, kv_heads, head_dim, given.page_size, has_trees=has_trees)
+    shape = AttentionShape(
+        heads,
+        kv_heads,
+        head_dim,
+        given.page_size,
+        has_trees=has_trees,
+        has_prefixes=bool(given.prefix_groups),
+    )
     if shape.padded_head_dim > 128:
         raise BadInput(f"--head-dim {head_dim}; plans are searched for heads of up to 128")
     # torch and Triton are imported late: errors of the arguments come first.

@@ -10,9 +10,16 @@ import typer
 
 from nostall.cli.terminal.console import Format, FormatOption, out, show_json, show_table
 from nostall.core.errors import BadInput
+from nostall.serving.attention.plan import AttentionPlan
 from nostall.serving.batch.batch_file import load_batch
 from nostall.serving.batch.ragged import RaggedBatch
-from nostall.serving.tables.columns import REDUCTION_NAMES, TASK_NAMES, TILE, TOKEN_NAMES
+from nostall.serving.tables.columns import (
+    PREFIX_NAMES,
+    REDUCTION_NAMES,
+    TASK_NAMES,
+    TILE,
+    TOKEN_NAMES,
+)
 from nostall.serving.tables.costs import load_costs
 from nostall.serving.tables.host import build_tables
 from nostall.serving.tables.orders import ORDERS
@@ -41,6 +48,9 @@ def show(
     units_per_program: Annotated[
         int, typer.Option(min=0, help="Split tiles that cost more than an even share of this many.")
     ] = 0,
+    least_prefix: Annotated[
+        int, typer.Option(min=0, help="Fewest keys of a prefix that a group reads once; 0: never.")
+    ] = AttentionPlan.least_prefix,
     window: Annotated[int, typer.Option(min=0, help="Sliding window in keys; 0: none.")] = 0,
     costs: Annotated[
         Path | None, typer.Option(help="Measured costs (JSON); default: modelled costs.")
@@ -56,7 +66,7 @@ def show(
     order. Costs are modelled unless --costs gives measured ones.
     """
     given = load_batch(batch)
-    tile_set = _tile_set(tiles, split, units_per_program)
+    tile_set = _tile_set(tiles, split, units_per_program, least_prefix)
     settings = TableSettings(
         heads,
         kv_heads,
@@ -75,7 +85,9 @@ def show(
     _print_summary(summary)
 
 
-def _tile_set(heights: str, split: int | None, units_per_program: int) -> TileSet:
+def _tile_set(
+    heights: str, split: int | None, units_per_program: int, least_prefix: int
+) -> TileSet:
     try:
         numbers = tuple(int(height) for height in heights.split(","))
     except ValueError as error:
@@ -83,7 +95,9 @@ def _tile_set(heights: str, split: int | None, units_per_program: int) -> TileSe
             f"--tiles {heights}; allowed are numbers separated by commas, such as 16,64,128"
         ) from error
     most = TileSet.split if split is None else split
-    return TileSet(numbers, split=most, units_per_program=units_per_program)
+    return TileSet(
+        numbers, split=most, units_per_program=units_per_program, least_prefix=least_prefix
+    )
 
 
 def _print_tables(
@@ -102,6 +116,9 @@ def _print_tables(
     reductions = [list(map(str, row)) for row in tables.used_reductions.tolist()]
     if reductions:
         _print_rows("Reductions", REDUCTION_NAMES, reductions, rows)
+    prefixes = [list(map(str, row)) for row in tables.used_prefix_rows.tolist()]
+    if prefixes:
+        _print_rows("Query tokens of prefix groups", PREFIX_NAMES, prefixes, rows)
 
 
 def _units(tables: TaskTables) -> list[tuple[int, list[int]]]:
@@ -151,12 +168,14 @@ def _print_summary(summary: TableSummary) -> None:
 def _document(
     batch: RaggedBatch, tables: TaskTables, settings: TableSettings, summary: TableSummary
 ) -> dict[str, Any]:
+    columns = {"tokens": TOKEN_NAMES, "tasks": TASK_NAMES, "reductions": REDUCTION_NAMES}
     return {
-        "columns": {"tokens": TOKEN_NAMES, "tasks": TASK_NAMES, "reductions": REDUCTION_NAMES},
+        "columns": {**columns, "prefix_rows": PREFIX_NAMES},
         "tile_heights": settings.tiles.heights,
         "tokens": [list(row) for row in token_table(batch, settings)],
         "tasks": tables.used_tasks.tolist(),
         "program_offsets": tables.used_offsets.tolist(),
         "reductions": tables.used_reductions.tolist(),
+        "prefix_rows": tables.used_prefix_rows.tolist(),
         "summary": {**asdict(summary), "imbalance": summary.imbalance},
     }

@@ -2,7 +2,7 @@
 
 The fastest schedule starts one program for each unit, and needs their number at the launch. A
 launch in a CUDA graph has a fixed grid: there programs take units, in the same order, from a queue.
-Measured on an H200: benchmarks/serving/results/attention_h200.json.gz.
+Measured on an H200: benchmarks/serving/results/attention.json.gz.
 """
 
 from __future__ import annotations

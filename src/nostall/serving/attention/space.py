@@ -28,6 +28,7 @@ SCHEDULES: tuple[tuple[Schedule, str, float], ...] = (
 """Schedules, the order of units that each needs, and the share of programs at the front."""
 SPLITS = (1 << 30, 1024, 2048, 4096)
 LEAST_SPLITS = (256, 512, 1024, 2048)
+LEAST_PREFIXES = (0, 256, 512, 1024, 2048)
 UNITS_PER_PROGRAM = (0, 1, 2, 4, 8)
 FAILURES = (RuntimeError, ValueError, NostallError)
 """Errors of a plan that cannot be compiled or run."""
@@ -48,10 +49,16 @@ class PlanMove:
 class PlanSpace(Space[AttentionPlan, PlanMove]):
     """Plans of given kernels with the schedules, orders and splits of this module."""
 
-    def __init__(self, kernels: Sequence[KernelConfig], has_fixed_grid: bool = False) -> None:
+    def __init__(
+        self,
+        kernels: Sequence[KernelConfig],
+        has_fixed_grid: bool = False,
+        has_prefixes: bool = False,
+    ) -> None:
         """``kernels``: their tiles, warps, registers and programs of an SM are what is searched;
         the first is the start. ``has_fixed_grid``: only schedules whose launch does not depend on
-        the batch, for CUDA graphs. Raises :class:`BadInput` without kernels."""
+        the batch, for CUDA graphs. ``has_prefixes``: whether batches have prefix groups. Raises
+        :class:`BadInput` without kernels."""
         if not kernels:
             raise BadInput("the space of plans got no kernel; give one or more")
         self.choices: dict[str, Sequence[Any]] = {
@@ -63,6 +70,8 @@ class PlanSpace(Space[AttentionPlan, PlanMove]):
             "least_split": LEAST_SPLITS,
             "units_per_program": UNITS_PER_PROGRAM,
         }
+        if has_prefixes:
+            self.choices["least_prefix"] = LEAST_PREFIXES
 
     def start(self) -> AttentionPlan:
         return AttentionPlan(self.choices["kernel"][0], "sorted")

@@ -22,6 +22,8 @@ class Stage(IntEnum):
     PREFILL = 0
     DECODE = 1
     VERIFY = 2
+    PREFIX = 3
+    """Query tokens of a prefix group over the keys that they share; of no sequence by itself."""
 
 
 @dataclass(frozen=True)

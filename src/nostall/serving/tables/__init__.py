@@ -19,8 +19,11 @@ table              shape                    content
                                             that a fixed grid of capacity.programs is correct
 ``reductions``     (capacity.reductions, 6)  SEQUENCE, QUERY_START, QUERY_COUNT, KV_HEAD, FIRST_ROW,
                                             SPLITS: a tile whose keys are split
-``counts``         (4,)                     UNITS, REDUCTIONS, SCRATCH_ROWS, PROGRAMS
-``tokens``         (rows, 6)                the Token-Table, for people and for costs; kernels do
+``counts``         (5,)                     UNITS, REDUCTIONS, SCRATCH_ROWS, PROGRAMS, PREFIX_ROWS
+``prefix_rows``    (capacity.prefix_rows, 4)  for each query token of a group whose shared prefix is
+                                            read once: its row in the packed queries, FIRST_ROW,
+                                            SPLIT_ROWS, HEAD_ROWS
+``tokens``         (rows, 7)                the Token-Table, for people and for costs; kernels do
                                             not read it
 =================  =======================  ======================================================
 
@@ -29,6 +32,11 @@ not slots of the largest tile: a decode of group 4 takes 4 rows, not 128, so tha
 splits fit into megabytes. PARTIAL is the unit's first row, or -1 if the unit writes its result
 itself. Split i of a reduction begins at row ``FIRST_ROW + i * QUERY_COUNT * group``; splits are in
 the order of their keys, so that a reduction that adds them in this order is deterministic.
+
+A unit of a shared prefix has SEQUENCE of the group's first member, QUERY_START as its first row of
+``prefix_rows``, and PARTIAL -2 - split. The partial result of a query token, KV head h and split i
+of the prefix is in the scratch rows from ``FIRST_ROW + i * SPLIT_ROWS + h * HEAD_ROWS`` on; these
+are the first splits of the reduction of the member's own tile.
 
 With a sliding window KV_START is the first visible key of the tile's first token, rounded down to
 ``TileSet.kv_align``; the kernel masks by position.

@@ -53,5 +53,6 @@ FIRST_PREFIX_SPLIT = -2
 """PARTIAL of a unit of split 0 of a shared prefix; split i has this minus i."""
 
 TASK_NAMES = ("sequence", "start", "tokens", "kv start", "kv end", "head", "tile", "partial")
+PREFIX_NAMES = ("query row", "first row", "split rows", "head rows")
 REDUCTION_NAMES = ("sequence", "start", "tokens", "head", "first row", "splits")
-TOKEN_NAMES = ("stage", "sequence", "start", "tokens", "kv length", "tile")
+TOKEN_NAMES = ("stage", "sequence", "start", "tokens", "kv length", "shared", "tile")

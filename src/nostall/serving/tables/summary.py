@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from nostall.serving.batch.ragged import RaggedBatch, Stage
 from nostall.serving.tables.columns import (
+    FIRST_PREFIX_SPLIT,
     KV_END,
     KV_START,
     PARTIAL,
@@ -19,39 +20,62 @@ from nostall.serving.tables.columns import (
     TILE,
 )
 from nostall.serving.tables.costs import FRACTION_BITS, MAX_COST_NS
+from nostall.serving.tables.cut_rules import cut_rules
+from nostall.serving.tables.prefixes import (
+    SHARE_COLUMNS,
+    SHARED,
+    SharedPrefixes,
+    share_prefixes,
+)
 from nostall.serving.tables.settings import TableSettings, TaskTables
 
 Int64s = NDArray[np.int64]
 
 
 class TokenRow(NamedTuple):
-    """A row of the Token-Table (paper, section 2.3): the query tokens of one sequence."""
+    """A row of the Token-Table (paper, section 2.3): the query tokens of a sequence or group."""
 
     stage: Stage
     sequence: int
     start: int
-    """First row in the packed queries."""
+    """First row in the packed queries; of a group its first prefix row."""
     tokens: int
     kv_length: int
+    shared: int
+    """Of its keys, those that its prefix group reads."""
     tile: int
     """Index of the tile height."""
 
 
 def token_table(batch: RaggedBatch, settings: TableSettings) -> list[TokenRow]:
-    """The Token-Table of a batch: a row for each sequence that has query tokens."""
+    """The Token-Table of a batch: a row for each sequence that has query tokens, then the groups.
+
+    Groups are those whose shared prefix is read once.
+    """
     starts, stages = batch.query_starts, batch.stages
-    return [
+    shares = np.zeros((len(batch), SHARE_COLUMNS), np.int32)
+    prefixes = SharedPrefixes.of(batch.prefix_groups, len(batch))
+    share_prefixes(batch.query_lengths, prefixes, cut_rules(settings), shares)
+    rows = [
         TokenRow(
             Stage(stages[sequence]),
             sequence,
             int(starts[sequence]),
             int(length),
             int(batch.kv_lengths[sequence]),
+            int(shares[sequence, SHARED]),
             settings.tiles.tile_of(int(length), settings.group),
         )
         for sequence, length in enumerate(batch.query_lengths)
         if length
     ]
+    for group in batch.prefix_groups:
+        shared, start, tile, _ = map(int, shares[group.sequences[0]])
+        if shared:
+            tokens = int(batch.query_lengths[list(group.sequences)].sum())
+            first = group.sequences[0]
+            rows.append(TokenRow(Stage.PREFIX, first, start, tokens, shared, shared, tile))
+    return rows
 
 
 @dataclass(frozen=True)
@@ -132,21 +156,23 @@ def summarize(batch: RaggedBatch, tables: TaskTables, settings: TableSettings) -
 def _kinds(
     batch: RaggedBatch, tables: TaskTables, settings: TableSettings, costs: Int64s
 ) -> tuple[UnitKind, ...]:
-    tasks, stages, heights = tables.used_tasks, batch.stages, settings.tiles.heights
+    tasks, heights = tables.used_tasks, settings.tiles.heights
+    is_prefix = tasks[:, PARTIAL] <= FIRST_PREFIX_SPLIT
+    stages = np.where(is_prefix, Stage.PREFIX, batch.stages[tasks[:, SEQUENCE]])
     keys = tasks[:, KV_END] - tasks[:, KV_START]
     places: Counter[tuple[int, int]] = Counter(
-        zip(stages[tasks[:, SEQUENCE]].tolist(), tasks[:, TILE].tolist(), strict=True)
+        zip(stages.tolist(), tasks[:, TILE].tolist(), strict=True)
     )
     kinds = []
     for (stage, tile), count in sorted(places.items()):
-        chosen = (stages[tasks[:, SEQUENCE]] == stage) & (tasks[:, TILE] == tile)
+        chosen = (stages == stage) & (tasks[:, TILE] == tile)
         rows = int(tasks[chosen, QUERY_COUNT].sum()) * settings.group
         kinds.append(
             UnitKind(
                 Stage(stage).name.lower(),
                 heights[tile],
                 count,
-                int((tasks[chosen, PARTIAL] >= 0).sum()),
+                int((tasks[chosen, PARTIAL] != -1).sum()),
                 rows / (count * heights[tile]),
                 int(keys[chosen].sum()),
                 float(costs[chosen].sum() / 1e3),

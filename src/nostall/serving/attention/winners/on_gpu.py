@@ -53,7 +53,8 @@ def search_on_gpu(
     kernels = [PLANS[kind].kernel, *(plan.kernel for plan in PLANS.values())]
     tensors = GpuBatch.of(batch, shape, getattr(torch, dtype), device)
     sms = torch.cuda.get_device_properties(device).multi_processor_count
-    space, budget = PlanSpace(kernels, has_fixed_grid=True), Budget(seconds=seconds)
+    space = PlanSpace(kernels, has_fixed_grid=True, has_prefixes=shape.has_prefixes)
+    budget = Budget(seconds=seconds)
     found = search_plan(
         space, rule, lambda plan: tensors.run(plan, sms), ReplayClock(), budget, seed
     )
