@@ -75,10 +75,6 @@ class GraphCopier:
         self._origins.append(origin)
         return len(self._nodes) - 1
 
-    def shape(self, index: int) -> Shape:
-        """The shape of a node of the copy."""
-        return self._nodes[index].shape
-
     def finish(self) -> tuple[Graph, tuple[int | None, ...]]:
         """The graph, with the outputs of the other one, and what its nodes stand for."""
         outputs = tuple(self.position[index] for index in self.graph.outputs)

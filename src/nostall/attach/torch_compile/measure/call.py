@@ -69,10 +69,10 @@ def clone_with_strides(value: Tensor) -> Tensor:
         return torch.empty_strided(
             value.shape, value.stride(), dtype=value.dtype, device=value.device
         )
+    if (copy := value.clone()).stride() == value.stride():
+        return copy
     pairs = zip(value.shape, value.stride(), strict=True)
     extent = 1 + sum((size - 1) * stride for size, stride in pairs)
-    if extent == value.numel():
-        return value.clone()  # no padding, no shared elements
     memory = value.as_strided((extent,), (1,)).clone()
     return memory.as_strided(value.shape, value.stride(), 0)
 
