@@ -65,12 +65,13 @@ METHODS = {
     "compile, graphs": Method("inductor", GRAPHS),
     "nostall, graphs": Method("nostall", GRAPHS),
     "untouched, graphs": Method("nostall", GRAPHS, {"nostall.choose": "inductor"}),
+    "compile, again": Method("inductor"),
     "compile, autotuned, again": Method("inductor", AUTOTUNE),
     "compile, graphs, again": Method("inductor", GRAPHS),
 }
 INTERLEAVED = {
     "steady": ("compile", "nostall", "always", "eager"),
-    "gain": ("compile", "nostall"),
+    "gain": ("compile", "nostall", "compile, again"),
     "autotuned": ("compile, autotuned", "nostall, autotuned", "compile, autotuned, again"),
     "graphs": (
         *("compile, graphs", "nostall, graphs"),

@@ -81,7 +81,7 @@ EXPECTED_SECONDS_OTHERS = {
     "inductor": 25,
     "nostall": 60,
     "steady": 50,
-    "gain": 80,
+    "gain": 120,
     "autotuned": 100,
     "graphs": 60,
 }
@@ -120,7 +120,8 @@ class Job:
             methods = len(START_METHODS[self.setup.part])
             recorded = PAIR_SECONDS[self.setup.part] * methods * pairs
             return self.slowdown * (PAIR_SECONDS[PAIRED] + recorded)
-        first = EXPECTED_SECONDS.get(self.setup.model, EXPECTED_SECONDS_OTHERS)[self.setup.part]
+        seconds = EXPECTED_SECONDS_OTHERS | EXPECTED_SECONDS.get(self.setup.model, {})
+        first = seconds[self.setup.part]
         further_processes = PROCESS_COUNTS.get(self.setup.part, 1) - 1
         return self.slowdown * (first + further_processes * self.round_seconds)
 

@@ -24,6 +24,12 @@ MIN_ROUNDS, MAX_ROUNDS = 12, 200
 WARM_UP_RUNS = 3
 MIN_SAMPLE_SECONDS = 1e-3
 """Shorter runs are repeated until a sample takes about this long."""
+LOOP_SECONDS = 2e-2
+"""The same for runs that the host launches.
+
+The first run of a sample waits for the host, because the GPU is idle then; in a user's loop the
+host runs ahead.  So that wait must be a small part of a sample.
+"""
 RUNS_PER_GRAPH = 8
 """Runs in one captured CUDA graph, because each launch of a graph costs a few microseconds."""
 
@@ -44,10 +50,16 @@ class Clock(Protocol):
 
 
 class EventClock:
-    """Time between CUDA events on the current stream: GPU time, or host time if that is longer."""
+    """Time between CUDA events on the current stream: GPU time, or host time if that is longer.
+
+    A sample has at least one run, and so many that it takes about ``sample_seconds``.
+    """
 
     name = "CUDA events"
     kind: Kind = "measured"
+
+    def __init__(self, sample_seconds: float = LOOP_SECONDS) -> None:
+        self._sample_seconds = sample_seconds
 
     def samples(self, graph: str, runs: Sequence[Run], seconds: float) -> Samples:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -61,7 +73,7 @@ class EventClock:
             end.synchronize()
             return 1e-3 * float(start.elapsed_time(end)) / repeats
 
-        return _sample_interleaved(measure, runs, seconds)
+        return _sample_interleaved(measure, runs, seconds, self._sample_seconds)
 
 
 class ReplayClock:
@@ -75,7 +87,7 @@ class ReplayClock:
 
     def samples(self, graph: str, runs: Sequence[Run], seconds: float) -> Samples:
         replays = [_capture(run).replay for run in runs]
-        samples = EventClock().samples(graph, replays, seconds)
+        samples = EventClock(MIN_SAMPLE_SECONDS).samples(graph, replays, seconds)
         return [[sample / RUNS_PER_GRAPH for sample in row] for row in samples]
 
 
@@ -148,7 +160,10 @@ class RecordedClock:
 
 
 def _sample_interleaved(
-    measure: Callable[[Run, int], float], runs: Sequence[Run], seconds: float
+    measure: Callable[[Run, int], float],
+    runs: Sequence[Run],
+    seconds: float,
+    sample_seconds: float = MIN_SAMPLE_SECONDS,
 ) -> Samples:
     """Sample all runs in interleaved rounds, for about ``seconds``.
 
@@ -159,7 +174,7 @@ def _sample_interleaved(
         for _ in range(WARM_UP_RUNS):
             run()
     longest = max(measure(run, 1) for run in runs)
-    repeats = max(1, min(50, int(MIN_SAMPLE_SECONDS / max(longest, 1e-7))))
+    repeats = max(1, min(50, int(sample_seconds / max(longest, 1e-7))))
     rounds = int(seconds / max(longest * (1 + repeats) * len(runs), 1e-9))
     rounds = max(MIN_ROUNDS, min(MAX_ROUNDS, rounds))
     samples: Samples = [[] for _ in runs]

@@ -52,3 +52,16 @@ def test_each_sample_follows_a_run_of_the_same_function() -> None:
     clock._sample_interleaved(timed, [a, b, a], 1e-9)
     assert len(taken) > 3 * clock.MIN_ROUNDS
     assert not any(taken[-3 * clock.MIN_ROUNDS :])
+
+
+def test_runs_that_the_host_launches_have_long_samples() -> None:
+    """The first run of a sample waits for the host, which runs ahead in a user's loop."""
+    repeats = []
+
+    def timed(_: Any, times: int) -> float:
+        repeats.append(times)
+        return 2e-3
+
+    clock._sample_interleaved(timed, [int, int, int], 1e-9, clock.LOOP_SECONDS)
+    assert set(repeats[:3]) == {1}
+    assert set(repeats[3:]) == {10}
