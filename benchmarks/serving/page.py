@@ -15,6 +15,7 @@ from benchmarks.harness.result_file import load, results
 from benchmarks.serving.gemm import cliffs
 from benchmarks.serving.page_attention import attention, builders, checks
 from benchmarks.serving.page_engine import engines, simulated
+from benchmarks.serving.page_prefixes import best_candidates, plan_search, prefixes
 from nostall.core.files import write_atomically
 
 PAGE = PAGES / "serving.md"
@@ -33,6 +34,8 @@ def text() -> str:
         "python -m benchmarks page serving",
         [
             attention(),
+            prefixes(),
+            plan_search(),
             checks(),
             builders(),
             _gemm(),
@@ -75,10 +78,10 @@ def _gemm() -> str:
         f"Cliffs, where some M up to 15 % larger is more than 5 % faster: {_cliffs(content)} of "
         f"F.linear and the table on the eight layers, {_cliffs(slices)} on the slices. The table "
         "does not remove them: it takes M rounded up only where its own point is faster by more "
-        "than the noise. The best of all candidates of each M was not measured for these tables."
+        "than the noise."
     )
     parts = ["## Linear layers over M", about, _ranges(linear_ratios())]
-    parts += [about_slices, _ranges(linear_ratios(GEMM_TP8)), cliffs_about]
+    parts += [about_slices, _ranges(linear_ratios(GEMM_TP8)), cliffs_about, best_candidates()]
     return "\n\n".join(parts)
 
 

@@ -15,6 +15,10 @@ Int64s = NDArray[np.int64]
 
 NO_REFERENCE_COUNTS = {"cache": True, "_nrt": False}
 """Options of functions that allocate nothing: numba then counts no references to array rows."""
+PREFIX_SAVES_NS = 4000
+"""Time that a prefix group saves each program at least. On an H200 groups that saved 4.4 us or more
+(modelled costs) were 1.00 to 3.5 times as fast, one that saved 2.2 us as fast, and one that saved
+3.8 us took 1.18 times as long (benchmarks/serving/results/prefix_groups_h200.json.gz)."""
 NO_WINDOW = 1 << 40
 """Window of a batch without a sliding window."""
 
@@ -38,6 +42,8 @@ class CutRules(NamedTuple):
     kv_align: int
     least_prefix: int
     """Fewest keys of a shared prefix that is read once; 0: never."""
+    least_saved: int
+    """Cost that a group saves at least, of all KV heads, in 1/256 ns."""
 
 
 def cut_rules(settings: TableSettings) -> CutRules:
@@ -56,6 +62,7 @@ def cut_rules(settings: TableSettings) -> CutRules:
         tiles.kv_align,
         # A prefix that a window hides in part is not shared.
         0 if settings.window else tiles.least_prefix,
+        (PREFIX_SAVES_NS * settings.programs) << FRACTION_BITS,
     )
 
 

@@ -213,6 +213,7 @@ def _constants(settings: TableSettings) -> dict[str, Any]:
         "PARTS": rules.parts,
         "KV_ALIGN": rules.kv_align,
         "LEAST_PREFIX": rules.least_prefix,
+        "LEAST_SAVED": rules.least_saved,
     }
 
 

@@ -35,9 +35,9 @@ def build_kernel(
     PROGRAMS: tl.constexpr, TILE_TOKENS: tl.constexpr, LIMITS: tl.constexpr,
     START_COSTS: tl.constexpr, KEY_COSTS: tl.constexpr, GROUP: tl.constexpr,
     KV_HEADS: tl.constexpr, WINDOW: tl.constexpr, SPLIT: tl.constexpr, LEAST_SPLIT: tl.constexpr,
-    PARTS: tl.constexpr, KV_ALIGN: tl.constexpr, LEAST_PREFIX: tl.constexpr, CLASSES: tl.constexpr,
-    DEAL: tl.constexpr, WORKERS: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_T: tl.constexpr,
-    BLOCK_U: tl.constexpr,
+    PARTS: tl.constexpr, KV_ALIGN: tl.constexpr, LEAST_PREFIX: tl.constexpr,
+    LEAST_SAVED: tl.constexpr, CLASSES: tl.constexpr, DEAL: tl.constexpr, WORKERS: tl.constexpr,
+    BLOCK_S: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_U: tl.constexpr,
 ):  # fmt: skip
     """Write the tables of a batch; the grid is max(CLASSES, 1) * WORKERS programs.
 
@@ -48,7 +48,8 @@ def build_kernel(
         prefix_index,
     ) = cut_batch(
         query_starts, kv_lengths, sequences, members, member_starts, shared_tokens, places, groups,
-        TILE_TOKENS, LIMITS, KEY_COSTS, GROUP, WINDOW, KV_ALIGN, LEAST_PREFIX, BLOCK_S, BLOCK_T,
+        TILE_TOKENS, LIMITS, KEY_COSTS, GROUP, KV_HEADS, WINDOW, KV_ALIGN, LEAST_PREFIX,
+        LEAST_SAVED, BLOCK_S, BLOCK_T,
     )  # fmt: skip
     is_counted = tile_count <= capacity_tiles
     counted_tiles = tl.where(is_counted, tile_count, 0)

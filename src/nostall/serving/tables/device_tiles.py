@@ -24,8 +24,9 @@ PARTIAL_KEYS = tl.constexpr(_PARTIAL_KEYS)
 def cut_batch(
     query_starts, kv_lengths, sequences, members, member_starts, shared_tokens, places, groups,
     TILE_TOKENS: tl.constexpr, LIMITS: tl.constexpr, KEY_COSTS: tl.constexpr, GROUP: tl.constexpr,
-    WINDOW: tl.constexpr, KV_ALIGN: tl.constexpr, LEAST_PREFIX: tl.constexpr,
-    BLOCK_S: tl.constexpr, BLOCK_T: tl.constexpr,
+    KV_HEADS: tl.constexpr, WINDOW: tl.constexpr, KV_ALIGN: tl.constexpr,
+    LEAST_PREFIX: tl.constexpr, LEAST_SAVED: tl.constexpr, BLOCK_S: tl.constexpr,
+    BLOCK_T: tl.constexpr,
 ):  # fmt: skip
     """The query tiles of a batch: how many tiles and prefix rows there are, and the tiles' fields.
 
@@ -44,7 +45,8 @@ def cut_batch(
     if LEAST_PREFIX > 0:
         shared, total, first_row, tiles, height, group, member_row = share_prefixes(
             query_starts, members, member_starts, shared_tokens, groups,
-            TILE_TOKENS, LIMITS, KEY_COSTS, GROUP, KV_ALIGN, LEAST_PREFIX, BLOCK_S,
+            TILE_TOKENS, LIMITS, KEY_COSTS, GROUP, KV_HEADS, KV_ALIGN, LEAST_PREFIX, LEAST_SAVED,
+            BLOCK_S,
         )  # fmt: skip
         place = tl.load(places + sequence, lane < tile_count, -1)
         my_group = tl.gather(group, tl.maximum(place, 0), 0)
@@ -106,7 +108,8 @@ def cut_sequences(
 def share_prefixes(
     query_starts, members, member_starts, shared_tokens, groups,
     TILE_TOKENS: tl.constexpr, LIMITS: tl.constexpr, KEY_COSTS: tl.constexpr, GROUP: tl.constexpr,
-    KV_ALIGN: tl.constexpr, LEAST_PREFIX: tl.constexpr, BLOCK: tl.constexpr,
+    KV_HEADS: tl.constexpr, KV_ALIGN: tl.constexpr, LEAST_PREFIX: tl.constexpr,
+    LEAST_SAVED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """What prefix groups share, one a lane, and where their members stand, one a lane.
 
@@ -134,7 +137,7 @@ def share_prefixes(
     tiles = (total + tokens - 1) // tokens
     saved = (apart - tiles * by_height(index, KEY_COSTS)) * shared
     least = total.to(tl.int64) * (PARTIAL_KEYS * GROUP * KEY_COSTS[0])
-    pays = is_group & (shared > 0) & (saved > least)
+    pays = is_group & (shared > 0) & (saved > least) & (saved * KV_HEADS >= LEAST_SAVED)
     shared = tl.where(pays, shared, 0)
     tiles = tl.where(pays, tiles, 0)
     rows = tl.where(pays, total, 0)

@@ -1,9 +1,9 @@
 """Prefix groups as arrays, and the choice of the groups whose prefix is read once.
 
 A group pays if its query tokens, taken together, need tiles that cost less for each key than the
-tiles of its members, by more than the partial results cost that this adds. Decodes and short
-verifies gain; prefills fill their tiles already and do not. The device builder computes the same
-integers.
+tiles of its members, by more than the partial results cost that this adds, and if it saves each
+program the time of a reduction. Decodes and short verifies gain; prefills fill their tiles already
+and do not. The device builder computes the same integers.
 """
 
 from __future__ import annotations
@@ -94,6 +94,8 @@ def share_prefixes(
         count = (total + rules.tile_tokens[index] - 1) // rules.tile_tokens[index]
         saved = (apart - count * rules.costs[1, index]) * shared
         if shared == 0 or saved <= PARTIAL_KEYS * rules.group * total * rules.costs[1, 0]:
+            continue
+        if saved * rules.kv_heads < rules.least_saved:
             continue
         tiles += count
         for sequence in members:

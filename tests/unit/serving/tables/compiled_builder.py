@@ -28,6 +28,7 @@ CONSTANTS = {
     "PARTS": 1056,
     "KV_ALIGN": 64,
     "LEAST_PREFIX": 256,
+    "LEAST_SAVED": 264 * 1_024_000,
     "CLASSES": 64,
     "DEAL": SNAKE.value,
     "WORKERS": 4,

@@ -46,7 +46,7 @@ def cases() -> list[tuple[str, TableSettings, list[int], list[int], Groups]]:
         return query.tolist(), (query + rng.choice(BEFORE, count)).tolist()
 
     shared = replace(split, tiles=replace(split.tiles, least_prefix=64))
-    five = (PrefixGroup((8, 2, 0), 4096), PrefixGroup((1, 3), 32), PrefixGroup((4, 6, 7, 9), 1024))
+    five = (PrefixGroup((8, 2, 0), 8192), PrefixGroup((1, 3), 32), PrefixGroup((4, 6, 7, 9), 2048))
     drafts = [1, 5, 0, 2, 1, 300, 1, 16, 1, 1, 33], [9000 + 3 * place for place in range(11)]
     without: list[tuple[str, TableSettings, list[int], list[int]]] = [
         ("empty batch", plain, [], []),
@@ -108,7 +108,7 @@ def differing(host: TaskTables, device: TaskTables) -> list[str]:
 def refused(name: str) -> str:
     """The error of a batch that exceeds one field of the capacity, or what happened instead."""
     tiles = TileSet(split=512, least_prefix=256)
-    settings = TableSettings(32, 8, 132, tiles, order="given")
+    settings = TableSettings(32, 8, 26, tiles, order="given")
     batch, groups = ([1, 100, 1], [1500, 100, 1500]), (PrefixGroup((0, 2), 1024),)
     exact = needed_capacity(
         *(np.array(values, np.int32) for values in batch), settings, SharedPrefixes.of(groups, 3)

@@ -13,7 +13,7 @@ from nostall.serving.tables.tiles import TileSet
 def test_a_group_that_pays_has_a_row_and_units_of_its_own() -> None:
     group = PrefixGroup((2, 0, 1, 4), 1040)
     batch = make_batch([1, 1, 1, 40, 1], [2000] * 5, prefix_groups=[group])
-    settings = TableSettings(32, 8, 132, TileSet((16, 64), least_prefix=256))
+    settings = TableSettings(32, 8, 16, TileSet((16, 64), least_prefix=256))
     *sequences, of_group = token_table(batch, settings)
     assert [row.shared for row in sequences] == [1024, 1024, 1024, 0, 1024]
     assert of_group == (Stage.PREFIX, 2, 0, 4, 1024, 1024, 0)
