@@ -33,16 +33,23 @@ def sections(fusion: Path, models: Path) -> list[str]:
     return parts
 
 
+BACK_TO_BACK = "2026-11-27T11:20"
+"""Records of a later date have loops of several steps in a sample."""
+
+
 def models_section(folder: Path) -> list[str]:
     """Whole models: ratios in a loop and on the GPU alone, kernels, seconds, refusals."""
     records = [load(path) for path in sorted(folder.glob("*.gain.json"))]
     complete = [record for record in records if record.get("complete")]
     cards = sorted({f"{r['gpu']}, PyTorch {r['torch']}" for r in complete})
+    looped = [record["model"] for record in complete if record["date"] > BACK_TO_BACK]
     about = (
         "`python -m benchmarks run torch_compile.user_models --zoo users` on "
         f"{'; '.join(cards) or 'no GPU yet'}: a ratio is torch.compile's time over that of "
         'backend="nostall", interleaved, with its interval. *Copy*: the ratio of a second copy of '
-        "torch.compile's version in a loop. *Share*: the part of the GPU's time that the kernels "
+        f"torch.compile's version in a loop. {', '.join(looped)} ran steps back to back; the other "
+        "models were timed before that, one step at a time from an idle GPU, so the host's time "
+        "before the first launch counts in their loops. *Share*: the part of the GPU's time that the kernels "
         "take that Inductor writes, which are all that stitched kernels can replace. Two columns "
         "have both: torch.compile / nostall. The committed folder has one JSON for each model."
     )
