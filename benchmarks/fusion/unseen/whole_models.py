@@ -49,8 +49,8 @@ def models_section(folder: Path) -> list[str]:
         'backend="nostall", interleaved, with its interval. *Copy*: the ratio of a second copy of '
         f"torch.compile's version in a loop. {', '.join(looped)} ran steps back to back; the other "
         "models were timed before that, one step at a time from an idle GPU, so the host's time "
-        "before the first launch counts in their loops. *Share*: the part of the GPU's time that the kernels "
-        "take that Inductor writes, which are all that stitched kernels can replace. Two columns "
+        "before the first launch counts in their loops. *Share*: the part of the GPU's time that "
+        "the kernels take that Inductor writes, which are all that stitched kernels can replace. Two columns "
         "have both: torch.compile / nostall. The committed folder has one JSON for each model."
     )
     head = ["model", *CLOCKS.values(), "copy", "share", "stitched kernels", "launches of a step"]
