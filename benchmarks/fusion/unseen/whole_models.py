@@ -51,7 +51,8 @@ def models_section(folder: Path) -> list[str]:
         "models were timed before that, one step at a time from an idle GPU, so the host's time "
         "before the first launch counts in their loops. *Share*: the part of the GPU's time that "
         "the kernels take that Inductor writes, which are all that stitched kernels can replace. "
-        "Two columns have both: torch.compile / nostall. The committed folder has one JSON for each model."
+        "Two columns have both: torch.compile / nostall. The committed folder has one JSON for "
+        "each model."
     )
     head = ["model", *CLOCKS.values(), "copy", "share", "stitched kernels", "launches of a step"]
     head += ["first step, s", "until chosen, s", "graphs kept for accuracy or layout"]
