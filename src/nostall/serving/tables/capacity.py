@@ -12,6 +12,8 @@ def bounded_capacity(
 ) -> TableCapacity:
     """A capacity for all batches of at most these sequences, query tokens and keys of a sequence.
 
+    It does not count prefix groups.
+
     With R keys that all query tiles see together, a ``split`` of s keys gives at most R / s units
     more than query tiles, and splitting by cost at most ``programs * units_per_program / kv_heads``
     more, of each KV head.
