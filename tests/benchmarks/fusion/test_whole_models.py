@@ -15,6 +15,7 @@ def record(ratio: float, reason: str, **changes: Any) -> dict[str, Any]:
     names = [["triton_poi_fused_add_0", 3, 1.0], ["nvjet_gemm", 2, 3.0]]
     return {
         "model": "a model",
+        "date": "2026-11-27T12:00:00+00:00",
         "complete": True,
         "gpu": "a GPU",
         "torch": "2",
@@ -57,6 +58,7 @@ def test_the_means_are_judged_by_their_targets(
 
     monkeypatch.setattr(whole_models, "load", load)
     text = " ".join(" ".join(whole_models.models_section(tmp_path)).split())
+    assert "a model, a model ran steps back to back" in text
     assert "2 of 3 measured models are complete." in text
     assert "Geometric mean in a loop: 1.084 (target 1.05: yes); lowest 0.980" in text
     assert "needs kernels that are 1.4 times as fast" in text
