@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -21,6 +21,7 @@ from nostall.parallel.sharding.planners.sharding import ShardingPlan
 
 VERSION_KEY = "nostall_sharding_plan"
 """Key of the version, by which a reader recognises these files."""
+Record = TypeVar("Record", bound=BaseModel)
 
 
 class StrictRecord(BaseModel):
@@ -197,29 +198,39 @@ def collective_rows(plan: ShardingPlan) -> list[dict[str, Any]]:
     return sorted(rows.values(), key=lambda row: -float(row["seconds"]))
 
 
-def is_sharding_plan(path: Path) -> bool:
-    """Whether a file is JSON with the version key of sharding plans; False if it is unreadable."""
+def has_version_key(path: Path, key: str) -> bool:
+    """Whether a file is JSON with this version key; False if it is unreadable."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    return isinstance(document, dict) and VERSION_KEY in document
+    return isinstance(document, dict) and key in document
 
 
-def load_sharding_plan(path: Path) -> PlanFile:
-    """Read a plan file; raises :class:`BadPlan` if it cannot be read or is invalid."""
+def is_sharding_plan(path: Path) -> bool:
+    """Whether a file is JSON with the version key of sharding plans; False if it is unreadable."""
+    return has_version_key(path, VERSION_KEY)
+
+
+def read_record(path: Path, model: type[Record]) -> Record:
+    """The validated content of a plan file; raises :class:`BadPlan` if it is unreadable."""
     try:
-        record = _FileRecord.model_validate(json.loads(path.read_text(encoding="utf-8")))
+        return model.model_validate(json.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise BadPlan(
             f"cannot read {path}: {error.strerror}; give the path of a plan file"
         ) from error
     except ValidationError as error:
         raise BadPlan(
-            f"{path}: {explain(error, _FileRecord)}; write the file with nostall plan --out"
+            f"{path}: {explain(error, model)}; write the file with nostall plan --out"
         ) from error
     except ValueError as error:
         raise BadPlan(f"{path} is not JSON: {error}; write it with nostall plan --out") from error
+
+
+def load_sharding_plan(path: Path) -> PlanFile:
+    """Read a plan file; raises :class:`BadPlan` if it cannot be read or is invalid."""
+    record = read_record(path, _FileRecord)
     cluster = parse_cluster(record.inputs.cluster, f"the cluster in {path}")
     ClusterMesh(cluster, tuple(record.inputs.mesh))  # raises BadPlan if they do not match
     return PlanFile(

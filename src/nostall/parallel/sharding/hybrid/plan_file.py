@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field
 
-from nostall.core.validation import explain
 from nostall.parallel.cluster import Cluster, parse_cluster
 from nostall.parallel.errors import BadPlan
 from nostall.parallel.sharding.hybrid.search import HybridStage
@@ -18,6 +16,8 @@ from nostall.parallel.sharding.plan_file import (
     PlanFile,
     StrategyRecord,
     StrictRecord,
+    has_version_key,
+    read_record,
     read_strategies,
     strategy_records,
 )
@@ -115,27 +115,12 @@ def hybrid_document(
 
 def is_hybrid_plan(path: Path) -> bool:
     """Whether a file is JSON with the version key of hybrid plans; False if it is unreadable."""
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(document, dict) and VERSION_KEY in document
+    return has_version_key(path, VERSION_KEY)
 
 
 def load_hybrid_plan(path: Path) -> HybridFile:
     """Read a file; raises :class:`BadPlan` if it cannot be read or is invalid."""
-    try:
-        record = _FileRecord.model_validate(json.loads(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise BadPlan(
-            f"cannot read {path}: {error.strerror}; give the path of a plan file"
-        ) from error
-    except ValidationError as error:
-        raise BadPlan(
-            f"{path}: {explain(error, _FileRecord)}; write the file with nostall plan --out"
-        ) from error
-    except ValueError as error:
-        raise BadPlan(f"{path} is not JSON: {error}; write it with nostall plan --out") from error
+    record = read_record(path, _FileRecord)
     inputs, stages = record.inputs, record.stages
     cluster = parse_cluster(inputs.cluster, f"the cluster in {path}")
     ends = [0, *(stage.layers[1] for stage in stages)]
