@@ -34,8 +34,8 @@ def readme(text: str) -> str:
         sentence = wrapped(f"{agreement.sentence[0].upper()}{agreement.sentence[1:]}")
     text = region(text, "agreement", sentence)
     rows = [
-        *(_assembler(), _schedules(), _unseen_chains(), _chains(), _models(), _serving()),
-        *(_sharding(), _pipelines(), _traces(), _learners()),
+        *(_assembler(), _schedules(), _unseen_chains(), _chains(), _user_models(), _models()),
+        *(_serving(), _sharding(), _pipelines(), _traces(), _learners()),
     ]
     return region(text, "headlines", table(("level", "measured", "GPU", "result"), rows))
 
@@ -129,6 +129,25 @@ def _chains() -> tuple[str, ...]:
     return "kernel fusion", gain, gpus, _links("fusion-chains.md", "fusion.chains")
 
 
+def _user_models() -> tuple[str, ...]:
+    """Whole models as users write them: means and extremes of the GPU's time and of loops."""
+    paths = sorted((results("torch_compile") / "user_models").glob("*.gain.json"))
+    records = [record for path in paths if (record := load(path)).get("complete")]
+    ratios = {
+        clock: [record[clock]["compared"]["nostall"]["ratio"] for record in records]
+        for clock in ("replayed", "looped")
+    }
+    alone, looped = ratios["replayed"], ratios["looped"]
+    gain = (
+        f"steps of {len(records)} whole models as users write them take torch.compile "
+        f"{geometric_mean(alone):.3f} times the GPU's time of nostall ({min(alone):.2f} to "
+        f"{max(alone):.2f}), and {geometric_mean(looped):.3f} times the time in a loop "
+        f"({min(looped):.2f} to {max(looped):.2f}): no gain for most"
+    )
+    gpus = " and ".join(sorted({record["gpu"].removeprefix("NVIDIA ") for record in records}))
+    return "whole models", gain, gpus, _links("fusion-unseen.md", "torch_compile.user_models")
+
+
 def _models() -> tuple[str, ...]:
     """Step-time ratio of each model that runs stitched kernels; the other models are counted."""
     ratios, unchanged, gpus = [], 0, set()
@@ -141,7 +160,7 @@ def _models() -> tuple[str, ...]:
         else:
             unchanged += 1
     gain = (
-        f'steps with `backend="nostall"` beside torch.compile: {", ".join(ratios)}; '
+        f"steps of the models it was developed with, beside torch.compile: {', '.join(ratios)}; "
         f"{unchanged} other models keep Inductor's kernels"
     )
     links = _links("torch-compile.md", "torch_compile.models")
