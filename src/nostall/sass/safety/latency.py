@@ -132,8 +132,9 @@ class LatencyTable:
         It is the row of the producer's class.  If a RAW pair and the form of its producer are well
         observed, it is the row of the form: a form without that evidence never raises the floor of
         a pair above the floor of its class.  If even the class is not well observed, the floor is
-        the smallest row of all pairs with the producer's class, or the attested distance of the
-        pair.  No floor is above the attested distance of a well-observed pair.
+        the smaller of two distances: the smallest row of all pairs with the producer's class, and
+        the attested distance of the pair (at least three sightings).  No floor is above the
+        attested distance of a well-observed pair.
         """
         key = pairing.pair_key(first, second, register, kind)
         floor = self._floor_cache.get(key)
@@ -198,8 +199,8 @@ class LatencyTable:
         if class_row is not None and class_row.seen >= WELL_OBSERVED:
             return class_row.distance
         distance = self._producer_floor(class_name.partition("|")[0], kind)
-        seen = self._observed_distance(first, second, register, kind, 1)
-        return distance if seen is None else min(distance, seen)
+        attested = self._attested_row(first, second, register, kind)
+        return distance if attested is None else min(distance, attested.distance)
 
     def _class_row(self, class_name: str, second: Instruction, kind: HazardKind) -> Row | None:
         """The row of a class, or a smaller one of a class whose distance suffices for this one.
@@ -254,24 +255,26 @@ class LatencyTable:
         self, first: Instruction, second: Instruction, register: int, kind: HazardKind
     ) -> int | None:
         """The attested distance of an exact pair that was seen often, else None."""
-        return self._observed_distance(first, second, register, kind, WELL_OBSERVED)
+        row = self._attested_row(first, second, register, kind)
+        return row.distance if row is not None and row.seen >= WELL_OBSERVED else None
 
-    def _observed_distance(
-        self,
-        first: Instruction,
-        second: Instruction,
-        register: int,
-        kind: HazardKind,
-        occurrences: int,
-    ) -> int | None:
-        """The attested distance of an exact pair with so many occurrences, else None.
+    def _attested_row(
+        self, first: Instruction, second: Instruction, register: int, kind: HazardKind
+    ) -> Row | None:
+        """The row of an exact pair in the attested distances, else None.
 
-        It is the largest one of the operands that hold the register.
+        If several operands hold the register, the row has the largest distance and the smallest
+        number of occurrences of all of them.
         """
         attested = self._attested.get(kind, {})
-        rows = [attested.get(n) for n in pairing.exact_names(first, second, register, kind)]
-        seen = [r.distance for r in rows if r is not None and r.seen >= occurrences]
-        return max(seen) if len(seen) == len(rows) else None
+        rows = []
+        for name in pairing.exact_names(first, second, register, kind):
+            if (row := attested.get(name)) is None:
+                return None
+            rows.append(row)
+        if not rows:
+            return None
+        return Row(max(r.distance for r in rows), min(r.seen for r in rows))
 
     def safe_distance(
         self, first: Instruction, second: Instruction, register: int, kind: HazardKind

@@ -144,6 +144,24 @@ def test_a_form_without_evidence_does_not_raise_the_floor_above_its_class() -> N
         assert LatencyTable.load(sm).min_distance(product, total, R(5), "RAW") == 4
 
 
+def test_a_pair_of_a_rarely_seen_class_has_its_attested_distance() -> None:
+    add = instruction("IADD3 R4, R4, R5, RZ", [R(4)], [R(4), R(5)])
+    class_name = pairing.coarse_names(add, add, R(4), "RAW")[1]
+    pair = {"RAW": {"IADD3>R|IADD3.1": mined_tables.Row(6, 3)}}
+
+    def least(seen: int, attested: mined_tables.Rows) -> int:
+        floors = {"RAW": {class_name: mined_tables.Row(9, seen)}}
+        tables = mined_tables.MinedTables(floors, attested, {}, {})
+        return LatencyTable(90, tables).min_distance(add, add, R(4), "RAW")
+
+    assert least(40, pair) == 9  # three sightings of a pair lower no well-observed class
+    assert least(39, pair) == 6
+    assert least(39, {}) == 9  # the smallest row of the producer
+    assert LatencyTable(90, mined_tables.MinedTables({}, {}, {}, {})).min_distance(
+        add, add, R(4), "RAW"
+    ) > 9  # fmt: skip
+
+
 def test_an_overwrite_by_a_later_unit_needs_no_more_than_one_by_an_earlier_unit() -> None:
     move = instruction("MOV R4, R1", [R(4)], [R(1)])
     half = instruction("HADD2.F32 R4, -RZ, R2.H0_H0", [R(4)], [R(2)])
