@@ -25,11 +25,8 @@ WARM_UP_RUNS = 3
 MIN_SAMPLE_SECONDS = 1e-3
 """Shorter runs are repeated until a sample takes about this long."""
 LOOP_SECONDS = 2e-2
-"""The same for runs that the host launches.
-
-The first run of a sample waits for the host, because the GPU is idle then; in a user's loop the
-host runs ahead.  So that wait must be a small part of a sample.
-"""
+"""The same for runs that the host launches: its times vary more."""
+MAX_REPEATS = 1000
 RUNS_PER_GRAPH = 8
 """Runs in one captured CUDA graph, because each launch of a graph costs a few microseconds."""
 
@@ -52,7 +49,8 @@ class Clock(Protocol):
 class EventClock:
     """Time between CUDA events on the current stream: GPU time, or host time if that is longer.
 
-    A sample has at least one run, and so many that it takes about ``sample_seconds``.
+    A sample repeats the run until about ``sample_seconds`` have passed.  A run that is not timed
+    comes first, so that the host is ahead of the GPU, as in a user's loop.
     """
 
     name = "CUDA events"
@@ -66,6 +64,7 @@ class EventClock:
 
         def measure(run: Run, repeats: int) -> float:
             torch.cuda.synchronize()
+            run()
             start.record()
             for _ in range(repeats):
                 run()
@@ -174,7 +173,7 @@ def _sample_interleaved(
         for _ in range(WARM_UP_RUNS):
             run()
     longest = max(measure(run, 1) for run in runs)
-    repeats = max(1, min(50, int(sample_seconds / max(longest, 1e-7))))
+    repeats = max(1, min(MAX_REPEATS, int(sample_seconds / max(longest, 1e-7))))
     rounds = int(seconds / max(longest * (1 + repeats) * len(runs), 1e-9))
     rounds = max(MIN_ROUNDS, min(MAX_ROUNDS, rounds))
     samples: Samples = [[] for _ in runs]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("triton")
@@ -54,8 +55,50 @@ def test_each_sample_follows_a_run_of_the_same_function() -> None:
     assert not any(taken[-3 * clock.MIN_ROUNDS :])
 
 
-def test_runs_that_the_host_launches_have_long_samples() -> None:
-    """The first run of a sample waits for the host, which runs ahead in a user's loop."""
+class Timeline:
+    """A host that launches runs and a GPU that executes them in order, in seconds."""
+
+    def __init__(self) -> None:
+        self.host = self.gpu = 0.0
+
+    def run(self, host: float, gpu: float) -> None:
+        """Launch work of ``gpu`` seconds, for which the host needs ``host`` seconds."""
+        self.host += host
+        self.gpu = max(self.gpu, self.host) + gpu
+
+    def synchronize(self) -> None:
+        self.host = self.gpu = max(self.host, self.gpu)
+
+    def event(self, **_: object) -> Any:
+        line = self
+
+        class Event:
+            def record(self) -> None:
+                self.time = max(line.gpu, line.host)
+
+            def synchronize(self) -> None:
+                line.synchronize()
+
+            def elapsed_time(self, end: Any) -> float:
+                return 1e3 * float(end.time - self.time)
+
+        return Event()
+
+
+@pytest.mark.parametrize(
+    ("host", "gpu", "expected"), [(7e-4, 1e-3, 1e-3), (2e-3, 1e-3, 2e-3), (2e-5, 1e-5, 2e-5)]
+)
+def test_the_host_is_ahead_of_the_gpu_as_in_a_loop(
+    host: float, gpu: float, expected: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = Timeline()
+    monkeypatch.setattr("torch.cuda.Event", line.event)
+    monkeypatch.setattr("torch.cuda.synchronize", line.synchronize)
+    samples = clock.EventClock().samples("", [lambda: line.run(host, gpu)] * 2, 0.1)
+    assert np.allclose(samples, expected, rtol=1e-6)
+
+
+def test_a_sample_takes_about_the_wanted_time() -> None:
     repeats = []
 
     def timed(_: Any, times: int) -> float:

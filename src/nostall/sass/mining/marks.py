@@ -166,25 +166,21 @@ def _has_neighbours(named: tuple[Register, ...]) -> bool:
 
 def _is_plain(text: str) -> bool:
     """Whether an instruction has one 32-bit result, its first operand, and 32-bit sources."""
-    operands = _narrow_operands(text)
-    return operands.startswith("R") and not re.match(r"R\d+, P", operands)
-
-
-def _narrow_operands(text: str) -> str:
-    """The operands of an instruction of a plain pipe with no 64-bit operand; else empty."""
     words = text.split(None, 2 if text.startswith("@") else 1)
-    base, *modifiers = words[-2 if len(words) > 1 else 0].split(".")
-    row = lookup(base)
+    if len(words) < 2:
+        return False
+    base, *modifiers = words[-2].split(".")
+    row, operands = lookup(base), words[-1]
     is_narrow = row is not None and row.pipe in _PLAIN_PIPES and not _WIDE & {*modifiers}
-    return words[-1].strip() if is_narrow and len(words) > 1 and base[0] != "U" else ""
+    has_one_result = operands.startswith("R") and not re.match(r"R\d+, P", operands)
+    return is_narrow and has_one_result and base[0] != "U"
 
 
 def _owners(row: Row, named: tuple[Register, ...]) -> tuple[list[bool], list[bool]]:
     """(whether each operand may be a result, whether it may be a source).
 
-    They differ from True only for a guard, and for a register that several operands name: results
-    come first in the text, so the first of these operands is the result if the row defines the
-    register, and the other ones are sources.
+    A guard is only read.  If several operands name a register that the row defines, the first of
+    them is the result and the others are sources, because results come first in the text.
     """
     has_guard = row.text.startswith("@")
     results, sources = [True] * len(named), [True] * len(named)

@@ -96,9 +96,9 @@ _OWN_GROUP = (
 def group(instruction: Instruction, sm: int) -> str:
     """The group of an instruction in the rules, or "" if no rule is about it.
 
-    The group of an opcode of the load/store unit is the opcode.  Conversions with an FP64 or a
-    64-bit integer operand are not in the group of the other conversions, because compiler output
-    needs no order between them.
+    The group of an opcode of the load/store unit is the opcode.  Conversions with an FP64 operand
+    and those with a 64-bit integer have groups of their own: no compiler output needs an order
+    between them and 32-bit conversions.
     """
     if instruction.has_fixed_latency(sm) and instruction.base != "BAR":
         return ""

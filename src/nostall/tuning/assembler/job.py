@@ -187,18 +187,17 @@ class AssemblerJob:
         return self._decide(found, winner), winner
 
     def _safe_states(self, found: SearchResult[PtxState]) -> list[PtxState]:
-        """The members of the population that the verifier of machine code accepts, best first.
+        """The finalists that pass the verifier of machine code, best first.
 
-        Members descend from few states, so what makes one of them unsafe may be in all. The best
-        states of the portfolio take their place then.
+        If none passes, the best states of the portfolio that pass: the finalists descend from few
+        states, so what makes one of them unsafe may be in all.
         """
         space = self.setup.space
         members = [member.state for member in finalists(found, space)]
-        for states in (members, best_of_portfolio(found, space, _FINALISTS)):
-            safe = self.objective.safe_states([s for s in states if s != space.start()])
-            if safe:
-                return safe
-        return []
+        if safe := self.objective.safe_states([s for s in members if s != space.start()]):
+            return safe
+        portfolio = best_of_portfolio(found, space, _FINALISTS)
+        return self.objective.safe_states([s for s in portfolio if s != space.start()])
 
     def try_dependent_launch(
         self, result: TuningResult, open_device: OpenDevice
