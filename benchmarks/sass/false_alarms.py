@@ -7,6 +7,8 @@ The wheels are those that ``libraries.toml`` holds out; ``pip download --no-deps
 function is validated, by all absolute rules, and must be written back byte by byte. A second run
 continues: the state folder keeps the drawn functions and the answers.
 
+``--libraries blind`` judges libraries of which no refusal has been read.  Do not read them.
+
 The functions are in two halves, by a hash of their code. Rules may be written from refused
 functions of the *examined* half only; the rate of the *unseen* half is the result.  ``--half``
 judges one half.
@@ -186,6 +188,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--state", type=Path, required=True, help="a folder for the run's state")
     parser.add_argument("--limit", type=int, default=600, help="functions by library and sm")
     parser.add_argument("--max-size", type=int, default=2000, help="instructions of a function")
+    parser.add_argument(
+        "--libraries", choices=("held_out", "blind"), default="held_out", help="part to judge"
+    )
     parser.add_argument("--half", choices=HALVES, help="judge this half only")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so long")
     parser.add_argument("--jobs", type=int, default=1, help="processes that judge")
@@ -198,9 +203,8 @@ def main(options: argparse.Namespace) -> int:
     """Verify the functions; returns 1 if one is refused without an explanation."""
     options.state.mkdir(parents=True, exist_ok=True)
     began = saved = time.monotonic()
-    contents = draw(
-        options.wheels, libraries("held_out"), options.state, options.limit, options.max_size
-    )
+    names = libraries(options.libraries)
+    contents = draw(options.wheels, names, options.state, options.limit, options.max_size)
     kept = options.state / "answers"
     rows: dict[bytes, Row] = {}
     if kept.exists() and not options.restart:

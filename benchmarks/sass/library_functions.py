@@ -26,7 +26,7 @@ Row = dict[str, Any]
 
 
 def libraries(part: str) -> list[str]:
-    """Names of the libraries in one part of ``libraries.toml``: ``mined`` or ``held_out``."""
+    """Names of the libraries in a part of ``libraries.toml``: mined, held_out or blind."""
     text = resources.files("nostall.sass.mining").joinpath("libraries.toml").read_text()
     return list(tomllib.loads(text)[part])
 

@@ -27,7 +27,8 @@ from nostall.sass.mining.tables import write_tables
 def held_out() -> frozenset[str]:
     """Names of the sources that judge the verifier and must not be mined."""
     text = resources.files("nostall.sass.mining").joinpath("libraries.toml").read_text()
-    return frozenset(tomllib.loads(text)["held_out"])
+    parts = tomllib.loads(text)
+    return frozenset((*parts["held_out"], *parts["blind"]))
 
 
 def _parser() -> argparse.ArgumentParser:
