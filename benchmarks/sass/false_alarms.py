@@ -54,7 +54,7 @@ EXPLANATIONS: tuple[tuple[str, str], ...] = (
     (
         "which POPC",
         "the wait for a later FP16 conversion is the only one that covers a bit count; no rule is "
-        "about two units, and no other function needs one",
+        "about two units",
     ),
     (
         "which ATOM",
@@ -63,7 +63,7 @@ EXPLANATIONS: tuple[tuple[str, str], ...] = (
     ),
     (
         "nvdisasm do",
-        "nvdisasm does not list the code of the function that control does not reach",
+        "nvdisasm does not list all instructions of the function, so the verifier cannot read it",
     ),
 )
 """(text in a finding, why the verifier refuses this code), the first match counts.
