@@ -62,6 +62,9 @@ class DeviceTables:
     reductions: Any
     counts: Any
     prefix_rows: Any
+    has_prefixes: bool
+    """Whether the capacity has prefix rows. Without them no builder writes a unit of a shared
+    prefix: a batch with groups that pay exceeds the capacity."""
 
     def to_host(self, capacity: TableCapacity) -> TaskTables:
         """A copy on the host. Raises :class:`CapacityExceeded` if the batch did not fit."""
@@ -139,7 +142,8 @@ class DeviceBuilder:
             (max(capacity.prefix_rows, 1), PREFIX_COLUMNS),
         )
         tables = DeviceTables(
-            *(torch.zeros(shape, dtype=torch.int32, device=device) for shape in shapes)
+            *(torch.zeros(shape, dtype=torch.int32, device=device) for shape in shapes),
+            has_prefixes=capacity.prefix_rows > 0,
         )
         constants = _constants(settings) | {
             "CLASSES": settings.cost_classes if sorts else 0,
