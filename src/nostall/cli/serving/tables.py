@@ -51,6 +51,9 @@ def show(
     least_prefix: Annotated[
         int, typer.Option(min=0, help="Fewest keys of a prefix that a group reads once; 0: never.")
     ] = AttentionPlan.least_prefix,
+    least_saved_ns: Annotated[
+        int, typer.Option(min=0, help="Least time of a program that a group must save; 0: any.")
+    ] = AttentionPlan.least_saved_ns,
     window: Annotated[int, typer.Option(min=0, help="Sliding window in keys; 0: none.")] = 0,
     costs: Annotated[
         Path | None, typer.Option(help="Measured costs (JSON); default: modelled costs.")
@@ -66,7 +69,13 @@ def show(
     order. Costs are modelled unless --costs gives measured ones.
     """
     given = load_batch(batch)
-    tile_set = _tile_set(tiles, split, units_per_program, least_prefix)
+    tile_set = TileSet(
+        _heights(tiles),
+        split=TileSet.split if split is None else split,
+        units_per_program=units_per_program,
+        least_prefix=least_prefix,
+        least_saved_ns=least_saved_ns,
+    )
     settings = TableSettings(
         heads,
         kv_heads,
@@ -85,19 +94,14 @@ def show(
     _print_summary(summary)
 
 
-def _tile_set(
-    heights: str, split: int | None, units_per_program: int, least_prefix: int
-) -> TileSet:
+def _heights(text: str) -> tuple[int, ...]:
+    """The tile heights of an option. Raises :class:`BadInput` for other text."""
     try:
-        numbers = tuple(int(height) for height in heights.split(","))
+        return tuple(int(height) for height in text.split(","))
     except ValueError as error:
         raise BadInput(
-            f"--tiles {heights}; allowed are numbers separated by commas, such as 16,64,128"
+            f"--tiles {text}; allowed are numbers separated by commas, such as 16,64,128"
         ) from error
-    most = TileSet.split if split is None else split
-    return TileSet(
-        numbers, split=most, units_per_program=units_per_program, least_prefix=least_prefix
-    )
 
 
 def _print_tables(

@@ -29,6 +29,7 @@ SCHEDULES: tuple[tuple[Schedule, str, float], ...] = (
 SPLITS = (1 << 30, 1024, 2048, 4096)
 LEAST_SPLITS = (256, 512, 1024, 2048)
 LEAST_PREFIXES = (0, 256, 512, 1024, 2048)
+LEAST_SAVINGS = (0, 1000, 2000, 4000, 8000)
 UNITS_PER_PROGRAM = (0, 1, 2, 4, 8)
 FAILURES = (RuntimeError, ValueError, NostallError)
 """Errors of a plan that cannot be compiled or run."""
@@ -72,6 +73,7 @@ class PlanSpace(Space[AttentionPlan, PlanMove]):
         }
         if has_prefixes:
             self.choices["least_prefix"] = LEAST_PREFIXES
+            self.choices["least_saved_ns"] = LEAST_SAVINGS
 
     def start(self) -> AttentionPlan:
         return AttentionPlan(self.choices["kernel"][0], "sorted")
