@@ -11,7 +11,7 @@ MAX_TILES = 8
 LEAST_SAVED_NS = 4000
 """Default of ``TileSet.least_saved_ns``, chosen from the samples of one H200
 (benchmarks/serving/results/prefix_groups_h200.json.gz) and not confirmed by a fresh run. The rule
-rejects a group of verifies (saving 1.2 us) although grouping made it 1.35 times as fast."""
+rejects a group of verifies (saving 1.3 us) although grouping made it 1.35 times as fast."""
 MOST_SAVED_NS = 10**9
 """Largest ``least_saved_ns``: products with it fit into 64 bits."""
 
