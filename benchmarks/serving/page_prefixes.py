@@ -164,12 +164,13 @@ def plan_search() -> str:
     least, most = min(found, key=lambda kind: kind.ratio), max(found, key=lambda kind: kind.ratio)
     languages = sorted({row["plan"]["kernel"]["language"].capitalize() for row in stored})
     seconds = content["command"].partition("--seconds ")[2]
+    change = max(least.ratio, 1 / least.ratio) - 1
     about = (
         f"`nostall serving search` for {seconds} s a kind of batch, on {stored[0]['key']['gpu']}. "
         f"A plan is stored where two comparisons say faster: {len(stored)} of {len(found)} kinds, "
         f"with kernels in {' and '.join(languages)}. The best plan for *{most.kind}* is "
         f"{100 * (most.ratio - 1):.1f} % faster than the rule's; the best plan for *{least.kind}* "
-        f"is {100 * abs(1 - 1 / least.ratio):.1f} % {'slower' if least.ratio < 1 else 'faster'}. "
+        f"is {100 * change:.1f} % {'slower' if least.ratio < 1 else 'faster'}. "
     )
     if least.ratio < 1:
         about += (
