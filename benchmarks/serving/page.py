@@ -13,9 +13,9 @@ from typing import Any
 from benchmarks.harness.markdown import PAGES, link, page, table, wrapped
 from benchmarks.harness.result_file import load, results
 from benchmarks.serving.gemm import cliffs
-from benchmarks.serving.page_attention import attention, builders, checks
-from benchmarks.serving.page_engine import engines, simulated
-from benchmarks.serving.page_prefixes import best_candidates, plan_search, prefixes
+from benchmarks.serving.pages.attention import attention, builders, checks
+from benchmarks.serving.pages.engine import engines, simulated
+from benchmarks.serving.pages.prefixes import best_candidates, plan_search, prefixes
 from nostall.core.files import write_atomically
 
 PAGE = PAGES / "serving.md"

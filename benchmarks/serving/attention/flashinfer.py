@@ -1,7 +1,7 @@
 """FlashInfer as a peer of the attention benchmark: BatchPrefill on the paged cache (causal).
 
 Needs flashinfer-python 0.6.13 and apache-tvm-ffi in PYTHONPATH; FlashInfer compiles its kernel at
-the first call, some 30 s. ``python -m benchmarks.serving.attention_flashinfer`` does only that.
+the first call, some 30 s. ``python -m benchmarks.serving.attention.flashinfer`` does only that.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.serving.attention_inputs import Inputs, make_inputs
+from benchmarks.serving.attention.inputs import Inputs, make_inputs
 from nostall.core.errors import MissingPart
 from nostall.serving.attention.config import AttentionShape
 from nostall.serving.attention.launch import PagedCache

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.harness.markdown import link, table, wrapped
 from benchmarks.harness.result_file import load, results
-from benchmarks.serving.prefix_groups import Case
+from benchmarks.serving.attention.prefix_groups import Case
 from nostall.serving.attention.config import AttentionShape
 from nostall.serving.attention.space import plan_of
 from nostall.serving.tables.columns import PREFIX_ROWS

@@ -101,7 +101,7 @@ def measure(case: Case, heads: tuple[int, int]) -> dict[str, Any]:
     """Samples in us of each plan of one case; of a plan that fails its error."""
     import torch
 
-    from benchmarks.serving.cuda_graphs import GraphedCalls, interleaved_us
+    from benchmarks.serving.attention.cuda_graphs import GraphedCalls, interleaved_us
     from nostall.serving.attention.config import AttentionShape
     from nostall.serving.attention.winners.gpu_batch import GpuBatch
 

@@ -15,10 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.serving.attention_inputs import HAS_GPU, TOLERANCE, Inputs, make_inputs
-from benchmarks.serving.attention_kernels import KERNELS
-from benchmarks.serving.attention_peers import PEERS
-from benchmarks.serving.attention_plans import (
+from benchmarks.serving.attention.batches import KINDS, batch, bound
+from benchmarks.serving.attention.cuda_graphs import GraphedCalls, interleaved_us
+from benchmarks.serving.attention.inputs import HAS_GPU, TOLERANCE, Inputs, make_inputs
+from benchmarks.serving.attention.kernels import KERNELS
+from benchmarks.serving.attention.peers import PEERS
+from benchmarks.serving.attention.plans import (
     NARROW,
     PAPER,
     WIDE,
@@ -29,8 +31,6 @@ from benchmarks.serving.attention_plans import (
     ours,
     settings,
 )
-from benchmarks.serving.batches import KINDS, batch, bound
-from benchmarks.serving.cuda_graphs import GraphedCalls, interleaved_us
 from nostall.core.files import write_atomically
 from nostall.serving.attention.config import AttentionShape
 from nostall.serving.attention.launch import PagedCache

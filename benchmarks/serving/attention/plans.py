@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.serving.attention_inputs import DEVICE, HAS_GPU, Inputs
-from benchmarks.serving.attention_kernels import KERNELS, make_kernel
+from benchmarks.serving.attention.inputs import DEVICE, HAS_GPU, Inputs
+from benchmarks.serving.attention.kernels import KERNELS, make_kernel
 from nostall.serving.attention.config import TileConfig
 from nostall.serving.attention.launch import AttentionBuffers, MetaAttention, PagedCache
 from nostall.serving.attention.plan import AttentionPlan

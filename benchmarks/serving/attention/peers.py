@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.serving.attention_flashinfer import flashinfer
-from benchmarks.serving.attention_inputs import HAS_GPU, Inputs
+from benchmarks.serving.attention.flashinfer import flashinfer
+from benchmarks.serving.attention.inputs import HAS_GPU, Inputs
 from nostall.core.errors import MissingPart
 from nostall.serving.attention.launch import PagedCache
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from benchmarks.harness.result_file import load, results
-from benchmarks.serving.prefix_groups import CASES, HEADS, Case, plans_of
+from benchmarks.serving.attention.prefix_groups import CASES, HEADS, Case, plans_of
 
 from nostall.serving.tables.columns import PREFIX_ROWS
 from nostall.serving.tables.host import build_tables
