@@ -69,13 +69,7 @@ def show(
     order. Costs are modelled unless --costs gives measured ones.
     """
     given = load_batch(batch)
-    tile_set = TileSet(
-        _heights(tiles),
-        split=TileSet.split if split is None else split,
-        units_per_program=units_per_program,
-        least_prefix=least_prefix,
-        least_saved_ns=least_saved_ns,
-    )
+    tile_set = _tile_set(tiles, split, units_per_program, least_prefix, least_saved_ns)
     settings = TableSettings(
         heads,
         kv_heads,
@@ -94,14 +88,22 @@ def show(
     _print_summary(summary)
 
 
-def _heights(text: str) -> tuple[int, ...]:
-    """The tile heights of an option. Raises :class:`BadInput` for other text."""
+def _tile_set(
+    heights: str, split: int | None, units_per_program: int, least_prefix: int, least_saved_ns: int
+) -> TileSet:
     try:
-        return tuple(int(height) for height in text.split(","))
+        numbers = tuple(int(height) for height in heights.split(","))
     except ValueError as error:
         raise BadInput(
-            f"--tiles {text}; allowed are numbers separated by commas, such as 16,64,128"
+            f"--tiles {heights}; allowed are numbers separated by commas, such as 16,64,128"
         ) from error
+    return TileSet(
+        numbers,
+        split=TileSet.split if split is None else split,
+        units_per_program=units_per_program,
+        least_prefix=least_prefix,
+        least_saved_ns=least_saved_ns,
+    )
 
 
 def _print_tables(

@@ -80,9 +80,8 @@ def run_unit(
 ):  # fmt: skip
     """Run the unit of one task row with a tile of M rows and key tiles of N keys.
 
-    ``PREFIX``: the unit may be one of a shared prefix. Its query tokens are those of rows of
-    ``prefix_rows``, and each of them sees all of its keys. Without it the tables must have no such
-    unit (:func:`nostall.serving.attention.config.check_prefixes`).
+    ``PREFIX``: the unit may be one of a shared prefix (without it, no unit of the tables is). Its
+    query tokens are those of rows of ``prefix_rows``, and each of them sees all of its keys.
     """
     GROUP: tl.constexpr = HEADS // KV_HEADS
     sequence, first_token, tokens = tl.load(task), tl.load(task + 1), tl.load(task + 2)
