@@ -17,8 +17,8 @@ from benchmarks.ptx.page import all_rows
 from benchmarks.registry import BENCHMARKS, Benchmark
 from benchmarks.sass.pages.suite_section import deployed
 from benchmarks.serving.page import linear_ratios
-from benchmarks.serving.page_attention import attention_ratios
-from benchmarks.serving.page_engine import engine_ratio
+from benchmarks.serving.pages.attention import attention_ratios
+from benchmarks.serving.pages.engine import engine_ratio
 from nostall.core.files import write_atomically
 from nostall.sass.model.agreement import load_agreement
 

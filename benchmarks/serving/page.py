@@ -13,9 +13,9 @@ from typing import Any
 from benchmarks.harness.markdown import PAGES, link, page, table, wrapped
 from benchmarks.harness.result_file import load, results
 from benchmarks.serving.gemm import cliffs
-from benchmarks.serving.page_attention import attention, builders, checks
-from benchmarks.serving.page_engine import engines, simulated
-from benchmarks.serving.page_prefixes import best_candidates, plan_search, prefixes
+from benchmarks.serving.pages.attention import attention, builders, checks
+from benchmarks.serving.pages.engine import engines, simulated
+from benchmarks.serving.pages.prefixes import RANGES, best_candidates, plan_search, prefixes
 from nostall.core.files import write_atomically
 
 PAGE = PAGES / "serving.md"
@@ -24,7 +24,6 @@ GEMM = FOLDER / "gemm_h200.json.gz"
 GEMM_TP8 = FOLDER / "gemm_tp8_h200.json.gz"
 
 Row = Mapping[str, Any]
-RANGES = ((1, 16), (17, 64), (65, 256), (257, 1024), (1025, 4096))
 
 
 def text() -> str:

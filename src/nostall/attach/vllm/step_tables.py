@@ -91,6 +91,7 @@ class StepTables:
             counts=self._words[:COUNTS],
             # vLLM does not say which sequences share a prefix.
             prefix_rows=torch.zeros((1, PREFIX_COLUMNS), dtype=torch.int32, device=self.device),
+            has_prefixes=self.capacity.prefix_rows > 0,
         )
         return AttentionBuffers.around(tables, self.capacity.scratch_rows, self.shape.head_dim)
 

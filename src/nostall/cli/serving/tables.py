@@ -51,6 +51,9 @@ def show(
     least_prefix: Annotated[
         int, typer.Option(min=0, help="Fewest keys of a prefix that a group reads once; 0: never.")
     ] = AttentionPlan.least_prefix,
+    least_saved_ns: Annotated[
+        int, typer.Option(min=0, help="Least time of a program that a group must save; 0: any.")
+    ] = AttentionPlan.least_saved_ns,
     window: Annotated[int, typer.Option(min=0, help="Sliding window in keys; 0: none.")] = 0,
     costs: Annotated[
         Path | None, typer.Option(help="Measured costs (JSON); default: modelled costs.")
@@ -66,7 +69,7 @@ def show(
     order. Costs are modelled unless --costs gives measured ones.
     """
     given = load_batch(batch)
-    tile_set = _tile_set(tiles, split, units_per_program, least_prefix)
+    tile_set = _tile_set(tiles, split, units_per_program, least_prefix, least_saved_ns)
     settings = TableSettings(
         heads,
         kv_heads,
@@ -86,7 +89,7 @@ def show(
 
 
 def _tile_set(
-    heights: str, split: int | None, units_per_program: int, least_prefix: int
+    heights: str, split: int | None, units_per_program: int, least_prefix: int, least_saved_ns: int
 ) -> TileSet:
     try:
         numbers = tuple(int(height) for height in heights.split(","))
@@ -94,9 +97,12 @@ def _tile_set(
         raise BadInput(
             f"--tiles {heights}; allowed are numbers separated by commas, such as 16,64,128"
         ) from error
-    most = TileSet.split if split is None else split
     return TileSet(
-        numbers, split=most, units_per_program=units_per_program, least_prefix=least_prefix
+        numbers,
+        split=TileSet.split if split is None else split,
+        units_per_program=units_per_program,
+        least_prefix=least_prefix,
+        least_saved_ns=least_saved_ns,
     )
 
 

@@ -72,6 +72,20 @@ class AttentionShape:
         return 1 << (self.head_dim - 1).bit_length()
 
 
+def check_prefixes(shape: AttentionShape, has_prefixes: bool) -> None:
+    """Raise :class:`BadInput` if tables may have shared prefixes and the shape has none.
+
+    ``has_prefixes``: whether the tables may have units of shared prefixes. The kernel of a shape
+    without them takes such a unit for one that writes a result, at rows of other tokens.
+    """
+    if has_prefixes and not (shape.has_prefixes and shape.window == 0):
+        raise BadInput(
+            "the tables have room for units of shared prefixes, and the shape has has_prefixes "
+            f"{shape.has_prefixes} and window {shape.window}; allowed is has_prefixes True without "
+            "a window; or build tables with least_prefix 0 and a capacity of 0 prefix rows"
+        )
+
+
 class TileConfig(NamedTuple):
     """How one tile height runs."""
 

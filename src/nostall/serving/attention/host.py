@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nostall.serving.attention.config import AttentionShape
+from nostall.serving.attention.config import AttentionShape, check_prefixes
 from nostall.serving.tables.columns import (
     FIRST_PREFIX_SPLIT,
     FIRST_ROW,
@@ -23,6 +23,7 @@ from nostall.serving.tables.columns import (
     PREFIX_FIRST_ROW,
     PREFIX_HEAD_ROWS,
     PREFIX_QUERY,
+    PREFIX_ROWS,
     PREFIX_SPLIT_ROWS,
     QUERY_COUNT,
     QUERY_START,
@@ -60,7 +61,10 @@ def execute(
     """Attention of packed queries (tokens, heads, head dimension) into ``out``, of that shape.
 
     ``keys`` and ``values`` are (blocks, page, KV heads, head dimension) with any strides.
+
+    Raises :class:`BadInput` for tables with shared prefixes if the shape has none.
     """
+    check_prefixes(shape, bool(tables.counts[PREFIX_ROWS]))
     rows = int(tables.counts[SCRATCH_ROWS])
     partial, log_sums = torch.empty(rows, shape.head_dim), torch.empty(rows)
     for task in tables.used_tasks.tolist():

@@ -58,7 +58,7 @@ def unit_masks(
         tree = tl.load(tree_words + offset + first_token + token, mask=token < words, other=-1)
         clear_end = tl.where(offset >= 0, context, clear_end)
     if PREFIX:
-        # Row 0 stands at the last key, so that no mask hides a key from any row.
+        # Give row 0 the position of the last shared key; the causal mask then hides nothing.
         before = tl.where(slot < -1, context + query_length - end + 1, before)
         clear_end = tl.where(slot < -1, end, clear_end)
     if WINDOW:
@@ -80,8 +80,8 @@ def run_unit(
 ):  # fmt: skip
     """Run the unit of one task row with a tile of M rows and key tiles of N keys.
 
-    ``PREFIX``: the unit may be one of a shared prefix. Its query tokens are those of rows of
-    ``prefix_rows``, and each of them sees all of its keys.
+    ``PREFIX``: the unit may be one of a shared prefix (without it, no unit of the tables is). Its
+    query tokens are those of rows of ``prefix_rows``, and each of them sees all of its keys.
     """
     GROUP: tl.constexpr = HEADS // KV_HEADS
     sequence, first_token, tokens = tl.load(task), tl.load(task + 1), tl.load(task + 2)

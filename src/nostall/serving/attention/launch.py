@@ -9,14 +9,21 @@ import torch
 from torch import Tensor
 
 from nostall.core.errors import BadInput
-from nostall.serving.attention.config import SCHEDULES, AttentionShape, KernelConfig
+from nostall.serving.attention.config import (
+    SCHEDULES,
+    AttentionShape,
+    KernelConfig,
+    check_prefixes,
+)
 from nostall.serving.attention.kernel import meta_attention
 from nostall.serving.attention.reduce import reduce_splits
 from nostall.serving.attention.tall_launch import launch_tall
 from nostall.serving.batch.trees import PackedTrees
+from nostall.serving.errors import CapacityExceeded
 from nostall.serving.tables.columns import (
     COUNTS,
     PREFIX_COLUMNS,
+    PREFIX_ROWS,
     REDUCTION_COLUMNS,
     SCRATCH_ROWS,
     TASK_COLUMNS,
@@ -88,6 +95,7 @@ class AttentionBuffers:
             zeros(max(capacity.reductions, 1), REDUCTION_COLUMNS),
             zeros(COUNTS),
             zeros(max(capacity.prefix_rows, 1), PREFIX_COLUMNS),
+            has_prefixes=capacity.prefix_rows > 0,
         )
         return AttentionBuffers.around(tables, capacity.scratch_rows, head_dim)
 
@@ -108,7 +116,16 @@ class AttentionBuffers:
         return buffers
 
     def fill(self, tables: TaskTables) -> None:
-        """Copy tables of the host into these buffers."""
+        """Copy tables of the host into these buffers.
+
+        Raises :class:`CapacityExceeded` for tables with shared prefixes if these have none.
+        """
+        rows = int(tables.counts[PREFIX_ROWS])
+        if rows and not self.tables.has_prefixes:
+            raise CapacityExceeded(
+                f"the tables have {rows} prefix rows (capacity 0); allocate buffers of the "
+                "capacity of these tables"
+            )
         for source, target in (
             (tables.tasks, self.tables.tasks),
             (tables.program_offsets, self.tables.program_offsets),
@@ -179,11 +196,13 @@ class MetaAttention:
         """Attention of packed queries (tokens, heads, head dimension) into ``out``, of that shape.
 
         Launches with the same arguments give the same bits. Everything that changes from step to
-        step is read from device buffers, so that a CUDA graph can replay the launch.
+        step is read from device buffers, so that a CUDA graph can replay the launch. Raises
+        :class:`BadInput` if the tensors or the tables do not fit the shape.
         """
         if not len(query):
             return
         check_tensors(self.shape, query, cache, out)
+        check_prefixes(self.shape, buffers.tables.has_prefixes)
         if self.config.language == "gluon":
             launch_tall(self.shape, self.config, self.programs, query, cache, out, batch, buffers)
         else:

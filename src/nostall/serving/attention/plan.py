@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from nostall.serving.attention.config import AttentionShape, KernelConfig, TileConfig
 from nostall.serving.tables.settings import TableSettings
-from nostall.serving.tables.tiles import TileSet
+from nostall.serving.tables.tiles import LEAST_SAVED_NS, TileSet
 
 WIDE_HEAD_KERNEL = KernelConfig(
     (TileConfig(16, 32, 3), TileConfig(32, 32, 3), TileConfig(64, 32, 3, "branch")),
@@ -37,6 +37,8 @@ class AttentionPlan:
     least_prefix: int = 256
     """Fewest keys of a shared prefix that is read once for its group; 0: never. Only for shapes
     that have prefixes."""
+    least_saved_ns: int = LEAST_SAVED_NS
+    """Least modelled time of each program that a group must save; 0: any saving."""
 
     @property
     def tile_set(self) -> TileSet:
@@ -47,6 +49,7 @@ class AttentionPlan:
             least_split=self.least_split,
             units_per_program=self.units_per_program,
             least_prefix=self.least_prefix,
+            least_saved_ns=self.least_saved_ns,
             kv_align=max(64, *(tile.keys for tile in self.kernel.tiles)),
         )
 

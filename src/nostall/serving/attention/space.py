@@ -29,6 +29,7 @@ SCHEDULES: tuple[tuple[Schedule, str, float], ...] = (
 SPLITS = (1 << 30, 1024, 2048, 4096)
 LEAST_SPLITS = (256, 512, 1024, 2048)
 LEAST_PREFIXES = (0, 256, 512, 1024, 2048)
+LEAST_SAVINGS = (0, 1000, 2000, 4000, 8000)
 UNITS_PER_PROGRAM = (0, 1, 2, 4, 8)
 FAILURES = (RuntimeError, ValueError, NostallError)
 """Errors of a plan that cannot be compiled or run."""
@@ -54,13 +55,16 @@ class PlanSpace(Space[AttentionPlan, PlanMove]):
         kernels: Sequence[KernelConfig],
         has_fixed_grid: bool = False,
         has_prefixes: bool = False,
+        start: AttentionPlan | None = None,
     ) -> None:
-        """``kernels``: their tiles, warps, registers and programs of an SM are what is searched;
-        the first is the start. ``has_fixed_grid``: only schedules whose launch does not depend on
-        the batch, for CUDA graphs. ``has_prefixes``: whether batches have prefix groups. Raises
-        :class:`BadInput` without kernels."""
+        """``kernels``: their tiles, warps, registers and programs of an SM are what is searched.
+        ``has_fixed_grid``: only schedules whose launch does not depend on the batch, for CUDA
+        graphs. ``has_prefixes``: whether batches have prefix groups. ``start``: the first plan of a
+        search; None: the first kernel with the defaults of plans. Raises :class:`BadInput` without
+        kernels."""
         if not kernels:
             raise BadInput("the space of plans got no kernel; give one or more")
+        self._start = start
         self.choices: dict[str, Sequence[Any]] = {
             "kernel": tuple(
                 dict.fromkeys(replace(k, schedule="queue", front=1.0) for k in kernels)
@@ -72,9 +76,10 @@ class PlanSpace(Space[AttentionPlan, PlanMove]):
         }
         if has_prefixes:
             self.choices["least_prefix"] = LEAST_PREFIXES
+            self.choices["least_saved_ns"] = LEAST_SAVINGS
 
     def start(self) -> AttentionPlan:
-        return AttentionPlan(self.choices["kernel"][0], "sorted")
+        return self._start or AttentionPlan(self.choices["kernel"][0], "sorted")
 
     def moves(self, state: AttentionPlan) -> Iterator[PlanMove]:
         for part, choices in self.choices.items():
@@ -114,14 +119,18 @@ class PlanSpace(Space[AttentionPlan, PlanMove]):
         return plan_of(json.loads(text))
 
     def _replaced(self, state: AttentionPlan, move: PlanMove) -> AttentionPlan:
+        """The plan with a part replaced; the same plan if its kernel does not run so."""
         choice = self.choices[move.part][move.choice]
-        if move.part == "kernel":
-            kept = {"schedule": state.kernel.schedule, "front": state.kernel.front}
-            return replace(state, kernel=replace(choice, **kept))
-        if move.part == "schedule":
-            schedule, order, front = choice
-            kernel = replace(state.kernel, schedule=schedule, front=front)
-            return replace(state, kernel=kernel, order=order)
+        try:
+            if move.part == "kernel":
+                kept = {"schedule": state.kernel.schedule, "front": state.kernel.front}
+                return replace(state, kernel=replace(choice, **kept))
+            if move.part == "schedule":
+                schedule, order, front = choice
+                kernel = replace(state.kernel, schedule=schedule, front=front)
+                return replace(state, kernel=kernel, order=order)
+        except BadInput:  # The Gluon kernel does not know all schedules.
+            return state
         return replace(state, **{move.part: choice})
 
 

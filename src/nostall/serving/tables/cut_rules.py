@@ -15,13 +15,6 @@ Int64s = NDArray[np.int64]
 
 NO_REFERENCE_COUNTS = {"cache": True, "_nrt": False}
 """Options of functions that allocate nothing: numba then counts no references to array rows."""
-PREFIX_SAVES_NS = 4000
-"""Time that a prefix group saves each program at least.
-
-On an H200, groups that saved 4.3 us or more (modelled costs) were 1.06 to 3.5 times as fast, one of
-2.2 us as fast, and one of 3.8 us took 1.18 times as long. One of verifies that saved 1.2 us was
-1.35 times as fast, which this rule forgoes
-(benchmarks/serving/results/prefix_groups_h200.json.gz)."""
 NO_WINDOW = 1 << 40
 """Window of a batch without a sliding window."""
 
@@ -65,7 +58,7 @@ def cut_rules(settings: TableSettings) -> CutRules:
         tiles.kv_align,
         # A prefix that a window hides in part is not shared.
         0 if settings.window else tiles.least_prefix,
-        (PREFIX_SAVES_NS * settings.programs) << FRACTION_BITS,
+        (tiles.least_saved_ns * settings.programs) << FRACTION_BITS,
     )
 
 

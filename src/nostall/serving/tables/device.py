@@ -62,6 +62,9 @@ class DeviceTables:
     reductions: Any
     counts: Any
     prefix_rows: Any
+    has_prefixes: bool
+    """Whether the capacity has prefix rows. Without them no builder writes a unit of a shared
+    prefix: a batch with groups that pay exceeds the capacity."""
 
     def to_host(self, capacity: TableCapacity) -> TaskTables:
         """A copy on the host. Raises :class:`CapacityExceeded` if the batch did not fit."""
@@ -131,15 +134,13 @@ class DeviceBuilder:
             )
         sorts = order.sort is not sort_as_given
         workers = workers or (SORTED_WORKERS if sorts else GIVEN_WORKERS)
-        shapes = (
-            (max(capacity.units, 1), TASK_COLUMNS),
-            (capacity.programs + 1,),
-            (max(capacity.reductions, 1), REDUCTION_COLUMNS),
-            (COUNTS,),
-            (max(capacity.prefix_rows, 1), PREFIX_COLUMNS),
-        )
         tables = DeviceTables(
-            *(torch.zeros(shape, dtype=torch.int32, device=device) for shape in shapes)
+            _zeros(device, max(capacity.units, 1), TASK_COLUMNS),
+            _zeros(device, capacity.programs + 1),
+            _zeros(device, max(capacity.reductions, 1), REDUCTION_COLUMNS),
+            _zeros(device, COUNTS),
+            _zeros(device, max(capacity.prefix_rows, 1), PREFIX_COLUMNS),
+            has_prefixes=capacity.prefix_rows > 0,
         )
         constants = _constants(settings) | {
             "CLASSES": settings.cost_classes if sorts else 0,
@@ -215,6 +216,10 @@ def _constants(settings: TableSettings) -> dict[str, Any]:
         "LEAST_PREFIX": rules.least_prefix,
         "LEAST_SAVED": rules.least_saved,
     }
+
+
+def _zeros(device: str, *size: int) -> Any:
+    return torch.zeros(size, dtype=torch.int32, device=device)
 
 
 def _power_of_two(size: int) -> int:

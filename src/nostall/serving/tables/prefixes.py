@@ -2,8 +2,8 @@
 
 A group pays if its query tokens, taken together, need tiles that cost less for each key than the
 tiles of its members, by more than the partial results cost that this adds, and if it saves each
-program the time of a reduction. Decodes and short verifies gain; prefills fill their tiles already
-and do not. The device builder computes the same integers.
+program ``TileSet.least_saved_ns``. Decodes and short verifies gain; prefills fill their tiles
+already and do not. The device builder computes the same integers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from numba import njit
 from numpy.typing import NDArray
 
 from nostall.serving.batch.ragged import PrefixGroup
-from nostall.serving.tables.cut_rules import NO_REFERENCE_COUNTS, CutRules, tile_of
+from nostall.serving.tables.costs import FRACTION_BITS
+from nostall.serving.tables.cut_rules import NO_REFERENCE_COUNTS, CutRules, cut_rules, tile_of
+from nostall.serving.tables.settings import TableSettings
 
 Int32s = NDArray[np.int32]
 
@@ -81,18 +83,8 @@ def share_prefixes(
     tiles = rows = 0
     for group in range(len(prefixes.tokens)):
         members = prefixes.members[prefixes.starts[group] : prefixes.starts[group + 1]]
-        total = 0
-        apart = np.int64(0)
-        for sequence in members:
-            length = np.int64(query_lengths[sequence])
-            index = tile_of(length, rules)
-            count = (length + rules.tile_tokens[index] - 1) // rules.tile_tokens[index]
-            apart += count * rules.costs[1, index]
-            total += int(length)
         shared = shared_keys(prefixes.tokens[group], rules)
-        index = tile_of(total, rules)
-        count = (total + rules.tile_tokens[index] - 1) // rules.tile_tokens[index]
-        saved = (apart - count * rules.costs[1, index]) * shared
+        total, index, count, saved = _saving(query_lengths, members, shared, rules)
         if shared == 0 or saved <= PARTIAL_KEYS * rules.group * total * rules.costs[1, 0]:
             continue
         if saved * rules.kv_heads < rules.least_saved:
@@ -104,6 +96,39 @@ def share_prefixes(
             shares[sequence, PREFIX_TILE] = index
             rows += query_lengths[sequence]
     return tiles, rows
+
+
+@njit(**NO_REFERENCE_COUNTS)  # type: ignore[untyped-decorator]
+def _saving(
+    query_lengths: Int32s, members: Int32s, shared: int, rules: CutRules
+) -> tuple[int, int, int, int]:
+    """Query tokens of a group, the index and number of its tiles, and what they save.
+
+    The latter is the cost of so many shared keys for the tiles of the members, less that for the
+    tiles of the group, of one KV head in 1/256 ns.
+    """
+    total = 0
+    apart = np.int64(0)
+    for sequence in members:
+        length = np.int64(query_lengths[sequence])
+        index = tile_of(length, rules)
+        count = (length + rules.tile_tokens[index] - 1) // rules.tile_tokens[index]
+        apart += count * rules.costs[1, index]
+        total += int(length)
+    index = tile_of(total, rules)
+    count = (total + rules.tile_tokens[index] - 1) // rules.tile_tokens[index]
+    return total, index, count, (apart - count * rules.costs[1, index]) * shared
+
+
+def saved_ns(query_lengths: Int32s, group: PrefixGroup, settings: TableSettings) -> float:
+    """Time of each program that reading a group's prefix once saves, by the costs of units.
+
+    ``TileSet.least_saved_ns`` is compared with it. 0 for too few shared keys.
+    """
+    rules = cut_rules(settings)
+    members = np.array(group.sequences, np.int32)
+    saved = _saving(query_lengths, members, shared_keys(group.tokens, rules), rules)[3]
+    return int(saved) * rules.kv_heads / (settings.programs << FRACTION_BITS)
 
 
 @njit(cache=True, inline="always")  # type: ignore[untyped-decorator]

@@ -8,6 +8,12 @@ from nostall.serving.errors import BadTables
 
 MAX_TILES = 8
 """Most tile heights of a set."""
+LEAST_SAVED_NS = 4000
+"""Default of ``TileSet.least_saved_ns``, chosen from the samples of one H200
+(benchmarks/serving/results/prefix_groups_h200.json.gz) and not confirmed by a fresh run. The rule
+rejects a group of verifies (saving 1.3 us) although grouping made it 1.35 times as fast."""
+MOST_SAVED_NS = 10**9
+"""Largest ``least_saved_ns``: products with it fit into 64 bits."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +36,9 @@ class TileSet:
     """Units begin at multiples of this many keys behind the first; a multiple of 16."""
     least_prefix: int = 0
     """Fewest keys of a shared prefix that is read once for its group; 0: never."""
+    least_saved_ns: int = LEAST_SAVED_NS
+    """Least time of each program, by the costs of units, that reading a prefix once must save; 0:
+    any saving that exceeds the cost of the partial results."""
 
     def __post_init__(self) -> None:
         heights, limits = self.heights, self.limits
@@ -52,6 +61,8 @@ class TileSet:
                 raise BadTables(f"{name} {keys}; allowed are multiples of kv_align {self.kv_align}")
         if self.least_prefix < 0:
             raise BadTables(f"least_prefix {self.least_prefix}; allowed is 0 (never) or more")
+        if not 0 <= self.least_saved_ns <= MOST_SAVED_NS:
+            raise BadTables(f"least_saved_ns {self.least_saved_ns}; allowed are 0 to 10^9")
         if self.units_per_program < 0:
             raise BadTables(f"units_per_program {self.units_per_program}; allowed is 0 or more")
 

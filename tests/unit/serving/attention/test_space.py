@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -48,6 +49,17 @@ def test_damaged_plans(text: str) -> None:
 def test_a_space_without_kernels() -> None:
     with pytest.raises(BadInput, match="no kernel"):
         PlanSpace([])
+
+
+def test_the_rules_of_prefix_groups_are_searched_where_batches_have_groups() -> None:
+    def parts(space: PlanSpace) -> set[str]:
+        return {move.part for move in space.moves(space.start())}
+
+    grouped = PlanSpace([DECODE, VERIFY], has_prefixes=True)
+    assert parts(grouped) - parts(SPACE) == {"least_prefix", "least_saved_ns"}
+    plan = replace(grouped.start(), least_saved_ns=0)
+    assert plan.tile_set.least_saved_ns == 0
+    check_space(grouped, steps=20)
 
 
 class CountingClock:

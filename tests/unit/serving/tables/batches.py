@@ -47,6 +47,7 @@ def tile_sets(draw: st.DrawFn, group: int) -> TileSet:
         units_per_program=draw(st.sampled_from([0, 1, 4])),
         kv_align=align,
         least_prefix=draw(st.sampled_from([0, 1, 1, 64, 512])),
+        least_saved_ns=draw(st.sampled_from([0, 10, 4000, 50_000])),
     )
 
 

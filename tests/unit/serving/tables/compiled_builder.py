@@ -1,4 +1,4 @@
-"""Compile the device builder for sm_90 and print Triton's version and the size of the cubin."""
+"""Compile device builders for sm_90; print Triton's version and the sizes of their cubins."""
 
 from __future__ import annotations
 
@@ -36,16 +36,28 @@ CONSTANTS = {
     "BLOCK_T": 256,
     "BLOCK_U": 256,
 }
+VARIANTS: dict[str, dict[str, int]] = {
+    "prefix groups": {},
+    "window": {"WINDOW": 4096, "LEAST_PREFIX": 0},
+}
+"""Constants of each builder, as settings give them: a window has no prefix groups."""
+
+
+def size(changed: dict[str, int]) -> int:
+    """Bytes of the cubin of a builder."""
+    constants = CONSTANTS | changed
+    signature = {
+        name: "constexpr" if name in constants else "*i32" if name in POINTERS else "i32"
+        for name in build_kernel.arg_names
+    }
+    source = ASTSource(build_kernel, signature, constants, {})
+    kernel = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 8})
+    return len(kernel.asm["cubin"])
 
 
 def main() -> None:
-    signature = {
-        name: "constexpr" if name in CONSTANTS else "*i32" if name in POINTERS else "i32"
-        for name in build_kernel.arg_names
-    }
-    source = ASTSource(build_kernel, signature, CONSTANTS, {})
-    kernel = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 8})
-    print(json.dumps([triton.__version__, len(kernel.asm["cubin"])]))
+    sizes = {name: size(changed) for name, changed in VARIANTS.items()}
+    print(json.dumps([triton.__version__, sizes]))
 
 
 if __name__ == "__main__":

@@ -123,7 +123,7 @@ def _pays(group: PrefixGroup, queries: list[int], settings: TableSettings) -> bo
 
     members = [queries[member] for member in group.sequences]
     saved = (sum(map(cost, members)) - cost(sum(members))) * shared
-    if saved * settings.kv_heads < settings.programs * 4000 * 256:
+    if saved * settings.kv_heads < settings.programs * settings.tiles.least_saved_ns * 256:
         return False
     return saved > 4 * settings.group * sum(members) * int(key[0])
 

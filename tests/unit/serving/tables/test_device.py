@@ -66,6 +66,8 @@ def test_the_kernel_compiles_for_sm_90(triton: str) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    version, size = json.loads(done.stdout)
-    assert size > 1000
+    version, sizes = json.loads(done.stdout)
+    assert set(sizes) == {"prefix groups", "window"}
+    assert min(sizes.values()) > 1000
+    assert len(set(sizes.values())) == 2
     assert version == triton or triton == "installed"

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import settings as limits
 
 from nostall.serving.batch.ragged import PrefixGroup
-from nostall.serving.errors import CapacityExceeded
+from nostall.serving.errors import BadTables, CapacityExceeded
 from nostall.serving.tables.columns import KV_END, KV_START, PREFIX_ROWS, PROGRAMS, UNITS
 from nostall.serving.tables.host import HostBuilder, needed_capacity
-from nostall.serving.tables.prefixes import SharedPrefixes
+from nostall.serving.tables.prefixes import SharedPrefixes, saved_ns
 from nostall.serving.tables.settings import TableCapacity, TableSettings, TaskTables
 from nostall.serving.tables.tiles import TileSet
 from tests.unit.serving.tables import batches
@@ -122,6 +122,26 @@ def test_decodes_read_a_long_shared_prefix_once_and_prefills_do_not() -> None:
     assert keys == 2048 + 16 * (3000 - 2048)
     prefills = build([1000] * 16, [4000] * 16, settings, group)
     assert prefills.counts[PREFIX_ROWS] == 0
+
+
+def test_groups_save_at_least_what_the_tile_set_says() -> None:
+    group = (PrefixGroup(tuple(range(4)), 4096),)
+
+    def settings(least_saved_ns: int) -> TableSettings:
+        tiles = TileSet((16, 64), least_prefix=256, least_saved_ns=least_saved_ns)
+        return TableSettings(32, 8, 264, tiles)
+
+    def prefix_rows(least_saved_ns: int) -> int:
+        tables = build([1] * 4, [4608] * 4, settings(least_saved_ns), group)
+        return int(tables.counts[PREFIX_ROWS])
+
+    saved = saved_ns(np.ones(4, np.int32), group[0], settings(0))
+    assert saved > 1000
+    rows = [prefix_rows(least) for least in (0, int(saved), int(saved) + 1, 10**9)]
+    assert rows == [4, 4, 0, 0]
+    for refused in (-1, 10**9 + 1):
+        with pytest.raises(BadTables, match=f"least_saved_ns {refused}; allowed are 0 to"):
+            prefix_rows(refused)
 
 
 def test_costs_split_a_long_decode_among_idle_programs() -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from nostall.gpu.clock import Run
@@ -27,6 +28,9 @@ from nostall.serving.tables.host import build_tables
 ROTATED_BYTES = 256 << 20
 """Bytes of all copies of the cache at least, so that the L2 cache (50 MB) does not hold them."""
 MOST_COPIES = 8
+TABLE_WIDTH = 16
+"""Widths of block tables are multiples of this, so that Triton compiles no kernel for each width.
+"""
 TOLERANCE = 2e-2
 """Allowed error, relative to the largest exact value."""
 
@@ -41,15 +45,22 @@ class GpuBatch:
     caches: tuple[PagedCache, ...]
     tensors: BatchTensors
     sampled: Tensor
-    """Query tokens whose results are checked."""
+    """Query tokens (rows of ``query``) whose results are checked."""
     exact: Tensor
     """Their results with the first cache in fp64, (sampled, heads, head dimension)."""
 
     @staticmethod
     def of(
-        ragged: RaggedBatch, shape: AttentionShape, dtype: torch.dtype, device: torch.device
+        ragged: RaggedBatch,
+        shape: AttentionShape,
+        dtype: torch.dtype,
+        device: torch.device,
+        most_copies: int = MOST_COPIES,
     ) -> GpuBatch:
-        """Random tensors of a batch. Raises :class:`BadBatch` for a batch without query tokens."""
+        """Random tensors of a batch, with at most so many copies of the cache.
+
+        Raises :class:`BadBatch` for a batch without query tokens.
+        """
         if not ragged.query_lengths.any():
             raise BadBatch("the batch has no query tokens; there is nothing to measure")
         generator = torch.Generator(device).manual_seed(0)
@@ -57,22 +68,23 @@ class GpuBatch:
         size = (blocks, ragged.page_size, shape.kv_heads, shape.head_dim)
 
         def draw(*lengths: int) -> Tensor:
-            return torch.randn(lengths, generator=generator, device=device).to(dtype)
+            return torch.randn(lengths, generator=generator, device=device, dtype=dtype)
 
-        copies = min(max(2, -(-ROTATED_BYTES // (4 * int(np.prod(size))))), MOST_COPIES)
+        copies = min(max(2, -(-ROTATED_BYTES // (4 * int(np.prod(size))))), most_copies)
         caches = tuple(PagedCache(draw(*size), draw(*size)) for _ in range(copies))
         query = draw(int(ragged.query_lengths.sum()), shape.heads, shape.head_dim)
         tensors = BatchTensors.of(
-            ragged.query_starts,
-            ragged.kv_lengths,
-            np.maximum(ragged.block_table, 0),
-            pack_trees(ragged),
-            device,
+            ragged.query_starts, ragged.kv_lengths, _table(ragged), pack_trees(ragged), device
         )
         tokens = sample_tokens(ragged)
         exact = torch.stack([exact_token(ragged, shape, query, caches[0], int(t)) for t in tokens])
         sampled = torch.from_numpy(tokens).to(device)
         return GpuBatch(ragged, shape, query, caches, tensors, sampled, exact)
+
+    def error(self, out: Tensor) -> float:
+        """Largest error of the sampled tokens, relative to the largest exact value."""
+        got = out[self.sampled].double()
+        return float((got - self.exact).abs().max() / self.exact.abs().max())
 
     def run(self, plan: AttentionPlan, sms: int) -> Run:
         """Launches of a plan, one for each cache, that a CUDA graph can hold.
@@ -85,8 +97,7 @@ class GpuBatch:
         kernel = MetaAttention(self.shape, plan.kernel, programs, bool(tables.counts[REDUCTIONS]))
         out = torch.full_like(self.query, float("nan"))
         kernel(self.query, self.caches[0], out, self.tensors, buffers)
-        got = out[self.sampled].double()
-        error = float((got - self.exact).abs().max() / self.exact.abs().max())
+        error = self.error(out)
         if not error < TOLERANCE:
             raise ValueError(f"wrong result: relative error {error:.2g}")
 
@@ -95,3 +106,11 @@ class GpuBatch:
                 kernel(self.query, cache, out, self.tensors, buffers)
 
         return run
+
+
+def _table(ragged: RaggedBatch) -> NDArray[np.int32]:
+    """The block table with entries behind the last page 0, as wide as :data:`TABLE_WIDTH` says."""
+    sequences, width = ragged.block_table.shape
+    table = np.zeros((sequences, -(-width // TABLE_WIDTH) * TABLE_WIDTH), np.int32)
+    table[:, :width] = np.maximum(ragged.block_table, 0)
+    return table

@@ -37,6 +37,12 @@ def kind_of(batch: RaggedBatch) -> BatchKind:
     return BatchKind(has_decodes, int(lengths.max(initial=1)), batch.speculative_limit)
 
 
+def rule_space(rule: AttentionPlan, shape: AttentionShape) -> PlanSpace:
+    """The plans that can replace a rule's plan in a CUDA graph; the search starts at the rule's."""
+    kernels = [rule.kernel, *(plan.kernel for plan in PLANS.values())]
+    return PlanSpace(kernels, has_fixed_grid=True, has_prefixes=shape.has_prefixes, start=rule)
+
+
 def search_on_gpu(
     batch: RaggedBatch, name: str, shape: AttentionShape, dtype: str, seconds: float, seed: int
 ) -> Outcome:
@@ -50,14 +56,11 @@ def search_on_gpu(
     described = kind_of(batch)
     kind = described.kind(shape.group)
     rule: AttentionPlan = plan_for(shape, described, has_tall=has_tall_kernel(device))
-    kernels = [PLANS[kind].kernel, *(plan.kernel for plan in PLANS.values())]
+    space = rule_space(rule, shape)
     tensors = GpuBatch.of(batch, shape, getattr(torch, dtype), device)
     sms = torch.cuda.get_device_properties(device).multi_processor_count
-    space = PlanSpace(kernels, has_fixed_grid=True, has_prefixes=shape.has_prefixes)
     budget = Budget(seconds=seconds)
-    found = search_plan(
-        space, rule, lambda plan: tensors.run(plan, sms), ReplayClock(), budget, seed
-    )
+    found = search_plan(space, lambda plan: tensors.run(plan, sms), ReplayClock(), budget, seed)
     compared = found.comparison
     if found.plan is None or compared is None:
         return Outcome(kind, found, None)

@@ -32,13 +32,13 @@ class Found:
 
 def search_plan(
     space: PlanSpace,
-    rule: AttentionPlan,
     make_run: Callable[[AttentionPlan], Run],
     clock: Clock,
     budget: Budget,
     seed: int = 0,
 ) -> Found:
-    """Search the space within a budget; the winner is compared with the rule's plan."""
+    """Search the space within a budget; the winner is compared with the start, the rule's plan."""
+    rule = space.start()
     objective = PlanObjective(make_run, clock, {"clock": clock.name}, TRIAL_SECONDS)
     result = make("anneal").run(space, objective, budget, seed=seed)
     best, evaluations = result.best, result.evaluations

@@ -9,12 +9,15 @@ import pytest
 from nostall.core.measurement import Kind
 from nostall.core.search import Budget
 from nostall.gpu.clock import Run, Samples
+from nostall.serving.attention.config import AttentionShape
 from nostall.serving.attention.plan import AttentionPlan
-from nostall.serving.attention.rules import DECODE, PLANS, VERIFY
-from nostall.serving.attention.space import PlanSpace
+from nostall.serving.attention.rules import PLANS, TALL_PLANS
+from nostall.serving.attention.winners.on_gpu import rule_space
 from nostall.serving.attention.winners.search import search_plan
+from nostall.testing.space import check_space
 
 RULE = PLANS["decode"]
+SPACE = rule_space(RULE, AttentionShape())
 BUDGET = Budget(evaluations=60)
 
 
@@ -48,8 +51,7 @@ class PlanClock:
 
 @pytest.mark.parametrize(("confirmed", "is_found"), [(1.5, True), (1.0, False), (0.8, False)])
 def test_a_winner_is_faster_in_the_confirmations_too(confirmed: float, is_found: bool) -> None:
-    space = PlanSpace([DECODE, VERIFY], has_fixed_grid=True)
-    found = search_plan(space, RULE, PlanRun, PlanClock(1.5, confirmed), BUDGET)
+    found = search_plan(SPACE, PlanRun, PlanClock(1.5, confirmed), BUDGET)
     assert (found.plan is not None) == is_found
     assert found.comparison is not None
     assert found.comparison.ratio == pytest.approx(confirmed)
@@ -64,6 +66,21 @@ def test_plans_that_fail_are_never_winners() -> None:
             raise ValueError("wrong result: relative error 0.5")
         return PlanRun(plan)
 
-    space = PlanSpace([DECODE, VERIFY], has_fixed_grid=True)
-    found = search_plan(space, RULE, make_run, PlanClock(1.5, 1.5), BUDGET)
+    found = search_plan(SPACE, make_run, PlanClock(1.5, 1.5), BUDGET)
     assert found.plan is None
+
+
+@pytest.mark.parametrize("rule", [*PLANS.values(), *TALL_PLANS.values()])
+def test_the_search_starts_at_the_plan_of_the_rule(rule: AttentionPlan) -> None:
+    """If the rule's plan is the fastest, the search ends with it."""
+
+    class RuleClock(PlanClock):
+        def samples(self, graph: str, runs: Sequence[Run], seconds: float) -> Samples:
+            plans = [run.plan for run in runs if isinstance(run, PlanRun)]
+            return [[1.0 if plan == rule else 2.0] * 20 for plan in plans]
+
+    space = rule_space(rule, AttentionShape())
+    assert space.start() == rule
+    found = search_plan(space, PlanRun, RuleClock(1.0, 1.0), BUDGET)
+    assert (found.plan, found.comparison) == (None, None)
+    check_space(space, steps=10)

@@ -9,13 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.serving.attention_inputs import DEVICE, HAS_GPU, Inputs
-from benchmarks.serving.attention_kernels import KERNELS, make_kernel
+from benchmarks.serving.attention.inputs import DEVICE, HAS_GPU
+from benchmarks.serving.attention.kernels import KERNELS, make_kernel
 from nostall.serving.attention.config import TileConfig
 from nostall.serving.attention.launch import AttentionBuffers, MetaAttention, PagedCache
 from nostall.serving.attention.plan import AttentionPlan
 from nostall.serving.attention.rules import MIXED, PLANS, TALL, TALL_PLANS, Kind
 from nostall.serving.attention.tall_launch import has_tall_kernel
+from nostall.serving.attention.winners.gpu_batch import GpuBatch
 from nostall.serving.tables.columns import REDUCTIONS, UNITS
 from nostall.serving.tables.host import HostBuilder, needed_capacity
 
@@ -93,7 +94,7 @@ def settings(plan: AttentionPlan, is_mixed: bool) -> Iterator[AttentionPlan]:
             yield replace(plan, kernel=replace(plan.kernel, front=front))
 
 
-def applicable(inputs: Inputs) -> list[str]:
+def applicable(inputs: GpuBatch) -> list[str]:
     """Names of the kernels that a batch can use sensibly."""
     rows = inputs.ragged.query_lengths * inputs.shape.group
     chosen = []
@@ -111,7 +112,7 @@ def applicable(inputs: Inputs) -> list[str]:
 
 def ours(
     plan: AttentionPlan,
-    inputs: Inputs,
+    inputs: GpuBatch,
     out: Tensor,
     members: np.ndarray | None = None,
     share: float = 1.0,
@@ -135,13 +136,13 @@ def ours(
     kernel = MetaAttention(inputs.shape, plan.kernel, programs, bool(tables.counts[REDUCTIONS]))
 
     def call(cache: PagedCache) -> Tensor:
-        kernel(inputs.query, cache, out, inputs.batch, on_device)
+        kernel(inputs.query, cache, out, inputs.tensors, on_device)
         return out
 
     return call
 
 
-def one_after_the_other(plan: AttentionPlan, inputs: Inputs, out: Tensor) -> Call:
+def one_after_the_other(plan: AttentionPlan, inputs: GpuBatch, out: Tensor) -> Call:
     """The same plan in one launch for each stage of the batch."""
     stages = inputs.ragged.stages
     calls = [ours(plan, inputs, out, stages == stage) for stage in np.unique(stages)]
@@ -157,7 +158,7 @@ def one_after_the_other(plan: AttentionPlan, inputs: Inputs, out: Tensor) -> Cal
 def on_two_streams(
     wide: AttentionPlan,
     narrow: AttentionPlan,
-    inputs: Inputs,
+    inputs: GpuBatch,
     out: Tensor,
     share: float = 1.0,
 ) -> Call:

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.result_file import save
-from benchmarks.serving.attention_kernels import KERNELS
-from benchmarks.serving.compiled import (
+from benchmarks.serving.attention.kernels import KERNELS
+from benchmarks.serving.checks.compiled import (
     Resources,
     attention_resources,
     gemm_resources,

@@ -3,9 +3,10 @@
     python -m benchmarks run serving.prefix_groups --out prefix_groups.json --seconds 100
 
 Decodes and verifies whose first keys are the same pages, by plans that read the prefix for each
-sequence (``apart``, and ``null``, the same again) and once for the group (``together``). ``sets``
-are further tile sets of the latter. Every plan's result is compared with fp64 first; times are for
-one layer, in CUDA graphs, taken in turns, with caches that rotate.
+sequence (``apart``, and ``null``, the same again) and once for the group (``together``, also with
+other tile sets). These form every group that saves more than its partial results cost
+(``least_saved_ns`` 0), so that the samples can judge the default. Every plan's result is compared
+with fp64 first; times are for one layer, in CUDA graphs, taken in turns, with caches that rotate.
 """
 
 from __future__ import annotations
@@ -15,13 +16,17 @@ import statistics
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from benchmarks.harness.result_file import save
 from nostall.serving.batch.examples import make_batch
 from nostall.serving.batch.ragged import PrefixGroup, RaggedBatch
+
+if TYPE_CHECKING:
+    from nostall.serving.attention.config import AttentionShape
+    from nostall.serving.attention.plan import AttentionPlan
 
 
 @dataclass(frozen=True)
@@ -69,32 +74,42 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, default=100.0, help="seconds in all")
 
 
+def plans_of(
+    batch: RaggedBatch, heads: tuple[int, int]
+) -> dict[str, tuple[AttentionShape, AttentionPlan]]:
+    """The shape and plan of each name."""
+    from nostall.serving.attention.config import AttentionShape, TileConfig
+    from nostall.serving.attention.rules import VERIFY, plan_for
+    from nostall.serving.attention.winners.on_gpu import kind_of
+
+    shape = AttentionShape(*heads)
+    grouped = replace(shape, has_prefixes=True)
+    apart = plan_for(shape, kind_of(batch))
+    together = replace(plan_for(grouped, kind_of(batch)), least_saved_ns=0)
+    wide = replace(VERIFY, tiles=(*VERIFY.tiles, TileConfig(128, 64, 2, "branch")), warps=8)
+    return {
+        "apart": (shape, apart),
+        "null": (shape, apart),
+        "together": (grouped, together),
+        "together, 2 units": (grouped, replace(together, units_per_program=2)),
+        "together, 16 rows": (grouped, replace(apart, least_saved_ns=0)),
+        "together, 128 rows": (grouped, replace(together, kernel=replace(wide, programs_per_sm=1))),
+    }
+
+
 def measure(case: Case, heads: tuple[int, int]) -> dict[str, Any]:
     """Samples in us of each plan of one case; of a plan that fails its error."""
     import torch
 
-    from benchmarks.serving.cuda_graphs import GraphedCalls, interleaved_us
-    from nostall.serving.attention.config import AttentionShape, TileConfig
-    from nostall.serving.attention.plan import AttentionPlan
-    from nostall.serving.attention.rules import VERIFY, plan_for
+    from benchmarks.serving.attention.cuda_graphs import GraphedCalls, interleaved_us
+    from nostall.serving.attention.config import AttentionShape
     from nostall.serving.attention.winners.gpu_batch import GpuBatch
-    from nostall.serving.attention.winners.on_gpu import kind_of
 
     has_gpu = torch.cuda.is_available()
     device = torch.device("cuda" if has_gpu else "cpu")
     sms = torch.cuda.get_device_properties(0).multi_processor_count if has_gpu else 2
     batch, shape = case.batch(), AttentionShape(*heads)
-    grouped = replace(shape, has_prefixes=True)
-    together = plan_for(grouped, kind_of(batch))
-    wide = replace(VERIFY, tiles=(*VERIFY.tiles, TileConfig(128, 64, 2, "branch")), warps=8)
-    plans: dict[str, tuple[AttentionShape, AttentionPlan]] = {
-        "apart": (shape, plan_for(shape, kind_of(batch))),
-        "null": (shape, plan_for(shape, kind_of(batch))),
-        "together": (grouped, together),
-        "together, 2 units": (grouped, replace(together, units_per_program=2)),
-        "together, 16 rows": (grouped, plan_for(shape, kind_of(batch))),
-        "together, 128 rows": (grouped, replace(together, kernel=replace(wide, programs_per_sm=1))),
-    }
+    plans = plans_of(batch, heads)
     tensors = GpuBatch.of(batch, shape, torch.bfloat16 if has_gpu else torch.float16, device)
     calls, errors = {}, {}
     for name, (of_plan, plan) in plans.items():

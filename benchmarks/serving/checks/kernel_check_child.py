@@ -60,6 +60,10 @@ class Variant:
     dtype: torch.dtype = torch.bfloat16
 
 
+GROUPING = replace(PLANS["decode and verify"], least_saved_ns=0)
+"""A plan that reads prefixes once in small batches too."""
+
+
 def _variants() -> dict[str, Variant]:
     tall = TALL_PLANS["prefill"]
     plans = {
@@ -84,15 +88,16 @@ def _variants() -> dict[str, Variant]:
         variants[f"{kind} 32/8"] = Variant(PLANS[kind])
     for heads, shape in shapes.items():
         shared = replace(shape, has_prefixes=True)
-        variants[f"prefixes {heads}"] = Variant(PLANS["decode and verify"], shared)
-    variants["prefixes mixed"] = Variant(PLANS["mixed"], AttentionShape(has_prefixes=True))
+        variants[f"prefixes {heads}"] = Variant(GROUPING, shared)
+    mixed = replace(PLANS["mixed"], least_saved_ns=0)
+    variants["prefixes mixed"] = Variant(mixed, AttentionShape(has_prefixes=True))
     return variants
 
 
 VARIANTS = {
     **_variants(),
     "tables": Variant(PLANS["mixed"]),
-    "tables+prefixes": Variant(PLANS["decode and verify"], AttentionShape(has_prefixes=True)),
+    "tables+prefixes": Variant(GROUPING, AttentionShape(has_prefixes=True)),
 }
 """Variants by name; ``tables`` compares the device's table builder with the host's."""
 

@@ -15,10 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.serving.attention_inputs import HAS_GPU, TOLERANCE, Inputs, make_inputs
-from benchmarks.serving.attention_kernels import KERNELS
-from benchmarks.serving.attention_peers import PEERS
-from benchmarks.serving.attention_plans import (
+from benchmarks.serving.attention.batches import KINDS, batch, bound
+from benchmarks.serving.attention.cuda_graphs import GraphedCalls, interleaved_us
+from benchmarks.serving.attention.inputs import HAS_GPU, make_inputs
+from benchmarks.serving.attention.kernels import KERNELS
+from benchmarks.serving.attention.peers import PEERS
+from benchmarks.serving.attention.plans import (
     NARROW,
     PAPER,
     WIDE,
@@ -29,8 +31,6 @@ from benchmarks.serving.attention_plans import (
     ours,
     settings,
 )
-from benchmarks.serving.batches import KINDS, batch, bound
-from benchmarks.serving.cuda_graphs import GraphedCalls, interleaved_us
 from nostall.core.files import write_atomically
 from nostall.serving.attention.config import AttentionShape
 from nostall.serving.attention.launch import PagedCache
@@ -38,6 +38,7 @@ from nostall.serving.attention.plan import AttentionPlan
 from nostall.serving.attention.rules import PLANS, TALL_PLANS, BatchKind
 from nostall.serving.attention.space import plan_of
 from nostall.serving.attention.tall_launch import has_tall_kernel
+from nostall.serving.attention.winners.gpu_batch import TOLERANCE, GpuBatch
 from nostall.serving.batch.examples import make_batch
 
 Call = Callable[[PagedCache], Tensor]
@@ -56,7 +57,7 @@ class Case:
         ragged = batch(name)
         has_trees = any(mask is not None for mask in ragged.tree_masks)
         shape = AttentionShape(*heads, has_trees=has_trees)
-        self.inputs: Inputs = make_inputs(ragged, shape)
+        self.inputs: GpuBatch = make_inputs(ragged, shape)
         self.gpu = torch.cuda.get_device_name() if HAS_GPU else "none"
         self.result: dict[str, Any] = {
             "batch": name,

@@ -21,23 +21,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.serving.attention_flashinfer import flashinfer
-from benchmarks.serving.attention_inputs import HAS_GPU, Inputs
+from benchmarks.serving.attention.flashinfer import flashinfer
+from benchmarks.serving.attention.inputs import HAS_GPU, max_keys, max_query
 from nostall.core.errors import MissingPart
 from nostall.serving.attention.launch import PagedCache
+from nostall.serving.attention.winners.gpu_batch import GpuBatch
 
 Call = Callable[[PagedCache], Tensor]
 """Computes the batch with one of the caches."""
 
 
-def flash_attention_3(inputs: Inputs, folder: Path) -> Call:
+def flash_attention_3(inputs: GpuBatch, folder: Path) -> Call:
     """FlashAttention-3 on the paged cache; its schedule is computed once, as vLLM does a step."""
     torch.ops.load_library(str(_unpacked(folder / "fa3_sm90.so.xz")))
     fa3 = torch.ops._vllm_fa3_C
-    shape, batch, out = inputs.shape, inputs.batch, torch.empty_like(inputs.query)
+    shape, batch, out = inputs.shape, inputs.tensors, torch.empty_like(inputs.query)
     page = inputs.ragged.page_size
     schedule = fa3.get_scheduler_metadata(
-        len(inputs.ragged), inputs.max_query, inputs.max_keys, shape.heads, shape.kv_heads,
+        len(inputs.ragged), max_query(inputs), max_keys(inputs), shape.heads, shape.kv_heads,
         shape.head_dim, shape.head_dim, inputs.query.dtype, batch.kv_lengths, batch.query_starts,
         None, None, None, None, page, 0, True, -1, -1, False, 0, None, 0,
     )  # fmt: skip
@@ -45,7 +46,7 @@ def flash_attention_3(inputs: Inputs, folder: Path) -> Call:
     def call(cache: PagedCache) -> Tensor:
         fa3.fwd(
             inputs.query, cache.keys, cache.values, None, None, None, out, batch.query_starts,
-            None, None, None, batch.kv_lengths, inputs.max_query, inputs.max_keys,
+            None, None, None, batch.kv_lengths, max_query(inputs), max_keys(inputs),
             batch.block_table, None, None, None, None, None, None, None, None, shape.score_scale,
             True, -1, -1, 0.0, True, schedule, 0, None, 0, None, 1, 0, None,
         )  # fmt: skip
@@ -66,10 +67,10 @@ def _unpacked(archive: Path) -> Path:
     return target
 
 
-def vllm_triton(inputs: Inputs, folder: Path) -> Call:
+def vllm_triton(inputs: GpuBatch, folder: Path) -> Call:
     """vLLM's Triton kernel for mixed batches (causal batches only)."""
     kernel = _load_unified(folder / "unified")
-    shape, batch, out = inputs.shape, inputs.batch, torch.empty_like(inputs.query)
+    shape, batch, out = inputs.shape, inputs.tensors, torch.empty_like(inputs.query)
     segments, rows = 16, max(512, len(inputs.query))
 
     def scratch(*tail: int) -> Tensor:
@@ -86,8 +87,8 @@ def vllm_triton(inputs: Inputs, folder: Path) -> Call:
     def call(cache: PagedCache) -> Tensor:
         kernel(
             q=inputs.query, k=cache.keys, v=cache.values, out=out,
-            cu_seqlens_q=batch.query_starts, max_seqlen_q=inputs.max_query,
-            seqused_k=batch.kv_lengths, max_seqlen_k=inputs.max_keys,
+            cu_seqlens_q=batch.query_starts, max_seqlen_q=max_query(inputs),
+            seqused_k=batch.kv_lengths, max_seqlen_k=max_keys(inputs),
             softmax_scale=shape.score_scale, causal=True, window_size=(-1, -1),
             block_table=batch.block_table, softcap=0.0, q_descale=None, k_descale=None,
             v_descale=None, **split,
@@ -152,7 +153,7 @@ def _module(name: str, **content: object) -> types.ModuleType:
     return module
 
 
-def sdpa(inputs: Inputs, folder: Path) -> Call:
+def sdpa(inputs: GpuBatch, folder: Path) -> Call:
     """PyTorch's attention, one call for all sequences of equal lengths, on dense keys and values.
 
     The copy from the pages to dense tensors is not timed. Its result is packed for the check only.
@@ -171,7 +172,7 @@ def sdpa(inputs: Inputs, folder: Path) -> Call:
         for query_length, keys in groups:
             members = [i for i, pair in enumerate(lengths) if pair == (query_length, keys)]
             rows = np.concatenate([np.arange(starts[i], starts[i + 1]) for i in members])
-            pages = inputs.batch.block_table[members, : -(-keys // ragged.page_size)].long()
+            pages = inputs.tensors.block_table[members, : -(-keys // ragged.page_size)].long()
             key, value = (
                 t[pages].flatten(1, 2)[:, :keys].transpose(1, 2).contiguous()
                 for t in (cache.keys, cache.values)
@@ -200,7 +201,7 @@ def sdpa(inputs: Inputs, folder: Path) -> Call:
     return call
 
 
-PEERS: dict[str, Callable[[Inputs, Path], Call]] = {
+PEERS: dict[str, Callable[[GpuBatch, Path], Call]] = {
     "FA3": flash_attention_3,
     "vLLM Triton": vllm_triton,
     "SDPA": sdpa,

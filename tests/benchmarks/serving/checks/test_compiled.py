@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from benchmarks.serving.compiled import (
+from benchmarks.serving.checks.compiled import (
     Resources,
     attention_resources,
     gemm_resources,
@@ -74,13 +74,13 @@ def test_the_gluon_kernel(head_dim: int) -> None:
 
 @pytest.mark.slow
 def test_the_gluon_kernel_with_the_oldest_triton(tmp_path: Path) -> None:
-    root = Path(__file__).resolve().parents[3]
+    root = Path(__file__).resolve().parents[4]
     old = root / ".cache" / "triton-3.6.0"
     if not old.exists():
         pytest.skip("Triton 3.6 is not installed; `make .cache/triton-3.6.0` installs it")
     script = (
         "import triton\n"
-        "from benchmarks.serving.compiled import tall_resources\n"
+        "from benchmarks.serving.checks.compiled import tall_resources\n"
         "from nostall.serving.attention.config import AttentionShape\n"
         "from nostall.serving.attention.rules import TALL\n"
         "print(triton.__version__, tall_resources(AttentionShape(), TALL).wgmma)\n"

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.result_file import save
-from benchmarks.serving.kernel_check_child import VARIANTS
+from benchmarks.serving.checks.kernel_check_child import VARIANTS
 
 SANITIZED = ("tall 32/8", "decode 32/8", "mixed 32/8", "tables", "prefixes 32/8")
 """Variants that also run under memcheck."""
@@ -42,7 +42,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def start(name: str, out: Path, cases: int, options: argparse.Namespace, is_sanitized: bool) -> Any:
     """The process of one variant; its output goes to ``out`` with the suffix ``.log``."""
-    command = [sys.executable, "-m", "benchmarks.serving.kernel_check_child", "--variant", name]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.serving.checks.kernel_check_child",
+        "--variant",
+        name,
+    ]
     command += ["--cases", str(cases), "--seconds", str(options.seconds - 5), "--out", str(out)]
     environment = dict(os.environ)
     if is_sanitized:

@@ -1,7 +1,7 @@
 """FlashInfer as a peer of the attention benchmark: BatchPrefill on the paged cache (causal).
 
 Needs flashinfer-python 0.6.13 and apache-tvm-ffi in PYTHONPATH; FlashInfer compiles its kernel at
-the first call, some 30 s. ``python -m benchmarks.serving.attention_flashinfer`` does only that.
+the first call, some 30 s. ``python -m benchmarks.serving.attention.flashinfer`` does only that.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.serving.attention_inputs import Inputs, make_inputs
+from benchmarks.serving.attention.inputs import make_inputs
 from nostall.core.errors import MissingPart
 from nostall.serving.attention.config import AttentionShape
 from nostall.serving.attention.launch import PagedCache
+from nostall.serving.attention.winners.gpu_batch import GpuBatch
 from nostall.serving.batch.examples import make_batch
 
 WORKSPACE_BYTES = 256 << 20
 
 
-def flashinfer(inputs: Inputs, folder: Path) -> Callable[[PagedCache], Tensor]:
+def flashinfer(inputs: GpuBatch, folder: Path) -> Callable[[PagedCache], Tensor]:
     """FlashInfer's kernel for ragged batches, planned once, as a serving engine does a step."""
     os.environ.setdefault("FLASHINFER_DISABLE_VERSION_CHECK", "1")
     try:

@@ -249,7 +249,7 @@ def answer(engine: Any, clock: BuildClock, traces: Path, command: dict[str, Any]
     if command["do"] == "logits":
         return next_tokens(engine, command["prompts"])
     if command["do"] == "steps":
-        from benchmarks.serving.step_costs import measure_points
+        from benchmarks.serving.engine.step_costs import measure_points
 
         return measure_points(engine, command["seconds"], command["seed"])
     from nostall.attach.vllm.counts import counts

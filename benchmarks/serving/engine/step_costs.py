@@ -43,7 +43,7 @@ MAX_LENGTH = 16_384
 MAX_FILL = 300_000
 """Keys of all decodes of a point; larger points are left out."""
 VOCABULARY = 32_768
-CHILD = "benchmarks.serving.step_costs"
+CHILD = "benchmarks.serving.engine.step_costs"
 
 
 class StepRecorder:
@@ -244,7 +244,7 @@ def main(options: argparse.Namespace) -> int:
             "vLLM is not installed; pip install vllm, or give --vllm a folder with an unpacked one"
         )
     paths = [str(options.vllm)] if options.vllm else []
-    paths += [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
+    paths += [str(Path(__file__).resolve().parents[3]), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(path for path in paths if path),
         "HF_HUB_OFFLINE": "1",

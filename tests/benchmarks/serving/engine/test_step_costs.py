@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from benchmarks.serving import step_costs
+from benchmarks.serving.engine import step_costs
 
 
 class StandIn:

@@ -29,10 +29,12 @@ from time import monotonic
 from typing import Any
 
 from benchmarks.harness.result_file import head, save
-from benchmarks.serving.vllm_child import lengths_of, prompt_of
+from benchmarks.serving.engine.vllm_child import lengths_of, prompt_of
 from nostall.core.errors import BadInput, MissingPart
 from nostall.core.files import write_atomically
 
+CHILD = "benchmarks.serving.engine.vllm_child"
+"""Module of the process that holds one engine."""
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
@@ -68,7 +70,7 @@ class Engine:
             environment["NOSTALL_VLLM_ATTENTION"] = "all"
         self._log = own / "log"
         self._listener = Listener(str(own / "socket"), "AF_UNIX")
-        command = [sys.executable, "-m", "benchmarks.serving.vllm_child", "--backend", backend,
+        command = [sys.executable, "-m", CHILD, "--backend", backend,
                    "--speculate", speculate, "--cache-gib", str(options.cache_gib),
                    "--traces", str(options.traces), "--folder", str(own / "model"),
                    "--socket", str(own / "socket")]  # fmt: skip

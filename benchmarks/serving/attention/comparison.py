@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.result_file import save
-from benchmarks.serving.batches import KINDS
+from benchmarks.serving.attention.batches import KINDS
 from nostall.serving.batch.examples import make_batch
 from nostall.serving.tables.host import build_tables
 from nostall.serving.tables.orders import ORDERS
@@ -78,7 +78,7 @@ def _by_rules(
     left, results = options.batches.split(","), []
     while left and end - time.monotonic() > 15:
         out = folder / "rules"
-        command = [sys.executable, "-m", "benchmarks.serving.attention_child", "--mode", "rules"]
+        command = [sys.executable, "-m", "benchmarks.serving.attention.child", "--mode", "rules"]
         command += ["--batch", ",".join(left), "--heads", *map(str, heads), "--out", f"{out}.json"]
         command += ["--peers", str(options.peers), "--group", f"FA3,paper,stages,streams,{OTHERS}"]
         seconds = end - time.monotonic() - 8
@@ -154,7 +154,7 @@ def _compile(options: argparse.Namespace, heads: list[tuple[int, ...]], seconds:
     workers = max(1, min(14, (os.cpu_count() or 2) - 1) // len(heads))
     processes = []
     for pair, index in itertools.product(heads, range(workers)):
-        command = [sys.executable, "-m", "benchmarks.serving.attention_child", "--mode", "compile"]
+        command = [sys.executable, "-m", "benchmarks.serving.attention.child", "--mode", "compile"]
         command += ["--share", str(index), str(workers), "--heads", *map(str, pair)]
         command += ["--trees"] if "tree" in options.batches else []
         command += ["--all"] if options.sweep else []
@@ -172,7 +172,7 @@ def _child(arguments: list[str], seconds: float, folder: Path, end: float) -> di
     out = folder / "child.json"
     out.unlink(missing_ok=True)
     seconds = max(5.0, min(seconds, end - time.monotonic() - 20))
-    command = [sys.executable, "-m", "benchmarks.serving.attention_child", *arguments]
+    command = [sys.executable, "-m", "benchmarks.serving.attention.child", *arguments]
     command += ["--out", str(out), "--seconds", str(seconds)]
     begin = time.monotonic()
     note = ""

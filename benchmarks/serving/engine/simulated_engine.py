@@ -18,7 +18,7 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.harness.result_file import load, results, save
-from benchmarks.serving.vllm_child import lengths_of
+from benchmarks.serving.engine.vllm_child import lengths_of
 from nostall.serving.scheduling.policies import Limits
 from nostall.serving.simulate.engine import EngineSettings, simulate
 from nostall.serving.simulate.step_costs import BUILT_IN, StepCosts, load_step_costs

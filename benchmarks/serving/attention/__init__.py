@@ -1,0 +1,1 @@
+"""How fast attention is beside other kernels, and with prefix groups."""

@@ -1,0 +1,1 @@
+"""Whether the kernels are right, and what they compile to."""

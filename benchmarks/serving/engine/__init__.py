@@ -1,0 +1,1 @@
+"""vLLM with nostall's plug-in, and the simulated engine."""
