@@ -24,13 +24,19 @@ MAX_TIME_RATIO = 0.97
 
 
 def recompute_shared_values(kernels: Kernels) -> Kernels:
-    """The same kernels, with values computed by each reader where that takes less modelled time."""
+    """The same kernels, with values computed by each reader where that takes less modelled time.
+
+    Kernels that exchange values of the region's graph only still do so.
+    """
     trials, refused = 0, set[_Key]()
     times = KernelTimes(kernels.graph)
     while trials < MAX_TRIALS:
         change = next(_changes(kernels, refused), None)
         if change is None:
             break
+        if not change.kernels.store_known_values:
+            refused.add(change.key)
+            continue
         trials += 1
         changed_times = KernelTimes(change.kernels.graph)
         before, after = times.total(change.before), changed_times.total(change.after)
