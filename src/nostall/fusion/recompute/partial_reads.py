@@ -14,6 +14,7 @@ from nostall.fusion.graph.graph import Graph, Node
 from nostall.fusion.graph.operations import ELEMENTWISE
 from nostall.fusion.graph.shapes import contiguous_strides
 from nostall.fusion.recompute.copies import GraphCopier
+from nostall.fusion.recompute.rounding import may_change_decisions
 
 MAX_COPIES = 16
 """Operators that are computed again for one part, at most."""
@@ -26,8 +27,9 @@ def read_parts(graph: Graph) -> tuple[Graph, tuple[int | None, ...]] | None:
     """The graph with slices of computed values replaced by operators on slices of their operands.
 
     A slice stays if what it depends on cannot be sliced: a reduction along its axis, a view of a
-    computed value.  Returns None if all stay; otherwise the graph, and the node of ``graph`` that
-    has the same value as each of its nodes (None for parts).
+    computed value.  It also stays if a discontinuous operator depends on how it is rounded.
+    Returns None if all stay; otherwise the graph, and the node of ``graph`` that has the same value
+    as each of its nodes (None for parts).
     """
     copier = GraphCopier(graph, range(len(graph)))
     changed = False
@@ -71,7 +73,8 @@ def views_of_parts(graph: Graph) -> frozenset[int]:
 def _sliced(graph: Graph, part: Node) -> set[int] | None:
     """The values in memory, or views of them, of which a part is read for a part of a value.
 
-    None if something that the part depends on along its axis cannot be sliced.
+    None if something that the part depends on along its axis cannot be sliced, or if the part may
+    round otherwise than the whole value and a discontinuous operator depends on it.
     """
     leaves: set[int] = set()
     copies: set[tuple[int, int]] = set()
@@ -88,8 +91,10 @@ def _sliced(graph: Graph, part: Node) -> set[int] | None:
             return None
         copies.add((index, axis))
         pending += [(i, _operand_axis(graph, node, i, axis)) for i in node.inputs]
-    count = sum(graph[index].kind in ELEMENTWISE for index, _ in copies)
-    return leaves if count <= MAX_COPIES else None
+    copied = {index for index, _ in copies}
+    if sum(graph[index].kind in ELEMENTWISE for index, _ in copies) > MAX_COPIES:
+        return None
+    return None if may_change_decisions(graph, copied, [part.index]) else leaves
 
 
 def _has_parts(node: Node) -> bool:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from nostall.fusion.graph.operations import COMPUTE
 from nostall.fusion.recompute.copies import GraphCopier, Group, Kernels
 from nostall.fusion.recompute.kernel_times import KernelTimes
+from nostall.fusion.recompute.rounding import may_change_decisions
 
 MAX_TRIALS = 16
 """Values of one graph that are tried; planning two kernels takes some 100 ms."""
@@ -61,6 +62,8 @@ class _Change:
     """The kernels that change, as they are without the copies."""
     after: tuple[Group, ...]
     """The same kernels with the copies."""
+    repeated: frozenset[int]
+    """The copied operators that several of these kernels compute."""
 
 
 def _changes(kernels: Kernels, refused: set[_Key]) -> Iterator[_Change]:
@@ -76,8 +79,9 @@ def _changes(kernels: Kernels, refused: set[_Key]) -> Iterator[_Change]:
         if key in refused or any(reader not in owner for reader in graph.consumers[index]):
             continue
         copied = _Sources(kernels, index).copied()
-        if copied:
-            yield _with_copies(kernels, key, index, copied)
+        change = _with_copies(kernels, key, index, copied) if copied else None
+        if change and not may_change_decisions(graph, change.repeated, change.repeated):
+            yield change
 
 
 def _owners(groups: tuple[Group, ...]) -> dict[int, int]:
@@ -178,4 +182,9 @@ def _with_copies(kernels: Kernels, key: _Key, value: int, copied: set[int]) -> _
         Kernels(result, tuple(group for group in kept if group), origins),
         tuple(kernels.groups[at] for at in sorted(involved)),
         tuple(kept[at] for at in sorted(involved) if kept[at]),
+        frozenset(
+            index
+            for index in copied
+            if (copier.position[index] in live) + sum((index, at) in known for at in readers) > 1
+        ),
     )
