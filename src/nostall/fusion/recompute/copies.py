@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from nostall.fusion.errors import BadFusion
 from nostall.fusion.graph.graph import Graph, Node
@@ -11,6 +12,11 @@ from nostall.fusion.graph.shapes import Shape, contiguous_strides
 
 Group = tuple[int, ...]
 """The operators of a kernel, ascending."""
+MAX_COPIES = 16
+"""Most elementwise operators that may be computed again to replace a slice or a shared value."""
+NOT_COPIED = frozenset({"random", "checked_index"})
+"""Elementwise operators that are never copied: numbers depend on the position in the whole tensor,
+and an index is checked once."""
 
 
 @dataclass(frozen=True)
@@ -53,10 +59,15 @@ class Kernels:
         """Whether the region's graph has the values of all these nodes."""
         return all(self.origins[index] is not None for index in nodes)
 
+    @cached_property
+    def owner(self) -> dict[int, int]:
+        """The position in ``groups`` of the kernel of each operator."""
+        return {index: at for at, group in enumerate(self.groups) for index in group}
+
     @property
     def store_known_values(self) -> bool:
         """Whether all values that kernels exchange are values of the region's graph."""
-        owner = {index: at for at, group in enumerate(self.groups) for index in group}
+        owner = self.owner
         return self.are_in_region(
             index
             for index, at in owner.items()

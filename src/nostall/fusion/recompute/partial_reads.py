@@ -13,14 +13,8 @@ from nostall.fusion.graph.dynamic_size import varies
 from nostall.fusion.graph.graph import Graph, Node
 from nostall.fusion.graph.operations import ELEMENTWISE
 from nostall.fusion.graph.shapes import contiguous_strides
-from nostall.fusion.recompute.copies import GraphCopier
+from nostall.fusion.recompute.copies import MAX_COPIES, NOT_COPIED, GraphCopier
 from nostall.fusion.recompute.rounding import may_change_decisions
-
-MAX_COPIES = 16
-"""Operators that are computed again for one part, at most."""
-_NOT_COPIED = frozenset({"random", "checked_index"})
-"""Elementwise operators that are never copied: numbers depend on the position in the whole tensor,
-and an index is checked once."""
 
 
 def read_parts(graph: Graph) -> tuple[Graph, tuple[int | None, ...]] | None:
@@ -60,10 +54,10 @@ def _is_part_of_computed_value(graph: Graph, node: Node) -> bool:
 
 
 def views_of_parts(graph: Graph) -> frozenset[int]:
-    """Views of values in memory of which parts are read, if slices are replaced.
+    """Views of inputs or of opaque results that :func:`read_parts` would slice.
 
-    A kernel cannot read a slice of a view that splits an axis, but a slice of a tensor of that
-    shape.  So regions take such a view as their input.
+    A region takes each one as an input.  A kernel cannot read a slice of a view that splits an
+    axis, but a slice of a tensor of that shape.
     """
     parts = (node for node in graph if _is_part_of_computed_value(graph, node))
     read = {index for part in parts for index in _sliced(graph, part) or ()}
@@ -99,7 +93,7 @@ def _sliced(graph: Graph, part: Node) -> set[int] | None:
 
 def _has_parts(node: Node) -> bool:
     """Whether a part of a node can be computed from parts of its operands."""
-    is_elementwise = node.kind in ELEMENTWISE and node.op not in _NOT_COPIED
+    is_elementwise = node.kind in ELEMENTWISE and node.op not in NOT_COPIED
     return is_elementwise or node.op in ("permute", "expand")
 
 

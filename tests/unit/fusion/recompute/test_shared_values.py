@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import pytest
@@ -144,3 +145,27 @@ def test_every_change_of_random_graphs_keeps_the_results(made: RandomGraph, sing
 def test_single_operators_have_changes() -> None:
     graph = chain_graph(GENERATED["rms norm backward 8x151936"])
     assert len(all_changes(Kernels.of(graph, [(index,) for index in graph.operators]))) > 5
+
+
+def test_a_refused_change_is_not_tried_again_after_another_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph = chain_graph(GENERATED["rms norm backward 8x151936"])
+    tried = list[tuple[int | None, ...]]()
+    changes = shared_values._changes
+
+    def recorded(kernels: Kernels, refused: set[shared_values._Key]) -> Iterator[object]:
+        for change in changes(kernels, refused):
+            value, group = change.key
+            tried.append(tuple(kernels.origins[index] for index in (value, *group)))
+            yield change
+
+    class EverySecondGains(KernelTimes):
+        def total(self, groups: Iterable[tuple[int, ...]]) -> float:
+            is_changed = self._graph is not graph and len(tried) % 2 == 0
+            return 0.1 ** len(tried) if is_changed else 0.1 ** (len(tried) - 1)
+
+    monkeypatch.setattr(shared_values, "_changes", recorded)
+    monkeypatch.setattr(shared_values, "KernelTimes", EverySecondGains)
+    recompute_shared_values(Kernels.of(graph, [(index,) for index in graph.operators]))
+    assert len(tried) == len(set(tried)) > 4
