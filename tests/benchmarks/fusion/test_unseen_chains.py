@@ -19,11 +19,18 @@ from benchmarks.fusion.chains.stitched import chain_graph
 from benchmarks.fusion.cost_model.fit import FITTED_GPU_FIELDS, STORED_NAMES
 from benchmarks.fusion.cost_model.summary import modelled_best
 from benchmarks.fusion.unseen import run
-from nostall.fusion.recompute.kernels import default_kernels
-from benchmarks.fusion.unseen.measure import ALL_CHAINS, INDUCTOR, Job, _without_copies, earlier_plan, sample
+from benchmarks.fusion.unseen.measure import (
+    ALL_CHAINS,
+    INDUCTOR,
+    Job,
+    _without_copies,
+    earlier_plan,
+    sample,
+)
 from benchmarks.harness.result_file import load, results
 
 from nostall.fusion.codegen.cost.gpu import H200
+from nostall.fusion.recompute.kernels import default_kernels
 
 EARLIER = "looped 4x256, 4 warps", "warp 32x256, 8 warps"
 
