@@ -189,6 +189,7 @@ def test_an_operator_that_refuses_wide_floats_does_not_cost_the_reference() -> N
     reference = wide_reference(run_graph, program, call, [])
     assert reference is not None
     assert reference.results[0].dtype == torch.float64
+
     def with_error(error: float) -> Version:
         return lambda a, b: (program(a, b)[0] * (1 + error),)
 
