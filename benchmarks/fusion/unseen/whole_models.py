@@ -44,8 +44,8 @@ def models_section(folder: Path) -> list[str]:
         'backend="nostall", interleaved, with its interval. *Copy*: the ratio of a second copy of '
         f"torch.compile's version in a loop. {_sample_text(complete)} *Share*: the part of the "
         "GPU's time that the kernels take that Inductor writes, which are all that stitched "
-        "kernels can replace. Two columns have both: torch.compile / nostall. The committed folder has one JSON for "
-        "each model."
+        "kernels can replace. Two columns have both: torch.compile / nostall. The committed "
+        "folder has one JSON for each model."
     )
     head = ["model", *CLOCKS.values(), "copy", "share", "stitched kernels", "launches of a step"]
     head += ["first step, s", "until chosen, s", "graphs kept for accuracy or layout"]
