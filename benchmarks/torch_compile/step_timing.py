@@ -38,13 +38,15 @@ def time_interleaved(
 ) -> dict[str, Any]:
     """Seconds of each run, interleaved, and comparisons with ``base`` (default: the first run).
 
-    ``base`` runs twice (the null).
+    ``base`` runs twice (the null).  A sample has so many runs that it takes ``sample_seconds``, but
+    at least one.
     """
     # Lazy imports: the first step of nostall's program must include them, Inductor's must not.
     from nostall.core.measurement import Comparison
-    from nostall.gpu.clock import EventClock, WallClock
+    from nostall.gpu.clock import LOOP_SECONDS, MIN_SAMPLE_SECONDS, EventClock, WallClock
 
-    clock = EventClock() if setup.device == "cuda" else WallClock()
+    sample_seconds = LOOP_SECONDS if setup.device == "cuda" else MIN_SAMPLE_SECONDS
+    clock = EventClock(sample_seconds) if setup.device == "cuda" else WallClock()
     base = base or next(iter(runs))
     *rows, null = clock.samples("", [*runs.values(), runs[base]], setup.measured_s)
     samples = dict(zip(runs, rows, strict=True))
@@ -60,7 +62,13 @@ def time_interleaved(
                 "verdict": comparison.verdict,
             }
             compared[name] |= {"null_low": comparison.null_low, "null_high": comparison.null_high}
-    return {"base": base, "samples_s": samples, "null_s": null, "compared": compared}
+    return {
+        "base": base,
+        "sample_seconds": sample_seconds,
+        "samples_s": samples,
+        "null_s": null,
+        "compared": compared,
+    }
 
 
 @dataclass(frozen=True)

@@ -125,10 +125,17 @@ def sample(name: str, max_plans: int, earlier: Sequence[str] = ()) -> Sample:
         schedule = find_schedule(best.graph, group)
         if schedule is not None and plans(schedule).legal:
             chosen = sample_plans(schedule, max_plans, seed=0)
-            if group in added and added[group] not in map(str, chosen):
-                chosen = (*chosen, *_named_plans(schedule, added[group]))
+            plan = added.get(_without_copies(best, group))
+            if plan is not None and plan not in map(str, chosen):
+                chosen = (*chosen, *_named_plans(schedule, plan))
             kernels.append(KernelSample(group, schedule, chosen, len(plans(schedule).legal_plans)))
     return Sample(graph, known, kernels)
+
+
+def _without_copies(kernels: Kernels, group: Sequence[int]) -> tuple[int, ...]:
+    """The same operators in the chain's own graph; no operators if it does not have all of them."""
+    known = kernels.are_in_region(group)
+    return tuple(sorted(kernels.in_region(group))) if known else ()
 
 
 def _named_plans(schedule: Schedule, name: str) -> list[KernelPlan]:

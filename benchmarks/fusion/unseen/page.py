@@ -176,9 +176,10 @@ def autotuned_section(path: Path) -> list[str]:
             [name, f"{chain['us'][AUTOTUNED]:.1f}", f"{default:.2f}", f"{stitched:.2f}", plans]
         )
     mean = geometric_mean(ratios)
+    ended = "; the time for the others ended" if len(rows) < AUTOTUNED_COUNT else ""
     text = (
         f"{len(rows)} of the first {AUTOTUNED_COUNT} chains of the test half, taken in turn from "
-        "every kind; the time for the others ended. A ratio is max-autotune's median time over "
+        f"every kind{ended}. A ratio is max-autotune's median time over "
         "that of the fastest measured plans, interleaved. What runs in that mode is the stitched "
         "version where it is measured to be faster: "
         f"{mean:.2f} in the geometric mean of {len(ratios)} chains (target {AUTOTUNED_TARGET}: "
@@ -206,7 +207,7 @@ def chain_sections(name: str, title: str, path: Path, about: str) -> list[str]:
         texts.append(
             f"{len(again)} of them were measured last ({link(changed)}): by then kernels compute "
             "values again, a rule that was written after kinds of this half had been seen to be "
-            "slow. The others have the kernels that were measured."
+            "slow."
         )
     parts = [f"## {title}", wrapped(" ".join(texts)), _source(path, record)]
     parts.append(table(["target or figure", "result", "met"], summary(chains)))
@@ -268,9 +269,7 @@ _MISSING: Sequence[str] = (
     "Inductor for reasons of ours: arguments with padded strides in the loss of GPT-2, and the "
     "mixture, which was compared without a reference in fp64. Both checks are mended since, with "
     "tests on a CPU; these models were not measured again. Most models were measured before values "
-    "were computed again. Samples in a loop are single steps, which show all time of the host "
-    "until the first kernel, except those of dit-train, gpt2-forward and whisper-train, which are "
-    "loops of 20 ms.",
+    "were computed again.",
     "OpInfo samples on a GPU and random graphs on a GPU: not run with the present rules. Random "
     "graphs run with them in Triton's interpreter, and each chain above is compared with fp64.",
     "Epilogues and prologues of matrix products: nostall has no kernel that contains one. What "

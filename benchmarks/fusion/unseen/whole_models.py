@@ -33,26 +33,19 @@ def sections(fusion: Path, models: Path) -> list[str]:
     return parts
 
 
-BACK_TO_BACK = "2026-11-27T11:20"
-"""Records of a later date have loops of several steps in a sample."""
-
-
 def models_section(folder: Path) -> list[str]:
     """Whole models: ratios in a loop and on the GPU alone, kernels, seconds, refusals."""
     records = [load(path) for path in sorted(folder.glob("*.gain.json"))]
     complete = [record for record in records if record.get("complete")]
     cards = sorted({f"{r['gpu']}, PyTorch {r['torch']}" for r in complete})
-    looped = [record["model"] for record in complete if record["date"] > BACK_TO_BACK]
     about = (
         "`python -m benchmarks run torch_compile.user_models --zoo users` on "
         f"{'; '.join(cards) or 'no GPU yet'}: a ratio is torch.compile's time over that of "
         'backend="nostall", interleaved, with its interval. *Copy*: the ratio of a second copy of '
-        f"torch.compile's version in a loop. {', '.join(looped)} ran steps back to back; the other "
-        "models were timed before that, one step at a time from an idle GPU, so the host's time "
-        "before the first launch counts in their loops. *Share*: the part of the GPU's time that "
-        "the kernels take that Inductor writes, which are all that stitched kernels can replace. "
-        "Two columns have both: torch.compile / nostall. The committed folder has one JSON for "
-        "each model."
+        f"torch.compile's version in a loop. {_sample_text(complete)} *Share*: the part of the "
+        "GPU's time that the kernels take that Inductor writes, which are all that stitched "
+        "kernels can replace. Two columns have both: torch.compile / nostall. The committed "
+        "folder has one JSON for each model."
     )
     head = ["model", *CLOCKS.values(), "copy", "share", "stitched kernels", "launches of a step"]
     head += ["first step, s", "until chosen, s", "graphs kept for accuracy or layout"]
@@ -61,6 +54,20 @@ def models_section(folder: Path) -> list[str]:
     texts += [text for clock in CLOCKS if (text := _mean_text(complete, clock))]
     parts = [wrapped(about), wrapped(" ".join(texts)), table(head, rows) if rows else ""]
     return [*parts, *([wrapped(_share_text(complete))] if complete else [])]
+
+
+def _sample_text(complete: list[Any]) -> str:
+    """What one sample in a loop is; records without its seconds have samples of one step."""
+    seconds = [(r["model"], r["looped"].get("sample_seconds")) for r in complete]
+    texts = []
+    if looped := [f"{name} ({1e3 * s:.0f} ms)" for name, s in seconds if s]:
+        texts.append(f"Samples with steps back to back, and their length: {', '.join(looped)}.")
+    if len(looped) < len(seconds):
+        texts.append(
+            f"A sample of {'the other' if looped else 'all'} models is one step from an idle GPU, "
+            "so the host's time before the first launch counts."
+        )
+    return " ".join(texts)
 
 
 def _model_row(record: Row) -> list[str]:
@@ -154,13 +161,24 @@ def optimizer_section(path: Path) -> list[str]:
     text = (
         "AdamW and clipping of the parameters of a GPT-2 of four layers in fp32, as CUDA graphs. "
         "The share is the time of a copy of as many bytes as the step must move, over the step's. "
-        "`_foreach_*` calls stay with Inductor, which has kernels for lists: its AdamW is as fast "
-        "as the copy but for a few percent, so stitched kernels of lists have nothing to gain "
-        "there. With clipping most of the rest are one launch for each norm and the norms "
+        f"`_foreach_*` calls stay with Inductor, which has kernels for lists{_list_text(record)}. "
+        "With clipping most of the rest are one launch for each norm and the norms "
         "themselves; stitched kernels for that are not done."
     )
     head = ["step", "method", "us", "share of a copy's speed", "launches"]
     return [wrapped(f"{source} ({link(path)})."), wrapped(text), table(head, rows)]
+
+
+def _list_text(record: Row) -> str:
+    """What stitched kernels of lists could gain over Inductor's AdamW at most."""
+    found = record["cases"].get("AdamW", {})
+    if "copy" not in found or "replayed" not in found:
+        return ""
+    share = median(found["copy"]) / median(found["replayed"]["samples_s"]["inductor"])
+    return (
+        f": its AdamW runs at {share:.0%} of the copy's speed, so stitched kernels of lists could "
+        f"save {max(0.0, 1 - share):.0%} of its time at most"
+    )
 
 
 def _yes(is_met: bool) -> str:

@@ -31,6 +31,7 @@ from nostall.fusion.graph.graph import Graph
 from nostall.fusion.graph.regions import find_regions
 from nostall.fusion.recompute.copies import Kernels
 from nostall.fusion.recompute.kernels import default_kernels
+from nostall.fusion.recompute.partial_reads import views_of_parts
 from nostall.fusion.steps import Step, order_steps, results_to_copy
 
 Explorer = Callable[[Graph], Kernels | Sequence[tuple[int, ...]]]
@@ -201,7 +202,7 @@ def stitch_module(
     captured = capture(module)
     graph = captured.graph
     steps = []
-    for region in find_regions(graph):
+    for region in find_regions(graph, input_views=views_of_parts(graph) & captured.origins.keys()):
         found = explorer(region.graph)
         kernels = found if isinstance(found, Kernels) else Kernels.of(region.graph, found)
         stitched = stitch(kernels.graph, kernels.groups, choice=choice, folder=folder)
@@ -213,7 +214,7 @@ def stitch_module(
             steps.append(Step(node, tuple(sorted(inputs)), (index,)))
     (output,) = module.graph.find_nodes(op="output")
     results = {graph.base(i) for node in output.all_input_nodes for i in _indices(captured, node)}
-    ordered = order_steps(steps, results, module.graph.nodes)
+    ordered = order_steps(steps, results, module.graph.nodes, graph)
     return StitchedModule(module, captured, tuple(ordered), results_to_copy(captured, module))
 
 

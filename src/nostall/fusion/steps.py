@@ -15,13 +15,14 @@ from torch.fx import Node as FxNode
 from nostall.fusion.capture import CapturedGraph
 from nostall.fusion.capture.memory import mutated_tensors, shared_memory
 from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph
+from nostall.fusion.graph.graph import Graph
 
 
 @dataclass(frozen=True)
 class Step:
     """One step of a run: the kernels of a region, or a call that PyTorch runs.
 
-    Values are identified by their nodes in the captured graph.
+    Values are identified by their nodes in the captured graph.  Inputs may be views.
     """
 
     action: StitchedGraph | FxNode
@@ -31,15 +32,19 @@ class Step:
     """Values that no later step reads; they are released after this step."""
 
 
-def order_steps(steps: list[Step], results: set[int], nodes: Iterable[FxNode]) -> list[Step]:
+def order_steps(
+    steps: list[Step], results: set[int], nodes: Iterable[FxNode], graph: Graph
+) -> list[Step]:
     """Sort steps topologically and set the last uses of each; ``results`` are never released.
+
+    A step that reads a view of ``graph`` uses the viewed value.
 
     Calls that touch memory which one of them changes keep the order that they have in ``nodes``.
     So do calls that draw random numbers, unless a region would have to run before and after one.
     """
     producer = {index: at for at, step in enumerate(steps) for index in step.outputs}
     predecessors = {
-        at: {producer[index] for index in step.inputs if index in producer}
+        at: {producer[i] for i in map(graph.base, step.inputs) if i in producer}
         for at, step in enumerate(steps)
     }
     place = {step.action: at for at, step in enumerate(steps) if isinstance(step.action, FxNode)}
@@ -54,15 +59,15 @@ def order_steps(steps: list[Step], results: set[int], nodes: Iterable[FxNode]) -
         order = list(TopologicalSorter(in_order).static_order())
     except CycleError:
         order = list(TopologicalSorter(predecessors).static_order())
-    return _with_last_uses([steps[at] for at in order], results)
+    return _with_last_uses([steps[at] for at in order], results, graph)
 
 
-def _with_last_uses(ordered: Sequence[Step], results: set[int]) -> list[Step]:
+def _with_last_uses(ordered: Sequence[Step], results: set[int], graph: Graph) -> list[Step]:
     used_later = set(results)
     reversed_steps = []
     for step in reversed(ordered):
         # A result that no step reads is released by the step that computes it.
-        last_uses = {*step.inputs, *step.outputs} - used_later
+        last_uses = {*map(graph.base, step.inputs), *step.outputs} - used_later
         used_later |= last_uses
         reversed_steps.append(replace(step, last_uses=tuple(sorted(last_uses))))
     return reversed_steps[::-1]

@@ -19,10 +19,18 @@ from benchmarks.fusion.chains.stitched import chain_graph
 from benchmarks.fusion.cost_model.fit import FITTED_GPU_FIELDS, STORED_NAMES
 from benchmarks.fusion.cost_model.summary import modelled_best
 from benchmarks.fusion.unseen import run
-from benchmarks.fusion.unseen.measure import INDUCTOR, Job, earlier_plan, sample
+from benchmarks.fusion.unseen.measure import (
+    ALL_CHAINS,
+    INDUCTOR,
+    Job,
+    _without_copies,
+    earlier_plan,
+    sample,
+)
 from benchmarks.harness.result_file import load, results
 
 from nostall.fusion.codegen.cost.gpu import H200
+from nostall.fusion.recompute.kernels import default_kernels
 
 EARLIER = "looped 4x256, 4 warps", "warp 32x256, 8 warps"
 
@@ -116,3 +124,14 @@ def test_a_second_run_measures_the_missing_chains_only(
     assert "1 of 2 chains" in capsys.readouterr().out
     run.run(options, names[1:], ["0"], fake_job)
     assert "has all 1 chains" in capsys.readouterr().out
+
+
+def test_kernels_with_copies_are_named_by_operators_of_the_chain() -> None:
+    graph = chain_graph(ALL_CHAINS["rms norm + block quantisation 16384x768"])
+    kernels = default_kernels(graph)
+    assert kernels.graph is not graph
+    assert any(_without_copies(kernels, group) != group for group in kernels.groups)
+    for group in kernels.groups:
+        known = _without_copies(kernels, group)
+        names = ([graph[i].op for i in known], [kernels.graph[i].op for i in group])
+        assert sorted(names[0]) == sorted(names[1])

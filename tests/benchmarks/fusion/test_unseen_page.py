@@ -61,3 +61,9 @@ def test_the_mode_with_more_tuning_is_a_baseline_of_its_own() -> None:
     assert "| a chain | 8.0 | 1.25 | 2.00 | warp 1x128, 1 warps |" in rows
     assert "| another | – | – | – | no file |" in rows
     assert "2.00 in the geometric mean of 1 chains (target 1.3: yes)" in " ".join(rows.split())
+    assert "the time for the others ended" in " ".join(rows.split())
+    all_measured = record | {
+        "chains": {str(at): tuned for at in range(unseen_page.AUTOTUNED_COUNT)}
+    }
+    with mock.patch.object(unseen_page, "load", lambda _: all_measured):
+        assert "ended" not in " ".join(unseen_page.autotuned_section(path))

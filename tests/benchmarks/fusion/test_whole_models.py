@@ -12,6 +12,7 @@ from benchmarks.fusion.unseen import whole_models
 def record(ratio: float, reason: str, **changes: Any) -> dict[str, Any]:
     """A complete model of which Inductor's own kernels take a quarter of the GPU's time."""
     compared = {"ratio": ratio, "low": ratio - 0.01, "high": ratio + 0.01}
+    looped = {"sample_seconds": 0.02} if ratio > 1 else {}
     names = [["triton_poi_fused_add_0", 3, 1.0], ["nvjet_gemm", 2, 3.0]]
     return {
         "model": "a model",
@@ -19,7 +20,7 @@ def record(ratio: float, reason: str, **changes: Any) -> dict[str, Any]:
         "complete": True,
         "gpu": "a GPU",
         "torch": "2",
-        "looped": {"compared": {"nostall": compared, whole_models.COPY: compared}},
+        "looped": {"compared": {"nostall": compared, whole_models.COPY: compared}} | looped,
         "replayed": {"compared": {"nostall": compared}},
         "graphs": {"nostall": [{"reason": reason, "state": "inductor", "left": 1, "kernels": 4}]},
         "kernels": {"compile": {"launches": 5, "busy_s": 4.0, "by_name": names}},
@@ -58,7 +59,8 @@ def test_the_means_are_judged_by_their_targets(
 
     monkeypatch.setattr(whole_models, "load", load)
     text = " ".join(" ".join(whole_models.models_section(tmp_path)).split())
-    assert "a model, a model ran steps back to back" in text
+    assert "steps back to back, and their length: a model (20 ms)." in text
+    assert "A sample of the other models is one step from an idle GPU" in text
     assert "2 of 3 measured models are complete." in text
     assert "Geometric mean in a loop: 1.084 (target 1.05: yes); lowest 0.980" in text
     assert "needs kernels that are 1.4 times as fast" in text
@@ -68,3 +70,16 @@ def test_the_means_are_judged_by_their_targets(
 def test_a_gain_is_the_share_of_time_that_goes_away() -> None:
     assert whole_models.inductor_share(record(1.0, "")) == pytest.approx(0.25)
     assert whole_models.inductor_share(record(1.0, "", kernels={})) is None
+
+
+def test_the_samples_of_all_models_may_be_single_steps_or_none() -> None:
+    single, looped = record(0.9, ""), record(1.1, "")
+    assert whole_models._sample_text([single]).startswith("A sample of all models is one step")
+    assert "one step" not in whole_models._sample_text([looped])
+
+
+def test_what_lists_could_gain_is_the_distance_from_a_copy() -> None:
+    found = {"copy": [0.9, 0.9], "replayed": {"samples_s": {"inductor": [1.0, 1.0]}}}
+    text = whole_models._list_text({"cases": {"AdamW": found}})
+    assert "at 90% of the copy's speed" in text and "save 10% of its time" in text
+    assert whole_models._list_text({"cases": {}}) == ""

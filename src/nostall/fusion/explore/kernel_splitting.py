@@ -12,13 +12,14 @@ one number of warps for all parts and no partial results, which long sums over r
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from nostall.core.errors import BadInput
 from nostall.fusion.codegen.cost.default_plan import default_plan, modelled_seconds
 from nostall.fusion.codegen.cost.gpu import H200
 from nostall.fusion.codegen.generate import schedule_operators
 from nostall.fusion.codegen.packing import independent_parts, plan_packed
+from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel
 from nostall.fusion.evaluate.work import GraphWork
 from nostall.fusion.graph.graph import Graph
 
@@ -66,7 +67,7 @@ def _is_faster_unpacked(graph: Graph, parts: list[Group]) -> bool:
         kernels = plan_packed(schedules)
     except BadInput:
         return False
-    packed = sum(map(modelled_seconds, kernels)) - (len(parts) - 1) * H200.launch_s
+    packed = _packed_seconds(kernels)
     unpacked = sum(modelled_seconds(default_plan(schedule)) for schedule in schedules)
     return unpacked < MAX_TIME_RATIO * packed
 
@@ -85,14 +86,36 @@ def _small_operators(work: GraphWork, group: Group) -> frozenset[int]:
 
 def _is_faster_split(graph: Graph, group: Group, parts: Iterable[Group]) -> bool:
     try:
-        unsplit_seconds = _kernel_seconds(graph, group)
+        unsplit_seconds = unpacked_seconds(graph, group)
         return (
-            sum(_kernel_seconds(graph, part) for part in parts) < MAX_TIME_RATIO * unsplit_seconds
+            sum(unpacked_seconds(graph, part) for part in parts) < MAX_TIME_RATIO * unsplit_seconds
         )
     except BadInput:  # the kernel is packed (no common loops), or no plan fits a part
         return False
 
 
-def _kernel_seconds(graph: Graph, group: Group) -> float:
-    """Modelled seconds of a kernel with its default plan."""
+def unpacked_seconds(graph: Graph, group: Group) -> float:
+    """Modelled seconds of a kernel with its default plan.
+
+    Raises :class:`BadInput` if its operators have no common loops, or no plan fits.
+    """
     return modelled_seconds(default_plan(schedule_operators(graph, group)))
+
+
+def kernel_seconds(graph: Graph, group: Group) -> float:
+    """Modelled seconds of a kernel with its default plan, packed if it has no common loops.
+
+    Raises :class:`BadInput` if no plan fits.
+    """
+    try:
+        return unpacked_seconds(graph, group)
+    except BadInput:
+        parts = independent_parts(graph, group)
+        if len(parts) < 2:
+            raise
+    return _packed_seconds(plan_packed([schedule_operators(graph, part) for part in parts]))
+
+
+def _packed_seconds(kernels: Sequence[PlannedKernel]) -> float:
+    """Modelled seconds of the parts of a packed kernel, which has one launch."""
+    return sum(map(modelled_seconds, kernels)) - (len(kernels) - 1) * H200.launch_s

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
+from nostall.fusion.errors import BadFusion
 from nostall.fusion.graph.graph import Graph, Node
 from nostall.fusion.graph.shapes import Shape, contiguous_strides
 
 Group = tuple[int, ...]
 """The operators of a kernel, ascending."""
+MAX_COPIES = 16
+"""Most elementwise operators that may be computed again to replace a slice or a shared value."""
+NOT_COPIED = frozenset({"random", "checked_index"})
+"""Elementwise operators that are never copied: numbers depend on the position in the whole tensor,
+and an index is checked once."""
 
 
 @dataclass(frozen=True)
@@ -25,20 +32,44 @@ class Kernels:
 
     @classmethod
     def of(cls, graph: Graph, groups: Sequence[Group]) -> Kernels:
-        """Kernels without copies."""
+        """Make kernels from a partition of the graph's own operators.
+
+        No operator is computed twice.
+        """
         return cls(graph, tuple(map(tuple, groups)), tuple(range(len(graph))))
 
     def in_region(self, nodes: Sequence[int]) -> tuple[int, ...]:
-        """The nodes of the region's graph that these nodes stand for, which must exist."""
-        found = tuple(self.origins[index] for index in nodes)
-        return tuple(index for index in found if index is not None)
+        """The nodes of the region's graph with the same values as these nodes.
+
+        Raises :class:`BadFusion` if there is none for one of them.
+        """
+        found = []
+        for index in nodes:
+            origin = self.origins[index]
+            if origin is None:
+                raise BadFusion(
+                    f"{self.graph[index]} is a part of a value, which is no value of the region's "
+                    "graph; a kernel reads and writes values of that graph only; use a partition "
+                    "of that graph"
+                )
+            found.append(origin)
+        return tuple(found)
+
+    def are_in_region(self, nodes: Iterable[int]) -> bool:
+        """Whether the region's graph has the values of all these nodes."""
+        return all(self.origins[index] is not None for index in nodes)
+
+    @cached_property
+    def owner(self) -> dict[int, int]:
+        """The position in ``groups`` of the kernel of each operator."""
+        return {index: at for at, group in enumerate(self.groups) for index in group}
 
     @property
     def store_known_values(self) -> bool:
         """Whether all values that kernels exchange are values of the region's graph."""
-        owner = {index: at for at, group in enumerate(self.groups) for index in group}
-        return all(
-            self.origins[index] is not None
+        owner = self.owner
+        return self.are_in_region(
+            index
             for index, at in owner.items()
             if index in self.graph.results
             or any(owner.get(reader) != at for reader in self.graph.consumers[index])
@@ -76,6 +107,10 @@ class GraphCopier:
         return len(self._nodes) - 1
 
     def finish(self) -> tuple[Graph, tuple[int | None, ...]]:
-        """The graph, with the outputs of the other one, and what its nodes stand for."""
+        """Return the new graph and, for each of its nodes, the region node with the same value.
+
+        The node is None if there is none.  The outputs correspond to those of ``self.graph``, in
+        order.
+        """
         outputs = tuple(self.position[index] for index in self.graph.outputs)
         return Graph(tuple(self._nodes), outputs, self.graph.varying), tuple(self._origins)

@@ -13,21 +13,17 @@ from nostall.fusion.graph.dynamic_size import varies
 from nostall.fusion.graph.graph import Graph, Node
 from nostall.fusion.graph.operations import ELEMENTWISE
 from nostall.fusion.graph.shapes import contiguous_strides
-from nostall.fusion.recompute.copies import GraphCopier
-
-MAX_COPIES = 16
-"""Operators that are computed again for one part, at most."""
-_NOT_COPIED = frozenset({"random", "checked_index"})
-"""Elementwise operators that are never copied: numbers depend on the position in the whole tensor,
-and an index is checked once."""
+from nostall.fusion.recompute.copies import MAX_COPIES, NOT_COPIED, GraphCopier
+from nostall.fusion.recompute.rounding import may_change_decisions
 
 
 def read_parts(graph: Graph) -> tuple[Graph, tuple[int | None, ...]] | None:
     """The graph with slices of computed values replaced by operators on slices of their operands.
 
     A slice stays if what it depends on cannot be sliced: a reduction along its axis, a view of a
-    computed value.  Returns None if all stay; otherwise the graph, and the node of ``graph`` that
-    has the same value as each of its nodes (None for parts).
+    computed value.  It also stays if a discontinuous operator depends on how it is rounded.
+    Returns None if all stay; otherwise the graph, and the node of ``graph`` that has the same value
+    as each of its nodes (None for parts).
     """
     copier = GraphCopier(graph, range(len(graph)))
     changed = False
@@ -58,10 +54,10 @@ def _is_part_of_computed_value(graph: Graph, node: Node) -> bool:
 
 
 def views_of_parts(graph: Graph) -> frozenset[int]:
-    """Views of values in memory of which parts are read, if slices are replaced.
+    """Views of inputs or of opaque results that :func:`read_parts` would slice.
 
-    A kernel cannot read a slice of a view that splits an axis, but a slice of a tensor of that
-    shape.  So regions take such a view as their input.
+    A region takes each one as an input.  A kernel cannot read a slice of a view that splits an
+    axis, but a slice of a tensor of that shape.
     """
     parts = (node for node in graph if _is_part_of_computed_value(graph, node))
     read = {index for part in parts for index in _sliced(graph, part) or ()}
@@ -71,7 +67,8 @@ def views_of_parts(graph: Graph) -> frozenset[int]:
 def _sliced(graph: Graph, part: Node) -> set[int] | None:
     """The values in memory, or views of them, of which a part is read for a part of a value.
 
-    None if something that the part depends on along its axis cannot be sliced.
+    None if something that the part depends on along its axis cannot be sliced, or if the part may
+    round otherwise than the whole value and a discontinuous operator depends on it.
     """
     leaves: set[int] = set()
     copies: set[tuple[int, int]] = set()
@@ -88,13 +85,15 @@ def _sliced(graph: Graph, part: Node) -> set[int] | None:
             return None
         copies.add((index, axis))
         pending += [(i, _operand_axis(graph, node, i, axis)) for i in node.inputs]
-    count = sum(graph[index].kind in ELEMENTWISE for index, _ in copies)
-    return leaves if count <= MAX_COPIES else None
+    copied = {index for index, _ in copies}
+    if sum(graph[index].kind in ELEMENTWISE for index, _ in copies) > MAX_COPIES:
+        return None
+    return None if may_change_decisions(graph, copied, [part.index]) else leaves
 
 
 def _has_parts(node: Node) -> bool:
     """Whether a part of a node can be computed from parts of its operands."""
-    is_elementwise = node.kind in ELEMENTWISE and node.op not in _NOT_COPIED
+    is_elementwise = node.kind in ELEMENTWISE and node.op not in NOT_COPIED
     return is_elementwise or node.op in ("permute", "expand")
 
 

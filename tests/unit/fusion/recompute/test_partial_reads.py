@@ -8,7 +8,8 @@ import pytest
 from nostall.fusion.graph.builder import Builder
 from nostall.fusion.graph.graph import Graph
 from nostall.fusion.graph.regions import find_regions
-from nostall.fusion.recompute.partial_reads import MAX_COPIES, read_parts, views_of_parts
+from nostall.fusion.recompute.copies import MAX_COPIES
+from nostall.fusion.recompute.partial_reads import read_parts, views_of_parts
 
 pytest.importorskip("torch")
 

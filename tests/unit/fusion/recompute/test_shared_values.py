@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Iterator
+
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("torch")
@@ -16,12 +19,15 @@ from benchmarks.fusion.chains.stitched import chain_graph
 
 from nostall.fusion.codegen.runtime.stitched_graph import grow_partition
 from nostall.fusion.explore.default_partition import default_partition
+from nostall.fusion.graph.builder import Builder
 from nostall.fusion.graph.graph import Graph
 from nostall.fusion.graph.partition import kernel_outputs, to_mask
 from nostall.fusion.recompute import shared_values
 from nostall.fusion.recompute.copies import Kernels
 from nostall.fusion.recompute.kernel_times import KernelTimes
 from nostall.fusion.recompute.kernels import default_kernels
+from nostall.fusion.recompute.partial_reads import read_parts
+from nostall.fusion.recompute.shared_values import recompute_shared_values
 from nostall.fusion.testing.reference import interpret
 from tests.unit.fusion.codegen.accuracy import random_inputs
 from tests.unit.fusion.codegen.random_graphs import RandomGraph, operator_graphs
@@ -68,6 +74,50 @@ def all_changes(kernels: Kernels) -> list[Kernels]:
     return [change.kernels for change in shared_values._changes(kernels, set())]
 
 
+def normalised_half(build: Builder, value: int) -> int:
+    """Half of the columns of a value, normalised with the other half, in blocks of one maximum."""
+    *rows, columns = build.nodes[value].shape
+    half = (*rows, columns // 2)
+    first, second = (
+        build("slice", value, dim=len(rows), start=start, step=1, shape=half)
+        for start in (0, columns - half[-1])
+    )
+    wide, other = (build("cast", part, dtype="float32") for part in (first, second))
+    total = build("sum", build("mul", wide, other), dims=(len(rows),), keepdim=True)
+    normed = build("mul", wide, build("rsqrt", build("abs", total)))
+    size = next(size for size in (128, 2, 1) if half[-1] % size == 0)
+    blocks = build("view", normed, shape=(*rows, half[-1] // size, size))
+    largest = build("amax", build("abs", blocks), dims=(len(rows) + 1,), keepdim=True)
+    return build("div", blocks, largest)
+
+
+def test_kernels_exchange_no_parts_of_values() -> None:
+    build = Builder()
+    value = build("exp", build.input((4096, 16384), "float16"))
+    kernels = default_kernels(build.graph(normalised_half(build, value)))
+    assert kernels.store_known_values
+
+
+@settings(max_examples=20, deadline=None)
+@given(operator_graphs(("float32", "float16"), 6))
+def test_changes_of_kernels_of_parts_keep_the_results(made: RandomGraph) -> None:
+    build = Builder()
+    build.nodes = list(made.graph.nodes)
+    fitting = [i for i in made.graph.outputs if made.graph[i].shape[-1:] > (1,)]
+    values = [i for i in fitting if made.graph[i].dtype.startswith("float")]
+    value = build("exp", values[0]) if values else build("exp", build.input((4, 6)))
+    graph = build.graph(normalised_half(build, value), *made.graph.outputs)
+    found = read_parts(graph)
+    assume(found is not None)
+    assert found is not None
+    changed, origins = found
+    start = Kernels(changed, tuple(grow_partition(changed)), origins)
+    assume(start.store_known_values)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shared_values, "MAX_TIME_RATIO", math.inf)
+        check_equal(graph, made.seed, recompute_shared_values(start))
+
+
 def check_equal(graph: Graph, seed: int, changed: Kernels) -> None:
     """The changed graph has the same results, and its kernels cover its operators once."""
     covered = sorted(index for group in changed.groups for index in group)
@@ -95,3 +145,27 @@ def test_every_change_of_random_graphs_keeps_the_results(made: RandomGraph, sing
 def test_single_operators_have_changes() -> None:
     graph = chain_graph(GENERATED["rms norm backward 8x151936"])
     assert len(all_changes(Kernels.of(graph, [(index,) for index in graph.operators]))) > 5
+
+
+def test_a_refused_change_is_not_tried_again_after_another_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph = chain_graph(GENERATED["rms norm backward 8x151936"])
+    tried = list[tuple[int | None, ...]]()
+    changes = shared_values._changes
+
+    def recorded(kernels: Kernels, refused: set[shared_values._Key]) -> Iterator[object]:
+        for change in changes(kernels, refused):
+            value, group = change.key
+            tried.append(tuple(kernels.origins[index] for index in (value, *group)))
+            yield change
+
+    class EverySecondGains(KernelTimes):
+        def total(self, groups: Iterable[tuple[int, ...]]) -> float:
+            is_changed = self._graph is not graph and len(tried) % 2 == 0
+            return 0.1 ** len(tried) if is_changed else 0.1 ** (len(tried) - 1)
+
+    monkeypatch.setattr(shared_values, "_changes", recorded)
+    monkeypatch.setattr(shared_values, "KernelTimes", EverySecondGains)
+    recompute_shared_values(Kernels.of(graph, [(index,) for index in graph.operators]))
+    assert len(tried) == len(set(tried)) > 4

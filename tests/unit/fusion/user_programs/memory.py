@@ -94,7 +94,33 @@ def negative_and_conjugate_bits(folder: Path) -> Iterator[str]:
         yield from differences("changing", compiled(value), function(value))
 
 
+def parts_of_views(folder: Path) -> Iterator[str]:
+    """Halves of values that are computed from a view of a product or of an input.
+
+    The view is an input of its region.
+    """
+
+    def rotated(x: Tensor, w: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+        heads = (x @ w).view(6, 2, 8)
+        normed = heads * torch.rsqrt(heads.square().mean(-1, keepdim=True) + 1e-6) * scale
+        first, second = normed.chunk(2, -1)
+        return torch.cat((-second, first), -1) + normed, normed.sum(-1)
+
+    def of_an_input(x: Tensor, w: Tensor, scale: Tensor) -> tuple[Tensor, ...]:
+        first, second = (heads := x.view(6, 2, 8) * scale).chunk(2, -1)
+        return (first.sigmoid() * second).view(6, 8) @ w[:8], heads.sum(-1), x.exp()
+
+    x, w, scale = torch.randn(6, 16), torch.randn(16, 16), torch.randn(8)
+    for function in (rotated, of_an_input):
+        for compile_ in (lambda f: stitch(f, folder), by_backend):
+            compiled = compile_(function)
+            for argument in (x, 2 * x):
+                results, expected = (f(argument, w, scale) for f in (compiled, function))
+                yield from differences(function.__name__, results, expected)
+
+
 PROGRAMS: dict[str, Program] = {
+    "parts of views": parts_of_views,
     "results in shared memory": results_in_shared_memory,
     "scalars": scalars,
     "negative and conjugate bits": negative_and_conjugate_bits,

@@ -10,7 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nostall.attach.torch_compile.measure.call import Call, clone_with_strides
+from nostall.attach.torch_compile.measure.call import (
+    Call,
+    clone_with_strides,
+    distinct_elements,
+)
 from nostall.attach.torch_compile.measure.reference import wide_reference
 from nostall.attach.torch_compile.measure.rounding import Errors, errors, excess, has_same_axes
 
@@ -205,11 +209,12 @@ def _perturbed_run(baseline: GraphFunction, call: Call, seeds: list[Tensor]) -> 
 
 
 def _perturbed(x: Tensor) -> Tensor:
-    step = torch.finfo(x.dtype).eps * (2 * torch.rand_like(x) - 1)
-    perturbed = (x.detach().double() * (1 + step.double())).to(x.dtype)
-    if 0 in x.stride():
-        return perturbed  # copied elements that share memory would overwrite each other
-    return clone_with_strides(x).copy_(perturbed)
+    """A copy with the same strides whose memory differs by about one rounding error."""
+    copy = clone_with_strides(x)
+    elements = distinct_elements(copy)
+    step = torch.finfo(x.dtype).eps * (2 * torch.rand_like(elements) - 1)
+    elements.copy_(elements.double() * (1 + step.double()))
+    return copy
 
 
 def _tolerance(dtype: torch.dtype) -> float:

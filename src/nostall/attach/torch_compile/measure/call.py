@@ -61,20 +61,44 @@ def clone_with_strides(value: Tensor) -> Tensor:
     """A copy with the same strides, padded ones included, without a gradient.
 
     ``Tensor.clone`` removes padding, and compiled graphs check the strides of their arguments.
+    Elements that share memory still do so.
     """
     value = value.detach()
     if value.layout != torch.strided or value.is_conj() or value.is_neg():
         return value.clone()
-    if not value.numel():
-        return torch.empty_strided(
+    if (copy := torch.empty_like(value)).stride() != value.stride():
+        # Memory between the elements is not copied: a column of a cache reads no other columns.
+        copy = torch.empty_strided(
             value.shape, value.stride(), dtype=value.dtype, device=value.device
         )
-    if (copy := value.clone()).stride() == value.stride():
-        return copy
-    pairs = zip(value.shape, value.stride(), strict=True)
-    extent = 1 + sum((size - 1) * stride for size, stride in pairs)
-    memory = value.as_strided((extent,), (1,)).clone()
-    return memory.as_strided(value.shape, value.stride(), 0)
+    distinct_elements(copy).copy_(distinct_elements(value))
+    return copy
+
+
+def distinct_elements(value: Tensor) -> Tensor:
+    """A view of the same memory that has each element once, so that it can be written.
+
+    An expanded axis has size 1.  If elements overlap in another way, as those of ``unfold`` may,
+    the view has one axis over all the memory from the first element to the last.
+    """
+    value = value.detach()
+    if not value.numel():
+        return value
+    shape = [
+        size if stride else 1 for size, stride in zip(value.shape, value.stride(), strict=True)
+    ]
+    once = value.as_strided(shape, value.stride())
+    extent = 1  # elements from the first to the last, over the axes so far
+    for stride, size in sorted(zip(value.stride(), shape, strict=True)):
+        if size > 1 and stride < extent:
+            break
+        extent += (size - 1) * stride
+    else:
+        return once
+    extent = 1 + sum(
+        (size - 1) * stride for size, stride in zip(shape, value.stride(), strict=True)
+    )
+    return value.as_strided((extent,), (1,))
 
 
 def run_and_find_mutations(

@@ -18,6 +18,7 @@ from nostall.attach.torch_compile.store.rank_sync import RankSync
 from nostall.attach.torch_compile.store.records import RegionRecord, StepRecord
 from nostall.attach.torch_compile.store.regions import (
     reduces,
+    region_kernels,
     retuned_region,
     stitched_region,
 )
@@ -33,7 +34,6 @@ from nostall.fusion.codegen.runtime.stitched_graph import supported_groups
 from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel, plan_kernel
 from nostall.fusion.graph.graph import Graph
 from nostall.fusion.recompute.copies import Kernels
-from nostall.fusion.recompute.kernels import default_kernels
 from nostall.gpu.clock import Clock
 
 MAX_COMPARISON_S = 0.05
@@ -80,7 +80,7 @@ class PlanTuning:
             yield step.kernel
         if not self.max_plans or graph.varying is not None:
             return
-        region = PlanCandidates(graph, default_kernels(graph), {})
+        region = PlanCandidates(graph, region_kernels(graph, store.folder), {})
         for operators in self._fused_groups(region.partition):
             try:
                 schedule = schedule_operators(region.partition.graph, operators)

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from nostall.attach.torch_compile.measure.call import Call
+from nostall.attach.torch_compile.measure.program_dtypes import ProgramDtypes
 
 _aten = torch.ops.aten
 _PRODUCTS = {_aten.mm, _aten.bmm, _aten.addmm, _aten.baddbmm}
@@ -27,9 +28,9 @@ class WideMode(TorchDispatchMode):  # type: ignore[misc]
     """Runs every operator on floats of ``dtype``, and notes the longest sum.
 
     Casts to narrower floats do nothing. An operator that refuses wide floats, such as a grouped
-    matrix product, runs in the dtype of the program, as it does in both versions. Raises
-    :class:`NoReference` for random numbers, which would differ from those of compiled code, and for
-    bits that are read as another dtype.
+    matrix product, runs on operands of the dtypes that they have in the program, as it does in both
+    versions. Raises :class:`NoReference` for random numbers, which would differ from those of
+    compiled code, for bits that are read as another dtype, and if such dtypes are not known.
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
@@ -37,8 +38,7 @@ class WideMode(TorchDispatchMode):  # type: ignore[misc]
         self.dtype = dtype
         # Terms of the longest sum so far.
         self.longest = 1
-        # The narrowest float dtype so far.
-        self.narrow: torch.dtype | None = None
+        self._program = ProgramDtypes(dtype)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch.Tag.nondeterministic_seeded in func.tags:
@@ -52,11 +52,14 @@ class WideMode(TorchDispatchMode):  # type: ignore[misc]
             args, kwargs = tree_map(self.widen, given)
             try:
                 result = func(*args, **kwargs)
-            except (RuntimeError, TypeError) as error:
-                if isinstance(error, torch.OutOfMemoryError) or self.narrow is None:
+            except (torch.OutOfMemoryError, torch.AcceleratorError):
+                raise
+            except (RuntimeError, TypeError):
+                args, kwargs = tree_map(self._as_in_program, given)
+                if not _has_other_dtypes(given, (args, kwargs)):
                     raise
-                args, kwargs = tree_map(self._narrowed, given)
                 result = tree_map(self.widen, func(*args, **kwargs))
+        self._program.note_results(func, *given, result)
         self._note_sum(func.overloadpacket, args, result)
         return result
 
@@ -66,14 +69,18 @@ class WideMode(TorchDispatchMode):  # type: ignore[misc]
             return self.dtype if self._is_narrow(value) else value
         if not isinstance(value, Tensor) or not self._is_narrow(value.dtype):
             return value
-        if self.narrow is None or value.dtype.itemsize <= self.narrow.itemsize:
-            self.narrow = value.dtype
-        return value.to(self.dtype)
+        wide = value.to(self.dtype)
+        self._program.note(wide, value.dtype)
+        return wide
 
-    def _narrowed(self, value: Any) -> Any:
-        """A tensor of wide floats in the narrowest dtype so far."""
-        is_wide = isinstance(value, Tensor) and value.dtype is self.dtype
-        return value.to(self.narrow) if is_wide else value
+    def _as_in_program(self, value: Any) -> Any:
+        """A tensor in the dtype that it has in the program."""
+        if not isinstance(value, Tensor):
+            return value
+        dtype = self._program.of(value)
+        if dtype is None:
+            raise NoReference("an operator refuses wide floats, and its operands' dtypes are lost")
+        return value.to(dtype)
 
     def _is_narrow(self, dtype: torch.dtype) -> bool:
         return bool(dtype.is_floating_point and dtype.itemsize < self.dtype.itemsize)
@@ -88,6 +95,11 @@ class WideMode(TorchDispatchMode):  # type: ignore[misc]
         else:
             terms = max(x.numel() for x in tensors) // first.numel()
             self.longest = max(self.longest, terms)
+
+
+def _has_other_dtypes(before: Any, after: Any) -> bool:
+    pairs = zip(tree_leaves(before), tree_leaves(after), strict=True)
+    return any(isinstance(a, Tensor) and a.dtype is not b.dtype for a, b in pairs)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
 from types import MappingProxyType
 
 import triton
@@ -11,7 +13,8 @@ import triton
 from nostall.attach.torch_compile.store.kernel_store import KernelStore, code_version
 from nostall.attach.torch_compile.store.records import RegionRecord, StepRecord
 from nostall.fusion.codegen.cost.default_plan import default_plan
-from nostall.fusion.codegen.runtime.stitched_graph import PlanChooser, stitch
+from nostall.fusion.codegen.runtime.stitched_graph import PlanChooser, StitchedGraph, stitch
+from nostall.fusion.explore.default_partition import default_partition
 from nostall.fusion.graph.graph import Graph
 from nostall.fusion.graph.operations import COMPUTE
 from nostall.fusion.recompute.copies import Kernels
@@ -36,9 +39,34 @@ def stitched_region(
     key = region_key(graph)
     record = known.get(key) or store.load(RegionRecord, key)
     if record is None:
-        record = _record(graph, default_kernels(graph), store)
+        record = _record(graph, region_kernels(graph, store.folder), store)
         store.save(key, record)
     return record
+
+
+@lru_cache(maxsize=8)
+def region_kernels(graph: Graph, folder: Path) -> Kernels:
+    """The kernels of a region, whose generated programs exchange values of its graph only.
+
+    A kernel that computes parts of values may have no program.  The programs of its operators would
+    then exchange parts, which the region's graph does not have; such a region has no copies.
+    ``folder``: where sources are written.
+    """
+    kernels = default_kernels(graph)
+    if kernels.are_in_region(range(len(kernels.graph))):
+        return kernels
+    stitched = stitch(kernels.graph, kernels.groups, folder=folder)
+    return kernels if _is_in_region(kernels, stitched) else _without_copies(graph)
+
+
+def _without_copies(graph: Graph) -> Kernels:
+    return Kernels.of(graph, default_partition(graph))
+
+
+def _is_in_region(kernels: Kernels, stitched: StitchedGraph) -> bool:
+    """Whether the region's graph has all values that the programs read and write."""
+    programs = [step.program for step in stitched.steps if not isinstance(step, int)]
+    return all(kernels.are_in_region((*p.inputs, *p.outputs)) for p in programs)
 
 
 def retuned_region(

@@ -189,7 +189,13 @@ def test_an_operator_that_refuses_wide_floats_does_not_cost_the_reference() -> N
     reference = wide_reference(run_graph, program, call, [])
     assert reference is not None
     assert reference.results[0].dtype == torch.float64
-    assert check(program, program, program, a, b) == 0.0
+
+    def with_error(error: float) -> Version:
+        return lambda a, b: (program(a, b)[0] * (1 + error),)
+
+    assert 0 < check(program, with_error(2**-8), program, a, b) < 2**-7
+    with pytest.raises(AccuracyError, match="off by"):
+        check(program, with_error(2**-4), program, a, b)
     wide = (a.float().exp() @ b.float()).softmax(-1)
     torch.testing.assert_close(reference.results[0].float(), wide, rtol=0.1, atol=0.05)
 
@@ -198,3 +204,38 @@ def test_a_program_of_wide_floats_that_an_operator_refuses_has_no_reference() ->
     a = numbers(4, 4)
     call = Call.record((a, a), frozenset())
     assert wide_reference(run_graph, lambda a, b: (narrow_product(a, b),), call, []) is None
+
+
+def test_an_operator_that_refuses_wide_floats_gets_the_dtypes_of_the_program() -> None:
+    """The operands of the product are bf16; the program has fp16 and fp8 elsewhere."""
+    a, b = (numbers(16, 16, seed=seed).half().requires_grad_() for seed in (1, 2))
+
+    def program(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+        left, right = (x.exp().to(torch.bfloat16) for x in (a, b))
+        scale = a.float().mean().to(torch.float8_e4m3fn).float()
+        product = narrow_product(left.detach().t(), right.detach())
+        return (product.half() * scale + a,)
+
+    call = Call.record((a, b), frozenset())
+    seeds = run_graph(program, call.fresh_args()).seeds
+    reference = wide_reference(run_graph, program, call, seeds)
+    assert reference is not None
+    torch.testing.assert_close(reference.results[0].half(), program(a, b)[0], rtol=0.1, atol=0.1)
+
+
+def test_an_operator_that_gets_other_dtypes_in_the_program_has_no_reference() -> None:
+    """The product would run on bf16, but the program gives it fp32, which it refuses."""
+    a = numbers(4, 4).to(torch.bfloat16)
+    call = Call.record((a,), frozenset())
+    assert wide_reference(run_graph, lambda a: (narrow_product(a.float(), a),), call, []) is None
+
+
+def test_dtypes_that_an_operator_does_not_tell_are_not_guessed() -> None:
+    a = numbers(4, 4).to(torch.bfloat16)
+
+    def program(a: Tensor) -> tuple[Tensor]:
+        chosen = a[a.sum(-1) < 100]  # its shape depends on the values
+        return (narrow_product(chosen, a),)
+
+    assert program(a)[0].shape == (4, 4)
+    assert wide_reference(run_graph, program, Call.record((a,), frozenset()), []) is None
