@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="capture needs the extra nostall[tor
 from torch import nn  # noqa: E402
 
 from nostall.parallel.module import Job, Model  # noqa: E402
-from nostall.parallel.sharding.hybrid.planner import signature  # noqa: E402
+from nostall.parallel.sharding.hybrid.signature import signature  # noqa: E402
 
 SAMPLES = 4
 
