@@ -86,7 +86,8 @@ def _like_for_like() -> str:
         f"DDP takes {100 * less:.0f} % less time than the GPT's plan on four GPUs. The likely "
         f"reason is the processor, which takes {1e3 * own['launch_s']:.0f} of the plan's "
         f"{1e3 * own['measured_s']:.0f} ms to launch it: each operator is a call "
-        "from Python, while C++ launches DDP's backward pass. For the classifier, whose operators last longer, the plan is faster."
+        "from Python, while C++ launches DDP's backward pass. For the classifier, whose operators "
+        "last longer, the plan is faster."
     )
     graph_rows = [
         [peer, *(f"{graphs['summary']['models'][m]['peers'][peer]['over_plan']:.2f}"
