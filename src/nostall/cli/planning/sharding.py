@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 from typing import Annotated
 
 import typer
@@ -50,7 +51,7 @@ from nostall.workload.jobs.record import Resource
 SHARDING_PLANNERS = ("sharding", "automap")
 DEFAULT_HARDWARE = "h100-dgx"
 SHARDING_SHARE = 2 / 3
-"""Share of the time limit for shardings of the whole batch; the rest is for pipelines."""
+"""Share of the time limit for shardings of the whole batch; what is left is for pipelines."""
 MAX_STATE_FACTOR = 1e6
 """Far above that of every optimiser; sums of bytes stay finite."""
 MeshOption = Annotated[
@@ -136,8 +137,10 @@ def plan_sharding_command(
     if request.mesh or export or picture:
         plan, *others = _plan(request, quiet, _seconds(request))
     else:
-        plans, failure = _plan_if_feasible(request, quiet)
-        offer = _pipelines(request, plans, quiet)
+        started, total = monotonic(), _seconds(request)
+        plans, failure = _plan_if_feasible(request, quiet, SHARDING_SHARE * total)
+        left = max((1 - SHARDING_SHARE) * total, started + total - monotonic())
+        offer = _pipelines(request, plans, quiet, left)
         if offer.shown_if_faster(plans, out_file, format):
             if failure is not None and format is not Format.JSON:
                 out.print(f"the whole batch at once: {failure}")
@@ -185,22 +188,21 @@ def _seconds(request: ShardingRequest) -> float:
 
 
 def _plan_if_feasible(
-    request: ShardingRequest, quiet: bool
+    request: ShardingRequest, quiet: bool, seconds: float
 ) -> tuple[list[ShardingPlan], Infeasible | None]:
     """Shardings of the whole batch, the plan first; none and the reason if none is possible."""
     try:
-        return _plan(request, quiet, SHARDING_SHARE * _seconds(request)), None
+        return _plan(request, quiet, seconds), None
     except Infeasible as error:
         return [], error
 
 
 def _pipelines(
-    request: ShardingRequest, plans: Sequence[ShardingPlan], quiet: bool
+    request: ShardingRequest, plans: Sequence[ShardingPlan], quiet: bool, seconds: float
 ) -> PipelineOffer:
-    """The search for pipelines beside shardings of the whole batch, in its share of the time."""
+    """The search for pipelines beside shardings of the whole batch."""
     from nostall.parallel.module import load_job
 
-    seconds = (1 - SHARDING_SHARE) * _seconds(request)
     if request.planner == "automap":
         return explore_pipelines(_hybrid_request(request), request.seed, seconds)
     job = load_job(request.module)

@@ -13,14 +13,21 @@ pytest.importorskip("scipy", reason="planning needs the extra nostall[sharding]"
 
 from torch import nn  # noqa: E402
 
+from nostall.cli.options.given_options import NO_CONTEXT  # noqa: E402
+from nostall.cli.planning import sharding  # noqa: E402
 from nostall.cli.planning.hybrid import (  # noqa: E402
     HybridRequest,
     beside_shardings,
     default_micro_batch,
 )
 from nostall.cli.planning.pipeline_offer import PipelineOffer  # noqa: E402
+from nostall.cli.planning.sharding import (  # noqa: E402
+    ShardingRequest,
+    plan_sharding_command,
+)
 from nostall.cli.terminal.console import Format  # noqa: E402
 from nostall.parallel.cluster import parse_cluster  # noqa: E402
+from nostall.parallel.errors import Infeasible  # noqa: E402
 from nostall.parallel.module import Job  # noqa: E402
 from nostall.parallel.sharding.capture.operators import capture  # noqa: E402
 from nostall.parallel.sharding.cost.device_mesh import ClusterMesh  # noqa: E402
@@ -120,3 +127,23 @@ def test_an_offer_is_shown_if_it_is_faster(
     plans = [timed] if planned_s is not None else []
     assert offer.shown_if_faster(plans, None, Format.TABLE) == is_shown
     assert shown == ([plans] if is_shown else [])
+
+
+def test_the_time_is_divided_and_both_reasons_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[float] = []
+
+    def no_sharding(request: object, quiet: bool, seconds: float) -> list[ShardingPlan]:
+        given.append(seconds)
+        raise Infeasible("no sharding fits")
+
+    def no_pipeline(request: object, plans: object, quiet: bool, seconds: float) -> PipelineOffer:
+        given.append(seconds)
+        return PipelineOffer("pipelines were not planned")
+
+    monkeypatch.setattr(sharding, "_plan", no_sharding)
+    monkeypatch.setattr(sharding, "_pipelines", no_pipeline)
+    request = ShardingRequest("train.py:build", CLUSTER, None, "h100-dgx", SAMPLES, 2.0, 30.0)
+    with pytest.raises(Infeasible, match="no sharding fits; pipelines were not planned"):
+        plan_sharding_command(request, None, Format.TABLE, quiet=True, context=NO_CONTEXT)
+    assert given[0] == pytest.approx(20)
+    assert 10 <= given[1] <= 30
