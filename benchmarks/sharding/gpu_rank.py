@@ -27,6 +27,7 @@ from benchmarks.sharding.gpu_models import MODELS, GpuModel, cross_entropy
 from benchmarks.sharding.gpu_peers import peers
 from benchmarks.sharding.gpu_results import Results, interval
 from benchmarks.sharding.gpu_session import Mesh, Session, about, measure
+from nostall.parallel.errors import CaptureFailed
 from nostall.parallel.sharding.cost.device_mesh import mesh_text
 from nostall.parallel.sharding.cost.prices import Prices
 from nostall.parallel.sharding.cost.timeline import timeline
@@ -184,12 +185,13 @@ def _plan_maker(
             local = session.local_parameters(name, mesh, program, model)
             run = partial(program.run, local, buffers, leaves)
             launch_s, alone_s = measure_launches(run, session.device)
-            graph = CudaGraph.capture(run, session.pool) if session.uses_graphs else None
+            graph, not_captured = _capture(session, run)
             more = _errors(program, graph() if graph is not None else run(), expected)
         more |= {
             **_predictions(session, plan, in_graph=graph is not None),
             "launch_s": launch_s,
             "launched_alone_s": alone_s,
+            "not_captured": not_captured,
         }
         if graph is not None:
             graph.release()
@@ -197,6 +199,16 @@ def _plan_maker(
         return torch.no_grad()(run), more
 
     return make
+
+
+def _capture(session: Session, run: Callable[[], Any]) -> tuple[CudaGraph[Any] | None, str | None]:
+    """The graph of a step, if the session uses graphs, or why it cannot be captured."""
+    if not session.uses_graphs:
+        return None, None
+    try:
+        return CudaGraph.capture(run, session.pool), None
+    except CaptureFailed as error:
+        return None, str(error)
 
 
 def _predictions(session: Session, plan: ShardingPlan, *, in_graph: bool) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from benchmarks.sharding.clusters import one_server
 from benchmarks.sharding.gpu_candidates import meshes
 from benchmarks.sharding.gpu_models import MODELS, GpuModel
 from benchmarks.sharding.gpu_results import Results
+from nostall.parallel.errors import CaptureFailed
 from nostall.parallel.sharding.capture.operators import CapturedStep, capture
 from nostall.parallel.sharding.cost.device_mesh import ClusterMesh, CollectiveCost, mesh_text
 from nostall.parallel.sharding.cost.prices import Prices
@@ -159,7 +160,11 @@ def _measure_processor(session: Session, in_graph: bool) -> None:
 
             seconds.append(measure_launches(run, session.device)[0])
         if in_graph:
-            session.uses_graphs = CudaGraph.capture(run) is not None
+            try:
+                CudaGraph.capture(run)
+                session.uses_graphs = True
+            except CaptureFailed as error:
+                session.say(f"no graphs: {error}")
     session.shards.clear()
     operators = len(step.graph.of_kind("operation"))
     collectives = len(data_parallel.times.calls)

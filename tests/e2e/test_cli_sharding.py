@@ -25,6 +25,21 @@ def build():
     x = torch.randn(4, 8).double()
     return module, (x,), x.clone(), torch.nn.functional.mse_loss
 
+def two_blocks():
+    return blocks(2)
+
+def four_blocks():
+    return blocks(4)
+
+def blocks(count):
+    torch.manual_seed(0)
+    blocks = [
+        torch.nn.Sequential(torch.nn.Linear(8, 128), torch.nn.GELU(), torch.nn.Linear(128, 8))
+        for _ in range(count)
+    ]
+    x = torch.randn(4, 8).double()
+    return torch.nn.Sequential(*blocks).double(), (x,), x.clone(), torch.nn.functional.mse_loss
+
 class Branching(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -47,6 +62,30 @@ gpus = 2
 memory_gib = {memory}
 link = {{ bandwidth_gbytes = 300, latency_us = 1 }}
 """
+SLOW = """
+name = "slow"
+[[servers]]
+count = 2
+gpus = {gpus}
+memory_gib = {memory}
+link = {{ bandwidth_gbytes = 1, latency_us = 1 }}
+[network]
+bandwidth_gbytes = 1e-3
+latency_us = 1
+"""
+"""Two servers; moving a parameter between them takes longer than its products on SLOW_GPU."""
+SLOW_GPU = """
+name = "slow-gpu"
+memory = "1 GB/s"
+memory_size = "1 GB"
+pcie = "1 GB/s"
+nvlink = "1 GB/s"
+ethernet = "1 Gb/s"
+gpus_per_server = 1
+pcie_links = 1
+[flops]
+fp64 = "0.1 GFLOP/s"
+"""
 
 
 @pytest.fixture
@@ -54,6 +93,9 @@ def files(tmp_path: Path) -> Path:
     (tmp_path / "train.py").write_text(MODULE)
     (tmp_path / "two.toml").write_text(CLUSTER.format(memory=1))
     (tmp_path / "tiny.toml").write_text(CLUSTER.format(memory=1e-5))
+    (tmp_path / "slow.toml").write_text(SLOW.format(gpus=1, memory=1))
+    (tmp_path / "four.toml").write_text(SLOW.format(gpus=2, memory=6e-5))
+    (tmp_path / "slow-gpu.toml").write_text(SLOW_GPU)
     return tmp_path
 
 
@@ -126,12 +168,14 @@ def test_errors_are_one_line(files: Path) -> None:
     branching = _arguments(files, "branching")
     assert "no branches on values" in error_line(nostall_here(*branching))
     tiny = _arguments(files, cluster="tiny.toml")
-    assert "no sharding fits" in error_line(nostall_here(*tiny, "--out", files / "plan.json"))
+    both = error_line(nostall_here(*tiny, "--out", files / "plan.json"))
+    assert "no sharding fits" in both and "no plan of 4 micro-batches was found" in both
+    assert "no sharding fits" in error_line(nostall_here(*tiny, "--mesh", 2))
     assert not (files / "plan.json").exists()
     assert "product is 2" in error_line(nostall_here(*_arguments(files), "--mesh", "2x2"))
     assert "--mesh 'two'" in error_line(nostall_here(*_arguments(files), "--mesh", "two"))
     odd = _arguments(files, "odd")
-    divides = error_line(nostall_here(*odd, "--global-batch", 9, "--out", files / "plan.json"))
+    divides = error_line(nostall_here(*odd, "--global-batch", 9, "--mesh", 2))
     assert "no dimension" in divides and "multiple of 2" in divides
     assert nostall_here(*odd, "--global-batch", 8).code == 0  # the batch divides
     for factor in ("inf", "nan", "0.5", "1e300"):
@@ -142,6 +186,8 @@ def test_errors_are_one_line(files: Path) -> None:
     assert "not a multiple of --micro-batch 3" in error_line(refused)
     refused = nostall_here(*_arguments(files), "--micro-batch", 2, "--mesh", 2)
     assert "--mesh is not for pipelines whose stages are sharded" in error_line(refused)
+    automap = (*_arguments(files)[:-1], "automap", "--micro-batch", 2, "--mesh", 2)
+    assert "leave one of them out" in error_line(nostall_here(*automap))
     pipeline = ("plan", profile, "--cluster", files / "two.toml", "--mesh", "2")
     assert "is for the planners sharding and automap" in error_line(nostall_here(*pipeline))
 
@@ -193,23 +239,17 @@ def test_stages_that_are_sharded_are_compared_with_pure_plans(files: Path) -> No
 
 
 @pytest.mark.slow
-def test_a_pipeline_of_shardings_is_written_and_trains_as_one_process_does(files: Path) -> None:
-    """Over links this slow, stages are faster than shardings, so the default search finds them."""
-    (files / "slow.toml").write_text(
-        'name = "slow"\n[[servers]]\ncount = 2\ngpus = 1\nmemory_gib = 1\n'
-        "link = { bandwidth_gbytes = 300, latency_us = 1 }\n"
-        "[network]\nbandwidth_gbytes = 1e-2\nlatency_us = 1\n"
-    )
+def test_a_pipeline_of_sharded_stages_is_written_and_trains_as_one_process_does(
+    files: Path,
+) -> None:
+    """No GPU can hold the whole model, and links between servers are slow."""
     plan = files / "hybrid.json"
-    options = ("--global-batch", 8, "--micro-batch", 2, "--quiet", "--out", plan)
-    done = nostall_here(*_arguments(files, cluster="slow.toml"), *options, "--format", "json")
+    options = ("--global-batch", 8, "--micro-batch", 4, "--quiet", "--out", plan)
+    done = nostall_here(*_on_slow_gpus(files, "four.toml"), *options, "--format", "json")
     assert done.code == 0, done.err
-    assert done.json["inputs"]["micro_batch"] == 2
-    checked = nostall(
-        "launch", plan, "--steps", 2, "--device", "cpu", "--check", "--format", "json"
-    )
-    assert checked.code == 0, checked.err
-    assert checked.json["equal"] is True and checked.json["engine"] == "hybrid"
+    gpus = [stage["gpus"] for stage in done.json["stages"]]
+    assert len(gpus) >= 2 and max(gpus) > 1 and sum(gpus) == 4
+    assert _trains(plan)["engine"] == "hybrid"
     document = json.loads(plan.read_text())
     document["stages"][-1]["gpus"] += 1
     plan.write_text(json.dumps(document))
@@ -217,23 +257,47 @@ def test_a_pipeline_of_shardings_is_written_and_trains_as_one_process_does(files
 
 
 @pytest.mark.slow
+def test_without_a_micro_batch_a_faster_pipeline_is_written_and_trains(files: Path) -> None:
+    plan = files / "pipeline.json"
+    options = ("--global-batch", 16, "--quiet", "--out", plan)
+    done = nostall_here(*_on_slow_gpus(files, "slow.toml"), *options)
+    assert done.code == 0, done.err
+    assert "pipeline, the best" in done.out and "the whole batch at once" in done.out
+    document = json.loads(plan.read_text())
+    assert [stage["gpus"] for stage in document["stages"]] == [1, 1]
+    assert document["inputs"]["micro_batch"] == 4
+    assert _trains(plan)["engine"] == "hybrid"
+
+
+@pytest.mark.slow
 def test_the_pipeline_explorer_of_automap_wins_over_slow_links(files: Path) -> None:
-    (files / "slow.toml").write_text(
-        'name = "slow"\n[[servers]]\ncount = 2\ngpus = 1\nmemory_gib = 1\n'
-        "link = { bandwidth_gbytes = 300, latency_us = 1 }\n"
-        "[network]\nbandwidth_gbytes = 1e-3\nlatency_us = 1\n"
-    )
     plan = files / "automap.json"
-    arguments = [*_arguments(files, cluster="slow.toml")[:-1], "automap", "--seconds", 4]
-    options = ("--global-batch", 8, "--micro-batch", 2, "--out", plan, "--format", "json")
-    done = nostall_here(*arguments, *options)
+    options = ("--global-batch", 16, "--seconds", 6, "--quiet", "--out", plan)
+    done = nostall_here(*_on_slow_gpus(files, "slow.toml", "automap"), *options)
     assert done.code == 0, done.err
     document = json.loads(plan.read_text())
-    assert document["planner"] == "automap"
-    if "nostall_sharding_plan" in document:
-        assert "the pipeline explorer" in document["pipelines"]
-    checked = nostall(
-        "launch", plan, "--steps", 2, "--device", "cpu", "--check", "--format", "json"
-    )
-    assert checked.code == 0, checked.err
-    assert checked.json["equal"] is True
+    assert document["planner"] == "automap" and "nostall_sharding_plan" not in document
+    assert "GPUs" in done.out and ": sharding" in done.out
+    assert _trains(plan)["engine"] == "torch"
+
+
+def test_a_batch_that_no_sharding_serves_is_planned_as_a_pipeline(files: Path) -> None:
+    plan = files / "plan.json"
+    done = nostall_here(*_arguments(files, "odd"), "--global-batch", 9, "--quiet", "--out", plan)
+    assert done.code == 0, done.err
+    assert "the whole batch at once: no dimension" in done.out
+    assert [stage["gpus"] for stage in json.loads(plan.read_text())["stages"]] == [1, 1]
+
+
+def _on_slow_gpus(files: Path, cluster: str, planner: str = "sharding") -> tuple[object, ...]:
+    build = "two_blocks" if cluster == "four.toml" else "four_blocks"
+    arguments = _arguments(files, build, cluster)[:-1]
+    return (*arguments, planner, "--hardware", files / "slow-gpu.toml")
+
+
+def _trains(plan: Path) -> dict[str, object]:
+    """The record of two steps by a plan, which are those of one process."""
+    ran = nostall("launch", plan, "--steps", 2, "--device", "cpu", "--check", "--format", "json")
+    assert ran.code == 0, ran.err
+    assert ran.json["equal"] is True
+    return dict(ran.json)

@@ -27,6 +27,12 @@ class BadModel(BadInput):
     """A PyTorch module cannot be split into stages, or the file that builds it is not usable."""
 
 
+class CaptureFailed(NostallError):
+    """A step cannot be captured as a CUDA graph on at least one rank."""
+
+    exit_code: ClassVar[int] = 3
+
+
 class RunFailed(NostallError):
     """A run of a plan ended early: a rank failed or waited longer than its deadline."""
 

@@ -3,48 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from nostall.cli.planning.hybrid import HybridRequest
 from nostall.cli.planning.output import write_and_show
+from nostall.cli.planning.pipeline_offer import PipelineOffer
 from nostall.cli.terminal.console import Format, out
 from nostall.core.plurals import pluralize
 from nostall.parallel.errors import BadModel, BadPlan, Infeasible
-from nostall.parallel.evaluation import PlanEvaluation, evaluate_plan
+from nostall.parallel.evaluation import evaluate_plan
 from nostall.parallel.sharding.planners.sharding import ShardingPlan
 from nostall.report.units import Scale
 
 
-@dataclass(frozen=True)
-class PipelineResult:
-    """What the pipeline explorer found."""
-
-    sentence: str
-    evaluation: PlanEvaluation | None = None
-    """Its plan, simulated; None if it found none."""
-    module: str | None = None
-
-    def show_if_faster(
-        self, plan: ShardingPlan, others: Sequence[ShardingPlan], out_file: Path | None,
-        format: Format,
-    ) -> bool:  # fmt: skip
-        """Write and show the plan if it is modelled to be faster than that of the other explorers.
-
-        It is a pipeline plan, whose file does not list ``others``.
-        """
-        found = self.evaluation
-        if found is None or found.timeline.iteration_s >= plan.step_s:
-            return False
-        write_and_show(found, out_file, None, format, self.module)
-        if format is not Format.JSON:
-            for other in (plan, *others):
-                time = Scale("s", other.step_s)
-                out.print(f"modelled step {time(other.step_s)}: {other.name}")
-        return True
-
-
-def explore_pipelines(request: HybridRequest, seed: int, seconds: float) -> PipelineResult:
+def explore_pipelines(request: HybridRequest, seed: int, seconds: float) -> PipelineOffer:
     """Play the explorer's game with as many stages as servers, at least two."""
     from nostall.parallel.module import Model, load_job
     from nostall.parallel.plan import Workload
@@ -61,13 +33,21 @@ def explore_pipelines(request: HybridRequest, seed: int, seconds: float) -> Pipe
         )
         found = explore_pipeline(work, stages, seed, seconds=seconds)
     except (BadModel, BadPlan, Infeasible) as error:
-        return PipelineResult(f"the pipeline explorer found no plan: {error}")
+        return PipelineOffer(f"the pipeline explorer found no plan: {error}")
     evaluation = evaluate_plan(work, found.plan, "automap")
-    time = Scale("s", evaluation.timeline.iteration_s)
-    return PipelineResult(
+    step_s = evaluation.timeline.iteration_s
+
+    def show(plans: Sequence[ShardingPlan], out_file: Path | None, format: Format) -> None:
+        """The file of a pipeline plan does not list ``plans``."""
+        write_and_show(evaluation, out_file, None, format, request.module)
+        if format is not Format.JSON:
+            for plan in plans:
+                out.print(f"modelled step {Scale('s', plan.step_s)(plan.step_s)}: {plan.name}")
+
+    return PipelineOffer(
         f"the pipeline explorer's plan, GPUs {found.plan.split}, of "
-        f"{pluralize(work.micro_batches, 'micro-batch')} takes "
-        f"{time(evaluation.timeline.iteration_s)}, modelled",
-        evaluation,
-        request.module,
+        f"{pluralize(work.micro_batches, 'micro-batch')} takes {Scale('s', step_s)(step_s)}, "
+        "modelled",
+        step_s,
+        show,
     )

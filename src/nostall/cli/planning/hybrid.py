@@ -1,7 +1,7 @@
 """Pipelines whose stages are sharded, for ``nostall plan --planner sharding``.
 
 With ``--micro-batch N`` the command plans these alone.  Without it, they compete with shardings of
-the whole batch.
+the whole batch.  A plan of one stage, which shards the micro-batches, is among them.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from nostall.cli.planning.pipeline_offer import PipelineOffer
 from nostall.cli.terminal.console import Format, out, show_json, show_table
 from nostall.cli.terminal.progress import stage_bar
 from nostall.core.errors import BadInput
@@ -21,6 +22,7 @@ from nostall.core.plurals import pluralize
 from nostall.parallel.cluster import Cluster
 from nostall.parallel.errors import BadModel, Infeasible
 from nostall.parallel.sharding.cost.rates import DeviceRates
+from nostall.parallel.sharding.graph import replicated
 from nostall.parallel.sharding.planners.sharding import ShardingPlan
 from nostall.report.units import Scale
 
@@ -29,6 +31,12 @@ if TYPE_CHECKING:
     from nostall.parallel.sharding.hybrid.planner import Hybrid
     from nostall.parallel.sharding.hybrid.search import HybridPlan, HybridStage
 
+_KINDS = {
+    "sharding": "sharding in one stage",
+    "pipeline": "pipeline",
+    "hybrid": "pipeline with sharded stages",
+}
+"""Kinds of plans in sentences."""
 UNITS_BESIDE_SHARDINGS = 4
 """Pieces of a model that stages consist of where no micro-batch is given."""
 
@@ -46,31 +54,8 @@ class HybridRequest:
 
     @property
     def micro_batches(self) -> int:
-        """Micro-batches of a step."""
+        """Number of micro-batches in a step (samples / micro_batch)."""
         return self.samples // self.micro_batch
-
-
-@dataclass(frozen=True)
-class Beside:
-    """Result of the search for pipelines beside shardings."""
-
-    sentence: str
-    """What was found, or why no pipeline was planned."""
-    hybrid: Hybrid | None = None
-    request: HybridRequest | None = None
-
-    def show_if_faster(
-        self, plan: ShardingPlan, others: Sequence[ShardingPlan], out_file: Path | None,
-        format: Format,
-    ) -> bool:  # fmt: skip
-        """Write and show the best pipeline if it is modelled to be faster than a sharding."""
-        found, request = self.hybrid, self.request
-        if found is None or request is None or found.best.kind == "sharding":
-            return False
-        if found.best.step_s >= plan.step_s:
-            return False
-        write_and_show_hybrid(found, request, out_file, format, [plan, *others])
-        return True
 
 
 def show_hybrid(
@@ -89,51 +74,48 @@ def show_hybrid(
 
 
 def beside_shardings(
-    request: HybridRequest, job: Job, best: ShardingPlan, seconds: float, *, quiet: bool
-) -> Beside:
-    """The best pipeline, unless none can be faster than a sharding of the whole batch."""
+    request: HybridRequest, job: Job, plan: ShardingPlan | None, seconds: float, *, quiet: bool
+) -> PipelineOffer:
+    """Search for a pipeline that is faster than ``plan``, which shards the whole batch.
+
+    None stands for a batch that no sharding of the whole serves.
+    """
     devices, count = len(request.cluster), request.micro_batches
     if devices == 1 or count < 2:
-        return Beside("pipelines were not planned: they need two GPUs and two micro-batches")
-    least_s = _work_s(best) / devices * (count + 1) / count
-    if best.step_s <= least_s:
-        return Beside(
-            f"no pipeline of {count} micro-batches is faster under this model: two stages without "
-            f"any transfer take {Scale('s', least_s)(least_s)} at least"
-        )
+        return PipelineOffer("pipelines were not planned: they need two GPUs and two micro-batches")
+    if plan is not None:
+        work_s = plan.prices.operators_s(replicated(plan.prices.graph))
+        least_s = work_s / devices * (count + 1) / count
+        if plan.step_s <= least_s:
+            return PipelineOffer(
+                f"no pipeline of {count} micro-batches is faster under this model: two stages "
+                f"without any transfer take {Scale('s', least_s)(least_s)} at least"
+            )
     try:
         found = _plan(request, job, quiet, units=UNITS_BESIDE_SHARDINGS, seconds=seconds)
     except (BadModel, Infeasible) as error:
-        return Beside(f"pipelines were not planned: {error}")
-    pipelines = [plan for plan in (found.best, *found.by_kind.values()) if plan.kind != "sharding"]
+        return PipelineOffer(f"pipelines were not planned: {error}")
+    best = found.best
     limit = "" if found.is_complete else "; the time limit ended the search for stages"
-    if not pipelines:
-        return Beside(f"no pipeline of {count} micro-batches was found{limit}", found, request)
-    fastest = min(pipelines, key=lambda plan: plan.step_s)
-    time = Scale("s", fastest.step_s)
-    return Beside(
-        f"the fastest pipeline found of {count} micro-batches takes {time(fastest.step_s)}, "
-        f"modelled{limit}",
-        found,
-        request,
-    )
+    missing = f"; no pipeline was found: {found.why_one_stage}" if found.why_one_stage else ""
 
+    def show(plans: Sequence[ShardingPlan], out_file: Path | None, format: Format) -> None:
+        write_and_show_hybrid(found, request, out_file, format, plans)
 
-def _work_s(plan: ShardingPlan) -> float:
-    """Modelled seconds of all operators on one GPU."""
-    from nostall.parallel.sharding.graph import replicated, strategy_of
-
-    graph, prices = plan.prices.graph, plan.prices
-    whole = replicated(graph)
-    return sum(
-        prices.operator_s(operator, strategy_of(graph, whole, number)) or 0.0
-        for number, operator in enumerate(graph.operators)
+    return PipelineOffer(
+        f"the fastest plan found of {count} micro-batches, a {_KINDS[best.kind]}, takes "
+        f"{Scale('s', best.step_s)(best.step_s)}, modelled{limit}{missing}",
+        best.step_s,
+        show,
     )
 
 
 def default_micro_batch(samples: int, devices: int) -> int:
-    """Samples of a micro-batch: those of at least twice as many micro-batches as GPUs, if the
-    batch can be divided so."""
+    """Default samples of a micro-batch.
+
+    The fewest equal micro-batches that are at least twice the GPUs; one sample each if the batch
+    has too few.
+    """
     counts = [n for n in range(1, samples + 1) if samples % n == 0]
     return samples // next((n for n in counts if n >= 2 * devices), counts[-1])
 

@@ -7,19 +7,20 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 from typing import Annotated
 
 import typer
 
 from nostall.cli.options.given_options import GivenContext, refuse_options
-from nostall.cli.planning.automap import PipelineResult, explore_pipelines
+from nostall.cli.planning.automap import explore_pipelines
 from nostall.cli.planning.hybrid import (
-    Beside,
     HybridRequest,
     beside_shardings,
     default_micro_batch,
     show_hybrid,
 )
+from nostall.cli.planning.pipeline_offer import PipelineOffer
 from nostall.cli.terminal.console import Format, out, show_json, show_table
 from nostall.cli.terminal.progress import stage_bar
 from nostall.core.errors import BadInput
@@ -49,6 +50,8 @@ from nostall.workload.jobs.record import Resource
 
 SHARDING_PLANNERS = ("sharding", "automap")
 DEFAULT_HARDWARE = "h100-dgx"
+SHARDING_SHARE = 2 / 3
+"""Share of the time limit for shardings of the whole batch; what is left is for pipelines."""
 MAX_STATE_FACTOR = 1e6
 """Far above that of every optimiser; sums of bytes stay finite."""
 MeshOption = Annotated[
@@ -130,13 +133,21 @@ def plan_sharding_command(
         refuse_options(context, ("mesh", "seconds", "export", "picture"), reason)
         show_hybrid(_hybrid_request(request), out_file, format, quiet=quiet)
         return
-    plan, others = _plan(request, quiet)
     pipelines = None
-    if not (request.mesh or export or picture):
-        beside = _pipelines(request, plan, quiet)
-        if beside.show_if_faster(plan, others, out_file, format):
+    if request.mesh or export or picture:
+        plan, *others = _plan(request, quiet, _seconds(request))
+    else:
+        started, total = monotonic(), _seconds(request)
+        plans, failure = _plan_if_feasible(request, quiet, SHARDING_SHARE * total)
+        left = max((1 - SHARDING_SHARE) * total, started + total - monotonic())
+        offer = _pipelines(request, plans, quiet, left)
+        if offer.shown_if_faster(plans, out_file, format):
+            if failure is not None and format is not Format.JSON:
+                out.print(f"the whole batch at once: {failure}")
             return
-        pipelines = beside.sentence
+        if failure is not None:
+            raise Infeasible(f"{failure}; {offer.sentence}")
+        (plan, *others), pipelines = plans, offer.sentence
     document = plan_document(plan, others, request.module, request.samples, request.state_factor)
     document["pipelines"] = pipelines
     if out_file is not None:
@@ -172,16 +183,30 @@ def _hybrid_request(request: ShardingRequest) -> HybridRequest:
     )
 
 
+def _seconds(request: ShardingRequest) -> float:
+    return request.seconds or DEFAULT_SECONDS
+
+
+def _plan_if_feasible(
+    request: ShardingRequest, quiet: bool, seconds: float
+) -> tuple[list[ShardingPlan], Infeasible | None]:
+    """Shardings of the whole batch, the plan first; none and the reason if none is possible."""
+    try:
+        return _plan(request, quiet, seconds), None
+    except Infeasible as error:
+        return [], error
+
+
 def _pipelines(
-    request: ShardingRequest, plan: ShardingPlan, quiet: bool
-) -> Beside | PipelineResult:
+    request: ShardingRequest, plans: Sequence[ShardingPlan], quiet: bool, seconds: float
+) -> PipelineOffer:
     """The search for pipelines beside shardings of the whole batch."""
     from nostall.parallel.module import load_job
 
-    seconds = request.seconds or DEFAULT_SECONDS
     if request.planner == "automap":
         return explore_pipelines(_hybrid_request(request), request.seed, seconds)
     job = load_job(request.module)
+    plan = plans[0] if plans else None
     return beside_shardings(_hybrid_request(request), job, plan, seconds, quiet=quiet)
 
 
@@ -207,6 +232,12 @@ def _check_request(request: ShardingRequest, context: GivenContext) -> None:
     if request.planner == "sharding":
         reason = "is for planners that draw random numbers, which sharding does not; leave it out"
         refuse_options(context, ("seed",), reason)
+    elif request.micro_batch is not None:
+        reason = (
+            "asks for a sharding of the whole batch, and --micro-batch is for the pipeline "
+            "explorer; leave one of them out"
+        )
+        refuse_options(context, ("mesh", "export", "picture"), reason)
     if not 1 <= request.state_factor <= MAX_STATE_FACTOR:
         raise BadInput(
             f"--state-factor {request.state_factor}: allowed is 1 (the parameters alone) to "
@@ -229,8 +260,11 @@ def _export(plan: ShardingPlan, module: str, path: Path) -> str:
     )
 
 
-def _plan(request: ShardingRequest, quiet: bool) -> tuple[ShardingPlan, list[ShardingPlan]]:
-    """The fastest plan of all meshes, and all other plans sorted by time."""
+def _plan(request: ShardingRequest, quiet: bool, seconds: float) -> list[ShardingPlan]:
+    """The fastest plan of all meshes, and after it all other plans sorted by time.
+
+    Raises :class:`Infeasible` if no plan is possible or fits into memory.
+    """
     cluster = request.cluster
     shapes = [_parse_mesh(request.mesh)] if request.mesh else default_shapes(cluster)
     if request.planner == "automap" and request.mesh is None:
@@ -254,7 +288,7 @@ def _plan(request: ShardingRequest, quiet: bool) -> tuple[ShardingPlan, list[Sha
             options = Options(
                 min(cluster.memory),
                 request.state_factor,
-                (request.seconds or DEFAULT_SECONDS) / len(meshes),
+                seconds / len(meshes),
                 report,
             )
             try:
@@ -281,13 +315,11 @@ def _plan_on_mesh(
     return automap, [best, *rules, *explorers]
 
 
-def _ranked(
-    plans: Sequence[ShardingPlan], planner: str, memory: float
-) -> tuple[ShardingPlan, list[ShardingPlan]]:
-    """The fastest plan of a planner that fits, and all others sorted by time."""
+def _ranked(plans: Sequence[ShardingPlan], planner: str, memory: float) -> list[ShardingPlan]:
+    """The fastest plan of a planner that fits, and after it all others sorted by time."""
     by_time = sorted(plans, key=lambda plan: plan.step_s)
     best = next(plan for plan in by_time if plan.name == planner and plan.fits(memory))
-    return best, [plan for plan in by_time if plan is not best]
+    return [best, *(plan for plan in by_time if plan is not best)]
 
 
 def device_rates(hardware: Hardware) -> DeviceRates:

@@ -43,19 +43,20 @@ class Reference:
         loss.backward()
         return float(loss.detach())
 
-    def gradient_error(self, parameters: Mapping[str, torch.nn.Parameter]) -> float:
+    def gradient_error(self, gradients: Mapping[str, torch.Tensor | None]) -> float:
         """Largest difference of a gradient from the reference, divided by the tolerance.
 
-        ``parameters`` are those of a run, by name.  At most 1 counts as equal; the error is
-        infinite if a value is not a number.
+        ``gradients`` has every parameter that a rank holds, by name; None counts as zeros.  At most
+        1 counts as equal; the error is infinite if a value is not a number.
         """
         worst = 0.0
-        for name, parameter in parameters.items():
-            expected = self.module.get_parameter(name).grad
-            if expected is None and parameter.grad is None:
+        for name, gradient in gradients.items():
+            parameter = self.module.get_parameter(name)
+            expected = parameter.grad
+            if expected is None and gradient is None:
                 continue
             expected = torch.zeros_like(parameter) if expected is None else expected
-            actual = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            actual = torch.zeros_like(parameter) if gradient is None else gradient
             difference = float((actual - expected).abs().max())
             worst = max(worst, _error(difference, float(expected.abs().max()), parameter.dtype))
         return worst

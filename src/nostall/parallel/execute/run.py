@@ -64,8 +64,7 @@ def run_plan(model: Model, workload: Workload, plan: Plan, options: RunOptions) 
     optimizer = make_optimizer(model.job, {id(p): p for p in parameters.values()}.values())
     result = RunResult(executor.engine)
     worst_gradient = worst_loss = 0.0
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
+    reset_peak_memory(device)
     for step in range(options.steps):
         inputs, targets = model.job.batch(step, workload.global_batch)
         inputs, targets = to_device((inputs, targets), device)
@@ -81,7 +80,8 @@ def run_plan(model: Model, workload: Workload, plan: Plan, options: RunOptions) 
         if reference is not None:
             expected = reference.step(inputs, targets)
             result.reference_losses.append(expected)
-            worst_gradient = max(worst_gradient, reference.gradient_error(parameters))
+            found = {name: p.grad for name, p in parameters.items()}
+            worst_gradient = max(worst_gradient, reference.gradient_error(found))
             error = reference.loss_error(result.losses[-1], expected, model.loss_dtype)
             worst_loss = max(worst_loss, error)
             reference.update()
@@ -115,6 +115,12 @@ def _make_executor(
         check_sample_sums(model, workload, plan)
         return P2PExecutor(model, workload, plan, groups, slow)
     return PipeliningExecutor(model, workload, plan, groups, slow)
+
+
+def reset_peak_memory(device: torch.device) -> None:
+    """Forget the peak of memory of a GPU, so that it is that of the steps that follow."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
 
 
 def combine_ranks(

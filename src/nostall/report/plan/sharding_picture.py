@@ -98,7 +98,10 @@ def _origin(
 
 
 def _rows(plan: ShardingPlan) -> tuple[list[_Row], dict[int, tuple[int, ...]], int]:
-    """The first operator of each class in the forward pass, its class, how many classes lack."""
+    """Rows of the classes of operators in the forward pass.
+
+    The first operator of each class, its class, and how many classes are not drawn.
+    """
     graph = plan.prices.graph
     tied = tie(graph, plan.assignment, RADIUS)
     chosen = [

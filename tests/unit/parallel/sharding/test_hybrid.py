@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import random
 import socket
@@ -18,21 +19,30 @@ import torch.distributed as dist  # noqa: E402
 import torch.multiprocessing as mp  # noqa: E402
 from torch import nn  # noqa: E402
 
-from nostall.parallel.cluster import parse_cluster  # noqa: E402
+from nostall.parallel.cluster import Cluster, parse_cluster  # noqa: E402
 from nostall.parallel.errors import Infeasible  # noqa: E402
 from nostall.parallel.module import Job, Model  # noqa: E402
 from nostall.parallel.sharding.cost.device_mesh import ClusterMesh  # noqa: E402
 from nostall.parallel.sharding.cost.prices import Prices  # noqa: E402
 from nostall.parallel.sharding.cost.rates import DeviceRates  # noqa: E402
-from nostall.parallel.sharding.hybrid.planner import plan_hybrid  # noqa: E402
+from nostall.parallel.sharding.hybrid import planner  # noqa: E402
+from nostall.parallel.sharding.hybrid.planner import HybridEffort, plan_hybrid  # noqa: E402
 from nostall.parallel.sharding.hybrid.run import (  # noqa: E402
     CapturedStage,
     capture_stage,
     run_hybrid,
 )
-from nostall.parallel.sharding.hybrid.search import best_hybrid, cost_table  # noqa: E402
+from nostall.parallel.sharding.hybrid.search import (  # noqa: E402
+    HybridStage,
+    best_hybrid,
+    cost_table,
+)
 from nostall.parallel.sharding.planners.rules import RULES  # noqa: E402
-from nostall.parallel.sharding.planners.sharding import Options, plan_by_rule  # noqa: E402
+from nostall.parallel.sharding.planners.sharding import (  # noqa: E402
+    Options,
+    ShardingPlan,
+    plan_by_rule,
+)
 
 SAMPLES, MICRO_BATCHES = 4, 3
 RATES = DeviceRates("slow", {"float64": 1e6}, 1e6)
@@ -132,6 +142,70 @@ def test_stages_are_priced_once_and_compared_with_pure_plans() -> None:
     assert [s.first for s in found.best.stages] == [0, *(s.end for s in found.best.stages)][:-1]
     assert found.best.stages[-1].end == len(own)
     assert sum(s.devices for s in found.best.stages) == 4
+    assert found.why_one_stage == ""
+
+
+def slow_cluster(memory_gib: float = 1.0) -> Cluster:
+    """Two GPUs, between which transfers are slow."""
+    return parse_cluster(
+        f'name = "2"\n[[servers]]\ncount = 2\ngpus = 1\nmemory_gib = {memory_gib}\n'
+        "link = { bandwidth_gbytes = 300 }\n[network]\nbandwidth_gbytes = 1e-2\n"
+    )
+
+
+@pytest.mark.slow
+def test_the_priced_shardings_are_those_of_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No stage is solved again, also where two equal stages share an entry."""
+    module = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4))).double()
+    x = torch.randn(SAMPLES, 8).double()
+    own = Model(Job(module, (x,), torch.zeros_like(x), nn.functional.mse_loss))
+    found = plan_hybrid(own, slow_cluster(), RATES, SAMPLES, 8, 2.0, HybridEffort(units=4))
+    assert found.priced < found.entries
+    monkeypatch.setattr(planner, "plan_sharding", _is_not_called)
+    pipeline = found.planned(found.by_kind["pipeline"])
+    assert len(pipeline) == 2
+    for stage, plan in [*found.planned(found.by_kind["sharding"]), *pipeline]:
+        repeated_s = 0.0 if stage.end == len(own) else planner._forward_s(plan)
+        sent_s = 0.0 if stage.end == len(own) else transfer_s(own, stage.end)
+        assert stage.seconds == pytest.approx(plan.step_s + repeated_s + sent_s)
+
+
+def _is_not_called(*_: object) -> None:
+    raise AssertionError("a stage was solved again")
+
+
+def transfer_s(own: Model, cut: int) -> float:
+    return planner._transfer_s(own, slow_cluster(), cut, SAMPLES)
+
+
+@pytest.mark.slow
+def test_memory_counts_what_a_stage_receives_for_each_micro_batch() -> None:
+    own, effort = model(), HybridEffort(units=2)
+
+    def stages(micro_batches: int) -> list[tuple[HybridStage, ShardingPlan]]:
+        found = plan_hybrid(own, slow_cluster(), RATES, SAMPLES, micro_batches, 2.0, effort)
+        return found.planned(found.by_kind["pipeline"])
+
+    few, many = stages(2), stages(5)
+    second = few[1][0].first
+    sent = sum(8 * math.prod(own.shape(name, SAMPLES)) for name in own.crossing(second))
+    given = [8 * SAMPLES * 8, sent + 8 * SAMPLES * 4]  # inputs; received tensors and targets
+    peaks = [[plan.memory.peak for _, plan in own_stages] for own_stages in (few, many)]
+    assert [b - a for a, b in zip(*peaks, strict=True)] == [3 * size for size in given]
+
+
+def test_why_there_are_no_stages_is_said() -> None:
+    with pytest.raises(Infeasible, match=r"no plan of 8 micro-batches.*layers 0.*GiB"):
+        plan_hybrid(model(), slow_cluster(1e-6), RATES, SAMPLES, 8, 2.0, HybridEffort(units=2))
+    one = Model(Job(nn.Linear(8, 8), (torch.ones(4, 8),), torch.ones(4, 8), nn.functional.mse_loss))
+    found = plan_hybrid(one, slow_cluster(), DeviceRates("slow", {"float32": 1e6}, 1e6), 4, 2, 2.0)
+    assert found.best.kind == "sharding" and found.why_one_stage == "the model has one layer"
+    tied = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8))
+    tied[2].weight = tied[0].weight
+    job = Job(tied.double(), (torch.ones(4, 8).double(),), torch.ones(4, 8).double(),
+              nn.functional.mse_loss)  # fmt: skip
+    why = plan_hybrid(Model(job), slow_cluster(), RATES, 4, 2, 2.0).why_one_stage
+    assert "share a parameter" in why
 
 
 @pytest.mark.slow

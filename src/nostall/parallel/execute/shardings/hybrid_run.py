@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch.distributed as dist
 from nostall.parallel.errors import BadPlan
 from nostall.parallel.execute.preconditions import check_deterministic
 from nostall.parallel.execute.reference import Reference, make_optimizer
-from nostall.parallel.execute.run import RunOptions, combine_ranks
+from nostall.parallel.execute.run import RunOptions, combine_ranks, reset_peak_memory
 from nostall.parallel.execute.run_config import RunResult
 from nostall.parallel.module.job import Job, slice_samples, to_device
 from nostall.parallel.module.model import Model
@@ -37,10 +37,13 @@ def run_hybrid_plan(job: Job, plan: HybridFile, options: RunOptions) -> RunResul
     if options.check:
         check_deterministic(model)
     reference = Reference(job, device) if options.check else None
-    rank = HybridRank(_captured(model, plan), device, options.deadline)
+    stages = _captured(model, plan)
+    rank = HybridRank(stages, device, options.deadline)
     own, run = rank.own, _Run(job, rank, plan)
+    held = _held_parameters(job, stages, own.captured)
     result = RunResult(ENGINE)
     worst_gradient = worst_loss = 0.0
+    reset_peak_memory(device)
     for number in range(options.steps):
         inputs, targets = to_device(job.batch(number, plan.samples), device)
         _synchronize(device)
@@ -54,7 +57,7 @@ def run_hybrid_plan(job: Job, plan: HybridFile, options: RunOptions) -> RunResul
         if reference is not None:
             expected = reference.step(inputs, targets)
             result.reference_losses.append(expected)
-            found = _as_parameters(own.whole_gradients(run.scale))
+            found = {**dict.fromkeys(held), **own.whole_gradients(run.scale)}
             worst_gradient = max(worst_gradient, reference.gradient_error(found))
             error = reference.loss_error(result.losses[-1], expected, model.loss_dtype)
             worst_loss = max(worst_loss, error)
@@ -72,6 +75,14 @@ def _captured(model: Model, plan: HybridFile) -> list[CapturedStage]:
         assignment = file.assignment(found.step.graph)
         stages.append(CapturedStage(found.stage, found.step, assignment))
     return stages
+
+
+def _held_parameters(
+    job: Job, stages: Sequence[CapturedStage], own: CapturedStage
+) -> Sequence[str]:
+    """The names of a stage's parameters, and of those that no stage reads."""
+    others = {name for s in stages if s is not own for name in s.stage.names.values()}
+    return [name for name, _ in job.module.named_parameters() if name not in others]
 
 
 class _Run:
@@ -102,15 +113,6 @@ class _Run:
         if self.optimizer is not None:
             self.optimizer.step()
             self.optimizer.zero_grad()
-
-
-def _as_parameters(gradients: Mapping[str, torch.Tensor]) -> Mapping[str, torch.nn.Parameter]:
-    """Parameters with these gradients; their values are arbitrary."""
-    result = {}
-    for name, gradient in gradients.items():
-        result[name] = torch.nn.Parameter(torch.empty_like(gradient))
-        result[name].grad = gradient
-    return result
 
 
 def _synchronize(device: torch.device) -> None:

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from nostall.parallel.errors import BadModel
 from nostall.parallel.execute.reference import Reference, make_optimizer
-from nostall.parallel.execute.run import RunOptions, combine_ranks
+from nostall.parallel.execute.run import RunOptions, combine_ranks, reset_peak_memory
 from nostall.parallel.execute.run_config import RunResult
 from nostall.parallel.module.graph import is_random
 from nostall.parallel.module.job import Job, to_device
@@ -43,6 +43,7 @@ def run_sharding_plan(job: Job, plan: PlanFile, options: RunOptions) -> RunResul
     run = _Run(job, step, assignment, options)
     result = RunResult(ENGINE)
     worst_gradient = worst_loss = 0.0
+    reset_peak_memory(device)
     for number in range(options.steps):
         inputs, targets = to_device(job.batch(number, plan.samples), device)
         _synchronize(device)
@@ -77,6 +78,8 @@ class _Run:
         whole = dict(job.module.named_parameters())
         with torch.no_grad():
             local = self.program.shard_parameters(whole)
+        self.names = tuple(whole)
+        """Names of all parameters of the module, also of those that the step does not read."""
         self.parameters = {
             name: torch.nn.Parameter(values[0].to(device), whole[name].requires_grad)
             for name, values in local.items()
@@ -101,17 +104,15 @@ class _Run:
         self.collectives = Counter({kind: counts[kind] for kind in COLLECTIVES if counts[kind]})
         return result.loss[0]
 
-    def whole_gradients(self) -> Mapping[str, torch.nn.Parameter]:
-        """Parameters of whole size with the gathered gradients; their values are arbitrary."""
+    def whole_gradients(self) -> Mapping[str, torch.Tensor | None]:
+        """Gathered gradients of all parameters of the module; None where the step has none."""
         replicated = (REPLICATED,) * len(self.devices.mesh)
-        result = {}
+        result: dict[str, torch.Tensor | None] = dict.fromkeys(self.names)
         for name, parameter in self.parameters.items():
             if parameter.grad is None:
                 continue
             placements = self.program.parameter_placements(name)
-            (gradient,) = redistribute(self.devices, [parameter.grad], placements, replicated)
-            result[name] = torch.nn.Parameter(torch.empty_like(gradient))
-            result[name].grad = gradient
+            (result[name],) = redistribute(self.devices, [parameter.grad], placements, replicated)
         return result
 
     def update(self) -> None:

@@ -115,8 +115,9 @@ class PartitionGame:
         return self._observe(), mask, reward, False
 
     def without_replications(self) -> Sets | None:
-        """The best episode's partitions without its decisions to replicate, for fine-tuning.
+        """Start of the fine-tuning game.
 
+        It keeps the dimensions that the best episode partitioned and leaves all others undecided.
         None if all dimensions are decided by the partitions alone.
         """
         sets = self._start

@@ -1,8 +1,8 @@
 """Profile of a model whose times are modelled, for Auto-MAP's pipeline explorer.
 
 The operator costs of the cost model take the place of a measured profile, as the paper's profiler
-takes an HLO instruction's.  Layers between two cuts that one stage can compute alone share their
-time equally.
+takes an HLO instruction's.  The time between two possible cuts is divided equally among the layers
+there.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from nostall.parallel.profile import Layer, Profile
 from nostall.parallel.sharding.cost.device_mesh import ClusterMesh
 from nostall.parallel.sharding.cost.prices import Prices
 from nostall.parallel.sharding.cost.rates import DeviceRates
-from nostall.parallel.sharding.graph import replicated, strategy_of
-from nostall.parallel.sharding.hybrid.planner import first_gpus, sends_its_own, signature
+from nostall.parallel.sharding.graph import replicated
+from nostall.parallel.sharding.hybrid.planner import first_gpus, sends_its_own
 from nostall.parallel.sharding.hybrid.run import capture_stage
+from nostall.parallel.sharding.hybrid.signature import signature
 
 
 def modelled_profile(model: Model, cluster: Cluster, rates: DeviceRates, samples: int) -> Profile:
@@ -47,10 +48,8 @@ def _times(
     """Seconds of the forward and of the backward pass, and bytes of the stored activations."""
     graph = capture_stage(model, first, end, samples, 1).step.graph
     prices = Prices(graph, ClusterMesh(first_gpus(cluster, 1), (1,)), rates)
-    whole, seconds = replicated(graph), {True: 0.0, False: 0.0}
-    for number, operator in enumerate(graph.operators):
-        own = prices.operator_s(operator, strategy_of(graph, whole, number))
-        seconds[operator.is_forward] += own or 0.0
+    whole = replicated(graph)
+    seconds = [prices.operators_s(whole, forward=is_forward) for is_forward in (True, False)]
     tensors = [graph.tensors[t] for t in graph.saved_tensors]
     stored = float(sum(tensor.elements * tensor.itemsize for tensor in tensors))
-    return seconds[True], seconds[False], stored
+    return seconds[0], seconds[1], stored

@@ -27,9 +27,9 @@ from nostall.parallel.sharding.planners.sharding import (
 from nostall.search.dqn import DqnAgent, DqnParameters, train
 
 GAME_SHARE = 0.3
-"""Share of the time limit that each explorer plays."""
+"""Share of the time limit that the first stage of each explorer plays."""
 TUNING_SHARE = 0.25
-"""Time of the fine-tuning stage over that of the first."""
+"""Time of the fine-tuning stage over that of the first, which it adds to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +64,7 @@ class Exploration:
     partitioned: int
     """Dimensions that the best episode partitions."""
     episodes: int
+    """Of both stages, as are conflicts and steps."""
     conflicts: int
     steps: int
     fine_tuned: int = 0
@@ -82,7 +83,7 @@ def explore(graph: ShardingGraph, explorer: Explorer, options: Options, seed: in
     )
     limit_s, begin_s = options.seconds * GAME_SHARE, options.elapsed_s
     steps = _play(game, explorer, seed, lambda: options.elapsed_s - begin_s > limit_s)
-    first = game.best_partitioned
+    first, games = game.best_partitioned, [game]
     start = game.without_replications() if first >= 0 else None
     if start is not None:
         tuned = PartitionGame(
@@ -91,8 +92,7 @@ def explore(graph: ShardingGraph, explorer: Explorer, options: Options, seed: in
         )  # fmt: skip
         more_s = limit_s * (1 + TUNING_SHARE)
         steps += _play(tuned, explorer, seed, lambda: options.elapsed_s - begin_s > more_s)
-        tuned.episodes += game.episodes
-        tuned.conflicts += game.conflicts
+        games.append(tuned)
         game = tuned if tuned.best_partitioned > first else game
     numbers = graph.of_kind("parameter" if explorer.decided == "parameter" else "input")
     return Exploration(
@@ -100,8 +100,8 @@ def explore(graph: ShardingGraph, explorer: Explorer, options: Options, seed: in
         {number: propagation.placement(game.best, number) for number in numbers},
         len(game.dimensions),
         max(0, game.best_partitioned),
-        game.episodes,
-        game.conflicts,
+        sum(own.episodes for own in games),
+        sum(own.conflicts for own in games),
         steps,
         game.best_partitioned - first,
     )

@@ -85,6 +85,18 @@ class Prices:
         busy = max(self.rates.compute_s(flops, dtype), moved / self.rates.memory)
         return max(busy, self.rates.kernel_s)
 
+    def operators_s(self, assignment: Assignment, forward: bool | None = None) -> float:
+        """Seconds of all operators; infinite if a tensor cannot be sharded so.
+
+        ``forward`` selects the operators of the forward pass, or all others.
+        """
+        seconds = 0.0
+        for number, operator in enumerate(self.graph.operators):
+            if forward is None or operator.is_forward is forward:
+                own = self.operator_s(operator, strategy_of(self.graph, assignment, number))
+                seconds += math.inf if own is None else own
+        return seconds
+
     def redistribution(
         self, info: TensorInfo, source: Placements, target: Placements
     ) -> tuple[PricedStep, ...] | None:
@@ -185,12 +197,9 @@ class StepCost:
 def step_cost(prices: Prices, assignment: Assignment) -> StepCost | None:
     """Modelled cost of an assignment; None if it is not possible on this mesh."""
     graph = prices.graph
-    operators_s = 0.0
-    for number, operator in enumerate(graph.operators):
-        seconds = prices.operator_s(operator, strategy_of(graph, assignment, number))
-        if seconds is None:
-            return None
-        operators_s += seconds
+    operators_s = prices.operators_s(assignment)
+    if math.isinf(operators_s):
+        return None
     redistributions = []
     for edge in graph.edges:
         steps = prices.redistribution(

@@ -1,34 +1,40 @@
 """Planner of hybrids: prices stages by their best shardings and searches for the best stages.
 
 Stages begin and end at up to :data:`MAX_UNITS` cuts that one stage can compute all sent tensors of.
-Equal stages are priced once.  A stage that sends tensors on runs its forward pass twice, as
-:mod:`.run` does.  Not modelled: transfers that run beside operators, and the place of a
-stage among the servers; a stage's GPUs are taken to be the first ones of the cluster, and a
-transfer to take the slowest link.
+Equal stages are priced once.  Every stage but the last runs its forward pass twice: once to send
+its results, once before its backward pass.  Memory counts what a stage receives for each
+micro-batch.  Not modelled: transfers that run beside operators, and the place of a stage among the
+servers; a stage's GPUs are taken to be the first ones of the cluster, and a transfer to take the
+slowest link.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import monotonic
 
 import numpy as np
 
+from nostall.core.plurals import pluralize
 from nostall.parallel.cluster import Cluster
 from nostall.parallel.errors import BadModel, Infeasible
 from nostall.parallel.module.model import Model
 from nostall.parallel.sharding.cost.device_mesh import ClusterMesh
 from nostall.parallel.sharding.cost.prices import Prices
 from nostall.parallel.sharding.cost.rates import DeviceRates
-from nostall.parallel.sharding.graph import replicated, strategy_of
+from nostall.parallel.sharding.graph import replicated
 from nostall.parallel.sharding.hybrid.run import CapturedStage, capture_stage
 from nostall.parallel.sharding.hybrid.search import (
+    KINDS,
     HybridPlan,
     HybridStage,
+    Key,
     best_hybrid,
     cost_table,
+    stage_sizes,
 )
+from nostall.parallel.sharding.hybrid.signature import Signature, signature
 from nostall.parallel.sharding.planners.sharding import (
     Options,
     ShardingPlan,
@@ -38,9 +44,8 @@ from nostall.parallel.sharding.planners.sharding import (
 
 MAX_UNITS = 8
 """Pieces of the model that stages consist of."""
-_ATTEMPTS = Options(seconds=30.0)
-"""Only its time limit is used: that of one entry of the table."""
-Signature = tuple[object, ...]
+ENTRY_SECONDS = 30.0
+"""Longest search for the sharding of one entry of the table."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,9 @@ class Hybrid:
     is_complete: bool
     """Whether all stages were priced within the time limit."""
     planned: Callable[[HybridPlan], list[tuple[HybridStage, ShardingPlan]]]
-    """Shards the stages of a plan again and returns each with its sharding."""
+    """The stages of a plan, each with the sharding that was priced."""
+    why_one_stage: str = ""
+    """Why no plan of several stages is possible; empty if one is."""
 
 
 @dataclass
@@ -79,51 +86,81 @@ class _Table:
     cluster: Cluster
     rates: DeviceRates
     samples: int
+    micro_batches: int
     state_factor: float
     until: float = float("inf")
     """Time at which no further stage is planned."""
-    seconds: dict[Signature, float | None] = field(default_factory=dict)
+    shardings: dict[Signature, ShardingPlan | None] = field(default_factory=dict)
+    """Best shardings by the key of a stage and its GPUs; None if none fits into memory."""
+    refusals: dict[Key, str] = field(default_factory=dict)
+    """Why entries are missing, by first layer, end and GPUs, in the order of the search."""
     is_complete: bool = True
 
     def price(self, first: int, end: int, devices: int) -> float | None:
         """Seconds of a micro-batch; None if the stage cannot be captured or does not fit."""
         try:
-            key = (*signature(self.model, first, end, self.samples), devices)
-            if key not in self.seconds:
+            key = self._key(first, end, devices)
+            if key not in self.shardings:
                 if monotonic() > self.until:
                     self.is_complete = False
                     return None
-                self.seconds[key] = self._plan(first, end, devices)
-        except BadModel:
+                self.shardings[key] = self._plan(first, end, devices)
+        except BadModel as error:
+            self.refusals[first, end, devices] = str(error)
             return None
-        return self.seconds[key]
-
-    def _plan(self, first: int, end: int, devices: int) -> float | None:
-        captured = capture_stage(self.model, first, end, self.samples, devices)
-        try:
-            plan = self.sharding(captured)
-        except Infeasible:
+        plan = self.shardings[key]
+        if plan is None:
             return None
         return plan.step_s + (_forward_s(plan) if end < len(self.model) else 0.0)
 
-    def planned(self, plan: HybridPlan) -> list[tuple[HybridStage, ShardingPlan]]:
-        """The stages of a plan in layers, each with its sharding."""
-        return [
-            (s, self.sharding(capture_stage(self.model, s.first, s.end, self.samples, s.devices)))
-            for s in plan.stages
-        ]
+    def _key(self, first: int, end: int, devices: int) -> Signature:
+        return (*signature(self.model, first, end, self.samples), devices)
 
-    def sharding(self, captured: CapturedStage) -> ShardingPlan:
+    def _plan(self, first: int, end: int, devices: int) -> ShardingPlan | None:
+        captured = capture_stage(self.model, first, end, self.samples, devices)
+        try:
+            return self._sharding(captured)
+        except Infeasible as error:
+            where = f"layers {first} to {end - 1} on {pluralize(devices, 'GPU')}"
+            self.refusals[first, end, devices] = f"{where}: {error}"
+            return None
+
+    def planned(self, plan: HybridPlan) -> list[tuple[HybridStage, ShardingPlan]]:
+        """The stages of a plan in layers, each with the sharding that was priced."""
+        return [(stage, self._priced(stage)) for stage in plan.stages]
+
+    def _priced(self, stage: HybridStage) -> ShardingPlan:
+        """The sharding of the table for a stage's own graph, which may equal that of another."""
+        captured = capture_stage(self.model, stage.first, stage.end, self.samples, stage.devices)
+        found = self.shardings[self._key(stage.first, stage.end, stage.devices)]
+        assert found is not None  # the stage is part of a plan
+        prices = replace(found.prices, graph=captured.step.graph)
+        own = priced_plan(found.name, prices, found.assignment, self.state_factor)
+        return replace(found, prices=prices, cost=own.cost, times=own.times)
+
+    def _sharding(self, captured: CapturedStage) -> ShardingPlan:
         """The best sharding of a stage; raises :class:`Infeasible` if none fits into memory."""
         part = first_gpus(self.cluster, captured.devices)
         prices = Prices(captured.step.graph, ClusterMesh(part, (captured.devices,)), self.rates)
-        options = Options(min(part.memory), self.state_factor, _ATTEMPTS.seconds)
+        kept = (self.micro_batches - 1) * captured.stage.given_bytes
+        limit = min(part.memory) - kept
+        if limit <= 0:
+            raise Infeasible(
+                f"what a stage receives for {self.micro_batches} micro-batches takes "
+                f"{kept / 2**30:.3g} GiB and a GPU has {min(part.memory) / 2**30:.3g} GiB; use a "
+                "smaller --global-batch"
+            )
+        seconds = max(1.0, min(ENTRY_SECONDS, self.until - monotonic()))
         if captured.devices > 1:
-            return plan_sharding(prices, options)[0]
-        plan = priced_plan("one GPU", prices, replicated(prices.graph), self.state_factor)
-        if not plan.fits(options.memory):
-            raise Infeasible("the stage does not fit into one GPU; use more GPUs")
-        return plan
+            plan = plan_sharding(prices, Options(limit, self.state_factor, seconds))[0]
+        else:
+            plan = priced_plan("one GPU", prices, replicated(prices.graph), self.state_factor)
+        if not plan.fits(limit):
+            raise Infeasible(
+                f"they need {(plan.memory.peak + kept) / 2**30:.3g} GiB, modelled, and a GPU has "
+                f"{min(part.memory) / 2**30:.3g} GiB; use more GPUs"
+            )
+        return replace(plan, memory=replace(plan.memory, tensors=plan.memory.tensors + kept))
 
 
 def plan_hybrid(
@@ -141,7 +178,7 @@ def plan_hybrid(
     """
     effort = effort or HybridEffort()
     ends = stage_ends(model, effort.units)
-    table = _Table(model, cluster, rates, samples, state_factor, effort.until)
+    table = _Table(model, cluster, rates, samples, micro_batches, state_factor, effort.until)
     calls = 0
 
     def price(first: int, end: int, devices: int) -> float | None:
@@ -153,34 +190,63 @@ def plan_hybrid(
     count = len(ends) - 1
     entries = cost_table(count, len(cluster), price)
     transfer_s = [_transfer_s(model, cluster, end, samples) for end in ends]
-    arguments = (entries, count, len(cluster), micro_batches, transfer_s)
-    best = best_hybrid(*arguments)
-    by_kind = {}
-    for kind in ("sharding", "pipeline"):
+
+    def best(prices: Mapping[Key, float], *kinds: str) -> HybridPlan | None:
+        numbers = (count, len(cluster), micro_batches, transfer_s)
         try:
-            by_kind[kind] = _in_layers(best_hybrid(*arguments, (kind,)), ends)
-        except Infeasible:  # this kind fits into no memory, or has not enough stages
-            continue
+            found = best_hybrid(prices, *numbers, kinds or KINDS)
+        except Infeasible:  # none fits into memory, or has enough stages
+            return None
+        return _in_layers(found, ends)
+
+    parts = {key: seconds for key, seconds in entries.items() if key[:2] != (0, count)}
+    why_one_stage = "" if best(parts) is not None else _why_one_stage(table, ends)
+    fastest = best(entries)
+    if fastest is None:
+        whole = table.refusals.get((0, len(model), len(cluster)))
+        raise Infeasible(
+            f"no plan of {pluralize(micro_batches, 'micro-batch')} was found: {why_one_stage}"
+            + (f"; as one stage, {whole}" if whole and whole != why_one_stage else "")
+        )
+    pure = {kind: plan for kind in ("sharding", "pipeline") if (plan := best(entries, kind))}
     return Hybrid(
-        _in_layers(best, ends), by_kind, len(entries), len(table.seconds), table.is_complete,
-        table.planned,
+        fastest, pure, len(entries), len(table.shardings), table.is_complete, table.planned,
+        why_one_stage,
     )  # fmt: skip
 
 
 def _forward_s(plan: ShardingPlan) -> float:
     """Seconds of the forward pass of a sharding, without overlap."""
-    graph, prices = plan.prices.graph, plan.prices
-    seconds = sum(
+    graph = plan.prices.graph
+    redistributions_s = sum(
         priced.seconds
         for edge, priced in plan.cost.redistributions
         if graph.operators[edge.consumer].is_forward
         and graph.operators[edge.consumer].kind != "parameter"
     )
-    for number, operator in enumerate(graph.operators):
-        if operator.is_forward:
-            own = prices.operator_s(operator, strategy_of(graph, plan.assignment, number))
-            seconds += own or 0.0
-    return seconds
+    return redistributions_s + plan.prices.operators_s(plan.assignment, forward=True)
+
+
+def _why_one_stage(table: _Table, ends: Sequence[int]) -> str:
+    """Why no plan of at least two stages is possible."""
+    model, devices = table.model, len(table.cluster)
+    if len(model) == 1:
+        return "the model has one layer"
+    if len(ends) == 2:
+        cuts = range(1, len(model))
+        tied = sum(_shares_parameters(model, cut) for cut in cuts)
+        return (
+            f"no cut between layers is possible: at {tied} of {len(cuts)}, layers on both sides "
+            "share a parameter, and at the others a stage would pass on a tensor that it does not "
+            "compute"
+        )
+    if not table.is_complete:
+        return "the time limit ended the search before its stages were priced"
+    refused = [why for (first, end, _), why in table.refusals.items() if end - first < len(model)]
+    if refused:
+        return refused[0]
+    sizes = ", ".join(map(str, stage_sizes(devices)))
+    return f"{len(ends) - 1} pieces on {sizes} GPUs each do not use all {devices} GPUs"
 
 
 def stage_ends(model: Model, units: int = MAX_UNITS) -> list[int]:
@@ -194,31 +260,18 @@ def stage_ends(model: Model, units: int = MAX_UNITS) -> list[int]:
 
 def _is_cut(model: Model, cut: int) -> bool:
     """Whether no parameter has layers on both sides, and stages send only what they compute."""
+    return not _shares_parameters(model, cut) and sends_its_own(model, cut)
+
+
+def _shares_parameters(model: Model, cut: int) -> bool:
+    """Whether layers on both sides of a cut read one parameter."""
     before = {id(p) for p in model.stage_parameters(0, cut)}
-    is_shared = any(id(p) in before for p in model.stage_parameters(cut, len(model)))
-    return not is_shared and sends_its_own(model, cut)
+    return any(id(p) in before for p in model.stage_parameters(cut, len(model)))
 
 
 def sends_its_own(model: Model, cut: int) -> bool:
     """Whether all tensors that cross a cut belong to the layer before it."""
     return all(model.layer_of[name] == cut - 1 for name in model.crossing(cut))
-
-
-def signature(model: Model, first: int, end: int, samples: int) -> Signature:
-    """Equal for stages that compute the same on tensors of equal shapes."""
-    import torch
-
-    segment = model.segment(first, end, samples, torch.device("cpu"))
-    numbers = {node: i for i, node in enumerate(segment.function.graph.nodes)}
-    return tuple(
-        (
-            node.op,
-            "" if node.op == "placeholder" else str(node.target),
-            str(getattr(node.meta.get("val"), "shape", "")),
-            tuple(numbers[argument] for argument in node.all_input_nodes),
-        )
-        for node in numbers
-    )
 
 
 def first_gpus(cluster: Cluster, count: int) -> Cluster:

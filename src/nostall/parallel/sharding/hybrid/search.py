@@ -15,6 +15,8 @@ from dataclasses import dataclass
 
 from nostall.parallel.errors import Infeasible
 
+KINDS = ("sharding", "pipeline", "hybrid")
+"""One stage, stages of one GPU each, and all others."""
 Key = tuple[int, int, int]
 """First layer, end, and devices."""
 
@@ -51,15 +53,19 @@ class HybridPlan:
         return "pipeline" if all(s.devices == 1 for s in self.stages) else "hybrid"
 
 
+def stage_sizes(devices: int) -> list[int]:
+    """Numbers of GPUs that a stage may have: the powers of two that divide all GPUs."""
+    return [1 << i for i in range(devices.bit_length()) if devices % (1 << i) == 0]
+
+
 def cost_table(
     layers: int, devices: int, price: Callable[[int, int, int], float | None]
 ) -> dict[Key, float]:
     """The table of all stages on 1, 2, 4, ... GPUs; ``price`` is None for what is impossible."""
-    sizes = [1 << i for i in range(devices.bit_length()) if devices % (1 << i) == 0]
     table = {}
     for first in range(layers):
         for end in range(first + 1, layers + 1):
-            for size in sizes:
+            for size in stage_sizes(devices):
                 seconds = price(first, end, size)
                 if seconds is not None:
                     table[first, end, size] = seconds
@@ -72,7 +78,7 @@ def best_hybrid(
     devices: int,
     micro_batches: int,
     transfer_s: Sequence[float],
-    kinds: Sequence[str] = ("sharding", "pipeline", "hybrid"),
+    kinds: Sequence[str] = KINDS,
 ) -> HybridPlan:
     """The plan with the least modelled step among those of some kinds.
 

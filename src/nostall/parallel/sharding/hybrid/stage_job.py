@@ -66,6 +66,13 @@ class StageJob:
     names: dict[str, str]
     """Names of the model's parameters by those of the stage."""
 
+    @property
+    def given_bytes(self) -> int:
+        """Bytes of the received tensors and of the leaves of the batch, of one micro-batch."""
+        received = [getattr(self.job.module, f"{RECEIVED}{name}") for name in self.segment.used]
+        leaves = tree_leaves(self.job.inputs)[: len(self.segment.leaves)]
+        return sum(tensor.numel() * tensor.element_size() for tensor in (*received, *leaves))
+
 
 def stage_job(model: Model, first: int, end: int, samples: int) -> StageJob:
     """The job of a stage; tensors are zeros of the right shape.

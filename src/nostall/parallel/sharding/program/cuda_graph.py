@@ -12,6 +12,8 @@ from typing import Any, Generic, TypeVar
 import torch
 import torch.distributed as dist
 
+from nostall.parallel.errors import CaptureFailed
+
 WARM_UPS = 2
 """Runs before the capture: they create communicators, constants and workspaces of libraries."""
 T = TypeVar("T")
@@ -37,10 +39,12 @@ class CudaGraph(Generic[T]):
         self.result = None
 
     @classmethod
-    def capture(cls, action: Callable[[], T], pool: Any = None) -> CudaGraph[T] | None:
-        """The graph of an action on the current CUDA device; None if a rank cannot capture it.
+    def capture(cls, action: Callable[[], T], pool: Any = None) -> CudaGraph[T]:
+        """The graph of an action on the current CUDA device.
 
         A collective call if there is a process group.  The action must not wait for the GPU.
+        Raises :class:`CaptureFailed` on all ranks if one of them cannot capture it; the cause is
+        the error of this rank, if it has one.
         """
         for _ in range(WARM_UPS):
             action()
@@ -54,7 +58,10 @@ class CudaGraph(Generic[T]):
             error = raised
             torch.cuda.synchronize()
         if not _all_ranks(error is None):
-            return None
+            own = "another rank failed" if error is None else str(error).split("\n")[0]
+            raise CaptureFailed(
+                f"the action cannot be a CUDA graph ({own}); launch it operator by operator"
+            ) from error
         return cls(graph, result)  # type: ignore[arg-type]
 
 

@@ -42,7 +42,8 @@ def measure_collectives(
     """The cost of each collective along each mesh dimension; the same on all ranks.
 
     A collective call: every rank makes it.  The costs are those with the least relative error.
-    ``in_graph`` starts the collectives by CUDA graphs.
+    ``in_graph`` starts the collectives by CUDA graphs; raises :class:`CaptureFailed` if a rank
+    cannot capture them.
     """
     seconds = _seconds_in_graph if in_graph else _seconds
     costs = {}
@@ -189,15 +190,16 @@ def _seconds(action: Callable[[], object], device: torch.device, calls: int = CA
 def _seconds_in_graph(
     action: Callable[[], object], device: torch.device, calls: int = CALLS
 ) -> float:
-    """As :func:`_seconds`, with the calls in a CUDA graph if all ranks can capture it."""
+    """As :func:`_seconds`, with the calls in a CUDA graph.
+
+    Raises :class:`CaptureFailed`: the time of launched calls is another quantity.
+    """
 
     def several() -> None:
         for _ in range(calls):
             action()
 
     graph = CudaGraph.capture(several)
-    if graph is None:
-        return _seconds(action, device, calls)
     return _seconds(graph, device, calls=1) / calls
 
 

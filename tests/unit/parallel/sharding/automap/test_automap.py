@@ -9,6 +9,7 @@ pytest.importorskip("transformers", reason="models need the extra nostall[torch-
 pytest.importorskip("scipy", reason="planning needs the extra nostall[sharding]")
 
 from nostall.parallel.errors import BadPlan
+from nostall.parallel.sharding.automap import planner
 from nostall.parallel.sharding.automap.game import (
     CONFLICT_REWARD,
     PARTITION,
@@ -122,6 +123,18 @@ def test_fine_tuning_undoes_replications_and_keeps_partitions(propagation: Propa
     if left is not None:
         kept = [d for d in second.dimensions if propagation.decision(second.best, d) == 1]
         assert all(propagation.decision(left, d) == 1 for d in kept)
+
+
+def test_episodes_of_both_stages_count_if_the_first_wins(
+    propagation: Propagation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def play(game: PartitionGame, *_: object) -> int:
+        _play(game, [REPLICATE])
+        return 1
+
+    monkeypatch.setattr(planner, "_play", play)
+    found = planner.explore(propagation.graph, planner.EXPLORERS[1], Options(), 0)
+    assert (found.fine_tuned, found.episodes, found.steps) == (0, 2, 2)
 
 
 def _play(game: PartitionGame, actions: list[int]) -> None:
