@@ -23,6 +23,7 @@ from nostall.attach.torch_compile.rewrite.kernel_selection import (
     KernelMatch,
     RewriteResult,
 )
+from nostall.attach.torch_compile.rewrite.list_kernels import insert_list_kernels
 from nostall.attach.torch_compile.rewrite.matching import match_kernels
 from nostall.attach.torch_compile.runtime.custom_op import STITCHED_OP
 from nostall.attach.torch_compile.store.kernel_store import KernelStore
@@ -39,6 +40,7 @@ def insert_kernels(
 
     Raises :class:`BadCapture` for nodes without ``meta["val"]`` if it cannot be computed.
     """
+    insert_list_kernels(module, store, kernel_filter, result)
     matched = match_kernels(module, store, kernel_filter, result)
     if matched is None or not matched[1]:
         return
