@@ -40,26 +40,25 @@ def has_list_calls(module: GraphModule) -> bool:
 
 def insert_list_kernels(
     module: GraphModule, store: KernelStore, kernel_filter: KernelFilter, result: RewriteResult
-) -> None:
-    """Insert kernels over lists into a functional ATen graph, in place.
+) -> list[str]:
+    """Insert kernels over lists into a functional ATen graph, in place; returns an explanation.
 
     The kernels, and the calls that stay as they are, are added to ``result``.
     """
     if not has_list_calls(module):
-        return
+        return []
     graph = module.graph
     if not changes_only_at_the_end(graph):
         result.not_fused[MUTATION_INSIDE, "whole graph"] += 1
-        return
+        return [f"lists of tensors stay with Inductor: {MUTATION_INSIDE}"]
     editor = _Editor(graph, store, kernel_filter)
     found = editor.run()
     result.not_fused.update(found.refused)
     result.kernels += editor.kernels
-    lines = [f"{len(editor.kernels)} kernels over lists of tensors", *editor.lines]
-    lines += [f"  {n} x {name}: {reason}" for (reason, name), n in sorted(found.refused.items())]
-    result.explanations.append(lines)
     if editor.kernels:
         module.recompile()
+    refused = [f"  {n} x {name}: {reason}" for (reason, name), n in sorted(found.refused.items())]
+    return [f"{len(editor.kernels)} kernels over lists of tensors", *editor.lines, *refused]
 
 
 class _Editor:
@@ -147,7 +146,7 @@ class _Editor:
             raise AssertionError(error) from error
         self._join_vectors()
         self.kernels.append(name)
-        self.lines.append(f"  {work.description}")
+        self.lines.append(f"  {name[:12]}: {work.description}")
 
     def _replace_result(self, node: Node | None, new: Node) -> None:
         if node is not None:

@@ -40,8 +40,13 @@ def insert_kernels(
 
     Raises :class:`BadCapture` for nodes without ``meta["val"]`` if it cannot be computed.
     """
-    insert_list_kernels(module, store, kernel_filter, result)
+    lines = insert_list_kernels(module, store, kernel_filter, result)
+    explained = len(result.explanations)
     matched = match_kernels(module, store, kernel_filter, result)
+    if lines and len(result.explanations) > explained:
+        result.explanations[-1] += [f"  {line}" for line in lines]
+    elif lines:
+        result.explanations.append(lines)
     if matched is None or not matched[1]:
         return
     captured, matches = matched
