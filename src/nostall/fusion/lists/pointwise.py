@@ -177,12 +177,12 @@ class _Writer:
 
     def _load(self, number: int, read: Read, mask: str) -> str:
         if read.numbers:
-            return f"c{number} + tl.zeros((1, 1), tl.float32)"
+            return f"c{number}"
         pointer = self._pointer(read.tensors)
         if read.is_full:
             return loaded(pointer, "at", read.dtype, mask)
-        place = "slot + " if read.by_slot else ""
-        return loaded(pointer, f"{place}tl.zeros((1, 1), tl.int32)", read.dtype)
+        # A scalar: Triton 3.6 would load a tensor of one element once for each lane of a thread.
+        return loaded(pointer, "slot" if read.by_slot else "0", read.dtype)
 
     def _write_store(self, lines: Lines, write: Write, value: Value, mask: str) -> None:
         dtype = compute_dtype(write.dtype)
