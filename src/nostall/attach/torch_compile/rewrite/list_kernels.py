@@ -26,7 +26,7 @@ from nostall.attach.torch_compile.store.kernel_store import KernelStore
 from nostall.fusion.capture.call import Unsupported
 from nostall.fusion.lists.calls import is_list_call
 from nostall.fusion.lists.expression import Packed
-from nostall.fusion.lists.kernel import DEFAULT_PLAN
+from nostall.fusion.lists.kernel import DEFAULT_PLAN, ListPlan
 from nostall.fusion.lists.regions import FoundLists, find_lists
 
 aten = torch.ops.aten
@@ -39,7 +39,11 @@ def has_list_calls(module: GraphModule) -> bool:
 
 
 def insert_list_kernels(
-    module: GraphModule, store: KernelStore, kernel_filter: KernelFilter, result: RewriteResult
+    module: GraphModule,
+    store: KernelStore,
+    kernel_filter: KernelFilter,
+    result: RewriteResult,
+    plan: ListPlan = DEFAULT_PLAN,
 ) -> list[str]:
     """Insert kernels over lists into a functional ATen graph, in place; returns an explanation.
 
@@ -51,7 +55,7 @@ def insert_list_kernels(
     if not changes_only_at_the_end(graph):
         result.not_fused[MUTATION_INSIDE, "whole graph"] += 1
         return [f"lists of tensors stay with Inductor: {MUTATION_INSIDE}"]
-    editor = _Editor(graph, store, kernel_filter)
+    editor = _Editor(graph, store, kernel_filter, plan)
     found = editor.run()
     result.not_fused.update(found.refused)
     result.kernels += editor.kernels
@@ -64,8 +68,10 @@ def insert_list_kernels(
 class _Editor:
     """Replaces one region after another; each changes what the next one reads."""
 
-    def __init__(self, graph: Graph, store: KernelStore, kernel_filter: KernelFilter) -> None:
-        self.graph, self.store, self.filter = graph, store, kernel_filter
+    def __init__(
+        self, graph: Graph, store: KernelStore, kernel_filter: KernelFilter, plan: ListPlan
+    ) -> None:
+        self.graph, self.store, self.filter, self.plan = graph, store, kernel_filter, plan
         self.packed: dict[Node, Packed] = {}
         self.kernels: list[str] = []
         self.lines: list[str] = []
@@ -87,12 +93,12 @@ class _Editor:
         for call in found.norms:
             if call.node not in self.kept:
                 with self._refusal([call.node], refused):
-                    return self._accepted(norm_work(call, DEFAULT_PLAN))
+                    return self._accepted(norm_work(call, self.plan))
         for region in regions:
             if region.nodes[-1] not in self.kept:
                 with self._refusal(region.nodes, refused):
                     return self._accepted(
-                        pointwise_work(self.graph, region, self.packed, DEFAULT_PLAN)
+                        pointwise_work(self.graph, region, self.packed, self.plan)
                     )
         return None
 
