@@ -82,9 +82,7 @@ def _changed(parameters: Sequence[Tensor], optimizer: Any, clip: bool) -> list[T
 def _adam(optimizer: Any, clip: bool, shapes: Shapes, device: str, fused: bool) -> Made:
     on_gpu = device == "cuda"
     rate = torch.tensor(1e-3, device=device) if on_gpu else 1e-3
-    return _with_optimizer(
-        optimizer, clip, shapes, device, fused, lr=rate, capturable=on_gpu
-    )
+    return _with_optimizer(optimizer, clip, shapes, device, fused, lr=rate, capturable=on_gpu)
 
 
 def _one_graph(shapes: Shapes, device: str, fused: bool) -> Made:

@@ -1,1 +1,1 @@
-"""Kernels over lists of tensors: equal pointwise expressions, and norms, of many tensors at once."""
+"""Kernels over lists of tensors: one expression, or the norms, of many tensors."""

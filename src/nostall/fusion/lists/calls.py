@@ -156,11 +156,7 @@ def is_norm(node: Node) -> bool:
 
 def results(node: Node) -> dict[int, Node]:
     """The results of a list call that the graph reads, by slot."""
-    return {
-        int(user.args[1]): user  # type: ignore[arg-type]
-        for user in node.users
-        if user.target is operator.getitem
-    }
+    return {int(user.args[1]): user for user in node.users if user.target is operator.getitem}
 
 
 def _frozen(value: Any) -> Any:

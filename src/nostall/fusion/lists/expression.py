@@ -198,7 +198,7 @@ class _Builder:
         options = {"dtype": like.dtype, "device": like.device}
         node = self.graph.call_function(aten("full.default"), (list(shape), number), options)
         with self.mode:
-            node.meta["val"] = torch.full(shape, number, **options)  # type: ignore[arg-type]
+            node.meta["val"] = torch.full(shape, number, **options)
         return node
 
 

@@ -92,17 +92,14 @@ class _Writer:
         self.block = min(plan.block, max(32, 1 << (largest - 1).bit_length()))
         self.num_warps = max(1, min(plan.num_warps, self.block // 64))
         self.plan = plan
-        sources = (*work.reads, *work.writes)
-        self.by_slot = tuple(
-            dict.fromkeys(x.tensors for x in sources if len(x.tensors) == len(work.slots) > 1)
-        )
-        self.shared = tuple(
-            dict.fromkeys(x.tensors[0] for x in sources if x.tensors and x.tensors not in self.by_slot)
-        )
+        sources = [each.tensors for each in work.reads] + [each.tensors for each in work.writes]
+        count = len(work.slots)
+        self.by_slot = tuple(dict.fromkeys(x for x in sources if len(x) == count > 1))
+        self.shared = tuple(dict.fromkeys(x[0] for x in sources if x and x not in self.by_slot))
 
     def kernel(self) -> ListKernel:
         work = self.work
-        kernels = []
+        kernels: list[tuple[Lines, Launch]] = []
         for wanted in split_slots(len(work.slots), len(self.by_slot), len(self.shared)):
             found = spans(work.slots, wanted, self.block)
             if found:
@@ -110,9 +107,7 @@ class _Writer:
         title = f"{self.plan}: {len(work.graph.operators)} operators of {len(work.slots)} tensors"
         count = len(work.inputs) + len(work.outputs)
         source, launches = assemble(title, kernels, count)
-        return ListKernel(
-            source, str(self.plan), work.inputs, work.mutated, work.outputs, launches
-        )
+        return ListKernel(source, str(self.plan), work.inputs, work.mutated, work.outputs, launches)
 
     def _launch(
         self, number: int, wanted: Sequence[int], found: Sequence[Span]

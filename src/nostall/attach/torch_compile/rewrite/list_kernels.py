@@ -1,7 +1,7 @@
 """Replace calls over lists of tensors, such as those of optimisers, by kernels over lists.
 
-Results that the graph copies into its arguments are written there.  Norms of a list become a vector,
-and a concatenation of them is that vector.
+Results that the graph copies into its arguments are written there.  Norms of a list become a
+vector, and a concatenation of them is that vector.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class _Editor:
     def _join_vectors(self) -> None:
         """Replace concatenations of all elements of vectors by the vectors."""
         for node in list(self.graph.nodes):
-            if node.target is not aten.cat.default or len(node.args) > 1 and node.args[1] != 0:
+            if node.target is not aten.cat.default or (len(node.args) > 1 and node.args[1] != 0):
                 continue
             vectors = self._whole_vectors(node.args[0])
             if not vectors:
@@ -223,5 +223,3 @@ def _erase_unused(graph: Graph) -> None:
     for node in reversed(list(graph.nodes)):
         if node.op == "call_function" and not node.users and not node.is_impure():
             graph.erase_node(node)
-
-

@@ -36,7 +36,8 @@ def changes_only_at_the_end(graph: Graph) -> bool:
     Then each other node reads the value that an argument has before the graph runs.
     """
     return all(
-        node.target in (COPY, LISTS_OP) and all(x.op == "placeholder" for x in changed_tensors(node))
+        node.target in (COPY, LISTS_OP)
+        and all(x.op == "placeholder" for x in changed_tensors(node))
         for node in graph.nodes
         if node.op == "call_function" and _mutates(node)
     )

@@ -101,9 +101,7 @@ class _Result:
     """Whether the kernel returns the results: not only those copies read them."""
 
 
-def pointwise_work(
-    graph: Graph, region: Region, packed: PackedNodes, plan: ListPlan
-) -> ListWork:
+def pointwise_work(graph: Graph, region: Region, packed: PackedNodes, plan: ListPlan) -> ListWork:
     """The kernel of a region.  Raises :class:`Unsupported` with the reason if there is none."""
     expression = build_expression(region.calls, region.slots, packed)
     found = list(_results(graph, region, expression.operands))
@@ -126,8 +124,7 @@ def pointwise_work(
     ]
     inputs = tuple(arguments.layouts)
     writes = [
-        Write(expression.values[each.call], tensors, _dtype(each.call))
-        for each, tensors in written
+        Write(expression.values[each.call], tensors, _dtype(each.call)) for each, tensors in written
     ]
     layouts, outputs = list[Layout](), list[Output]()
     is_vector = all(slot.elements == 1 for slot in region.slots)
@@ -229,16 +226,17 @@ def _descendants(graph: Graph, nodes: set[Node]) -> set[Node]:
     """All nodes that depend on one of ``nodes``, but copies and the output."""
     below: set[Node] = set()
     for node in graph.nodes:
-        if node.op != "output" and node.target is not COPY and node not in nodes:
-            if any(operand in nodes or operand in below for operand in node.all_input_nodes):
-                below.add(node)
+        if node.op == "output" or node.target is COPY or node in nodes:
+            continue
+        if any(operand in nodes or operand in below for operand in node.all_input_nodes):
+            below.add(node)
     return below
 
 
 def _follows_norms(operands: Sequence[Operand]) -> bool:
     """Whether a kernel of norms in this graph reads a list that this kernel reads, too."""
     return any(
-        user.target is LISTS_OP and not user.args[0] or is_norm(user)
+        (user.target is LISTS_OP and not user.args[0]) or is_norm(user)
         for operand in operands
         if operand.kind == "full"
         for node in operand.nodes[:1]

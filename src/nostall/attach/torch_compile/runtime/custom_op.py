@@ -117,7 +117,7 @@ class StitchedOp:
 
         Raises :class:`BadTensor` if a shape or dtype differs.
         """
-        tensors = []
+        tensors: list[Tensor] = []
         for tensor, (shape, strides, dtype) in zip(inputs, launcher.inputs, strict=True):
             if tuple(tensor.shape) != shape or tensor.dtype != dtype:
                 raise BadTensor(

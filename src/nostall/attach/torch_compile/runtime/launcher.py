@@ -32,7 +32,7 @@ Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 """Shape, strides and dtype of a tensor."""
 
 COPIES_OF_CHANGED = 3
-"""Copies of the tensors that a kernel changes, which exist at once while a direct call is checked."""
+"""Copies of the tensors that a kernel changes, at most, while its direct call is checked."""
 MISALIGNED_BITS = ALIGNMENT_BYTES - 1
 """Address bits that are 0 if Triton may assume that the address is aligned."""
 
@@ -142,7 +142,8 @@ class Launcher:
         if not changed or not changed[0].is_cuda:
             return True
         needed = COPIES_OF_CHANGED * sum(x.numel() * x.element_size() for x in changed)
-        return needed < torch.cuda.mem_get_info(changed[0].device)[0]
+        free: int = torch.cuda.mem_get_info(changed[0].device)[0]
+        return bool(needed < free)
 
     def _record_binaries(
         self, binaries: Sequence[Any], device: torch.device, check: _Check

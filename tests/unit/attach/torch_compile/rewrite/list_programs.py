@@ -1,8 +1,9 @@
 """Programs over lists of tensors, run with kernels over lists in Triton's interpreter.
 
-``TRITON_INTERPRET=1 python -m tests.unit.attach.torch_compile.rewrite.list_programs NAME ...`` prints a JSON
-with one row for each program: its launches, the tensors changed in place, the calls that stay, and
-the largest error of an element, relative to the larger of the element and 1, beside fp64.
+Run with TRITON_INTERPRET=1:
+``python -m tests.unit.attach.torch_compile.rewrite.list_programs NAME ...``
+prints a JSON with one row for each program: its launches, the tensors changed in place, the calls
+that stay, and the largest error of an element beside fp64, in units of the dtype's rounding error.
 """
 
 from __future__ import annotations
