@@ -118,9 +118,9 @@ NORMS = {1.0: "abs", 2.0: "square", float("inf"): "abs"}
 """Orders of norms that kernels compute, and what they add up or take the maximum of."""
 
 
-def pointwise_names() -> tuple[str, ...]:
-    """Names of the list operators with a rule, without the norms."""
-    return tuple(f"{PREFIX}{name}" for name in _rules())
+def list_operators() -> frozenset[str]:
+    """Names of the operators of lists that kernels compute."""
+    return frozenset(f"{PREFIX}{name}" for name in (*_rules(), "norm.Scalar"))
 
 
 def is_list_call(node: Node) -> bool:

@@ -82,6 +82,18 @@ class _Arguments:
             for node in nodes
         )
 
+    def returned(
+        self, result: _Result, slots: Sequence[Slot]
+    ) -> tuple[tuple[int, ...], list[Output]]:
+        """Outputs for a result: a vector if its tensors have one element, else one for each."""
+        start, dtype = len(self.layouts), _dtype(result.call)
+        if all(slot.elements == 1 for slot in slots):
+            self.layouts.append(Layout((len(slots),), (1,), dtype))
+            return (start,), [Output(result.nodes, tuple(slots))]
+        self.layouts += [Layout(slot.shape, slot.strides, dtype) for slot in slots]
+        numbers = tuple(range(start, start + len(slots)))
+        return numbers, [Output((node,)) for node in result.nodes]
+
     def _number(self, node: Node, table: dict[Node, int]) -> int:
         if node not in table:
             table[node] = len(self.layouts)
@@ -100,6 +112,11 @@ class _Result:
     is_read: bool
     """Whether the kernel returns the results: not only those copies read them."""
 
+    @property
+    def targets(self) -> list[Node]:
+        """The arguments that the copies change."""
+        return [changed_tensors(copy)[0] for copy in self.copies]
+
 
 def pointwise_work(graph: Graph, region: Region, packed: PackedNodes, plan: ListPlan) -> ListWork:
     """The kernel of a region.  Raises :class:`Unsupported` with the reason if there is none."""
@@ -108,48 +125,28 @@ def pointwise_work(graph: Graph, region: Region, packed: PackedNodes, plan: List
     if not found:
         raise Unsupported("results that nothing reads")
     arguments = _Arguments()
-    written: list[tuple[_Result, tuple[int, ...]]] = []
-    for each in found:
-        if each.copies:
-            written.append((each, arguments.change([changed_tensors(c)[0] for c in each.copies])))
-    reads = [
-        Read(
-            arguments.read(x.nodes),
-            x.dtype,
-            x.kind == "full",
-            by_slot=x.kind == "packed",
-            numbers=x.numbers,
-        )
-        for x in expression.operands
-    ]
-    inputs = tuple(arguments.layouts)
     writes = [
-        Write(expression.values[each.call], tensors, _dtype(each.call)) for each, tensors in written
+        Write(expression.values[each.call], arguments.change(each.targets), _dtype(each.call))
+        for each in found
+        if each.copies
     ]
-    layouts, outputs = list[Layout](), list[Output]()
-    is_vector = all(slot.elements == 1 for slot in region.slots)
+    reads = tuple(_read(operand, arguments) for operand in expression.operands)
+    inputs = tuple(arguments.layouts)
+    outputs: list[Output] = []
     for each in found:
-        if not each.is_read:
-            continue
-        start, dtype = len(inputs) + len(layouts), _dtype(each.call)
-        value = expression.values[each.call]
-        if is_vector:
-            layouts.append(Layout((len(region.slots),), (1,), dtype))
-            outputs.append(Output(each.nodes, region.slots))
-            writes.append(Write(value, (start,), dtype, is_vector=True))
-            continue
-        layouts += [Layout(slot.shape, slot.strides, dtype) for slot in region.slots]
-        outputs += [Output((node,)) for node in each.nodes]
-        tensors = tuple(range(start, start + len(region.slots)))
-        writes.append(Write(value, tensors, dtype))
+        if each.is_read:
+            tensors, own = arguments.returned(each, region.slots)
+            value, dtype = expression.values[each.call], _dtype(each.call)
+            writes.append(Write(value, tensors, dtype, is_vector=own[0].slots is not None))
+            outputs += own
     work = Pointwise(
         expression.graph,
         region.slots,
-        tuple(reads),
+        reads,
         tuple(writes),
         inputs,
         len(arguments.changed),
-        tuple(layouts),
+        tuple(arguments.layouts[len(inputs) :]),
         _follows_norms(expression.operands),
     )
     kernel = pointwise_kernel(work, plan)
@@ -165,6 +162,12 @@ def pointwise_work(graph: Graph, region: Region, packed: PackedNodes, plan: List
         f"{len(region.calls)} calls over {len(region.slots)} tensors in "
         f"{len(kernel.launches)} launches; {len(arguments.changed)} tensors changed in place",
     )
+
+
+def _read(operand: Operand, arguments: _Arguments) -> Read:
+    tensors = arguments.read(operand.nodes)
+    is_full, by_slot = operand.kind == "full", operand.kind == "packed"
+    return Read(tensors, operand.dtype, is_full, by_slot, operand.numbers)
 
 
 def _results(graph: Graph, region: Region, operands: Sequence[Operand]) -> Iterator[_Result]:
