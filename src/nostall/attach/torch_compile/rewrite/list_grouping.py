@@ -20,10 +20,13 @@ from nostall.fusion.lists.calls import aten
 MIN_UPDATES = 4
 """Equal updates that become lists; fewer are left to other kernels."""
 _BINARY = ("add", "sub", "mul", "div")
-_UNARY = "abs neg sqrt rsqrt reciprocal exp log sign tanh sigmoid".split()
+_UNARY = ["abs", "neg", "sqrt", "rsqrt", "reciprocal", "exp", "log", "sign", "tanh", "sigmoid"]
 
 _LISTS: dict[Any, tuple[str, str]] = {
-    **{aten(f"{name}.Tensor"): (f"_foreach_{name}.List", f"_foreach_{name}.Scalar") for name in _BINARY},
+    **{
+        aten(f"{name}.Tensor"): (f"_foreach_{name}.List", f"_foreach_{name}.Scalar")
+        for name in _BINARY
+    },
     **{aten(f"{name}.default"): (f"_foreach_{name}.default", "") for name in _UNARY},
     aten("maximum.default"): ("_foreach_maximum.List", ""),
     aten("minimum.default"): ("_foreach_minimum.List", ""),
@@ -100,9 +103,7 @@ def _form(update: Sequence[Node]) -> Form | None:
                 place = leaves.setdefault(operand, len(leaves))
                 row.append(("operand", place, other.dtype, is_single))
         rows.append((*row, tuple(sorted(node.kwargs.items()))))
-    written = tuple(
-        tuple(sum(user.target is COPY for user in node.users) for node in update)
-    )
+    written = tuple(sum(user.target is COPY for user in node.users) for node in update)
     return (device, tuple(rows), written)
 
 
