@@ -162,6 +162,8 @@ class _Builder:
         number = _common_number(nodes)
         if number is not None:
             return self._constant(number, shape, tensors[0])
+        if len(set(nodes)) == 1 and not shape:
+            return self._operand(Operand("shared", nodes[:1], dtype), shape, device)
         positions = [self.packed.get(node) for node in nodes]
         vectors = {each.vector for each in positions if each is not None}
         in_order = all(each and each.slot == slot for slot, each in enumerate(positions))

@@ -17,6 +17,7 @@ from torch.fx import Graph, Node
 from nostall.attach.torch_compile.rewrite.list_order import COPY, sort_nodes
 from nostall.fusion.lists.calls import aten
 
+FULL = torch.ops.aten.full.default
 MIN_UPDATES = 4
 """Equal updates that become lists; fewer are left to other kernels."""
 _BINARY = ("add", "sub", "mul", "div")
@@ -30,6 +31,8 @@ _LISTS: dict[Any, tuple[str, str]] = {
     **{aten(f"{name}.default"): (f"_foreach_{name}.default", "") for name in _UNARY},
     aten("maximum.default"): ("_foreach_maximum.List", ""),
     aten("minimum.default"): ("_foreach_minimum.List", ""),
+    aten("addcmul.default"): ("_foreach_addcmul.Scalar", ""),
+    aten("addcdiv.default"): ("_foreach_addcdiv.Scalar", ""),
     aten("pow.Tensor_Scalar"): ("", "_foreach_pow.Scalar"),
     aten("clamp_min.default"): ("", "_foreach_clamp_min.Scalar"),
     aten("clamp_max.default"): ("", "_foreach_clamp_max.Scalar"),
@@ -37,7 +40,7 @@ _LISTS: dict[Any, tuple[str, str]] = {
 """For an overload: that of lists with tensors as operands, and that with a number."""
 
 Form = tuple[Any, ...]
-"""What equal updates have in common; operands are numbered in the order in which they are read."""
+"""What equal updates have in common; operands are numbered in the order of their first use."""
 
 
 def group_updates(graph: Graph) -> int:
@@ -86,6 +89,8 @@ def _form(update: Sequence[Node]) -> Form | None:
         value = node.meta["val"]
         if value.shape != shape or value.device != device or not _is_only_written(node, number):
             return None
+        if any(isinstance(x, Node) for x in node.kwargs.values()):
+            return None
         row: list[Any] = [node.target, value.dtype]
         for operand in node.args:
             if not isinstance(operand, Node):
@@ -95,13 +100,13 @@ def _form(update: Sequence[Node]) -> Form | None:
             else:
                 other = operand.meta["val"]
                 is_single = other.numel() == 1
-                if other.device != device or not (
-                    is_single or (operand.op == "placeholder" and other.shape == shape)
-                ):
+                is_leaf = operand.op == "placeholder" or operand.target is FULL
+                if other.device != device or not (is_single or (is_leaf and other.shape == shape)):
                     return None
                 # A value of one element may be common to all updates, or one of each.
                 place = leaves.setdefault(operand, len(leaves))
-                row.append(("operand", place, other.dtype, is_single))
+                number_of = operand.args[1] if operand.target is FULL else None
+                row.append(("operand", place, other.dtype, is_single, number_of))
         rows.append((*row, tuple(sorted(node.kwargs.items()))))
     written = tuple(sum(user.target is COPY for user in node.users) for node in update)
     return (device, tuple(rows), written)
@@ -149,7 +154,9 @@ def _overload(node: Node) -> str:
     with_tensors, with_number = _LISTS[node.target]
     if len(node.args) < 2:
         return with_tensors if isinstance(node.args[0], Node) else ""
-    left, right = node.args[:2]
+    if len(node.args) > 2:
+        return with_tensors if all(isinstance(x, Node) for x in node.args) else ""
+    left, right = node.args
     if not isinstance(left, Node) or not isinstance(right, (Node, int, float)):
         return ""
     if isinstance(right, Node):

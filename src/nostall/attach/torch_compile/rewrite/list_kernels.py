@@ -1,7 +1,8 @@
 """Replace calls over lists of tensors, such as those of optimisers, by kernels over lists.
 
-Results that the graph copies into its arguments are written there.  Norms of a list become a
-vector, and a concatenation of them is that vector.
+Equal updates that are written as a loop over tensors become lists first.  Results that the graph
+copies into its arguments are written there.  Norms of a list become a vector, and a concatenation
+of them is that vector.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from nostall.attach.torch_compile.rewrite.kernel_selection import KernelFilter, RewriteResult
+from nostall.attach.torch_compile.rewrite.list_grouping import group_updates
 from nostall.attach.torch_compile.rewrite.list_order import (
     OrderingConflict,
     changes_only_at_the_end,
@@ -49,12 +51,15 @@ def insert_list_kernels(
 
     The kernels, and the calls that stay as they are, are added to ``result``.
     """
-    if not has_list_calls(module):
-        return []
     graph = module.graph
     if not changes_only_at_the_end(graph):
+        if not has_list_calls(module):
+            return []
         result.not_fused[MUTATION_INSIDE, "whole graph"] += 1
         return [f"lists of tensors stay with Inductor: {MUTATION_INSIDE}"]
+    grouped = group_updates(graph)
+    if not has_list_calls(module):
+        return []
     editor = _Editor(graph, store, kernel_filter, plan)
     found = editor.run()
     result.not_fused.update(found.refused)
@@ -62,7 +67,10 @@ def insert_list_kernels(
     if editor.kernels:
         module.recompile()
     refused = [f"  {n} x {name}: {reason}" for (reason, name), n in sorted(found.refused.items())]
-    return [f"{len(editor.kernels)} kernels over lists of tensors", *editor.lines, *refused]
+    head = f"{len(editor.kernels)} kernels over lists of tensors"
+    if grouped:
+        head += f"; equal updates of {grouped} tensors, written as a loop, are lists"
+    return [head, *editor.lines, *refused]
 
 
 class _Editor:

@@ -153,6 +153,18 @@ def momentum(lists: Lists) -> None:
     assign(lists[1], moved)
 
 
+def loop(lists: Lists) -> Any:
+    """Momentum and a moving average, tensor by tensor; one tensor's old value is returned."""
+    rate = lists[3][1] * 0.1
+    for parameter, moment, gradient in zip(*lists[:3], strict=True):
+        moved = moment * 0.9 + gradient
+        parameter.copy_(parameter - moved * rate)
+        moment.copy_(moved)
+    for average, value in zip(lists[3], lists[2], strict=True):
+        average.copy_(torch.add(average * 0.99, value, alpha=0.01))
+    return lists[2][0] * 2
+
+
 def extreme(value: float) -> Callable[[], Lists]:
     """Gradients of which one holds a NaN or an infinity."""
 
@@ -212,6 +224,7 @@ PROGRAMS = {
     "old values": Program(old_values, made(3)),
     "twice": Program(twice, made(2, shapes=[(6,)] * 3)),
     "numbers": Program(scaled_by_tensors, made(1)),
+    "loop": Program(loop, made(4, shapes=[(7,), (1,), (2049,), (17, 9), (3, 3), (5,)])),
     "odd addresses": Program(momentum, shifted_lists),
     **{f"random {seed}": random_program(seed) for seed in range(int(os.environ.get("SEEDS", 12)))},
 }
