@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from nostall.workload.traces.kineto_schema import DeviceProperties, DistributedInfo, Metadata
+from nostall.workload.traces.kineto.schema import DeviceProperties, DistributedInfo, Metadata
 from nostall.workload.traces.stream.salvage import repair
 
 DAMAGE = "the text before or after the events is not valid JSON; its readable fields are used"

@@ -33,10 +33,10 @@ from nostall.search.loop import begin
 try:
     import torch
 
-    from nostall.sass.game.policy import GraphPolicy, load_policy
-    from nostall.sass.game.ppo_learner import GraphPpoParameters, Learner, TrainingEnvironment
+    from nostall.sass.game.ppo.learner import GraphPpoParameters, Learner, TrainingEnvironment
+    from nostall.sass.game.ppo.policy import GraphPolicy, load_policy
+    from nostall.sass.game.ppo.start_states import StartStatePool
     from nostall.sass.game.randomness import isolated_random_state
-    from nostall.sass.game.start_states import StartStatePool
 except ImportError as error:
     raise MissingPart(
         f"strategy 'ppo' needs PyTorch and safetensors ({error}); install them with the extra: "

@@ -10,7 +10,7 @@ from typing import IO
 
 from nostall.core.errors import BadTrace
 from nostall.core.plurals import pluralize
-from nostall.workload.traces.protobuf import read_varint
+from nostall.workload.traces.chakra.protobuf import read_varint
 
 MAX_NODE = 64 << 20
 """Size limit of a node in bytes; a file with a larger length is not a Chakra trace."""

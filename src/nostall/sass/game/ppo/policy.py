@@ -25,7 +25,7 @@ from nostall.core.files import write_atomically
 from nostall.core.validation import parse_json
 from nostall.sass.game.edits import VARIANTS
 from nostall.sass.game.graph_view import EDGE_FEATURES, NODE_FEATURES
-from nostall.sass.game.message_passing import aggregate_messages
+from nostall.sass.game.ppo.message_passing import aggregate_messages
 
 VERSION = 2
 """Version of the file format. In version 2 each instruction that may move is a candidate."""

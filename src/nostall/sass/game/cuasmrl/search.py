@@ -45,7 +45,7 @@ try:
     from sb3_contrib import MaskablePPO
     from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
 
-    from nostall.sass.game.cuasmrl_network import ConvolutionalExtractor
+    from nostall.sass.game.cuasmrl.network import ConvolutionalExtractor
     from nostall.sass.game.randomness import isolated_random_state
 except ImportError as error:
     raise MissingPart(

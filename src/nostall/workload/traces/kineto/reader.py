@@ -10,7 +10,7 @@ from nostall.core.errors import BadTrace
 from nostall.core.plurals import pluralize
 from nostall.core.text_blocks import Progress
 from nostall.workload.traces.event_columns import ColumnBuilder, column_remarks
-from nostall.workload.traces.kineto_metadata import read_metadata
+from nostall.workload.traces.kineto.metadata import read_metadata
 from nostall.workload.traces.recording import TIME_UNIT, Recording
 from nostall.workload.traces.stream.event_stream import TraceFile
 

@@ -17,7 +17,7 @@ import torch
 from tests.unit.sass.game.kernels import model, transpose
 
 from nostall.core import BadInput, Budget
-from nostall.sass.game.cuasmrl import Cuasmrl
+from nostall.sass.game.cuasmrl.search import Cuasmrl
 from nostall.search.episodes import read_episodes
 from nostall.testing import Disorder, Permutations, check_search
 

@@ -19,21 +19,21 @@ import torch
 from tests.unit.sass.game.kernels import CORPUS, dot_product, largest, model, transpose
 
 from nostall.core import BadInput, BadRun, Budget
-from nostall.sass.game import policy as policies
 from nostall.sass.game.edits import VARIANTS, ScheduleEdits
 from nostall.sass.game.game import Game
 from nostall.sass.game.graph_view import GraphView
-from nostall.sass.game.message_passing import aggregate_messages
-from nostall.sass.game.policy import GraphObservation, GraphPolicy, load_policy, save_policy
-from nostall.sass.game.ppo_learner import (
+from nostall.sass.game.ppo import policy as policies
+from nostall.sass.game.ppo.learner import (
     GraphPpoParameters,
     Learner,
     Rollout,
     TrainingEnvironment,
 )
-from nostall.sass.game.ppo_search import PpoSearch
+from nostall.sass.game.ppo.message_passing import aggregate_messages
+from nostall.sass.game.ppo.policy import GraphObservation, GraphPolicy, load_policy, save_policy
+from nostall.sass.game.ppo.search import PpoSearch
+from nostall.sass.game.ppo.start_states import StartStatePool
 from nostall.sass.game.randomness import isolated_random_state
-from nostall.sass.game.start_states import StartStatePool
 from nostall.search.episodes import read_episodes
 from nostall.testing import check_search
 

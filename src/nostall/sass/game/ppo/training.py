@@ -18,20 +18,20 @@ from nostall.core.files import write_atomically
 from nostall.core.validation import parse_json
 from nostall.sass.game.edits import ScheduleEdits
 from nostall.sass.game.game import Game
-from nostall.sass.game.policy import (
+from nostall.sass.game.ppo.learner import (
+    GraphPpoParameters,
+    Learner,
+    RunningRms,
+    TrainingEnvironment,
+)
+from nostall.sass.game.ppo.policy import (
     GraphPolicy,
     layout,
     load_weights,
     policy_weights,
     save_policy,
 )
-from nostall.sass.game.ppo_learner import (
-    GraphPpoParameters,
-    Learner,
-    RunningRms,
-    TrainingEnvironment,
-)
-from nostall.sass.game.start_states import StartStatePool
+from nostall.sass.game.ppo.start_states import StartStatePool
 from nostall.sass.schedule import Schedule, ScheduleSpace
 from nostall.sass.schedule.moves import ScheduleMove
 

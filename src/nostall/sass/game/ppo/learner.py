@@ -19,8 +19,8 @@ from nostall.sass.game.edits import ScheduleEdits
 from nostall.sass.game.game import Game
 from nostall.sass.game.graph_view import GraphView
 from nostall.sass.game.parameters import PpoParameters
-from nostall.sass.game.policy import GraphObservation, GraphPolicy
-from nostall.sass.game.start_states import StartState
+from nostall.sass.game.ppo.policy import GraphObservation, GraphPolicy
+from nostall.sass.game.ppo.start_states import StartState
 from nostall.sass.program.program import Function
 from nostall.sass.schedule.graph import DependenceGraph
 

@@ -15,10 +15,10 @@ from tests.unit.sass.game.kernels import NVCC, dot_product, model, transpose
 
 from nostall.cli import train as command
 from nostall.core import BadInput, BadRun
-from nostall.sass.game.policy import GraphPolicy, load_policy
-from nostall.sass.game.ppo_learner import GraphPpoParameters
+from nostall.sass.game.ppo.learner import GraphPpoParameters
+from nostall.sass.game.ppo.policy import GraphPolicy, load_policy
+from nostall.sass.game.ppo.training import Progress, TrainingKernel, train
 from nostall.sass.game.randomness import isolated_random_state
-from nostall.sass.game.training import Progress, TrainingKernel, train
 from nostall.tuning.corpus import load_corpus
 from nostall.tuning.source import Source
 
@@ -84,7 +84,7 @@ def test_the_command_trains_resumes_and_rejects_wrong_options(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("tensorboard", reason="the curves need the extra nostall[rl]")
-    monkeypatch.setattr("nostall.sass.game.ppo_learner.GraphPpoParameters", lambda: TINY)
+    monkeypatch.setattr("nostall.sass.game.ppo.learner.GraphPpoParameters", lambda: TINY)
     monkeypatch.setattr("nostall.cli.train.load_corpus", lambda corpus, arch: [("transpose", None)])
     monkeypatch.setattr(
         "nostall.cli.train.modelled_problem", lambda _: (KERNELS[0].space, KERNELS[0].objective)

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nostall.core.errors import BadTrace
-from nostall.workload.traces.chakra_messages import ChakraFile
-from nostall.workload.traces.protobuf import Value, read_fields
+from nostall.workload.traces.chakra.messages import ChakraFile
+from nostall.workload.traces.chakra.protobuf import Value, read_fields
 from nostall.workload.traces.work_kinds import WorkKind, is_host_to_device, kernel_work_kind
 
 _DURATION_UNIT = 1e-6

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from nostall.core import BadTrace
 from nostall.core.text_blocks import CHUNK
-from nostall.workload.traces.kineto import read_kineto
+from nostall.workload.traces.kineto.reader import read_kineto
 from tests.unit.workload.trace_events import event, kernel, launch, trace, write
 
 GEMM = "ampere_sgemm_128x64_nn"
