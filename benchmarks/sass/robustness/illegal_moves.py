@@ -2,7 +2,7 @@
 
 The space proposes a few illegal moves, which run on the GPU without a check by the verifier. The
 device records the outcome of each broken candidate and rejects those that the verifier finds
-unsafe, so that a search never accepts them. Used by :mod:`benchmarks.sass.soak`.
+unsafe, so that a search never accepts them. Used by :mod:`benchmarks.sass.robustness.soak`.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from typing import Any
 from tests.corpus import catalogue
 
 from benchmarks.harness.result_file import save
-from benchmarks.sass.cover_rules import corpus_paths
+from benchmarks.sass.verifier.cover_rules import corpus_paths
 from nostall.core.errors import BadBinary
 from nostall.sass import Program
 from nostall.sass.program import Function

@@ -23,7 +23,7 @@ from pathlib import Path
 from tests.corpus import catalogue
 
 from benchmarks.harness.result_file import save
-from benchmarks.sass.library_functions import batches, draw, libraries, programs
+from benchmarks.sass.verifier.library_functions import batches, draw, libraries, programs
 from nostall.core.errors import BadBinary, NostallError
 from nostall.sass import Program
 from nostall.sass.program import Function

@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 from benchmarks.kernels.suite import build, entries
-from benchmarks.sass.illegal_moves import (
+from benchmarks.sass.robustness.illegal_moves import (
     BrokenCandidate,
     SpaceWithIllegalMoves,
     UnverifiedMove,
     VerifyingDevice,
 )
-from benchmarks.sass.soak import SoakSlice, next_slices, run_slice, summary
+from benchmarks.sass.robustness.soak import SoakSlice, next_slices, run_slice, summary
 
-from benchmarks.sass import illegal_moves
+from benchmarks.sass.robustness import illegal_moves
 from nostall.gpu import Device, Kernel, LocalGpu, MeasurementPlan, Outcome
 from nostall.sass import Program
 from nostall.sass.binary.cubin import Cubin

@@ -31,7 +31,7 @@ from nostall.sass.safety.verify import verify_program
 from nostall.sass.schedule import Schedule, ScheduleSpace
 from nostall.sass.schedule.moves import ScheduleMove
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 CUBIN_PATTERNS = (".cache/corpus/*/*.cubin", "tests/corpus/nvcc/*.cubin", "examples/nvcc/*.cubin")
 VERIFIED_FRACTIONS = (0.1, 0.4, 1.0)
 """Fractions of the walk after which the state is verified."""

@@ -26,7 +26,7 @@ from nostall.sass.program.opcodes import Pipe
 from nostall.sass.safety.hazards import HazardValidator
 from nostall.sass.safety.latency import LatencyTable
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 PRODUCERS = (Pipe.INT, Pipe.FMA, Pipe.HALF, Pipe.UNIFORM)
 
 Row = dict[str, Any]

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.result_file import save
-from benchmarks.sass.library_functions import Row, batches, draw, libraries, programs
+from benchmarks.sass.verifier.library_functions import Row, batches, draw, libraries, programs
 from nostall.core.errors import NostallError
 from nostall.sass import Program
 from nostall.sass.mining.functions import CodeFunction

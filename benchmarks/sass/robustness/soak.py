@@ -27,7 +27,7 @@ from benchmarks.harness.result_file import save
 from benchmarks.harness.schema import Options
 from benchmarks.kernels.suite import Entry, entries
 from benchmarks.sass.compiler_baseline import fastest, is_selected, load
-from benchmarks.sass.illegal_moves import ILLEGAL_SHARE, BrokenCandidate, VerifyingDevice
+from benchmarks.sass.robustness.illegal_moves import ILLEGAL_SHARE, BrokenCandidate, VerifyingDevice
 from benchmarks.sass.suite_cell import OpenDevice, cached_build
 from nostall.core import Run
 from nostall.core.errors import ContractBroken
