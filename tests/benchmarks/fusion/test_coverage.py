@@ -54,7 +54,7 @@ def test_decompositions_of_samples_are_still_fused() -> None:
 
 def test_most_operators_of_lists_are_fused() -> None:
     lists = [row for row in RECORD["rows"] if row["source"] == "lists"]
-    assert len(lists) >= 80
+    assert len(lists) >= 70
     assert sum(row["status"] == OVER_LISTS for row in lists) >= 0.75 * len(lists)
     assert all(row["due"] for row in lists if row["status"] == LEFT_TO_INDUCTOR)
 

@@ -78,8 +78,11 @@ def test_the_samples_of_all_models_may_be_single_steps_or_none() -> None:
     assert "one step" not in whole_models._sample_text([looped])
 
 
-def test_what_lists_could_gain_is_the_distance_from_a_copy() -> None:
-    found = {"copy": [0.9, 0.9], "replayed": {"samples_s": {"inductor": [1.0, 1.0]}}}
-    text = whole_models._list_text({"cases": {"AdamW": found}})
-    assert "at 90% of the copy's speed" in text and "save 10% of its time" in text
+def test_the_text_says_whether_kernels_over_lists_were_measured() -> None:
+    def text(*names: str) -> str:
+        samples = {name: [1.0] for name in names}
+        return whole_models._list_text({"cases": {"AdamW": {"looped": {"samples_s": samples}}}})
+
+    assert "measured without kernels over lists" in text("inductor", "nostall")
+    assert "`stitched` has kernels over lists" in text("inductor", "stitched")
     assert whole_models._list_text({"cases": {}}) == ""
