@@ -74,9 +74,11 @@ def _core_aten() -> Iterator[Any]:
 
 
 def _of_lists() -> Iterator[Any]:
-    for name in dir(torch.ops.aten):
-        if name.startswith("_foreach_") and not name.endswith("_"):
-            packet = getattr(torch.ops.aten, name)
+    prefix = "aten::_foreach_"  # dir(torch.ops.aten) has only what was used
+    names = {name.split(".")[0] for name in torch._C._dispatch_get_all_op_names()}
+    for name in sorted(names):
+        if name.startswith(prefix) and not name.endswith("_"):
+            packet = getattr(torch.ops.aten, name.removeprefix("aten::"))
             yield from (getattr(packet, overload) for overload in packet.overloads())
 
 
