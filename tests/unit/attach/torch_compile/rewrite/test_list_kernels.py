@@ -29,7 +29,8 @@ ROUNDING_ERRORS = 4.0
 """Errors allowed beside fp64 in units of the dtype's, unless eager PyTorch's are larger."""
 EXPECTED = {
     # Program: kernels, launches, tensors changed in place, copies that stay.
-    "adam": (2, 2, 32, 0),
+    "adam in launches": (2, 4, 32, 0),
+    "norm in launches": (2, 7, 8, 0),
     "norm inf of NaN": (2, 3, 3, 0),
     "clipped update": (2, 3, 16, 0),
     "master copy": (1, 1, 24, 0),
@@ -38,9 +39,8 @@ EXPECTED = {
     "loop": (1, 1, 15, 3),
     "odd addresses": (1, 1, 8, 0),
 }
-LARGE = {
-    "adam of 200 tensors": (2, 3, 800, 0),
-    "norm of 500 tensors": (2, 5, 500, 0),
+SLOW = {
+    "adam": (2, 2, 32, 0),
     "norm 1": (2, 3, 8, 0),
     "norm 2": (2, 3, 8, 0),
     "norm 2 of infinity": (2, 3, 3, 0),
@@ -73,13 +73,13 @@ def test_results_are_exact_and_written_in_place_where_that_is_legal(ran: Any, na
 
 
 @pytest.mark.slow
-def test_random_expressions_and_long_lists_agree_with_fp64() -> None:
+def test_random_expressions_and_all_norms_agree_with_fp64() -> None:
     randoms = [f"random {seed}" for seed in range(12)]
-    rows = run_interpreted(MODULE, *LARGE, *randoms)
+    rows = run_interpreted(MODULE, *SLOW, *randoms)
     for name, row in rows.items():
         check(row)
         counts = row["kernels"], row["launches"], row["changed"], row["copies"]
-        assert counts == LARGE.get(name, counts), name
+        assert counts == SLOW.get(name, counts), name
 
 
 def inserted(function: Any, *arguments: Any) -> tuple[Any, RewriteResult, list[str]]:
