@@ -277,6 +277,9 @@ _MISSING: Sequence[str] = (
     "norms and activations of these models are one kernel each in Inductor already, so the rest of "
     "that share is traffic between them and the products. What fusing it would gain was not "
     "measured.",
+    "Optimiser steps: the version that the measured choice runs, PyTorch's fused optimisers beside "
+    "kernels over lists, SGD, Adam, clipping alone, a list of 147 tensors and bf16 parameters with "
+    "a copy in fp32 were not measured on a GPU; the time was up. They run in Triton's interpreter.",
     "Known slow kinds. RMS norms with a residual are slower for rows of 151,936 elements: two "
     "launches read each row twice, as Inductor's loop does; why they are slower was not profiled. "
     "A norm whose result is quantised in blocks is two kernels that read the tensor twice. "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import geometric_mean, median
@@ -30,6 +31,9 @@ def sections(fusion: Path, models: Path) -> list[str]:
     steps = fusion / "optimizer_steps.json"
     if steps.exists():
         parts += ["## Optimiser steps", *optimizer_section(steps)]
+    plans = fusion / "list_plans.json"
+    if plans.exists():
+        parts += plans_section(plans)
     return parts
 
 
@@ -181,10 +185,41 @@ def _list_text(record: Row) -> str:
             "version of all calls. Steps with such kernels were not measured yet."
         )
     return (
-        "`stitched` has kernels over lists, `nostall` is the version that the measured choice "
-        "runs. Clipping and AdamW are two graphs, because PyTorch's `step` breaks the graph, "
-        "unless a row says that they are one."
+        "`stitched` has kernels over lists; the least ratio of torch.compile's time over its "
+        f"time, with its interval, is {_least_ratio(cases, 'replayed')} as CUDA graphs and "
+        f"{_least_ratio(cases, 'looped')} in a loop, where the host launches each kernel. Clipping "
+        "and AdamW are two graphs, because PyTorch's `step` breaks the graph, unless a row says "
+        "that they are one."
     )
+
+
+def _least_ratio(cases: list[Any], clock: str) -> str:
+    """The smallest ratio of a case's stitched version by a clock, with its interval."""
+    rows = [case[clock]["compared"]["stitched"] for case in cases if clock in case]
+    return _interval(min(rows, key=lambda row: row["ratio"], default=None))
+
+
+def plans_section(path: Path) -> list[str]:
+    """Times of plans of kernels over lists, beside those of the plan that ran."""
+    record, rows = load(path), []
+    for name, found in record["plans"].items():
+        for plan, samples in found["samples_s"].items():
+            numbers = dict(re.findall(r"(\w+)=(\d+)", plan))
+            block, warps = (
+                ("norm_block", "norm_warps") if name == "norms" else ("block", "num_warps")
+            )
+            programs = numbers["norm_programs"] if name == "norms" else "–"
+            ratio = _interval(found["compared"].get(plan)) if plan != found["base"] else "1"
+            time = f"{1e6 * median(samples):.1f}"
+            rows.append([name, numbers[block], numbers[warps], programs, time, ratio])
+    text = (
+        f"Plans of kernels over lists, measured on {record['gpu']}, PyTorch {record['torch']}, "
+        f"{record['date'][:10]} ({link(path)}): AdamW and the norms of the same parameters, without "
+        "the rest of a step. A ratio is the time of the plan with the ratio 1 over that of the row; "
+        "the steps above were measured with that plan. The default is now the fastest one."
+    )
+    head = ["kernels", "block", "warps", "programs", "us", "ratio"]
+    return [wrapped(text), table(head, rows)]
 
 
 def _yes(is_met: bool) -> str:
