@@ -49,4 +49,7 @@ def _spec(program: Program, launch: Launch) -> LaunchSpec:
         Scalar(name=name, dtype="i32", value=value)
         for name, value in zip(launch.count_names, launch.counts, strict=False)
     ]
-    return LaunchSpec(grid=(*launch.grid, 1), args=(*buffers, *counts), num_warps=launch.num_warps)
+    stages = {"num_stages": launch.num_stages} if launch.num_stages else {}
+    return LaunchSpec(
+        grid=(*launch.grid, 1), args=(*buffers, *counts), num_warps=launch.num_warps, **stages
+    )
