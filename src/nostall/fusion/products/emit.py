@@ -14,12 +14,12 @@ from nostall.fusion.codegen.emit.program import Launch, NodeNumbering, Program, 
 from nostall.fusion.codegen.emit.tile import Tile
 from nostall.fusion.codegen.emit.tile_parts import Chunk, Rows, TileValue
 from nostall.fusion.codegen.expressions.lines import Lines
-from nostall.fusion.codegen.expressions.templates import TRITON_DTYPES, Value
+from nostall.fusion.codegen.expressions.templates import Value
 from nostall.fusion.codegen.loops.mapping import LoopMapping, Loops, Operand, map_pattern
 from nostall.fusion.codegen.loops.schedule import Schedule
+from nostall.fusion.codegen.tiling.product_config import ProductConfig, ProductShape
 from nostall.fusion.errors import BadFusion
 from nostall.fusion.graph.graph import Node
-from nostall.fusion.products.config import ProductConfig, ProductShape
 from nostall.fusion.products.product_graph import ProductGraph, contiguous_axis
 
 MAX_NAMED_OPERATORS = 4

@@ -99,7 +99,7 @@ def find_products(captured: CapturedGraph, input_views: Collection[int] = ()) ->
     search = _Search(captured, frozenset(input_views))
     outcome = Products()
     singles: list[FoundProduct] = []
-    for index, call in search.calls.items():
+    for index in search.calls:
         if reason := search.refusals.get(index):
             outcome.refused[reason] += 1
             continue
@@ -177,7 +177,9 @@ class _Search:
         forward = self._forward(anchors, elements)
         self._drop_last_operators(forward)
         if not forward:
-            is_read = any(self.graph[i].kind in ELEMENTWISE for i in self.graph.consumers[anchors[0]])
+            is_read = any(
+                self.graph[i].kind in ELEMENTWISE for i in self.graph.consumers[anchors[0]]
+            )
             raise BadFusion(PART if is_read else NO_READER)
         members = forward | self._needed(anchors, forward, elements)
         outputs = [
@@ -239,9 +241,7 @@ class _Search:
                 pending += self.graph.consumers[index]
         return members
 
-    def _joins(
-        self, index: int, inside: set[int], anchors: tuple[int, ...], elements: int
-    ) -> bool:
+    def _joins(self, index: int, inside: set[int], anchors: tuple[int, ...], elements: int) -> bool:
         node = self.graph[index]
         if node.kind not in ELEMENTWISE or node.elements != elements or node.op == "random":
             return False

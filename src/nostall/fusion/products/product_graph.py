@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nostall.fusion.codegen.tiling.product_config import DTYPE_BYTES, ProductShape
 from nostall.fusion.graph.graph import Graph, Node
 from nostall.fusion.graph.operations import ELEMENTWISE
 from nostall.fusion.graph.shapes import Shape
-from nostall.fusion.products.config import DTYPE_BYTES, ProductShape
 
 DESCRIPTOR_ALIGNMENT = 16
 """Bytes that each stride of a tensor descriptor but the last is a multiple of."""

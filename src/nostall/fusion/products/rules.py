@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch.fx import Node as FxNode
 
+from nostall.fusion.codegen.tiling.product_config import DTYPE_BYTES
 from nostall.fusion.graph.graph import MAX_ELEMENTS
-from nostall.fusion.products.config import DTYPE_BYTES
 from nostall.fusion.products.product_graph import span
 
 ADDED, PLAIN = "aten.addmm.default", "aten.mm.default"

@@ -63,6 +63,12 @@ def inductor_baselines(
     ]
 
 
+def extract_calls(module: GraphModule, captured: CapturedGraph, calls: Calls) -> GraphModule:
+    """Some calls of a graph, with the views and constants between them, as a graph of their own."""
+    owning = frozenset(operator_owners(captured).values()) | calls
+    return _CallExtractor(captured, calls, owning).extract(module)
+
+
 class _CallExtractor:
     """Extracts some calls of a graph, with the views and constants between them."""
 

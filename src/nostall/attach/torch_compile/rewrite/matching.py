@@ -90,10 +90,10 @@ def find_region_graphs(module: GraphModule) -> list[Graph]:
 
 def _regions(captured: CapturedGraph) -> tuple[Region, ...]:
     views = views_of_parts(captured.graph) & captured.origins.keys()
-    return find_regions(captured.graph, operator_owners(captured), _seed_pairs(captured) | views)
+    return find_regions(captured.graph, operator_owners(captured), seed_pairs(captured) | views)
 
 
-def _seed_pairs(captured: CapturedGraph) -> frozenset[int]:
+def seed_pairs(captured: CapturedGraph) -> frozenset[int]:
     """Views of pairs of random seeds, of which Inductor draws a vector for each graph.
 
     As inputs of kernels they make regions equal that differ in their seed only, such as the layers
@@ -186,7 +186,7 @@ def _drop_partial_calls(
     """
     graph = captured.graph
     owners = operator_owners(captured)
-    known = {*captured.origins, *_seed_pairs(captured)}
+    known = {*captured.origins, *seed_pairs(captured)}
     while True:
         fused = {index for match in matches for index in match.operators}
         provided = {index for match in matches for index in match.outputs}

@@ -123,7 +123,8 @@ class GraphVersions:
     def kernel_filter(self, selection: Selection) -> KernelFilter:
         """The filter for the kernels of a selection."""
         inductor_matches = selection.kept_in_inductor
-        return KernelFilter(self.options.fuse, inductor_matches, selection.regions)
+        products = self.options.products != "off"
+        return KernelFilter(self.options.fuse, inductor_matches, selection.regions, products)
 
     def timed(self, activity: str, work: Callable[[], T]) -> T:
         """Do some work, and report its wall time."""

@@ -283,15 +283,23 @@ class KernelComparisonRecord(Record, frozen=True, kw_only=True):
         return self.failure is None and self._verdict != "faster"
 
     @property
+    def is_faster(self) -> bool:
+        """Whether the kernels were measured and are significantly faster."""
+        return self.failure is None and self._verdict == "faster"
+
+    @property
     def is_slower(self) -> bool:
         """Whether the kernels were measured and are significantly slower."""
         return self.failure is None and self._verdict == "slower"
 
     @property
+    def comparison(self) -> Comparison:
+        """The comparison of the samples; there are none after a failure."""
+        return Comparison.from_samples(self.inductor, self.stitched, self.null, kind=self.kind)
+
+    @property
     def _verdict(self) -> str:
-        return Comparison.from_samples(
-            self.inductor, self.stitched, self.null, kind=self.kind
-        ).verdict
+        return self.comparison.verdict
 
 
 class BinaryRecord(Record, frozen=True):

@@ -12,9 +12,9 @@ from nostall.fusion.codegen.expressions.helpers import used_helpers
 from nostall.fusion.codegen.expressions.lines import Lines
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan, PackedPlan
 from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel
+from nostall.fusion.codegen.tiling.product_config import ProductConfig
 from nostall.fusion.graph.dynamic_size import varies
 from nostall.fusion.graph.graph import Graph
-from nostall.fusion.products.config import ProductConfig
 
 HEAD = """# ruff: noqa
 import triton
