@@ -63,7 +63,8 @@ class GraphVersions:
         PyTorch's cache keys contain the passes.  So a run with a stored selection has to add the
         same pass as the run that made the selection.
         """
-        return self.options.background or self.is_dynamic
+        options = self.options
+        return options.background or self.is_dynamic or options.products != "off"
 
     def compile_baseline(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -54,8 +55,9 @@ class ProductConfig:
             (shape.descriptors or not self.descriptors)
             and self.shared_bytes(shape) <= hardware.shared_bytes - RESERVED_BYTES
             and accumulators <= MAX_ACCUMULATORS
-            and self.rows < 2 * max(shape.rows, 16)
-            and self.columns < 2 * max(shape.columns, 16)
+            and self.rows <= 2 * max(shape.rows, 16)
+            and self.columns <= 2 * max(shape.columns, 16)
+            and math.prod(self.tiles(shape)) <= MAX_TILES_PER_SM * hardware.sms
         )
 
     def tiles(self, shape: ProductShape) -> tuple[int, int]:
@@ -85,6 +87,9 @@ RESERVED_BYTES = 4096
 MAX_ACCUMULATORS = 128
 """Accumulators of a thread at most: half of its registers."""
 
+MAX_TILES_PER_SM = 32
+"""Tiles of an SM at most: with more, larger tiles read each operand less often."""
+
 CONFIGS = (
     ProductConfig(128, 256, 64, 8, 3, descriptors=True),
     ProductConfig(128, 256, 64, 8, 4, descriptors=True),
@@ -93,6 +98,10 @@ CONFIGS = (
     ProductConfig(128, 128, 64, 4, 4, descriptors=True),
     ProductConfig(128, 128, 64, 8, 4, descriptors=True),
     ProductConfig(128, 128, 64, 8, 4, descriptors=True, persistent=True),
+    ProductConfig(128, 128, 64, 8, 5, descriptors=True),
+    ProductConfig(256, 64, 64, 8, 4, descriptors=True),
+    ProductConfig(128, 64, 64, 4, 5, descriptors=True),
+    ProductConfig(64, 128, 64, 4, 4, descriptors=True),
     ProductConfig(128, 256, 64, 8, 3),
     ProductConfig(128, 128, 64, 4, 4),
     ProductConfig(128, 128, 64, 8, 4),
@@ -101,10 +110,11 @@ CONFIGS = (
     ProductConfig(64, 128, 64, 4, 4),
     ProductConfig(64, 64, 64, 4, 5),
     ProductConfig(64, 64, 32, 4, 4),
+    ProductConfig(64, 32, 64, 4, 4),
     ProductConfig(32, 64, 64, 4, 4),
     ProductConfig(16, 64, 64, 4, 4),
 )
-"""Configurations in the order in which they are tried."""
+"""Configurations in the order in which they are tried: those for large products first."""
 
 
 def configs(shape: ProductShape, hardware: Hardware = H200) -> Iterator[ProductConfig]:
