@@ -65,6 +65,7 @@ METHODS = {
     "compile, graphs": Method("inductor", GRAPHS),
     "nostall, graphs": Method("nostall", GRAPHS),
     "untouched, graphs": Method("nostall", GRAPHS, {"nostall.choose": "inductor"}),
+    "nostall, products": Method("nostall", None, {"nostall.products": "measure"}),
     "compile, again": Method("inductor"),
     "compile, autotuned, again": Method("inductor", AUTOTUNE),
     "compile, graphs, again": Method("inductor", GRAPHS),
@@ -72,6 +73,7 @@ METHODS = {
 INTERLEAVED = {
     "steady": ("compile", "nostall", "always", "eager"),
     "gain": ("compile", "nostall", "compile, again"),
+    "products": ("compile", "nostall, products", "compile, again"),
     "autotuned": ("compile, autotuned", "nostall, autotuned", "compile, autotuned, again"),
     "graphs": (
         *("compile, graphs", "nostall, graphs"),
@@ -79,7 +81,7 @@ INTERLEAVED = {
     ),
 }
 """Methods that are timed interleaved, by part; all are compared with the first."""
-REPLAYED = ("steady", "gain")
+REPLAYED = ("steady", "gain", "products")
 """Parts that also time whole steps as CUDA graphs."""
 ZOOS = {"parts": models, "users": user_models}
 """Sets of models: parts of published models, and whole models as users write them."""
@@ -310,6 +312,7 @@ def report_record(report: GraphReport) -> dict[str, Any]:
         "seconds": report.seconds,
         "cpu_seconds": report.cpu_seconds,
         "not_ahead": report.local_only_reason,
+        "products": report.products,
     }
 
 

@@ -82,6 +82,7 @@ EXPECTED_SECONDS_OTHERS = {
     "nostall": 60,
     "steady": 50,
     "gain": 120,
+    "products": 140,
     "autotuned": 100,
     "graphs": 60,
 }
@@ -90,7 +91,7 @@ ROUND_SECONDS = {"bert-train": 35}
 ROUND_SECONDS_OTHERS = 20
 """Expected seconds of each process of ``graphs`` after the first, which compiles everything."""
 DEFAULT_PARTS = {
-    "parts": tuple(part for part in PARTS if part not in (*PAIR_SECONDS, "gain")),
+    "parts": tuple(part for part in PARTS if part not in (*PAIR_SECONDS, "gain", "products")),
     "users": ("gain",),
 }
 """Parts that are measured if none are selected, by set of models."""

@@ -17,6 +17,7 @@ from typing import Any
 
 from msgspec import structs
 from torch.fx import GraphModule
+from torch.fx import Node as FxNode
 
 from nostall.attach.torch_compile.graph_copies import fake_inputs
 from nostall.attach.torch_compile.graph_key import graph_key
@@ -116,17 +117,21 @@ class ProductComparisons:
     ) -> dict[str, RegionRecord]:
         store, end = KernelStore(), time.perf_counter() + self.options.product_seconds
         chosen: dict[str, RegionRecord] = {}
+        taken: set[FxNode] = set()
         for case in self._cases(kernel_filter):
+            if taken.intersection(case.found.products):
+                continue  # a pair with this product is one kernel
             key = self._key(case)
             record = store.load(KernelComparisonRecord, key)
             if record is None:
                 if time.perf_counter() > end:
-                    self.lines.append(f"{_title(case)}: not measured, the time was up")
+                    self.lines.append(f"{title(case)}: not measured, the time was up")
                     continue
                 record = self._measure(case, key, compiler, store, end)
                 store.save(key, record)
-            self.lines.append(f"{_title(case)}: {_outcome(record)}")
+            self.lines.append(f"{title(case)}: {_outcome(record)}")
             if record.is_faster:
+                taken.update(case.found.products)
                 chosen[region_key(case.found.kernel.graph)] = _region(case, record, store)
         return chosen
 
@@ -161,7 +166,7 @@ class ProductComparisons:
             kernel, inputs = fastest_kernel(case.found, store, clock, key, end)
             record = structs.replace(record, kernels=(kernel,))
             region = product_record(case.found, kernel, inputs)
-            _check_accuracy(case.found, region, graph_device(case.module))
+            check_accuracy(case.found, region, graph_device(case.module))
             runs = comparison_runs(case, region, compiler)
             samples = clock.samples(key, [runs[0], runs[1], runs[0]], COMPARISON_SECONDS)
         except Exception as error:  # out of memory, a compiler error, an inaccurate kernel
@@ -254,7 +259,7 @@ def _compiled(module: GraphModule, compiler: GraphCompiler) -> Run:
     return lambda: run(*inputs)
 
 
-def _check_accuracy(found: FoundProduct, region: RegionRecord, device: Any) -> None:
+def check_accuracy(found: FoundProduct, region: RegionRecord, device: Any) -> None:
     """Raise :class:`NotComparable` if the kernel is less accurate than PyTorch's operators."""
     (step,) = region.steps
     tensors = synthetic_inputs(load_op(step.kernel).launcher(None).inputs, device)
@@ -271,7 +276,7 @@ def _region(case: ProductCase, record: KernelComparisonRecord, store: KernelStor
     raise NotComparable("the measured kernel is not generated any more")
 
 
-def _title(case: ProductCase) -> str:
+def title(case: ProductCase) -> str:
     shape = case.found.kernel.shape
     graph = case.found.kernel.graph
     operators: Sequence[str] = list(dict.fromkeys(graph[i].op for i in case.found.kernel.epilogue))

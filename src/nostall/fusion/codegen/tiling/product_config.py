@@ -113,6 +113,7 @@ CONFIGS = (
     ProductConfig(64, 32, 64, 4, 4),
     ProductConfig(32, 64, 64, 4, 4),
     ProductConfig(16, 64, 64, 4, 4),
+    ProductConfig(32, 32, 32, 4, 4),
 )
 """Configurations in the order in which they are tried: those for large products first."""
 
