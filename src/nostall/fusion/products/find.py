@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
 
 from torch.fx import Node as FxNode
 
@@ -48,6 +47,12 @@ class FoundProduct:
     without one (the sums of a product before they are rounded)."""
     operators: frozenset[int]
     """Captured operators that the kernel computes, in place of all other kernels."""
+
+    @property
+    def anchors(self) -> tuple[int, ...]:
+        """The captured nodes of the products."""
+        roots = (self.kernel.rounded(index) for index in self.kernel.dots)
+        return self.captured(tuple(roots))
 
     @property
     def products(self) -> tuple[FxNode, ...]:
@@ -210,12 +215,7 @@ class _Search:
     def _is_next(self, index: int, reader: int) -> bool:
         """Whether Inductor may compute a value in the kernel of its reader."""
         between = self.graph.descendants[index] & self.graph.ancestors[reader]
-        return self.graph[reader].kind != "opaque" and not between & self._opaque
-
-    @cached_property
-    def _opaque(self) -> int:
-        """The opaque nodes as a mask."""
-        return sum(1 << node.index for node in self.graph if node.kind == "opaque")
+        return self.graph[reader].kind != "opaque" and not between & self.graph.opaque
 
     def _depends(self, index: int, anchors: Collection[int]) -> bool:
         """Whether a value is computed from one of the anchors."""

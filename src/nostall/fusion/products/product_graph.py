@@ -25,6 +25,13 @@ class ProductGraph:
         """The product nodes; their operands are inputs of the graph."""
         return tuple(node.index for node in self.graph if node.kind == "dot")
 
+    def rounded(self, dot: int) -> int:
+        """The node of a product in its own dtype, which other operators read."""
+        (reader,) = self.graph.users[dot]
+        if self.graph[reader].op == "add":
+            (reader,) = self.graph.users[reader]
+        return reader
+
     @property
     def epilogue(self) -> tuple[int, ...]:
         """The elementwise operators, in graph order."""

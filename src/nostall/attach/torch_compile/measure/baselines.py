@@ -114,7 +114,19 @@ class _CallExtractor:
 
     def _is_output(self, node: FxNode, nodes: dict[FxNode, None]) -> bool:
         is_result = node in self._calls or _is_item(node)
-        return is_result and any(user not in nodes for user in node.users)
+        return is_result and self._is_read_outside(node, nodes)
+
+    def _is_read_outside(self, node: FxNode, nodes: dict[FxNode, None]) -> bool:
+        """Whether a node that is not extracted reads a node, directly or by extracted views."""
+        return any(
+            user not in nodes
+            or (
+                user not in self._calls
+                and not _is_item(user)
+                and self._is_read_outside(user, nodes)
+            )
+            for user in node.users
+        )
 
     def _is_inside(self, node: FxNode) -> bool:
         """Whether a node is extracted: a call, or a view or constant of nothing but such nodes."""

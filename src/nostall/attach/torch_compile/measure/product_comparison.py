@@ -185,10 +185,15 @@ def product_module(
     """The graph of a product, its readers and what Inductor would fuse with those."""
     graph, owners = captured.graph, operator_owners(captured)
     operators = set(found.operators)
+    # Calls behind the product: what needs their results is no part of Inductor's next kernels.
+    calls_behind = 0
+    for index in found.anchors:
+        calls_behind |= graph.descendants[index] & graph.opaque
     waiting = list(found.captured(found.kernel.graph.outputs))
     while waiting and len(operators) < len(found.operators) + MAX_NEIGHBOURS:
         for reader in graph.consumers[waiting.pop()]:
-            if graph[reader].kind in COMPUTE and reader not in operators:
+            is_next = graph[reader].kind in COMPUTE and not graph.ancestors[reader] & calls_behind
+            if is_next and reader not in operators:
                 operators.add(reader)
                 waiting.append(reader)
     calls = {owners[index] for index in operators if index in owners} | set(found.products)
