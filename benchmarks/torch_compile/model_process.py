@@ -65,7 +65,9 @@ METHODS = {
     "compile, graphs": Method("inductor", GRAPHS),
     "nostall, graphs": Method("nostall", GRAPHS),
     "untouched, graphs": Method("nostall", GRAPHS, {"nostall.choose": "inductor"}),
-    "nostall, products": Method("nostall", None, {"nostall.products": "measure"}),
+    "nostall, products": Method(
+        "nostall", None, {"nostall.products": "measure", "nostall.product_seconds": 45.0}
+    ),
     "compile, again": Method("inductor"),
     "compile, autotuned, again": Method("inductor", AUTOTUNE),
     "compile, graphs, again": Method("inductor", GRAPHS),

@@ -32,7 +32,8 @@ class Counted:
 def post_grad_graphs(model: Model, device: str, dtype: torch.dtype) -> list[GraphModule]:
     """The graphs of a model's step behind Inductor's graph passes, which run by eager PyTorch."""
     torch.manual_seed(0)
-    module, inputs = model.make()
+    with torch.device(device):  # drawing weights on a CPU takes seconds
+        module, inputs = model.make()
     module = module.to(device, dtype)
     inputs = tuple(x.to(device, dtype if x.is_floating_point() else x.dtype) for x in inputs)
     module.train(model.train)

@@ -4,11 +4,11 @@
 
 The products are those of the user models (``benchmarks.torch_compile.user_models``) in bf16,
 forward and backward. Each distinct product is measured in a graph of its own with the operators
-behind it up to the next product: cuBLAS with Inductor's kernels, the same again (the null), and the fastest
-tile configuration of one kernel. Times are those of CUDA graphs, interleaved; the comparison is
-repeated with samples of 20 ms in a loop. Two parts are measured beside them: the products alone by
-cuBLAS, and cuBLASLt's own epilogue (``torch._addmm_activation``) where it computes the same.
-Products that could save the most bytes come first; OUT is written after each.
+behind it up to the next product: cuBLAS with Inductor's kernels, the same again (the null), and the
+fastest tile configuration of one kernel. Times are those of CUDA graphs, interleaved; the
+comparison is repeated with samples of 20 ms in a loop. Two parts are measured beside them: the
+products alone by cuBLAS, and cuBLASLt's own epilogue (``torch._addmm_activation``) where it
+computes the same. Products that could save the most bytes come first; OUT is written after each.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from benchmarks.torch_compile.user_models import user_models
 from nostall.attach.torch_compile.graph_key import device_name
 from nostall.attach.torch_compile.measure.kernel_comparison import isolated_state
 from nostall.attach.torch_compile.measure.product_comparison import (
+    ProductCase,
     check_accuracy,
     comparison_runs,
     fastest_kernel,
@@ -69,6 +70,7 @@ def main(options: argparse.Namespace) -> None:
     pool = ProcessPoolExecutor(options.processes, get_context("fork")) if on_gpu else None
     if pool is not None:
         list(pool.map(_nothing, range(options.processes)))
+    compilations = Compilations(pool)
     cases: dict[str, Counted] = {}
     result: dict[str, Any] = {
         "gpu": device_name(torch.device(options.device)),
@@ -89,10 +91,11 @@ def main(options: argparse.Namespace) -> None:
             result["refused"][name] = add_cases(cases, name, graphs)
         except Exception as error:  # the other models are measured
             result["failed"][name] = one_line(error)
+        compilations.start([each.case for each in cases.values()])
     order = sorted(cases.values(), key=lambda each: -each.bytes_saved)
     result["distinct"] = len(order)
     print(f"{len(order)} distinct products; failed: {result['failed']}", flush=True)
-    measure_all(order, pool, options, result, end)
+    measure_all(order, compilations, options, result, end)
     if pool is not None:
         pool.shutdown(wait=False, cancel_futures=True)
 
@@ -104,32 +107,20 @@ def _nothing(number: int) -> int:
 
 def measure_all(
     order: list[Counted],
-    pool: ProcessPoolExecutor | None,
+    compilations: Compilations,
     options: argparse.Namespace,
     result: dict[str, Any],
     end: float,
 ) -> None:
     """Measure the products until the time is up, the first ones while others are compiled."""
-    target = None
-    if pool is not None:
-        import triton
-
-        target = triton.runtime.driver.active.get_current_target()
-    compilations: list[list[Future[str]]] = [
-        [pool.submit(compile_kernel, name, target) for name in kernel_names(each.case)]
-        if pool is not None
-        else []
-        for each in order
-    ]
-    for each, futures in zip(order, compilations, strict=True):
+    for each in order:
         if time.monotonic() > end:
             break
         began = time.monotonic()
         record: dict[str, Any] = {"product": title(each.case), "models": each.models}
         record |= {"bytes_saved": each.case.found.bytes_saved}
         try:
-            for future in futures:
-                future.result(timeout=max(0.1, end - time.monotonic()))
+            compilations.wait(each.case, end)
             with isolated_state(each.case.module):
                 measure(each, options, record)
         except Exception as error:  # the other products are measured
@@ -140,9 +131,33 @@ def measure_all(
         print(line(record), flush=True)
 
 
-def kernel_names(case: Any) -> list[str]:
-    """Names of the kernels of all configurations; empty if they cannot be written."""
-    return [name for _, name, _ in product_kernels(case.found.kernel, KernelStore())]
+class Compilations:
+    """Compilations of the kernels of products, which begin while models are still traced."""
+
+    def __init__(self, pool: ProcessPoolExecutor | None) -> None:
+        """``pool``: processes that compile; None leaves that to the measurements."""
+        self._pool = pool
+        self._futures: dict[str, list[Future[str]]] = {}
+
+    def start(self, cases: list[ProductCase]) -> None:
+        """Start the compilations of products that are new."""
+        if self._pool is None:
+            return
+        import triton
+
+        target = triton.runtime.driver.active.get_current_target()
+        for case in cases:
+            key = case.found.kernel.graph.key
+            if key not in self._futures:
+                kernels = product_kernels(case.found.kernel, KernelStore())
+                self._futures[key] = [
+                    self._pool.submit(compile_kernel, name, target) for _, name, _ in kernels
+                ]
+
+    def wait(self, case: ProductCase, end: float) -> None:
+        """Wait for the kernels of a product; raises ``TimeoutError`` at ``end`` (monotonic)."""
+        for future in self._futures.get(case.found.kernel.graph.key, []):
+            future.result(timeout=max(0.1, end - time.monotonic()))
 
 
 def compile_kernel(name: str, target: Any) -> str:

@@ -45,7 +45,7 @@ class Options:
     # measured faster are replaced.
     products: ProductScope = "off"
     # Approximate limit of the time for these measurements, in seconds.
-    product_seconds: float = 20.0
+    product_seconds: float = 30.0
 
     def __post_init__(self) -> None:
         types = get_type_hints(type(self))

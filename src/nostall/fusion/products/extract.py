@@ -38,18 +38,20 @@ class Extraction:
         ``products``: the calls by captured node. ``outputs``: captured nodes.
         Raises :class:`BadFusion` if the kernel would read a value that the FX graph does not have.
         """
+        # Left operands of a pair are equal, but may be different views of one value.
+        first = next(iter(products.values()))
+        left = self._operand(first.left)
         for index, call in products.items():
-            self._copies[index] = self._add_product(index, call)
+            self._copies[index] = self._add_product(index, call, left)
         copied = [self._copy(index) for index in sorted(self._members)]
         assert len(copied) == len(self._members)
         graph = self._build.graph(*(self._copies[index] for index in outputs))
         return ProductGraph(graph), tuple(self._origins)
 
-    def _add_product(self, index: int, call: ProductCall) -> int:
+    def _add_product(self, index: int, call: ProductCall, left: int) -> int:
         """Add a product with what is added to it, rounded to its dtype."""
         build, node = self._build, self._captured.graph[index]
-        left, right = (self._operand(each) for each in (call.left, call.right))
-        value = build("dot", left, right, dtype="float32")
+        value = build("dot", left, self._operand(call.right), dtype="float32")
         self._origins.append(NO_ORIGIN)
         if call.added is not None:
             value = build("add", value, self._operand(call.added), dtype="float32")

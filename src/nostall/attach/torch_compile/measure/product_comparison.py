@@ -13,9 +13,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from msgspec import structs
+from torch import Tensor
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
@@ -217,18 +219,19 @@ def fastest_kernel(
     kernels: list[tuple[str, tuple[int, ...]]] = []
     names: list[str] = []
     device = found.products[0].meta["val"].device
+    tensors: list[Tensor] = []
     for config, kernel, inputs in product_kernels(found.kernel, store):
         if runs and time.perf_counter() > end:
             break
         try:
             op = load_op(kernel)
-            tensors = synthetic_inputs(op.launcher(None).inputs, device)
+            tensors = tensors or synthetic_inputs(op.launcher(None).inputs, device)
             call = op.unchecked_call
             call(tensors)  # compiles; too much shared memory, for example, is an error
         except Exception as error:  # another configuration may fit
             note(f"{config}: {one_line(error)}")
             continue
-        runs.append(lambda call=call, tensors=tensors: call(tensors))  # type: ignore[misc]
+        runs.append(partial(call, tensors))
         kernels.append((kernel, inputs))
         names.append(str(config))
     if not runs:
