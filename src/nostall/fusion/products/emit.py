@@ -84,6 +84,8 @@ def product_axes(kernel: ProductGraph) -> _Axes:
     product.
     """
     graph, dots = kernel.graph, set(kernel.dots)
+    if min(kernel.shape.rows, kernel.shape.columns) < 2:
+        raise BadFusion("a product of a matrix and a vector has no tiles")
     mapping = map_pattern(graph, kernel.epilogue)
     reads = {
         (operand.source, operand.accesses)

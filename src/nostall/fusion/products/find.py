@@ -65,13 +65,11 @@ class FoundProduct:
     @property
     def bytes_saved(self) -> int:
         """Bytes of products that are neither written nor read by the kernels in between."""
-        graph = self.kernel.graph
-        written = set(self.captured(graph.outputs))
+        written = self.captured(self.kernel.graph.outputs)
         saved = 0
-        for call in self.calls:
+        for anchor, call in zip(self.anchors, self.calls, strict=True):
             value = call.node.meta["val"]
-            is_written = any(self.origins[i] in written for i in graph.outputs)
-            saved += value.numel() * value.element_size() * (1 if is_written else 2)
+            saved += value.numel() * value.element_size() * (1 if anchor in written else 2)
         return saved
 
 

@@ -90,6 +90,10 @@ RULES: Sequence[tuple[Callable[[ProductCall], bool], str]] = (
         "a product in fp32, for which PyTorch's flags do not allow TF32",
     ),
     (_is_countable, "no elements, or more than 2^31 - 1"),
+    (
+        lambda call: min(call.node.meta["val"].shape) > 1,
+        "a product of a matrix and a vector, which waits for memory alone",
+    ),
 )
 """What must hold of a product alone, and the reason against it if it does not."""
 
