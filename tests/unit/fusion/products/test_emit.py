@@ -84,10 +84,10 @@ def test_descriptors_need_aligned_strides() -> None:
 
 @pytest.mark.slow
 def test_kernels_compute_what_fp64_computes(tmp_path: Path) -> None:
-    found = run_interpreted("tests.unit.fusion.products.interpreted", tmp_path, 12)
+    found = run_interpreted("tests.unit.fusion.products.interpreted", tmp_path, 8)
     assert found["wrong"] == []
     assert found["damaged"], "a kernel that leaves out a part of the depth is noticed"
-    assert min(found["seen"].values()) > 3
+    assert min(found["seen"].values()) > 2
 
 
 @pytest.mark.slow
