@@ -75,7 +75,10 @@ def add_cases(
     """Add the products of a model's graphs; returns the reasons against others, counted."""
     refused: dict[str, int] = {}
     for module in graphs:
-        captured, products = products_of(module)
+        captured_and_products = products_of(module)
+        if captured_and_products is None:
+            continue
+        captured, products = captured_and_products
         for found in products.found:
             key = found.kernel.graph.key
             if key not in cases:

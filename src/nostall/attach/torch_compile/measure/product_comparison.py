@@ -144,7 +144,10 @@ class ProductComparisons:
         for graph in self.graphs:
             module = copy_graph(graph)
             insert_kernels(module, KernelStore(), kernel_filter, RewriteResult())
-            captured, products = products_of(module)
+            captured_and_products = products_of(module)
+            if captured_and_products is None:
+                continue
+            captured, products = captured_and_products
             for found in products.found:
                 key = found.kernel.graph.key
                 saved[key] += found.bytes_saved

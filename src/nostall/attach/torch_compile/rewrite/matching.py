@@ -46,7 +46,7 @@ def match_kernels(
 
     Raises :class:`BadCapture` for nodes without ``meta["val"]`` if it cannot be computed.
     """
-    captured = _capture(module)
+    captured = capture_module(module)
     if captured is None:
         # Beside other kernels the forward and the backward pass could draw different numbers.
         reason = "random numbers that depend on the kernel they are in"
@@ -81,7 +81,7 @@ def find_region_graphs(module: GraphModule) -> list[Graph]:
     Called while Dynamo compiles, it adds a guard: PyTorch compiles again for a dynamic size at
     which a tensor has more elements than kernels can count.
     """
-    captured = _capture(module)
+    captured = capture_module(module)
     if captured is None:
         return []
     _limit_dynamic_size(captured, only_as_guard=True)
@@ -107,7 +107,8 @@ def seed_pairs(captured: CapturedGraph) -> frozenset[int]:
     return frozenset(pairs)
 
 
-def _capture(module: GraphModule) -> CapturedGraph | None:
+def capture_module(module: GraphModule) -> CapturedGraph | None:
+    """The captured graph; None if its random numbers depend on the kernels that draw them."""
     fill_metadata(module.graph)
     return None if _random_numbers_depend_on_kernels(module) else capture(module)
 

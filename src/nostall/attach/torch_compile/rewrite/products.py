@@ -16,11 +16,11 @@ from nostall.attach.torch_compile.rewrite.kernel_selection import (
     RewriteResult,
     match_key,
 )
-from nostall.attach.torch_compile.rewrite.matching import fill_metadata, seed_pairs
+from nostall.attach.torch_compile.rewrite.matching import capture_module, seed_pairs
 from nostall.attach.torch_compile.rewrite.rewrite import replace_operators
 from nostall.attach.torch_compile.store.records import RegionRecord, StepRecord
 from nostall.attach.torch_compile.store.regions import region_key
-from nostall.fusion.capture import CapturedGraph, capture
+from nostall.fusion.capture import CapturedGraph
 from nostall.fusion.products.find import FoundProduct, Products, find_products
 
 
@@ -30,7 +30,10 @@ def insert_products(module: GraphModule, kernel_filter: KernelFilter, result: Re
     Products without a record stay with cuBLAS. The kernels and an explanation are added to
     ``result``.
     """
-    captured, products = products_of(module)
+    captured_and_products = products_of(module)
+    if captured_and_products is None:
+        return 0
+    captured, products = captured_and_products
     chosen = _compatible(captured, products.found, kernel_filter)
     lines = products.lines()
     lines.append(f"  {len(chosen)} kernels of products were measured faster and are inserted")
@@ -44,10 +47,11 @@ def insert_products(module: GraphModule, kernel_filter: KernelFilter, result: Re
     return len(chosen)
 
 
-def products_of(module: GraphModule) -> tuple[CapturedGraph, Products]:
-    """A captured ATen graph and its products."""
-    fill_metadata(module.graph)
-    captured = capture(module)
+def products_of(module: GraphModule) -> tuple[CapturedGraph, Products] | None:
+    """A captured ATen graph and its products; None if the graph must not be changed."""
+    captured = capture_module(module)
+    if captured is None:
+        return None
     return captured, find_products(captured, seed_pairs(captured))
 
 
