@@ -43,7 +43,7 @@ class Options:
     keep: KeepRule = "faster"
     # Matrix products: all stay with cuBLAS, or those whose kernel with their elementwise readers is
     # measured faster are replaced.
-    products: ProductScope = "off"
+    products: ProductScope = "measure"
     # Approximate limit of the time for these measurements, in seconds.
     product_seconds: float = 30.0
 

@@ -258,10 +258,39 @@ class _Body:
     # -- the elementwise operators ---------------------------------------------------------------
 
     def _write_epilogue(self) -> None:
-        mapping, config = self.axes.mapping, self.config
-        rows = Rows(self.axes.rows, config.rows, "r", self._row_mask, "tile == 0")
-        chunk = Chunk(config.columns, "c", self._column_mask, "")
+        """The elementwise operators for one part of the columns after the other."""
+        config, lines, columns = self.config, self.lines, self.config.columns
+        width = columns // config.parts
+        names = {index: [name] for index, name in self.sums.items()}
+        parts = 1
+        while parts < config.parts:
+            names = {index: self._halve(each, columns // parts) for index, each in names.items()}
+            parts *= 2
+        for part in range(parts):
+            suffix = f"_{part}" if parts > 1 else ""
+            mask = self._column_mask and f"inside{suffix}"
+            if suffix:
+                first = f"column * {columns} + {part * width}"
+                lines(f"c{suffix} = {first} + tl.arange(0, {width})[None, :]")
+                if mask:
+                    lines(f"{mask} = c{suffix} < {self.shape.columns}")
+            products = {index: each[part] for index, each in names.items()}
+            self._write_operators(Chunk(width, f"c{suffix}", mask, suffix), products)
+
+    def _halve(self, names: list[str], width: int) -> list[str]:
+        """Split values into the first and the second half of their columns."""
+        halves: list[str] = []
+        for name in names:
+            pair = [f"{name}_{half}" for half in ("low", "high")]
+            shaped = f"tl.reshape({name}, ({self.config.rows}, 2, {width // 2}))"
+            self.lines(f"{', '.join(pair)} = tl.split(tl.permute({shaped}, (0, 2, 1)))")
+            halves += pair
+        return halves
+
+    def _write_operators(self, chunk: Chunk, products: dict[int, str]) -> None:
+        mapping = self.axes.mapping
+        rows = Rows(self.axes.rows, self.config.rows, "r", self._row_mask, "tile == 0")
         schedule = Schedule(mapping, self.axes.rows, self.axes.columns)
         tile = _ProductTile(schedule, self.axes.columns, rows, (chunk,), self.lines)
-        tile.products = self.sums
+        tile.products = products
         tile.write(mapping.operators)

@@ -34,9 +34,9 @@ MAX_ERROR = {"float32": 3e-5, "float16": 6e-3}
 
 CONFIGS = (
     ProductConfig(16, 32, 16, 4, 2, group=2),
-    ProductConfig(32, 16, 32, 4, 3),
+    ProductConfig(32, 16, 32, 4, 3, parts=2),
     ProductConfig(16, 16, 16, 4, 2, descriptors=True),
-    ProductConfig(16, 32, 16, 4, 2, descriptors=True, persistent=True),
+    ProductConfig(16, 32, 16, 4, 2, descriptors=True, persistent=True, parts=4),
 )
 
 

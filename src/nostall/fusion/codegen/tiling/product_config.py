@@ -41,7 +41,12 @@ class ProductConfig:
     descriptors: bool = False
     """Operands are copied by tensor descriptors, not by an address for each element."""
     persistent: bool = False
-    """One program an SM, which computes several tiles."""
+    """``per_sm`` programs an SM, which compute several tiles."""
+    parts: int = 1
+    """Parts of a tile's columns for which the elementwise operators run one after the other: fewer
+    of their values are in registers at once."""
+    per_sm: int = 1
+    """Programs on one SM, if persistent."""
 
     def shared_bytes(self, shape: ProductShape) -> int:
         """Shared memory of the operands' tiles."""
@@ -67,7 +72,8 @@ class ProductConfig:
     def programs(self, shape: ProductShape, hardware: Hardware = H200) -> int:
         """Programs of the launch."""
         rows, columns = self.tiles(shape)
-        return min(rows * columns, hardware.sms) if self.persistent else rows * columns
+        most = hardware.sms * self.per_sm if self.persistent else rows * columns
+        return min(rows * columns, most)
 
     def __str__(self) -> str:
         """The configuration in one line. Generated sources and stored records contain it."""
@@ -77,7 +83,8 @@ class ProductConfig:
             f"{self.stages} stages",
             f"groups of {self.group}",
             "descriptors" if self.descriptors else "",
-            "persistent" if self.persistent else "",
+            f"{self.per_sm} programs an SM" if self.persistent else "",
+            f"{self.parts} parts" if self.parts > 1 else "",
         ]
         return f"product {', '.join(filter(None, details))}"
 
@@ -91,25 +98,27 @@ MAX_TILES_PER_SM = 32
 """Tiles of an SM at most: with more, larger tiles read each operand less often."""
 
 CONFIGS = (
-    ProductConfig(128, 256, 64, 8, 3, descriptors=True),
-    ProductConfig(128, 256, 64, 8, 4, descriptors=True),
     ProductConfig(128, 256, 64, 8, 3, descriptors=True, persistent=True),
-    ProductConfig(256, 128, 64, 8, 3, descriptors=True),
-    ProductConfig(128, 128, 64, 4, 4, descriptors=True),
-    ProductConfig(128, 128, 64, 8, 4, descriptors=True),
+    ProductConfig(128, 256, 64, 8, 3, descriptors=True, persistent=True, parts=4),
+    ProductConfig(256, 128, 64, 8, 3, descriptors=True, persistent=True, parts=2),
     ProductConfig(128, 128, 64, 8, 4, descriptors=True, persistent=True),
-    ProductConfig(128, 128, 64, 8, 5, descriptors=True),
-    ProductConfig(256, 64, 64, 8, 4, descriptors=True),
-    ProductConfig(128, 64, 64, 4, 5, descriptors=True),
+    ProductConfig(128, 128, 64, 8, 4, descriptors=True, persistent=True, parts=2),
+    ProductConfig(128, 128, 64, 8, 3, descriptors=True, persistent=True, parts=4),
+    ProductConfig(128, 128, 64, 8, 3, descriptors=True, persistent=True, parts=4, per_sm=2),
+    ProductConfig(128, 128, 64, 8, 3, descriptors=True),
+    ProductConfig(128, 128, 64, 8, 3, descriptors=True, parts=4),
+    ProductConfig(128, 128, 64, 8, 4, descriptors=True),
+    ProductConfig(128, 128, 64, 8, 4, descriptors=True, parts=2),
+    ProductConfig(128, 128, 64, 4, 3, descriptors=True, parts=2),
+    ProductConfig(128, 64, 64, 8, 3, descriptors=True),
     ProductConfig(64, 128, 64, 4, 4, descriptors=True),
     ProductConfig(128, 256, 64, 8, 3),
-    ProductConfig(128, 128, 64, 4, 4),
+    ProductConfig(128, 128, 64, 8, 3, parts=2),
     ProductConfig(128, 128, 64, 8, 4),
     ProductConfig(128, 128, 32, 4, 5),
     ProductConfig(128, 64, 64, 4, 4),
     ProductConfig(64, 128, 64, 4, 4),
     ProductConfig(64, 64, 64, 4, 5),
-    ProductConfig(64, 64, 32, 4, 4),
     ProductConfig(64, 32, 64, 4, 4),
     ProductConfig(32, 64, 64, 4, 4),
     ProductConfig(16, 64, 64, 4, 4),
