@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.torch_compile.gpu_lock import gpu_turn
 from benchmarks.torch_compile.model_zoo import Model, models
 from benchmarks.torch_compile.step_timing import (
     CapturedStep,
@@ -65,9 +66,6 @@ METHODS = {
     "compile, graphs": Method("inductor", GRAPHS),
     "nostall, graphs": Method("nostall", GRAPHS),
     "untouched, graphs": Method("nostall", GRAPHS, {"nostall.choose": "inductor"}),
-    "nostall, products": Method(
-        "nostall", None, {"nostall.products": "measure", "nostall.product_seconds": 45.0}
-    ),
     "compile, again": Method("inductor"),
     "compile, autotuned, again": Method("inductor", AUTOTUNE),
     "compile, graphs, again": Method("inductor", GRAPHS),
@@ -75,7 +73,6 @@ METHODS = {
 INTERLEAVED = {
     "steady": ("compile", "nostall", "always", "eager"),
     "gain": ("compile", "nostall", "compile, again"),
-    "products": ("compile", "nostall, products", "compile, again"),
     "autotuned": ("compile, autotuned", "nostall, autotuned", "compile, autotuned, again"),
     "graphs": (
         *("compile, graphs", "nostall, graphs"),
@@ -83,7 +80,7 @@ INTERLEAVED = {
     ),
 }
 """Methods that are timed interleaved, by part; all are compared with the first."""
-REPLAYED = ("steady", "gain", "products")
+REPLAYED = ("steady", "gain")
 """Parts that also time whole steps as CUDA graphs."""
 ZOOS = {"parts": models, "users": user_models}
 """Sets of models: parts of published models, and whole models as users write them."""
@@ -185,9 +182,11 @@ class Program:
     def run_until_chosen(self, seconds: float) -> list[float]:
         """Run steps until the backend has chosen, at most ``seconds``; returns their times."""
         step_seconds, deadline = list[float](), time.perf_counter() + seconds
-        while not self.has_chosen and (start := time.perf_counter()) < deadline:
-            self.step()
-            synchronize(self._setup.device)
+        while not self.has_chosen and time.perf_counter() < deadline:
+            with gpu_turn():
+                start = time.perf_counter()
+                self.step()
+                synchronize(self._setup.device)
             step_seconds.append(time.perf_counter() - start)
         return step_seconds
 
@@ -341,6 +340,18 @@ def measure_interleaved(model: Model, setup: Setup, store: Callable[..., None]) 
         for _ in range(WARM_UP):
             program.step()
     synchronize(setup.device)
+    with gpu_turn():
+        _measure_programs(programs, setup, result, store)
+
+
+def _measure_programs(
+    programs: Mapping[str, Program],
+    setup: Setup,
+    result: dict[str, Any],
+    store: Callable[..., None],
+) -> None:
+    """Time programs that have chosen, and add the times and kernels to ``result``."""
+    names = INTERLEAVED[setup.part]
     result["graphs"] = {
         name: [report_record(report) for report in program.reports]
         for name, program in programs.items()

@@ -82,7 +82,6 @@ EXPECTED_SECONDS_OTHERS = {
     "nostall": 60,
     "steady": 50,
     "gain": 120,
-    "products": 140,
     "autotuned": 100,
     "graphs": 60,
 }
@@ -91,7 +90,7 @@ ROUND_SECONDS = {"bert-train": 35}
 ROUND_SECONDS_OTHERS = 20
 """Expected seconds of each process of ``graphs`` after the first, which compiles everything."""
 DEFAULT_PARTS = {
-    "parts": tuple(part for part in PARTS if part not in (*PAIR_SECONDS, "gain", "products")),
+    "parts": tuple(part for part in PARTS if part not in (*PAIR_SECONDS, "gain")),
     "users": ("gain",),
 }
 """Parts that are measured if none are selected, by set of models."""

@@ -27,6 +27,7 @@ from typing import Any
 import torch
 
 from benchmarks.harness.result_file import save
+from benchmarks.torch_compile.gpu_lock import gpu_turn
 from benchmarks.torch_compile.product_graphs import Counted, add_cases, post_grad_graphs
 from benchmarks.torch_compile.user_models import user_models
 from nostall.attach.torch_compile.graph_key import device_name
@@ -121,7 +122,7 @@ def measure_all(
         record |= {"bytes_saved": each.case.found.bytes_saved}
         try:
             compilations.wait(each.case, end)
-            with isolated_state(each.case.module):
+            with gpu_turn(), isolated_state(each.case.module):
                 measure(each, options, record)
         except Exception as error:  # the other products are measured
             record["failed"] = one_line(error)
