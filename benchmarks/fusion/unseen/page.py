@@ -273,8 +273,8 @@ _MISSING: Sequence[str] = (
     "OpInfo samples on a GPU and random graphs on a GPU: not run with the present rules. Random "
     "graphs run with them in Triton's interpreter, and each chain above is compared with fp64.",
     "Prologues of matrix products (operators that compute an operand), batched products and "
-    "products whose parts are read: nostall has no kernel that contains one. Kernels of products "
-    "with their elementwise readers are off by default (`nostall.products`).",
+    "products whose parts are read: nostall has no kernel that contains one. The models above "
+    "were measured without kernels of products (`nostall.products`).",
     "Known slow kinds. RMS norms with a residual are slower for rows of 151,936 elements: two "
     "launches read each row twice, as Inductor's loop does; why they are slower was not profiled. "
     "A norm whose result is quantised in blocks is two kernels that read the tensor twice. "
