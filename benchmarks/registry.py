@@ -171,6 +171,8 @@ BENCHMARKS: tuple[Benchmark, ...] = (
          "fusion-unseen.md", "fusion.unseen.run"),
     _row("fusion.optimizer_steps", "GPU", "What can fused optimiser steps gain?",
          "optimizer_steps.json", "fusion-unseen.md"),
+    _row("fusion.list_plans", "GPU", "Which blocks suit kernels over lists of tensors?",
+         "", "fusion-unseen.md"),
     _row("fusion.cost_model", "GPU", "Does the cost model rank kernel plans as a GPU does?",
          "cost_model.json.gz", "fusion-cost-model.md", "fusion.cost_model.evaluate"),
     _row("fusion.cost_model_fit", "CPU", "Which coefficients fit the measured plans?",
