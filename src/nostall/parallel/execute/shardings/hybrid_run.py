@@ -16,6 +16,7 @@ from nostall.parallel.execute.run import RunOptions, combine_ranks, reset_peak_m
 from nostall.parallel.execute.run_config import RunResult
 from nostall.parallel.module.job import Job, slice_samples, to_device
 from nostall.parallel.module.model import Model
+from nostall.parallel.sharding.hybrid.messages import StageProcesses
 from nostall.parallel.sharding.hybrid.plan_file import HybridFile
 from nostall.parallel.sharding.hybrid.run import CapturedStage, HybridRank, capture_stage
 
@@ -38,7 +39,9 @@ def run_hybrid_plan(job: Job, plan: HybridFile, options: RunOptions) -> RunResul
         check_deterministic(model)
     reference = Reference(job, device) if options.check else None
     stages = _captured(model, plan)
-    rank = HybridRank(stages, device, options.deadline)
+    sizes = [stage.devices for stage in stages]
+    processes = StageProcesses(sizes, device, options.deadline)
+    rank = HybridRank(stages[processes.number], processes)
     own, run = rank.own, _Run(job, rank, plan)
     held = _held_parameters(job, stages, own.captured)
     result = RunResult(ENGINE)
@@ -104,7 +107,7 @@ class _Run:
         parts = [slice_samples(batch, samples, i, i + own) for i in range(0, samples, own)]
         loss = self.rank.step(parts) * self.scale
         shared = torch.zeros((), dtype=torch.float64, device=self.rank.device)
-        return shared + loss if self.rank.is_first_of_stage else shared
+        return shared + loss if self.rank.processes.is_first_of_stage else shared
 
     def update(self) -> None:
         """Step the optimiser on the local parameters, which the program reads."""

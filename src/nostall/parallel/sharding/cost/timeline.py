@@ -15,12 +15,13 @@ from nostall.parallel.sharding.cost.prices import PricedStep, Prices
 from nostall.parallel.sharding.graph import (
     Assignment,
     Edge,
+    ShardingGraph,
     input_placements,
     output_placements,
     strategy_of,
 )
-from nostall.parallel.sharding.placements import COLLECTIVES
-from nostall.parallel.sharding.schedule import Start, schedule
+from nostall.parallel.sharding.placements import COLLECTIVES, REPLICATED
+from nostall.parallel.sharding.schedule import Run, Start, schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +100,17 @@ class _Clock:
         return self.link
 
 
-def timeline(prices: Prices, assignment: Assignment) -> Timeline:
-    """The step of a plan that is possible, in the order of its schedule."""
+def timeline(
+    prices: Prices,
+    assignment: Assignment,
+    gathered: Sequence[int] = (),
+    *,
+    forward_only: bool = False,
+) -> Timeline:
+    """The step of a plan that is possible, in the order of its schedule.
+
+    The tensors ``gathered`` become whole at the end.  ``forward_only`` leaves out the backward pass.
+    """
     graph, rates = prices.graph, prices.rates
     clock = _Clock(rates.launch_s, rates.send_s, rates.contention)
     plan = schedule(graph, assignment)
@@ -123,13 +133,19 @@ def timeline(prices: Prices, assignment: Assignment) -> Timeline:
         if edge in arrives:
             clock.gpu = max(clock.gpu, arrives[edge])
             return
-        for priced in steps(edge):
+        run(steps(edge))
+
+    def run(redistribution: Sequence[PricedStep] | None) -> None:
+        assert redistribution is not None  # the plan is possible
+        for priced in redistribution:
             if priced.step.kind in COLLECTIVES:
                 clock.gpu = clock.send(priced, clock.gpu)
             else:
                 clock.compute(priced.seconds)
 
     for action in plan.actions:
+        if forward_only and not _is_in_forward_pass(graph, action):
+            continue
         if isinstance(action, Start):
             time = clock.gpu
             for priced in started(action.edges):
@@ -145,7 +161,19 @@ def timeline(prices: Prices, assignment: Assignment) -> Timeline:
             seconds = prices.operator_s(operator, strategy_of(graph, assignment, action.operator))
             assert seconds is not None
             clock.compute(seconds)
-    for number in graph.parameters:
+    for number in () if forward_only else graph.parameters:
         for edge in plan.edges[number]:
             read(edge)
+    for tensor in gathered:
+        source = output_placements(graph, assignment, tensor)
+        run(prices.redistribution(graph.tensors[tensor], source, (REPLICATED,) * len(source)))
     return Timeline(clock.gpu, clock.operators_s, clock.collectives_s, tuple(clock.calls))
+
+
+def _is_in_forward_pass(graph: ShardingGraph, action: Start | Run) -> bool:
+    """Whether a pass without gradients has an action."""
+    consumers = (
+        [e.consumer for e in action.edges] if isinstance(action, Start) else [action.operator]
+    )
+    own = [graph.operators[number] for number in consumers]
+    return all(operator.is_forward and operator.kind != "parameter" for operator in own)
