@@ -98,6 +98,7 @@ SLICES: Mapping[str, tuple[str, ...]] = {
     "parallel.profile_error": ("--tiny",),
     "parallel.killed_rank": (),
     "sharding.gpu_plans": ("--tiny", "--seconds", "60", "--planning-seconds", "5"),
+    "sharding.gpu_hybrids": ("--tiny", "--seconds", "60", "--planning-seconds", "5"),
     "learners.gpu_traces": ("--sizes", "1", "--seconds", "30"),
     "workload.gpu": ("--tiny", "--seconds", "30"),
 }  # fmt: skip

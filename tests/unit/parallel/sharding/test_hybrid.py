@@ -177,7 +177,7 @@ def _is_not_called(*_: object) -> None:
 
 
 def transfer_s(own: Model, cut: int) -> float:
-    return planner._transfer_s(own, slow_cluster(), cut, SAMPLES)
+    return planner.transfer_s(own, slow_cluster(), cut, SAMPLES)
 
 
 @pytest.mark.slow

@@ -109,7 +109,8 @@ def timeline(
 ) -> Timeline:
     """The step of a plan that is possible, in the order of its schedule.
 
-    The tensors ``gathered`` become whole at the end.  ``forward_only`` leaves out the backward pass.
+    The tensors ``gathered`` become whole at the end.  ``forward_only`` leaves the backward pass
+    out.
     """
     graph, rates = prices.graph, prices.rates
     clock = _Clock(rates.launch_s, rates.send_s, rates.contention)

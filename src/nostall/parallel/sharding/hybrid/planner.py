@@ -3,9 +3,9 @@
 Stages begin and end at up to :data:`MAX_UNITS` cuts that one stage can compute all sent tensors of.
 Equal stages are priced once.  Every stage but the last runs its forward pass twice: once to send
 its results, once before its backward pass.  What a stage sends is made whole.  Memory counts what a
-stage receives for each micro-batch, of which 1F1B keeps fewer.  Not modelled: transfers that run beside operators, and the place of a stage among the
-servers; a stage's GPUs are taken to be the first ones of the cluster, and a transfer to take the
-slowest link.
+stage receives for each micro-batch, of which 1F1B keeps fewer.  Not modelled: transfers that run
+beside operators, and the place of a stage among the servers; a stage's GPUs are taken to be the
+first ones of the cluster, and a transfer to take the slowest link.
 """
 
 from __future__ import annotations
@@ -124,26 +124,7 @@ class _Table:
         plan = self.shardings[key]
         if plan is None:
             return None
-        return self._stage_s(plan, first, end)
-
-    def _stage_s(self, plan: ShardingPlan, first: int, end: int) -> float:
-        """Seconds of a micro-batch: the step, and the first forward pass of all but the last stage.
-
-        Gradients of received tensors, and sent tensors, become whole at the end.
-        """
-        graph = plan.prices.graph
-        received = [
-            operator.outputs[0]
-            for operator in graph.operators
-            if operator.kind == "parameter" and operator.target.startswith(RECEIVED)
-        ]
-        step_s = timeline(plan.prices, plan.assignment, received).step_s
-        if end == len(self.model):
-            return step_s
-        segment = self.model.segment(first, end, self.samples, torch.device("cpu"))
-        sent = sent_tensors(graph, len(segment.leaves), segment.computed)
-        forward = timeline(plan.prices, plan.assignment, [*sent.values()], forward_only=True)
-        return step_s + forward.step_s
+        return stage_s(self.model, plan, first, end, self.samples)
 
     def _key(self, first: int, end: int, devices: int) -> Signature:
         return (*signature(self.model, first, end, self.samples), devices)
@@ -226,10 +207,10 @@ def plan_hybrid(
 
     count = len(ends) - 1
     entries = cost_table(count, len(cluster), price)
-    transfer_s = [_transfer_s(model, cluster, end, samples) for end in ends]
+    transfers_s = [transfer_s(model, cluster, end, samples) for end in ends]
 
     def best(prices: Mapping[Key, float], *kinds: str) -> HybridPlan | None:
-        numbers = (count, len(cluster), micro_batches, transfer_s)
+        numbers = (count, len(cluster), micro_batches, transfers_s)
         try:
             found = best_hybrid(prices, *numbers, kinds or KINDS)
         except Infeasible:  # none fits into memory, or has enough stages
@@ -254,6 +235,26 @@ def plan_hybrid(
         fastest, pure, len(entries), len(table.shardings), table.is_complete, table.planned,
         best_with, why_one_stage,
     )  # fmt: skip
+
+
+def stage_s(model: Model, plan: ShardingPlan, first: int, end: int, samples: int) -> float:
+    """Seconds of a micro-batch: the step, and the first forward pass of all but the last stage.
+
+    Gradients of received tensors, and sent tensors, become whole at the end.
+    """
+    graph = plan.prices.graph
+    received = [
+        operator.outputs[0]
+        for operator in graph.operators
+        if operator.kind == "parameter" and operator.target.startswith(RECEIVED)
+    ]
+    step_s = timeline(plan.prices, plan.assignment, received).step_s
+    if end == len(model):
+        return step_s
+    segment = model.segment(first, end, samples, torch.device("cpu"))
+    sent = sent_tensors(graph, len(segment.leaves), segment.computed)
+    forward = timeline(plan.prices, plan.assignment, [*sent.values()], forward_only=True)
+    return step_s + forward.step_s
 
 
 def _why_one_stage(table: _Table, ends: Sequence[int]) -> str:
@@ -317,7 +318,7 @@ def first_gpus(cluster: Cluster, count: int) -> Cluster:
     )
 
 
-def _transfer_s(model: Model, cluster: Cluster, cut: int, samples: int) -> float:
+def transfer_s(model: Model, cluster: Cluster, cut: int, samples: int) -> float:
     """Seconds of a micro-batch's tensors over a cut and of their gradients back."""
     if cut in (0, len(model)) or len(cluster) == 1:
         return 0.0
