@@ -5,11 +5,13 @@ All ranks make the same calls in the same order.  Rank 0 writes the records.
 
 from __future__ import annotations
 
+import faulthandler
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import torch
@@ -23,6 +25,7 @@ from benchmarks.sharding.gpu_hybrid_candidates import (
     hybrid_candidates,
 )
 from benchmarks.sharding.gpu_models import MODELS, GpuModel
+from benchmarks.sharding.gpu_plans import GRACE_S
 from benchmarks.sharding.gpu_rank import (
     Expected,
     Make,
@@ -87,6 +90,7 @@ class Stages:
 
 def main(out: Path) -> None:
     session = start(out)
+    faulthandler.dump_traceback_later(session.until - monotonic() + GRACE_S / 2)
     stages = Stages(session)
     measured = _measure_stages(session)
     session.say("links of stages measured")

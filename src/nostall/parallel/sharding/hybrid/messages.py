@@ -8,7 +8,7 @@ sends only later.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from itertools import chain
 from typing import Any, Literal
@@ -61,7 +61,7 @@ class StageProcesses:
         self._timeout = None if deadline is None else timedelta(seconds=deadline)
         boundaries = range(len(sizes) - 1)
         self._to_next = [self._group(boundary, boundary + 1) for boundary in boundaries]
-        self._to_last = [self._group(boundary + 1, boundary) for boundary in boundaries]
+        self._to_previous = [self._group(boundary + 1, boundary) for boundary in boundaries]
         self._sends: list[tuple[Any, torch.Tensor]] = []
         """Sends that may be under way, with their tensors."""
 
@@ -79,24 +79,27 @@ class StageProcesses:
             return
         for tensor in tensors:
             is_forward = direction == "forward"
-            group = self._to_next[self.number] if is_forward else self._to_last[self.number - 1]
+            group = self._to_next[self.number] if is_forward else self._to_previous[self.number - 1]
             sent = tensor.contiguous()
             work = dist.broadcast(sent, dist.get_rank(), group=group, async_op=True)
             self._sends.append((work, sent))
 
-    def receive(self, direction: Direction, tensors: Sequence[torch.Tensor]) -> Callable[[], None]:
-        """Start to receive into tensors, in the order in which they are sent; returns the wait."""
+    def receive(self, direction: Direction, tensors: Sequence[torch.Tensor]) -> None:
+        """Receive into tensors, in the order in which they are sent.
+
+        A GPU waits for them before its next kernel.  To receive earlier, beside operators, would
+        take multiprocessors from these while NCCL waits for the sender.
+        """
         is_forward = direction == "forward"
-        works = []
         for tensor in tensors:
-            group = self._to_next[self.number - 1] if is_forward else self._to_last[self.number]
+            group = self._to_next[self.number - 1] if is_forward else self._to_previous[self.number]
             source = self.firsts[self.number + (-1 if is_forward else 1)]
-            works.append(dist.broadcast(tensor, source, group=group, async_op=True))
-        return lambda: _wait(works)
+            dist.broadcast(tensor, source, group=group)
 
     def finish(self) -> None:
         """Wait until all sends are done."""
-        _wait([work for work, _ in self._sends])
+        for work, _ in self._sends:
+            work.wait()
         self._sends.clear()
 
     def _group(self, source: int, target: int) -> Any:
@@ -113,8 +116,3 @@ class StageProcesses:
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)
         return group
-
-
-def _wait(works: Iterable[Any]) -> None:
-    for work in works:
-        work.wait()

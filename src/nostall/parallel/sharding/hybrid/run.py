@@ -6,7 +6,7 @@ backward pass runs the forward pass again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -186,11 +186,8 @@ class HybridRank:
         kept: dict[int, Tensors] = {}
         losses = torch.zeros((), dtype=torch.float64, device=self.device)
         passes = one_forward_one_backward(processes.number, processes.stages, len(batch))
-        wait = self._receive(passes[0][0])
-        for at, (direction, number) in enumerate(passes):
-            next_wait = self._receive(passes[at + 1][0]) if at + 1 < len(passes) else None
-            received = wait()
-            wait = next_wait or wait
+        for direction, number in passes:
+            received = self._receive(direction)
             if direction == "forward":
                 kept[number] = dict(zip(own.segment.used, received, strict=True))
                 if not own.is_last:
@@ -206,27 +203,20 @@ class HybridRank:
         processes.finish()
         return losses
 
-    def _receive(self, direction: Direction) -> Callable[[], list[torch.Tensor]]:
-        """Start to receive what a pass needs: results of the stage before, or gradients.
+    def _receive(self, direction: Direction) -> list[torch.Tensor]:
+        """Receive what a pass needs: results of the stage before, or gradients.
 
-        The result waits for the tensors.  Sent tensors without a gradient have zeros.
+        Sent tensors without a gradient have zeros.
         """
         own = self.own
         if direction == "forward":
-            tensors = [
-                own_tensor(own.captured.stage, name, self.device) for name in own.segment.used
-            ]
-            sent = tensors
-        else:
-            tensors = [torch.empty_like(z) if z.is_floating_point() else z for z in own.zeros]
-            sent = [tensor for tensor in tensors if tensor.is_floating_point()]
-        wait = self.processes.receive(direction, sent)
-
-        def received() -> list[torch.Tensor]:
-            wait()
+            stage = own.captured.stage
+            tensors = [own_tensor(stage, name, self.device) for name in own.segment.used]
+            self.processes.receive(direction, tensors)
             return tensors
-
-        return received
+        tensors = [torch.empty_like(z) if z.is_floating_point() else z for z in own.zeros]
+        self.processes.receive(direction, [t for t in tensors if t.is_floating_point()])
+        return tensors
 
 
 def run_hybrid(
