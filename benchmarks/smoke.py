@@ -96,6 +96,7 @@ SLICES: Mapping[str, tuple[str, ...]] = {
     "torch_compile.user_models": ("--zoo", "users", "--models", "llama", "--small",
                                   "--measured", "0.5", "--limit", "90"),
     "parallel.profile_error": ("--tiny",),
+    "parallel.pass_times": ("--tiny",),
     "parallel.killed_rank": (),
     "sharding.gpu_plans": ("--tiny", "--seconds", "60", "--planning-seconds", "5"),
     "sharding.gpu_hybrids": ("--tiny", "--seconds", "60", "--planning-seconds", "5"),
