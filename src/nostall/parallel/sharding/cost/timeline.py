@@ -20,7 +20,7 @@ from nostall.parallel.sharding.graph import (
     output_placements,
     strategy_of,
 )
-from nostall.parallel.sharding.placements import COLLECTIVES, REPLICATED
+from nostall.parallel.sharding.placements import COLLECTIVES, REPLICATED, Placements
 from nostall.parallel.sharding.schedule import Run, Start, schedule
 
 
@@ -88,6 +88,14 @@ class _Clock:
             self.busy.popleft()
         return time + left
 
+    def redistribute(self, steps: Sequence[PricedStep]) -> None:
+        """Run a redistribution that the GPU waits for."""
+        for priced in steps:
+            if priced.step.kind in COLLECTIVES:
+                self.gpu = self.send(priced, self.gpu)
+            else:
+                self.compute(priced.seconds)
+
     def send(self, priced: PricedStep, ready: float) -> float:
         """Run one step of a redistribution whose tensor exists at ``ready``; returns its end."""
         self.processor += self.send_s
@@ -117,39 +125,18 @@ def timeline(
     plan = schedule(graph, assignment)
     arrives: dict[Edge, float] = {}
 
-    def steps(edge: Edge) -> tuple[PricedStep, ...]:
-        source = output_placements(graph, assignment, edge.tensor)
-        target = input_placements(graph, assignment, edge)
-        found = prices.redistribution(graph.tensors[edge.tensor], source, target)
-        assert found is not None  # the plan is possible
-        return found
-
-    def started(edges: Sequence[Edge]) -> Sequence[PricedStep]:
-        if len(edges) == 1:
-            return steps(edges[0])
-        own = [priced for edge in edges for priced in steps(edge)]  # a bucket: one for each
-        return [prices.bucket([priced.size for priced in own], own[0].step)]
-
     def read(edge: Edge) -> None:
         if edge in arrives:
             clock.gpu = max(clock.gpu, arrives[edge])
-            return
-        run(steps(edge))
-
-    def run(redistribution: Sequence[PricedStep] | None) -> None:
-        assert redistribution is not None  # the plan is possible
-        for priced in redistribution:
-            if priced.step.kind in COLLECTIVES:
-                clock.gpu = clock.send(priced, clock.gpu)
-            else:
-                clock.compute(priced.seconds)
+        else:
+            clock.redistribute(_steps(prices, assignment, edge))
 
     for action in plan.actions:
         if forward_only and not _is_in_forward_pass(graph, action):
             continue
         if isinstance(action, Start):
             time = clock.gpu
-            for priced in started(action.edges):
+            for priced in _started(prices, assignment, action.edges):
                 time = clock.send(priced, time)
             arrives.update(dict.fromkeys(action.edges, time))
             continue
@@ -167,8 +154,30 @@ def timeline(
             read(edge)
     for tensor in gathered:
         source = output_placements(graph, assignment, tensor)
-        run(prices.redistribution(graph.tensors[tensor], source, (REPLICATED,) * len(source)))
+        clock.redistribute(_possible(prices, tensor, source, (REPLICATED,) * len(source)))
     return Timeline(clock.gpu, clock.operators_s, clock.collectives_s, tuple(clock.calls))
+
+
+def _steps(prices: Prices, assignment: Assignment, edge: Edge) -> Sequence[PricedStep]:
+    """The redistribution of an edge."""
+    source = output_placements(prices.graph, assignment, edge.tensor)
+    return _possible(prices, edge.tensor, source, input_placements(prices.graph, assignment, edge))
+
+
+def _started(prices: Prices, assignment: Assignment, edges: Sequence[Edge]) -> Sequence[PricedStep]:
+    """The redistribution of one edge, or the collective of a bucket."""
+    if len(edges) == 1:
+        return _steps(prices, assignment, edges[0])
+    own = [priced for edge in edges for priced in _steps(prices, assignment, edge)]
+    return [prices.bucket([priced.size for priced in own], own[0].step)]  # one for each edge
+
+
+def _possible(
+    prices: Prices, tensor: int, source: Placements, target: Placements
+) -> Sequence[PricedStep]:
+    found = prices.redistribution(prices.graph.tensors[tensor], source, target)
+    assert found is not None  # the plan is possible
+    return found
 
 
 def _is_in_forward_pass(graph: ShardingGraph, action: Start | Run) -> bool:
