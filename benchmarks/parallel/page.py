@@ -11,6 +11,7 @@ from typing import Any
 from benchmarks.harness.markdown import PAGES, link, page, table, wrapped
 from benchmarks.harness.result_file import load, results
 from benchmarks.parallel.gpu_plans import PLANNED_POINTS, point_name
+from benchmarks.sharding.hybrid_page import section as hybrids
 from benchmarks.sharding.page import section as shardings
 from nostall.core.files import write_atomically
 from nostall.core.plurals import pluralize
@@ -37,6 +38,7 @@ def text() -> str:
         [
             _measured(),
             shardings(),
+            hybrids(),
             _missing(),
             _engines(),
             _killed(),

@@ -4,8 +4,7 @@
 
 Runs plans of ``parallel.predicted_vs_measured`` with CUDA events around each forward and backward
 pass, so that passes that last longer than their profile are told from gaps between passes.  Plans
-of several stages run under several settings of the messages: how early a rank begins to receive,
-whether messages come before operators, and how many multiprocessors a message takes.
+of several stages also run with receives that start one operation ahead, beside an operator.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from benchmarks.harness.result_file import save
 from benchmarks.parallel.gpu_models import MODELS
 from benchmarks.parallel.gpu_plans import MICRO_BATCHES
 from nostall.parallel.cluster import parse_cluster
-from nostall.parallel.execute import p2p, process_groups
+from nostall.parallel.execute import p2p
 from nostall.parallel.execute.measure_links import measured_cluster
 from nostall.parallel.execute.run import RunOptions, run_plan
 from nostall.parallel.execute.stage_passes import StagePasses
@@ -52,23 +51,8 @@ PLANS: tuple[tuple[str, str, Policy | None], ...] = (
 """Name, planner and order."""
 
 
-@dataclass(frozen=True)
-class Setting:
-    """How messages between stages are sent and received."""
-
-    name: str
-    lookahead: int = p2p.LOOKAHEAD
-    comes_first: bool = False
-    blocks: int | None = None
-
-
-SETTINGS = (
-    Setting("default"),
-    Setting("received when needed", lookahead=1),
-    Setting("messages first", comes_first=True),
-    Setting("four multiprocessors", blocks=4),
-    Setting("received when needed, messages first", lookahead=1, comes_first=True),
-)
+SETTINGS = {"received when needed": False, "received one operation ahead": True}
+"""Whether receives start ahead, by the name of the setting."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -125,15 +109,15 @@ def _rank(rank: int, count: int, device_type: str, tiny: bool, until: float, fol
     model = Model(MODELS["gpt"](tiny))
     work = _workload(model, device)
     records: list[dict[str, Any]] = []
-    for setting in SETTINGS:
-        for name, planner, policy in PLANS if setting == SETTINGS[0] else PLANS[:2]:
+    for setting, is_ahead in SETTINGS.items():
+        for name, planner, policy in PLANS if not is_ahead else PLANS[:-1]:
             if _is_over(until, device):
                 continue
             plan = make_plan(work, planner, Effort.for_workload(work, seconds=4))
             if policy:
                 plan = replace(plan, policy=policy, in_flight=None)
-            measured = _run(model, work, plan, setting, device)
-            records.append({"plan": name, "setting": setting.name, **measured})
+            measured = _run(model, work, plan, is_ahead, device)
+            records.append({"plan": name, "setting": setting, **measured})
             if rank == 0:
                 (Path(folder) / "records.json").write_text(json.dumps(records))
     dist.barrier()
@@ -159,14 +143,12 @@ def _workload(model: Model, device: torch.device) -> Workload:
 
 
 def _run(
-    model: Model, work: Workload, plan: Plan, setting: Setting, device: torch.device
+    model: Model, work: Workload, plan: Plan, is_ahead: bool, device: torch.device
 ) -> dict[str, Any]:
     """Iterations of a plan, with the medians of its passes on each rank."""
     clock = _Clock(device)
     with ExitStack() as stack:
-        stack.enter_context(patch.object(p2p, "LOOKAHEAD", setting.lookahead))
-        stack.enter_context(patch.object(process_groups, "MESSAGES_FIRST", setting.comes_first))
-        stack.enter_context(patch.object(process_groups, "MESSAGE_BLOCKS", setting.blocks))
+        stack.enter_context(patch.object(p2p, "AHEAD_WITHIN_SERVER", is_ahead))
         stack.enter_context(clock.around_passes())
         options = RunOptions(WARM_UPS + STEPS, device, engine="p2p")
         result = run_plan(model, work, plan, options)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import faulthandler
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -94,11 +94,12 @@ def main(out: Path) -> None:
     stages = Stages(session)
     measured = _measure_stages(session)
     session.say("links of stages measured")
-    hybrids = _plan_hybrids(stages, measured)
+    models = [name for name in MODELS if session.options["model"] in ("all", name)]
+    hybrids = _plan_hybrids(stages, models, measured)
     session.say("hybrids planned")
-    planned = plan_all(session, RULES)
+    planned = plan_all(session, models, RULES)
     session.say("plans made")
-    for name in MODELS:
+    for name in models:
         run_model(session, name, partial(_makers, stages, hybrids, planned))
     end()
 
@@ -117,12 +118,14 @@ def _measure_stages(session: Session) -> Measured:
     return costs
 
 
-def _plan_hybrids(stages: Stages, measured: Measured) -> dict[str, list[HybridCandidate]]:
+def _plan_hybrids(
+    stages: Stages, models: Sequence[str], measured: Measured
+) -> dict[str, list[HybridCandidate]]:
     """Each number of micro-batches of a model is planned on one rank, several at once."""
     session = stages.session
     cluster = one_server(session.options["gpus"], 300.0)
     own: dict[str, list[HybridCandidate]] = {}
-    tasks = [(name, count) for name in MODELS for count in counts(stages.model(name).job.samples)]
+    tasks = [(name, count) for name in models for count in counts(stages.model(name).job.samples)]
     for number, (name, count) in enumerate(tasks):
         if number % dist.get_world_size() == dist.get_rank():
             seconds = SEARCH_FACTOR * session.options["planning_seconds"]
@@ -131,7 +134,7 @@ def _plan_hybrids(stages: Stages, measured: Measured) -> dict[str, list[HybridCa
             own.setdefault(name, []).extend(hybrid_candidates(setting))
     everything: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everything, own)
-    return {name: [plan for part in everything for plan in part.get(name, [])] for name in MODELS}
+    return {name: [plan for part in everything for plan in part.get(name, [])] for name in models}
 
 
 def _makers(

@@ -17,11 +17,13 @@ from __future__ import annotations
 
 import argparse
 
+from benchmarks.sharding.gpu_models import MODELS
 from benchmarks.sharding.gpu_plans import add_run_options, run_ranks
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     add_run_options(parser)
+    parser.add_argument("--model", choices=["all", *MODELS], default="all")
 
 
 def main(given: argparse.Namespace) -> None:

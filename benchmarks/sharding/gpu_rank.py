@@ -46,7 +46,7 @@ Step = Callable[[], object]
 
 def main(out: Path) -> None:
     session = start(out)
-    planned = plan_all(session)
+    planned = plan_all(session, list(MODELS))
     session.say("plans made")
     for name in MODELS:
         run_model(session, name, partial(plan_makers, session, planned))
@@ -82,13 +82,13 @@ def end() -> None:
 
 
 def plan_all(
-    session: Session, rules: Sequence[str] | None = None
+    session: Session, models: Sequence[str], rules: Sequence[str] | None = None
 ) -> dict[tuple[str, Mesh], list[ShardingPlan]]:
     """Capture all steps on each rank; plan each of them on one rank, several at once."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     prices: dict[tuple[str, Mesh], Prices] = {}
     own: dict[tuple[str, Mesh], list[tuple[str, Any]]] = {}
-    tasks = [(name, mesh) for name in MODELS for mesh in session.devices]
+    tasks = [(name, mesh) for name in models for mesh in session.devices]
     for number, (name, mesh) in enumerate(tasks):
         prices[name, mesh] = session.prices(name, mesh)
         if number % ranks == rank:

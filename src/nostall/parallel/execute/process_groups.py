@@ -9,11 +9,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-MESSAGES_FIRST = False
-"""Whether NCCL's kernels of messages come before kernels that did not start yet."""
-MESSAGE_BLOCKS: int | None = None
-"""Most multiprocessors that a message of NCCL takes; None is NCCL's default."""
-
 
 class ProcessGroups:
     """Creates each process group of a run once.
@@ -44,8 +39,7 @@ class ProcessGroups:
         """
         members = tuple(sorted(ranks))
         if (members, use) not in self._groups:
-            options = _message_options() if messages else None
-            group = dist.new_group(list(members), timeout=self.timeout, pg_options=options)
+            group = dist.new_group(list(members), timeout=self.timeout)
             self._groups[members, use] = group
             if dist.get_rank() in members:
                 # The first call in a group must be one that all of its ranks make.
@@ -72,14 +66,3 @@ class ProcessGroups:
         ]
         for work in dist.batch_isend_irecv(operations):
             work.wait()
-
-
-def _message_options() -> Any:
-    """Options of groups for messages; None for other backends than NCCL."""
-    if dist.get_backend() != "nccl":
-        return None
-    options: Any = dist.ProcessGroupNCCL.Options()
-    options.is_high_priority_stream = MESSAGES_FIRST
-    if MESSAGE_BLOCKS is not None:
-        options.config.max_ctas = MESSAGE_BLOCKS
-    return options
