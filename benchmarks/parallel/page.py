@@ -11,6 +11,7 @@ from typing import Any
 from benchmarks.harness.markdown import PAGES, link, page, table, wrapped
 from benchmarks.harness.result_file import load, results
 from benchmarks.parallel.gpu_plans import PLANNED_POINTS, point_name
+from benchmarks.parallel.message_page import section as messages
 from benchmarks.sharding.hybrid_page import section as hybrids
 from benchmarks.sharding.page import section as shardings
 from nostall.core.files import write_atomically
@@ -80,30 +81,7 @@ def _measured() -> str:
     group_head = ("group", "points", "MAPE", "worst error", "rank correlation",
                   "speed-up over even 1F1B")  # fmt: skip
     parts = ["## Predicted and measured iterations", intro, table(head, rows)]
-    return "\n\n".join([*parts, table(group_head, groups), _profile_error()])
-
-
-def _profile_error() -> str:
-    path = FOLDER / "profile_error_4.json"
-    rows = [
-        [str(r["samples"]), str(r["gpus_at_once"]),
-         *(f"{1e3 * r[key]:.1f}" for key in ("layers_s", "whole_s", "following_s", "launch_s"))]
-        for r in load(path)["records"]
-    ]  # fmt: skip
-    text = wrapped(
-        "Predictions for the GPT on 4 GPUs are 11 % too low in the mean. Its profile is not the "
-        "reason, and neither are GPUs that slow each other down: the sum of the profiled layers is "
-        "the time of a whole pass within 1 %, on one GPU and on four at once (`parallel."
-        f"profile_error`, {link(path)}, on a host whose processors other work used). At 2 samples, "
-        "the part of a replica, a pass takes as long as the processor takes to launch it, more "
-        "than the linear model's quarter of 8 samples. At 8 samples the GPU hides the launches of "
-        "a single pass; what pipelines and replicas of 8 samples add is not explained. "
-        "`parallel.predicted_vs_measured` records how long the processor starts each step's work "
-        "(`launch_s`), to tell launches from contention."
-    )
-    head = ("samples", "GPUs at once", "sum of layers, ms", "whole pass, ms", "passes in a row, ms",
-            "launches, ms")  # fmt: skip
-    return f"{text}\n\n{table(head, rows)}"
+    return "\n\n".join([*parts, table(group_head, groups), messages()])
 
 
 def _left(records: Sequence[Row]) -> list[tuple[str, str, str]]:

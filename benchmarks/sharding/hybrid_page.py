@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,8 @@ def section() -> str:
             "planner's plan", "fastest plan", "gradients within")  # fmt: skip
     rows = [row for path in files() for row in _agreement(path)]
     parts = ["## Pipelines of sharded stages on GPUs", intro, table(head, rows)]
-    return "\n\n".join([*parts, *(_best(path) for path in files()), *map(_plans, files())])
+    details = (part(path) for path in files() for part in (_best, _errors, _plans))
+    return "\n\n".join([*parts, *details])
 
 
 def _agreement(path: Path) -> list[list[str]]:
@@ -64,15 +66,48 @@ def _best(path: Path) -> str:
         plans = [r for r in record["records"] if r["model"] == name and "predicted_s" in r]
         hybrid = _fastest([r for r in plans if "stages" in r])
         sharding = _fastest([r for r in plans if "stages" not in r])
-        peer = min(group["peers"], key=lambda p: group["peers"][p]["measured_s"])
         sentences.append(
             f"{name}: the fastest hybrid ({hybrid['plan']} on {hybrid['mesh']}) takes "
             f"{_ms(hybrid)} ms, modelled {1e3 * hybrid['predicted_s']:.1f}; the fastest sharding "
-            f"({sharding['plan']} on {sharding['mesh']}) {_ms(sharding)} ms; the fastest peer "
-            f"({peer}) {_ms(group['peers'][peer])} ms."
+            f"({sharding['plan']} on {sharding['mesh']}) {_ms(sharding)} ms; {_peer(group)}."
         )
     gpus = record["sessions"][0]["about"]["gpus"]
-    return "\n".join([f"On {gpus} GPUs:\n", *(f"- {sentence}" for sentence in sentences)])
+    return "\n".join([f"On {gpus} GPUs:\n", *map(_item, sentences)])
+
+
+def _item(sentence: str) -> str:
+    first, *others = wrapped(f"- {sentence}").split("\n")
+    return "\n".join([first, *(f"  {line}" for line in others)])
+
+
+def _peer(group: Row) -> str:
+    """The fastest peer."""
+    if not group["peers"]:
+        return "peers were not measured in this run"
+    name = min(group["peers"], key=lambda p: group["peers"][p]["measured_s"])
+    return f"the fastest peer ({name}) {_ms(group['peers'][name])} ms"
+
+
+def _errors(path: Path) -> str:
+    """By how much predictions of hybrids are too high, by micro-batches."""
+    record = load(path)
+    hybrids = [r for r in record["records"] if "stages" in r and "measured_s" in r]
+    measured = record["sessions"][0]["measured"]
+    counts = sorted({r["micro_batches"] for r in hybrids})
+    ratios = {
+        count: statistics.median(
+            r["predicted_s"] / r["measured_s"] for r in hybrids if r["micro_batches"] == count
+        )
+        for count in counts
+    }
+    medians = ", ".join(f"{ratio:.2f} with {count}" for count, ratio in ratios.items())
+    return wrapped(
+        f"Predicted over measured times of hybrids are, in the median, {medians} micro-batches. "
+        "The likely reason is the processor: predictions take "
+        f"{1e6 * measured['launch_s']:.0f} µs for each operator and "
+        f"{1e3 * measured['send_s']:.2f} ms for each collective, measured by launching two plans "
+        "of the whole batch, and the more micro-batches, the more operators and collectives."
+    )
 
 
 def _fastest(plans: Sequence[Row]) -> Row:
