@@ -7,7 +7,7 @@ over caches that rotate, in a CUDA graph.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from time import perf_counter
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 
 from nostall.core.errors import MissingPart
 from nostall.gpu.checking import CHECK_START, SEARCH_START
-from nostall.gpu.clock import Run, capture
+from nostall.gpu.clock import capture
 from nostall.gpu.device import Kernel, MeasurementPlan, Outcome, Timing
 from nostall.gpu.timing import launches_per_sample, round_orders
 from nostall.serving.attention.winners.gpu_batch import GpuBatch
@@ -147,15 +147,23 @@ class StepEvaluator:
     def _runs(self) -> int:
         """Runs of the step over all caches that fill a sample."""
         graph = self._captured(self.original, 1)
-        seconds = float(np.median(_interleaved([graph], _PROBES)[0]))
+        seconds = float(np.median(interleaved([graph], _PROBES)[0]))
         return launches_per_sample(seconds, self.plan.batch_us)
 
     def _graph(self, variant: Any) -> Replay:
         return self._captured(variant, self._runs)
 
     def _captured(self, variant: Any, runs: int) -> Replay:
+        """So many runs of a variant as one CUDA graph; on the CPU, for tests, the runs."""
+        if self.device.type != "cuda":
+            return partial(self._repeat, variant, runs)
         with self.variants.using(variant):
-            return _replay(self._run_caches, runs, self.device)
+            return capture(self._run_caches, runs).replay
+
+    def _repeat(self, variant: Any, runs: int) -> None:
+        with self.variants.using(variant):
+            for _ in range(runs):
+                self._run_caches()
 
     def _run_caches(self) -> None:
         for pages in self.batch.caches:
@@ -168,33 +176,14 @@ class StepEvaluator:
     def _time(self, graphs: Sequence[Replay], rounds: int) -> list[list[float]]:
         """Seconds of one step by each graph, ``rounds`` samples each."""
         steps = self._runs * len(self.batch.caches)
-        return [[sample / steps for sample in row] for row in _interleaved(graphs, rounds)]
+        return [[sample / steps for sample in row] for row in interleaved(graphs, rounds)]
 
 
-def _replay(run: Run, runs: int, device: torch.device) -> Replay:
-    """So many runs as one CUDA graph; on the CPU, where tests run, the runs themselves."""
-    if device.type == "cuda":
-        return capture(run, runs).replay
-
-    def repeat() -> None:
-        for _ in range(runs):
-            run()
-
-    return repeat
-
-
-def _interleaved(graphs: Sequence[Replay], rounds: int) -> list[list[float]]:
+def interleaved(graphs: Sequence[Replay], rounds: int) -> list[list[float]]:
     """Seconds of each graph, in the order of :func:`round_orders`; each runs once before."""
     for graph in graphs:
         graph()
     samples: list[list[float]] = [[] for _ in graphs]
-    if not torch.cuda.is_available():
-        for order in round_orders(len(graphs), rounds):
-            for index in order:
-                begin = perf_counter()
-                graphs[index]()
-                samples[index].append(perf_counter() - begin)
-        return samples
     marks: list[tuple[int, Any, Any]] = []
     for order in round_orders(len(graphs), rounds):
         for index in order:
