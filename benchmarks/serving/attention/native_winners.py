@@ -23,6 +23,8 @@ from benchmarks.harness.result_file import save
 from benchmarks.serving.attention.batches import batch
 
 if TYPE_CHECKING:
+    import torch
+
     from nostall.core.process import Channel
     from nostall.tuning.attention.job import NativeResult
     from nostall.tuning.attention.step import AttentionStep
@@ -97,7 +99,16 @@ def search(step: AttentionStep, seconds: float) -> list[dict[str, Any]]:
 
 
 def deployed(channel: Channel, step: AttentionStep) -> None:
-    """Send samples in us of the step as compiled, again (null), and with the store's cubins."""
+    """Send :func:`deployed_samples` of the present GPU."""
+    import torch
+
+    device = torch.device("cuda", torch.cuda.current_device())
+    sms = torch.cuda.get_device_properties(device).multi_processor_count
+    channel.send(deployed_samples(step, device, sms))
+
+
+def deployed_samples(step: AttentionStep, device: torch.device, sms: int) -> dict[str, Any]:
+    """Samples in us of the step as compiled, again (null), and with the store's cubins."""
     import torch
 
     from benchmarks.serving.attention.cuda_graphs import GraphedCalls, interleaved_us
@@ -105,21 +116,20 @@ def deployed(channel: Channel, step: AttentionStep) -> None:
     from nostall.serving.attention.winners.gpu_batch import GpuBatch
     from nostall.tuning.attention.sources import attention_functions
 
-    device = torch.device("cuda", torch.cuda.current_device())
-    sms = torch.cuda.get_device_properties(device).multi_processor_count
-    tensors = GpuBatch.of(step.ragged, step.shape, torch.bfloat16, device)
+    tensors = GpuBatch.of(step.ragged, step.shape, getattr(torch, step.dtype), device)
     calls = {name: GraphedCalls([tensors.run(step.plan, sms)]) for name in ("compiled", "null")}
     kernels = [
         compiled
         for function in attention_functions()
-        for compiled in function.device_caches[device.index][0].values()
+        for caches in function.device_caches.values()
+        for compiled in caches[0].values()
     ]
     replaced = [compiled.name for compiled in kernels if replace_cubin(compiled)]
     # ``run`` compares the result with fp64 again.
     calls["native"] = GraphedCalls([tensors.run(step.plan, sms)])
     samples = interleaved_us(calls, 400, SERIES_SECONDS)
     per_step = {name: [us / len(tensors.caches) for us in row] for name, row in samples.items()}
-    channel.send({"replaced": replaced, "samples_us": per_step})
+    return {"replaced": replaced, "samples_us": per_step}
 
 
 def measure_deployed(step: AttentionStep) -> dict[str, Any]:

@@ -158,7 +158,8 @@ class StepEvaluator:
         if self.device.type != "cuda":
             return partial(self._repeat, variant, runs)
         with self.variants.using(variant):
-            return capture(self._run_caches, runs).replay
+            replay: Replay = capture(self._run_caches, runs).replay
+            return replay
 
     def _repeat(self, variant: Any, runs: int) -> None:
         with self.variants.using(variant):

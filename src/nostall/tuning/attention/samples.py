@@ -169,4 +169,4 @@ _MOST_ELEMENTS = 1 << 24
 def _same(first: Tensor, second: Tensor) -> bool:
     """Whether two tensors have the same bits."""
     words = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[first.element_size()]
-    return torch.equal(first.view(words), second.view(words))
+    return bool(torch.equal(first.view(words), second.view(words)))

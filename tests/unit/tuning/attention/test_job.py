@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from triton.runtime import driver
 
 from nostall.attach import attention_kernels
 from nostall.core.errors import BadInput, MissingPart
+from nostall.core.launch import LaunchSpec
 from nostall.gpu import Kernel, MeasurementPlan
 from nostall.sass.binary.code_hash import code_sha256
 from nostall.serving.attention.config import AttentionShape, KernelConfig, TileConfig
@@ -28,11 +30,13 @@ from nostall.tuning.attention.evaluator import StepEvaluator
 from nostall.tuning.attention.job import (
     Gpu,
     NativeResult,
+    open_local_gpu,
     refuse_replacement,
     stored_answer,
     tune_step,
 )
 from nostall.tuning.attention.portfolio import check_portfolio
+from nostall.tuning.attention.samples import Sample, own_sample
 from nostall.tuning.attention.sources import attention_functions, step_sources
 from nostall.tuning.attention.step import AttentionStep
 from nostall.tuning.attention.variants import TritonVariants
@@ -60,10 +64,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
     attention_kernels.attach_attention_kernels.cache_clear()
 
 
-def small_sample(step: AttentionStep, seed: int, sms: int, device: torch.device) -> Any:
+def small_sample(step: AttentionStep, seed: int, sms: int, device: torch.device) -> Sample:
     """A further batch that takes the fake GPU little time."""
-    from nostall.tuning.attention.samples import own_sample
-
     ragged = make_batch([1, 3, 0], [2 + seed % 50, 40, 0], seed=seed % 1000)
     return own_sample(step, GpuBatch.of(ragged, step.shape, torch.float16, device, 1), sms)
 
@@ -140,8 +142,6 @@ def test_a_faster_cubin_is_stored_and_loaded_on_its_gpu_only(
     # What the store delivers is no start of another search.
     replaced = Store(tmp_path).lookup(found.source.cubin, gpu=GPU.name).cubin
     assert replaced is not None
-    from dataclasses import replace
-
     with pytest.raises(BadInput, match="a replacement from the store already"):
         refuse_replacement(replace(found.source, cubin=replaced.data), Store(tmp_path))
 
@@ -186,3 +186,12 @@ def test_the_portfolio_is_assembled_and_verified() -> None:
     checked = check_portfolio(source, workers=1, most=4)
     assert checked.statuses == {"built": 4} and checked.codes > 1 and not checked.unsafe
     assert checked.reproduces
+
+
+@pytest.mark.slow
+def test_the_worker_process_says_that_there_is_no_gpu() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    kernel = Kernel(b"", "meta_attention", LaunchSpec())
+    with pytest.raises(MissingPart, match="no GPU is present"):
+        open_local_gpu(STEP, kernel, MeasurementPlan())
