@@ -7,7 +7,8 @@ For each batch, ``nostall serving native`` searches each kernel of the plan in f
 in an empty store). Then a fresh process times the attention step with what Triton compiles, with
 the same again (the null) and with the store's cubins, loaded as a program loads them: in CUDA
 graphs, taken in turns, with caches that rotate. Also a result that is not stored is compared, by
-the last comparison of its search. ``--assemble-only`` needs no GPU: it assembles and verifies the
+the last comparison of its search. Steps that the result file has are not measured again.
+``--assemble-only`` needs no GPU: it assembles and verifies the
 search's start for sm_90.
 """
 
@@ -19,7 +20,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.harness.result_file import save
+from benchmarks.harness.result_file import load, save
 from benchmarks.serving.attention.batches import batch
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from nostall.tuning.attention.job import NativeResult
     from nostall.tuning.attention.step import AttentionStep
 
-BATCHES = ("decode", "verify", "mixed", "decode-verify")
+BATCHES = ("decode", "mixed", "verify")
 HEADS = ("32/8", "28/4")
 H100_SMS = 132
 SERIES_SECONDS = 4.0
@@ -186,9 +187,13 @@ def main(options: argparse.Namespace) -> int:
     """Search and time within the budget; returns 1 if the verifier refused a candidate."""
     end = time.monotonic() + options.budget_s
     names, all_heads = options.batches.split(","), options.heads.split(",")
-    results: list[dict[str, Any]] = []
-    for name, heads in [(name, heads) for heads in all_heads for name in names]:
+    results: list[dict[str, Any]] = load(options.out)["results"] if options.out.exists() else []
+    done = {result["step"] for result in results if "error" not in result}
+    results = [result for result in results if result["step"] in done]
+    for name, heads in [(name, heads) for name in names for heads in all_heads]:
         label = f"{name} {heads}"
+        if label in done:
+            continue
         if time.monotonic() + options.seconds + OVERHEAD_SECONDS > end:
             print(f"out of time before {label}", flush=True)
             continue
