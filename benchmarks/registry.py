@@ -251,7 +251,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
          "serving.md", module="serving.attention.prefix_groups"),
     _row("serving.native_winners", "GPU",
          "What do native schedules of the attention kernels gain over what Triton compiles?",
-         module="serving.attention.native_winners"),
+         "native_portfolio.json", "serving.md", module="serving.attention.native_winners"),
     _row("serving.kernel_check", "GPU",
          "Do the attention kernels compute exact attention, and read nothing out of bounds?",
          "kernel_check.json", "serving.md", module="serving.checks.kernel_check"),

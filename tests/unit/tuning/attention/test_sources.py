@@ -5,6 +5,7 @@ from __future__ import annotations
 import types
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,6 +17,7 @@ from nostall.serving.attention.config import AttentionShape, KernelConfig, TileC
 from nostall.serving.attention.plan import AttentionPlan
 from nostall.serving.attention.rules import TALL_PLANS
 from nostall.serving.batch.examples import make_batch
+from nostall.serving.batch.odd_batches import odd_batch
 from nostall.tuning.attention.sources import attention_functions, recorded_sources, step_sources
 from nostall.tuning.attention.step import AttentionStep
 
@@ -64,3 +66,12 @@ def test_a_batch_without_work_is_refused() -> None:
 def test_an_architecture_that_is_not_supported() -> None:
     with pytest.raises(BadInput, match="sm_60"):
         step_sources(STEP, 4, "sm_60")
+
+
+def test_checked_batches_launch_the_searched_kernels() -> None:
+    searched = {source.cubin for source in step_sources(STEP, 4)}
+    for seed in range(4):
+        ragged = odd_batch(np.random.default_rng(seed), SHAPE.page_size, seed=seed)
+        plan = replace(PLAN, units_per_program=seed % 3, least_split=256)
+        step = AttentionStep(ragged, SHAPE, plan, "bfloat16", "odd lengths")
+        assert {source.cubin for source in step_sources(step, 7)} <= searched
