@@ -22,9 +22,11 @@ from nostall.gpu import Kernel, MeasurementPlan
 from nostall.sass.binary.code_hash import code_sha256
 from nostall.serving.attention.config import AttentionShape, KernelConfig, TileConfig
 from nostall.serving.attention.plan import AttentionPlan
+from nostall.serving.attention.winners import gpu_batch
 from nostall.serving.attention.winners.gpu_batch import GpuBatch
 from nostall.serving.batch.examples import make_batch
 from nostall.store import Store
+from nostall.tuning.assembler import job as assembler_job
 from nostall.tuning.attention import evaluator
 from nostall.tuning.attention.evaluator import StepEvaluator
 from nostall.tuning.attention.job import (
@@ -60,6 +62,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
         monkeypatch.setattr(function, "device_caches", caches)
     monkeypatch.setattr(driver, "_active", fake := FakeGpu())
     monkeypatch.setattr(evaluator, "odd_sample", small_sample)
+    monkeypatch.setattr(gpu_batch, "ROTATED_BYTES", 0)  # two caches
+    monkeypatch.setattr(assembler_job, "_FINALISTS", 2)
     yield fake
     attention_kernels.attach_attention_kernels.cache_clear()
 
@@ -95,9 +99,10 @@ def opened(
     return open_device
 
 
-def is_chosen(cubin: bytes) -> bool:
-    """About half of all machine codes."""
-    return int(code_sha256(cubin)[:4], 16) % 2 == 0
+def is_chosen(cubin: bytes, original: str) -> bool:
+    """Whether a machine code is one of about half of all, and not the original's."""
+    code = code_sha256(cubin)
+    return code != original and int(code[:4], 16) % 2 == 0
 
 
 def search(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, store: Store) -> NativeResult:
@@ -106,7 +111,8 @@ def search(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, store: Store) -> Nativ
     original = code_sha256(source.cubin)
 
     def seconds_of(cubin: bytes) -> float:
-        return 0.9e-3 if is_chosen(cubin) and code_sha256(cubin) != original else 1e-3
+        code = code_sha256(cubin)
+        return (0.7 + 0.2 * int(code[4:6], 16) / 255) * 1e-3 if is_chosen(cubin, original) else 1e-3
 
     open_device = opened(gpu, monkeypatch, seconds_of)
     (found,) = tune_step(STEP, GPU, SETTINGS, store, open_device=open_device, workers=1)
@@ -127,9 +133,9 @@ def test_a_faster_cubin_is_stored_and_loaded_on_its_gpu_only(
     monkeypatch.setenv("NOSTALL_HOME", str(tmp_path))
     found = search(gpu, monkeypatch, Store(tmp_path))
     assert found.row is not None and found.result.recipe is not None
-    assert found.row.gpu == GPU.name and found.row.ratio == pytest.approx(1 / 0.9, rel=0.01)
+    assert found.row.gpu == GPU.name and found.row.ratio > 1.1
     best = found.result.cubin
-    assert is_chosen(best) and best != found.source.cubin
+    assert is_chosen(best, code_sha256(found.source.cubin))
     for name, expected in (("Another GPU", found.source.cubin), (GPU.name, best)):
         monkeypatch.setenv("NOSTALL_GPU", name)
         for function in attention_functions():
