@@ -75,3 +75,9 @@ def test_checked_batches_launch_the_searched_kernels() -> None:
         plan = replace(PLAN, units_per_program=seed % 3, least_split=256)
         step = AttentionStep(ragged, SHAPE, plan, "bfloat16", "odd lengths")
         assert {source.cubin for source in step_sources(step, 7)} <= searched
+
+
+def test_the_interpreter_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nostall.serving.attention.kernel.meta_attention", lambda: None)
+    with pytest.raises(BadInput, match="TRITON_INTERPRET is set"):
+        attention_functions()
