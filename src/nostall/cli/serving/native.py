@@ -64,6 +64,9 @@ def search_native(
     batch: RaggedBatch, name: str, shape: AttentionShape, dtype: str, seconds: float, seed: int
 ) -> None:
     """Search on the current GPU, and print a line for each kernel."""
+    from nostall.tuning.source import import_triton
+
+    import_triton()
     # torch and Triton are imported late: errors of the arguments come first.
     from nostall.store import Store
     from nostall.tuning.attention.job import Gpu, native_settings, tune_step
@@ -71,17 +74,18 @@ def search_native(
     gpu = Gpu.present()
     step = _step(batch, name, shape, dtype, gpu.name)
     for found in tune_step(step, gpu, native_settings(seconds, seed), Store()):
-        evaluations = found.result.search.evaluations
         decision = found.result.decision
         compared = decision.comparison if decision else None
-        ratio = (
-            f"{compared.ratio:.4f} [{compared.low:.4f}, {compared.high:.4f}]" if compared else "-"
-        )
+        ratio = "-"
+        if compared is not None:
+            ratio = f"{compared.ratio:.4f} [{compared.low:.4f}, {compared.high:.4f}]"
+        evaluations = found.result.search.evaluations
         out.print(f"{found.source.kernel}: {evaluations} candidates; step original / best: {ratio}")
-        if found.row is None:
-            out.print("no candidate is surely faster; nothing is stored, and Triton's kernel runs")
-        else:
+        if found.row is not None:
             out.print(f"stored record {found.row.id[:12]}; see `nostall store show`")
+        else:
+            out.print("no candidate is surely faster; nothing is stored")
+            out.print(f"a program on this GPU runs {found.before}")
 
 
 def _assemble(batch: RaggedBatch, name: str, shape: AttentionShape, dtype: str) -> None:
@@ -108,15 +112,18 @@ def _step(
     batch: RaggedBatch, name: str, shape: AttentionShape, dtype: str, gpu: str
 ) -> AttentionStep:
     """The step with the plan in force; ``gpu``: its name, empty for the plan of the rules."""
+    import torch
+
     from nostall.serving.attention.rules import plan_for
-    from nostall.serving.attention.tall_launch import supports_tall
+    from nostall.serving.attention.tall_launch import has_tall_kernel, supports_tall
     from nostall.serving.attention.winners.on_gpu import kind_of
     from nostall.serving.attention.winners.plan_store import plan_in_force
     from nostall.tuning.attention.step import AttentionStep
 
-    kind, has_tall = kind_of(batch), supports_tall(shape)
+    kind = kind_of(batch)
     if gpu:
+        has_tall = has_tall_kernel(torch.device("cuda", torch.cuda.current_device()))
         plan = plan_in_force(shape, dtype, kind, gpu, has_tall)
     else:
-        plan = plan_for(shape, kind, has_tall=has_tall)
+        plan = plan_for(shape, kind, has_tall=supports_tall(shape))
     return AttentionStep(batch, shape, plan, dtype, name)

@@ -53,6 +53,8 @@ class NativeResult:
     """The search of one kernel."""
 
     source: Source
+    before: str
+    """What a program on this GPU got for the kernel before the search, in words."""
     result: TuningResult
     row: Row | None
     """Its record in the store; None if no candidate is surely faster."""
@@ -93,6 +95,7 @@ def tune_step(
     assemblers = require_assemblers(installed)
     for source in step_sources(step, gpu.sms, gpu.arch):
         refuse_replacement(source, store)
+        before = stored_answer(source, store, gpu.name)
         assert source.launch is not None
         kernel = Kernel(source.cubin, source.kernel, source.launch)
         plan = replace(settings.measurement_plan, deadline=_DEADLINE)
@@ -105,7 +108,7 @@ def tune_step(
             row = None
             if result.improved:
                 row = record_result(store, source, settings, result, device.info)
-        yield NativeResult(source, result, row)
+        yield NativeResult(source, before, result, row)
 
 
 def require_assemblers(installed: Sequence[Assembler] | None = None) -> list[Assembler]:
@@ -130,7 +133,6 @@ def refuse_replacement(source: Source, store: Store) -> None:
 
 def stored_answer(source: Source, store: Store, gpu: str | None) -> str:
     """What a program on the GPU ``gpu`` gets for a kernel from the store, in words."""
-    assert source.provenance is not None
     lookup = store.lookup(source.cubin, gpu=gpu, kernel=source.kernel, dependent=True)
     if lookup.cubin is None:
         reasons = "; ".join(lookup.rejections)

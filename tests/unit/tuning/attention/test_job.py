@@ -133,6 +133,7 @@ def test_a_faster_cubin_is_stored_and_loaded_on_its_gpu_only(
     monkeypatch.setenv("NOSTALL_HOME", str(tmp_path))
     found = search(gpu, monkeypatch, Store(tmp_path))
     assert found.row is not None and found.result.recipe is not None
+    assert "the store has no record of this cubin" in found.before
     assert found.row.gpu == GPU.name and found.row.ratio > 1.1
     best = found.result.cubin
     assert is_chosen(best, code_sha256(found.source.cubin))
