@@ -92,22 +92,33 @@ class StepEvaluator:
     def compare(self, cubin: bytes, rounds: int) -> Outcome:
         """Time interleaved triples (original, candidate, original), over several loads of each."""
         loads = max(1, min(self.plan.loads, rounds // 2))
-        samples: list[list[float]] = [[], [], []]
         begin = perf_counter()
-        for share in np.array_split(np.arange(rounds), loads):
-            cubins = (self.kernel.cubin, cubin, self.kernel.cubin)
-            try:
-                triple = [self.variants.load(data) for data in cubins]
-            except RuntimeError as error:
-                return Outcome("rejected", detail=str(error))
-            timed = self._time([self._graph(variant) for variant in triple], len(share))
+        try:
+            triples = [self._load_triple(cubin, number) for number in range(loads)]
+        except RuntimeError as error:
+            return Outcome("rejected", detail=str(error))
+        samples: list[list[float]] = [[], [], []]
+        shares = [len(part) for part in np.array_split(np.arange(rounds), loads)]
+        for triple, share in zip(triples, shares, strict=True):
+            timed = self._time([self._graph(variant) for variant in triple], share)
             for all_samples, new_samples in zip(samples, timed, strict=True):
                 all_samples += new_samples
-            for variant in triple:
-                self.variants.unload(variant)
+        for variant in (variant for triple in triples for variant in triple):
+            self.variants.unload(variant)
         original, candidate, null = (tuple(row) for row in samples)
         timing = Timing(original, candidate, null, loads)
         return Outcome("timed", timing, phase_seconds={"time": perf_counter() - begin})
+
+    def _load_triple(self, cubin: bytes, number: int) -> list[Any]:
+        """Load original, candidate and original; the load order rotates with ``number``.
+
+        All loads stay until the end of a comparison, so that each has another address: the address
+        of a module changes its time a little.
+        """
+        cubins = (self.kernel.cubin, cubin, self.kernel.cubin)
+        order = [(number + step) % 3 for step in range(3)]
+        loaded = {index: self.variants.load(cubins[index]) for index in order}
+        return [loaded[index] for index in range(3)]
 
     def _with_candidate(self, cubin: bytes, use: Callable[[Any], Outcome]) -> Outcome:
         try:

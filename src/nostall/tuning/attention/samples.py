@@ -1,8 +1,8 @@
 """Checked launches of an attention step: its own batch, and seeded batches of odd lengths.
 
-A candidate must give the bits of the original, whose result is compared with fp64. Slots of the
-cache that no sequence owns, the scratch and the result hold NaN before each launch, so that a
-result of an earlier launch is not taken for this one's.
+A candidate must give the bits of the original, whose result is compared with fp64. The scratch and
+the result hold NaN before each launch, so that a result of an earlier launch is not taken for this
+one's. In batches of odd lengths so do the slots of the cache that no sequence owns.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ _GUARD_ROWS, _GUARD = 64, 7.0
 _LIMIT = 1.1
 """Allowed error, in units of the roundings of weights and results to the inputs' dtype."""
 _FEW_SMS = 7
+_MOST_ELEMENTS = 1 << 24
+"""Elements of a cache that is compared after each launch, at most."""
 _LEAST_SPLIT = 256
 """Keys of a unit in checked batches, so that short sequences are split too."""
 
@@ -160,10 +162,6 @@ def _inputs(batch: GpuBatch, launch: PlanLaunch) -> tuple[Tensor, ...]:
         tables.counts,
         tables.prefix_rows,
     )
-
-
-_MOST_ELEMENTS = 1 << 24
-"""Elements of a cache that is compared after each launch."""
 
 
 def _same(first: Tensor, second: Tensor) -> bool:

@@ -67,12 +67,13 @@ class Faults:
 class FaultyVariants:
     """Variants whose cubin is the name of a fault of :class:`Faults`."""
 
-    loaded = 0
+    loaded = most = 0
 
     def load(self, cubin: bytes) -> bytes:
         if cubin == b"no image":
             raise RuntimeError("device kernel image is invalid")
         FaultyVariants.loaded += 1
+        FaultyVariants.most = max(FaultyVariants.most, FaultyVariants.loaded)
         return cubin
 
     @contextmanager
@@ -102,7 +103,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> StepEvaluator:
 
 
 def new_evaluator() -> StepEvaluator:
-    FaultyVariants.loaded = 0
+    FaultyVariants.loaded = FaultyVariants.most = 0
     cpu = torch.device("cpu")
     return StepEvaluator(STEP, KERNEL, PLAN, FaultyVariants, cpu, 4, {"gpu": "none"})
 
@@ -138,6 +139,7 @@ def test_the_comparison_has_a_null(made: StepEvaluator) -> None:
     outcome = made.compare(b"none", 5)
     assert outcome.timing is not None and outcome.timing.loads == 2
     assert len(outcome.timing.original) == len(outcome.timing.null) == 5
+    assert FaultyVariants.most == 1 + 6 and FaultyVariants.loaded == 1  # two loads of each stay
     assert made.info() == {"gpu": "none", "measured": "attention step two decodes"}
 
 
