@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,9 +34,9 @@ if TYPE_CHECKING:
 BATCHES = ("decode", "mixed", "verify")
 HEADS = ("32/8", "28/4")
 H100_SMS = 132
-SERIES_SECONDS = 4.0
+SERIES_SECONDS = 3.0
 """About how long the last comparison of a batch takes."""
-OVERHEAD_SECONDS = 45.0
+OVERHEAD_SECONDS = 40.0
 """About how long a search takes besides its own seconds."""
 
 
@@ -45,6 +46,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batches", default=",".join(BATCHES), help="batches, separated by commas")
     parser.add_argument("--heads", default=",".join(HEADS), help="query heads/KV heads")
     parser.add_argument("--seconds", type=float, default=20.0, help="seconds of each search")
+    parser.add_argument("--kernels", default="", help="kernels to search; default: all of a step")
     parser.add_argument("--budget-s", type=float, default=600.0, help="seconds in all")
     parser.add_argument("--assemble-only", action="store_true", help="without a GPU")
 
@@ -74,6 +76,7 @@ def searched(found: NativeResult, seconds: float) -> dict[str, Any]:
         "kernel": found.source.kernel,
         "evaluations": result.search.evaluations,
         "rejected": result.search.rejected,
+        "search_seconds": round(result.search.seconds, 2),
         "stored": found.row.id if found.row else None,
         "checked": decision.outcome.status if decision else "no candidate",
         "detail": decision.outcome.detail if decision else "",
@@ -85,14 +88,15 @@ def searched(found: NativeResult, seconds: float) -> dict[str, Any]:
     }
 
 
-def search(step: AttentionStep, seconds: float) -> list[dict[str, Any]]:
-    """Search each kernel of a step on the present GPU."""
+def search(step: AttentionStep, seconds: float, names: Sequence[str]) -> list[dict[str, Any]]:
+    """Search the kernels of a step with these names (empty: all) on the present GPU."""
     from nostall.store import Store
     from nostall.tuning.attention.job import Gpu, native_settings, tune_step
 
     begin = time.monotonic()
     rows = []
-    for found in tune_step(step, Gpu.present(), native_settings(seconds, seed=0), Store()):
+    settings, store = native_settings(seconds, seed=0), Store()
+    for found in tune_step(step, Gpu.present(), settings, store, names=names):
         rows.append(searched(found, time.monotonic() - begin))
         begin = time.monotonic()
         print(f"  {rows[-1]['kernel']}: {rows[-1]['evaluations']} candidates, {rows[-1]['ratio']}")
@@ -202,7 +206,8 @@ def main(options: argparse.Namespace) -> int:
         if options.assemble_only:
             result["portfolio"] = assembled(name, heads)
         else:
-            result |= on_gpu(name, heads, options.seconds)
+            kernels = options.kernels.split(",") if options.kernels else []
+            result |= on_gpu(name, heads, options.seconds, kernels)
         results.append(result)
         save(options.out, results=results)
     print(table(results))
@@ -210,7 +215,7 @@ def main(options: argparse.Namespace) -> int:
     return int(bool(refused) or not results)
 
 
-def on_gpu(name: str, heads: str, seconds: float) -> dict[str, Any]:
+def on_gpu(name: str, heads: str, seconds: float, names: Sequence[str]) -> dict[str, Any]:
     """The search of a batch's kernels and its deployed time; errors become part of the result."""
     from nostall.core.errors import NostallError
     from nostall.tuning.attention.job import Gpu
@@ -218,7 +223,7 @@ def on_gpu(name: str, heads: str, seconds: float) -> dict[str, Any]:
     gpu = Gpu.present().name
     step = step_of(name, heads, gpu)
     try:
-        kernels = search(step, seconds)
+        kernels = search(step, seconds, names)
         return {"gpu": gpu, "kernels": kernels, "deployed": measure_deployed(step)}
     except (NostallError, RuntimeError) as error:
         print(f"  {type(error).__name__}: {error}", flush=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import wait
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -78,14 +79,16 @@ def tune_step(
     settings: Settings,
     store: Store,
     *,
+    names: Collection[str] = (),
     open_device: OpenDevice = open_local_gpu,
     installed: Sequence[Assembler] | None = None,
     workers: int | None = None,
 ) -> Iterator[NativeResult]:
     """Search each kernel of a step, one after the other; a faster cubin is stored at once.
 
-    ``settings``: of :func:`native_settings`; the seconds are those of each kernel.  ``installed``:
-    versions of ptxas (None: those that are found).  ``workers``: processes that assemble.
+    ``settings``: of :func:`native_settings`; the seconds are those of each kernel.  ``names``: the
+    kernels to search (empty: all).  ``installed``: versions of ptxas (None: those that are found).
+    ``workers``: processes that assemble.
 
     A candidate is taken only if the verifier proves it, if its results have the bits of the
     original's on the step and on batches of odd lengths, and if a comparison in a fresh process
@@ -94,21 +97,27 @@ def tune_step(
     """
     assemblers = require_assemblers(installed)
     for source in step_sources(step, gpu.sms, gpu.arch):
+        if names and source.kernel not in names:
+            continue
         refuse_replacement(source, store)
         before = stored_answer(source, store, gpu.name)
         assert source.launch is not None
         kernel = Kernel(source.cubin, source.kernel, source.launch)
         plan = replace(settings.measurement_plan, deadline=_DEADLINE)
-        with (
-            open_device(step, kernel, plan) as device,
-            open_setup(source, assemblers, workers) as setup,
-        ):
-            strategy = make_strategy(settings.strategy)
-            result = tune_assembler(setup, strategy, settings, device)
+        with open_setup(source, assemblers, workers) as setup, ExitStack() as stack:
+            # The workers start while the device opens, not in the seconds of the search.
+            started = [setup.pool.submit_task(_start, None) for _ in range(setup.pool.workers)]
+            device = stack.enter_context(open_device(step, kernel, plan))
+            wait(started)
+            result = tune_assembler(setup, make_strategy(settings.strategy), settings, device)
             row = None
             if result.improved:
                 row = record_result(store, source, settings, result, device.info)
         yield NativeResult(source, before, result, row)
+
+
+def _start(builder: object, argument: None) -> None:
+    """Do nothing; the worker that runs it has its builder."""
 
 
 def require_assemblers(installed: Sequence[Assembler] | None = None) -> list[Assembler]:

@@ -73,7 +73,7 @@ def test_a_search_is_recorded_with_its_samples() -> None:
     comparison = Comparison.from_samples(*rows, kind="measured")
     decision = Decision(Outcome("timed", timing), comparison)
     result: Any = SimpleNamespace(
-        search=SimpleNamespace(evaluations=7, rejected=1), decision=decision
+        search=SimpleNamespace(evaluations=7, rejected=1, seconds=9.0), decision=decision
     )
     found: Any = SimpleNamespace(
         source=SimpleNamespace(kernel="meta_attention"), result=result, row=None
