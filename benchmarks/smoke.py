@@ -97,8 +97,10 @@ SLICES: Mapping[str, tuple[str, ...]] = {
     "torch_compile.user_models": ("--zoo", "users", "--models", "llama", "--small",
                                   "--measured", "0.5", "--limit", "90"),
     "parallel.profile_error": ("--tiny",),
+    "parallel.pass_times": ("--tiny",),
     "parallel.killed_rank": (),
     "sharding.gpu_plans": ("--tiny", "--seconds", "60", "--planning-seconds", "5"),
+    "sharding.gpu_hybrids": ("--tiny", "--seconds", "60", "--planning-seconds", "5"),
     "learners.gpu_traces": ("--sizes", "1", "--seconds", "30"),
     "workload.gpu": ("--tiny", "--seconds", "30"),
 }  # fmt: skip

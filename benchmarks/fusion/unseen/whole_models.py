@@ -162,14 +162,21 @@ def optimizer_section(path: Path) -> list[str]:
             time = median(samples)
             launches = found.get("kernels", {}).get(name, {}).get("launches", "–")
             share = f"{copy / time:.0%}" if copy else "–"
-            rows.append([case, name, f"{1e6 * time:.1f}", share, str(launches)])
+            apart = found["apart"].get(name) if isinstance(found["apart"], dict) else None
+            exact = (
+                [f"{apart['largest']:.1e}", f"{apart['share_equal']:.0%}"] if apart else ["–"] * 2
+            )
+            rows.append([case, name, f"{1e6 * time:.1f}", share, str(launches), *exact])
     source = f"Measured on {record['gpu']}, PyTorch {record['torch']}, {record['date'][:10]}"
     text = (
         "Steps of the parameters of a GPT-2 of four layers in fp32 unless a row says otherwise, as "
         "CUDA graphs. The share is the time of a copy of as many bytes as the step must move at "
-        f"least, over the step's. {_list_text(record)}"
+        f"least, over the step's. {_list_text(record)} *Largest difference* of an element from "
+        "eager PyTorch after three steps, and the share of elements that are *equal* bit for bit: "
+        "the versions contract and order operations otherwise than eager PyTorch."
     )
     head = ["step", "method", "us", "share of a copy's speed", "launches"]
+    head += ["largest difference", "equal"]
     return [wrapped(f"{source} ({link(path)})."), wrapped(text), table(head, rows)]
 
 
@@ -187,9 +194,9 @@ def _list_text(record: Row) -> str:
     return (
         "`stitched` has kernels over lists; the least ratio of torch.compile's time over its "
         f"time, with its interval, is {_least_ratio(cases, 'replayed')} as CUDA graphs and "
-        f"{_least_ratio(cases, 'looped')} in a loop, where the host launches each kernel. Clipping "
-        "and AdamW are two graphs, because PyTorch's `step` breaks the graph, unless a row says "
-        "that they are one."
+        f"{_least_ratio(cases, 'looped')} in a loop, where the host launches each kernel (the "
+        f"null there lies in {_null(cases, 'looped')}). Clipping and AdamW are two graphs, because "
+        "PyTorch's `step` breaks the graph, unless a row says that they are one."
     )
 
 
@@ -197,6 +204,13 @@ def _least_ratio(cases: list[Any], clock: str) -> str:
     """The smallest ratio of a case's stitched version by a clock, with its interval."""
     rows = [case[clock]["compared"]["stitched"] for case in cases if clock in case]
     return _interval(min(rows, key=lambda row: row["ratio"], default=None))
+
+
+def _null(cases: list[Any], clock: str) -> str:
+    """The interval of all nulls of a clock: a second copy of torch.compile's version."""
+    rows = [case[clock]["compared"]["stitched"] for case in cases if clock in case]
+    low, high = min(row["null_low"] for row in rows), max(row["null_high"] for row in rows)
+    return f"[{low:.3f}, {high:.3f}]"
 
 
 def plans_section(path: Path) -> list[str]:
@@ -214,9 +228,10 @@ def plans_section(path: Path) -> list[str]:
             rows.append([name, numbers[block], numbers[warps], programs, time, ratio])
     text = (
         f"Plans of kernels over lists, measured on {record['gpu']}, PyTorch {record['torch']}, "
-        f"{record['date'][:10]} ({link(path)}): AdamW and the norms of the same parameters, without "
-        "the rest of a step. A ratio is the time of the plan with the ratio 1 over that of the row; "
-        "the steps above were measured with that plan. The default is now the fastest one."
+        f"{record['date'][:10]} ({link(path)}): AdamW and the norms of the same parameters, "
+        "without the rest of a step. A ratio is the time of the plan with the ratio 1 over that of "
+        "the row; the steps above were measured with that plan. The defaults are the fastest rows, "
+        "chosen from these samples; steps were not measured again with them."
     )
     head = ["kernels", "block", "warps", "programs", "us", "ratio"]
     return [wrapped(text), table(head, rows)]

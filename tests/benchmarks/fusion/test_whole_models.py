@@ -81,10 +81,11 @@ def test_the_samples_of_all_models_may_be_single_steps_or_none() -> None:
 def test_the_text_says_whether_kernels_over_lists_were_measured() -> None:
     def text(*names: str) -> str:
         samples = {name: [1.0] for name in names}
-        row = {"ratio": 1.2, "low": 1.1, "high": 1.3}
+        row = {"ratio": 1.2, "low": 1.1, "high": 1.3, "null_low": 0.9, "null_high": 1.05}
         clock = {"samples_s": samples, "compared": dict.fromkeys(names, row)}
         return whole_models._list_text({"cases": {"AdamW": {"looped": clock, "replayed": clock}}})
 
     assert "measured without kernels over lists" in text("inductor", "nostall")
     assert "is 1.200 [1.100, 1.300] as CUDA graphs" in text("inductor", "stitched")
+    assert "null there lies in [0.900, 1.050]" in text("inductor", "stitched")
     assert whole_models._list_text({"cases": {}}) == ""

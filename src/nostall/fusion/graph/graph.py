@@ -250,6 +250,11 @@ class Graph:
                 masks[index] |= masks[user] | 1 << user
         return tuple(masks)
 
+    @cached_property
+    def opaque(self) -> int:
+        """A mask of the opaque nodes."""
+        return sum(1 << node.index for node in self.nodes if node.kind == "opaque")
+
     def is_convex(self, operators: Iterable[int]) -> bool:
         """Whether no path leaves the set and returns to it, so that one kernel can compute it."""
         mask = above = below = 0

@@ -47,6 +47,11 @@ MAX_COMPARISON_S = 0.1
 class AllKernelsSlower(Exception):
     """Every kernel was measured slower than Inductor's code for the same operators."""
 
+    def __init__(self, message: str, kernels: frozenset[str] = frozenset()) -> None:
+        """``kernels``: keys of the matches of all kernels."""
+        super().__init__(message)
+        self.kernels = kernels
+
 
 @dataclass
 class KernelComparisons:
@@ -82,7 +87,7 @@ class KernelComparisons:
         if self.clock is None or not self.graphs:
             return frozenset()
         try:
-            with _isolated_state(self.graphs[0]):
+            with isolated_state(self.graphs[0]):
                 return self._kept_in_inductor(compiler, self.clock, limit)
         except AllKernelsSlower:
             raise
@@ -110,7 +115,8 @@ class KernelComparisons:
             return frozenset(not_faster)
         if kernels and slower == kernels:
             raise AllKernelsSlower(
-                "every kernel is slower than what Inductor makes of the same operators"
+                "every kernel is slower than what Inductor makes of the same operators",
+                frozenset(kernels),
             )
         return frozenset(slower if not_faster == kernels else not_faster)
 
@@ -174,7 +180,7 @@ def _kernel_run(baseline: InductorBaseline) -> Run:
 
 
 @contextlib.contextmanager
-def _isolated_state(module: GraphModule) -> Iterator[None]:
+def isolated_state(module: GraphModule) -> Iterator[None]:
     """The graph's device without gradients and autocast; restores random generators at the end."""
     device = graph_device(module)
     on_gpu = device.type == "cuda"

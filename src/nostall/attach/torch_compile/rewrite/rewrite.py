@@ -50,13 +50,14 @@ def insert_kernels(
     if matched is None or not matched[1]:
         return
     captured, matches = matched
-    _replace_operators(module, captured, matches)
+    replace_operators(module, captured, matches)
     result.kernels += [match.kernel for match in matches]
 
 
-def _replace_operators(
+def replace_operators(
     module: GraphModule, captured: CapturedGraph, matches: Sequence[KernelMatch]
 ) -> None:
+    """Replace the operators of matches by calls of their kernels, in place."""
     graph = module.graph
     editor = _GraphEditor(graph, captured)
     for match in matches:

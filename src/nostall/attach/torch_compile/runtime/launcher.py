@@ -23,7 +23,12 @@ from triton.runtime import driver
 from nostall.attach.torch_compile.runtime import binary_cache
 from nostall.attach.torch_compile.store.records import KernelRecord, TensorRecord
 from nostall.attach.warning import warn_once
-from nostall.fusion.codegen.runtime.kernel import ALIGNMENT_BYTES, align_tensor, launch_options
+from nostall.fusion.codegen.runtime.kernel import (
+    ALIGNMENT_BYTES,
+    align_tensor,
+    launch_options,
+    provide_scratch,
+)
 
 Call = Callable[[Sequence[Tensor]], list[Tensor]]
 Functions = Callable[[], Sequence[Any]]
@@ -55,6 +60,7 @@ class Launcher:
         names = [f"p{i}" for i in range(len(self.inputs) + len(self.outputs))]
         names += [space.name for space in record.workspaces]
         self._functions, self._launches = functions, record.launches
+        self._needs_scratch = any(launch.needs_scratch for launch in record.launches)
         # For each launch: indices of its arguments in (inputs, outputs, workspaces).
         self._orders = [[names.index(a) for a in launch.arguments] for launch in record.launches]
         # By index of the device.
@@ -104,6 +110,8 @@ class Launcher:
         before = [tensor.clone() for tensor in inputs[: self._mutated]] if may_check else []
         allocated = [_empty(layout, device) for layout in self._allocated]
         tensors = [*inputs, *allocated]
+        if self._needs_scratch:
+            provide_scratch()
         binaries = [
             function[launch.grid](
                 *(align_tensor(tensors[i]) if launch.aligned else tensors[i] for i in order),
@@ -177,6 +185,7 @@ class Launcher:
             "or has_launch_hooks():",
             "    return launch_by_triton(inputs)",
             "stream = current_stream(device)",
+            *(["provide_scratch()"] if self._needs_scratch else []),
         ]
         layouts = zip(allocated, self._allocated, strict=True)
         scope: dict[str, Any] = {
@@ -185,6 +194,7 @@ class Launcher:
             "has_launch_hooks": _has_launch_hooks,
             "launch_by_triton": self._launch_by_triton,
             "current_stream": _current_stream,
+            "provide_scratch": provide_scratch,
             "device": device.index,
             "binaries": binaries,  # Triton may unload a binary without references
         }

@@ -95,6 +95,10 @@ class LaunchRecord(Record, frozen=True):
     # Whether the launch may start before the preceding kernel has ended (programmatic dependent
     # launch).
     follows: bool = False
+    # Iterations of pipelined loops that are in flight; 0: Triton's default.
+    num_stages: int = 0
+    # Whether the kernel needs scratch memory, in which it writes tensor descriptors.
+    needs_scratch: bool = False
 
 
 class WorkspaceRecord(Record, frozen=True):
@@ -172,6 +176,8 @@ class KernelRecord(Record, frozen=True, kw_only=True):
                     num_warps=launch.num_warps,
                     aligned=launch.aligned,
                     follows=launch.follows,
+                    num_stages=launch.num_stages,
+                    needs_scratch=launch.needs_scratch,
                 )
                 for launch in program.launches
             ),
@@ -311,15 +317,23 @@ class KernelComparisonRecord(Record, frozen=True, kw_only=True):
         return self.failure is None and self._verdict != "faster"
 
     @property
+    def is_faster(self) -> bool:
+        """Whether the kernels were measured and are significantly faster."""
+        return self.failure is None and self._verdict == "faster"
+
+    @property
     def is_slower(self) -> bool:
         """Whether the kernels were measured and are significantly slower."""
         return self.failure is None and self._verdict == "slower"
 
     @property
+    def comparison(self) -> Comparison:
+        """The comparison of the samples; there are none after a failure."""
+        return Comparison.from_samples(self.inductor, self.stitched, self.null, kind=self.kind)
+
+    @property
     def _verdict(self) -> str:
-        return Comparison.from_samples(
-            self.inductor, self.stitched, self.null, kind=self.kind
-        ).verdict
+        return self.comparison.verdict
 
 
 class BinaryRecord(Record, frozen=True):
