@@ -126,8 +126,8 @@ def _missing() -> str:
     left = _left(load(FOLDER / "predicted_vs_measured_4.json")["records"])
     points = "; ".join(f"{name}, {model}, {links} links" for model, links, name in left)
     text = wrapped(
-        f"On four GPUs, {len(left)} of {_planned_count()} combinations of planner and order were not "
-        f"measured, because the time of the machine was up ({points}). `python -m benchmarks run "
+        f"On four GPUs, {len(left)} of {_planned_count()} combinations of planner and order were "
+        f"not measured, because the time of the machine was up ({points}). `python -m benchmarks run "
         "parallel.predicted_vs_measured --gpus 4 --out "
         "benchmarks/parallel/results/predicted_vs_measured_4.json` measures them and keeps the "
         "others."
