@@ -92,6 +92,7 @@ SLICES: Mapping[str, tuple[str, ...]] = {
     "serving.kernel_check": ("--seconds", "60", "--cases", "4", "--variants", "decode 32/8,tables"),
     "serving.prefix_groups": ("--seconds", "15"),
     "fusion.optimizer_steps": ("--small", "--seconds", "0.2"),
+    "fusion.list_plans": ("--small", "--seconds", "0.2"),
     "fusion.unseen_chains": ("--set", "train", "--count", "2", "--most", "2", "--limit", "60"),
     "torch_compile.user_models": ("--zoo", "users", "--models", "llama", "--small",
                                   "--measured", "0.5", "--limit", "90"),
