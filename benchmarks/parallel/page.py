@@ -127,8 +127,8 @@ def _missing() -> str:
     points = "; ".join(f"{name}, {model}, {links} links" for model, links, name in left)
     text = wrapped(
         f"On four GPUs, {len(left)} of {_planned_count()} combinations of planner and order were "
-        f"not measured, because the time of the machine was up ({points}). `python -m benchmarks run "
-        "parallel.predicted_vs_measured --gpus 4 --out "
+        f"not measured, because the time of the machine was up ({points}). `python -m benchmarks "
+        "run parallel.predicted_vs_measured --gpus 4 --out "
         "benchmarks/parallel/results/predicted_vs_measured_4.json` measures them and keeps the "
         "others."
     )
