@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.torch_compile.gpu_lock import gpu_turn
 from benchmarks.torch_compile.model_zoo import Model, models
 from benchmarks.torch_compile.step_timing import (
     CapturedStep,
@@ -181,9 +182,11 @@ class Program:
     def run_until_chosen(self, seconds: float) -> list[float]:
         """Run steps until the backend has chosen, at most ``seconds``; returns their times."""
         step_seconds, deadline = list[float](), time.perf_counter() + seconds
-        while not self.has_chosen and (start := time.perf_counter()) < deadline:
-            self.step()
-            synchronize(self._setup.device)
+        while not self.has_chosen and time.perf_counter() < deadline:
+            with gpu_turn():
+                start = time.perf_counter()
+                self.step()
+                synchronize(self._setup.device)
             step_seconds.append(time.perf_counter() - start)
         return step_seconds
 
@@ -310,6 +313,7 @@ def report_record(report: GraphReport) -> dict[str, Any]:
         "seconds": report.seconds,
         "cpu_seconds": report.cpu_seconds,
         "not_ahead": report.local_only_reason,
+        "products": report.products,
     }
 
 
@@ -336,6 +340,18 @@ def measure_interleaved(model: Model, setup: Setup, store: Callable[..., None]) 
         for _ in range(WARM_UP):
             program.step()
     synchronize(setup.device)
+    with gpu_turn():
+        _measure_programs(programs, setup, result, store)
+
+
+def _measure_programs(
+    programs: Mapping[str, Program],
+    setup: Setup,
+    result: dict[str, Any],
+    store: Callable[..., None],
+) -> None:
+    """Time programs that have chosen, and add the times and kernels to ``result``."""
+    names = INTERLEAVED[setup.part]
     result["graphs"] = {
         name: [report_record(report) for report in program.reports]
         for name, program in programs.items()

@@ -272,11 +272,9 @@ _MISSING: Sequence[str] = (
     "were computed again.",
     "OpInfo samples on a GPU and random graphs on a GPU: not run with the present rules. Random "
     "graphs run with them in Triton's interpreter, and each chain above is compared with fp64.",
-    "Epilogues and prologues of matrix products: nostall has no kernel that contains one. What "
-    "Inductor leaves apart stays apart, at most the share of its own kernels above. The "
-    "norms and activations of these models are one kernel each in Inductor already, so the rest of "
-    "that share is traffic between them and the products. What fusing it would gain was not "
-    "measured.",
+    "Prologues of matrix products (operators that compute an operand), batched products and "
+    "products whose parts are read: nostall has no kernel that contains one. The models above "
+    "were measured without kernels of products (`nostall.products`).",
     "Known slow kinds. RMS norms with a residual are slower for rows of 151,936 elements: two "
     "launches read each row twice, as Inductor's loop does; why they are slower was not profiled. "
     "A norm whose result is quantised in blocks is two kernels that read the tensor twice. "

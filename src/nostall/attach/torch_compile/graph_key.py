@@ -61,6 +61,8 @@ def graph_key(
         device_name(device),
         f"{options.fuse} {options.fallback} {options.tuned_plans} {options.keep}",
         f"{torch.is_grad_enabled()}",
+        # These decide whether products of fp32 have kernels.
+        f"{options.products} {torch.get_float32_matmul_precision()}",
         *(f"{name}={_patch_text(value)}" for name, value in sorted(patches.items())),
         *(_input_text(value) for value in inputs),
         *_node_lines(module, device),

@@ -13,6 +13,7 @@ FuseScope = Literal["reductions", "all"]
 SelectionPolicy = Literal["measure", "stitched", "inductor"]
 Fallback = Literal["inductor", "eager"]
 KeepRule = Literal["faster", "all"]
+ProductScope = Literal["off", "measure"]
 DEFAULT_TUNED_PLANS = 4
 """Fewer than the default of :class:`~nostall.fusion.codegen.autotune.autotuner.Autotuner`, because
 the user's process waits for the tuning."""
@@ -24,7 +25,7 @@ ALIASES = {"extent": "fuse", "rest": "fallback", "race": "tuned_plans"}
 class Options:
     """Validated options of the backend.  Raises :class:`BadInput` if a value is not allowed."""
 
-    # Kernels that may be fused: those with a reduction, or all.  Inductor handles chains of
+    # Kernels that may be fused: those with a reduction, or all; and kernels over lists.  Inductor handles chains of
     # elementwise operators well, and can fuse them into its matrix products.
     fuse: FuseScope = "reductions"
     # Version that runs: the measured choice, or always the candidate or Inductor's version.
@@ -40,6 +41,11 @@ class Options:
     tuned_plans: int = DEFAULT_TUNED_PLANS
     # Kernels that are fused: those measured faster than Inductor's for the same operators, or all.
     keep: KeepRule = "faster"
+    # Matrix products: all stay with cuBLAS, or those whose kernel with their elementwise readers is
+    # measured faster are replaced.
+    products: ProductScope = "measure"
+    # Approximate limit of the time for these measurements, in seconds.
+    product_seconds: float = 30.0
 
     def __post_init__(self) -> None:
         types = get_type_hints(type(self))

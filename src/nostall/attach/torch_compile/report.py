@@ -36,6 +36,8 @@ class GraphReport:
     kept_in_inductor: int = 0
     # Kernels that stay with Inductor because they are not accurate, each with operator and error.
     inaccurate: list[str] = field(default_factory=list)
+    # What was measured of matrix products with elementwise readers, one line for each.
+    products: list[str] = field(default_factory=list)
     # The measured comparison of both versions; None if there was none.
     comparison: ComparisonRecord | None = None
     # Whether the selection was loaded from the store.
@@ -84,6 +86,10 @@ class GraphReport:
                 continue  # a call, which the explanation of its graph names
             lines.append(f"  {count:4} x {operator}: {reason}")
         lines += [f"  left to Inductor, not accurate: kernel {text}" for text in self.inaccurate]
+        if self.products:
+            seconds = self.seconds.get("products", 0.0)
+            lines.append(f"  matrix products, {seconds:.1f} s of measurements:")
+            lines += [f"    {line}" for line in self.products]
         if self.local_only_reason:
             lines.append(f"  compiled by the user's process: {self.local_only_reason}")
         return "\n".join(lines)

@@ -118,6 +118,9 @@ class Graph:
     """Indices of the nodes whose values the graph returns, in order."""
     varying: int | None = None
     """Placeholder prime of the dynamic size (:mod:`nostall.fusion.graph.dynamic_size`), if any."""
+    compared: tuple[tuple[int, ...], ...] = ()
+    """Groups of outputs that an operator behind this graph compares with each other
+    (:mod:`nostall.fusion.graph.decisions`)."""
 
     def __post_init__(self) -> None:
         for position, node in enumerate(self.nodes):
@@ -182,6 +185,8 @@ class Graph:
         content: list[object] = [rows, self.outputs]
         if self.varying is not None:
             content.append(self.varying)
+        if self.compared:
+            content.append(["compared", self.compared])
         text = json.dumps(content, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -244,6 +249,11 @@ class Graph:
             for user in self.consumers[index]:
                 masks[index] |= masks[user] | 1 << user
         return tuple(masks)
+
+    @cached_property
+    def opaque(self) -> int:
+        """A mask of the opaque nodes."""
+        return sum(1 << node.index for node in self.nodes if node.kind == "opaque")
 
     def is_convex(self, operators: Iterable[int]) -> bool:
         """Whether no path leaves the set and returns to it, so that one kernel can compute it."""

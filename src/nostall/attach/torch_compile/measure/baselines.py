@@ -63,12 +63,24 @@ def inductor_baselines(
     ]
 
 
+def extract_calls(module: GraphModule, captured: CapturedGraph, calls: Calls) -> GraphModule:
+    """Some calls of a graph, with all views and constants that they read, as a graph of its own."""
+    owning = frozenset(operator_owners(captured).values()) | calls
+    return _CallExtractor(captured, calls, owning, with_views=True).extract(module)
+
+
 class _CallExtractor:
     """Extracts some calls of a graph, with the views and constants between them."""
 
-    def __init__(self, captured: CapturedGraph, calls: Calls, owning: Calls) -> None:
-        """``owning``: all calls that were lowered to operators, which cost something to compute."""
+    def __init__(
+        self, captured: CapturedGraph, calls: Calls, owning: Calls, *, with_views: bool = False
+    ) -> None:
+        """``owning``: all calls that were lowered to operators, which cost something to compute.
+
+        ``with_views``: views of other nodes are extracted, too; by default they are inputs.
+        """
         self._captured, self._calls, self._owning = captured, calls, owning
+        self._with_views = with_views
         self._known: dict[FxNode, bool] = {}
 
     def extract(self, module: GraphModule) -> GraphModule:
@@ -102,7 +114,19 @@ class _CallExtractor:
 
     def _is_output(self, node: FxNode, nodes: dict[FxNode, None]) -> bool:
         is_result = node in self._calls or _is_item(node)
-        return is_result and any(user not in nodes for user in node.users)
+        return is_result and self._is_read_outside(node, nodes)
+
+    def _is_read_outside(self, node: FxNode, nodes: dict[FxNode, None]) -> bool:
+        """Whether a node that is not extracted reads a node, directly or by extracted views."""
+        return any(
+            user not in nodes
+            or (
+                user not in self._calls
+                and not _is_item(user)
+                and self._is_read_outside(user, nodes)
+            )
+            for user in node.users
+        )
 
     def _is_inside(self, node: FxNode) -> bool:
         """Whether a node is extracted: a call, or a view or constant of nothing but such nodes."""
@@ -115,7 +139,13 @@ class _CallExtractor:
             return True
         if node.op != "call_function" or node in self._owning or self._is_opaque(node):
             return False
+        if self._with_views and self._is_view(node):
+            return True
         return all(self._is_inside(operand) for operand in node.all_input_nodes)
+
+    def _is_view(self, node: FxNode) -> bool:
+        value = self._captured.values.get(node)
+        return isinstance(value, int) and self._captured.graph[value].kind == "layout"
 
     def _is_opaque(self, node: FxNode) -> bool:
         """Whether a node was not captured as operators, so that its cost is unknown."""

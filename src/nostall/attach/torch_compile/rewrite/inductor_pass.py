@@ -56,6 +56,10 @@ class StitchPass(CustomGraphPass):  # type: ignore[misc]
             from nostall.attach.torch_compile.rewrite.rewrite import insert_kernels
 
             insert_kernels(graph.owning_module, KernelStore(), self.kernel_filter, result)
+            if self.kernel_filter.products:
+                from nostall.attach.torch_compile.rewrite.products import insert_products
+
+                insert_products(graph.owning_module, self.kernel_filter, result)
 
     def uuid(self) -> Any:
         """Part of PyTorch's cache keys: which kernels are inserted, and the store that has them."""

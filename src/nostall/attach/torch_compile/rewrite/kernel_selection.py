@@ -62,6 +62,8 @@ class KernelFilter:
     kept_in_inductor: frozenset[str] = frozenset()
     # Kernels by region key; other regions are taken from the store.
     regions: Mapping[str, RegionRecord] = field(default_factory=dict, hash=False)
+    # Whether ``regions`` may have kernels of matrix products.
+    products: bool = False
 
     def accepts(self, match: KernelMatch) -> bool:
         return (self.fuse == "all" or match.reduces) and match.key not in self.kept_in_inductor
@@ -72,4 +74,4 @@ class KernelFilter:
         regions = [f"{key} {record.json.decode()}" for key, record in self.regions.items()]
         text = "\n".join(sorted(regions))
         digest = hashlib.sha256(text.encode()).hexdigest()
-        return [self.fuse, sorted(self.kept_in_inductor), digest]
+        return [self.fuse, sorted(self.kept_in_inductor), digest, self.products]

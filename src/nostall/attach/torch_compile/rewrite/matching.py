@@ -46,7 +46,7 @@ def match_kernels(
 
     Raises :class:`BadCapture` for nodes without ``meta["val"]`` if it cannot be computed.
     """
-    captured = _capture(module)
+    captured = capture_module(module)
     if captured is None:
         # Beside other kernels the forward and the backward pass could draw different numbers.
         reason = "random numbers that depend on the kernel they are in"
@@ -81,7 +81,7 @@ def find_region_graphs(module: GraphModule) -> list[Graph]:
     Called while Dynamo compiles, it adds a guard: PyTorch compiles again for a dynamic size at
     which a tensor has more elements than kernels can count.
     """
-    captured = _capture(module)
+    captured = capture_module(module)
     if captured is None:
         return []
     _limit_dynamic_size(captured, only_as_guard=True)
@@ -90,10 +90,10 @@ def find_region_graphs(module: GraphModule) -> list[Graph]:
 
 def _regions(captured: CapturedGraph) -> tuple[Region, ...]:
     views = views_of_parts(captured.graph) & captured.origins.keys()
-    return find_regions(captured.graph, operator_owners(captured), _seed_pairs(captured) | views)
+    return find_regions(captured.graph, operator_owners(captured), seed_pairs(captured) | views)
 
 
-def _seed_pairs(captured: CapturedGraph) -> frozenset[int]:
+def seed_pairs(captured: CapturedGraph) -> frozenset[int]:
     """Views of pairs of random seeds, of which Inductor draws a vector for each graph.
 
     As inputs of kernels they make regions equal that differ in their seed only, such as the layers
@@ -107,7 +107,8 @@ def _seed_pairs(captured: CapturedGraph) -> frozenset[int]:
     return frozenset(pairs)
 
 
-def _capture(module: GraphModule) -> CapturedGraph | None:
+def capture_module(module: GraphModule) -> CapturedGraph | None:
+    """The captured graph; None if its random numbers depend on the kernels that draw them."""
     fill_metadata(module.graph)
     return None if _random_numbers_depend_on_kernels(module) else capture(module)
 
@@ -186,7 +187,7 @@ def _drop_partial_calls(
     """
     graph = captured.graph
     owners = operator_owners(captured)
-    known = {*captured.origins, *_seed_pairs(captured)}
+    known = {*captured.origins, *seed_pairs(captured)}
     while True:
         fused = {index for match in matches for index in match.operators}
         provided = {index for match in matches for index in match.outputs}

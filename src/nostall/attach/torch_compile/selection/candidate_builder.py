@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,8 +19,13 @@ from torch.fx import GraphModule
 from nostall.attach.torch_compile.graph_copies import DynamicInputs, clone_graph
 from nostall.attach.torch_compile.graph_key import device_name
 from nostall.attach.torch_compile.measure.kernel_accuracy import Region
-from nostall.attach.torch_compile.measure.kernel_comparison import KernelComparisons
+from nostall.attach.torch_compile.measure.kernel_comparison import (
+    AllKernelsSlower,
+    KernelComparisons,
+)
 from nostall.attach.torch_compile.measure.plan_tuning import PlanTuning
+from nostall.attach.torch_compile.measure.product_comparison import ProductComparisons
+from nostall.attach.torch_compile.measure.product_tuning import ProductTuning
 from nostall.attach.torch_compile.rewrite.kernel_selection import RewriteResult
 from nostall.attach.torch_compile.rewrite.matching import find_region_graphs
 from nostall.attach.torch_compile.selection.accuracy_repair import AccuracyRepair
@@ -78,6 +84,7 @@ class CandidateBuilder:
         max_plans = options.tuned_plans if kernel_clock is not None else 0
         self.tuning = PlanTuning(max_plans, options.seconds, options.fuse)
         self.comparisons = KernelComparisons(kernel_clock, options, dict(patches))
+        self.products = ProductComparisons(kernel_clock, options, dict(patches))
         # Regions of Inductor's graphs, and those whose kernels are not generated yet.
         self.regions: list[Graph] = []
         self.pending_regions = deque[Graph]()
@@ -172,7 +179,27 @@ class CandidateBuilder:
         clock = self.kernel_clock
         if self.tuning.candidates and clock is not None:
             self.versions.timed("raced", lambda: self.tuning.run(self.versions.device, clock))
-        return Selection("stitched", self._kept_in_inductor(), self._region_records())
+        try:
+            kept, slower = self._kept_in_inductor(), None
+        except AllKernelsSlower as error:
+            kept, slower = error.kernels, error
+        selection = Selection("stitched", kept, self._region_records())
+        products = self._choose_products(selection)
+        if slower is not None and not products:
+            raise slower
+        return replace(selection, regions={**selection.regions, **products})
+
+    def _choose_products(self, selection: Selection) -> dict[str, RegionRecord]:
+        """Measure which matrix products have a kernel with their elementwise readers."""
+        if not (self.products.is_enabled and RankSync.current().is_leader):
+            return {}
+        compiler = self.versions.compiler.without_cuda_graphs
+        kernel_filter = replace(self.versions.kernel_filter(selection), products=False)
+        chosen = self.versions.timed(
+            "products", lambda: self.products.chosen(compiler, kernel_filter)
+        )
+        self.report.products = self.products.lines
+        return chosen
 
     def _kept_in_inductor(self) -> frozenset[str]:
         if not self.comparisons.graphs:
@@ -199,6 +226,10 @@ class CandidateBuilder:
     def _observe(self, module: GraphModule) -> None:
         """Plan the background work for one of Inductor's graphs, while Inductor compiles it."""
         try:
+            if not self.versions.is_dynamic:
+                self.products.add(module)
+            if not (self.versions.options.background or self.versions.is_dynamic):
+                return  # everything else is found when the candidate is compiled
             regions = find_region_graphs(module)
             self.regions += regions
             self.pending_regions += regions
@@ -209,6 +240,8 @@ class CandidateBuilder:
             return
         if self.versions.options.background:
             self.tasks.add(self._generate_kernels)
+            if self.products.is_enabled:
+                self.tasks.add(self._generate_products)
         if self.regions and not self.report.local_only_reason:
             with log_errors():  # must not end Inductor's compilation, either
                 regions_compared = self._compared_regions(len(self.regions))
@@ -237,6 +270,15 @@ class CandidateBuilder:
                     if kernel not in known:
                         known.add(kernel)
                         yield partial(compile_kernel, kernel, device)
+
+    def _generate_products(self) -> Iterator[Task]:
+        """Have a worker compile the kernels of matrix products; yields the task that waits."""
+        kernel_filter = self.versions.kernel_filter(Selection("stitched"))
+        graphs = self.products.product_graphs(replace(kernel_filter, products=False))
+        if graphs and not self.local_only_reason:
+            device = self.versions.device
+            if self.precompiler.generate_kernels(graphs, ProductTuning(), device) is not None:
+                yield self.precompiler.wait_for_kernels
 
     def _compared_regions(self, regions: int) -> int:
         """The number of regions if this process compares their kernels with baselines, else 0."""

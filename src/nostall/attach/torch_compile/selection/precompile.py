@@ -23,6 +23,7 @@ from nostall.attach.torch_compile.measure.kernel_comparison import (
     graph_device,
 )
 from nostall.attach.torch_compile.measure.plan_tuning import PlanCandidates, PlanTuning
+from nostall.attach.torch_compile.measure.product_tuning import ProductTuning
 from nostall.attach.torch_compile.rewrite.compilers import GraphCompiler, InductorCompiler
 from nostall.attach.torch_compile.rewrite.kernel_selection import KernelFilter, RewriteResult
 from nostall.attach.torch_compile.selection.graph_state import GraphState
@@ -96,7 +97,7 @@ class Precompiler:
         return [*INDUCTOR_WORKERS[: max(1, count)]]
 
     def generate_kernels(
-        self, graphs: Sequence[Graph], tuning: PlanTuning, device: torch.device
+        self, graphs: Sequence[Graph], tuning: PlanTuning | ProductTuning, device: torch.device
     ) -> Sequence[PlanCandidates] | None:
         """Start the generation of regions' kernels and their compilation in a worker.
 

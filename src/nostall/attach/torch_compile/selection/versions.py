@@ -63,7 +63,8 @@ class GraphVersions:
         PyTorch's cache keys contain the passes.  So a run with a stored selection has to add the
         same pass as the run that made the selection.
         """
-        return self.options.background or self.is_dynamic
+        options = self.options
+        return options.background or self.is_dynamic or options.products != "off"
 
     def compile_baseline(
         self,
@@ -123,7 +124,8 @@ class GraphVersions:
     def kernel_filter(self, selection: Selection) -> KernelFilter:
         """The filter for the kernels of a selection."""
         inductor_matches = selection.kept_in_inductor
-        return KernelFilter(self.options.fuse, inductor_matches, selection.regions)
+        products = self.options.products != "off"
+        return KernelFilter(self.options.fuse, inductor_matches, selection.regions, products)
 
     def timed(self, activity: str, work: Callable[[], T]) -> T:
         """Do some work, and report its wall time."""

@@ -5,6 +5,7 @@ Field names in the files differ from the attributes where ``msgspec.field(name=.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -17,6 +18,7 @@ from nostall.fusion.graph.dynamic_size import Extent, Total, depends_on_size, re
 if TYPE_CHECKING:
     from nostall.fusion.codegen.emit.program import Program, Sized
     from nostall.fusion.graph.graph import Node
+    from nostall.fusion.lists.kernel import Layout, ListKernel
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -93,6 +95,10 @@ class LaunchRecord(Record, frozen=True):
     # Whether the launch may start before the preceding kernel has ended (programmatic dependent
     # launch).
     follows: bool = False
+    # Iterations of pipelined loops that are in flight; 0: Triton's default.
+    num_stages: int = 0
+    # Whether the kernel needs scratch memory, in which it writes tensor descriptors.
+    needs_scratch: bool = False
 
 
 class WorkspaceRecord(Record, frozen=True):
@@ -117,6 +123,38 @@ class KernelRecord(Record, frozen=True, kw_only=True):
     outputs: tuple[TensorRecord, ...]
     launches: tuple[LaunchRecord, ...]
     workspaces: tuple[WorkspaceRecord, ...]
+    # How many of the inputs, from the first one on, the kernel overwrites.
+    mutated: int = 0
+
+    @classmethod
+    def from_list_kernel(cls, kernel: ListKernel) -> Self:
+        """The record of a kernel over lists."""
+
+        def tensor(layout: Layout) -> TensorRecord:
+            return TensorRecord(shape=layout.shape, strides=layout.strides, dtype=layout.dtype)
+
+        return cls(
+            source=hashlib.sha256(kernel.source.encode()).hexdigest(),
+            plan=kernel.plan,
+            inputs=tuple(map(tensor, kernel.inputs)),
+            outputs=tuple(map(tensor, kernel.outputs)),
+            launches=tuple(
+                LaunchRecord(
+                    name=launch.name,
+                    arguments=launch.arguments,
+                    counts=(),
+                    grid=launch.grid,
+                    num_warps=launch.num_warps,
+                    follows=launch.follows,
+                )
+                for launch in kernel.launches
+            ),
+            workspaces=tuple(
+                WorkspaceRecord(name=w.name, dtype=w.dtype, elements=w.elements)
+                for w in kernel.workspaces
+            ),
+            mutated=kernel.mutated,
+        )
 
     @classmethod
     def from_program(cls, program: Program) -> Self:
@@ -138,6 +176,8 @@ class KernelRecord(Record, frozen=True, kw_only=True):
                     num_warps=launch.num_warps,
                     aligned=launch.aligned,
                     follows=launch.follows,
+                    num_stages=launch.num_stages,
+                    needs_scratch=launch.needs_scratch,
                 )
                 for launch in program.launches
             ),
@@ -277,15 +317,23 @@ class KernelComparisonRecord(Record, frozen=True, kw_only=True):
         return self.failure is None and self._verdict != "faster"
 
     @property
+    def is_faster(self) -> bool:
+        """Whether the kernels were measured and are significantly faster."""
+        return self.failure is None and self._verdict == "faster"
+
+    @property
     def is_slower(self) -> bool:
         """Whether the kernels were measured and are significantly slower."""
         return self.failure is None and self._verdict == "slower"
 
     @property
+    def comparison(self) -> Comparison:
+        """The comparison of the samples; there are none after a failure."""
+        return Comparison.from_samples(self.inductor, self.stitched, self.null, kind=self.kind)
+
+    @property
     def _verdict(self) -> str:
-        return Comparison.from_samples(
-            self.inductor, self.stitched, self.null, kind=self.kind
-        ).verdict
+        return self.comparison.verdict
 
 
 class BinaryRecord(Record, frozen=True):

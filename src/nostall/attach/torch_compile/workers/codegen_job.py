@@ -21,6 +21,7 @@ import torch
 import triton
 
 from nostall.attach.torch_compile.measure.plan_tuning import PlanCandidates, PlanTuning
+from nostall.attach.torch_compile.measure.product_tuning import ProductTuning
 from nostall.attach.torch_compile.runtime.custom_op import load_op
 from nostall.attach.torch_compile.workers.cpu_time import MAX_COMPILERS
 from nostall.attach.torch_compile.workers.torch_state import cache_folders, set_cache_folders
@@ -54,7 +55,8 @@ class CodegenJob:
     """Generate kernels for regions, and start to compile them."""
 
     graphs: tuple[Graph, ...]
-    tuning: PlanTuning
+    # Names the kernels of each graph.
+    tuning: PlanTuning | ProductTuning
     # Triton's description of the architecture to compile for.
     target: Any
     # Identifies the Dynamo graph; compilations for other owners are cancelled.
@@ -63,7 +65,10 @@ class CodegenJob:
 
     def serialize(self) -> bytes:
         # Candidates that the user's process has already are not sent.
-        return pickle.dumps(replace(self, tuning=replace(self.tuning, candidates=[])))
+        tuning: PlanTuning | ProductTuning = ProductTuning()
+        if isinstance(self.tuning, PlanTuning):
+            tuning = replace(self.tuning, candidates=[])
+        return pickle.dumps(replace(self, tuning=tuning))
 
     @staticmethod
     def run(data: bytes) -> CodegenResult:
@@ -154,7 +159,7 @@ def _use_folders(folders: Folders) -> None:
 
 
 def _prepare(
-    graph: Graph, tuning: PlanTuning, folders: Folders
+    graph: Graph, tuning: PlanTuning | ProductTuning, folders: Folders
 ) -> tuple[list[str], list[PlanCandidates], str]:
     """Generate a region's kernels; returns their names, plan candidates and the error, if any."""
     kernels = list[str]()

@@ -12,6 +12,7 @@ from nostall.fusion.codegen.expressions.helpers import used_helpers
 from nostall.fusion.codegen.expressions.lines import Lines
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan, PackedPlan
 from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel
+from nostall.fusion.codegen.tiling.product_config import ProductConfig
 from nostall.fusion.graph.dynamic_size import varies
 from nostall.fusion.graph.graph import Graph
 
@@ -70,6 +71,10 @@ class Launch:
     # Whether the kernel itself waits for the previous kernel and may be launched before that kernel
     # has ended (programmatic dependent launch).
     follows: bool = False
+    # Iterations of pipelined loops that are in flight; 0: Triton's default.
+    num_stages: int = 0
+    # Whether the kernel needs scratch memory, in which it writes tensor descriptors.
+    needs_scratch: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,7 +82,7 @@ class Program:
     """The source and the launches of one stitched pattern."""
 
     graph: Graph = field(repr=False)
-    plan: KernelPlan | PackedPlan
+    plan: KernelPlan | PackedPlan | ProductConfig
     source: str = field(repr=False)
     # Graph nodes.
     inputs: tuple[int, ...]

@@ -89,6 +89,8 @@ class StitchedKernel:
                 arguments = [align_tensor(tensor) for tensor in arguments]
             counts = [resized(count, varying, size) for count in launch.counts]
             grid = tuple(resized(blocks, varying, size) for blocks in launch.grid)
+            if launch.needs_scratch:
+                provide_scratch()
             function[grid](*arguments, *counts, **launch_options(launch))
 
     def _check(self, inputs: Sequence[Tensor], size: int | None) -> None:
@@ -129,6 +131,9 @@ class LaunchLike(Protocol):
     @property
     def follows(self) -> bool: ...
 
+    @property
+    def num_stages(self) -> int: ...
+
 
 def launch_options(launch: LaunchLike) -> dict[str, Any]:
     """Triton's keyword arguments for a launch on the current GPU.
@@ -145,11 +150,28 @@ def launch_options(launch: LaunchLike) -> dict[str, Any]:
         "enable_fp_fusion": True,
         "sanitize_overflow": False,
     }
+    if launch.num_stages:
+        options["num_stages"] = launch.num_stages
     # The kernel source has the same condition for its wait instruction.  A kernel without the wait
     # must not start before the previous kernel ends.
     if launch.follows and tl.target_info.cuda_capability_geq(9, 0):
         options["launch_pdl"] = True
     return options
+
+
+def provide_scratch() -> None:
+    """Let Triton allocate the scratch memory of launches in this thread by PyTorch.
+
+    Triton keeps its allocator for each thread, and backward passes run in threads of their own.
+    """
+    import triton
+
+    triton.set_allocator(_allocate_scratch)
+
+
+def _allocate_scratch(size: int, alignment: int, stream: int | None) -> Tensor:
+    """Memory that the current stream may reuse behind the launch; PyTorch's is aligned enough."""
+    return torch.empty(size, dtype=torch.int8, device="cuda")
 
 
 def empty_tensor(node: Node, device: torch.device) -> Tensor:

@@ -21,6 +21,10 @@ SPEC_DTYPES: dict[str, DType] = {
 }
 
 
+DEFAULT_STAGES = 3
+"""Triton's default."""
+
+
 def launch_specs(program: Program) -> dict[str, LaunchSpec]:
     """The launch specification of each kernel of a program, by kernel name."""
     return {launch.name: _spec(program, launch) for launch in program.launches}
@@ -49,4 +53,9 @@ def _spec(program: Program, launch: Launch) -> LaunchSpec:
         Scalar(name=name, dtype="i32", value=value)
         for name, value in zip(launch.count_names, launch.counts, strict=False)
     ]
-    return LaunchSpec(grid=(*launch.grid, 1), args=(*buffers, *counts), num_warps=launch.num_warps)
+    return LaunchSpec(
+        grid=(*launch.grid, 1),
+        args=(*buffers, *counts),
+        num_warps=launch.num_warps,
+        num_stages=launch.num_stages or DEFAULT_STAGES,
+    )

@@ -79,6 +79,7 @@ def test_workers_start_if_there_are_regions_and_workers_may_compile(
     builder, calls = builder_with_regions(()), list[int]()
     builder.report, builder.regions = GraphReport(local_only_reason=local_only_reason), []
     builder.comparisons = SimpleNamespace(graphs=["forward"], add=lambda module: None)
+    builder.products = SimpleNamespace(is_enabled=False, add=lambda module: None)
     options = SimpleNamespace(background=True)
     builder.versions = SimpleNamespace(device=CUDA, is_dynamic=False, options=options)
     builder.tasks, builder._generate_kernels = BackgroundTasks(), None

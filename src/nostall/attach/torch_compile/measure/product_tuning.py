@@ -1,0 +1,35 @@
+"""Generate the kernels of matrix products for all tile configurations, in a worker process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from nostall.attach.torch_compile.measure.plan_tuning import PlanCandidates
+from nostall.attach.torch_compile.store.kernel_store import KernelStore
+from nostall.fusion.codegen.tiling.product_config import ProductConfig, configs
+from nostall.fusion.graph.graph import Graph
+from nostall.fusion.products.emit import emit_products
+from nostall.fusion.products.product_graph import ProductGraph
+
+
+@dataclass
+class ProductTuning:
+    """Names the kernels of products that are measured; has the form of a plan tuning."""
+
+    # Plans of other kernels: none.
+    candidates: list[PlanCandidates] = field(default_factory=list)
+
+    def prepare(self, graph: Graph) -> Iterator[str]:
+        """Write the kernels of a product's graph to the store and yield their names."""
+        for _, kernel, _ in product_kernels(ProductGraph(graph), KernelStore()):
+            yield kernel
+
+
+def product_kernels(
+    product: ProductGraph, store: KernelStore
+) -> Iterator[tuple[ProductConfig, str, tuple[int, ...]]]:
+    """Each configuration with the name of its kernel and the nodes that the kernel reads."""
+    for config in configs(product.shape):
+        program = emit_products(product, config)
+        yield config, store.put(program), program.inputs

@@ -1,0 +1,296 @@
+"""Triton source of a kernel that computes products and the elementwise operators behind them.
+
+A program has one tile of rows times columns (``persistent``: several, one after the other). Its
+products are sums in fp32 over the depth, always in the same order, so results are deterministic.
+The elementwise operators are written by :class:`~nostall.fusion.codegen.emit.tile.Tile`, as in
+every stitched kernel: the products take the place of loaded values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nostall.fusion.codegen.emit.program import Launch, NodeNumbering, Program, assemble_file
+from nostall.fusion.codegen.emit.tile import Tile
+from nostall.fusion.codegen.emit.tile_parts import Chunk, Rows, TileValue
+from nostall.fusion.codegen.expressions.lines import Lines
+from nostall.fusion.codegen.expressions.templates import Value
+from nostall.fusion.codegen.loops.mapping import LoopMapping, Loops, Operand, map_pattern
+from nostall.fusion.codegen.loops.schedule import Schedule
+from nostall.fusion.codegen.tiling.product_config import ProductConfig, ProductShape
+from nostall.fusion.errors import BadFusion
+from nostall.fusion.graph.graph import Node
+from nostall.fusion.products.product_graph import ProductGraph, contiguous_axis
+
+MAX_NAMED_OPERATORS = 4
+"""Operators in the name of a kernel."""
+
+
+@dataclass(frozen=True)
+class _Axes:
+    """The loops of a kernel along the rows and the columns of its products."""
+
+    mapping: LoopMapping
+    rows: Loops
+    columns: Loops
+
+
+class _ProductTile(Tile):
+    """A tile that reads products from registers."""
+
+    products: dict[int, str]
+    """Name of the sum of each product node."""
+
+    def _load(self, operand: Operand, chunk: Chunk | None) -> TileValue:
+        name = self.products.get(operand.source)
+        if name is None:
+            return super()._load(operand, chunk)
+        return TileValue(Value(name, "float32"), True, True)
+
+
+def emit_products(kernel: ProductGraph, config: ProductConfig) -> Program:
+    """The source and the launch of a kernel.
+
+    Raises :class:`BadFusion` if the elementwise operators have no common loops with the products.
+    """
+    axes, lines = product_axes(kernel), Lines()
+    with lines.block():
+        _Body(kernel, config, axes, lines).write()
+    dots, mapping = set(kernel.dots), axes.mapping
+    factors = [kernel.left.index, *(node.index for node in kernel.rights)]
+    others = [index for index in mapping.inputs if index not in dots]
+    inputs = tuple(dict.fromkeys([*factors, *others]))
+    outputs = kernel.graph.outputs
+    launch = Launch(
+        _name(kernel),
+        tuple(f"p{index}" for index in (*inputs, *outputs)),
+        (),
+        (config.programs(kernel.shape), 1),
+        config.warps,
+        aligned=config.descriptors,
+        num_stages=config.stages,
+        needs_scratch=config.descriptors,
+    )
+    numbers = NodeNumbering(inputs)
+    source, launches = assemble_file(str(config), [(lines, launch)], numbers)
+    names = numbers.tensor_arguments((*inputs, *outputs))
+    return Program(kernel.graph, config, source, inputs, outputs, names, launches)
+
+
+def product_axes(kernel: ProductGraph) -> _Axes:
+    """The loops of the elementwise operators by the axis of the products that they run along.
+
+    Raises :class:`BadFusion` if a loop runs along none, or if an operator reads a part of a
+    product.
+    """
+    graph, dots = kernel.graph, set(kernel.dots)
+    if min(kernel.shape.rows, kernel.shape.columns) < 2:
+        raise BadFusion("a product of a matrix and a vector has no tiles")
+    mapping = map_pattern(graph, kernel.epilogue)
+    reads = {
+        (operand.source, operand.accesses)
+        for index in mapping.operators
+        for operand in mapping.operands[index]
+        if operand.source in dots
+    }
+    accesses = {each for _, each in reads}
+    if len(accesses) != 1 or {source for source, _ in reads} != dots:
+        raise BadFusion("the elementwise operators read the products at several indices")
+    rows, columns = next(iter(accesses))
+    whole = all(each.start == 0 and each.step == 1 for each in (rows, columns))
+    sizes = [
+        _count(mapping, each.loops) == size
+        for each, size in zip((rows, columns), graph[kernel.dots[0]].shape, strict=True)
+    ]
+    loops = {*rows.loops, *columns.loops}
+    if not whole or not all(sizes):
+        raise BadFusion("an elementwise operator reads a part of a product")
+    if loops != set(range(len(mapping.loop_sizes))):
+        raise BadFusion("an elementwise operator has more elements than the product")
+    if any(mapping.loops[index] != loops for index in mapping.outputs):
+        raise BadFusion("a result has fewer elements than the product")
+    return _Axes(mapping, rows.loops, columns.loops)
+
+
+def _count(mapping: LoopMapping, loops: Loops) -> int:
+    count = 1
+    for loop in loops:
+        count *= mapping.loop_sizes[loop]
+    return count
+
+
+def _name(kernel: ProductGraph) -> str:
+    """A kernel name for profiles: the number of products, and the first operators behind them."""
+    operators = [kernel.graph[index].op for index in kernel.epilogue]
+    distinct = [op for op in dict.fromkeys(operators) if op != "cast"]
+    return "_".join(["product" * len(kernel.dots), *distinct[:MAX_NAMED_OPERATORS]])
+
+
+class _Body:
+    """Writes the body of a kernel."""
+
+    def __init__(
+        self, kernel: ProductGraph, config: ProductConfig, axes: _Axes, lines: Lines
+    ) -> None:
+        self.kernel, self.config, self.axes, self.lines = kernel, config, axes, lines
+        self.shape: ProductShape = kernel.shape
+        self.sums = {index: f"sum_{at}" for at, index in enumerate(kernel.dots)}
+
+    def write(self) -> None:
+        lines, config = self.lines, self.config
+        if config.descriptors:
+            self._make_descriptors()
+        if not config.persistent:
+            lines("tile = tl.program_id(0)")
+            self._write_tile()
+            return
+        rows, columns = config.tiles(self.shape)
+        programs = config.programs(self.shape)
+        tiles = f"tl.range(tl.program_id(0), {rows * columns}, {programs}, flatten=True)"
+        with lines.block(f"for tile in {tiles}:"):
+            self._write_tile()
+
+    def _write_tile(self) -> None:
+        self._write_position()
+        self._write_loop()
+        self._write_epilogue()
+
+    def _write_position(self) -> None:
+        """The tile's place: groups of rows share the columns in the L2 cache."""
+        lines, config = self.lines, self.config
+        rows, columns = config.tiles(self.shape)
+        width = config.group * columns
+        lines(f"first = tile // {width} * {config.group}")
+        lines(f"height = tl.minimum({rows} - first, {config.group})")
+        lines("row = first + tile % " + f"{width} % height")
+        lines(f"column = tile % {width} // height")
+        lines(f"r = row * {config.rows} + tl.arange(0, {config.rows})[:, None]")
+        lines(f"c = column * {config.columns} + tl.arange(0, {config.columns})[None, :]")
+        if self._row_mask:
+            lines(f"live = r < {self.shape.rows}")
+        if self._column_mask:
+            lines(f"inside = c < {self.shape.columns}")
+
+    @property
+    def _row_mask(self) -> str | None:
+        return "live" if self.shape.rows % self.config.rows else None
+
+    @property
+    def _column_mask(self) -> str | None:
+        return "inside" if self.shape.columns % self.config.columns else None
+
+    # -- the loop over the depth -----------------------------------------------------------------
+
+    def _write_loop(self) -> None:
+        lines, config, shape = self.lines, self.config, self.shape
+        for name in self.sums.values():
+            lines(f"{name} = tl.zeros(({config.rows}, {config.columns}), tl.float32)")
+        depth = shape.depth
+        loop = f"tl.range(0, {depth}, {config.depth}, num_stages={config.stages})"
+        if config.persistent:
+            loop = f"range(0, {depth}, {config.depth})"
+        if not config.descriptors:
+            lines(f"d = tl.arange(0, {config.depth})")
+        with lines.block(f"for k in {loop}:"):
+            lines(f"left = {self._load_factor(self.kernel.left, is_left=True)}")
+            for node, (at, name) in zip(
+                self.kernel.rights, enumerate(self.sums.values()), strict=True
+            ):
+                lines(f"right_{at} = {self._load_factor(node, is_left=False)}")
+                precision = ', input_precision="tf32"' if shape.dtype == "float32" else ""
+                lines(f"{name} = tl.dot(left, right_{at}, {name}{precision})")
+
+    def _load_factor(self, node: Node, *, is_left: bool) -> str:
+        """The load of one operand's tile: (rows, depth), or (depth, columns)."""
+        if self.config.descriptors:
+            axis = contiguous_axis(node)
+            outer = f"row * {self.config.rows}" if is_left else f"column * {self.config.columns}"
+            place = (outer, "k") if is_left else ("k", outer)
+            name = self._descriptor_name(node, is_left=is_left)
+            if axis == 1:
+                return f"{name}.load([{place[0]}, {place[1]}])"
+            return f"{name}.load([{place[1]}, {place[0]}]).T"
+        first, second = node.strides
+        along_depth = f"(k + d[{'None, :' if is_left else ':, None'}])"
+        texts = ("r", along_depth) if is_left else (along_depth, "c")
+        terms = [
+            text if stride == 1 else f"{text} * {stride}"
+            for text, stride in zip(texts, (first, second), strict=True)
+            if stride
+        ]
+        masks = [self._row_mask if is_left else self._column_mask]
+        if self.shape.depth % self.config.depth:
+            masks.append(f"({along_depth} < {self.shape.depth})")
+        mask = " & ".join(each for each in masks if each)
+        broadcast = self._broadcast(node, is_left=is_left)
+        address = " + ".join([f"p{node.index}", *terms, *broadcast])
+        return f"tl.load({address}{f', mask={mask}, other=0.0' if mask else ''})"
+
+    def _broadcast(self, node: Node, *, is_left: bool) -> list[str]:
+        """A zero of the tile's shape, if a stride of 0 leaves an axis out of the address."""
+        if all(node.strides):
+            return []
+        along_depth = f"d[{'None, :' if is_left else ':, None'}]"
+        return [f"({'r' if is_left else 'c'} + {along_depth}) * 0"]
+
+    # -- descriptors -----------------------------------------------------------------------------
+
+    def _descriptor_name(self, node: Node, *, is_left: bool) -> str:
+        return "left_tiles" if is_left else f"right_tiles_{self.kernel.rights.index(node)}"
+
+    def _make_descriptors(self) -> None:
+        config = self.config
+        self._make_descriptor(self.kernel.left, (config.rows, config.depth), is_left=True)
+        for node in dict.fromkeys(self.kernel.rights):
+            self._make_descriptor(node, (config.depth, config.columns), is_left=False)
+
+    def _make_descriptor(self, node: Node, block: tuple[int, int], *, is_left: bool) -> None:
+        axis = contiguous_axis(node)
+        shape, stride = node.shape, node.strides[1 - (axis or 0)]
+        if axis == 0:
+            shape, block = shape[::-1], (block[1], block[0])
+        name = self._descriptor_name(node, is_left=is_left)
+        self.lines(
+            f"{name} = tl.make_tensor_descriptor(p{node.index}, shape=[{shape[0]}, {shape[1]}], "
+            f"strides=[{stride}, 1], block_shape=[{block[0]}, {block[1]}])"
+        )
+
+    # -- the elementwise operators ---------------------------------------------------------------
+
+    def _write_epilogue(self) -> None:
+        """The elementwise operators for one part of the columns after the other."""
+        config, lines, columns = self.config, self.lines, self.config.columns
+        width = columns // config.parts
+        names = {index: [name] for index, name in self.sums.items()}
+        parts = 1
+        while parts < config.parts:
+            names = {index: self._halve(each, columns // parts) for index, each in names.items()}
+            parts *= 2
+        for part in range(parts):
+            suffix = f"_{part}" if parts > 1 else ""
+            mask = self._column_mask and f"inside{suffix}"
+            if suffix:
+                first = f"column * {columns} + {part * width}"
+                lines(f"c{suffix} = {first} + tl.arange(0, {width})[None, :]")
+                if mask:
+                    lines(f"{mask} = c{suffix} < {self.shape.columns}")
+            products = {index: each[part] for index, each in names.items()}
+            self._write_operators(Chunk(width, f"c{suffix}", mask, suffix), products)
+
+    def _halve(self, names: list[str], width: int) -> list[str]:
+        """Split values into the first and the second half of their columns."""
+        halves: list[str] = []
+        for name in names:
+            pair = [f"{name}_{half}" for half in ("low", "high")]
+            shaped = f"tl.reshape({name}, ({self.config.rows}, 2, {width // 2}))"
+            self.lines(f"{', '.join(pair)} = tl.split(tl.permute({shaped}, (0, 2, 1)))")
+            halves += pair
+        return halves
+
+    def _write_operators(self, chunk: Chunk, products: dict[int, str]) -> None:
+        mapping = self.axes.mapping
+        rows = Rows(self.axes.rows, self.config.rows, "r", self._row_mask, "tile == 0")
+        schedule = Schedule(mapping, self.axes.rows, self.axes.columns)
+        tile = _ProductTile(schedule, self.axes.columns, rows, (chunk,), self.lines)
+        tile.products = products
+        tile.write(mapping.operators)

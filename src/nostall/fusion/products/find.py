@@ -1,0 +1,302 @@
+"""Find the matrix products of a captured graph that one kernel can compute with their readers.
+
+From a product the search follows its readers: elementwise operators with the product's number of
+elements, which read it at its own elements. Elementwise operators that only these need (the
+derivative of an activation) and operators of a row or a column join them. Values that something
+else reads, too, are results of the kernel.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+
+from torch.fx import Node as FxNode
+
+from nostall.fusion.capture import CapturedGraph
+from nostall.fusion.capture.memory import mutated_tensors
+from nostall.fusion.errors import BadFusion, BadGraph
+from nostall.fusion.graph.graph import Graph
+from nostall.fusion.graph.operations import DTYPE_BYTES, ELEMENTWISE
+from nostall.fusion.products.emit import product_axes
+from nostall.fusion.products.extract import Extraction
+from nostall.fusion.products.product_graph import ProductGraph
+from nostall.fusion.products.rules import (
+    CHANGED,
+    INSIDE_CALL,
+    NO_READER,
+    PART,
+    ProductCall,
+    product_call,
+    refusal,
+)
+
+MAX_OPERATORS = 64
+"""Elementwise operators of one kernel at most."""
+
+
+@dataclass(frozen=True)
+class FoundProduct:
+    """Products and their readers that one kernel can compute."""
+
+    kernel: ProductGraph
+    calls: tuple[ProductCall, ...]
+    origins: tuple[int, ...]
+    """``origins[i]``: the captured node that node i of the kernel's graph stands for; -1 for nodes
+    without one (the sums of a product before they are rounded)."""
+    operators: frozenset[int]
+    """Captured operators that the kernel computes, in place of all other kernels."""
+
+    @property
+    def anchors(self) -> tuple[int, ...]:
+        """The captured nodes of the products."""
+        roots = (self.kernel.rounded(index) for index in self.kernel.dots)
+        return self.captured(tuple(roots))
+
+    @property
+    def products(self) -> tuple[FxNode, ...]:
+        return tuple(call.node for call in self.calls)
+
+    def captured(self, nodes: Collection[int]) -> tuple[int, ...]:
+        """The captured nodes of nodes of the kernel's graph."""
+        return tuple(self.origins[index] for index in nodes)
+
+    @property
+    def bytes_saved(self) -> int:
+        """Bytes of products that are neither written nor read by the kernels in between."""
+        written = self.captured(self.kernel.graph.outputs)
+        saved = 0
+        for anchor, call in zip(self.anchors, self.calls, strict=True):
+            value = call.node.meta["val"]
+            saved += value.numel() * value.element_size() * (1 if anchor in written else 2)
+        return saved
+
+
+@dataclass
+class Products:
+    """What became of the products of a graph."""
+
+    found: list[FoundProduct] = field(default_factory=list)
+    """Pairs first, then single products; several may contain the same operators."""
+    refused: Counter[str] = field(default_factory=Counter)
+    """Products without a kernel, by reason."""
+
+    def lines(self) -> list[str]:
+        """The outcome as text."""
+        single = {each.products for each in self.found if len(each.calls) == 1}
+        pairs = sum(len(each.calls) == 2 for each in self.found)
+        lines = [
+            f"{len(single)} matrix products with elementwise readers, {pairs} pairs of products "
+            "with one left operand"
+        ]
+        lines += [f"  {n} x matrix product: {reason}" for reason, n in self.refused.most_common()]
+        return lines
+
+
+def find_products(captured: CapturedGraph, input_views: Collection[int] = ()) -> Products:
+    """All products that a kernel can compute with their readers, and the reasons against others.
+
+    ``input_views``: views that are inputs of kernels themselves (seeds of random numbers).
+    """
+    search = _Search(captured, frozenset(input_views))
+    outcome = Products()
+    singles: list[FoundProduct] = []
+    for index in search.calls:
+        if reason := search.refusals.get(index):
+            outcome.refused[reason] += 1
+            continue
+        try:
+            singles.append(search.grow((index,)))
+        except (BadFusion, BadGraph) as error:
+            outcome.refused[str(error)] += 1
+        for other in search.partners(index):
+            try:
+                outcome.found.append(search.grow((index, other)))
+            except (BadFusion, BadGraph):
+                continue  # each of them may still have a kernel
+    outcome.found += singles
+    return outcome
+
+
+class _Search:
+    """Grows kernels from the products of one graph."""
+
+    def __init__(self, captured: CapturedGraph, input_views: frozenset[int]) -> None:
+        self.captured, self.graph = captured, captured.graph
+        self.input_views = input_views
+        self.calls: dict[int, ProductCall] = {}
+        self.refusals: dict[int, str] = {}
+        mutated: set[FxNode] | None = None
+        for node, index in captured.values.items():
+            call = product_call(node)
+            if call is None or not isinstance(index, int):
+                continue
+            if mutated is None:
+                mutated = mutated_tensors(node.graph.nodes)
+            self.calls[index] = call
+            reason = refusal(call)
+            if mutated & {node, *call.operands}:
+                reason = reason or CHANGED
+            if reason is not None:
+                self.refusals[index] = reason
+
+    def partners(self, index: int) -> Iterator[int]:
+        """Later products of the same left operand that an operator reads together with this one."""
+        left = self._matrix(self.calls[index].left)
+        shape = self.calls[index].node.meta["val"].shape
+        for other, call in self.calls.items():
+            if (
+                other > index
+                and other not in self.refusals
+                and self._matrix(call.left) == left
+                and call.node.meta["val"].shape == shape
+                and not self._depends(other, (index,))
+                and self._meet(index, other)
+            ):
+                yield other
+
+    def _matrix(self, operand: FxNode) -> tuple[object, ...]:
+        """What an operand of a product is, whichever views lead to it."""
+        index, value = self.captured.values[operand], operand.meta["val"]
+        is_same = isinstance(index, int) and keeps_order(self.graph, index)
+        below = self.graph.base(index) if is_same and isinstance(index, int) else index
+        return below, tuple(value.shape), tuple(value.stride())
+
+    def _meet(self, index: int, other: int) -> bool:
+        """Whether some operator depends on both products, and all paths to it are elementwise."""
+        elements = self.graph[index].elements
+        reached = [self._forward((anchor,), elements) for anchor in (index, other)]
+        joined = self._forward((index, other), elements)
+        return any(
+            set(self.graph.sources[i]) & {index, *reached[0]}
+            and set(self.graph.sources[i]) & {other, *reached[1]}
+            for i in joined
+        )
+
+    def grow(self, anchors: tuple[int, ...]) -> FoundProduct:
+        """The kernel of products with their readers.  Raises :class:`BadFusion` if none exists."""
+        elements = self.graph[anchors[0]].elements
+        forward = self._forward(anchors, elements)
+        self._drop_last_operators(forward)
+        if not forward:
+            is_read = any(
+                self.graph[i].kind in ELEMENTWISE for i in self.graph.consumers[anchors[0]]
+            )
+            raise BadFusion(PART if is_read else NO_READER)
+        members = forward | self._needed(anchors, forward, elements)
+        outputs = [
+            index
+            for index in (*anchors, *sorted(forward))
+            if index in self.graph.results or set(self.graph.consumers[index]) - members
+        ]
+        if any(index not in self.captured.origins for index in outputs):
+            raise BadFusion(INSIDE_CALL)
+        extraction = Extraction(self.captured, members, self.input_views)
+        calls = tuple(self.calls[index] for index in anchors)
+        kernel, origins = extraction.extract(dict(zip(anchors, calls, strict=True)), outputs)
+        product_axes(kernel)
+        return FoundProduct(kernel, calls, origins, frozenset(members))
+
+    def _drop_last_operators(self, members: set[int]) -> None:
+        """Drop operators whose values Inductor need not write: one kernel reads them all.
+
+        It computes them from the values before them, such as the square in a norm.
+        """
+        for index in sorted(members, reverse=True):
+            readers = self.graph.consumers[index]
+            if not (members & set(readers) or index in self.graph.results) and all(
+                self._is_next(index, reader) for reader in readers
+            ):
+                members.remove(index)
+
+    def _is_next(self, index: int, reader: int) -> bool:
+        """Whether Inductor may compute a value in the kernel of its reader."""
+        between = self.graph.descendants[index] & self.graph.ancestors[reader]
+        return self.graph[reader].kind != "opaque" and not between & self.graph.opaque
+
+    def _depends(self, index: int, anchors: Collection[int]) -> bool:
+        """Whether a value is computed from one of the anchors."""
+        return any(self.graph.descendants[anchor] >> index & 1 for anchor in anchors)
+
+    def _forward(self, anchors: tuple[int, ...], elements: int) -> set[int]:
+        """The elementwise operators that read the anchors at their own elements, and so on.
+
+        An operator that needs a value behind the anchors from elsewhere is left out, so that no
+        path leaves the kernel and returns.
+        """
+        members: set[int] = set()
+        pending = sorted({i for anchor in anchors for i in self.graph.consumers[anchor]})
+        seen: set[int] = set()
+        while pending and len(members) < MAX_OPERATORS:
+            index = min(pending)
+            pending = [i for i in pending if i != index]
+            if index in seen:
+                continue
+            seen.add(index)
+            if self._joins(index, members | set(anchors), anchors, elements):
+                members.add(index)
+                pending += self.graph.consumers[index]
+        return members
+
+    def _joins(self, index: int, inside: set[int], anchors: tuple[int, ...], elements: int) -> bool:
+        node = self.graph[index]
+        if node.kind not in ELEMENTWISE or node.elements != elements or node.op == "random":
+            return False
+        for operand in node.inputs:
+            source = self.graph.base(operand)
+            if source in inside:
+                if not keeps_order(self.graph, operand):
+                    return False
+            elif self._depends(source, anchors):
+                return False
+        return node.dtype in DTYPE_BYTES and node.dtype != "float64"
+
+    def _needed(self, anchors: tuple[int, ...], forward: set[int], elements: int) -> set[int]:
+        """Elementwise operators that only the kernel needs, or that have few elements."""
+        members: set[int] = set()
+        pending = sorted(forward, reverse=True)
+        while pending and len(forward) + len(members) < MAX_OPERATORS:
+            for operand in self.graph[pending.pop()].inputs:
+                source = self.graph.base(operand)
+                node = self.graph[source]
+                inside = forward | members
+                if source in inside or source in anchors or node.kind not in ELEMENTWISE:
+                    continue
+                is_own = source not in self.graph.results and inside.issuperset(
+                    self.graph.consumers[source]
+                )
+                is_small = node.elements < elements
+                if (
+                    (is_own or is_small)
+                    and node.elements <= elements
+                    and not self._depends(source, anchors)
+                    and not self._is_sliced(operand)
+                    and node.dtype != "float64"
+                ):
+                    members.add(source)
+                    pending.append(source)
+        return members
+
+    def _is_sliced(self, index: int) -> bool:
+        while self.graph[index].kind == "layout":
+            if self.graph[index].op == "slice":
+                return True
+            index = self.graph[index].inputs[0]
+        return False
+
+
+def keeps_order(graph: Graph, index: int) -> bool:
+    """Whether a value is the value below its views with all elements in the same order."""
+    while graph[index].kind == "layout":
+        node = graph[index]
+        below = graph[node.inputs[0]]
+        is_same = node.op == "view" or node.shape == below.shape
+        if node.op == "permute":
+            is_same = [d for d in node.dims if below.shape[d] > 1] == [
+                d for d in range(len(below.shape)) if below.shape[d] > 1
+            ]
+        if not is_same or node.elements != below.elements:
+            return False
+        index = node.inputs[0]
+    return True

@@ -1,0 +1,86 @@
+"""The graph of one kernel: one or two products of one left operand, and their readers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nostall.fusion.codegen.tiling.product_config import DTYPE_BYTES, ProductShape
+from nostall.fusion.graph.graph import Graph, Node
+from nostall.fusion.graph.operations import ELEMENTWISE
+from nostall.fusion.graph.shapes import Shape
+
+DESCRIPTOR_ALIGNMENT = 16
+"""Bytes that each stride of a tensor descriptor but the last is a multiple of."""
+
+
+@dataclass(frozen=True)
+class ProductGraph:
+    """The operators of one kernel.  Products of 16-bit floats are ``dot`` nodes of dtype float32,
+    which a ``cast`` rounds, as cuBLAS rounds its sums once."""
+
+    graph: Graph
+
+    @property
+    def dots(self) -> tuple[int, ...]:
+        """The product nodes; their operands are inputs of the graph."""
+        return tuple(node.index for node in self.graph if node.kind == "dot")
+
+    def rounded(self, dot: int) -> int:
+        """The node of a product in its own dtype, which other operators read."""
+        (reader,) = self.graph.users[dot]
+        if self.graph[reader].op == "add":
+            (reader,) = self.graph.users[reader]
+        return reader
+
+    @property
+    def epilogue(self) -> tuple[int, ...]:
+        """The elementwise operators, in graph order."""
+        return tuple(node.index for node in self.graph if node.kind in ELEMENTWISE)
+
+    @property
+    def operators(self) -> tuple[int, ...]:
+        """All operators that the kernel computes."""
+        return self.graph.operators
+
+    @property
+    def left(self) -> Node:
+        """The left operand of all products, of shape (rows, depth)."""
+        return self.graph[self.graph[self.dots[0]].inputs[0]]
+
+    @property
+    def rights(self) -> tuple[Node, ...]:
+        """The right operands, each of shape (depth, columns)."""
+        return tuple(self.graph[self.graph[index].inputs[1]] for index in self.dots)
+
+    @property
+    def shape(self) -> ProductShape:
+        """Sizes of the products."""
+        (rows, depth), columns = self.left.shape, self.rights[0].shape[1]
+        operands = (self.left, *self.rights)
+        return ProductShape(
+            rows,
+            columns,
+            depth,
+            self.left.dtype,
+            len(self.dots),
+            all(contiguous_axis(node) is not None for node in operands),
+        )
+
+
+def contiguous_axis(node: Node) -> int | None:
+    """The axis along which a tensor descriptor can copy a matrix; None if there is none.
+
+    Elements lie next to each other along that axis, and the other stride is a multiple of
+    :data:`DESCRIPTOR_ALIGNMENT` bytes.
+    """
+    size = DTYPE_BYTES[node.dtype]
+    for axis in (1, 0):
+        other = node.strides[1 - axis]
+        if node.strides[axis] == 1 and other > 0 and other * size % DESCRIPTOR_ALIGNMENT == 0:
+            return axis
+    return None
+
+
+def span(shape: Shape, strides: Shape) -> int:
+    """Elements between the first and the last one of a tensor, both included."""
+    return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))

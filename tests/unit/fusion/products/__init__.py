@@ -1,0 +1,1 @@
+"""Tests of kernels that compute matrix products with their elementwise readers."""

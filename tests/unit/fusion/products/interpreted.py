@@ -1,0 +1,156 @@
+"""Kernels of products in Triton's interpreter, compared with fp64.
+
+``python -m tests.unit.fusion.products.interpreted FOLDER EXAMPLES`` prints as JSON the errors of
+drawn products and of a kernel that was damaged on purpose. The interpreter computes dots of bf16
+wrongly, so the products are fp32 and fp16.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from nostall.fusion.codegen.runtime import eager
+from nostall.fusion.codegen.runtime.kernel import load_kernel
+from nostall.fusion.codegen.tiling.product_config import ProductConfig
+from nostall.fusion.graph.builder import Builder
+from nostall.fusion.products.emit import emit_products
+from nostall.fusion.products.product_graph import ProductGraph
+from nostall.fusion.testing.triton_interpreter import prepare
+from tests.unit.fusion.codegen.accuracy import random_inputs
+from tests.unit.fusion.codegen.interpreting import examples_of
+
+MAX_ERROR = {"float32": 3e-5, "float16": 6e-3}
+"""Largest difference from fp64 relative to the largest value, by dtype."""
+
+CONFIGS = (
+    ProductConfig(16, 32, 16, 4, 2, group=2),
+    ProductConfig(32, 16, 32, 4, 3, parts=2),
+    ProductConfig(16, 16, 16, 4, 2, descriptors=True),
+    ProductConfig(16, 32, 16, 4, 2, descriptors=True, persistent=True, parts=4),
+)
+
+
+@st.composite
+def products(draw: Any) -> ProductGraph:
+    """One or two products with operands in any layout, and operators of each kind behind them."""
+    build = Builder()
+    dtype = draw(st.sampled_from(("float32", "float16")))
+    # Descriptors need sizes and strides that are multiples of 16 bytes.
+    sizes, pads = draw(st.sampled_from((((2, 7, 24, 33), (0, 3, 8)), ((16, 24, 40), (0, 8)))))
+    rows, columns, depth = (draw(st.sampled_from(sizes)) for _ in range(3))
+    left = _operand(draw, build, rows, depth, dtype, pads)
+    values = []
+    for _ in range(draw(st.sampled_from((1, 2)))):
+        right = _operand(draw, build, depth, columns, dtype, pads)
+        total = build("dot", left, right, dtype="float32")
+        if draw(st.booleans()):
+            total = build("add", total, build.input((columns,), dtype), dtype="float32")
+        op = "copy" if dtype == "float32" else "cast"
+        values.append(build(op, total, dtype=dtype))
+    split = next(n for n in (4, 3, 1) if rows % n == 0)
+    shape = (split, rows // split, columns)
+    views = [build("view", value, shape=shape) for value in values]
+    result = build("mul", views[0], build("sigmoid", views[-1]))
+    others = {
+        "residual": (split, rows // split, columns),
+        "row": (split, 1, columns),
+        "column": (rows // split, 1),
+        "nothing": (),
+    }
+    other = others[draw(st.sampled_from([*others]))]
+    result = build("add", result, build.input(other, dtype))
+    is_kept = draw(st.booleans())
+    outputs = [result, *(values if is_kept else [])]
+    return ProductGraph(build.graph(*outputs))
+
+
+def _operand(
+    draw: Any, build: Builder, rows: int, columns: int, dtype: str, pads: tuple[int, ...]
+) -> int:
+    """A matrix that is row-major or column-major, whose rows may be padded."""
+    pad = draw(st.sampled_from(pads))
+    by_rows = draw(st.booleans())
+    strides = (columns + pad, 1) if by_rows else (1, rows + pad)
+    return build.input((rows, columns), dtype, strides)
+
+
+def exact_outputs(product: ProductGraph, inputs: list[Tensor]) -> list[Tensor]:
+    """The outputs by PyTorch's operators in fp64."""
+    graph, cpu = product.graph, torch.device("cpu")
+    values: dict[int, Any] = {i: x.double() for i, x in zip(graph.inputs, inputs, strict=True)}
+    for index in graph.operators:
+        node = replace(graph[index], dtype="float64")
+        operands = [eager.read_value(graph, i, values, None, cpu).double() for i in node.inputs]
+        values[index] = eager.run_operator(node, operands)
+    return [values[index] for index in graph.outputs]
+
+
+def errors_of(
+    product: ProductGraph,
+    config: ProductConfig,
+    folder: Path,
+    change: Callable[[str], str] | None = None,
+) -> Iterator[str]:
+    """Wrong outputs of one kernel as text; ``change`` damages its source."""
+    program = emit_products(product, config)
+    if change is not None:
+        program = replace(program, source=change(program.source))
+    inputs = random_inputs(product.graph, 1)
+    by_node = dict(zip(product.graph.inputs, inputs, strict=True))
+    kernel = load_kernel(program, folder)
+    made = kernel(*(by_node[i] for i in program.inputs), device=torch.device("cpu"))
+    for index, result, exact in zip(
+        program.outputs, made, exact_outputs(product, inputs), strict=True
+    ):
+        dtype = product.graph[index].dtype
+        error = float((result.double() - exact).abs().max() / exact.abs().max().clamp(min=1e-3))
+        if not error < MAX_ERROR[dtype]:
+            text = f"{product.graph.describe(index)} is off by {error:.3g}"
+            yield f"{config}: {text}\n{product.graph}"
+
+
+def damaged_errors(folder: Path) -> list[str]:
+    """Errors of a kernel that leaves out a part of the depth."""
+    build = Builder()
+    left, right = build.input((16, 40)), build.input((40, 16))
+    value = build("copy", build("dot", left, right))
+    product = ProductGraph(build.graph(build("sigmoid", value)))
+
+    def shorten(source: str) -> str:
+        return source.replace("tl.range(0, 40, ", "tl.range(0, 16, ")
+
+    return list(errors_of(product, CONFIGS[0], folder, shorten))
+
+
+def main(folder: Path, examples: int) -> dict[str, Any]:
+    prepare()
+    wrong: list[str] = []
+    seen = {"configurations": 0, "pairs": 0, "descriptors": 0}
+
+    @examples_of(examples)
+    @given(products())
+    def check(product: ProductGraph) -> None:
+        for config in CONFIGS:
+            if config.descriptors and not product.shape.descriptors:
+                continue
+            seen["configurations"] += 1
+            seen["pairs"] += len(product.dots) == 2
+            seen["descriptors"] += config.descriptors
+            wrong.extend(errors_of(product, config, folder))
+
+    check()
+    return {"wrong": wrong, "seen": seen, "damaged": damaged_errors(folder)}
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(Path(sys.argv[1]), int(sys.argv[2]))))
