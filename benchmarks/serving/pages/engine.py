@@ -182,9 +182,9 @@ def _slowest(found: Rates) -> str:
     order = "ahead of" if last[1] > max(last[0], last[2]) else "not ahead of"
     return wrapped(
         f"Without speculation CUSTOM is slowest beside FLASH_ATTN on {slowest}, where the rounds "
-        f"of one engine, with requests of the same lengths, differ most (tokens/s: {rates}); in the last "
-        f"round CUSTOM is {order} both. The plug-in's own part is the time in which the host "
-        f"builds its tables: {more:.0f} us a step more than FLASH_ATTN's metadata, at most "
+        "of one engine, with requests of the same lengths, differ most (tokens/s: "
+        f"{rates}); in the last round CUSTOM is {order} both. The plug-in's own part is the time "
+        f"in which the host builds its tables: {more:.0f} us a step more than FLASH_ATTN's metadata, at most "
         f"{share:.1%} of the time if the GPU waits for all of it. Needed for that part: tables "
         "that the device's builder makes, which costs the host a launch."
     )
@@ -234,9 +234,9 @@ def simulated() -> str:
     about = wrapped(
         "`nostall serving simulate` on the same requests, *modelled* from measured steps of "
         f"another run ([JSON](../../src/nostall/serving/simulate/{BUILT_IN.name})), over the mean "
-        f"of the rounds of {content['engine']} in run 2 above, minus one. The goal was a mean absolute "
-        "error of 10 % or less for each figure. *Spread*: the longest TBT of the engine's rounds "
-        "over the shortest. (`python -m benchmarks run serving.simulated_engine`, "
+        f"of the rounds of {content['engine']} in run 2 above, minus one. The goal was a mean "
+        "absolute error of 10 % or less for each figure. *Spread*: the longest TBT of the engine's "
+        "rounds over the shortest. (`python -m benchmarks run serving.simulated_engine`, "
         f"{link(SIMULATED)})"
     )
     why = wrapped(
