@@ -184,9 +184,9 @@ def _slowest(found: Rates) -> str:
         f"Without speculation CUSTOM is slowest beside FLASH_ATTN on {slowest}, where the rounds "
         "of one engine, with requests of the same lengths, differ most (tokens/s: "
         f"{rates}); in the last round CUSTOM is {order} both. The plug-in's own part is the time "
-        f"in which the host builds its tables: {more:.0f} us a step more than FLASH_ATTN's metadata, at most "
-        f"{share:.1%} of the time if the GPU waits for all of it. Needed for that part: tables "
-        "that the device's builder makes, which costs the host a launch."
+        f"in which the host builds its tables: {more:.0f} us a step more than FLASH_ATTN's "
+        f"metadata, at most {share:.1%} of the time if the GPU waits for all of it. Needed for "
+        "that part: tables that the device's builder makes, which costs the host a launch."
     )
 
 
