@@ -106,7 +106,6 @@ def _correctness() -> str:
     rows = []
     for name, what in (
         ("random_graphs_h200", "random graphs"),
-        ("random_graphs_bf16_h200", "random graphs, bf16 inputs too"),
         ("random_graphs_interpreted", "random graphs"),
     ):
         record = load(FOLDER / f"{name}.json")

@@ -26,7 +26,7 @@ from benchmarks.workload.gpu_models import MODELS, Model, build_model, train_ste
 from nostall.workload.modules import module_features
 from nostall.workload.timeline.analysis import build_timelines
 from nostall.workload.timeline.kernels import kernel_times
-from nostall.workload.traces.kineto import read_kineto
+from nostall.workload.traces.kineto.reader import read_kineto
 from nostall.workload.traces.operator_cost import MATMULS
 
 WARMUP_STEPS, TIMED_STEPS, PROFILED_STEPS = 3, 10, 3

@@ -28,7 +28,7 @@ from benchmarks.harness.result_file import save
 from nostall.core.errors import BadInput, BadTrace
 from nostall.workload.timeline.analysis import build_timelines
 from nostall.workload.timeline.intervals import Intervals
-from nostall.workload.traces.kineto import read_kineto
+from nostall.workload.traces.kineto.reader import read_kineto
 from nostall.workload.traces.recording import ActivityType
 from nostall.workload.traces.work_kinds import WorkKind, work_kinds
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.result_file import save
-from nostall.workload.traces.kineto import read_kineto
+from nostall.workload.traces.kineto.reader import read_kineto
 
 TRACE_START = '{\n  "schemaVersion": 1,\n  "distributedInfo": {"rank": 0, "world_size": 1},\n'
 REPEATS = 9

@@ -24,7 +24,7 @@ import numpy as np
 from benchmarks.harness.result_file import save
 from nostall.core.errors import BadInput, BadTrace
 from nostall.workload.timeline.analysis import build_timelines
-from nostall.workload.traces.kineto import read_kineto
+from nostall.workload.traces.kineto.reader import read_kineto
 
 TRACELENS_SCRIPT = """
 import gzip, json, sys

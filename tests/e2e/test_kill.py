@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from benchmarks.sass.kill_resume import kill_often
+from benchmarks.sass.robustness.kill_resume import kill_often
 
 from tests.e2e.cli import LAUNCH, ROOT, SMALL, command, environment, nostall
 

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from benchmarks.sass.kill_resume import Synthetic, kernel
+from benchmarks.sass.robustness.kill_resume import Synthetic, kernel
 
 from nostall.core import Run
 from nostall.report import write_report

@@ -94,7 +94,7 @@ def _fatbin(mutant: Mutant, rng: random.Random) -> list[str]:
 _TABLES = ("nostall.cli.characterize", "nostall.report.workload", "pyarrow.parquet")
 _PLANS = ("nostall.cli.plan", "nostall.cli.simulate", "nostall.cli.launch")
 _KERNELS = ("nostall.cli.inspect", "nostall.cli.tune")
-_POLICY = (*_KERNELS, "nostall.sass.game.ppo_search")
+_POLICY = (*_KERNELS, "nostall.sass.game.ppo.search")
 _STORE = ("nostall.cli.store",)
 READERS = {
     reader.name: reader

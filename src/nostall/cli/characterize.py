@@ -33,7 +33,7 @@ from nostall.workload.characterization.kinds import (
 from nostall.workload.hardware.default import default_hardware
 from nostall.workload.jobs.steps import is_step_table, read_steps
 from nostall.workload.jobs.table_rows import is_table
-from nostall.workload.traces.chakra import ChakraTrace, read_chakra
+from nostall.workload.traces.chakra.reader import ChakraTrace, read_chakra
 from nostall.workload.traces.ranks import read_ranks
 
 NETWORK_HARDWARE = "h100-dgx"

@@ -19,7 +19,7 @@ from nostall.tuning.corpus import load_corpus, modelled_problem
 from nostall.tuning.strategies import LOG_FOLDER, POLICY_FILE, load_strategy_class
 
 if TYPE_CHECKING:
-    from nostall.sass.game.training import Progress, TrainingKernel
+    from nostall.sass.game.ppo.training import Progress, TrainingKernel
 
 CHECKPOINT_FILE = "checkpoint.safetensors"
 
@@ -57,7 +57,7 @@ def train(
     checkpoint of the last full rollout. Needs `pip install 'nostall[rl]'`.
     """
     load_strategy_class("ppo")
-    from nostall.sass.game.training import TrainingKernel
+    from nostall.sass.game.ppo.training import TrainingKernel
 
     _check_options(objective, rollouts, seed)
     has_training = (out_dir / CHECKPOINT_FILE).exists()
@@ -116,10 +116,10 @@ def _train(
     kernels: list[TrainingKernel], out_dir: Path, rollouts: int, seed: int, *, is_shown: bool
 ) -> Mapping[str, float]:
     """Train, log the curves, and return the best ratio of each kernel."""
-    from nostall.sass.game.ppo_learner import GraphPpoParameters
-    from nostall.sass.game.ppo_search import scalar_writer
+    from nostall.sass.game.ppo.learner import GraphPpoParameters
+    from nostall.sass.game.ppo.search import scalar_writer
+    from nostall.sass.game.ppo.training import train as train_policy
     from nostall.sass.game.randomness import isolated_random_state
-    from nostall.sass.game.training import train as train_policy
 
     log = scalar_writer(out_dir / LOG_FOLDER)
     last_best: dict[str, float] = {}

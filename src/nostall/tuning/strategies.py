@@ -18,8 +18,8 @@ ASSEMBLER = "assembler"
 OBJECTIVES = ("gpu", "recorded", "model")
 """Where the values of a search come from; ``recorded``: measurements of an earlier search."""
 LEARNING_STRATEGIES = {
-    "cuasmrl": ("nostall.sass.game.cuasmrl", "Cuasmrl"),
-    "ppo": ("nostall.sass.game.ppo_search", "PpoSearch"),
+    "cuasmrl": ("nostall.sass.game.cuasmrl.search", "Cuasmrl"),
+    "ppo": ("nostall.sass.game.ppo.search", "PpoSearch"),
 }
 """Module and class of each learning strategy."""
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from benchmarks.harness.schema import Configuration, read
 from benchmarks.kernels.suite import entries
-from benchmarks.sass.kill_resume import Synthetic
+from benchmarks.sass.robustness.kill_resume import Synthetic
 from benchmarks.sass.suite import measure_cells, missing_cells
 
 from benchmarks.harness import gpu_pool

@@ -22,7 +22,7 @@ from nostall.workload import Resource, load_hardware
 from nostall.workload.hardware import EfficiencyCurve, OperatorTimeModel
 from nostall.workload.jobs.operators import Operator, OperatorKind
 from nostall.workload.modules import ModuleFeatures
-from nostall.workload.traces.kineto import read_kineto
+from nostall.workload.traces.kineto.reader import read_kineto
 from tests.unit.workload.trace_events import event, kernel, launch, trace
 
 HARDWARE = load_hardware(BASE)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.sass.kill_resume import Slow, Synthetic, kernel
+from benchmarks.sass.robustness.kill_resume import Slow, Synthetic, kernel
 
 from nostall import farm
 from nostall.cli import main

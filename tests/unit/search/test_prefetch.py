@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from benchmarks.sass.kill_resume import Synthetic, kernel
+from benchmarks.sass.robustness.kill_resume import Synthetic, kernel
 
 from nostall.core import Budget, Measurement, Objective, Trial
 from nostall.gpu import Outcome, PendingOutcome

@@ -11,7 +11,7 @@ from nostall.workload import load_hardware
 from nostall.workload.timeline.analysis import build_timelines
 from nostall.workload.timeline.bottlenecks import find_bottlenecks
 from nostall.workload.timeline.kernels import kernel_times
-from nostall.workload.traces.kineto import read_kineto
+from nostall.workload.traces.kineto.reader import read_kineto
 
 TRACES = Path(__file__).parent / "h200"
 MEASURED = Path(__file__).parents[3] / "benchmarks" / "workload" / "results" / "gpu.json"

@@ -15,7 +15,7 @@ from nostall.workload.characterization.traces import (
 from nostall.workload.timeline.analysis import TIME_PARTS
 from nostall.workload.timeline.host import HOST_PARTS, HostTimeline
 from nostall.workload.timeline.kernels import KernelTime
-from nostall.workload.traces.chakra import ChakraTrace
+from nostall.workload.traces.chakra.reader import ChakraTrace
 from nostall.workload.traces.work_kinds import WorkKind
 
 MAX_KERNELS = 8

@@ -17,7 +17,7 @@ from nostall.workload.timeline.bottlenecks import Bottleneck, find_bottlenecks
 from nostall.workload.timeline.collectives import has_collectives, match_with_remarks
 from nostall.workload.timeline.host import HostTimeline, build_host_timeline
 from nostall.workload.timeline.kernels import KernelTime, kernel_times
-from nostall.workload.traces.chakra import ChakraTrace
+from nostall.workload.traces.chakra.reader import ChakraTrace
 from nostall.workload.traces.ranks import RankRecordings
 from nostall.workload.traces.recording import Recording
 

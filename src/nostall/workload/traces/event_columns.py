@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from nostall.core.plurals import pluralize
-from nostall.workload.traces.kineto_categories import (
+from nostall.workload.traces.kineto.categories import (
     DATA_LOADER,
     PHASES,
     PROFILER_STEP,
@@ -17,7 +17,7 @@ from nostall.workload.traces.kineto_categories import (
     SYNCHRONISING_NAMES,
     EventRole,
 )
-from nostall.workload.traces.kineto_schema import (
+from nostall.workload.traces.kineto.schema import (
     Event,
     EventArguments,
     Scalar,

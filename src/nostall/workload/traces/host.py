@@ -11,9 +11,9 @@ import numpy as np
 from nostall.core.errors import BadTrace
 from nostall.core.text_blocks import Progress
 from nostall.workload.traces.event_columns import ColumnBuilder, column_remarks
-from nostall.workload.traces.kineto_categories import DATA_LOADER, ROLES, EventRole
-from nostall.workload.traces.kineto_metadata import read_metadata
-from nostall.workload.traces.kineto_schema import Event
+from nostall.workload.traces.kineto.categories import DATA_LOADER, ROLES, EventRole
+from nostall.workload.traces.kineto.metadata import read_metadata
+from nostall.workload.traces.kineto.schema import Event
 from nostall.workload.traces.recording import TIME_UNIT, RuntimeCalls
 from nostall.workload.traces.stream.event_stream import TraceFile
 from nostall.workload.traces.usable_times import has_usable_time

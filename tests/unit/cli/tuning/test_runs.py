@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from benchmarks.sass.kill_resume import kernel
+from benchmarks.sass.robustness.kill_resume import kernel
 
 from nostall.cli.tuning import runs as tune_runs
 from nostall.core import BadInput, BadRun, Checkpoint, Run, Tolerance

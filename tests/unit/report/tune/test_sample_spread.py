@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.sass.kill_resume import Synthetic, kernel
+from benchmarks.sass.robustness.kill_resume import Synthetic, kernel
 
 from nostall.core import Run
 from nostall.report import write_report

@@ -8,7 +8,7 @@ import pytest
 
 from nostall.core import BadTrace
 from nostall.workload.timeline.collectives import match_collectives
-from nostall.workload.traces.kineto import read_kineto
+from nostall.workload.traces.kineto.reader import read_kineto
 from nostall.workload.traces.recording import Recording
 from tests.unit.workload.trace_events import kernel, trace, write
 

@@ -16,7 +16,7 @@ from nostall.workload.timeline.bottlenecks import find_bottlenecks
 from nostall.workload.timeline.intervals import Intervals
 from nostall.workload.timeline.kernels import kernel_times
 from nostall.workload.timeline.time_slices import slice_shares
-from nostall.workload.traces.kineto import read_kineto
+from nostall.workload.traces.kineto.reader import read_kineto
 from nostall.workload.traces.work_kinds import WorkKind
 from tests.unit.workload.job_records import TEST_HARDWARE
 from tests.unit.workload.trace_events import Event, event, kernel, launch, trace, write

@@ -1,0 +1,1 @@
+"""Long and damaged runs: kills, soaks, damaged cubins."""

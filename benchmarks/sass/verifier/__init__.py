@@ -1,0 +1,1 @@
+"""Checks of the verifier: false alarms, in-order rules, seeded hazards, walks."""

@@ -1,0 +1,1 @@
+"""CuAsmRL: its network and its search, as published (arXiv:2501.08071)."""

@@ -1,0 +1,1 @@
+"""Reader of Chakra execution traces, in protobuf and JSON."""

@@ -1,0 +1,1 @@
+"""Reader of the traces that torch.profiler writes (Kineto)."""

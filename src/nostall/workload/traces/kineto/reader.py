@@ -1,0 +1,76 @@
+"""Reader for Kineto traces (torch.profiler's ``export_chrome_trace``), in one streaming pass."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from nostall.core.errors import BadTrace
+from nostall.core.plurals import pluralize
+from nostall.core.text_blocks import Progress
+from nostall.workload.traces.event_columns import ColumnBuilder, column_remarks
+from nostall.workload.traces.kineto.metadata import read_metadata
+from nostall.workload.traces.recording import TIME_UNIT, Recording
+from nostall.workload.traces.stream.event_stream import TraceFile
+
+
+class NoGpuActivity(BadTrace):
+    """A trace has events, and none of them ran on a GPU."""
+
+
+def read_kineto(path: Path, progress: Progress | None = None) -> Recording:
+    """Read one trace, plain or gzipped; memory holds only GPU activities and runtime calls.
+
+    Damaged events are skipped, and ``Recording.remarks`` counts them.  Raises
+    :class:`~nostall.core.errors.BadTrace` if the file has no events (with the position of the
+    damage), and :class:`NoGpuActivity` if none of them is a GPU activity.
+    """
+    file = TraceFile(path, progress)
+    columns = ColumnBuilder()
+    for events in file.event_lists(columns.decode):
+        columns.add(events)
+    if not columns.events:
+        cause = "; ".join(file.remarks) or "the list is empty"
+        raise BadTrace(f"{path}: no events: {cause}; record the trace again")
+    if not columns.start:
+        causes = (*file.remarks, *column_remarks(columns))
+        cause = f" ({'; '.join(causes)})" if causes else ""
+        raise NoGpuActivity(
+            f"{path}: none of {pluralize(columns.events, 'event')} ran on a GPU{cause}; record the "
+            "trace with ProfilerActivity.CUDA on a machine with a GPU"
+        )
+    return _recording(file, columns)
+
+
+def _recording(file: TraceFile, columns: ColumnBuilder) -> Recording:
+    """The recording, with columns sorted by start."""
+    rows = columns.usable_activities()
+    rows = rows[np.argsort(np.array(columns.start)[rows], kind="stable")]
+    # Times count from the epoch; subtracting before scaling keeps nanoseconds in a float64.
+    origin = columns.start[rows[0]]
+    metadata, damage = read_metadata(file.frame, is_complete=file.end_damage is None)
+    distributed = metadata.distributed
+    return Recording(
+        path=file.path,
+        activities=columns.activities(rows, origin),
+        calls=columns.calls(origin),
+        names=tuple(columns.names),
+        steps=_spans(columns.steps, origin),
+        loading=_spans(columns.loading, origin),
+        operator_costs=columns.operator_costs,
+        origin=origin * TIME_UNIT,
+        rank=distributed.rank if distributed else None,
+        world_size=distributed.world_size if distributed else None,
+        gpu=next((device.name for device in metadata.devices if device.name), "unknown GPU"),
+        schema=metadata.schema,
+        events=columns.events,
+        unusable_events=columns.unusable.total(),
+        remarks=(*file.remarks, *column_remarks(columns), *([damage] if damage else [])),
+        groups=tuple(columns.groups),
+    )
+
+
+def _spans(spans: list[tuple[float, float]], origin: float) -> np.ndarray:
+    """(start, end) in seconds since ``origin``, sorted, shape [spans, 2]."""
+    return (np.array(sorted(spans), dtype=np.float64).reshape(-1, 2) - origin) * TIME_UNIT
