@@ -16,6 +16,7 @@ from benchmarks.fusion.unseen import whole_models
 from benchmarks.fusion.unseen.measure import AUTOTUNED, EARLIER, INDUCTOR
 from benchmarks.harness.markdown import PAGES, link, page, table, wrapped
 from benchmarks.harness.result_file import load, results
+from benchmarks.torch_compile import product_page
 from nostall.core.files import write_atomically
 from nostall.core.measurement import Comparison
 
@@ -259,6 +260,7 @@ def text() -> str:
     if autotuned:
         parts += ["## Test chains over max-autotune", *autotuned_section(autotuned)]
     parts += whole_models.sections(FOLDER, MODELS)
+    parts += product_page.sections(results("torch_compile") / "product_kernels.json.gz")
     parts += ["## What is not done or not measured", *map(wrapped, _MISSING)]
     return page("Fusion of unseen chains", "python -m benchmarks page fusion-unseen", parts)
 
