@@ -36,8 +36,8 @@ def sections(path: Path) -> list[str]:
     text = (
         f"`python -m benchmarks run torch_compile.product_kernels` on {record['gpu']}, PyTorch "
         f"{record['torch']}, {record['date'][:10]} ({link(path)}). Products of the user models "
-        "with the elementwise operators that read them. A ratio is the time of cuBLAS with Inductor's "
-        "kernels over that of one Triton kernel, with the operators behind both that Inductor "
+        "with the elementwise operators that read them. A ratio is the time of cuBLAS with "
+        "Inductor's kernels over that of one Triton kernel, with the operators behind both that Inductor "
         "fuses with them, as replayed CUDA graphs, interleaved. *Products alone*: cuBLAS without "
         "the readers. The backend inserts a kernel whose interval is above "
         f"{LEAST_GAIN}: {len(faster)} of the {len(measured)} products below, of "
