@@ -33,17 +33,17 @@ def sections(path: Path) -> list[str]:
     measured = [each for each in record["products"] if "failed" not in each]
     faster = [each for each in measured if compare(each, "replayed").low >= LEAST_GAIN]
     failed = len(record["products"]) - len(measured)
+    missed = f"; {failed} failed" if failed else ""
     text = (
         f"`python -m benchmarks run torch_compile.product_kernels` on {record['gpu']}, PyTorch "
         f"{record['torch']}, {record['date'][:10]} ({link(path)}). Products of the user models "
         "with the elementwise operators that read them. A ratio is the time of cuBLAS with "
-        "Inductor's kernels over that of one Triton kernel, with the operators behind both that "
-        "Inductor fuses with them, as replayed CUDA graphs, interleaved. *Products alone*: cuBLAS without "
-        "the readers. The backend inserts a kernel whose interval is above "
+        "Inductor's kernels over that of one Triton kernel, as replayed CUDA graphs, interleaved. "
+        "Both versions contain the operators behind them that Inductor fuses. *Products alone*: "
+        "cuBLAS without the readers. The backend inserts a kernel whose interval is above "
         f"{LEAST_GAIN}: {len(faster)} of the {len(measured)} products below, of "
-        f"{record['distinct']} distinct ones in the traced models"
-        f"{f'; {failed} failed' if failed else ''}. Those that move the most bytes were measured "
-        "first."
+        f"{record['distinct']} distinct ones in the traced models{missed}. Those that could save "
+        "the most bytes were measured first."
     )
     return ["## Matrix products with their readers", wrapped(text), table(HEAD, map(row, measured))]
 
