@@ -29,9 +29,14 @@ def insert_all(
     module: GraphModule, store: KernelStore, kernel_filter: KernelFilter, result: RewriteResult
 ) -> None:
     """Insert stitched kernels, then those of matrix products, into an ATen graph, in place."""
+    explained = len(result.explanations)
     insert_kernels(module, store, kernel_filter, result)
     if kernel_filter.products:
         insert_products(module, kernel_filter, result)
+        # One explanation for each graph; none if the graph must not be changed.
+        for lines in result.explanations[explained + 1 :]:
+            result.explanations[explained] += [f"  {line}" for line in lines]
+        del result.explanations[explained + 1 :]
 
 
 def insert_products(module: GraphModule, kernel_filter: KernelFilter, result: RewriteResult) -> int:
