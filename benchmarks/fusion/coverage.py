@@ -2,7 +2,8 @@
 
     python -m benchmarks run fusion.coverage --out OUT
 
-An operator with a lowering rule is fused.  One that Inductor decomposes is traced on PyTorch's
+An operator with a lowering rule is fused; one of lists of tensors (``_foreach_*``) is fused over
+lists if kernels over lists have a rule for it.  One that Inductor decomposes is traced on PyTorch's
 operator samples (OpInfo) with Inductor's decompositions, and its parts are captured.  OUT is a JSON
 with one row for each operator.  Runs on the CPU; nothing is compiled.
 """
@@ -27,15 +28,18 @@ from benchmarks.harness.result_file import load, results, save
 from nostall.core.files import write_atomically
 from nostall.fusion.capture import capture, left_to_pytorch
 from nostall.fusion.capture.lowering import RULES
+from nostall.fusion.lists.calls import list_operators
 
 PAGE = PAGES / "fusion-coverage.md"
 RESULT = "coverage.json"
 DTYPES = ("float32", "int64", "bool")
 """Samples have the first of these dtypes that an operator supports."""
 SAMPLES = 3
-FUSED, PARTS, LEFT_TO_INDUCTOR, NO_SAMPLE, REFUSED = (
+SOURCES = ("Core ATen", "Inductor", "lists")
+FUSED, PARTS, OVER_LISTS, LEFT_TO_INDUCTOR, NO_SAMPLE, REFUSED = (
     "fused",
     "fused as parts",
+    "fused over lists",
     "left to Inductor",
     "no sample",
     "refused",
@@ -43,6 +47,7 @@ FUSED, PARTS, LEFT_TO_INDUCTOR, NO_SAMPLE, REFUSED = (
 MEANINGS = {
     FUSED: "a lowering rule makes it operators of nostall",
     PARTS: "Inductor decomposes it, and all parts of a sample are fused",
+    OVER_LISTS: "a kernel computes it for many tensors at once (`torch.compile` only)",
     LEFT_TO_INDUCTOR: "another kind of computation, or one that a library does",
     NO_SAMPLE: "Inductor decomposes it; PyTorch has no sample that calls it",
     REFUSED: "no rule yet",
@@ -50,13 +55,13 @@ MEANINGS = {
 
 
 def overloads() -> dict[str, Any]:
-    """Functional overloads of Core ATen and of Inductor's decompositions, by name.
+    """Functional overloads of Core ATen, of lists, and of Inductor's decompositions, by name.
 
     Composite operators are left out: autograd decomposes them before any backend sees them.
     """
     from torch._inductor.decomposition import decompositions
 
-    found = [*_core_aten(), *decompositions]
+    found = {*_core_aten(), *_of_lists(), *decompositions}
     return {str(each): each for each in sorted(found, key=str) if _is_seen_by_backends(each)}
 
 
@@ -66,6 +71,13 @@ def _core_aten() -> Iterator[Any]:
         if isinstance(packet, torch._ops.OpOverloadPacket):
             each = (getattr(packet, overload) for overload in packet.overloads())
             yield from (overload for overload in each if torch.Tag.core in overload.tags)
+
+
+def _of_lists() -> Iterator[Any]:
+    for name in dir(torch.ops.aten):
+        if name.startswith("_foreach_") and not name.endswith("_"):
+            packet = getattr(torch.ops.aten, name)
+            yield from (getattr(packet, overload) for overload in packet.overloads())
 
 
 def _is_seen_by_backends(overload: Any) -> bool:
@@ -85,6 +97,8 @@ def classify(name: str, sampled: Mapping[str, list[str]], decomposed: bool) -> t
     """
     if name in RULES:
         return FUSED, ""
+    if name in list_operators():
+        return OVER_LISTS, ""
     # Before the samples: those of matrix products are so small that Inductor multiplies and adds.
     if (reason := left_to_pytorch.reason(name)) != left_to_pytorch.NO_RULE:
         return LEFT_TO_INDUCTOR, reason
@@ -170,6 +184,7 @@ def rows(sampled: Mapping[str, list[str]]) -> list[dict[str, str]]:
     for name, overload in overloads().items():
         status, due = classify(name, sampled, overload in decompositions)
         source = "Core ATen" if torch.Tag.core in overload.tags else "Inductor"
+        source = "lists" if name.startswith("aten._foreach_") else source
         found.append({"operator": name, "source": source, "status": status, "due": due})
     return found
 
@@ -193,15 +208,16 @@ def text() -> str:
     record = load(path)
     counts = Counter((row["source"], row["status"]) for row in record["rows"])
     intro = wrapped(
-        f"All functional operators of Core ATen and of Inductor's decompositions in PyTorch "
+        f"All functional operators of Core ATen, of Inductor's decompositions and of lists of "
+        f"tensors (`_foreach_*`) in PyTorch "
         f"{record['pytorch']} that a backend sees (`python -m benchmarks run fusion.coverage`, "
         f"{link(path)}). A row says what happens with arguments that the kernels support; other "
         "arguments (fp64, complex numbers, several elements of a row) stay with Inductor."
     )
     summary = table(
-        ["Status", "Meaning", "Core ATen", "Inductor's other decompositions"],
+        ["Status", "Meaning", "Core ATen", "Inductor's other decompositions", "Lists of tensors"],
         [
-            [status, meaning, str(counts["Core ATen", status]), str(counts["Inductor", status])]
+            [status, meaning, *(str(counts[source, status]) for source in SOURCES)]
             for status, meaning in MEANINGS.items()
         ],
     )

@@ -1,19 +1,22 @@
-"""Benchmark of optimiser steps: AdamW and clipping by eager PyTorch, torch.compile and nostall.
+"""Benchmark of optimiser steps by eager PyTorch, torch.compile and nostall.
 
-    python -m benchmarks run fusion.optimizer_steps --out OUT [--seconds 1.5] [--small --device cpu]
+    python -m benchmarks run fusion.optimizer_steps --out OUT [--seconds 1.0] [--cases NAME ...]
+        [--methods NAME ...] [--limit SECONDS] [--warm] [--small --device cpu]
 
-The parameters are those of a GPT-2 of a few layers, in fp32.  Each method has its own copy of the
-parameters.  Steps are timed in a loop and as CUDA graphs, interleaved, torch.compile twice (the
-null).  ``least_bytes`` counts every tensor that a step must read or write once: parameters, both
-moments and gradients, and with clipping the gradients once more, because their norm has to be known
-before they are scaled.  ``copy_s`` is the time of a copy that moves as many bytes.
+:mod:`~benchmarks.fusion.optimizer_cases` has the steps.  Each method has its own copy of the
+tensors.  ``nostall`` is the version that its measured choice runs, ``stitched`` the one with
+kernels over lists in any case.  Steps are timed in a loop and as CUDA graphs, interleaved,
+torch.compile twice (the null).  ``copy`` is the time of a copy that moves ``least_bytes``.
 
-OUT has both cases, their samples and the kernels of one step; it is saved after each case.
+OUT has the cases, their samples and the kernels of one step; it is saved after each method, and a
+complete case is not measured again.  ``--warm`` compiles in one process for each case and
+measures nothing, so that a later run finds the compiled code in PyTorch's and Triton's caches.
 """
 
 from __future__ import annotations
 
 import argparse
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,17 +26,18 @@ from time import monotonic
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from benchmarks.harness.result_file import save
+from benchmarks.fusion.optimizer_cases import CASES, Case
+from benchmarks.harness.result_file import load, save
 from benchmarks.torch_compile.model_process import nostall_backend
 from benchmarks.torch_compile.step_timing import capture_step, profile_kernels, time_interleaved
 
-CASES = {"AdamW": False, "clipping + AdamW": True}
-"""Whether a case clips the norm of the gradients first."""
-COMPILED = ("inductor", "nostall")
+COMPILED = ("inductor", "nostall", "stitched")
+METHODS = ("eager", "eager, fused", *COMPILED)
 MAX_CHOICE_SECONDS = 25.0
 """Seconds until the backend has to have chosen a version."""
+STEPS_COMPARED = 3
 
 
 @dataclass(frozen=True)
@@ -44,130 +48,165 @@ class Settings:
     measured_s: float
 
 
-def parameter_shapes(small: bool) -> list[tuple[int, ...]]:
-    """Shapes of the parameters of a GPT-2 of four layers, or of a small one."""
-    width, vocabulary, layers = (16, 50, 1) if small else (768, 50257, 4)
-    layer = [
-        *((width,), (width,), (width, 3 * width), (3 * width,), (width, width), (width,)),
-        *((width,), (width,), (width, 4 * width), (4 * width,), (4 * width, width), (width,)),
-    ]
-    return [(vocabulary, width), (1024, width), *layer * layers, (width,), (width,)]
+def compiled_step(
+    name: str, step: Callable[[], object], device: str
+) -> tuple[Callable[[], object], Any]:
+    """The step compiled by a method, and nostall's backend (None for Inductor)."""
+    torch._dynamo.reset()
+    if name == "inductor":
+        return torch.compile(step, dynamic=False), None
+    backend = nostall_backend(device)
+    options = {"nostall.choose": "stitched"} if name == "stitched" else {}
+    return torch.compile(step, backend=backend, dynamic=False, options=options), backend
 
 
-def make_step(shapes: Sequence[tuple[int, ...]], clip: bool, device: str, fused: bool) -> Any:
-    """A function that updates parameters of these shapes in place; equal for each call."""
-    torch.manual_seed(0)
-    parameters = [nn.Parameter(0.02 * torch.randn(shape, device=device)) for shape in shapes]
-    for parameter in parameters:
-        parameter.grad = torch.randn_like(parameter)
-    on_gpu = device == "cuda"
-    optimizer = torch.optim.AdamW(
-        parameters,
-        lr=torch.tensor(1e-3, device=device) if on_gpu else 1e-3,
-        fused=fused or None,
-        foreach=None if fused else True,
-        capturable=on_gpu,
-    )
-
-    def step() -> None:
-        if clip:
-            torch.nn.utils.clip_grad_norm_(parameters, 1.0, foreach=True)
-        optimizer.step()
-
-    return parameters, step
-
-
-def least_bytes(shapes: Sequence[tuple[int, ...]], clip: bool) -> int:
-    """Bytes that a step moves at least; with clipping the gradients are written, too."""
-    elements = sum(torch.Size(shape).numel() for shape in shapes)
-    return 4 * elements * (7 + 2 * clip)
-
-
-def measure_case(clip: bool, options: argparse.Namespace) -> dict[str, Any]:
-    """Times, kernels and results of all methods."""
-    shapes, device = parameter_shapes(options.small), options.device
+def measure_case(
+    case: Case, options: argparse.Namespace, keep: Callable[[dict[str, Any]], None]
+) -> None:
+    """Times, kernels and results of all methods; passes the record to ``keep`` as it grows."""
+    shapes, device = case.shapes(options.small), options.device
     settings = Settings(device, options.seconds)
-    steps: dict[str, Callable[[], None]] = {}
-    results: dict[str, list[Tensor]] = {}
-    reports: list[Any] = []
-    seconds = {}
-    methods = ["eager", *(["eager, fused"] if device == "cuda" else []), *COMPILED]
-    for name in methods:
-        parameters, step = make_step(shapes, clip, device, name == "eager, fused")
-        step()  # makes the state, so that it is part of no graph
-        start = monotonic()
-        if name in COMPILED:
-            torch._dynamo.reset()
-            backend = nostall_backend(device) if name == "nostall" else name
-            step = torch.compile(step, backend=backend, dynamic=False)
-        step()
-        if name == "nostall":
-            reports = backend.reports
-            _run_until_chosen(step, reports)
-        seconds[name] = round(monotonic() - start, 1)
-        steps[name], results[name] = step, parameters
-    looped = time_interleaved(steps, settings, "inductor")
+    elements = sum(torch.Size(shape).numel() for shape in shapes)
     record: dict[str, Any] = {
         "tensors": len(shapes),
-        "least_bytes": least_bytes(shapes, clip),
-        "seconds_to_first_choice": seconds,
-        "looped": looped,
-        "reports": [report.explain() for report in reports],
-        "apart": _difference(shapes, clip, device),
+        "least_bytes": case.bytes_per_element * elements,
+        "seconds_to_first_choice": {},
+        "reports": {},
+        "apart": {},
     }
+    expected, eager = case.make(shapes, device, False)
+    for _ in range(STEPS_COMPARED):
+        eager()
+    steps: dict[str, Callable[[], object]] = {}
+    for name in options.methods:
+        if name != "eager, fused" or (device == "cuda" and case.has_fused):
+            steps[name] = _prepared(name, case, shapes, expected, record, device)
+            keep(record)
+    base = "inductor" if "inductor" in steps else next(iter(steps))
+    record["looped"] = time_interleaved(steps, settings, base)
+    keep(record)
     if device == "cuda":
-        captured, failed = {}, {}
-        for name, step in steps.items():
-            try:
-                captured[name] = capture_step(step).replay
-            except Exception as error:  # the other methods are measured
-                failed[name] = f"{type(error).__name__}: {error}"[:300]
-        record["replayed"] = time_interleaved(captured, settings, "inductor")
-        record["not_captured"] = failed
-        record["kernels"] = {name: profile_kernels(step) for name, step in steps.items()}
-        source = torch.empty(record["least_bytes"] // 2, dtype=torch.uint8, device=device)
-        target = torch.empty_like(source)
-        copies = {"copy": partial(target.copy_, source)}
-        record["copy"] = time_interleaved(copies, settings)["samples_s"]["copy"]
-    return record
+        _measure_on_gpu(steps, record, settings, base)
+    keep(record | {"complete": True})
 
 
-def _run_until_chosen(step: Callable[[], None], reports: Sequence[Any]) -> None:
+def _prepared(
+    name: str,
+    case: Case,
+    shapes: Sequence[tuple[int, ...]],
+    expected: Sequence[Tensor],
+    record: dict[str, Any],
+    device: str,
+) -> Callable[[], object]:
+    """The compiled step of a method, which has run; adds what is known of it to the record."""
+    start = monotonic()
+    changed, step = case.make(shapes, device, name == "eager, fused")
+    backend = None
+    if name in COMPILED:
+        step, backend = compiled_step(name, step, device)
+    for _ in range(STEPS_COMPARED):
+        step()
+    record["apart"][name] = differences(changed, expected)
+    if backend is not None:
+        _run_until_chosen(step, backend.reports)
+        record["reports"][name] = [report.explain() for report in backend.reports]
+    record["seconds_to_first_choice"][name] = seconds = round(monotonic() - start, 1)
+    print(f"  {name}: ready in {seconds} s, apart {record['apart'][name]}", flush=True)
+    return step
+
+
+def _measure_on_gpu(
+    steps: dict[str, Callable[[], object]], record: dict[str, Any], settings: Settings, base: str
+) -> None:
+    """Add the times of CUDA graphs, the kernels of one step and the time of a copy."""
+    captured, failed = {}, {}
+    for name, step in steps.items():
+        try:
+            captured[name] = capture_step(step).replay
+        except Exception as error:  # the other methods are measured
+            failed[name] = f"{type(error).__name__}: {error}"[:300]
+    record["replayed"] = time_interleaved(captured, settings, base)
+    record["not_captured"] = failed
+    record["kernels"] = {name: profile_kernels(step) for name, step in steps.items()}
+    source = torch.empty(record["least_bytes"] // 2, dtype=torch.uint8, device=settings.device)
+    copies = {"copy": partial(torch.empty_like(source).copy_, source)}
+    record["copy"] = time_interleaved(copies, settings)["samples_s"]["copy"]
+
+
+def _run_until_chosen(step: Callable[[], object], reports: Sequence[Any]) -> None:
     deadline = monotonic() + MAX_CHOICE_SECONDS
     while not all(report.reason for report in reports) and monotonic() < deadline:
         step()
 
 
-def _difference(shapes: Sequence[tuple[int, ...]], clip: bool, device: str) -> float:
-    """Largest difference of a parameter after two steps by nostall from those of eager PyTorch."""
-    expected, eager = make_step(shapes, clip, device, False)
-    actual, step = make_step(shapes, clip, device, False)
-    torch._dynamo.reset()
-    compiled = torch.compile(step, backend=nostall_backend(device), dynamic=False)
-    for _ in range(3):
-        eager()
-        compiled()
-    pairs = zip(actual, expected, strict=True)
-    return max(float((a - b).abs().max()) for a, b in pairs)
+def differences(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> dict[str, float]:
+    """The largest difference of an element, and the share of elements that are equal."""
+    largest, equal, count = 0.0, 0, 0
+    for a, b in zip(actual, expected, strict=True):
+        apart = (a.detach() != b.detach()) & ~(a.detach().isnan() & b.detach().isnan())
+        equal += a.numel() - int(apart.sum())
+        count += a.numel()
+        if a.numel():
+            largest = max(largest, float((a.detach().double() - b.detach().double()).abs().max()))
+    return {"largest": largest, "share_equal": equal / max(1, count)}
+
+
+def warm(names: Sequence[str], options: argparse.Namespace) -> None:
+    """Compile the cases in one process each, at the same time."""
+    command = [sys.executable, "-m", "benchmarks", "run", "fusion.optimizer_steps"]
+    command += ["--out", str(options.out), "--device", options.device, "--warm"]
+    command += ["--small"] if options.small else []
+    processes = [subprocess.Popen([*command, "--cases", name]) for name in names]
+    for process in processes:
+        process.wait()
+
+
+def compile_case(case: Case, options: argparse.Namespace) -> None:
+    """Compile a case by Inductor and with kernels over lists, and run a step."""
+    for name in ("inductor", "stitched"):
+        start = monotonic()
+        _, step = case.make(case.shapes(options.small), options.device, False)
+        compiled_step(name, step, options.device)[0]()
+        print(f"  {name}: compiled in {monotonic() - start:.1f} s", flush=True)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument(
-        "--seconds", type=float, default=1.5, help="seconds for each set of samples"
+        "--seconds", type=float, default=1.0, help="seconds for each set of samples"
     )
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--small", action="store_true", help="small parameters, for tests")
+    parser.add_argument("--cases", nargs="+", default=list(CASES), choices=CASES)
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
+    parser.add_argument("--limit", type=float, default=3600.0, help="start no case after so long")
+    parser.add_argument("--warm", action="store_true", help="compile only, and measure nothing")
 
 
 def main(options: argparse.Namespace) -> None:
     if options.device == "cuda" and not torch.cuda.is_available():
         sys.exit("no GPU is visible; run this on a machine with a GPU, or use --small --device cpu")
-    cases: dict[str, Any] = {}
+    start = monotonic()
+    cases: dict[str, Any] = load(options.out)["cases"] if options.out.exists() else {}
+    wanted = [name for name in options.cases if not cases.get(name, {}).get("complete")]
+    if options.warm:
+        if len(wanted) > 1:
+            warm(wanted, options)
+        elif wanted:
+            compile_case(CASES[wanted[0]], options)
+        return
     gpu = torch.cuda.get_device_name() if options.device == "cuda" else None
-    for name, clip in CASES.items():
-        cases[name] = measure_case(clip, options)
-        save(options.out, kind="measured", gpu=gpu, torch=torch.__version__, cases=cases)
+    for name in wanted:
+        if monotonic() - start > options.limit:
+            print(f"{name}: not measured, {options.limit:.0f} s are over", flush=True)
+            continue
+
+        def keep(record: dict[str, Any], name: str = name) -> None:
+            cases[name] = record
+            save(options.out, kind="measured", gpu=gpu, torch=torch.__version__, cases=cases)
+
+        print(name, flush=True)
+        measure_case(CASES[name], options, keep)
         print(summary_line(name, cases[name]), flush=True)
 
 
@@ -179,4 +218,5 @@ def summary_line(name: str, case: dict[str, Any]) -> str:
         times["copy"] = sorted(case["copy"])[len(case["copy"]) // 2]
     text = ", ".join(f"{key} {1e6 * value:.1f} us" for key, value in times.items())
     launches = {key: row.get("launches") for key, row in case.get("kernels", {}).items()}
-    return f"{name}: {text}; launches {launches}; apart {case['apart']}; {case['reports']}"
+    chosen = [report.splitlines()[0] for report in case["reports"].get("nostall", [])]
+    return f"{name}: {text}; launches {launches}; apart {case['apart']}; {chosen}"

@@ -32,6 +32,16 @@ SLOW_LINK_POINTS: tuple[tuple[str, Policy | None, str], ...] = (
     ("nostall", None, "p2p"),
 )
 PLANNED_POINTS: dict[tuple[str, str], tuple[tuple[str, Policy | None, str], ...]] = {
+    ("gpt", "fast"): (
+        ("even", "1f1b", "p2p"),
+        ("even", "gpipe", "p2p"),
+        ("gpipe", "1f1b", "p2p"),
+        ("spp", None, "p2p"),
+        ("data-parallel", None, "p2p"),
+        ("nostall", None, "p2p"),
+    ),
+    ("gpt", "slow"): SLOW_LINK_POINTS,
+    ("chain", "slow"): SLOW_LINK_POINTS,
     ("chain", "fast"): (
         ("even", "1f1b", "p2p"),
         ("even", "1f1b", "torch"),
@@ -45,16 +55,6 @@ PLANNED_POINTS: dict[tuple[str, str], tuple[tuple[str, Policy | None, str], ...]
         ("data-parallel", None, "p2p"),
         ("nostall", None, "p2p"),
     ),
-    ("gpt", "fast"): (
-        ("even", "1f1b", "p2p"),
-        ("even", "gpipe", "p2p"),
-        ("gpipe", "1f1b", "p2p"),
-        ("spp", None, "p2p"),
-        ("data-parallel", None, "p2p"),
-        ("nostall", None, "p2p"),
-    ),
-    ("chain", "slow"): SLOW_LINK_POINTS,
-    ("gpt", "slow"): SLOW_LINK_POINTS,
 }
 """(planner, order, engine) by model and links; order None: that of the planner."""
 

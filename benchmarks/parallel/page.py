@@ -5,17 +5,29 @@ python -m benchmarks page parallel
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.harness.markdown import PAGES, link, page, table, wrapped
 from benchmarks.harness.result_file import load, results
+from benchmarks.parallel.gpu_plans import PLANNED_POINTS, point_name
+from benchmarks.parallel.message_page import section as messages
+from benchmarks.sharding.hybrid_page import section as hybrids
 from benchmarks.sharding.page import section as shardings
 from nostall.core.files import write_atomically
+from nostall.core.plurals import pluralize
 
 PAGE = PAGES / "parallel.md"
 FOLDER = results("parallel")
 _QUANTILES = ("median", "q75", "q95", "max")
+_EIGHT = (
+    "parallel.predicted_vs_measured",
+    "parallel.pass_times",
+    "parallel.killed_rank",
+    "sharding.gpu_plans",
+    "sharding.gpu_hybrids",
+)
+"""Benchmarks that take any number of GPUs."""
 Row = Mapping[str, Any]
 
 
@@ -27,6 +39,7 @@ def text() -> str:
         [
             _measured(),
             shardings(),
+            hybrids(),
             _missing(),
             _engines(),
             _killed(),
@@ -57,7 +70,7 @@ def _measured() -> str:
         regret = max(group["regret"] for group in summary["groups"].values())
         rows.append([
             f"{gpus} {_device(record)} ({link(path)})",
-            str(summary["points"]), f"{summary['not_run'] + summary['failed']}",
+            str(summary["points"]), str(len(_left(record["records"]))),
             f"{summary['worst_over_best']:.1f}",
             f"{100 * summary['mape']:.1f} %", f"{100 * summary['worst_error']:.1f} %",
             f"{summary['spearman']:.2f}", f"{100 * regret:.1f} %",
@@ -68,58 +81,48 @@ def _measured() -> str:
     group_head = ("group", "points", "MAPE", "worst error", "rank correlation",
                   "speed-up over even 1F1B")  # fmt: skip
     parts = ["## Predicted and measured iterations", intro, table(head, rows)]
-    return "\n\n".join([*parts, table(group_head, groups), _profile_error()])
+    return "\n\n".join([*parts, table(group_head, groups), messages()])
 
 
-def _profile_error() -> str:
-    path = FOLDER / "profile_error_4.json"
-    rows = [
-        [str(r["samples"]), str(r["gpus_at_once"]),
-         *(f"{1e3 * r[key]:.1f}" for key in ("layers_s", "whole_s", "following_s", "launch_s"))]
-        for r in load(path)["records"]
-    ]  # fmt: skip
-    text = wrapped(
-        "Predictions for the GPT on 4 GPUs are 11 % too low in the mean. Its profile is not the "
-        "reason, and neither are GPUs that slow each other down: the sum of the profiled layers is "
-        "the time of a whole pass within 1 %, on one GPU and on four at once (`parallel."
-        f"profile_error`, {link(path)}, on a host whose processors other work used). At 2 samples, "
-        "the part of a replica, a pass takes as long as the processor takes to launch it, more "
-        "than the linear model's quarter of 8 samples. At 8 samples the GPU hides the launches of "
-        "a single pass; what pipelines and replicas of 8 samples add is not explained. "
-        "`parallel.predicted_vs_measured` records how long the processor starts each step's work "
-        "(`launch_s`), to tell launches from contention."
-    )
-    head = ("samples", "GPUs at once", "sum of layers, ms", "whole pass, ms", "passes in a row, ms",
-            "launches, ms")  # fmt: skip
-    return f"{text}\n\n{table(head, rows)}"
+def _left(records: Sequence[Row]) -> list[tuple[str, str, str]]:
+    """Model, links and name of the planned points that were not measured."""
+    measured = {
+        (r["model"], r["links"], name)
+        for r in records
+        if "measured_s" in r
+        for name in r["name"].split(" = ")
+    }
+    planned = [
+        (model, links, point_name(*setting))
+        for (model, links), settings in PLANNED_POINTS.items()
+        for setting in settings
+    ]
+    return [point for point in planned if point not in measured]
 
 
 def _missing() -> str:
     """What was not measured, from the result files, with the commands that measure it."""
-    record = load(FOLDER / "predicted_vs_measured_4.json")
-    measured = {(r["model"], r["links"], r["name"]) for r in record["records"] if "measured_s" in r}
-    left = [
-        [
-            r["model"],
-            r["links"],
-            r["name"],
-            r["split"],
-            r["policy"],
-            f"{1e3 * r['predicted_s']:.0f}",
-        ]
-        for r in record["records"]
-        if "measured_s" not in r and (r["model"], r["links"], r["name"]) not in measured
-    ]
+    left = _left(load(FOLDER / "predicted_vs_measured_4.json")["records"])
+    points = "; ".join(f"{name}, {model}, {links} links" for model, links, name in left)
     text = wrapped(
-        f"On four GPUs, {len(left)} points are missing, because the time of the machine was up; "
-        "`python -m benchmarks run parallel.predicted_vs_measured --gpus 4 --out "
+        f"On four GPUs, {pluralize(len(left), 'point')} of {_planned_count()} are missing, because "
+        f"the time of the machine was up ({points}). `python -m benchmarks run "
+        "parallel.predicted_vs_measured --gpus 4 --out "
         "benchmarks/parallel/results/predicted_vs_measured_4.json` measures them and keeps the "
-        "others. Nothing was measured on eight GPUs, which were not lent: the same command with "
-        "`--gpus 8` and another file, `sharding.gpu_plans --gpus 8` and `parallel.killed_rank "
-        "--gpus 8` do it. Hybrids of pipelines and shardings have not run on a GPU."
+        "others."
     )
-    head = ("model", "links", "plan", "split", "order", "predicted, ms")
-    return f"## Not measured\n\n{text}\n\n{table(head, left)}"
+    eight = wrapped(
+        "Nothing was measured on eight GPUs of one host, because no such machine was available. "
+        "On one, these commands do it, each in a file of its own:"
+    )
+    commands = "\n".join(
+        f"python -m benchmarks run {name} --gpus 8 --out OUT.json" for name in _EIGHT
+    )
+    return f"## Not measured\n\n{text}\n\n{eight}\n\n```\n{commands}\n```"
+
+
+def _planned_count() -> int:
+    return sum(map(len, PLANNED_POINTS.values()))
 
 
 def _killed() -> str:

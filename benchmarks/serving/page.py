@@ -15,6 +15,7 @@ from benchmarks.harness.result_file import load, results
 from benchmarks.serving.gemm import cliffs
 from benchmarks.serving.pages.attention import attention, builders, checks
 from benchmarks.serving.pages.engine import engines, simulated
+from benchmarks.serving.pages.native import native
 from benchmarks.serving.pages.prefixes import RANGES, best_candidates, plan_search, prefixes
 from nostall.core.files import write_atomically
 
@@ -35,6 +36,7 @@ def text() -> str:
             attention(),
             prefixes(),
             plan_search(),
+            native(),
             checks(),
             builders(),
             _gemm(),

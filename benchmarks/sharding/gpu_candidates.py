@@ -95,9 +95,15 @@ def meshes(gpus: int) -> list[tuple[int, ...]]:
     return [(gpus,), (2, gpus // 2)] if gpus >= 4 else [(gpus,)]
 
 
-def candidates(prices: Prices, seconds: float) -> list[ShardingPlan]:
-    """The plans of all rules and of the planner, each within ``seconds``; impossible ones lack."""
-    rules: Sequence[Rule] = ONE_DIMENSION if len(prices.graph.mesh) == 1 else TWO_DIMENSIONS
+def candidates(
+    prices: Prices, seconds: float, names: Sequence[str] | None = None
+) -> list[ShardingPlan]:
+    """The plans of rules and of the planner, each within ``seconds``; impossible ones lack.
+
+    ``names`` selects rules; None stands for all.
+    """
+    every: Sequence[Rule] = ONE_DIMENSION if len(prices.graph.mesh) == 1 else TWO_DIMENSIONS
+    rules = [rule for rule in every if names is None or rule.name in names]
     found = [plan_by_rule(prices, rule, Options(seconds=seconds)) for rule in rules]
     best, _ = plan_sharding(prices, Options(seconds=seconds))
     return [plan for plan in [best, *found] if plan is not None]

@@ -32,6 +32,19 @@ GRACE_S = 20.0
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
+    add_run_options(parser)
+    parser.add_argument(
+        "--graphs", action=argparse.BooleanOptionalAction, default=True,
+        help="run plans as CUDA graphs",
+    )  # fmt: skip
+
+
+def main(given: argparse.Namespace) -> None:
+    run_ranks(given, "benchmarks.sharding.gpu_rank")
+
+
+def add_run_options(parser: argparse.ArgumentParser) -> None:
+    """Options of a run, of plans or of hybrids."""
     parser.add_argument("--gpus", type=int, default=2)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda")
     parser.add_argument("--tiny", action="store_true", help="narrow models in single precision")
@@ -39,16 +52,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=210.0, help="no plan begins later")
     parser.add_argument("--planning-seconds", type=float, default=20.0, help="limit of one plan")
-    parser.add_argument(
-        "--graphs", action=argparse.BooleanOptionalAction, default=True,
-        help="run plans as CUDA graphs",
-    )  # fmt: skip
     parser.add_argument("--out", type=Path, required=True)
 
 
-def main(given: argparse.Namespace) -> None:
+def run_ranks(given: argparse.Namespace, module: str) -> None:
+    """Run a module in one process for each GPU, then print the records of the result file."""
     options = {k: v for k, v in vars(given).items() if isinstance(v, str | int | float)}
-    ranks = _start(options, given.gpus, given.out.resolve())
+    ranks = _start(module, options, given.gpus, given.out.resolve())
     until = monotonic() + given.seconds + GRACE_S
     while monotonic() < until and any(rank.poll() is None for rank in ranks):
         if any(rank.poll() for rank in ranks):  # the others would wait for it
@@ -66,12 +76,14 @@ def main(given: argparse.Namespace) -> None:
         raise SystemExit(f"ranks {failed} failed or exceeded the time limit; run it again to go on")
 
 
-def _start(options: dict[str, Any], count: int, out: Path) -> list[subprocess.Popen[bytes]]:
+def _start(
+    module: str, options: dict[str, Any], count: int, out: Path
+) -> list[subprocess.Popen[bytes]]:
     """One process for each GPU; all but rank 0 print nothing but errors."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "benchmarks.sharding.gpu_rank", str(out)]
+    command = [sys.executable, "-m", module, str(out)]
     ranks = []
     for rank in range(count):
         variables = {

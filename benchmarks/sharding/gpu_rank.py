@@ -10,7 +10,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
@@ -45,6 +45,16 @@ Step = Callable[[], object]
 
 
 def main(out: Path) -> None:
+    session = start(out)
+    planned = plan_all(session, list(MODELS))
+    session.say("plans made")
+    for name in MODELS:
+        run_model(session, name, partial(plan_makers, session, planned))
+    end()
+
+
+def start(out: Path) -> Session:
+    """Join the process group and measure; the results of this rank's session go to ``out``."""
     options = json.loads(os.environ["NOSTALL_OPTIONS"])
     until = monotonic() + options["seconds"]
     rank = int(os.environ["RANK"])
@@ -61,25 +71,29 @@ def main(out: Path) -> None:
     session = Session(options, device, results, until, rates, rates)
     measured = measure(session)
     results.begin(about(session), measured)
-    planned = _plan_all(session)
-    session.say("plans made")
-    for name in MODELS:
-        _run_model(session, name, {mesh: planned[name, mesh] for mesh in session.devices})
+    return session
+
+
+def end() -> None:
+    """End this process when all ranks are done."""
     dist.barrier()
     sys.stdout.flush()
     os._exit(0)  # to destroy a process group, NCCL waits for graphs that still exist
 
 
-def _plan_all(session: Session) -> dict[tuple[str, Mesh], list[ShardingPlan]]:
+def plan_all(
+    session: Session, models: Sequence[str], rules: Sequence[str] | None = None
+) -> dict[tuple[str, Mesh], list[ShardingPlan]]:
     """Capture all steps on each rank; plan each of them on one rank, several at once."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     prices: dict[tuple[str, Mesh], Prices] = {}
     own: dict[tuple[str, Mesh], list[tuple[str, Any]]] = {}
-    tasks = [(name, mesh) for name in MODELS for mesh in session.devices]
+    tasks = [(name, mesh) for name in models for mesh in session.devices]
     for number, (name, mesh) in enumerate(tasks):
         prices[name, mesh] = session.prices(name, mesh)
         if number % ranks == rank:
-            plans = candidates(prices[name, mesh], session.options["planning_seconds"])
+            seconds = session.options["planning_seconds"]
+            plans = candidates(prices[name, mesh], seconds, rules)
             own[name, mesh] = [(plan.name, plan) for plan in plans]
     everything: list[Any] = [None] * ranks
     sent = {key: [(n, p.assignment) for n, p in plans] for key, plans in own.items()}
@@ -103,18 +117,25 @@ class Runner:
     seconds: list[float] = field(default_factory=list)
 
 
-def _run_model(session: Session, name: str, planned: Mapping[Mesh, list[ShardingPlan]]) -> None:
+Expected = tuple[float, dict[str, torch.Tensor]]
+"""Loss and gradients of one process."""
+Make = Callable[[], tuple[Step, dict[str, Any]]]
+"""Builds a plan or peer; returns its step and what its record says about it."""
+Makers = Iterable[tuple[dict[str, Any], Make]]
+"""Records of plans, each with what builds it."""
+
+
+def run_model(
+    session: Session, name: str, plans: Callable[[str, GpuModel, Expected], Makers]
+) -> None:
     """Run the plans of a model, then these and its peers in rounds; each round adds records."""
     reference = session.build(name)
     expected = _reference(reference)
     session.start_pool()
     runners: list[Runner] = []
-    for mesh, plans in planned.items():
-        for plan in plans:
-            record = {"model": name, "mesh": mesh_text(mesh), "plan": plan.name}
-            if not session.results.has(record):
-                make = _plan_maker(session, reference, plan, expected)
-                runners += _prepare(session, record, make)
+    for record, make in plans(name, reference, expected):
+        if not session.results.has(record):
+            runners += _prepare(session, record, make)
     _run_round(session, runners)
     session.say(f"{name}: {len(runners)} plans")
     for peer, parallelize in peers(session.options["gpus"]).items():
@@ -131,6 +152,20 @@ def _run_model(session: Session, name: str, planned: Mapping[Mesh, list[Sharding
         torch.cuda.empty_cache()
 
 
+def plan_makers(
+    session: Session,
+    planned: Mapping[tuple[str, Mesh], list[ShardingPlan]],
+    name: str,
+    reference: GpuModel,
+    expected: Expected,
+) -> Makers:
+    """The plans of a model on all meshes."""
+    for mesh in session.devices:
+        for plan in planned.get((name, mesh), []):
+            record = {"model": name, "mesh": mesh_text(mesh), "plan": plan.name}
+            yield record, _plan_maker(session, reference, plan, expected)
+
+
 def _run_round(session: Session, runners: list[Runner]) -> None:
     """Time some steps of each plan; nothing happens if time is over."""
     for runner in runners:
@@ -140,9 +175,7 @@ def _run_round(session: Session, runners: list[Runner]) -> None:
     session.results.write()
 
 
-def _prepare(
-    session: Session, record: dict[str, Any], make: Callable[[], tuple[Step, dict[str, Any]]]
-) -> list[Runner]:
+def _prepare(session: Session, record: dict[str, Any], make: Make) -> list[Runner]:
     """The runner after its warm-up steps; none if time is over or it fails, which is printed."""
     if session.is_over:
         return []
@@ -157,7 +190,7 @@ def _prepare(
     return [Runner({**record, **more}, step)]
 
 
-def _reference(model: GpuModel) -> tuple[float, dict[str, torch.Tensor]]:
+def _reference(model: GpuModel) -> Expected:
     """Loss and gradients of one process."""
     loss = cross_entropy(model.module(model.inputs), model.targets)
     loss.backward()
@@ -171,8 +204,8 @@ def _plan_maker(
     session: Session,
     model: GpuModel,
     plan: ShardingPlan,
-    expected: tuple[float, dict[str, torch.Tensor]],
-) -> Callable[[], tuple[Step, dict[str, Any]]]:
+    expected: Expected,
+) -> Make:
     mesh = plan.prices.graph.mesh
 
     def make() -> tuple[Step, dict[str, Any]]:
@@ -226,9 +259,7 @@ def _predictions(session: Session, plan: ShardingPlan, *, in_graph: bool) -> dic
     }
 
 
-def _errors(
-    program: ShardedProgram, result: Any, expected: tuple[float, dict[str, torch.Tensor]]
-) -> dict[str, float]:
+def _errors(program: ShardedProgram, result: Any, expected: Expected) -> dict[str, float]:
     """Relative error of the loss, and largest relative error of a gradient's Euclidean norm."""
     loss, gradients = expected
     whole = (REPLICATED,) * len(program.devices.mesh)
@@ -236,15 +267,20 @@ def _errors(
     for name, values in result.gradients.items():
         placements = program.parameter_placements(name)
         (got,) = redistribute(program.devices, values, placements, whole)
-        difference = (got.float() - gradients[name].float()).norm()
-        error = float(difference / gradients[name].float().norm().clamp_min(1e-12))
-        worst = max(worst, error if math.isfinite(error) else math.inf)
+        worst = max(worst, gradient_error(got, gradients[name]))
     return {"loss_error": abs(float(result.loss[0]) / loss - 1), "gradient_error": worst}
+
+
+def gradient_error(got: torch.Tensor, expected: torch.Tensor) -> float:
+    """Relative error of a gradient's Euclidean norm."""
+    difference = (got.float() - expected.float()).norm()
+    error = float(difference / expected.float().norm().clamp_min(1e-12))
+    return error if math.isfinite(error) else math.inf
 
 
 def _peer_maker(
     session: Session, name: str, parallelize: Callable[[GpuModel, str], Callable[[], object]]
-) -> Callable[[], tuple[Step, dict[str, Any]]]:
+) -> Make:
     def make() -> tuple[Step, dict[str, Any]]:
         return parallelize(session.build(name), session.device.type), {}
 

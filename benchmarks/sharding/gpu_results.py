@@ -111,18 +111,25 @@ def _group(records: Sequence[Record]) -> Record:
         best = min(plans, key=lambda r: r["measured_s"])
         own = [r for r in plans if r["plan"] == PLANNER]
         chosen = min(own or plans, key=lambda r: r["predicted_s"])
-        errors = [abs(r["predicted_s"] / r["measured_s"] - 1) for r in plans]
         result |= {
-            "mape": statistics.fmean(errors),
-            "worst_error": max(errors),
+            **_agreement(plans),
             "slowest_over_fastest": max(r["measured_s"] for r in plans) / best["measured_s"],
-            **tau(plans),
             "regret": chosen["measured_s"] / best["measured_s"] - 1,
             "chosen": f"{chosen['plan']} on {chosen['mesh']}",
             "fastest": f"{best['plan']} on {best['mesh']}",
+            "hybrids": _agreement([r for r in plans if "stages" in r]),
             "peers": {peer["plan"]: _against(chosen, peer) for peer in peers},
         }
     return result
+
+
+def _agreement(plans: Sequence[Record]) -> Record:
+    """Number of plans, errors of their predictions, and tau; only the number if there are none."""
+    if not plans:
+        return {"plans": 0}
+    errors = [abs(r["predicted_s"] / r["measured_s"] - 1) for r in plans]
+    mape, worst = statistics.fmean(errors), max(errors)
+    return {"plans": len(plans), "mape": mape, "worst_error": worst, **tau(plans)}
 
 
 def tau(plans: Sequence[Record]) -> Record:

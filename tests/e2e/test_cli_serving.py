@@ -136,3 +136,31 @@ def test_search_refuses_bad_arguments(
 def test_search_without_a_gpu(batch: Path) -> None:
     done = nostall_here("serving", "search", str(batch), CUDA_VISIBLE_DEVICES="")
     assert "no GPU is present" in error_line(done, code=3)
+
+
+def example_batch(tmp_path: Path, name: str) -> str:
+    file = str(tmp_path / f"{name}.json")
+    assert nostall_here("serving", "batch", "--name", name, "--out", file).code == 0
+    return file
+
+
+def test_native_without_a_gpu(tmp_path: Path) -> None:
+    batch = example_batch(tmp_path, "decode")
+    done = nostall_here("serving", "native", batch, CUDA_VISIBLE_DEVICES="")
+    assert "no GPU is present" in error_line(done, code=3)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("prefill", ["--assemble-only"], "the plan for prefill.json is the Gluon kernel"),
+        ("decode", ["--dtype", "float32"], "--dtype float32; allowed are"),
+        ("decode", ["--head-dim", "256"], "--head-dim 256; plans are searched"),
+    ],
+)
+def test_native_refuses_what_it_cannot_search(
+    tmp_path: Path, name: str, options: list[str], message: str
+) -> None:
+    batch = example_batch(tmp_path, name)
+    done = nostall_here("serving", "native", batch, *options)
+    assert message in error_line(done)

@@ -159,25 +159,26 @@ def optimizer_section(path: Path) -> list[str]:
             rows.append([case, name, f"{1e6 * time:.1f}", share, str(launches)])
     source = f"Measured on {record['gpu']}, PyTorch {record['torch']}, {record['date'][:10]}"
     text = (
-        "AdamW and clipping of the parameters of a GPT-2 of four layers in fp32, as CUDA graphs. "
-        "The share is the time of a copy of as many bytes as the step must move, over the step's. "
-        f"`_foreach_*` calls stay with Inductor, which has kernels for lists{_list_text(record)}. "
-        "With clipping most of the rest are one launch for each norm and the norms "
-        "themselves; stitched kernels for that are not done."
+        "Steps of the parameters of a GPT-2 of four layers in fp32 unless a row says otherwise, as "
+        "CUDA graphs. The share is the time of a copy of as many bytes as the step must move at "
+        f"least, over the step's. {_list_text(record)}"
     )
     head = ["step", "method", "us", "share of a copy's speed", "launches"]
     return [wrapped(f"{source} ({link(path)})."), wrapped(text), table(head, rows)]
 
 
 def _list_text(record: Row) -> str:
-    """What stitched kernels of lists could gain over Inductor's AdamW at most."""
-    found = record["cases"].get("AdamW", {})
-    if "copy" not in found or "replayed" not in found:
-        return ""
-    share = median(found["copy"]) / median(found["replayed"]["samples_s"]["inductor"])
+    """What the methods are; results without ``stitched`` were measured without such kernels."""
+    every = {name for case in record["cases"].values() for name in case["looped"]["samples_s"]}
+    if "stitched" not in every:
+        return (
+            "These steps were measured without kernels over lists: `nostall` ran Inductor's "
+            "version of all calls. Steps with such kernels were not measured yet."
+        )
     return (
-        f": its AdamW runs at {share:.0%} of the copy's speed, so stitched kernels of lists could "
-        f"save {max(0.0, 1 - share):.0%} of its time at most"
+        "`stitched` has kernels over lists, `nostall` is the version that the measured choice "
+        "runs. Clipping and AdamW are two graphs, because PyTorch's `step` breaks the graph, "
+        "unless a row says that they are one."
     )
 
 

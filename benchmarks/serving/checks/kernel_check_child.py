@@ -22,8 +22,8 @@ from nostall.serving.attention.launch import (
 )
 from nostall.serving.attention.plan import AttentionPlan
 from nostall.serving.attention.rules import PLANS, TALL, TALL_PLANS
-from nostall.serving.batch.examples import make_batch
-from nostall.serving.batch.ragged import PrefixGroup, RaggedBatch
+from nostall.serving.batch.odd_batches import odd_batch, unowned_slots
+from nostall.serving.batch.ragged import RaggedBatch
 from nostall.serving.batch.trees import pack_trees
 from nostall.serving.tables.columns import PREFIX_ROWS, REDUCTIONS, UNITS
 from nostall.serving.tables.device import DeviceBuilder, DevicePrefixes
@@ -102,36 +102,9 @@ VARIANTS = {
 """Variants by name; ``tables`` compares the device's table builder with the host's."""
 
 
-def draw_lengths(rng: np.random.Generator, page: int) -> tuple[list[int], list[int]]:
-    """Query and KV lengths of a batch: empty, one token, odd, at borders of pages and tiles."""
-    borders = [0, 1, 2, page - 1, page, page + 1, 31, 32, 33, 127, 128, 129, 255, 257]
-    queries, keys = [], []
-    for _ in range(int(rng.integers(1, 9))):
-        query = int(rng.choice(borders)) if rng.random() < 0.6 else int(rng.integers(1, 1200))
-        context = [0, int(rng.choice(borders)), int(rng.integers(0, 3000))][int(rng.integers(3))]
-        queries.append(query)
-        keys.append(query + context if query else 0)
-    return queries, keys
-
-
 def draw_batch(rng: np.random.Generator, shape: AttentionShape, seed: int) -> RaggedBatch:
-    """A batch, with prefix groups if the shape has them: then most sequences are short queries."""
-    queries, keys = draw_lengths(rng, shape.page_size)
-    if not shape.has_prefixes:
-        return make_batch(queries, keys, page_size=shape.page_size, seed=seed)
-    for _ in range(int(rng.integers(2, 9))):
-        query = int(rng.choice([1, 1, 1, 2, 5, 17]))
-        queries.append(query)
-        keys.append(query + int(rng.integers(300, 3000)))
-    before = np.array(keys) - np.array(queries)
-    free = rng.permutation(np.flatnonzero(before >= 256)).tolist()
-    groups = []
-    while len(free) > 1:
-        count = int(rng.integers(2, len(free) + 1))
-        members, free = free[:count], free[count:]
-        pages = int(rng.integers(1, before[members].min() // shape.page_size + 1))
-        groups.append(PrefixGroup(tuple(members), pages * shape.page_size))
-    return make_batch(queries, keys, page_size=shape.page_size, prefix_groups=groups, seed=seed)
+    """A batch of odd lengths, with prefix groups if the shape has them."""
+    return odd_batch(rng, shape.page_size, seed=seed, has_prefixes=shape.has_prefixes)
 
 
 def poisoned_cache(
@@ -141,15 +114,14 @@ def poisoned_cache(
     pages = int(np.max(ragged.block_table, initial=0)) + 1
     size = (2, pages + 2, shape.page_size, shape.kv_heads, shape.head_dim)
     both = torch.randn(size, generator=generator, device=DEVICE, dtype=torch.float32).to(dtype)
-    owned = torch.zeros(size[1:3], dtype=torch.bool)
+    free = torch.ones(size[1:3], dtype=torch.bool)
+    free[:pages] = torch.from_numpy(unowned_slots(ragged))
     width = -(-ragged.block_table.shape[1] // 16) * 16
     table = np.full((len(ragged), width), NO_PAGE, np.int32)
     for sequence, length in enumerate(ragged.kv_lengths.tolist()):
         count = -(-length // shape.page_size)
         table[sequence, :count] = ragged.block_table[sequence, :count]
-        at = np.arange(length)
-        owned[ragged.block_table[sequence, at // shape.page_size], at % shape.page_size] = True
-    both[:, ~owned.to(DEVICE)] = float("nan")
+    both[:, free.to(DEVICE)] = float("nan")
     return PagedCache(both[0], both[1]), table
 
 

@@ -102,6 +102,7 @@ def attention() -> str:
         "is faster):",
         _ratios(rows),
         _bars(rows),
+        _missed(rows),
         _flashinfer(load(FLASHINFER)["results"]),
     ]
     return "\n\n".join(parts)
@@ -158,6 +159,44 @@ def _bars(rows: Sequence[Row]) -> str:
     )
     head = ("requirement", "limit", "ours", "rule", "met")
     return "The requirements that the work began with:\n\n" + table(head, lines)
+
+
+def _missed(rows: Sequence[Row]) -> str:
+    """Why figures miss their limits, what was tried, and what would be needed."""
+    decodes = [(batch_times(row)["ours"], row["bound"]["us"]) for row in rows
+               if row["kind"] == "decode"]  # fmt: skip
+    extra = [time - bound for time, bound in decodes]
+    verifies = [row for row in rows if row["kind"] == "verify"]
+    over = [geometric_mean(batch_times(row)[name] / row["bound"]["us"] for row in verifies)
+            for name in ("ours", "FA3")]  # fmt: skip
+    streams = ratio(grouped(rows)["prefill and decode"], "streams") or float("nan")
+    points = (
+        f"Verifies: our kernel takes {over[0]:.2f} times the bound and FlashAttention-3 "
+        f"{over[1]:.2f}. Likely causes, not profiled: the softmax of short tiles does not overlap "
+        "their products, and the splits are added by a launch of its own. Tried: other tiles, "
+        "masks, splits, schedules, a dependent launch of the reduction, and the search for plans "
+        "below. Needed: short tiles whose softmax overlaps the products, as the Gluon kernel has "
+        "them for tiles of 128 rows.",
+        f"Decodes over their bound: each of the {len(decodes)} batches takes {min(extra):.0f} to "
+        f"{max(extra):.0f} us more than its bound, whatever the bound is, so that small batches "
+        "miss the limit by most. The bound takes the memory's nominal rate. Tried: two and three "
+        "programs on an SM, other splits, key tiles of 128, a reduction that loads 64 splits at "
+        "once. Needed: a start, a tail and a reduction of a few us together.",
+        "Prefills beside decodes: the Triton kernel runs the prefill's units, whose softmax does "
+        "not overlap their products; prefills alone gain by the Gluon kernel, where it does "
+        "([variants](../explanation/serving.md#tall-tiles-on-hopper)). Tried: units from both ends "
+        "of the queue, two programs on an SM, two streams "
+        f"({streams:.2f} of our time), and the Gluon kernel on a part of the SMs "
+        "beside the decodes. Needed: a Gluon kernel that has short tiles too, in one launch.",
+    )
+    about = "Why limits are missed, what was tried, and what would be needed:"
+    return "\n\n".join([about, *(_item(point) for point in points)])
+
+
+def _item(text: str) -> str:
+    """An item of a list, wrapped."""
+    first, *others = wrapped(text).splitlines()
+    return "\n".join([f"- {first}", *(f"  {line}" for line in others)])
 
 
 def _flashinfer(rows: Sequence[Row]) -> str:
@@ -230,4 +269,25 @@ def builders() -> str:
         f"device. (`python -m benchmarks run serving.table_build --device cuda`, {link(BUILD)})"
     )
     head = ("batch", "sequences", "order", "units", "host p50", "host p99", "device", "equal")
-    return f"## Building the tables\n\n{about}\n\n{table(head, lines)}"
+    missed = _late_builds(content["results"])
+    return f"## Building the tables\n\n{about}\n\n{table(head, lines)}\n\n{missed}"
+
+
+def _late_builds(rows: Sequence[Row]) -> str:
+    """Which builds of 256 sequences and more miss the limits, and why."""
+    large = [row for row in rows if row["sequences"] >= 256 and row["order"] != "lpt"]
+    late = [row for row in large if row["host"]["p99_us"] >= 50]
+    medians = [row["host"]["p50_us"] for row in large]
+    slow = [row for row in large if row["device"] and row["device"]["p50_us"] >= 10]
+    on_device = ", ".join(
+        f"{row['batch']} {row['order']} ({row['device']['p50_us']:.1f} us)" for row in slow
+    )
+    return wrapped(
+        f"Of {len(large)} rows with 256 sequences or more, without `lpt`, {len(late)} miss 50 us "
+        f"at p99, and their medians are {min(medians):.0f} to {max(medians):.0f} us. Which rows "
+        "miss it changes from run to run, so the tail is likely the machine's other work. "
+        "Tried: arrays that are allocated once, sorting by classes. `lpt` keeps a heap of "
+        "programs, whose work grows with the units. Needed: a core that is reserved for the "
+        "builder, or the device's builder, which no core delays. It misses 10 us on "
+        f"{on_device or 'no batch'}."
+    )

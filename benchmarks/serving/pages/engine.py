@@ -142,7 +142,10 @@ def _bars(found: Rates) -> str:
         "workloads left out). The plug-in gains most over TRITON_ATTN on prefill-heavy, which it "
         "leaves to FlashAttention-3; on decode-heavy all engines are within the noise. With "
         "speculation it serves no step, because its kernel is not faster on verifies: what "
-        "differs from 1 over FLASH_ATTN is noise, which is as large as the rounds show."
+        "differs from 1 over FLASH_ATTN is noise, which is as large as the rounds show. Tried: "
+        "the plug-in on all decode steps, with a GPU for each engine (below), and tables of linear "
+        "layers. Needed: a kernel that is faster than FlashAttention-3 on verifies and mixed "
+        "batches; on decodes, attention is likely a small part of a step of this model."
     )
     return f"{about}\n\n{table(('CUSTOM', 'limit', 'mean', 'least', 'met'), lines)}"
 

@@ -22,6 +22,7 @@ PREFIXES = FOLDER / "prefix_groups_h200.json.gz"
 CHECK = FOLDER / "kernel_check_prefixes.json"
 GEMM_BEST = FOLDER / "gemm_best_h200.json.gz"
 SEARCH = FOLDER / "plan_search_h200.json"
+SEARCH_FROM_RULE = FOLDER / "plan_search_from_rule_h200.json"
 
 Row = Mapping[str, Any]
 RANGES = ((1, 16), (17, 64), (65, 256), (257, 1024), (1025, 4096))
@@ -95,8 +96,8 @@ def _rule(judged: Sequence[Judged]) -> str:
     return wrapped(
         "The rule of `serving.tables.prefixes` groups where the modelled saving exceeds the cost "
         "of the partial results that it adds, and is at least "
-        f"{LEAST_SAVED_NS / 1e3:g} us a program (`least_saved_ns`). This value was chosen from "
-        "these samples, and no fresh run confirms it. The plan *together* makes the "
+        f"{LEAST_SAVED_NS / 1e3:g} us a program (`least_saved_ns`). This value was chosen from the "
+        "samples of an earlier run on a GPU of the same kind. The plan *together* makes the "
         f"{len(grouped)} batches that the rule groups {min(grouped):.2f} to {max(grouped):.2f} "
         f"times as fast. The rule rejects {len(rejected)} of {len(judged)}: {named}. Of these, "
         f"{lost.name} (saving {lost.saved_ns / 1e3:.1f} us) is rejected although grouping made it "
@@ -107,22 +108,20 @@ def _rule(judged: Sequence[Judged]) -> str:
 
 
 def _checked() -> str:
-    """Which checks of groups ran on a GPU, and which did not."""
-    content = load(CHECK)
-    rows = content["results"]
-    options = content["command"].partition(" --variants ")[2].partition(" --")[0].split(",")
-    planned = {row["variant"]: row["planned"] for row in rows}
-    grouped = [name for name in options if "prefixes" in name]
-    missing = ", ".join(f"*{name}*" for name in grouped if name not in planned)
-    memchecks = sum(row["memcheck"] for row in rows)
-    batches, wrong = sum(row["cases"] for row in rows), sum(len(row["wrong"]) for row in rows)
+    """Which checks of groups ran on a GPU."""
+    rows = load(CHECK)["results"]
+    plain = [row for row in rows if not row["memcheck"]]
+    checked = [row for row in rows if row["memcheck"]]
+    batches, planned = (sum(row[name] for row in plain) for name in ("cases", "planned"))
+    wrong = sum(len(row["wrong"]) for row in rows)
+    grouped = ", ".join(f"*{row['variant']}*" for row in plain if "prefixes" in row["variant"])
+    under = ", ".join(f"*{row['variant']}* ({row['cases']})" for row in checked)
+    errors = sum(row["memory_errors"] for row in checked)
     return wrapped(
-        f"`serving.kernel_check` of ragged batches with random groups ran {batches} of "
-        f"{sum(planned.values())} batches of {len(planned)} variants on a GPU, {wrong} wrong; the "
-        f"call's time ended before its other variants. Of groups, {missing} did not run on a GPU, "
-        f"and {memchecks or 'none'} ran under memcheck ({link(CHECK)}). *tables+prefixes* "
-        "compares the device builder with the host's: with groups the two were compared in "
-        "Triton's interpreter only."
+        f"`serving.kernel_check` of ragged batches ran {batches} of {planned} batches of "
+        f"{len(plain)} variants on a GPU, {wrong} wrong; {grouped} have random groups. Under "
+        f"memcheck ran batches of {under}, with {errors} memory errors ({link(CHECK)}). "
+        "*tables+prefixes* compares the device builder's tables with the host's."
     )
 
 
@@ -172,13 +171,16 @@ def plan_search() -> str:
         f"{100 * (most.ratio - 1):.1f} % faster than the rule's; the best plan for *{least.kind}* "
         f"is {100 * change:.1f} % {'slower' if least.ratio < 1 else 'faster'}. "
     )
-    if least.ratio < 1:
-        about += (
-            "This run began at a fixed plan, from which it did not reach the rule's. The command "
-            "begins at the rule's plan; that form is tested on the CPU and has not run on a GPU. "
-        )
-    about += f"Winners do not go on to the assembler search: that is not built. ({link(SEARCH)})"
+    later = load(SEARCH_FROM_RULE)
+    again = [_found(line) for line in later["printed"].values()]
+    about += (
+        "This run began at a fixed plan, from which it did not reach the rule's. The command "
+        f"begins at the rule's plan; a later run, for {later['command'].partition('--seconds ')[2]}"
+        f" s on {later['stored'][0]['key']['gpu']}, is in the last row. Plans go on to the search "
+        f"of native schedules, below. ({link(SEARCH)}, {link(SEARCH_FROM_RULE)})"
+    )
     lines = [[kind.kind, kind.plans, kind.shown] for kind in found]
+    lines += [[f"{kind.kind}, from the rule's", kind.plans, kind.shown] for kind in again]
     search = table(("kind", "plans", "time of the rule / of the best"), lines)
     return "\n\n".join(["## Search for plans", wrapped(about), search])
 

@@ -33,7 +33,7 @@ _CHANGES: tuple[tuple[str, str], ...] = (
     ("division of integers", "divide floats, or shift integers"),
     ("random numbers", "dropout and uniform numbers are fused by stitch_function"),
     ("a tensor whose memory holds", "call resolve_neg() or resolve_conj() before the function"),
-    (LISTS, "nothing: their kernels compute many tensors at once"),
+    (LISTS, "torch.compile has kernels over lists, and says why others stay"),
     (BETWEEN_KERNELS, "nothing: no kernel computes both sides, or the model finds two faster"),
 )
 

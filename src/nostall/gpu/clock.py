@@ -85,13 +85,13 @@ class ReplayClock:
     kind: Kind = "measured"
 
     def samples(self, graph: str, runs: Sequence[Run], seconds: float) -> Samples:
-        replays = [_capture(run).replay for run in runs]
+        replays = [capture(run).replay for run in runs]
         samples = EventClock(MIN_SAMPLE_SECONDS).samples(graph, replays, seconds)
         return [[sample / RUNS_PER_GRAPH for sample in row] for row in samples]
 
 
-def _capture(run: Run) -> torch.cuda.CUDAGraph:
-    """Capture ``RUNS_PER_GRAPH`` runs as a CUDA graph.
+def capture(run: Run, runs: int = RUNS_PER_GRAPH) -> torch.cuda.CUDAGraph:
+    """Capture so many runs as a CUDA graph.
 
     Unlike ``torch.cuda.graph`` this frees no cached memory, and other threads may call CUDA
     meanwhile (``thread_local`` capture mode).
@@ -103,7 +103,7 @@ def _capture(run: Run) -> torch.cuda.CUDAGraph:
         stream.synchronize()
         graph.capture_begin(capture_error_mode="thread_local")
         try:
-            for _ in range(RUNS_PER_GRAPH):
+            for _ in range(runs):
                 run()
         finally:
             graph.capture_end()

@@ -1,4 +1,4 @@
-"""Override the target that ``tl.target_info`` reports, to compile for a GPU that is not present."""
+"""Override Triton's target and device, to compile for a GPU that is not present."""
 
 from __future__ import annotations
 
@@ -22,13 +22,31 @@ def pretend_target(driver: Any, target: Any) -> Iterator[None]:
     with _LOCK:
         active = _active_driver(driver)
         if active is None or active.get_current_target() != target:
-            driver.set_active(_TargetDriver(target, active))
-            try:
+            with _replaced(driver, active, _TargetDriver(target, active)):
                 yield
-            finally:
-                driver._active = active
             return
     yield
+
+
+@contextlib.contextmanager
+def pretend_device(driver: Any, target: Any, device: str) -> Iterator[None]:
+    """Let launches that only compile see ``target`` as the target of a device named ``device``.
+
+    Triton keeps what it compiles by the device, so nothing is mixed with kernels of a present GPU.
+    """
+    with _LOCK:
+        active = _active_driver(driver)
+        with _replaced(driver, active, _CompilingDriver(target, active, device)):
+            yield
+
+
+@contextlib.contextmanager
+def _replaced(driver: Any, active: Any, other: Any) -> Iterator[None]:
+    driver.set_active(other)
+    try:
+        yield
+    finally:
+        driver._active = active
 
 
 def _active_driver(driver: Any) -> Any:
@@ -51,3 +69,16 @@ class _TargetDriver:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.real, name)
+
+
+@dataclass(frozen=True)
+class _CompilingDriver(_TargetDriver):
+    """A driver of a device that compiles, and launches nothing."""
+
+    device: str
+
+    def get_current_device(self) -> str:
+        return self.device
+
+    def get_current_stream(self, device: str) -> int:
+        return 0

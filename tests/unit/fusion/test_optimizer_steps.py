@@ -1,4 +1,4 @@
-"""Optimiser steps are compiled without a refusal of nostall's own; lists stay with Inductor."""
+"""Optimiser steps: functions without torch.compile's backend leave lists of tensors to PyTorch."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from benchmarks.fusion.optimizer_steps import make_step, parameter_shapes  # noqa: E402
+from benchmarks.fusion.optimizer_cases import CASES  # noqa: E402
 
 from nostall.fusion.capture.left_to_pytorch import LISTS  # noqa: E402
 from nostall.fusion.fuse import stitch_function  # noqa: E402
 
 
 def test_a_step_on_lists_of_tensors_equals_that_of_eager_pytorch() -> None:
+    case = CASES["AdamW"]
+
     def updated(wrap: Any) -> tuple[Any, Any]:
-        parameters, step = make_step(parameter_shapes(small=True), False, "cpu", fused=False)
-        step()  # makes the optimiser's state
+        changed, step = case.make(case.shapes(True), "cpu", False)
         wrapped = wrap(step)
         for _ in range(2):
             wrapped()
-        return parameters, wrapped
+        return changed, wrapped
 
     expected, _ = updated(lambda step: step)
     actual, stitched = updated(stitch_function)

@@ -25,7 +25,7 @@ ALIASES = {"extent": "fuse", "rest": "fallback", "race": "tuned_plans"}
 class Options:
     """Validated options of the backend.  Raises :class:`BadInput` if a value is not allowed."""
 
-    # Kernels that may be fused: those with a reduction, or all.  Inductor handles chains of
+    # Kernels that may be fused: those with a reduction, or all; and kernels over lists.  Inductor handles chains of
     # elementwise operators well, and can fuse them into its matrix products.
     fuse: FuseScope = "reductions"
     # Version that runs: the measured choice, or always the candidate or Inductor's version.

@@ -15,6 +15,7 @@ import torch
 from vllm.v1.attention.backend import AttentionType
 from vllm.v1.attention.backends import flash_attn
 
+from nostall.attach.attention_kernels import attach_attention_kernels
 from nostall.attach.vllm.counts import count_left, count_served
 from nostall.attach.vllm.routing import (
     VARIABLE,
@@ -45,6 +46,7 @@ class NostallMetadataBuilder(flash_attn.FlashAttentionMetadataBuilder):
     ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         self._choice = find_choice(os.environ.get(VARIABLE, "measured"))
+        attach_attention_kernels()
         try:
             self._tables = self._make_tables(self._choice.kinds, kv_cache_spec, vllm_config)
         except NostallError as error:

@@ -62,8 +62,10 @@ class StepTables:
         self._builder = HostBuilder.of(settings, self.capacity)
         programs = plan.launched_programs(self.sms, self.capacity.units)
         self._attention = MetaAttention(shape, plan.kernel, programs)
-        self._head = COUNTS + self.capacity.programs + 1
-        """Words before the tasks: counts and program offsets."""
+        self._offsets = _aligned(COUNTS)
+        """Words before the program offsets: the counts."""
+        self._head = self._offsets + _aligned(self.capacity.programs + 1)
+        """Words before the tasks."""
 
     @property
     def scratch_bytes(self) -> int:
@@ -86,7 +88,7 @@ class StepTables:
         )
         tables = DeviceTables(
             tasks=self._words[self._head :].view(-1, TASK_COLUMNS),
-            program_offsets=self._words[COUNTS : self._head],
+            program_offsets=self._words[self._offsets : self._head],
             reductions=reductions,
             counts=self._words[:COUNTS],
             # vLLM does not say which sequences share a prefix.
@@ -127,8 +129,12 @@ class StepTables:
     def _copy(self, tables: TaskTables) -> None:
         """Copy what a step uses; the pinned memory is freed when the copy has ended."""
         units, reductions = int(tables.counts[UNITS]), int(tables.counts[REDUCTIONS])
-        parts = (tables.counts, tables.program_offsets, tables.tasks[:units].reshape(-1))
-        _send(np.concatenate(parts), self._words)
+        tasks = tables.tasks[:units].reshape(-1)
+        words = np.zeros(self._head + len(tasks), np.int32)
+        words[:COUNTS] = tables.counts
+        words[self._offsets :][: len(tables.program_offsets)] = tables.program_offsets
+        words[self._head :] = tasks
+        _send(words, self._words)
         if reductions:
             target = self.buffers.tables.reductions.view(-1)
             _send(tables.reductions[:reductions].reshape(-1), target)
@@ -140,6 +146,15 @@ class StepTables:
     def attend(self, query: Any, keys: Any, values: Any, out: Any, batch: BatchTensors) -> None:
         """Launch attention of the step whose tables were built last."""
         self._attention(query, PagedCache(keys, values), out, batch, self.buffers)
+
+
+def _aligned(words: int) -> int:
+    """The words up to the next border of 16 bytes.
+
+    Triton compiles another kernel for tables that do not begin there than `nostall serving native`
+    searches.
+    """
+    return -(-words // 4) * 4
 
 
 def _send(words: NDArray[np.int32], target: Any) -> None:

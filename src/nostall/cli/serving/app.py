@@ -6,6 +6,7 @@ import typer
 
 from nostall.cli.serving.batches import write_batch
 from nostall.cli.serving.gemm import tune
+from nostall.cli.serving.native import native
 from nostall.cli.serving.search import search
 from nostall.cli.serving.simulation import simulate_trace
 from nostall.cli.serving.tables import show
@@ -21,4 +22,5 @@ app.command("show")(show)
 app.command("batch")(write_batch)
 app.command("tune")(tune)
 app.command("search")(search)
+app.command("native")(native)
 app.command("simulate")(simulate_trace)

@@ -89,7 +89,7 @@ def capture(module: GraphModule) -> CapturedGraph:
             del build.nodes[node_count:]
             opaque = values[node] = _add_opaque_call(node, build, values, sizes)
             reason = str(error) if isinstance(error, Unsupported) else "operands that do not fit"
-            if not _is_size(node) and node.target is not operator.getitem:
+            if not (_is_size(node) or node.target is operator.getitem or _is_kernel(node)):
                 unsupported[reason, str(node.target)] += 1
                 reasons[opaque] = reason, str(node.target)
     (output,) = module.graph.find_nodes(op="output")
@@ -129,6 +129,11 @@ def _may_lack_value(node: Node) -> bool:
         return isinstance(node.args[0], Node) and _may_lack_value(node.args[0])
     schema = getattr(node.target, "_schema", None)
     return schema is not None and not schema.returns
+
+
+def _is_kernel(node: Node) -> bool:
+    """Whether a node calls a stitched kernel, which an earlier pass has inserted."""
+    return str(node.target).startswith("nostall.stitched")
 
 
 def _is_size(node: Node) -> bool:

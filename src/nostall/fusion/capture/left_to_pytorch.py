@@ -8,8 +8,8 @@ of nostall's operators, and has no rule yet.
 from __future__ import annotations
 
 NO_RULE = "unsupported operator"
-LISTS = "list of tensors, such as an optimiser's: PyTorch and Inductor have kernels for lists"
-"""Reason of ``_foreach_*``: see ``benchmarks.fusion.optimizer_steps``."""
+LISTS = "list of tensors, such as an optimiser's: not for kernels of regions"
+"""Reason of ``_foreach_*``; :mod:`nostall.fusion.lists` has the kernels over lists."""
 
 _NAMES: dict[str, str] = {
     "matrix product or convolution, for cuBLAS, cuDNN and CUTLASS": (

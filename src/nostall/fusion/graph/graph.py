@@ -118,6 +118,9 @@ class Graph:
     """Indices of the nodes whose values the graph returns, in order."""
     varying: int | None = None
     """Placeholder prime of the dynamic size (:mod:`nostall.fusion.graph.dynamic_size`), if any."""
+    compared: tuple[tuple[int, ...], ...] = ()
+    """Groups of outputs that an operator behind this graph compares with each other
+    (:mod:`nostall.fusion.graph.decisions`)."""
 
     def __post_init__(self) -> None:
         for position, node in enumerate(self.nodes):
@@ -182,6 +185,8 @@ class Graph:
         content: list[object] = [rows, self.outputs]
         if self.varying is not None:
             content.append(self.varying)
+        if self.compared:
+            content.append(["compared", self.compared])
         text = json.dumps(content, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 

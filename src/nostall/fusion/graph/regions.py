@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from nostall.fusion.graph.decisions import compared_outputs
 from nostall.fusion.graph.graph import Graph
 from nostall.fusion.graph.placement import region_levels
 
@@ -45,7 +46,20 @@ def find_regions(
     groups: dict[int, list[int]] = {}
     for index in graph.operators:
         groups.setdefault(levels[index], []).append(index)
-    return tuple(extract_region(graph, groups[level], input_views) for level in sorted(groups))
+    regions = [extract_region(graph, groups[level], input_views) for level in sorted(groups)]
+    compared = compared_outputs(
+        graph, [groups[level] for level in sorted(groups)], [each.outputs for each in regions]
+    )
+    return tuple(map(_with_compared, regions, compared))
+
+
+def _with_compared(region: Region, groups: Sequence[Sequence[int]]) -> Region:
+    """The region with the groups of nodes of the captured graph that are compared behind it."""
+    if not groups:
+        return region
+    position = {index: at for at, index in enumerate(region.origins)}
+    compared = tuple(tuple(position[index] for index in group) for group in groups)
+    return replace(region, graph=replace(region.graph, compared=compared))
 
 
 def extract_region(graph: Graph, operators: list[int], input_views: Collection[int] = ()) -> Region:

@@ -113,4 +113,6 @@ class GraphCopier:
         order.
         """
         outputs = tuple(self.position[index] for index in self.graph.outputs)
-        return Graph(tuple(self._nodes), outputs, self.graph.varying), tuple(self._origins)
+        compared = tuple(tuple(self.position[i] for i in group) for group in self.graph.compared)
+        graph = Graph(tuple(self._nodes), outputs, self.graph.varying, compared)
+        return graph, tuple(self._origins)

@@ -10,23 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
+from nostall.fusion.graph.decisions import is_discontinuous, is_float
 from nostall.fusion.graph.graph import Graph, Node
-from nostall.fusion.graph.operations import COMPARISONS, COMPUTE, DTYPE_BYTES
+from nostall.fusion.graph.operations import COMPUTE, DTYPE_BYTES
 
-_DISCONTINUOUS = COMPARISONS | frozenset(
-    [
-        "floor",
-        "ceil",
-        "round",
-        "trunc",
-        "sign",
-        "remainder",
-        "fmod",
-        "copysign",
-        "atan2",
-        "checked_index",
-    ]
-)
 _PRODUCTS = frozenset({"mul", "square"})
 _SUMS = frozenset({"add", "sub"})
 _CONTRACTED_THROUGH = frozenset({"neg", "copy", "cast"})
@@ -40,13 +27,18 @@ def may_change_decisions(graph: Graph, copied: Collection[int], results: Iterabl
 
     That is so if an operator in ``copied`` may round otherwise in its copy, and a discontinuous
     operator depends on it, in ``copied`` or by one of ``results``, the nodes whose values are those
-    of copies.
+    of copies.  It is also so if two outputs depend on that operator that a region behind this one
+    compares: one may be computed from the copy and the other one from the original.
     """
     rounded = [index for index in copied if _may_round_otherwise(graph, index)]
     if not rounded:
         return False
+    if graph.compared:
+        behind = _reached(graph, rounded)
+        if any(len(behind.intersection(group)) > 1 for group in graph.compared):
+            return True
     allowed = {*copied, *_reached(graph, results)}
-    return any(_is_discontinuous(graph, i) for i in _reached(graph, rounded, allowed))
+    return any(is_discontinuous(graph, i) for i in _reached(graph, rounded, allowed))
 
 
 def _reached(
@@ -60,13 +52,6 @@ def _reached(
             found.add(index)
             pending.extend(graph.users[index])
     return found
-
-
-def _is_discontinuous(graph: Graph, index: int) -> bool:
-    node = graph[index]
-    if node.op == "cast":
-        return _is_float(graph[node.inputs[0]]) and not _is_float(node)
-    return node.op in _DISCONTINUOUS
 
 
 def _may_round_otherwise(graph: Graph, index: int) -> bool:
@@ -84,7 +69,7 @@ def _may_round_otherwise(graph: Graph, index: int) -> bool:
 
 def _is_rounded_in_memory(node: Node) -> bool:
     """Whether the value is rounded when it is stored, but not in the kernel that computes it."""
-    is_narrow = _is_float(node) and DTYPE_BYTES[node.dtype] < 4
+    is_narrow = is_float(node) and DTYPE_BYTES[node.dtype] < 4
     return is_narrow and node.kind in COMPUTE and node.op not in _KEPT_EXACT
 
 
@@ -97,7 +82,3 @@ def _neighbours(graph: Graph, index: int, edges: Sequence[Sequence[int]]) -> Ite
             pending.extend(edges[node.index])
         else:
             yield node
-
-
-def _is_float(node: Node) -> bool:
-    return node.dtype.startswith(("float", "bfloat"))

@@ -23,7 +23,11 @@ from nostall.parallel.rank_schedule import Operation, rank_schedules
 from nostall.parallel.slices import Slices
 
 LOOKAHEAD = 2
-"""Receives are started for the current operation and for those after it, this many in all."""
+"""Receives from other servers are started for the current operation and for those after it, this
+many in all: NCCL sends little over a network before the receive starts."""
+AHEAD_WITHIN_SERVER = False
+"""Whether receives within a server are started as early.  A kernel of NCCL that waits for its
+message takes multiprocessors from the operators beside it, and links within a server need none."""
 
 Batch = tuple[Any, Any]
 """Inputs and targets."""
@@ -75,8 +79,10 @@ class P2PExecutor:
         if self._is_cold:
             self._warm_up(batch)
         for at, operation in enumerate(self.operations):
-            for upcoming in self.operations[at : at + LOOKAHEAD]:
-                self._start_receive(upcoming)
+            self._start_receive(operation)
+            for upcoming in self.operations[at + 1 : at + LOOKAHEAD]:
+                if self._is_received_ahead(upcoming):
+                    self._start_receive(upcoming)
             is_last = operation == self._last_backward[operation.stage]
             if is_last:
                 self.gradients.reduce_during_backward()
@@ -144,6 +150,15 @@ class P2PExecutor:
             is_forward = operation.kind == "F"
             receive = link.receive_forward if is_forward else link.receive_backward
             self._receives[operation] = receive(m)
+
+    def _is_received_ahead(self, operation: Operation) -> bool:
+        """Whether an operation's tensors may come from another server, or always."""
+        boundary = operation.stage - (1 if operation.kind == "F" else 0)
+        if AHEAD_WITHIN_SERVER or boundary not in self.links:
+            return True
+        link = self.links[boundary]
+        server = self.workload.cluster.server
+        return len({server[gpu] for gpu in (*link.sources, *link.targets)}) > 1
 
     def _take(self, operation: Operation, direction: str, boundary: int) -> Tensors:
         """The tensors that an operation needs over a boundary; waits for their messages."""

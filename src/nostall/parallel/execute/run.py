@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from time import perf_counter
 from typing import get_args
 
 import torch
-import torch.distributed as dist
 
 from nostall.parallel.errors import BadPlan
 from nostall.parallel.execute.executor import Executor
@@ -23,7 +21,7 @@ from nostall.parallel.execute.process_groups import ProcessGroups
 from nostall.parallel.execute.reference import Reference, make_optimizer
 from nostall.parallel.execute.run_config import Engine, RunResult
 from nostall.parallel.execute.slow_links import SlowLinks
-from nostall.parallel.module.job import to_device
+from nostall.parallel.execute.train import train
 from nostall.parallel.module.model import Model
 from nostall.parallel.plan import Plan, Workload
 
@@ -60,37 +58,31 @@ def run_plan(model: Model, workload: Workload, plan: Plan, options: RunOptions) 
     reference = Reference(model.job, device) if options.check else None
     groups = ProcessGroups(device, options.deadline)
     executor = _make_executor(model, workload, plan, groups, options)
-    parameters = _held_parameters(model, executor)
-    optimizer = make_optimizer(model.job, {id(p): p for p in parameters.values()}.values())
-    result = RunResult(executor.engine)
-    worst_gradient = worst_loss = 0.0
-    reset_peak_memory(device)
-    for step in range(options.steps):
-        inputs, targets = model.job.batch(step, workload.global_batch)
-        inputs, targets = to_device((inputs, targets), device)
-        _synchronize(device)
-        dist.barrier()
-        start = perf_counter()
-        loss = executor.step(inputs, targets)
-        result.launch_seconds.append(perf_counter() - start)
-        _synchronize(device)
-        result.seconds.append(perf_counter() - start)
-        dist.all_reduce(loss)
-        result.losses.append(float(loss))
-        if reference is not None:
-            expected = reference.step(inputs, targets)
-            result.reference_losses.append(expected)
-            found = {name: p.grad for name, p in parameters.items()}
-            worst_gradient = max(worst_gradient, reference.gradient_error(found))
-            error = reference.loss_error(result.losses[-1], expected, model.loss_dtype)
-            worst_loss = max(worst_loss, error)
-            reference.update()
-        if optimizer is not None:
-            optimizer.step()
-            optimizer.zero_grad()
-    combine_ranks(result, (worst_gradient, worst_loss) if options.check else None, device)
+    trainer = _PipelineTrainer(model, executor)
+    result = train(
+        model.job, workload.global_batch, trainer, options.steps, device,
+        RunResult(executor.engine), reference,
+    )  # fmt: skip
     groups.close()
     return result
+
+
+class _PipelineTrainer:
+    """The executor of a rank, with the optimiser of the parameters that the rank holds."""
+
+    def __init__(self, model: Model, executor: Executor) -> None:
+        self.step, self.loss_dtype = executor.step, model.loss_dtype
+        self.parameters = _held_parameters(model, executor)
+        distinct = {id(p): p for p in self.parameters.values()}
+        self.optimizer = make_optimizer(model.job, distinct.values())
+
+    def whole_gradients(self) -> Mapping[str, torch.Tensor | None]:
+        return {name: p.grad for name, p in self.parameters.items()}
+
+    def update(self) -> None:
+        if self.optimizer is not None:
+            self.optimizer.step()
+            self.optimizer.zero_grad()
 
 
 def _held_parameters(model: Model, executor: Executor) -> Mapping[str, torch.nn.Parameter]:
@@ -115,35 +107,3 @@ def _make_executor(
         check_sample_sums(model, workload, plan)
         return P2PExecutor(model, workload, plan, groups, slow)
     return PipeliningExecutor(model, workload, plan, groups, slow)
-
-
-def reset_peak_memory(device: torch.device) -> None:
-    """Forget the peak of memory of a GPU, so that it is that of the steps that follow."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-
-
-def combine_ranks(
-    result: RunResult, errors: tuple[float, float] | None, device: torch.device
-) -> None:
-    """Combine the ranks' results: slowest times, largest errors, each rank's memory.
-
-    ``errors`` are the largest errors of a gradient and of a loss on this rank.
-    """
-    largest = [*result.seconds, *result.launch_seconds, *(errors or (0.0, 0.0))]
-    seconds = torch.tensor(largest, dtype=torch.float64, device=device)
-    dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
-    *times, gradient, loss = seconds.tolist()
-    steps = len(result.seconds)
-    result.seconds, result.launch_seconds = times[:steps], times[steps:]
-    if errors is not None:
-        result.worst_gradient, result.worst_loss = gradient, loss
-    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
-    peaks = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(dist.get_world_size())]
-    dist.all_gather(peaks, torch.tensor([peak], dtype=torch.int64, device=device))
-    result.peak_bytes = [int(p) for p in peaks] if device.type == "cuda" else []
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

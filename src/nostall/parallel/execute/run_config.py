@@ -45,8 +45,7 @@ class RunResult:
     seconds: list[float] = field(default_factory=list)
     """Measured time of the slowest rank, without the optimiser step."""
     launch_seconds: list[float] = field(default_factory=list)
-    """Seconds until ``step`` returned on the slowest rank; the GPU may still be running.  Only
-    pipeline plans record it."""
+    """Seconds until ``step`` returned on the slowest rank; the GPU may still be running."""
     peak_bytes: list[int] = field(default_factory=list)
     """Measured peak GPU memory of each rank; empty on a CPU."""
     reference_losses: list[float] = field(default_factory=list)

@@ -6,6 +6,7 @@ import pytest
 
 from nostall.fusion.graph.builder import Builder
 from nostall.fusion.graph.graph import Graph
+from nostall.fusion.graph.regions import find_regions
 from nostall.fusion.recompute.partial_reads import read_parts, views_of_parts
 from nostall.fusion.recompute.rounding import may_change_decisions
 
@@ -104,3 +105,51 @@ def test_a_comparison_of_other_values_is_no_obstacle() -> None:
     assert not may_change_decisions(graph, [value], [value])
     graph = build.graph(build("where", build("gt", value, x), value, x))
     assert may_change_decisions(graph, [value], [value])
+
+
+def two_regions(what: str, op: str, through_product: bool = False) -> Graph:
+    """A value and its maximum over rows, compared in a region behind an opaque operator.
+
+    The value itself is no result: half of it and its maximum are, which two kernels compute.
+    """
+    build = Builder()
+    value = computed(build, what)
+    largest = build("amax", value, dims=(1,), keepdim=True)
+    shown = build("relu", value)
+    other = build.opaque("mm", largest, shape=(64, 4096), dtype="float32")
+    left = build("cast", shown, dtype="float32")
+    if through_product:
+        left = build.opaque("mm", shown, shape=(64, 4096), dtype="float32")
+    late = build("add", left, other)
+    decided = build(op, build("add", late, build("neg", other)), largest)
+    return build.graph(decided, shown, largest)
+
+
+@pytest.mark.parametrize("op", ["div", "eq", "lt"])
+@pytest.mark.parametrize("what", COMPUTATIONS)
+def test_results_that_a_later_region_compares_are_not_computed_from_two_copies(
+    what: str, op: str
+) -> None:
+    first, second = find_regions(two_regions(what, op))
+    assert bool(first.graph.compared) == (op != "div")
+    assert not second.graph.compared
+    graph = first.graph
+    value = next(node.inputs[0] for node in graph if node.op == "amax")
+    # One kernel computes the value and its maximum, another one what the result shows of it.
+    shown = {node.index for node in graph if node.op == "relu"}
+    groups = [tuple(i for i in graph.operators if (i in shown) == late) for late in (False, True)]
+    changes = shared_values._changes(Kernels.of(graph, groups), set())
+    changed = value in {change.key[0] for change in changes}
+    assert changed == (op == "div" or what not in ROUNDED)
+
+
+@pytest.mark.parametrize("op", ["eq", "lt"])
+def test_results_that_meet_behind_a_matrix_product_are_not_compared(op: str) -> None:
+    regions = find_regions(two_regions("fp16 product", op, through_product=True))
+    assert not any(region.graph.compared for region in regions)
+
+
+def test_regions_with_and_without_a_later_comparison_have_different_keys() -> None:
+    compared, other = (find_regions(two_regions("sum", op))[0].graph for op in ("eq", "div"))
+    assert compared.nodes == other.nodes
+    assert compared.key != other.key

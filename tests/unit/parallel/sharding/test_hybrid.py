@@ -25,6 +25,7 @@ from nostall.parallel.module import Job, Model  # noqa: E402
 from nostall.parallel.sharding.cost.device_mesh import ClusterMesh  # noqa: E402
 from nostall.parallel.sharding.cost.prices import Prices  # noqa: E402
 from nostall.parallel.sharding.cost.rates import DeviceRates  # noqa: E402
+from nostall.parallel.sharding.cost.timeline import timeline  # noqa: E402
 from nostall.parallel.sharding.hybrid import planner  # noqa: E402
 from nostall.parallel.sharding.hybrid.planner import HybridEffort, plan_hybrid  # noqa: E402
 from nostall.parallel.sharding.hybrid.run import (  # noqa: E402
@@ -165,7 +166,8 @@ def test_the_priced_shardings_are_those_of_the_plan(monkeypatch: pytest.MonkeyPa
     pipeline = found.planned(found.by_kind["pipeline"])
     assert len(pipeline) == 2
     for stage, plan in [*found.planned(found.by_kind["sharding"]), *pipeline]:
-        repeated_s = 0.0 if stage.end == len(own) else planner._forward_s(plan)
+        forward = timeline(plan.prices, plan.assignment, forward_only=True)
+        repeated_s = 0.0 if stage.end == len(own) else forward.step_s
         sent_s = 0.0 if stage.end == len(own) else transfer_s(own, stage.end)
         assert stage.seconds == pytest.approx(plan.step_s + repeated_s + sent_s)
 
@@ -175,7 +177,7 @@ def _is_not_called(*_: object) -> None:
 
 
 def transfer_s(own: Model, cut: int) -> float:
-    return planner._transfer_s(own, slow_cluster(), cut, SAMPLES)
+    return planner.transfer_s(own, slow_cluster(), cut, SAMPLES)
 
 
 @pytest.mark.slow

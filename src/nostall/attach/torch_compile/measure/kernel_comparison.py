@@ -29,6 +29,7 @@ from nostall.attach.torch_compile.measure.baselines import (
 from nostall.attach.torch_compile.options import Options
 from nostall.attach.torch_compile.rewrite.compilers import GraphCompiler
 from nostall.attach.torch_compile.rewrite.kernel_selection import KernelFilter, RewriteResult
+from nostall.attach.torch_compile.rewrite.list_kernels import has_list_calls
 from nostall.attach.torch_compile.rewrite.matching import match_kernels
 from nostall.attach.torch_compile.runtime.custom_op import load_op
 from nostall.attach.torch_compile.store.kernel_store import KernelStore
@@ -63,11 +64,15 @@ class KernelComparisons:
     patches: dict[str, Any]
     # Inductor's graphs; see :meth:`add`.
     graphs: list[GraphModule] = field(default_factory=list)
+    # Whether a graph calls operators of lists.  The comparison of the whole graph decides on their
+    # kernels, so it is made even if all other kernels are slower.
+    has_lists: bool = False
 
     def add(self, module: GraphModule) -> None:
         """Keep a copy of a graph that Inductor is about to compile."""
         if self.clock is not None and self.options.keep == "faster":
             self.graphs.append(copy_graph(module))
+            self.has_lists |= has_list_calls(module)
 
     def kept_in_inductor(self, compiler: GraphCompiler, limit: float) -> frozenset[str]:
         """Keys of the kernel matches that stay with Inductor, because they are not faster.
@@ -75,7 +80,7 @@ class KernelComparisons:
         Each comparison is measured once and stored.  Kernels that move the most bytes come first.
         Kernels that are not compared within ``limit`` seconds, or whose comparison fails, are
         fused; the comparison of the whole graph still decides.  If no kernel is faster, only slower
-        ones stay with Inductor.
+        ones stay with Inductor, unless there are kernels over lists.
 
         Raises :class:`AllKernelsSlower`.
         """
@@ -106,6 +111,8 @@ class KernelComparisons:
             not_faster |= keys if record is not None and record.is_not_faster else set()
             slower |= keys if record is not None and record.is_slower else set()
         kernels = {match.key for baseline in baselines.values() for match in baseline.matches}
+        if self.has_lists:
+            return frozenset(not_faster)
         if kernels and slower == kernels:
             raise AllKernelsSlower(
                 "every kernel is slower than what Inductor makes of the same operators",

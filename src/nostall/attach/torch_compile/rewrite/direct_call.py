@@ -16,6 +16,7 @@ from torch._inductor.lowering import register_lowering
 from torch._inductor.virtualized import V
 
 from nostall.attach.torch_compile.runtime.custom_op import STITCHED_OP, load_op
+from nostall.attach.torch_compile.runtime.list_op import LISTS_OP
 from nostall.attach.torch_compile.store.records import TensorRecord
 from nostall.fusion.graph.dynamic_size import varies
 
@@ -24,17 +25,25 @@ IMPORT_LINE = (
     f"from nostall.attach.torch_compile.runtime.custom_op import launch as {FUNCTION_NAME}"
 )
 
+LISTS_FUNCTION_NAME = "nostall_launch_lists"
+LISTS_IMPORT_LINE = (
+    "from nostall.attach.torch_compile.runtime.list_op import launch_lists as "
+    f"{LISTS_FUNCTION_NAME}"
+)
+
 
 class DirectCall(ir.FallbackKernel):  # type: ignore[misc]
     """An Inductor node for the operator that is written as a direct call if that is possible."""
 
+    import_line, function_name = IMPORT_LINE, FUNCTION_NAME
+
     def codegen(self, wrapper: Any) -> None:
         if self._is_direct():
-            _root_wrapper(wrapper).add_import_once(IMPORT_LINE)
+            _root_wrapper(wrapper).add_import_once(self.import_line)
         super().codegen(wrapper)
 
     def get_kernel_name(self) -> str:
-        return FUNCTION_NAME if self._is_direct() else str(super().get_kernel_name())
+        return self.function_name if self._is_direct() else str(super().get_kernel_name())
 
     def _is_direct(self) -> bool:
         """Whether Inductor generates Python and all inputs have the kernel's layouts."""
@@ -45,6 +54,12 @@ class DirectCall(ir.FallbackKernel):  # type: ignore[misc]
             _has_layout(value, tensor, record.varying)
             for value, tensor in zip(self.inputs, record.inputs, strict=True)
         )
+
+
+class ListCall(DirectCall):
+    """As :class:`DirectCall`, for kernels over lists, which change tensors in place."""
+
+    import_line, function_name = LISTS_IMPORT_LINE, LISTS_FUNCTION_NAME
 
 
 def _root_wrapper(wrapper: Any) -> Any:
@@ -66,14 +81,15 @@ def _has_layout(value: Any, tensor: TensorRecord, varying: int | None) -> bool:
 
 @cache
 def use_direct_calls() -> None:
-    """Register the lowering by which Inductor writes direct calls, once in a process."""
+    """Register the lowerings by which Inductor writes direct calls, once in a process."""
+    for op, kind in ((STITCHED_OP, DirectCall), (LISTS_OP, ListCall)):
 
-    def lower(*args: Any, **kwargs: Any) -> Any:
-        return [_output_box(output) for output in DirectCall.create(STITCHED_OP, *args, **kwargs)]
+        def lower(*args: Any, op: Any = op, kind: Any = kind, **kwargs: Any) -> Any:
+            return [_output_box(output) for output in kind.create(op, *args, **kwargs)]
 
-    # Inductor gives inputs the strides of the graph only for fallback handlers.
-    lower._is_fallback_handler = True  # type: ignore[attr-defined]
-    register_lowering(STITCHED_OP, type_promotion_kind=None)(lower)
+        # Inductor gives inputs the strides of the graph only for fallback handlers.
+        lower._is_fallback_handler = True  # type: ignore[attr-defined]
+        register_lowering(op, type_promotion_kind=None)(lower)
 
 
 def _output_box(output: Any) -> Any:

@@ -23,6 +23,7 @@ from nostall.attach.torch_compile.rewrite.kernel_selection import (
     KernelMatch,
     RewriteResult,
 )
+from nostall.attach.torch_compile.rewrite.list_kernels import insert_list_kernels
 from nostall.attach.torch_compile.rewrite.matching import match_kernels
 from nostall.attach.torch_compile.runtime.custom_op import STITCHED_OP
 from nostall.attach.torch_compile.store.kernel_store import KernelStore
@@ -39,7 +40,13 @@ def insert_kernels(
 
     Raises :class:`BadCapture` for nodes without ``meta["val"]`` if it cannot be computed.
     """
+    lines = insert_list_kernels(module, store, kernel_filter, result)
+    explained = len(result.explanations)
     matched = match_kernels(module, store, kernel_filter, result)
+    if lines and len(result.explanations) > explained:
+        result.explanations[-1] += [f"  {line}" for line in lines]
+    elif lines:
+        result.explanations.append(lines)
     if matched is None or not matched[1]:
         return
     captured, matches = matched

@@ -117,12 +117,17 @@ class StitchedOp:
 
         Raises :class:`BadTensor` if a shape or dtype differs.
         """
-        tensors = []
+        tensors: list[Tensor] = []
         for tensor, (shape, strides, dtype) in zip(inputs, launcher.inputs, strict=True):
             if tuple(tensor.shape) != shape or tensor.dtype != dtype:
                 raise BadTensor(
                     f"a stitched kernel got {tensor.dtype} {tuple(tensor.shape)}; it takes "
                     f"{dtype} {shape}: empty PyTorch's caches (TORCHINDUCTOR_CACHE_DIR)"
+                )
+            if tensor.stride() != strides and len(tensors) < self.record.mutated:
+                raise BadTensor(
+                    f"a stitched kernel got strides {tensor.stride()} of a tensor that it changes; "
+                    f"it takes {strides}: empty PyTorch's caches (TORCHINDUCTOR_CACHE_DIR)"
                 )
             if tensor.stride() != strides:
                 copy = torch.empty_strided(shape, strides, dtype=dtype, device=tensor.device)
@@ -209,7 +214,8 @@ def record_call(kernel: str, inputs: Sequence[Tensor] = ()) -> None:
             recorded[kernel] = [x.detach().clone() for x in inputs]
 
 
-def _run_op(inputs: list[Tensor], kernel: str) -> list[Tensor]:
+def run_op(inputs: list[Tensor], kernel: str) -> list[Tensor]:
+    """Run a kernel with checks of its inputs, on their device."""
     record_call(kernel, inputs)
     op = load_op(kernel)
     device = inputs[0].device
@@ -223,7 +229,7 @@ def _run_fake(inputs: list[Tensor], kernel: str) -> list[Tensor]:
     return load_op(kernel).allocate_outputs(inputs)
 
 
-_LIBRARY.impl("stitched", _run_op, "CompositeExplicitAutograd")
+_LIBRARY.impl("stitched", run_op, "CompositeExplicitAutograd")
 # ``register_fake`` would search all imported modules for the source of its caller.
 _LIBRARY.impl("stitched", _run_fake, "Meta")
 

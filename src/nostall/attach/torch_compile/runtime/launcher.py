@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -35,6 +36,8 @@ Functions = Callable[[], Sequence[Any]]
 Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 """Shape, strides and dtype of a tensor."""
 
+COPIES_OF_CHANGED = 3
+"""Copies of the tensors that a kernel changes, at most, while its direct call is checked."""
 MISALIGNED_BITS = ALIGNMENT_BYTES - 1
 """Address bits that are 0 if Triton may assume that the address is aligned."""
 
@@ -47,6 +50,7 @@ class Launcher:
     ) -> None:
         """``use_cache``: whether binaries are shared with other processes by the binary cache."""
         self._record, self._use_cache = record, use_cache
+        self._mutated = record.mutated
         self.inputs = [tensor_layout(tensor) for tensor in record.inputs]
         self.outputs = [tensor_layout(tensor) for tensor in record.outputs]
         self._allocated = list(self.outputs)
@@ -102,6 +106,8 @@ class Launcher:
     def _launch_by_triton(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """Launch by Triton, which compiles if necessary; then try the direct call."""
         device = inputs[0].device
+        may_check = self._may_check(inputs)
+        before = [tensor.clone() for tensor in inputs[: self._mutated]] if may_check else []
         allocated = [_empty(layout, device) for layout in self._allocated]
         tensors = [*inputs, *allocated]
         if self._needs_scratch:
@@ -122,28 +128,42 @@ class Launcher:
         )
         index = inputs[0].get_device()
         # A direct call falls back to this method in some cases, so each device is checked once.
-        if is_usable and index not in self._checked:
-            if _has_launch_hooks() or _is_capturing():
-                return results
+        if is_usable and may_check and index not in self._checked:
             call = self._generate_call(binaries, device)
             self._checked.add(index)
-            if _reproduces(call, inputs, results):
+            check = _Check(inputs, before, results)
+            if check.reproduces(call):
                 self._direct_calls[index] = call
                 if self._use_cache:
-                    self._record_binaries(binaries, inputs, results)
+                    self._record_binaries(binaries, device, check)
         return results
 
+    def _may_check(self, inputs: Sequence[Tensor]) -> bool:
+        """Whether a direct call is not checked yet, and can be.
+
+        Tensors that the kernel changes are copied for the check; without memory for that, Triton
+        launches the kernel.
+        """
+        if inputs[0].get_device() in self._checked or _has_launch_hooks() or _is_capturing():
+            return False
+        changed = inputs[: self._mutated]
+        if not changed or not changed[0].is_cuda:
+            return True
+        needed = COPIES_OF_CHANGED * sum(x.numel() * x.element_size() for x in changed)
+        free: int = torch.cuda.mem_get_info(changed[0].device)[0]
+        return bool(needed < free)
+
     def _record_binaries(
-        self, binaries: Sequence[Any], inputs: Sequence[Tensor], results: Sequence[Tensor]
+        self, binaries: Sequence[Any], device: torch.device, check: _Check
     ) -> None:
         """Record the binaries, if loading them from Triton's cache reproduces the results."""
-        record, device = binary_cache.describe(binaries), inputs[0].device
+        record = binary_cache.describe(binaries)
         if record is None:
             return
         # Whatever Triton raises: other processes then go through Triton, as this one did.
         with contextlib.suppress(Exception):
             loaded = binary_cache.load_described(record)
-            if _reproduces(self._generate_call(loaded, device), inputs, results):
+            if check.reproduces(self._generate_call(loaded, device)):
                 binary_cache.remember(self._record, device, record)
 
     def _launch_items(self) -> Any:
@@ -203,15 +223,29 @@ def _compile_argument_parser(binary: Any) -> None:
         driver.active.launcher_cls(binary.src, binary.metadata)
 
 
-def _reproduces(call: Call, inputs: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
-    """Whether a direct call returns the expected results bit by bit; warns if it does not."""
-    pairs = zip(call(inputs), expected, strict=True)
-    if all(torch.equal(_bytes(result), _bytes(wanted)) for result, wanted in pairs):
-        return True
-    warn_once(
-        "a stitched kernel returns other results if it is launched directly, so Triton launches it"
-    )
-    return False
+@dataclass(frozen=True)
+class _Check:
+    """The outcome of a launch by Triton, which a direct call must reproduce bit by bit."""
+
+    # As they are after the launch.
+    inputs: Sequence[Tensor]
+    # What the launch has changed, as it was.
+    before: Sequence[Tensor]
+    results: Sequence[Tensor]
+
+    def reproduces(self, call: Call) -> bool:
+        """Whether a direct call has the same results and changes; warns if it has not."""
+        changed = [tensor.clone() for tensor in self.before]
+        results = call([*changed, *self.inputs[len(changed) :]])
+        expected = [*self.results, *self.inputs[: len(changed)]]
+        pairs = zip([*results, *changed], expected, strict=True)
+        if all(torch.equal(_bytes(result), _bytes(wanted)) for result, wanted in pairs):
+            return True
+        warn_once(
+            "a stitched kernel returns other results if it is launched directly, so Triton "
+            "launches it"
+        )
+        return False
 
 
 def _is_capturing() -> bool:
@@ -220,7 +254,7 @@ def _is_capturing() -> bool:
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    return tensor.reshape(-1).view(torch.uint8)
+    return tensor.detach().reshape(-1).view(torch.uint8)
 
 
 def tensor_layout(tensor: TensorRecord) -> Layout:

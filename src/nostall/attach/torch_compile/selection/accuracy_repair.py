@@ -65,6 +65,8 @@ class AccuracyRepair:
                 for step in record.steps
                 if step.kernel in inputs
             ]
+            in_regions = {step.kernel for _, record in regions for step in record.steps}
+            called += inputs.keys() - in_regions  # kernels over lists, whose keys are their names
             known = candidate.selection.kept_in_inductor
 
             def is_accurate_without(keys: Collection[str]) -> bool:
@@ -97,4 +99,4 @@ class AccuracyRepair:
                 if match_key(graph.key, step.operators) == key:
                     results = ", ".join(graph.describe(index) for index in step.outputs)
                     return f"{step.kernel[:12]}: {results}"
-        return key
+        return f"{key[:12]}: a kernel over lists"

@@ -33,6 +33,7 @@ from nostall.store.result_files import write_result_file
 
 if TYPE_CHECKING:
     from nostall.fusion.codegen.emit.program import Program
+    from nostall.fusion.lists.kernel import ListKernel
 
 SOURCE_SUFFIX, RECORD_SUFFIX = "py", "json"
 StoredResult = TypeVar(
@@ -76,6 +77,11 @@ class KernelStore:
         """Write a program's source and record; returns the kernel's name."""
         self.artefacts.put(program.source.encode(), SOURCE_SUFFIX)
         return self.artefacts.put(KernelRecord.from_program(program).json, RECORD_SUFFIX)
+
+    def put_list_kernel(self, kernel: ListKernel) -> str:
+        """As :meth:`put`, for a kernel over lists."""
+        self.artefacts.put(kernel.source.encode(), SOURCE_SUFFIX)
+        return self.artefacts.put(KernelRecord.from_list_kernel(kernel).json, RECORD_SUFFIX)
 
     def load_kernel(self, kernel: str) -> tuple[KernelRecord, str]:
         """Record and source of a kernel.

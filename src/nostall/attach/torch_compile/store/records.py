@@ -5,6 +5,7 @@ Field names in the files differ from the attributes where ``msgspec.field(name=.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -17,6 +18,7 @@ from nostall.fusion.graph.dynamic_size import Extent, Total, depends_on_size, re
 if TYPE_CHECKING:
     from nostall.fusion.codegen.emit.program import Program, Sized
     from nostall.fusion.graph.graph import Node
+    from nostall.fusion.lists.kernel import Layout, ListKernel
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -121,6 +123,38 @@ class KernelRecord(Record, frozen=True, kw_only=True):
     outputs: tuple[TensorRecord, ...]
     launches: tuple[LaunchRecord, ...]
     workspaces: tuple[WorkspaceRecord, ...]
+    # How many of the inputs, from the first one on, the kernel overwrites.
+    mutated: int = 0
+
+    @classmethod
+    def from_list_kernel(cls, kernel: ListKernel) -> Self:
+        """The record of a kernel over lists."""
+
+        def tensor(layout: Layout) -> TensorRecord:
+            return TensorRecord(shape=layout.shape, strides=layout.strides, dtype=layout.dtype)
+
+        return cls(
+            source=hashlib.sha256(kernel.source.encode()).hexdigest(),
+            plan=kernel.plan,
+            inputs=tuple(map(tensor, kernel.inputs)),
+            outputs=tuple(map(tensor, kernel.outputs)),
+            launches=tuple(
+                LaunchRecord(
+                    name=launch.name,
+                    arguments=launch.arguments,
+                    counts=(),
+                    grid=launch.grid,
+                    num_warps=launch.num_warps,
+                    follows=launch.follows,
+                )
+                for launch in kernel.launches
+            ),
+            workspaces=tuple(
+                WorkspaceRecord(name=w.name, dtype=w.dtype, elements=w.elements)
+                for w in kernel.workspaces
+            ),
+            mutated=kernel.mutated,
+        )
 
     @classmethod
     def from_program(cls, program: Program) -> Self:

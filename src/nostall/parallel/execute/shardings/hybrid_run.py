@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from time import perf_counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from nostall.parallel.errors import BadPlan
 from nostall.parallel.execute.preconditions import check_deterministic
 from nostall.parallel.execute.reference import Reference, make_optimizer
-from nostall.parallel.execute.run import RunOptions, combine_ranks, reset_peak_memory
+from nostall.parallel.execute.run import RunOptions
 from nostall.parallel.execute.run_config import RunResult
-from nostall.parallel.module.job import Job, slice_samples, to_device
+from nostall.parallel.execute.train import train
+from nostall.parallel.module.job import Job, slice_samples
 from nostall.parallel.module.model import Model
+from nostall.parallel.sharding.hybrid.messages import StageProcesses
 from nostall.parallel.sharding.hybrid.plan_file import HybridFile
 from nostall.parallel.sharding.hybrid.run import CapturedStage, HybridRank, capture_stage
 
@@ -38,33 +38,14 @@ def run_hybrid_plan(job: Job, plan: HybridFile, options: RunOptions) -> RunResul
         check_deterministic(model)
     reference = Reference(job, device) if options.check else None
     stages = _captured(model, plan)
-    rank = HybridRank(stages, device, options.deadline)
-    own, run = rank.own, _Run(job, rank, plan)
-    held = _held_parameters(job, stages, own.captured)
-    result = RunResult(ENGINE)
-    worst_gradient = worst_loss = 0.0
-    reset_peak_memory(device)
-    for number in range(options.steps):
-        inputs, targets = to_device(job.batch(number, plan.samples), device)
-        _synchronize(device)
-        dist.barrier()
-        start = perf_counter()
-        loss = run.step((inputs, targets))
-        _synchronize(device)
-        result.seconds.append(perf_counter() - start)
-        dist.all_reduce(loss)
-        result.losses.append(float(loss))
-        if reference is not None:
-            expected = reference.step(inputs, targets)
-            result.reference_losses.append(expected)
-            found = {**dict.fromkeys(held), **own.whole_gradients(run.scale)}
-            worst_gradient = max(worst_gradient, reference.gradient_error(found))
-            error = reference.loss_error(result.losses[-1], expected, model.loss_dtype)
-            worst_loss = max(worst_loss, error)
-            reference.update()
-        run.update()
-    combine_ranks(result, (worst_gradient, worst_loss) if options.check else None, device)
-    return result
+    sizes = [stage.devices for stage in stages]
+    processes = StageProcesses(sizes, device, options.deadline)
+    rank = HybridRank(stages[processes.number], processes)
+    held = _held_parameters(job, stages, rank.own.captured)
+    trainer = _HybridTrainer(model, rank, plan, held)
+    return train(
+        job, plan.samples, trainer, options.steps, device, RunResult(ENGINE), reference
+    )  # fmt: skip
 
 
 def _captured(model: Model, plan: HybridFile) -> list[CapturedStage]:
@@ -85,26 +66,31 @@ def _held_parameters(
     return [name for name, _ in job.module.named_parameters() if name not in others]
 
 
-class _Run:
-    """The optimiser of a rank, and the micro-batches of a step."""
+class _HybridTrainer:
+    """The stage of a rank, with the optimiser of its local parameters."""
 
-    def __init__(self, job: Job, rank: HybridRank, plan: HybridFile) -> None:
-        self.rank, self.plan = rank, plan
+    def __init__(
+        self, model: Model, rank: HybridRank, plan: HybridFile, held: Sequence[str]
+    ) -> None:
+        """``held`` are the names of the rank's parameters, also of those that no stage reads."""
+        self.rank, self.plan, self.held, self.loss_dtype = rank, plan, held, model.loss_dtype
         self.parameters = {
             name: torch.nn.Parameter(values[0], values[0].is_floating_point())
             for name, values in rank.own.local.items()
         }
-        self.optimizer = make_optimizer(job, self.parameters.values())
+        self.optimizer = make_optimizer(model.job, self.parameters.values())
         count = plan.samples // plan.micro_batch
-        self.scale = 1 / count if job.reduction == "mean" else 1.0
+        self.scale = 1 / count if model.job.reduction == "mean" else 1.0
 
-    def step(self, batch: tuple[Any, Any]) -> torch.Tensor:
-        """Forward and backward pass of a whole batch; the loss is on one rank, 0 on others."""
-        samples, own = self.plan.samples, self.plan.micro_batch
+    def step(self, inputs: Any, targets: Any) -> torch.Tensor:
+        """Forward and backward pass of all micro-batches; the loss is on one rank, 0 on others."""
+        samples, own, batch = self.plan.samples, self.plan.micro_batch, (inputs, targets)
         parts = [slice_samples(batch, samples, i, i + own) for i in range(0, samples, own)]
         loss = self.rank.step(parts) * self.scale
-        shared = torch.zeros((), dtype=torch.float64, device=self.rank.device)
-        return shared + loss if self.rank.is_first_of_stage else shared
+        return loss if self.rank.processes.is_first_of_stage else torch.zeros_like(loss)
+
+    def whole_gradients(self) -> Mapping[str, torch.Tensor | None]:
+        return {**dict.fromkeys(self.held), **self.rank.own.whole_gradients(self.scale)}
 
     def update(self) -> None:
         """Step the optimiser on the local parameters, which the program reads."""
@@ -113,8 +99,3 @@ class _Run:
         if self.optimizer is not None:
             self.optimizer.step()
             self.optimizer.zero_grad()
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

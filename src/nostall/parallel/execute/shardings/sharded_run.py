@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -13,10 +12,11 @@ from torch.utils._pytree import tree_leaves
 
 from nostall.parallel.errors import BadModel
 from nostall.parallel.execute.reference import Reference, make_optimizer
-from nostall.parallel.execute.run import RunOptions, combine_ranks, reset_peak_memory
+from nostall.parallel.execute.run import RunOptions
 from nostall.parallel.execute.run_config import RunResult
+from nostall.parallel.execute.train import train
 from nostall.parallel.module.graph import is_random
-from nostall.parallel.module.job import Job, to_device
+from nostall.parallel.module.job import Job
 from nostall.parallel.sharding.capture.operators import CapturedStep, capture
 from nostall.parallel.sharding.graph import Assignment
 from nostall.parallel.sharding.placements import COLLECTIVES, REPLICATED
@@ -40,39 +40,21 @@ def run_sharding_plan(job: Job, plan: PlanFile, options: RunOptions) -> RunResul
     if options.check:
         _check_deterministic(step)
     reference = Reference(job, device) if options.check else None
-    run = _Run(job, step, assignment, options)
+    trainer = _ShardedTrainer(job, step, assignment, options)
     result = RunResult(ENGINE)
-    worst_gradient = worst_loss = 0.0
-    reset_peak_memory(device)
-    for number in range(options.steps):
-        inputs, targets = to_device(job.batch(number, plan.samples), device)
-        _synchronize(device)
-        dist.barrier()
-        start = perf_counter()
-        loss = run.step(inputs, targets)
-        _synchronize(device)
-        result.seconds.append(perf_counter() - start)
-        result.losses.append(float(loss))
-        if reference is not None:
-            expected = reference.step(inputs, targets)
-            result.reference_losses.append(expected)
-            worst_gradient = max(worst_gradient, reference.gradient_error(run.whole_gradients()))
-            error = reference.loss_error(result.losses[-1], expected, loss.dtype)
-            worst_loss = max(worst_loss, error)
-            reference.update()
-        run.update()
-    result.collectives = dict(run.collectives)
-    combine_ranks(result, (worst_gradient, worst_loss) if options.check else None, options.device)
+    train(job, plan.samples, trainer, options.steps, device, result, reference)
+    result.collectives = dict(trainer.collectives)
     return result
 
 
-class _Run:
+class _ShardedTrainer:
     """Local parameters of this rank, their optimiser, and the program of a step."""
 
     def __init__(
         self, job: Job, step: CapturedStep, assignment: Assignment, options: RunOptions
     ) -> None:
         device = options.device
+        self.loss_dtype = step.joint.loss.meta["val"].dtype
         self.devices = ProcessDevices(step.graph.mesh, options.deadline)
         self.program = ShardedProgram(step, assignment, self.devices, device)
         whole = dict(job.module.named_parameters())
@@ -90,7 +72,7 @@ class _Run:
         """Collectives of the last step, by kind."""
 
     def step(self, inputs: Any, targets: Any) -> torch.Tensor:
-        """Forward and backward pass on a whole batch; the gradients are in ``.grad``."""
+        """Forward and backward pass; the loss is on rank 0, and 0 on others."""
         self.devices.collectives.clear()
         with torch.no_grad():
             result = self.program.run(
@@ -102,7 +84,8 @@ class _Run:
             self.parameters[name].grad = gradient
         counts = self.devices.collectives
         self.collectives = Counter({kind: counts[kind] for kind in COLLECTIVES if counts[kind]})
-        return result.loss[0]
+        loss = result.loss[0].double()
+        return loss if dist.get_rank() == 0 else torch.zeros_like(loss)
 
     def whole_gradients(self) -> Mapping[str, torch.Tensor | None]:
         """Gathered gradients of all parameters of the module; None where the step has none."""
@@ -120,11 +103,6 @@ class _Run:
         if self.optimizer is not None:
             self.optimizer.step()
             self.optimizer.zero_grad()
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _check_deterministic(step: CapturedStep) -> None:

@@ -15,12 +15,13 @@ from nostall.parallel.sharding.cost.prices import PricedStep, Prices
 from nostall.parallel.sharding.graph import (
     Assignment,
     Edge,
+    ShardingGraph,
     input_placements,
     output_placements,
     strategy_of,
 )
-from nostall.parallel.sharding.placements import COLLECTIVES
-from nostall.parallel.sharding.schedule import Start, schedule
+from nostall.parallel.sharding.placements import COLLECTIVES, REPLICATED, Placements
+from nostall.parallel.sharding.schedule import Run, Start, schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,14 @@ class _Clock:
             self.busy.popleft()
         return time + left
 
+    def redistribute(self, steps: Sequence[PricedStep]) -> None:
+        """Run a redistribution that the GPU waits for."""
+        for priced in steps:
+            if priced.step.kind in COLLECTIVES:
+                self.gpu = self.send(priced, self.gpu)
+            else:
+                self.compute(priced.seconds)
+
     def send(self, priced: PricedStep, ready: float) -> float:
         """Run one step of a redistribution whose tensor exists at ``ready``; returns its end."""
         self.processor += self.send_s
@@ -99,40 +108,35 @@ class _Clock:
         return self.link
 
 
-def timeline(prices: Prices, assignment: Assignment) -> Timeline:
-    """The step of a plan that is possible, in the order of its schedule."""
+def timeline(
+    prices: Prices,
+    assignment: Assignment,
+    gathered: Sequence[int] = (),
+    *,
+    forward_only: bool = False,
+) -> Timeline:
+    """The step of a plan that is possible, in the order of its schedule.
+
+    The tensors ``gathered`` become whole at the end.  ``forward_only`` leaves the backward pass
+    out.
+    """
     graph, rates = prices.graph, prices.rates
     clock = _Clock(rates.launch_s, rates.send_s, rates.contention)
     plan = schedule(graph, assignment)
     arrives: dict[Edge, float] = {}
 
-    def steps(edge: Edge) -> tuple[PricedStep, ...]:
-        source = output_placements(graph, assignment, edge.tensor)
-        target = input_placements(graph, assignment, edge)
-        found = prices.redistribution(graph.tensors[edge.tensor], source, target)
-        assert found is not None  # the plan is possible
-        return found
-
-    def started(edges: Sequence[Edge]) -> Sequence[PricedStep]:
-        if len(edges) == 1:
-            return steps(edges[0])
-        own = [priced for edge in edges for priced in steps(edge)]  # a bucket: one for each
-        return [prices.bucket([priced.size for priced in own], own[0].step)]
-
     def read(edge: Edge) -> None:
         if edge in arrives:
             clock.gpu = max(clock.gpu, arrives[edge])
-            return
-        for priced in steps(edge):
-            if priced.step.kind in COLLECTIVES:
-                clock.gpu = clock.send(priced, clock.gpu)
-            else:
-                clock.compute(priced.seconds)
+        else:
+            clock.redistribute(_steps(prices, assignment, edge))
 
     for action in plan.actions:
+        if forward_only and not _is_in_forward_pass(graph, action):
+            continue
         if isinstance(action, Start):
             time = clock.gpu
-            for priced in started(action.edges):
+            for priced in _started(prices, assignment, action.edges):
                 time = clock.send(priced, time)
             arrives.update(dict.fromkeys(action.edges, time))
             continue
@@ -145,7 +149,41 @@ def timeline(prices: Prices, assignment: Assignment) -> Timeline:
             seconds = prices.operator_s(operator, strategy_of(graph, assignment, action.operator))
             assert seconds is not None
             clock.compute(seconds)
-    for number in graph.parameters:
+    for number in () if forward_only else graph.parameters:
         for edge in plan.edges[number]:
             read(edge)
+    for tensor in gathered:
+        source = output_placements(graph, assignment, tensor)
+        clock.redistribute(_possible(prices, tensor, source, (REPLICATED,) * len(source)))
     return Timeline(clock.gpu, clock.operators_s, clock.collectives_s, tuple(clock.calls))
+
+
+def _steps(prices: Prices, assignment: Assignment, edge: Edge) -> Sequence[PricedStep]:
+    """The redistribution of an edge."""
+    source = output_placements(prices.graph, assignment, edge.tensor)
+    return _possible(prices, edge.tensor, source, input_placements(prices.graph, assignment, edge))
+
+
+def _started(prices: Prices, assignment: Assignment, edges: Sequence[Edge]) -> Sequence[PricedStep]:
+    """The redistribution of one edge, or the collective of a bucket."""
+    if len(edges) == 1:
+        return _steps(prices, assignment, edges[0])
+    own = [priced for edge in edges for priced in _steps(prices, assignment, edge)]
+    return [prices.bucket([priced.size for priced in own], own[0].step)]  # one for each edge
+
+
+def _possible(
+    prices: Prices, tensor: int, source: Placements, target: Placements
+) -> Sequence[PricedStep]:
+    found = prices.redistribution(prices.graph.tensors[tensor], source, target)
+    assert found is not None  # the plan is possible
+    return found
+
+
+def _is_in_forward_pass(graph: ShardingGraph, action: Start | Run) -> bool:
+    """Whether a pass without gradients has an action."""
+    consumers = (
+        [e.consumer for e in action.edges] if isinstance(action, Start) else [action.operator]
+    )
+    own = [graph.operators[number] for number in consumers]
+    return all(operator.is_forward and operator.kind != "parameter" for operator in own)

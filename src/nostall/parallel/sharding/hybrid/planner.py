@@ -2,10 +2,10 @@
 
 Stages begin and end at up to :data:`MAX_UNITS` cuts that one stage can compute all sent tensors of.
 Equal stages are priced once.  Every stage but the last runs its forward pass twice: once to send
-its results, once before its backward pass.  Memory counts what a stage receives for each
-micro-batch.  Not modelled: transfers that run beside operators, and the place of a stage among the
-servers; a stage's GPUs are taken to be the first ones of the cluster, and a transfer to take the
-slowest link.
+its results, once before its backward pass.  What a stage sends is made whole.  Memory counts what a
+stage receives for each micro-batch, of which 1F1B keeps fewer.  Not modelled: transfers that run
+beside operators, and the place of a stage among the servers; a stage's GPUs are taken to be the
+first ones of the cluster, and a transfer to take the slowest link.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ from dataclasses import dataclass, field, replace
 from time import monotonic
 
 import numpy as np
+import torch
 
 from nostall.core.plurals import pluralize
 from nostall.parallel.cluster import Cluster
 from nostall.parallel.errors import BadModel, Infeasible
 from nostall.parallel.module.model import Model
-from nostall.parallel.sharding.cost.device_mesh import ClusterMesh
+from nostall.parallel.sharding.cost.device_mesh import ClusterMesh, CollectiveCost
 from nostall.parallel.sharding.cost.prices import Prices
 from nostall.parallel.sharding.cost.rates import DeviceRates
+from nostall.parallel.sharding.cost.timeline import timeline
 from nostall.parallel.sharding.graph import replicated
 from nostall.parallel.sharding.hybrid.run import CapturedStage, capture_stage
 from nostall.parallel.sharding.hybrid.search import (
@@ -35,6 +37,8 @@ from nostall.parallel.sharding.hybrid.search import (
     stage_sizes,
 )
 from nostall.parallel.sharding.hybrid.signature import Signature, signature
+from nostall.parallel.sharding.hybrid.stage_job import RECEIVED, sent_tensors
+from nostall.parallel.sharding.placements import Collective
 from nostall.parallel.sharding.planners.sharding import (
     Options,
     ShardingPlan,
@@ -57,6 +61,12 @@ class HybridEffort:
     """Most pieces of the model that stages consist of."""
     until: float = float("inf")
     """Time of the monotonic clock at which no further stage is priced."""
+    ends: Sequence[int] = ()
+    """Layers at which stages may end, 0 first; chosen by ``units`` if empty."""
+
+
+Measured = Mapping[int, Mapping[tuple[Collective, int], CollectiveCost]]
+"""Measured costs of collectives by the number of a stage's GPUs."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +84,8 @@ class Hybrid:
     """Whether all stages were priced within the time limit."""
     planned: Callable[[HybridPlan], list[tuple[HybridStage, ShardingPlan]]]
     """The stages of a plan, each with the sharding that was priced."""
+    best_with: Callable[[Callable[[Key], bool]], HybridPlan | None]
+    """The best plan of stages (first layer, end, GPUs) that fulfil a condition, or None."""
     why_one_stage: str = ""
     """Why no plan of several stages is possible; empty if one is."""
 
@@ -90,6 +102,7 @@ class _Table:
     state_factor: float
     until: float = float("inf")
     """Time at which no further stage is planned."""
+    measured: Measured = field(default_factory=dict)
     shardings: dict[Signature, ShardingPlan | None] = field(default_factory=dict)
     """Best shardings by the key of a stage and its GPUs; None if none fits into memory."""
     refusals: dict[Key, str] = field(default_factory=dict)
@@ -111,7 +124,7 @@ class _Table:
         plan = self.shardings[key]
         if plan is None:
             return None
-        return plan.step_s + (_forward_s(plan) if end < len(self.model) else 0.0)
+        return stage_s(self.model, plan, first, end, self.samples)
 
     def _key(self, first: int, end: int, devices: int) -> Signature:
         return (*signature(self.model, first, end, self.samples), devices)
@@ -141,7 +154,8 @@ class _Table:
     def _sharding(self, captured: CapturedStage) -> ShardingPlan:
         """The best sharding of a stage; raises :class:`Infeasible` if none fits into memory."""
         part = first_gpus(self.cluster, captured.devices)
-        prices = Prices(captured.step.graph, ClusterMesh(part, (captured.devices,)), self.rates)
+        mesh = ClusterMesh(part, (captured.devices,), self.measured.get(captured.devices, {}))
+        prices = Prices(captured.step.graph, mesh, self.rates)
         kept = (self.micro_batches - 1) * captured.stage.given_bytes
         limit = min(part.memory) - kept
         if limit <= 0:
@@ -171,14 +185,18 @@ def plan_hybrid(
     micro_batches: int,
     state_factor: float,
     effort: HybridEffort | None = None,
+    measured: Measured | None = None,
 ) -> Hybrid:
     """Stages and their numbers of GPUs for ``micro_batches`` of ``samples`` samples each.
 
-    Raises :class:`Infeasible` if no plan fits into memory.
+    ``measured`` replaces the costs of collectives that follow from the cluster's links.  Raises
+    :class:`Infeasible` if no plan fits into memory.
     """
     effort = effort or HybridEffort()
-    ends = stage_ends(model, effort.units)
-    table = _Table(model, cluster, rates, samples, micro_batches, state_factor, effort.until)
+    ends = [*(effort.ends or stage_ends(model, effort.units))]
+    table = _Table(
+        model, cluster, rates, samples, micro_batches, state_factor, effort.until, measured or {}
+    )
     calls = 0
 
     def price(first: int, end: int, devices: int) -> float | None:
@@ -189,15 +207,19 @@ def plan_hybrid(
 
     count = len(ends) - 1
     entries = cost_table(count, len(cluster), price)
-    transfer_s = [_transfer_s(model, cluster, end, samples) for end in ends]
+    transfers_s = [transfer_s(model, cluster, end, samples) for end in ends]
 
     def best(prices: Mapping[Key, float], *kinds: str) -> HybridPlan | None:
-        numbers = (count, len(cluster), micro_batches, transfer_s)
+        numbers = (count, len(cluster), micro_batches, transfers_s)
         try:
             found = best_hybrid(prices, *numbers, kinds or KINDS)
         except Infeasible:  # none fits into memory, or has enough stages
             return None
         return _in_layers(found, ends)
+
+    def best_with(is_allowed: Callable[[Key], bool]) -> HybridPlan | None:
+        found = ((key, (ends[key[0]], ends[key[1]], key[2])) for key in entries)
+        return best({key: entries[key] for key, in_layers in found if is_allowed(in_layers)})
 
     parts = {key: seconds for key, seconds in entries.items() if key[:2] != (0, count)}
     why_one_stage = "" if best(parts) is not None else _why_one_stage(table, ends)
@@ -211,20 +233,28 @@ def plan_hybrid(
     pure = {kind: plan for kind in ("sharding", "pipeline") if (plan := best(entries, kind))}
     return Hybrid(
         fastest, pure, len(entries), len(table.shardings), table.is_complete, table.planned,
-        why_one_stage,
+        best_with, why_one_stage,
     )  # fmt: skip
 
 
-def _forward_s(plan: ShardingPlan) -> float:
-    """Seconds of the forward pass of a sharding, without overlap."""
+def stage_s(model: Model, plan: ShardingPlan, first: int, end: int, samples: int) -> float:
+    """Seconds of a micro-batch: the step, and the first forward pass of all but the last stage.
+
+    Gradients of received tensors, and sent tensors, become whole at the end.
+    """
     graph = plan.prices.graph
-    redistributions_s = sum(
-        priced.seconds
-        for edge, priced in plan.cost.redistributions
-        if graph.operators[edge.consumer].is_forward
-        and graph.operators[edge.consumer].kind != "parameter"
-    )
-    return redistributions_s + plan.prices.operators_s(plan.assignment, forward=True)
+    received = [
+        operator.outputs[0]
+        for operator in graph.operators
+        if operator.kind == "parameter" and operator.target.startswith(RECEIVED)
+    ]
+    step_s = timeline(plan.prices, plan.assignment, received).step_s
+    if end == len(model):
+        return step_s
+    segment = model.segment(first, end, samples, torch.device("cpu"))
+    sent = sent_tensors(graph, len(segment.leaves), segment.computed)
+    forward = timeline(plan.prices, plan.assignment, [*sent.values()], forward_only=True)
+    return step_s + forward.step_s
 
 
 def _why_one_stage(table: _Table, ends: Sequence[int]) -> str:
@@ -288,7 +318,7 @@ def first_gpus(cluster: Cluster, count: int) -> Cluster:
     )
 
 
-def _transfer_s(model: Model, cluster: Cluster, cut: int, samples: int) -> float:
+def transfer_s(model: Model, cluster: Cluster, cut: int, samples: int) -> float:
     """Seconds of a micro-batch's tensors over a cut and of their gradients back."""
     if cut in (0, len(model)) or len(cluster) == 1:
         return 0.0

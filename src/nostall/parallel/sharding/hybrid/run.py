@@ -1,25 +1,27 @@
 """Execution of a hybrid plan: one rank runs its part of one stage.
 
-All forward passes run before the first backward pass (GPipe), and a stage keeps only what it
-receives: its backward pass runs the forward pass again.  Ranks of a stage have consecutive numbers.
-Between stages, whole tensors are sent, by the first rank of a stage to all ranks of the next, and
-gradients back.
+Stages alternate forward and backward passes (1F1B).  A stage keeps only what it receives: its
+backward pass runs the forward pass again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.utils._pytree import tree_leaves
 
 from nostall.parallel.module.model import Model
 from nostall.parallel.sharding.capture.operators import CapturedStep, capture
 from nostall.parallel.sharding.graph import Assignment
-from nostall.parallel.sharding.hybrid.stage_job import RECEIVED, StageJob, stage_job
+from nostall.parallel.sharding.hybrid.messages import (
+    Direction,
+    StageProcesses,
+    one_forward_one_backward,
+)
+from nostall.parallel.sharding.hybrid.stage_job import RECEIVED, StageJob, sent_tensors, stage_job
 from nostall.parallel.sharding.placements import REPLICATED
 from nostall.parallel.sharding.program.devices import (
     ProcessDevices,
@@ -58,14 +60,23 @@ class RankOfStage:
     """The part of this rank in one stage: its local parameters and their gradients."""
 
     def __init__(
-        self, captured: CapturedStage, devices: ProcessDevices, device: torch.device = _CPU
+        self,
+        captured: CapturedStage,
+        devices: ProcessDevices,
+        device: torch.device = _CPU,
+        parameters: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
+        """``parameters`` are whole ones by the model's names; None takes those of the job."""
         self.captured, self.devices, self.device = captured, devices, device
         self.segment = captured.stage.segment
         self.program = ShardedProgram(captured.step, captured.assignment, devices, device)
         self.is_last = self.segment.computed == ("loss",)
-        module = captured.stage.job.module
-        whole = {n: p for n, p in module.named_parameters() if not n.startswith(RECEIVED)}
+        job, names_of_model = captured.stage.job, captured.stage.names
+        whole = {
+            name: value if parameters is None else parameters[names_of_model[name]]
+            for name, value in job.module.named_parameters()
+            if not name.startswith(RECEIVED)
+        }
         names = {captured.step.graph.operators[i].target for i in captured.step.graph.parameters}
         self.local = {
             name: [
@@ -77,32 +88,21 @@ class RankOfStage:
             for name, value in whole.items()
             if name in names
         }
-        self.buffers = {name: value.to(device) for name, value in module.named_buffers()}
-        self.sent = {} if self.is_last else self._sent_tensors()
+        self.buffers = {name: value.to(device) for name, value in job.module.named_buffers()}
+        leaves, graph = len(self.segment.leaves), captured.step.graph
+        self.sent = {} if self.is_last else sent_tensors(graph, leaves, self.segment.computed)
+        """Numbers of the tensors that the stage sends, by name."""
+        self.zeros = [torch.zeros_like(t, device=device) for t in list(job.inputs)[leaves:]]
+        """Gradients of the sent tensors for the forward pass, which does not read them."""
+        self.targets = [leaf.to(device) for leaf in tree_leaves(job.targets)]
         self.gradients: dict[str, Values] = {}
-
-    def _sent_tensors(self) -> dict[str, int]:
-        """Numbers of the tensors that the stage sends: those multiplied with their gradients."""
-        graph, found = self.captured.step.graph, {}
-        for place, name in enumerate(self.segment.computed):
-            target = f"batch {len(self.segment.leaves) + place}"
-            given = {o.outputs[0] for o in graph.operators if o.target == target}
-            for operator in graph.operators:  # a branch returns its input
-                if operator.kind == "branch" and set(operator.inputs) <= given:
-                    given.update(operator.outputs)
-            product = next(o for o in graph.operators if o.is_forward
-                           and o.kind == "operation" and given & set(o.inputs))  # fmt: skip
-            (found[name],) = (t for t in product.inputs if t not in given)
-        return found
 
     def forward(self, received: Tensors, leaves: Sequence[Any]) -> Tensors:
         """The tensors that are sent, whole."""
         record: dict[int, Values] = {}
-        sent: Any = self.captured.stage.job.inputs[len(leaves) :]  # type: ignore[index]
-        zeros = [torch.zeros_like(t, device=self.device) for t in sent]
         self.program.run(
             {**self.local, **self._place(received)}, self._with(received),
-            [*leaves, *zeros, *self._target()], record, frozenset(self.sent.values()),
+            [*leaves, *self.zeros, *self.targets], record, frozenset(self.sent.values()),
         )  # fmt: skip
         return {
             name: self._whole(record[tensor], self.program.placements[tensor])
@@ -115,7 +115,7 @@ class RankOfStage:
         """The loss, and the gradients of the received tensors; those of parameters are added up."""
         result = self.program.run(
             {**self.local, **self._place(received)}, self._with(received),
-            [*leaves, *gradients, *self._target()],
+            [*leaves, *gradients, *self.targets],
         )  # fmt: skip
         back: Tensors = {}
         for name, values in result.gradients.items():
@@ -151,41 +151,26 @@ class RankOfStage:
         return {**self.buffers, **{f"{RECEIVED}{name}": t for name, t in received.items()
                                    if f"{RECEIVED}{name}" in self.buffers}}  # fmt: skip
 
-    def _target(self) -> list[Any]:
-        return [leaf.to(self.device) for leaf in tree_leaves(self.captured.stage.job.targets)]
-
     def _whole(self, values: Values, placements: tuple[str, ...]) -> torch.Tensor:
         whole = (REPLICATED,) * len(self.devices.mesh)
         return redistribute(self.devices, values, placements, whole)[0]
 
 
 class HybridRank:
-    """This rank of a hybrid plan.  A collective call: every rank creates it."""
+    """This rank of a hybrid plan: runs its stage and exchanges tensors with the neighbours."""
 
     def __init__(
         self,
-        stages: Sequence[CapturedStage],
-        device: torch.device = _CPU,
-        deadline: float | None = None,
+        own: CapturedStage,
+        processes: StageProcesses,
+        parameters: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
-        """``deadline`` is the longest wait for another rank in seconds; None is torch's default."""
-        self.device = device
-        self.firsts = [sum(s.devices for s in stages[:i]) for i in range(len(stages) + 1)]
-        """First rank of each stage, and the number of ranks."""
-        meshes = [
-            ProcessDevices(stage.step.graph.mesh, deadline, first)
-            for stage, first in zip(stages, self.firsts, strict=False)
-        ]
-        self.number = next(i for i, mesh in enumerate(meshes) if mesh.coordinates)
+        """``own`` is the stage of this rank; for ``parameters`` see :class:`RankOfStage`."""
+        self.processes, self.device = processes, processes.device
         with torch.no_grad():
-            self.own = RankOfStage(stages[self.number], meshes[self.number], device)
+            self.own = RankOfStage(own, processes.devices, processes.device, parameters)
 
-    @property
-    def is_first_of_stage(self) -> bool:
-        """Whether this rank sends the tensors of its stage."""
-        return bool(dist.get_rank() == self.firsts[self.number])
-
-    def step(self, micro_batches: Sequence[tuple[Any, Any]]) -> float:
+    def step(self, micro_batches: Sequence[tuple[Any, Any]]) -> torch.Tensor:
         """Run one step; returns the sum of the losses, 0 on ranks of other stages than the last.
 
         The gradients, summed over micro-batches, are in ``own.gradients``.
@@ -193,47 +178,45 @@ class HybridRank:
         with torch.no_grad():
             return self._step(micro_batches)
 
-    def _step(self, micro_batches: Sequence[tuple[Any, Any]]) -> float:
-        own, number, firsts = self.own, self.number, self.firsts
-        segment, stage = own.segment, own.captured.stage
-        parameters: Mapping[str, torch.Tensor] = dict(stage.job.module.named_parameters())
+    def _step(self, micro_batches: Sequence[tuple[Any, Any]]) -> torch.Tensor:
+        own, processes = self.own, self.processes
         own.gradients.clear()
-        kept: list[Tensors] = []
         leaves = [tree_leaves(part) for part in micro_batches]
-        batch = [[part[i].to(self.device) for i in segment.leaves] for part in leaves]
-        for inputs in batch:
-            received = {name: own_tensor(stage, name, self.device) for name in segment.used}
-            for tensor in received.values():
-                dist.recv(tensor, firsts[number - 1])
-            kept.append(received)
-            if not own.is_last:
-                self._send(own.forward(received, inputs).values(), number + 1)
-        losses = 0.0
-        for received, inputs in zip(kept, batch, strict=True):
-            gradients = [] if own.is_last else self._gradients(stage, len(segment.leaves))
-            loss, back = own.backward(received, inputs, gradients)
-            losses += float(loss) if own.is_last else 0.0
-            names = [name for name in segment.used if f"{RECEIVED}{name}" in parameters]
-            self._send([back[name] for name in names], number - 1)
+        batch = [[part[i].to(self.device) for i in own.segment.leaves] for part in leaves]
+        kept: dict[int, Tensors] = {}
+        losses = torch.zeros((), dtype=torch.float64, device=self.device)
+        passes = one_forward_one_backward(processes.number, processes.stages, len(batch))
+        for direction, number in passes:
+            received = self._receive(direction)
+            if direction == "forward":
+                kept[number] = dict(zip(own.segment.used, received, strict=True))
+                if not own.is_last:
+                    processes.send("forward", own.forward(kept[number], batch[number]).values())
+                continue
+            given = kept.pop(number)
+            loss, back = own.backward(given, batch[number], received)
+            losses += loss if own.is_last else 0.0
+            processes.send("backward", [
+                back[name] if name in back else torch.zeros_like(tensor)
+                for name, tensor in given.items() if tensor.is_floating_point()
+            ])  # fmt: skip
+        processes.finish()
         return losses
 
-    def _send(self, tensors: Iterable[torch.Tensor], stage: int) -> None:
-        """Send whole tensors to all ranks of a stage, if this is the first rank of its own."""
-        if not self.is_first_of_stage:
-            return
-        for tensor in tensors:
-            for rank in range(self.firsts[stage], self.firsts[stage + 1]):
-                dist.send(tensor.contiguous(), rank)
+    def _receive(self, direction: Direction) -> list[torch.Tensor]:
+        """Receive what a pass needs: results of the stage before, or gradients.
 
-    def _gradients(self, stage: StageJob, leaves: int) -> list[torch.Tensor]:
-        """Receive the gradients of the sent tensors; those without a gradient are zero."""
-        found = []
-        for tensor in list(stage.job.inputs)[leaves:]:
-            received = torch.zeros_like(tensor, device=self.device)
-            if tensor.is_floating_point():
-                dist.recv(received, self.firsts[self.number + 1])
-            found.append(received)
-        return found
+        Sent tensors without a gradient have zeros.
+        """
+        own = self.own
+        if direction == "forward":
+            stage = own.captured.stage
+            tensors = [own_tensor(stage, name, self.device) for name in own.segment.used]
+            self.processes.receive(direction, tensors)
+            return tensors
+        tensors = [torch.empty_like(z) if z.is_floating_point() else z for z in own.zeros]
+        self.processes.receive(direction, [t for t in tensors if t.is_floating_point()])
+        return tensors
 
 
 def run_hybrid(
@@ -243,8 +226,9 @@ def run_hybrid(
 
     A collective call.  The loss is that of the last stage, and 0 on other ranks.
     """
-    rank, count = HybridRank(stages), len(micro_batches)
-    return rank.step(micro_batches) / count, rank.own.whole_gradients(1 / count)
+    processes = StageProcesses([stage.devices for stage in stages])
+    rank, count = HybridRank(stages[processes.number], processes), len(micro_batches)
+    return float(rank.step(micro_batches)) / count, rank.own.whole_gradients(1 / count)
 
 
 def own_tensor(stage: StageJob, name: str, device: torch.device = _CPU) -> torch.Tensor:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 from nostall.parallel.errors import Infeasible
 
@@ -61,14 +62,17 @@ def stage_sizes(devices: int) -> list[int]:
 def cost_table(
     layers: int, devices: int, price: Callable[[int, int, int], float | None]
 ) -> dict[Key, float]:
-    """The table of all stages on 1, 2, 4, ... GPUs; ``price`` is None for what is impossible."""
+    """The table of all stages on 1, 2, 4, ... GPUs; ``price`` is None for what is impossible.
+
+    All layers take all GPUs, and fewer layers take fewer GPUs.
+    """
     table = {}
-    for first in range(layers):
-        for end in range(first + 1, layers + 1):
-            for size in stage_sizes(devices):
-                seconds = price(first, end, size)
-                if seconds is not None:
-                    table[first, end, size] = seconds
+    for first, end in combinations(range(layers + 1), 2):
+        is_whole = (first, end) == (0, layers)
+        for size in stage_sizes(devices):
+            seconds = price(first, end, size) if (size == devices) == is_whole else None
+            if seconds is not None:
+                table[first, end, size] = seconds
     return table
 
 

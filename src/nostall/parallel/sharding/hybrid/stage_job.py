@@ -7,6 +7,7 @@ stage has the loss of the model.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 from nostall.parallel.module.job import Job
 from nostall.parallel.module.model import Model
 from nostall.parallel.module.segment import Segment
+from nostall.parallel.sharding.graph import ShardingGraph
 
 _DEVICE = torch.device("cpu")
 RECEIVED = "received_"
@@ -103,6 +105,24 @@ def stage_job(model: Model, first: int, end: int, samples: int) -> StageJob:
     }
     job = Job(_StageModule(segment, received), tuple(inputs), torch.zeros(samples), _itself)
     return StageJob(first, end, segment, job, names)
+
+
+def sent_tensors(graph: ShardingGraph, leaves: int, names: Sequence[str]) -> dict[str, int]:
+    """Numbers of the tensors that a stage sends: those multiplied with their gradients.
+
+    ``leaves`` is the number of tensors of the batch that the stage reads.
+    """
+    found = {}
+    for place, name in enumerate(names):
+        target = f"batch {leaves + place}"
+        given = {o.outputs[0] for o in graph.operators if o.target == target}
+        for operator in graph.operators:  # a branch returns its input
+            if operator.kind == "branch" and set(operator.inputs) <= given:
+                given.update(operator.outputs)
+        product = next(o for o in graph.operators if o.is_forward
+                       and o.kind == "operation" and given & set(o.inputs))  # fmt: skip
+        (found[name],) = (t for t in product.inputs if t not in given)
+    return found
 
 
 def _zeros(model: Model, name: str, samples: int) -> torch.Tensor:

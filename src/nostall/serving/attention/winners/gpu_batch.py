@@ -36,6 +36,20 @@ TOLERANCE = 2e-2
 
 
 @dataclass(frozen=True, eq=False)
+class PlanLaunch:
+    """The launch of one plan on one batch, with its tables on the device."""
+
+    kernel: MetaAttention
+    query: Tensor
+    tensors: BatchTensors
+    buffers: AttentionBuffers
+
+    def __call__(self, cache: PagedCache, out: Tensor) -> None:
+        """Attention over ``cache`` into ``out``, of the shape of the queries."""
+        self.kernel(self.query, cache, out, self.tensors, self.buffers)
+
+
+@dataclass(frozen=True, eq=False)
 class GpuBatch:
     """One batch with its tensors; all caches hold different values."""
 
@@ -74,41 +88,70 @@ class GpuBatch:
         caches = tuple(PagedCache(draw(*size), draw(*size)) for _ in range(copies))
         query = draw(int(ragged.query_lengths.sum()), shape.heads, shape.head_dim)
         tensors = BatchTensors.of(
-            ragged.query_starts, ragged.kv_lengths, _table(ragged), pack_trees(ragged), device
+            ragged.query_starts, ragged.kv_lengths, device_table(ragged), pack_trees(ragged), device
         )
         tokens = sample_tokens(ragged)
         exact = torch.stack([exact_token(ragged, shape, query, caches[0], int(t)) for t in tokens])
         sampled = torch.from_numpy(tokens).to(device)
         return GpuBatch(ragged, shape, query, caches, tensors, sampled, exact)
 
+    @staticmethod
+    def empty(ragged: RaggedBatch, shape: AttentionShape, dtype: torch.dtype) -> GpuBatch:
+        """The same tensors without memory (PyTorch's device ``meta``), to compile launches."""
+        device = torch.device("meta")
+        size = (1, ragged.page_size, shape.kv_heads, shape.head_dim)
+        pages = torch.empty(size, dtype=dtype, device=device)
+        heads = (int(ragged.query_lengths.sum()), shape.heads, shape.head_dim)
+        nothing = torch.empty(0, device=device)
+        return GpuBatch(
+            ragged,
+            shape,
+            torch.empty(heads, dtype=dtype, device=device),
+            (PagedCache(pages, pages),),
+            BatchTensors.of(
+                ragged.query_starts,
+                ragged.kv_lengths,
+                device_table(ragged),
+                pack_trees(ragged),
+                device,
+            ),
+            sampled=nothing,
+            exact=nothing,
+        )
+
     def error(self, out: Tensor) -> float:
         """Largest error of the sampled tokens, relative to the largest exact value."""
         got = out[self.sampled].double()
         return float((got - self.exact).abs().max() / self.exact.abs().max())
+
+    def launch(self, plan: AttentionPlan, sms: int) -> PlanLaunch:
+        """The launch of a plan with tables for a GPU of so many SMs."""
+        tables = build_tables(self.ragged, plan.table_settings(self.shape, sms))
+        buffers = AttentionBuffers.of(tables, self.shape.head_dim, self.query.device)
+        programs = plan.launched_programs(sms, int(tables.counts[UNITS]))
+        kernel = MetaAttention(self.shape, plan.kernel, programs, bool(tables.counts[REDUCTIONS]))
+        return PlanLaunch(kernel, self.query, self.tensors, buffers)
 
     def run(self, plan: AttentionPlan, sms: int) -> Run:
         """Launches of a plan, one for each cache, that a CUDA graph can hold.
 
         Raises ``ValueError`` if the result of the first one is wrong.
         """
-        tables = build_tables(self.ragged, plan.table_settings(self.shape, sms))
-        buffers = AttentionBuffers.of(tables, self.shape.head_dim, self.query.device)
-        programs = plan.launched_programs(sms, int(tables.counts[UNITS]))
-        kernel = MetaAttention(self.shape, plan.kernel, programs, bool(tables.counts[REDUCTIONS]))
+        launch = self.launch(plan, sms)
         out = torch.full_like(self.query, float("nan"))
-        kernel(self.query, self.caches[0], out, self.tensors, buffers)
+        launch(self.caches[0], out)
         error = self.error(out)
         if not error < TOLERANCE:
             raise ValueError(f"wrong result: relative error {error:.2g}")
 
         def run() -> None:
             for cache in self.caches:
-                kernel(self.query, cache, out, self.tensors, buffers)
+                launch(cache, out)
 
         return run
 
 
-def _table(ragged: RaggedBatch) -> NDArray[np.int32]:
+def device_table(ragged: RaggedBatch) -> NDArray[np.int32]:
     """The block table with entries behind the last page 0, as wide as :data:`TABLE_WIDTH` says."""
     sequences, width = ragged.block_table.shape
     table = np.zeros((sequences, -(-width // TABLE_WIDTH) * TABLE_WIDTH), np.int32)

@@ -18,7 +18,7 @@ import nostall
 from nostall.core.launch import StrictModel
 from nostall.serving.attention.config import AttentionShape
 from nostall.serving.attention.plan import AttentionPlan
-from nostall.serving.attention.rules import Kind
+from nostall.serving.attention.rules import BatchKind, Kind, plan_for
 from nostall.serving.attention.space import plan_of
 from nostall.serving.errors import BadPlan
 from nostall.store.folder import home
@@ -119,6 +119,17 @@ def find_plan(key: PlanKey, folder: Path | None = None) -> AttentionPlan | None:
     if record.key != key:
         raise BadPlan(f"stored plan {path} is for another key; remove the file")
     return plan_of(record.plan)
+
+
+def plan_in_force(
+    shape: AttentionShape, dtype: str, batch: BatchKind, gpu: str, has_tall: bool
+) -> AttentionPlan:
+    """The plan that a program on a GPU uses for a kind of batch: the stored winner, or the rule's.
+
+    Errors are those of :func:`find_plan`.
+    """
+    key = PlanKey.of(shape, dtype, batch.kind(shape.group), gpu)
+    return find_plan(key) or plan_for(shape, batch, has_tall=has_tall)
 
 
 def record_of(

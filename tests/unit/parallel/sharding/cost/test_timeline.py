@@ -13,7 +13,7 @@ from nostall.parallel.sharding.cost.timeline import timeline
 from nostall.parallel.sharding.graph import Assignment, Operator, ShardingGraph, TensorInfo
 from nostall.parallel.sharding.placements import Strategy
 from nostall.parallel.sharding.schedule import PREFETCH, Run, Start, may_overlap, schedule
-from tests.unit.parallel.sharding.cost.test_prices import CLUSTER, RATES, _linear
+from tests.unit.parallel.sharding.cost.test_prices import CLUSTER, RATES, Y, _linear
 
 DATA_PARALLEL: Assignment = ((0, 1, 1, 1, 1, 0),)
 SHARDED: Assignment = ((1, 1, 1, 1, 1, 0),)
@@ -173,3 +173,25 @@ def _gradients(count: int) -> ShardingGraph:
     ]
     tensors = (TensorInfo((4, 4), "float32", 4),) * (2 * count)
     return ShardingGraph("gradients", (2,), tensors, tuple(operators))
+
+
+def test_a_forward_pass_has_no_gradients() -> None:
+    graph = _linear()
+    w, x, mm, total, gradient, loss = graph.operators
+    backward = replace(gradient, is_forward=False)
+    graph = replace(graph, operators=(w, x, mm, total, backward, loss))
+    prices = Prices(graph, ClusterMesh(CLUSTER, (2,)), RATES)
+    found = timeline(prices, DATA_PARALLEL, forward_only=True)
+    assert found.operators_s == pytest.approx(prices.operators_s(DATA_PARALLEL, forward=True))
+    assert found.counts == {"all-reduce": 1}  # of the loss
+    assert timeline(prices, DATA_PARALLEL).counts == {"all-reduce": 2}
+
+
+def test_gathered_tensors_become_whole_at_the_end() -> None:
+    prices = Prices(_linear(), ClusterMesh(CLUSTER, (2,)), RATES)
+    alone, gathered = timeline(prices, DATA_PARALLEL), timeline(prices, DATA_PARALLEL, [Y])
+    steps = prices.redistribution(prices.graph.tensors[Y], ("S0",), ("R",))
+    assert steps is not None
+    assert gathered.counts == {**alone.counts, "all-gather": 1}
+    assert gathered.step_s == pytest.approx(alone.step_s + sum(s.seconds for s in steps))
+    assert timeline(prices, ((0,) * 6,), [Y]).counts == {}  # it is whole

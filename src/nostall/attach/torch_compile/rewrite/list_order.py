@@ -1,0 +1,97 @@
+"""Order of a graph's nodes around nodes that change tensors in place."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from heapq import heappop, heappush
+from itertools import pairwise
+
+import torch
+from torch.fx import Graph, Node
+
+from nostall.attach.torch_compile.runtime.list_op import LISTS_OP
+
+COPY = torch.ops.aten.copy_.default
+
+
+class OrderingConflict(Exception):
+    """No order has each reader of a tensor's old value before the node that changes it."""
+
+
+def changed_tensors(node: Node) -> list[Node]:
+    """The tensors that a node changes in place."""
+    if node.target is COPY:
+        return [x for x in node.args[:1] if isinstance(x, Node)]
+    if node.target is LISTS_OP:
+        changed = node.args[0]
+        assert isinstance(changed, (list, tuple))
+        return [x for x in changed if isinstance(x, Node)]
+    return []
+
+
+def changes_only_at_the_end(graph: Graph) -> bool:
+    """Whether nodes that mutate are copies into arguments, and kernels over lists.
+
+    Then each other node reads the value that an argument has before the graph runs.
+    """
+    return all(
+        node.target in (COPY, LISTS_OP)
+        and all(x.op == "placeholder" for x in changed_tensors(node))
+        for node in graph.nodes
+        if node.op == "call_function" and _mutates(node)
+    )
+
+
+def readers(node: Node) -> Iterator[Node]:
+    """The nodes that read a tensor, directly or by views of it."""
+    waiting, seen = list(node.users), set[Node]()
+    while waiting:
+        user = waiting.pop()
+        if user in seen:
+            continue
+        seen.add(user)
+        yield user
+        if getattr(user.target, "is_view", False):
+            waiting.extend(user.users)
+
+
+def sort_nodes(graph: Graph) -> None:
+    """Sort the nodes topologically, each reader of an old value before the node that changes it.
+
+    Nodes otherwise keep their order, as those that draw random numbers do in any case.  Raises
+    :class:`OrderingConflict` if that is impossible; the graph is then as it was.
+    """
+    nodes = list(graph.nodes)
+    successors = {node: list(node.users) for node in nodes}
+    for node in nodes:
+        for tensor in changed_tensors(node):
+            for reader in readers(tensor):
+                if reader is not node and reader.op != "output":
+                    successors[reader].append(node)
+    for before, after in pairwise(node for node in nodes if _is_random(node)):
+        successors[before].append(after)
+    index = {node: at for at, node in enumerate(nodes)}
+    waits = Counter(user for users in successors.values() for user in users)
+    ready = [index[node] for node in nodes if not waits[node]]
+    ordered: list[Node] = []
+    while ready:
+        node = nodes[heappop(ready)]
+        ordered.append(node)
+        for user in successors[node]:
+            waits[user] -= 1
+            if not waits[user]:
+                heappush(ready, index[user])
+    if len(ordered) < len(nodes):
+        raise OrderingConflict("a value is read after the kernel that replaces it")
+    for before, after in pairwise(ordered):
+        before.append(after)
+
+
+def _mutates(node: Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and bool(schema.is_mutable)
+
+
+def _is_random(node: Node) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())

@@ -1,0 +1,1 @@
+"""Kernels over lists of tensors: one expression, or the norms, of many tensors."""

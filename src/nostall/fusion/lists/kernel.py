@@ -1,0 +1,68 @@
+"""A kernel over lists: its source, its launches, and the tensors that it takes and returns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from nostall.fusion.codegen.emit.program import Launch, NodeNumbering, Workspace, assemble_file
+from nostall.fusion.codegen.expressions.lines import Lines
+from nostall.fusion.codegen.expressions.templates import compute_dtype
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Layout of one tensor; sizes and strides in elements."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class ListPlan:
+    """Elements of a block and warps of a program of pointwise kernels, and of norms."""
+
+    block: int = 2048
+    num_warps: int = 8
+    norm_block: int = 4096
+    norm_warps: int = 8
+    norm_programs: int = 2112
+    """Programs that read the tensors of a list of norms: 16 for each of the 132 SMs of an H200."""
+
+    def __str__(self) -> str:
+        return f"lists of blocks of {self.block}, {self.num_warps} warps"
+
+
+DEFAULT_PLAN = ListPlan()
+
+
+@dataclass(frozen=True)
+class ListKernel:
+    """Source and launches of one kernel; arguments are named ``p0``, ``p1`` …, inputs first."""
+
+    source: str = field(repr=False)
+    plan: str
+    inputs: tuple[Layout, ...]
+    """Those that the kernel overwrites come first."""
+    mutated: int
+    """How many inputs the kernel overwrites."""
+    outputs: tuple[Layout, ...]
+    launches: tuple[Launch, ...]
+    workspaces: tuple[Workspace, ...] = ()
+
+
+def assemble(
+    title: str, kernels: Sequence[tuple[Lines, Launch]], tensors: int
+) -> tuple[str, tuple[Launch, ...]]:
+    """The file of the kernels, in which ``tensors`` names of arguments stay as they are."""
+    highest = tensors + max(str(lines).count("\n") for lines, _ in kernels)
+    return assemble_file(title, kernels, NodeNumbering(range(highest)))
+
+
+def loaded(pointer: str, offsets: str, dtype: str, mask: str = "") -> str:
+    """A load in the dtype that kernels compute in."""
+    text = f"tl.load({pointer} + {offsets}{f', mask={mask}' if mask else ''})"
+    if dtype == "bool":
+        return f"{text} != 0"
+    return text if compute_dtype(dtype) == dtype else f"{text}.to(tl.float32)"

@@ -1,0 +1,96 @@
+"""Iterations of a run: training by any plan, timed and compared with a single process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from time import perf_counter
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from nostall.parallel.execute.reference import Reference
+from nostall.parallel.execute.run_config import RunResult
+from nostall.parallel.module.job import Job, to_device
+
+
+class Trainer(Protocol):
+    """One rank's part of an iteration."""
+
+    loss_dtype: torch.dtype
+    """Element type of the module's loss."""
+
+    def step(self, inputs: Any, targets: Any) -> torch.Tensor:
+        """Forward and backward pass; returns this rank's part of the loss, a sum over ranks."""
+        ...
+
+    def whole_gradients(self) -> Mapping[str, torch.Tensor | None]:
+        """Gradients of the parameters that this rank holds, by name; None where there is none."""
+        ...
+
+    def update(self) -> None:
+        """Step the optimiser and clear the gradients."""
+        ...
+
+
+def train(
+    job: Job,
+    samples: int,
+    trainer: Trainer,
+    steps: int,
+    device: torch.device,
+    result: RunResult,
+    reference: Reference | None,
+) -> RunResult:
+    """Run iterations of ``samples`` samples and complete the result; every rank calls this."""
+    worst_gradient = worst_loss = 0.0
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    for number in range(steps):
+        inputs, targets = to_device(job.batch(number, samples), device)
+        _synchronize(device)
+        dist.barrier()
+        start = perf_counter()
+        loss = trainer.step(inputs, targets)
+        result.launch_seconds.append(perf_counter() - start)
+        _synchronize(device)
+        result.seconds.append(perf_counter() - start)
+        dist.all_reduce(loss)
+        result.losses.append(float(loss))
+        if reference is not None:
+            expected = reference.step(inputs, targets)
+            result.reference_losses.append(expected)
+            error = reference.gradient_error(trainer.whole_gradients())
+            worst_gradient = max(worst_gradient, error)
+            error = reference.loss_error(result.losses[-1], expected, trainer.loss_dtype)
+            worst_loss = max(worst_loss, error)
+            reference.update()
+        trainer.update()
+    _combine_ranks(result, (worst_gradient, worst_loss) if reference else None, device)
+    return result
+
+
+def _combine_ranks(
+    result: RunResult, errors: tuple[float, float] | None, device: torch.device
+) -> None:
+    """Combine the ranks' results: slowest times, largest errors, each rank's memory.
+
+    ``errors`` are the largest errors of a gradient and of a loss on this rank.
+    """
+    largest = [*result.seconds, *result.launch_seconds, *(errors or (0.0, 0.0))]
+    seconds = torch.tensor(largest, dtype=torch.float64, device=device)
+    dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
+    *times, gradient, loss = seconds.tolist()
+    steps = len(result.seconds)
+    result.seconds, result.launch_seconds = times[:steps], times[steps:]
+    if errors is not None:
+        result.worst_gradient, result.worst_loss = gradient, loss
+    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+    peaks = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(dist.get_world_size())]
+    dist.all_gather(peaks, torch.tensor([peak], dtype=torch.int64, device=device))
+    result.peak_bytes = [int(p) for p in peaks] if device.type == "cuda" else []
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,183 @@
+"""Kernels over lists: results beside fp64, what is changed in place, and what stays."""
+
+from __future__ import annotations
+
+import operator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
+
+from nostall.attach.torch_compile.rewrite.kernel_selection import (  # noqa: E402
+    KernelFilter,
+    RewriteResult,
+)
+from nostall.attach.torch_compile.rewrite.list_kernels import (  # noqa: E402
+    MUTATION_INSIDE,
+    insert_list_kernels,
+)
+from nostall.attach.torch_compile.store.kernel_store import KernelStore  # noqa: E402
+from tests.unit.fusion.codegen.interpreter_process import run_interpreted  # noqa: E402
+
+MODULE = "tests.unit.attach.torch_compile.rewrite.list_programs"
+ROUNDING_ERRORS = 4.0
+"""Errors allowed beside fp64 in units of the dtype's, unless eager PyTorch's are larger."""
+EXPECTED = {
+    # Program: kernels, launches, tensors changed in place, copies that stay.
+    "adam": (2, 2, 32, 0),
+    "norm inf of NaN": (2, 3, 3, 0),
+    "clipped update": (2, 3, 16, 0),
+    "master copy": (1, 1, 24, 0),
+    "old values": (4, 5, 16, 0),
+    "twice": (1, 1, 0, 3),
+    "loop": (1, 1, 15, 3),
+    "odd addresses": (1, 1, 8, 0),
+}
+LARGE = {
+    "adam of 200 tensors": (2, 3, 800, 0),
+    "norm of 500 tensors": (2, 5, 500, 0),
+    "norm 1": (2, 3, 8, 0),
+    "norm 2": (2, 3, 8, 0),
+    "norm 2 of infinity": (2, 3, 3, 0),
+    "numbers": (1, 1, 0, 0),
+    "norm inf": (2, 3, 3, 0),
+    "norm 2 of NaN": (2, 3, 3, 0),
+    "norm inf of infinity": (2, 3, 3, 0),
+    "bf16 norm": (2, 3, 8, 0),
+}
+
+
+@pytest.fixture(scope="module")
+def ran() -> Any:
+    return run_interpreted(MODULE, *EXPECTED)
+
+
+def check(row: Any) -> None:
+    """The results are as exact as eager PyTorch's, and all kernels are called."""
+    assert 0 <= row["error"] <= max(ROUNDING_ERRORS, 2 * row["eager error"])
+    assert row["called"] == row["kernels"] > 0
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_results_are_exact_and_written_in_place_where_that_is_legal(ran: Any, name: str) -> None:
+    row = ran[name]
+    check(row)
+    counts = row["kernels"], row["launches"], row["changed"], row["copies"]
+    assert counts == EXPECTED[name]
+    assert not row["stay"]
+
+
+@pytest.mark.slow
+def test_random_expressions_and_long_lists_agree_with_fp64() -> None:
+    randoms = [f"random {seed}" for seed in range(12)]
+    rows = run_interpreted(MODULE, *LARGE, *randoms)
+    for name, row in rows.items():
+        check(row)
+        counts = row["kernels"], row["launches"], row["changed"], row["copies"]
+        assert counts == LARGE.get(name, counts), name
+
+
+def inserted(function: Any, *arguments: Any) -> tuple[Any, RewriteResult, list[str]]:
+    module = make_fx(function, tracing_mode="fake")(*arguments)
+    result = RewriteResult()
+    lines = insert_list_kernels(module, KernelStore(), KernelFilter(), result)
+    module.graph.lint()
+    return module, result, lines
+
+
+@pytest.fixture(autouse=True)
+def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("NOSTALL_HOME", str(tmp_path))
+
+
+def tensors(*shapes: tuple[int, ...], dtype: Any = None) -> list[Any]:
+    return [torch.ones(shape, dtype=dtype) for shape in shapes]
+
+
+@pytest.mark.parametrize(
+    ("function", "lists", "reason"),
+    [
+        (lambda x: torch._foreach_norm(x, 3), tensors((5,)), "a norm of order 3; "),
+        (lambda x: torch._foreach_max(x), tensors((5,)), "a list operator without a rule"),
+        (lambda x: torch._foreach_exp(x), tensors((5,), dtype=torch.float64), "dtype float64"),
+        (
+            lambda x: torch._foreach_mul(x, [x[0].sum(), x[0].sum()]),
+            tensors((5,), (6,)),
+            "",
+        ),
+        (
+            lambda x: torch._foreach_add(x, [x[0][:1].expand(5), x[0]]),
+            tensors((5,), (5,)),
+            "gaps or overlaps",
+        ),
+        (lambda x: torch._foreach_add(x, x[::-1]), tensors((5, 1), (1, 5)), "are broadcast"),
+        (
+            lambda x: torch._foreach_neg([x[0], x[1].half()]),
+            tensors((5,), (6,)),
+            "a list of several dtypes",
+        ),
+    ],
+)
+def test_what_no_kernel_computes_stays_with_its_reason(
+    function: Any, lists: list[Any], reason: str
+) -> None:
+    _, result, lines = inserted(function, lists)
+    stay = list(result.not_fused)
+    if not reason:
+        assert not stay
+        return
+    ((found, name),) = stay
+    assert reason in found
+    assert not result.kernels
+    assert any(name in line and found in line for line in lines)
+
+
+def test_a_graph_that_changes_tensors_between_its_calls_is_left_alone() -> None:
+    def function(x: list[Any]) -> Any:
+        y = torch._foreach_mul(x, 2)
+        y[0].add_(1)
+        return torch._foreach_exp(y)
+
+    _, result, lines = inserted(function, tensors((5,), (6,)))
+    assert list(result.not_fused) == [(MUTATION_INSIDE, "whole graph")]
+    assert MUTATION_INSIDE in lines[0]
+
+
+def test_a_graph_without_lists_is_not_touched() -> None:
+    module, result, lines = inserted(lambda x: x.exp(), torch.ones(3))
+    assert not result.kernels
+    assert not lines
+    assert [n.target for n in module.graph.nodes if n.op == "call_function"] == [
+        torch.ops.aten.exp.default
+    ]
+
+
+def test_kernels_that_stay_with_inductor_are_not_inserted() -> None:
+    def function(x: list[Any]) -> Any:
+        return torch._foreach_exp(x)
+
+    lists = tensors((5,), (6,))
+    _, result, _ = inserted(function, lists)
+    module = make_fx(function, tracing_mode="fake")(lists)
+    again = RewriteResult()
+    excluded = KernelFilter(kept_in_inductor=frozenset(result.kernels))
+    insert_list_kernels(module, KernelStore(), excluded, again)
+    assert not again.kernels
+    assert any("not faster" in reason for reason, _ in again.not_fused)
+
+
+def test_equal_lists_share_a_kernel_and_norms_are_one_vector() -> None:
+    def function(x: list[Any], y: list[Any]) -> Any:
+        first, second = torch._foreach_norm(x), torch._foreach_norm(y)
+        return torch.cat([norm.unsqueeze(0) for norm in (*first, *second)])
+
+    module, result, _ = inserted(function, tensors((5,), (6,)), tensors((5,), (6,)))
+    assert len(result.kernels) == 2
+    assert len(set(result.kernels)) == 1
+    (joined,) = (n for n in module.graph.nodes if n.target is torch.ops.aten.cat.default)
+    assert [node.target for node in joined.args[0]] == [operator.getitem] * 2
