@@ -10,9 +10,9 @@ import pytest
 pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
-from triton.runtime import _allocation
+from triton.runtime import _allocation  # noqa: E402
 
-from nostall.fusion.codegen.runtime import kernel
+from nostall.fusion.codegen.runtime import kernel  # noqa: E402
 
 
 def test_an_allocator_is_set_where_there_is_none() -> None:
