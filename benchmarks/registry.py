@@ -195,7 +195,8 @@ BENCHMARKS: tuple[Benchmark, ...] = (
          "Do whole models gain, as users write them (with --zoo users)?",
          "user_models", "fusion-unseen.md", "torch_compile.models"),
     _row("torch_compile.product_kernels", "GPU",
-         "What do kernels of matrix products with their elementwise readers gain over cuBLAS?"),
+         "What do kernels of matrix products with their elementwise readers gain over cuBLAS?",
+         "product_kernels.json.gz", "fusion-unseen.md"),
     _row("torch_compile.guarantees", "GPU", "Do the documented guarantees of the backend hold?",
          "guarantees_h200.json", "torch-compile.md"),
     # Pipeline plans
