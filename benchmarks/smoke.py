@@ -96,6 +96,8 @@ SLICES: Mapping[str, tuple[str, ...]] = {
     "fusion.unseen_chains": ("--set", "train", "--count", "2", "--most", "2", "--limit", "60"),
     "torch_compile.user_models": ("--zoo", "users", "--models", "llama", "--small",
                                   "--measured", "0.5", "--limit", "90"),
+    "torch_compile.product_kernels": ("--small", "--models", "bert-forward", "--limit", "60",
+                                      "--processes", "2", "--seconds", "0.1"),
     "parallel.profile_error": ("--tiny",),
     "parallel.pass_times": ("--tiny",),
     "parallel.killed_rank": (),

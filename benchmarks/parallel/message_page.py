@@ -76,8 +76,9 @@ def _replicas(records: list[Row]) -> str:
         "beside the all-reduces of the gradients, which take multiprocessors as well: the median "
         f"of both backward passes is {1e3 * rank['backward_s']:.1f} ms, "
         f"{1e3 * count * rank['predicted_backward_s']:.1f} in the profile. The simulator hides "
-        "all-reduces behind the pass at no cost to it. How much they cost depends on the operators: "
-        f"for the chain, whose products are larger, this prediction is {_chain()} ms."
+        "all-reduces behind the pass at no cost to it. How much they cost depends on the "
+        "operators: for the chain, whose products are larger, this prediction is "
+        f"{_chain()} ms."
     )
 
 

@@ -15,11 +15,12 @@ from benchmarks.parallel.message_page import section as messages
 from benchmarks.sharding.hybrid_page import section as hybrids
 from benchmarks.sharding.page import section as shardings
 from nostall.core.files import write_atomically
-from nostall.core.plurals import pluralize
 
 PAGE = PAGES / "parallel.md"
 FOLDER = results("parallel")
 _QUANTILES = ("median", "q75", "q95", "max")
+_WHEN_NEEDED = "2026-11-27T15:30"
+"""Date of the first session whose receives within a server start when needed."""
 _EIGHT = (
     "parallel.predicted_vs_measured",
     "parallel.pass_times",
@@ -81,7 +82,27 @@ def _measured() -> str:
     group_head = ("group", "points", "MAPE", "worst error", "rank correlation",
                   "speed-up over even 1F1B")  # fmt: skip
     parts = ["## Predicted and measured iterations", intro, table(head, rows)]
-    return "\n\n".join([*parts, table(group_head, groups), messages()])
+    return "\n\n".join([*parts, table(group_head, groups), _ahead(), messages()])
+
+
+def _ahead() -> str:
+    """The points that were measured before receives started when needed."""
+    counts = []
+    for gpus in (2, 4):
+        record = load(FOLDER / f"predicted_vs_measured_{gpus}.json")
+        sessions = record.get("sessions", [record])
+        points = [
+            r
+            for r in record["records"]
+            if "measured_s" in r and r["engine"] == "p2p" and r["split"] != str(gpus)
+        ]
+        early = [r for r in points if sessions[r.get("session", 0)]["date"] < _WHEN_NEEDED]
+        models = " and ".join(dict.fromkeys(r["model"] for r in early))
+        counts.append(f"{len(early)} of {len(points)} on {gpus} GPUs ({models})")
+    return wrapped(
+        "Points of pipelines that were measured with receives one operation ahead, see below: "
+        f"{', '.join(counts)}."
+    )
 
 
 def _left(records: Sequence[Row]) -> list[tuple[str, str, str]]:
@@ -105,9 +126,9 @@ def _missing() -> str:
     left = _left(load(FOLDER / "predicted_vs_measured_4.json")["records"])
     points = "; ".join(f"{name}, {model}, {links} links" for model, links, name in left)
     text = wrapped(
-        f"On four GPUs, {pluralize(len(left), 'point')} of {_planned_count()} are missing, because "
-        f"the time of the machine was up ({points}). `python -m benchmarks run "
-        "parallel.predicted_vs_measured --gpus 4 --out "
+        f"On four GPUs, {len(left)} of {_planned_count()} combinations of planner and order were "
+        f"not measured, because the time of the machine was up ({points}). `python -m benchmarks "
+        "run parallel.predicted_vs_measured --gpus 4 --out "
         "benchmarks/parallel/results/predicted_vs_measured_4.json` measures them and keeps the "
         "others."
     )

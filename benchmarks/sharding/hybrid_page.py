@@ -70,6 +70,7 @@ def _best(path: Path) -> str:
             f"{name}: the fastest hybrid ({hybrid['plan']} on {hybrid['mesh']}) takes "
             f"{_ms(hybrid)} ms, modelled {1e3 * hybrid['predicted_s']:.1f}; the fastest sharding "
             f"({sharding['plan']} on {sharding['mesh']}) {_ms(sharding)} ms; {_peer(group)}."
+            f"{_calls([r for r in record['records'] if r['model'] == name])}"
         )
     gpus = record["sessions"][0]["about"]["gpus"]
     return "\n".join([f"On {gpus} GPUs:\n", *map(_item, sentences)])
@@ -78,6 +79,12 @@ def _best(path: Path) -> str:
 def _item(sentence: str) -> str:
     first, *others = wrapped(f"- {sentence}").split("\n")
     return "\n".join([first, *(f"  {line}" for line in others)])
+
+
+def _calls(records: Sequence[Row]) -> str:
+    """How many plans and peers ran in a later call than the first one."""
+    later = sum(r["session"] > 0 for r in records)
+    return f" {later} of its {len(records)} plans and peers ran in a second call." if later else ""
 
 
 def _peer(group: Row) -> str:

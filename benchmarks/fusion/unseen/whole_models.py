@@ -48,11 +48,14 @@ def models_section(folder: Path) -> list[str]:
         'backend="nostall", interleaved, with its interval. *Copy*: the ratio of a second copy of '
         f"torch.compile's version in a loop. {_sample_text(complete)} *Share*: the part of the "
         "GPU's time that the kernels take that Inductor writes, which are all that stitched "
-        "kernels can replace. Two columns have both: torch.compile / nostall. The committed "
-        "folder has one JSON for each model."
+        "kernels can replace, without products. Two columns have both: torch.compile / nostall. "
+        "*Product kernels*: distinct products that were measured as one kernel with their readers; "
+        "models without this were measured before such kernels existed. The committed folder has "
+        "one JSON for each model."
     )
     head = ["model", *CLOCKS.values(), "copy", "share", "stitched kernels", "launches of a step"]
-    head += ["first step, s", "until chosen, s", "graphs kept for accuracy or layout"]
+    head += ["product kernels", "first step, s", "until chosen, s"]
+    head += ["graphs kept for accuracy or layout", "measured (UTC)"]
     rows = [_model_row(record) for record in complete]
     texts = [f"{len(complete)} of {len(records)} measured models are complete."]
     texts += [text for clock in CLOCKS if (text := _mean_text(complete, clock))]
@@ -87,10 +90,22 @@ def _model_row(record: Row) -> list[str]:
         f"{share:.0%}" if (share := inductor_share(record)) is not None else "–",
         f"{stitched} ({kept} left)",
         " / ".join(str(launches.get(name, {}).get("launches", "–")) for name in METHODS),
+        _product_text(graphs),
         " / ".join(f"{starts[name]['first_s']:.0f}" for name in METHODS),
         f"{chosen['until_chosen_s']:.0f}" if chosen["chosen"] else "not chosen",
         str(sum(_is_refusal(graph) for graph in graphs)),
+        record["date"][:16].replace("T", " "),
     ]
+
+
+def _product_text(graphs: list[Any]) -> str:
+    """Distinct kernels of products that were faster, of those measured; and whether they run."""
+    if not any("products" in graph for graph in graphs):
+        return "not measured"
+    lines = [line for graph in graphs for line in graph["products"]]
+    faster = sum("one kernel, measured" in line for line in lines)
+    runs = any(graph["state"] == "stitched" for graph in graphs)
+    return f"{faster} of {len(lines)} faster{'' if runs or not faster else ', not run'}"
 
 
 def _compared(record: Row, clock: str, name: str) -> Row | None:

@@ -12,6 +12,7 @@ from nostall.serving.simulate.step_costs import BUILT_IN
 
 FOLDER = results("serving")
 ENGINE = FOLDER / "vllm_engine.json"
+UNSPECULATED = FOLDER / "vllm_engine_unspeculated.json"
 ALONE = FOLDER / "vllm_engine_alone.json"
 SIMULATED = FOLDER / "simulated_engine.json"
 
@@ -21,9 +22,12 @@ ORDER = ("FLASH_ATTN", "CUSTOM", "CUSTOM with table", "TRITON_ATTN")
 BARS = (
     ("over TRITON_ATTN, no speculation", 0, "TRITON_ATTN", 1.30),
     ("over TRITON_ATTN, 7 and 15 tokens", None, "TRITON_ATTN", 1.30),
+    ("over FLASH_ATTN, no speculation", 0, "FLASH_ATTN", 0.98),
     ("over FLASH_ATTN, 7 and 15 tokens", None, "FLASH_ATTN", 1.03),
 )
 """Requirements: least geometric mean of CUSTOM's token rate over another back end's."""
+NEVER_BELOW = ("over FLASH_ATTN, no speculation",)
+"""Requirements that each workload must meet."""
 
 Rates = dict[tuple[int, str, str], list[Row]]
 """(speculated tokens, workload, engine) -> rounds."""
@@ -43,6 +47,12 @@ def rounds_of(content: Row) -> Rates:
             key = (record["speculate"], row["workload"], name_of(record))
             found.setdefault(key, []).append(row)
     return found
+
+
+def current_rounds() -> Rates:
+    """The rounds with speculation, and those without it of the later run."""
+    speculated = {key: rows for key, rows in rounds_of(load(ENGINE)).items() if key[0]}
+    return rounds_of(load(UNSPECULATED)) | speculated
 
 
 def rate(rows: Sequence[Row]) -> float:
@@ -66,7 +76,7 @@ def token_ratio(found: Rates, speculated: int | None, other: str) -> tuple[float
 
 def engine_ratio(other: str) -> float:
     """Geometric mean of the plug-in's token rate over another back end's, all workloads."""
-    found, ratios = rounds_of(load(ENGINE)), []
+    found, ratios = current_rounds(), []
     for (count, workload, engine), rows in found.items():
         if engine == "CUSTOM" and "@" not in workload and (count, workload, other) in found:
             ratios.append(rate(rows) / rate(found[count, workload, other]))
@@ -76,24 +86,25 @@ def engine_ratio(other: str) -> float:
 def engines() -> str:
     """vLLM with the plug-in and with its own back ends."""
     content = load(ENGINE)
-    found = rounds_of(content)
+    found = current_rounds()
     about = next(record for record in content["engines"] if record["rounds"])
     intro = wrapped(
         f"vLLM {about['vllm']} on {about['gpu']}, CUDA graphs on, eight layers of the shape of "
         "Llama-3-8B with random weights, 300 requests a workload: slices of the Azure traces of "
         "2023 and generated lengths; all arrive at once, or at a rate (`@`). The engines of a row "
-        "share one GPU and serve in turns; the rows of 0, 7 and 15 speculated tokens are three "
-        "GPUs of one machine. CUSTOM is the plug-in as it is installed: it serves the decode steps "
+        "share one GPU and serve in turns; the rows of 7 and 15 speculated tokens are two GPUs of "
+        "one machine, those without speculation are a later run. "
+        "CUSTOM is the plug-in as it is installed: it serves the decode steps "
         "on which its kernel was faster than FlashAttention-3, and leaves all others to it, those "
         "with speculative tokens included. *With table*: also linear layers by a table of "
         "`nostall serving tune`. Tokens/s are the mean of two rounds (least to largest). "
-        f"(`python -m benchmarks run serving.vllm_engine`, {link(ENGINE)})"
+        f"(`python -m benchmarks run serving.vllm_engine`, {link(ENGINE)}, {link(UNSPECULATED)})"
     )
-    missing = wrapped(
-        "FLASH_ATTN without speculation has no rounds in this run: the timing of single steps "
-        "that came first ended that engine by an error of the benchmark, which is mended. An "
-        "earlier run, in which CUSTOM served all decode steps and each engine had a GPU of its "
-        f"own, has both ({link(ALONE)}); its slices of the traces differ from those above:"
+    earlier = wrapped(
+        "Without speculation there are two earlier runs, whose slices of the traces differ. In the "
+        f"first CUSTOM served all decode steps, and each engine had a GPU of its own ({link(ALONE)}"
+        "); in the second CUSTOM also had a table of linear layers, and an error of the benchmark "
+        f"ended FLASH_ATTN ({link(ENGINE)}):"
     )
     equal = [
         row["equal_tokens"]
@@ -108,7 +119,7 @@ def engines() -> str:
     )
     parts = [
         "## In vLLM", intro, _rates(found), _bars(found), "Latencies and the host's time:",
-        _latencies(found), greedy, missing, _alone(load(ALONE)),
+        _latencies(found), greedy, earlier, _earlier(),
     ]  # fmt: skip
     return "\n\n".join(parts)
 
@@ -135,7 +146,7 @@ def _bars(found: Rates) -> str:
     lines = []
     for title, speculated, other, least in BARS:
         mean, lowest = token_ratio(found, speculated, other)
-        is_met = "yes" if mean >= least else "no"
+        is_met = "yes" if (lowest if title in NEVER_BELOW else mean) >= least else "no"
         lines.append([title, f"≥ {least:.2f}", f"{mean:.3f}", f"{lowest:.3f}", is_met])
     about = wrapped(
         "Requirements, as the geometric mean of CUSTOM's tokens/s over another back end's (paced "
@@ -147,7 +158,36 @@ def _bars(found: Rates) -> str:
         "layers. Needed: a kernel that is faster than FlashAttention-3 on verifies and mixed "
         "batches; on decodes, attention is likely a small part of a step of this model."
     )
-    return f"{about}\n\n{table(('CUSTOM', 'limit', 'mean', 'least', 'met'), lines)}"
+    shown = table(("CUSTOM", "limit", "mean", "least", "met"), lines)
+    return "\n\n".join([about, shown, _slowest(found)])
+
+
+def _slowest(found: Rates) -> str:
+    """The workload on which CUSTOM is slowest beside FLASH_ATTN without speculation, and why."""
+    names = ("FLASH_ATTN", "CUSTOM", "TRITON_ATTN")
+    workloads = {workload for count, workload, _ in found if count == 0 and "@" not in workload}
+    slowest = min(
+        workloads, key=lambda w: rate(found[0, w, "CUSTOM"]) / rate(found[0, w, "FLASH_ATTN"])
+    )
+    rounds = {name: found[0, slowest, name] for name in names}
+    rates = "; ".join(
+        f"{name} " + " and ".join(f"{row['output_tokens_per_s']:,.0f}" for row in rows)
+        for name, rows in rounds.items()
+    )
+    build = {name: fmean(row["build_us"] for row in rows) for name, rows in rounds.items()}
+    more = build["CUSTOM"] - build["FLASH_ATTN"]
+    steps = fmean(row["steps"] for row in rounds["CUSTOM"])
+    share = more * 1e-6 * steps / fmean(row["seconds"] for row in rounds["CUSTOM"])
+    last = [rounds[name][-1]["output_tokens_per_s"] for name in names]
+    order = "ahead of" if last[1] > max(last[0], last[2]) else "not ahead of"
+    return wrapped(
+        f"Without speculation CUSTOM is slowest beside FLASH_ATTN on {slowest}, where the rounds "
+        "of one engine, with requests of the same lengths, differ most (tokens/s: "
+        f"{rates}); in the last round CUSTOM is {order} both. The plug-in's own part is the time "
+        f"in which the host builds its tables: {more:.0f} us a step more than FLASH_ATTN's "
+        f"metadata, at most {share:.1%} of the time if the GPU waits for all of it. Needed for "
+        "that part: tables that the device's builder makes, which costs the host a launch."
+    )
 
 
 def _latencies(found: Rates) -> str:
@@ -169,15 +209,13 @@ def _latencies(found: Rates) -> str:
     return table(head, lines)
 
 
-def _alone(content: Row) -> str:
+def _earlier() -> str:
     lines = []
-    for record in content["engines"]:
-        if record["speculate"]:
-            continue
-        for workload in dict.fromkeys(row["workload"] for row in record["rounds"]):
-            rows = [row for row in record["rounds"] if row["workload"] == workload]
-            lines.append([name_of(record), workload, _range(rows)])
-    return table(("back end", "workload", "tokens/s"), lines)
+    for number, path in enumerate((ALONE, ENGINE), 1):
+        for (count, workload, engine), rows in rounds_of(load(path)).items():
+            if count == 0:
+                lines.append([str(number), engine, workload, _range(rows)])
+    return table(("run", "back end", "workload", "tokens/s"), lines)
 
 
 def simulated() -> str:
@@ -196,9 +234,9 @@ def simulated() -> str:
     about = wrapped(
         "`nostall serving simulate` on the same requests, *modelled* from measured steps of "
         f"another run ([JSON](../../src/nostall/serving/simulate/{BUILT_IN.name})), over the mean "
-        f"of the rounds of {content['engine']} above, minus one. The goal was a mean absolute "
-        "error of 10 % or less for each figure. *Spread*: the longest TBT of the engine's rounds "
-        "over the shortest. (`python -m benchmarks run serving.simulated_engine`, "
+        f"of the rounds of {content['engine']} in run 2 above, minus one. The goal was a mean "
+        "absolute error of 10 % or less for each figure. *Spread*: the longest TBT of the engine's "
+        "rounds over the shortest. (`python -m benchmarks run serving.simulated_engine`, "
         f"{link(SIMULATED)})"
     )
     why = wrapped(

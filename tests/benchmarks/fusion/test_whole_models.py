@@ -43,7 +43,16 @@ def record(ratio: float, reason: str, **changes: Any) -> dict[str, Any]:
 def test_a_row_has_the_refusals_and_the_share(reason: str, refused: int) -> None:
     cells = whole_models._model_row(record(1.1, reason))
     assert cells[1] == "1.100 [1.090, 1.110]" and cells[4] == "25%"
-    assert cells[5:] == ["4 (1 left)", "5 / –", "8 / 9", "30", str(refused)]
+    assert cells[5:7] == ["4 (1 left)", "5 / –"]
+    assert cells[7:] == ["not measured", "8 / 9", "30", str(refused), "2026-11-27 12:00"]
+
+
+def test_products_are_counted_and_said_to_run_only_in_a_stitched_version() -> None:
+    lines = ["8 x 8 x 8: one kernel, measured 1.2 x", "9 x 9 x 9: stays with cuBLAS: late"]
+    graph = {"state": "inductor", "products": lines}
+    assert whole_models._product_text([graph]) == "1 of 2 faster, not run"
+    assert whole_models._product_text([graph | {"state": "stitched"}]) == "1 of 2 faster"
+    assert whole_models._product_text([{"state": "inductor", "products": []}]) == "0 of 0 faster"
 
 
 def test_the_means_are_judged_by_their_targets(

@@ -45,9 +45,10 @@ class GraphReport:
     # Calls until the selection.
     calls: int = 0
     # Wall time by activity, in seconds: compiling the baseline ("plain") and the candidate
-    # ("stitched"), background threads ("background"), tuning ("raced"), comparing kernels ("duels")
-    # and the graph ("compared"), waiting for workers that generate code ("written"), compile
-    # kernels ("compiled") or graphs ("ahead", summed over all workers).
+    # ("stitched"), background threads ("background"), tuning ("raced"), comparing kernels
+    # ("duels"), matrix products ("products") and the graph ("compared"), waiting for workers that
+    # generate code ("written"), compile kernels ("compiled") or graphs ("ahead", summed over all
+    # workers).
     seconds: dict[str, float] = field(default_factory=dict)
     # Why no worker process compiled the graph; empty if one did.
     local_only_reason: str = ""

@@ -101,7 +101,6 @@ NO_READER = "no elementwise operator reads the product at its own elements"
 PART = "elementwise operators read parts of the product, or its elements in another order"
 CHANGED = "an operand is changed in place"
 INSIDE_CALL = "a value inside of one ATen call crosses the border of the kernel"
-OTHER_LEFT = "the second product has another left operand"
 """Reasons that depend on the readers of a product."""
 
 

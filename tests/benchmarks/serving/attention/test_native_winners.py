@@ -46,6 +46,7 @@ def test_the_steps_are_those_of_the_rules() -> None:
     assert (step.shape.heads, step.plan) == (28, PLANS["mixed"])
 
 
+@pytest.mark.slow
 def test_the_store_s_cubins_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("NOSTALL_HOME", str(tmp_path))
     monkeypatch.setenv("NOSTALL_GPU", GPU)

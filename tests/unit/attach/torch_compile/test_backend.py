@@ -108,7 +108,7 @@ def test_a_faster_candidate_is_built_in_the_background_and_replaces_the_baseline
     assert first["difference"] < 1e-4
     assert first["ratio"] == 2.0
     assert not first["from store"]
-    activities = ["background", "compared", "duels", "plain", "raced", "stitched"]
+    activities = ["background", "compared", "duels", "plain", "products", "raced", "stitched"]
     assert first["seconds"] == activities
 
 
@@ -177,7 +177,7 @@ def test_workers_compile_and_the_users_process_takes_the_result_from_the_cache(c
     assert found["states"][-1] == "stitched" and found["kept in inductor"] == 0
     # The forward pass, the backward pass, and each kernel's baseline.
     assert found["graph hits"] >= 3
-    own_activities = {"background", "compared", "duels", "plain", "stitched"}
+    own_activities = {"background", "compared", "duels", "plain", "products", "stitched"}
     assert set(found["seconds"]) == own_activities | {"ahead", "compiled", "written"}
     assert not found["local only"]
     assert found["started"][0], "workers import their modules while Inductor compiles"

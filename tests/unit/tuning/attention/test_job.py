@@ -190,8 +190,8 @@ def test_a_launch_of_another_kernel_is_noticed(gpu: FakeGpu) -> None:
 @pytest.mark.slow
 def test_the_portfolio_is_assembled_and_verified() -> None:
     (source,) = step_sources(STEP, GPU.sms)
-    checked = check_portfolio(source, workers=1, most=4)
-    assert checked.statuses == {"built": 4} and checked.codes > 1 and not checked.unsafe
+    checked = check_portfolio(source, workers=1, most=2)
+    assert checked.statuses == {"built": 2} and checked.codes > 0 and not checked.unsafe
     assert checked.reproduces
 
 

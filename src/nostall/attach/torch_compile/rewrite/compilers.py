@@ -204,11 +204,11 @@ class EagerCompiler:
         kernel_filter: KernelFilter,
         result: RewriteResult,
     ) -> CompiledGraph:
-        from nostall.attach.torch_compile.rewrite.rewrite import insert_kernels
+        from nostall.attach.torch_compile.rewrite.products import insert_all
 
         def change(graph: GraphModule) -> None:
             garbage_collector.resume()
-            insert_kernels(graph, KernelStore(), kernel_filter, result)
+            insert_all(graph, KernelStore(), kernel_filter, result)
 
         with _backward_with_forward():
             return self._compile(module, inputs, change)

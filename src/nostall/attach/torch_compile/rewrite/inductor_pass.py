@@ -53,13 +53,9 @@ class StitchPass(CustomGraphPass):  # type: ignore[misc]
         if result is not None:
             garbage_collector.resume()
             # Imported here, because this is not needed if the graph comes from PyTorch's caches.
-            from nostall.attach.torch_compile.rewrite.rewrite import insert_kernels
+            from nostall.attach.torch_compile.rewrite.products import insert_all
 
-            insert_kernels(graph.owning_module, KernelStore(), self.kernel_filter, result)
-            if self.kernel_filter.products:
-                from nostall.attach.torch_compile.rewrite.products import insert_products
-
-                insert_products(graph.owning_module, self.kernel_filter, result)
+            insert_all(graph.owning_module, KernelStore(), self.kernel_filter, result)
 
     def uuid(self) -> Any:
         """Part of PyTorch's cache keys: which kernels are inserted, and the store that has them."""

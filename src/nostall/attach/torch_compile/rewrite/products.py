@@ -17,11 +17,26 @@ from nostall.attach.torch_compile.rewrite.kernel_selection import (
     match_key,
 )
 from nostall.attach.torch_compile.rewrite.matching import capture_module, seed_pairs
-from nostall.attach.torch_compile.rewrite.rewrite import replace_operators
+from nostall.attach.torch_compile.rewrite.rewrite import insert_kernels, replace_operators
+from nostall.attach.torch_compile.store.kernel_store import KernelStore
 from nostall.attach.torch_compile.store.records import RegionRecord, StepRecord
 from nostall.attach.torch_compile.store.regions import region_key
 from nostall.fusion.capture import CapturedGraph
 from nostall.fusion.products.find import FoundProduct, Products, find_products
+
+
+def insert_all(
+    module: GraphModule, store: KernelStore, kernel_filter: KernelFilter, result: RewriteResult
+) -> None:
+    """Insert stitched kernels, then those of matrix products, into an ATen graph, in place."""
+    explained = len(result.explanations)
+    insert_kernels(module, store, kernel_filter, result)
+    if kernel_filter.products:
+        insert_products(module, kernel_filter, result)
+        # One explanation for each graph; none if the graph must not be changed.
+        for lines in result.explanations[explained + 1 :]:
+            result.explanations[explained] += [f"  {line}" for line in lines]
+        del result.explanations[explained + 1 :]
 
 
 def insert_products(module: GraphModule, kernel_filter: KernelFilter, result: RewriteResult) -> int:

@@ -226,15 +226,12 @@ class CandidateBuilder:
     def _observe(self, module: GraphModule) -> None:
         """Plan the background work for one of Inductor's graphs, while Inductor compiles it."""
         try:
-            if not self.versions.is_dynamic:
-                self.products.add(module)
-            if not (self.versions.options.background or self.versions.is_dynamic):
-                return  # everything else is found when the candidate is compiled
             regions = find_region_graphs(module)
             self.regions += regions
             self.pending_regions += regions
             if not self.versions.is_dynamic:
                 self.comparisons.add(module)
+                self.products.add(module)
         except Exception as error:  # must not end Inductor's compilation
             warn_once(f"a graph is not prepared: {type(error).__name__}: {error}")
             return

@@ -63,8 +63,7 @@ class GraphVersions:
         PyTorch's cache keys contain the passes.  So a run with a stored selection has to add the
         same pass as the run that made the selection.
         """
-        options = self.options
-        return options.background or self.is_dynamic or options.products != "off"
+        return self.options.background or self.is_dynamic
 
     def compile_baseline(
         self,

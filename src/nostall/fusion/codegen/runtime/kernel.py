@@ -162,11 +162,14 @@ def launch_options(launch: LaunchLike) -> dict[str, Any]:
 def provide_scratch() -> None:
     """Let Triton allocate the scratch memory of launches in this thread by PyTorch.
 
-    Triton keeps its allocator for each thread, and backward passes run in threads of their own.
+    Triton keeps its allocator for each thread, and backward passes run in threads of their own. An
+    allocator that the program has set stays.
     """
     import triton
+    from triton.runtime import _allocation
 
-    triton.set_allocator(_allocate_scratch)
+    if isinstance(_allocation._allocator.get(), _allocation.NullAllocator):
+        triton.set_allocator(_allocate_scratch)
 
 
 def _allocate_scratch(size: int, alignment: int, stream: int | None) -> Tensor:

@@ -20,6 +20,7 @@ from nostall.attach.torch_compile.rewrite.kernel_selection import (  # noqa: E40
     match_key,
 )
 from nostall.attach.torch_compile.rewrite.products import (  # noqa: E402
+    insert_all,
     insert_products,
     product_record,
     products_of,
@@ -136,3 +137,11 @@ def test_results_keep_their_layouts() -> None:
         before.stride(),
         before.dtype,
     )
+
+
+def test_a_graph_has_one_explanation() -> None:
+    module, result = traced(swiglu, *SWIGLU), RewriteResult()
+    insert_all(module, KernelStore(), KernelFilter(products=True), result)
+    (lines,) = result.explanations
+    assert "regions" in lines[0]
+    assert any("2 matrix products with elementwise readers" in line for line in lines[1:])
