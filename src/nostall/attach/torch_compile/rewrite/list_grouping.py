@@ -7,6 +7,7 @@ optimiser, or of a moving average.  So no update depends on another one.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -165,8 +166,9 @@ def _overload(node: Node) -> str:
 
 
 def _elements(node: Node) -> int:
+    """The elements of a call's result; 0 if it is no tensor of static sizes."""
     value = node.meta.get("val")
-    sizes = tuple(value.shape) if isinstance(value, torch.Tensor) else ()
-    if not all(isinstance(size, int) for size in sizes):
+    if not isinstance(value, torch.Tensor):
         return 0
-    return int(torch.Size(sizes).numel()) if isinstance(value, torch.Tensor) else 0
+    sizes = tuple(value.shape)
+    return math.prod(sizes) if all(isinstance(size, int) for size in sizes) else 0

@@ -128,14 +128,13 @@ class _Editor:
     def _replace(self, work: ListWork) -> None:
         """Insert the call of a kernel, and give its results to their readers."""
         graph, name = self.graph, work.name(self.store)
-        erased = [(copy, copy.args) for copy in work.copies]
         with graph.inserting_after(work.nodes[-1]):
             call = graph.call_function(LISTS_OP, (list(work.changed), list(work.inputs), name))
         values = [[x.meta["val"] for x in each] for each in (work.changed, work.inputs)]
         with _fake_mode((*work.changed, *work.inputs)):
             call.meta["val"] = LISTS_OP(*values, name)
         call.meta["eager_input_vals"] = (*values, name), {}
-        for copy, _ in erased:
+        for copy in work.copies:
             graph.erase_node(copy)
         after = call
         for number, output in enumerate(work.outputs):
