@@ -18,6 +18,7 @@ from benchmarks.serving.pages.engine import engines, simulated
 from benchmarks.serving.pages.native import native
 from benchmarks.serving.pages.prefixes import RANGES, best_candidates, plan_search, prefixes
 from nostall.core.files import write_atomically
+from nostall.core.measurement import Comparison
 
 PAGE = PAGES / "serving.md"
 FOLDER = results("serving")
@@ -67,13 +68,13 @@ def _gemm() -> str:
     about = wrapped(
         f"Eight linear layers of Llama-3-8B and Qwen2.5-7B in bf16 on {content['gpu']}, with the "
         "tables that `nostall serving tune --minutes 1.5` filled on the same GPU. Where the table "
-        "has no faster row, F.linear runs. Points below 1 are within the noise or a loss of the "
-        f"table. (`python -m benchmarks run serving.gemm`, {link(GEMM)})"
+        f"has no faster row, F.linear runs. {_slower(content)} "
+        f"(`python -m benchmarks run serving.gemm`, {link(GEMM)})"
     )
     about_slices = wrapped(
         "The layers of one of eight tensor-parallel GPUs, for Llama-3-70B and Qwen2.5-72B, on "
         f"{slices['gpu']} with tables of `--ranks 8 --minutes 1`: in this time the tuner reaches "
-        f"M = 24 to 64, and F.linear runs above. ({link(GEMM_TP8)})"
+        f"M = 24 to 64, and F.linear runs above. {_slower(slices)} ({link(GEMM_TP8)})"
     )
     cliffs_about = wrapped(
         f"Cliffs, where some M up to 15 % larger is more than 5 % faster: {_cliffs(content)} of "
@@ -84,6 +85,30 @@ def _gemm() -> str:
     parts = ["## Linear layers over M", about, _ranges(linear_ratios())]
     parts += [about_slices, _ranges(linear_ratios(GEMM_TP8)), cliffs_about, best_candidates()]
     return "\n\n".join(parts)
+
+
+def _slower(content: Row) -> str:
+    """How many points are slower than F.linear beyond the interval and the null."""
+    slower = [
+        (point, compared.ratio)
+        for point in content["points"]
+        if (compared := _compared(point)).verdict == "slower"
+    ]
+    count = f"{len(slower)} of {len(content['points'])} points are slower than F.linear beyond "
+    if not slower:
+        return f"{count}their interval and the null."
+    own = [ratio for point, ratio in slower if point["entry"] != "Cublas"]
+    plain = [ratio for point, ratio in slower if point["entry"] == "Cublas"]
+    parts = [f"{len(plain)} of these run F.linear itself (least {min(plain):.3f})"] if plain else []
+    parts += [f"{len(own)} run another kernel (least {min(own):.3f})"] if own else []
+    return f"{count}their interval and the null: {', '.join(parts)}."
+
+
+def _compared(point: Row) -> Comparison:
+    samples = point["samples_us"]
+    return Comparison.from_samples(
+        samples["linear"], samples["deployed"], samples["null"], kind="measured", resamples=500
+    )
 
 
 def _ranges(ratios: Sequence[tuple[int, float]]) -> str:
