@@ -171,25 +171,31 @@ def _models() -> tuple[str, ...]:
 
 
 def _sharding() -> tuple[str, ...]:
-    content = load(results("sharding") / "gpu_plans_2.json")
+    content = load(results("sharding") / "gpu_hybrids_4.json")
     models = content["summary"]["models"].values()
-    taus = [model["tau"] for model in models]
+    taus, errors = ([model[key] for model in models] for key in ("tau", "mape"))
     regrets = [model["regret"] for model in models]
     gain = (
-        f"measured steps of {content['summary']['plans']} sharding plans of {len(models)} models "
-        f"rank as predicted (Kendall tau {min(taus):.2f} to {max(taus):.2f}); the planner's choice "
-        f"is at most {100 * max(regrets):.1f} % slower than the fastest (2 GPUs)"
+        f"measured steps of {content['summary']['plans']} plans of shardings and of pipelines of "
+        f"sharded stages, of {len(models)} models, rank as predicted (Kendall tau {min(taus):.2f} "
+        f"to {max(taus):.2f}), though predictions are {100 * min(errors):.0f} to "
+        f"{100 * max(errors):.0f} % off in the mean; the planner's choice is at most "
+        f"{100 * max(regrets):.1f} % slower than the fastest (4 GPUs)"
     )
-    return "sharding plans", gain, "H200", _links("parallel.md", "sharding.gpu_plans")
+    return "sharding plans", gain, "H200", _links("parallel.md", "sharding.gpu_hybrids")
 
 
 def _pipelines() -> tuple[str, ...]:
-    summary = load(results("parallel") / "predicted_vs_measured_2.json")["summary"]
-    gain = (
-        f"predicted iteration times of {summary['points']} pipeline plans are "
-        f"{100 * summary['mape']:.1f} % off in the mean, {100 * summary['worst_error']:.1f} % at "
-        "worst (2 GPUs)"
-    )
+    summaries = {
+        gpus: load(results("parallel") / f"predicted_vs_measured_{gpus}.json")["summary"]
+        for gpus in (2, 4)
+    }
+    texts = [
+        f"those of {summary['points']} plans on {gpus} GPUs {100 * summary['mape']:.1f} % "
+        f"({100 * summary['worst_error']:.1f} % at worst)"
+        for gpus, summary in summaries.items()
+    ]
+    gain = f"predicted iteration times are off in the mean: {', '.join(texts)}"
     return "pipeline plans", gain, "H200", _links("parallel.md", "parallel.predicted_vs_measured")
 
 
