@@ -13,7 +13,7 @@ import pytest
 from tests.e2e.cli import error_line
 from tests.e2e.cli import nostall_here as nostall
 from tests.unit.workload.trace_events import event, kernel, launch, trace, write
-from tests.unit.workload.traces.test_chakra import METADATA, NODES, stream
+from tests.unit.workload.traces.chakra.test_reader import METADATA, NODES, stream
 
 TABLE = """name,architecture,replicas,flops [T],memory_bytes [GB],weight_traffic [GB],gpu_hours
 a,allreduce-local,8,1.5,30,0.357,12

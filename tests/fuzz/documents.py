@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.fuzz.command_line import Original
 from tests.unit.workload.trace_events import Event, event, kernel, launch, trace
-from tests.unit.workload.traces.test_chakra import METADATA, NODES, stream
+from tests.unit.workload.traces.chakra.test_reader import METADATA, NODES, stream
 
 H200 = Path(__file__).parents[1] / "unit" / "workload" / "h200"
 _EPOCH = 1_700_000_000_000_000
