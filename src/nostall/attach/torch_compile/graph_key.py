@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from nostall.attach.torch_compile.options import Options
 from nostall.attach.torch_compile.store.kernel_store import code_version
+from nostall.fusion.products.rules import allows_tf32
 
 
 def unsupported_reason(module: GraphModule, inputs: Sequence[Any]) -> str | None:
@@ -62,12 +63,25 @@ def graph_key(
         f"{options.fuse} {options.fallback} {options.tuned_plans} {options.keep}",
         f"{torch.is_grad_enabled()}",
         # These decide whether products of fp32 have kernels.
-        f"{options.products} {torch.get_float32_matmul_precision()}",
+        f"{options.products} {_float32_precision()}",
         *(f"{name}={_patch_text(value)}" for name, value in sorted(patches.items())),
         *(_input_text(value) for value in inputs),
         *_node_lines(module, device),
     ]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _float32_precision() -> str:
+    """PyTorch's precision of fp32 products.
+
+    The flag of CUDA's products is read itself: PyTorch has no common precision if a program sets
+    ``torch.backends.cuda.matmul.fp32_precision``.
+    """
+    try:
+        precision = torch.get_float32_matmul_precision()
+    except RuntimeError:
+        precision = "by backend"
+    return f"{precision} {allows_tf32()}"
 
 
 def input_device(inputs: Sequence[Any]) -> torch.device:

@@ -104,8 +104,11 @@ class _Builder:
             return operand.meta["val"]
 
         fake_args, fake_kwargs = torch.fx.map_arg((args, kwargs), value)
-        with self.mode:
-            node.meta["val"] = call.target(*fake_args, **fake_kwargs)
+        try:
+            with self.mode:
+                node.meta["val"] = call.target(*fake_args, **fake_kwargs)
+        except (RuntimeError, TypeError) as error:  # such as addcdiv, whose factor is one number
+            raise Unsupported("operands that the operator of one tensor does not take") from error
         expected = {value.dtype for value in call.node.meta["val"]}
         if expected != {node.meta["val"].dtype} or node.meta["val"].numel() != ELEMENTS:
             raise Unsupported("a list of several dtypes, or promotion that differs between slots")
@@ -147,6 +150,8 @@ class _Builder:
         return self._operand(Operand("numbers", (), "float32", value), (), device)
 
     def _list(self, nodes: tuple[Node, ...], device: torch.device) -> Node:
+        if not all(isinstance(node, Node) for node in nodes):
+            raise Unsupported("a list of complex or dynamic numbers")
         for produced, inner in self.results.items():
             pairs = zip(produced, nodes, strict=True)
             if all(own is node for own, node in pairs):

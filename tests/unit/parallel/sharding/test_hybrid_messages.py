@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="hybrids need the extra nostall[torch]")
@@ -9,7 +13,11 @@ torch = pytest.importorskip("torch", reason="hybrids need the extra nostall[torc
 from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from nostall.parallel.sharding.hybrid.messages import one_forward_one_backward  # noqa: E402
+from nostall.parallel.sharding.hybrid import messages  # noqa: E402
+from nostall.parallel.sharding.hybrid.messages import (  # noqa: E402
+    StageProcesses,
+    one_forward_one_backward,
+)
 
 
 def test_the_first_stage_runs_ahead_and_the_last_alternates() -> None:
@@ -51,3 +59,64 @@ def test_the_orders_of_all_stages_end(stages: int, count: int) -> None:
         assert ready, left
         for stage in ready:
             done.add((stage, *left[stage].pop(0)))
+
+
+class _Send:
+    """A send with a settable end."""
+
+    def __init__(self) -> None:
+        self.is_done = False
+        self.error = ""
+
+    def is_completed(self) -> bool:
+        return self.is_done
+
+    def wait(self) -> None:
+        if self.error:
+            raise RuntimeError(self.error)
+
+
+@pytest.fixture
+def first_stage(monkeypatch: pytest.MonkeyPatch) -> tuple[StageProcesses, list[_Send]]:
+    """The first of two stages, and its sends, which a test completes."""
+    sends: list[_Send] = []
+
+    def broadcast(*_: Any, **__: Any) -> _Send:
+        sends.append(_Send())
+        return sends[-1]
+
+    processes = object.__new__(StageProcesses)
+    vars(processes).update(number=0, firsts=[0, 1, 2], _to_next=["group"], _to_previous=["group"])
+    processes._sends = []
+    monkeypatch.setattr(messages.dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(messages.dist, "broadcast", broadcast)
+    return processes, sends
+
+
+def test_sent_tensors_are_kept_until_their_sends_complete(
+    first_stage: tuple[StageProcesses, list[_Send]],
+) -> None:
+    processes, sends = first_stage
+
+    def send() -> Callable[[], Any]:
+        tensor = torch.ones(3)
+        processes.send("forward", [tensor])
+        return weakref.ref(tensor)
+
+    first, second = send(), send()
+    assert first() is not None
+    assert second() is not None
+    sends[0].is_done = True
+    send()
+    assert first() is None  # so the memory does not grow with the micro-batches
+    assert second() is not None
+
+
+def test_a_failed_send_is_not_dropped_silently(
+    first_stage: tuple[StageProcesses, list[_Send]],
+) -> None:
+    processes, sends = first_stage
+    processes.send("forward", [torch.ones(3)])
+    sends[0].is_done, sends[0].error = True, "connection closed by peer"
+    with pytest.raises(RuntimeError, match="closed by peer"):
+        processes.send("forward", [torch.ones(3)])

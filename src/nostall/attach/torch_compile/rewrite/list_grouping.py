@@ -99,7 +99,9 @@ def _form(update: Sequence[Node]) -> Form | None:
             elif operand in number:
                 row.append(("call", number[operand]))
             else:
-                other = operand.meta["val"]
+                other = operand.meta.get("val")
+                if not isinstance(other, torch.Tensor):  # a dynamic number
+                    return None
                 is_single = other.numel() == 1
                 is_leaf = operand.op == "placeholder" or operand.target is FULL
                 if other.device != device or not (is_single or (is_leaf and other.shape == shape)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Iterator
 from heapq import heappop, heappush
@@ -52,8 +53,23 @@ def readers(node: Node) -> Iterator[Node]:
             continue
         seen.add(user)
         yield user
-        if getattr(user.target, "is_view", False):
+        if _is_view(user):
             waiting.extend(user.users)
+
+
+def viewed_tensor(node: Node) -> Node:
+    """The tensor whose memory a node views; the node itself if it is no view."""
+    while _is_view(node):
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _is_view(node: Node) -> bool:
+    """Whether a node is a view of its first operand, or one of the views that a split makes."""
+    if node.target is operator.getitem:
+        first = node.args[0]
+        return isinstance(first, Node) and _is_view(first)
+    return bool(getattr(node.target, "is_view", False) and node.all_input_nodes)
 
 
 def sort_nodes(graph: Graph) -> None:

@@ -9,7 +9,12 @@ from typing import Any
 
 from torch.fx import Graph, Node
 
-from nostall.attach.torch_compile.rewrite.list_order import COPY, changed_tensors, readers
+from nostall.attach.torch_compile.rewrite.list_order import (
+    COPY,
+    changed_tensors,
+    readers,
+    viewed_tensor,
+)
 from nostall.attach.torch_compile.runtime.list_op import LISTS_OP
 from nostall.attach.torch_compile.store.kernel_store import KernelStore
 from nostall.fusion.capture.call import Unsupported, dtype_name
@@ -174,6 +179,9 @@ def _results(graph: Graph, region: Region, operands: Sequence[Operand]) -> Itera
     """The results of a region's calls that other nodes read."""
     inside = set(region.nodes)
     below = _descendants(graph, inside)
+    own = {result for node in inside for result in node.users}
+    if any(x in below and x not in own for node in inside for x in node.all_input_nodes):
+        raise Unsupported("a kernel between its calls changes a tensor in place")
     targets = Counter[Node]()
     for node in graph.nodes:
         targets.update(changed_tensors(node))
@@ -184,14 +192,14 @@ def _results(graph: Graph, region: Region, operands: Sequence[Operand]) -> Itera
         if not users:
             continue
         copies = [_copy_of(node) for node in nodes]
-        own = [copy for copy in copies if copy is not None]
-        is_legal = len(own) == len(nodes) and all(
+        single = [copy for copy in copies if copy is not None]
+        is_legal = len(single) == len(nodes) and all(
             targets[changed_tensors(copy)[0]] == 1
             and _can_replace(changed_tensors(copy)[0], slot, region, operands, inside, below)
             and changed_tensors(copy)[0].meta["val"].dtype == node.meta["val"].dtype  # type: ignore[union-attr]
-            for slot, (copy, node) in enumerate(zip(own, nodes, strict=True))
+            for slot, (copy, node) in enumerate(zip(single, nodes, strict=True))
         )
-        made = tuple(own) if is_legal else ()
+        made = tuple(single) if is_legal else ()
         yield _Result(call.node, nodes, made, bool(users - set(made)))
 
 
@@ -219,19 +227,32 @@ def _can_replace(
         return False
     for operand in operands:
         for place, node in enumerate(operand.nodes):
-            if node is tensor and (operand.kind != "full" or place != slot):
+            is_own = operand.kind == "full" and place == slot
+            if viewed_tensor(node) is tensor and not (is_own and _is_whole(node, tensor)):
                 return False
     others = (reader for reader in readers(tensor) if reader not in inside)
     return not any(reader in below for reader in others if tensor not in changed_tensors(reader))
 
 
+def _is_whole(node: Node, tensor: Node) -> bool:
+    """Whether a tensor or a view of it has all elements of the tensor."""
+    return node is tensor or node.meta["val"].numel() == tensor.meta["val"].numel()
+
+
 def _descendants(graph: Graph, nodes: set[Node]) -> set[Node]:
-    """All nodes that depend on one of ``nodes``, but copies and the output."""
+    """All nodes that run after one of ``nodes``, but the output.
+
+    Those are the nodes that depend on one of them, and copies and kernels that change a tensor in
+    place which such a node reads.
+    """
     below: set[Node] = set()
     for node in graph.nodes:
-        if node.op == "output" or node.target is COPY or node in nodes:
+        if node.op == "output" or node in nodes:
             continue
-        if any(operand in nodes or operand in below for operand in node.all_input_nodes):
+        before = {*node.all_input_nodes}
+        for tensor in changed_tensors(node):
+            before.update(each for each in readers(tensor) if each is not node)
+        if before & nodes or before & below:
             below.add(node)
     return below
 

@@ -146,6 +146,8 @@ class Launcher:
         """
         if inputs[0].get_device() in self._checked or _has_launch_hooks() or _is_capturing():
             return False
+        if any(x.data_ptr() & MISALIGNED_BITS for x in inputs):
+            return False  # these binaries are not used directly, so copies would be made each time
         changed = inputs[: self._mutated]
         if not changed or not changed[0].is_cuda:
             return True

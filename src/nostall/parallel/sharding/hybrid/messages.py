@@ -83,6 +83,7 @@ class StageProcesses:
             sent = tensor.contiguous()
             work = dist.broadcast(sent, dist.get_rank(), group=group, async_op=True)
             self._sends.append((work, sent))
+        self._drop_completed()
 
     def receive(self, direction: Direction, tensors: Sequence[torch.Tensor]) -> None:
         """Receive into tensors, in the order in which they are sent.
@@ -101,6 +102,16 @@ class StageProcesses:
         for work, _ in self._sends:
             work.wait()
         self._sends.clear()
+
+    def _drop_completed(self) -> None:
+        """Free the tensors of sends that have completed; a failed one raises its error."""
+        under_way = []
+        for work, tensor in self._sends:
+            if work.is_completed():
+                work.wait()
+            else:
+                under_way.append((work, tensor))
+        self._sends = under_way
 
     def _group(self, source: int, target: int) -> Any:
         """The group of a stage's first rank and all ranks of a neighbour.

@@ -137,6 +137,44 @@ def twice(lists: Lists) -> None:
     assign(first, fe_add([first[0], first[0], first[2]], second))
 
 
+def by_own_element(lists: Lists) -> None:
+    """A list that is divided by an element of its first tensor."""
+    assign(lists[0], fe_div(lists[0], lists[0][0][0]))
+
+
+def halves(lists: Lists) -> Any:
+    """Parts of an old value that are read behind the call that replaces it."""
+    new = fe_mul(lists[0], 2.0)
+    low, high = lists[0][0].chunk(2)
+    difference = low - high
+    assign(lists[0], new)
+    return difference
+
+
+def crossed(lists: Lists) -> Any:
+    """Two lists of which each kernel reads the other one's old values, and a third reader."""
+    first, second = lists
+    counted = fe_add(second, 1.0)
+    scaled = fe_mul(first, second)
+    sums = [(x * y).sum() for x, y in zip(first, counted, strict=True)]
+    assign(first, scaled)
+    assign(second, counted)
+    return sums
+
+
+def moved_behind(lists: Lists) -> Any:
+    """Old values that a copy keeps in a tensor whose own old value is read later."""
+    new = fe_add(lists[0], 1.0)
+    later = [(x * y).sum() for x, y in zip(new, lists[1], strict=True)]
+    assign(lists[1], lists[0])
+    assign(lists[0], new)
+    return later
+
+
+def crossed_lists() -> Lists:
+    return [made(1, shapes=[(40,)] * 4)()[0], made(1, shapes=[()] * 4)()[0]]
+
+
 def scaled_by_tensors(lists: Lists) -> Any:
     """Numbers that differ from tensor to tensor, lists of numbers, one tensor for all."""
     numbers = [0.5 + at for at in range(len(lists[0]))]
@@ -226,6 +264,10 @@ PROGRAMS = {
     "master copy": Program(master_copy, made(4, [torch.bfloat16, torch.bfloat16])),
     "old values": Program(old_values, made(3)),
     "twice": Program(twice, made(2, shapes=[(6,)] * 3)),
+    "own element": Program(by_own_element, made(1, shapes=[(5000,)] * 3)),
+    "halves": Program(halves, made(1, shapes=[(8,)] * 3)),
+    "crossed": Program(crossed, crossed_lists),
+    "moved behind": Program(moved_behind, made(2, shapes=[(6,)] * 3)),
     "numbers": Program(scaled_by_tensors, made(1)),
     "loop": Program(loop, made(4, shapes=[(7,), (1,), (2049,), (17, 9), (3, 3), (5,)])),
     "odd addresses": Program(momentum, shifted_lists),

@@ -36,6 +36,10 @@ EXPECTED = {
     "master copy": (1, 1, 24, 0),
     "old values": (4, 5, 16, 0),
     "twice": (1, 1, 0, 3),
+    "own element": (1, 1, 0, 3),
+    "halves": (1, 1, 3, 0),
+    "crossed": (2, 2, 4, 4),
+    "moved behind": (1, 1, 0, 6),
     "loop": (1, 1, 15, 3),
     "odd addresses": (1, 1, 8, 0),
 }
@@ -114,6 +118,16 @@ def tensors(*shapes: tuple[int, ...], dtype: Any = None) -> list[Any]:
             lambda x: torch._foreach_add(x, [x[0][:1].expand(5), x[0]]),
             tensors((5,), (5,)),
             "gaps or overlaps",
+        ),
+        (
+            lambda x: torch._foreach_addcdiv(x, x, x, [0.5, 2.0]),
+            tensors((5,), (6,)),
+            "operands that the operator of one tensor does not take",
+        ),
+        (
+            lambda x: torch._foreach_mul(x, [1j, 2j]),
+            tensors((5,), (6,), dtype=torch.complex64),
+            "a list of complex or dynamic numbers",
         ),
         (lambda x: torch._foreach_add(x, x[::-1]), tensors((5, 1), (1, 5)), "are broadcast"),
         (
