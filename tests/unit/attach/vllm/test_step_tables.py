@@ -55,3 +55,30 @@ def test_the_capacity_holds_the_largest_step(tables: StepTables) -> None:
     query = np.array([1] * 15 + [497], np.int32)
     tables.build(query, np.full(16, 2048, np.int32))
     assert tables.buffers.tables.counts[UNITS] > 0
+
+
+def test_all_tables_begin_at_a_border_of_16_bytes(tables: StepTables) -> None:
+    found = tables.buffers.tables
+    for part in (found.counts, found.program_offsets, found.tasks, found.reductions):
+        assert part.data_ptr() % 16 == 0
+
+
+@pytest.mark.slow
+def test_the_plug_in_compiles_the_kernels_that_the_native_search_starts_from(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("triton")
+    from nostall.serving.batch.examples import make_batch
+    from nostall.tuning.attention.sources import recorded_sources, step_sources
+    from nostall.tuning.attention.step import AttentionStep
+
+    properties = types.SimpleNamespace(multi_processor_count=4)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    shape, plan = AttentionShape(2, 1, 64), PLANS["decode"]
+    made = StepTables(shape, plan, LIMITS, torch.device("cpu"))
+    with recorded_sources("sm_90", "vLLM") as found:
+        made.warm_up(torch.float16, LIMITS.keys // shape.page_size)
+    step = AttentionStep(make_batch([1, 1], [2000, 33]), shape, plan, "float16", "two decodes")
+    expected = step_sources(step, 4)
+    assert [s.cubin for s in found[: len(expected)]] == [s.cubin for s in expected]
