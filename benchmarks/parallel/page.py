@@ -87,7 +87,8 @@ def _measured() -> str:
 
 def _ahead() -> str:
     """The points that were measured before receives started when needed."""
-    counts = []
+    counts: list[str] = []
+    late: list[Row] = []
     for gpus in (2, 4):
         record = load(FOLDER / f"predicted_vs_measured_{gpus}.json")
         sessions = record.get("sessions", [record])
@@ -97,11 +98,14 @@ def _ahead() -> str:
             if "measured_s" in r and r["engine"] == "p2p" and r["split"] != str(gpus)
         ]
         early = [r for r in points if sessions[r.get("session", 0)]["date"] < _WHEN_NEEDED]
+        late += [r for r in points if r not in early]
         models = " and ".join(dict.fromkeys(r["model"] for r in early))
         counts.append(f"{len(early)} of {len(points)} on {gpus} GPUs ({models})")
+    orders, splits = (", ".join(sorted({r[key] for r in late})) for key in ("policy", "split"))
     return wrapped(
         "Points of pipelines that were measured with receives one operation ahead, see below: "
-        f"{', '.join(counts)}."
+        f"{', '.join(counts)}. With receives when needed, GPUs ran the orders {orders} of the "
+        f"split {splits}; other orders and replicated stages ran with them on gloo only."
     )
 
 

@@ -144,9 +144,18 @@ class BoundaryLink:
             for (peer, _), tensor in zip(parts, tensors, strict=True)
         ]
         works = self._start(direction, operations, tensors)
-        # Drop the tensors of sends that have completed.
-        self._sends = [pair for pair in self._sends if not pair[0].is_completed()]
+        self._drop_completed()
         self._sends.extend((work, tensors) for work in works)
+
+    def _drop_completed(self) -> None:
+        """Free the tensors of sends that have completed; a failed one raises its error."""
+        under_way = []
+        for work, tensors in self._sends:
+            if work.is_completed():
+                work.wait()
+            else:
+                under_way.append((work, tensors))
+        self._sends = under_way
 
     def _start(
         self, direction: Direction, operations: list[Any], tensors: list[torch.Tensor]
