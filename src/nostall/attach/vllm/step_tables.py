@@ -151,8 +151,8 @@ class StepTables:
 def _aligned(words: int) -> int:
     """The words up to the next border of 16 bytes.
 
-    Triton compiles another kernel for tables that do not begin there than `nostall serving native`
-    searches.
+    For tables that do not begin there Triton may compile another kernel than `nostall serving
+    native` searches.
     """
     return -(-words // 4) * 4
 
