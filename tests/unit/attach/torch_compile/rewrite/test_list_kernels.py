@@ -168,6 +168,17 @@ def test_a_graph_that_changes_tensors_between_its_calls_is_left_alone() -> None:
     assert MUTATION_INSIDE in lines[0]
 
 
+def test_a_tensor_of_the_cpu_is_no_operand_of_a_kernel() -> None:
+    with FakeTensorMode():
+        lists = [torch.ones(5, device="cuda"), torch.ones(6, device="cuda")]
+        rate = torch.ones(())
+    module = make_fx(lambda x, y: torch._foreach_mul(x, y))(lists, rate)
+    result = RewriteResult()
+    insert_list_kernels(module, KernelStore(), KernelFilter(), result)
+    assert not result.kernels
+    assert "tensors on several devices" in str(result.not_fused)
+
+
 def test_updates_by_a_dynamic_number_stay_with_inductor() -> None:
     mode = FakeTensorMode(shape_env=ShapeEnv())
     sizes = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC])
