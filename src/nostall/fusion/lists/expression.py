@@ -135,6 +135,8 @@ class _Builder:
             tensor = value.meta["val"]
             if not isinstance(tensor, torch.Tensor) or tensor.numel() != 1:
                 raise Unsupported("a list and a tensor of several elements")
+            if tensor.device != device:  # such as a learning rate in the memory of the CPU
+                raise Unsupported("tensors on several devices")
             return self._operand(Operand("shared", (value,), dtype_name(tensor.dtype)), (), device)
         if not isinstance(value, tuple):
             return value

@@ -41,6 +41,20 @@ def test_equal_graphs_have_equal_keys_and_different_ones_do_not() -> None:
     assert len({name, *others}) == 7
 
 
+def test_a_precision_of_fp32_products_makes_other_keys() -> None:
+    """With PyTorch's newer flag, too, beside which it refuses to name a common precision."""
+    x, matmul = torch.ones(3, 4), torch.backends.cuda.matmul
+    name, before = key(trace(2.0), x, x), getattr(matmul, "fp32_precision", None)
+    if before is None:
+        pytest.skip("this PyTorch has the older flag only")
+    matmul.fp32_precision = "tf32"
+    try:
+        assert key(trace(2.0), x, x) != name
+    finally:
+        matmul.fp32_precision = before
+    assert key(trace(2.0), x, x) == name
+
+
 def graph_with_device(device: torch.device) -> GraphModule:
     """A graph that creates a tensor on a device."""
     graph = FxGraph()

@@ -11,7 +11,13 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from torch._subclasses import FakeTensorMode  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
+from torch.fx.experimental.symbolic_shapes import (  # noqa: E402
+    DimDynamic,
+    ShapeEnv,
+    StatelessSymbolicContext,
+)
 
 from nostall.attach.torch_compile.rewrite.kernel_selection import (  # noqa: E402
     KernelFilter,
@@ -160,6 +166,26 @@ def test_a_graph_that_changes_tensors_between_its_calls_is_left_alone() -> None:
     _, result, lines = inserted(function, tensors((5,), (6,)))
     assert list(result.not_fused) == [(MUTATION_INSIDE, "whole graph")]
     assert MUTATION_INSIDE in lines[0]
+
+
+def test_a_tensor_of_the_cpu_is_no_operand_of_a_kernel() -> None:
+    with FakeTensorMode():
+        lists = [torch.ones(5, device="cuda"), torch.ones(6, device="cuda")]
+        rate = torch.ones(())
+    module = make_fx(lambda x, y: torch._foreach_mul(x, y))(lists, rate)
+    result = RewriteResult()
+    insert_list_kernels(module, KernelStore(), KernelFilter(), result)
+    assert not result.kernels
+    assert "tensors on several devices" in str(result.not_fused)
+
+
+def test_updates_by_a_dynamic_number_stay_with_inductor() -> None:
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    sizes = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC])
+    batch = mode.from_tensor(torch.ones(7), symbolic_context=sizes)
+    weights = [mode.from_tensor(torch.ones(5), static_shapes=True) for _ in range(4)]
+    module = make_fx(lambda x, y: [each * x.shape[0] for each in y])(batch, weights)
+    assert not insert_list_kernels(module, KernelStore(), KernelFilter(), RewriteResult())
 
 
 def test_a_graph_without_lists_is_not_touched() -> None:

@@ -143,6 +143,18 @@ def test_misaligned_tensors_are_launched_by_triton(call: Launcher, binary: Binar
     assert any(isinstance(argument, Tensor) for argument in binary.launches[0])
 
 
+def test_misaligned_tensors_that_a_kernel_changes_are_not_copied_at_each_call(
+    call: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies: list[Tensor] = []
+    changing = Launcher(replace(RECORD, mutated=1), call._functions)
+    monkeypatch.setattr(Tensor, "clone", lambda tensor: copies.append(tensor) or tensor)
+    changing([torch.ones(33)[1:].view(4, 8), torch.ones(8)])
+    assert not copies
+    changing(inputs())
+    assert copies
+
+
 def test_misaligned_inputs_are_copied_only_for_launches_that_need_alignment(
     call: Launcher, binary: Binary
 ) -> None:
