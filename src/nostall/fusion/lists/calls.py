@@ -164,6 +164,7 @@ def _frozen(value: Any) -> Any:
     if not isinstance(value, (list, tuple)):
         return value
     numbers = [x for x in value if isinstance(x, (int, float))]
-    if numbers and len(numbers) == len(value) and len({(type(x), x) for x in numbers}) == 1:
+    # The text of a number has its type and the sign of a zero.
+    if numbers and len(numbers) == len(value) and len({repr(x) for x in numbers}) == 1:
         return numbers[0]
     return tuple(value)

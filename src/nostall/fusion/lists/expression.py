@@ -215,9 +215,10 @@ def _common_number(nodes: Sequence[Node]) -> float | None:
     """The number that all tensors of a list are filled with; None if there is none."""
     if any(node.target is not aten("full.default") for node in nodes):
         return None
-    numbers = {node.args[1] for node in nodes}
-    number = numbers.pop()
-    return number if not numbers and isinstance(number, (int, float)) else None
+    numbers = [node.args[1] for node in nodes]
+    first = numbers[0]
+    is_common = len({repr(number) for number in numbers}) == 1  # 0.0 is not -0.0
+    return first if is_common and isinstance(first, (int, float)) else None
 
 
 def _check_templates(graph: Graph) -> None:

@@ -22,7 +22,7 @@ class ProductShape:
     dtype: str
     count: int = 1
     descriptors: bool = False
-    """Whether the operands meet what tensor descriptors (TMA) need: see ``layouts.py``."""
+    """Whether the operands meet what tensor descriptors (TMA) need (``contiguous_axis``)."""
 
 
 @dataclass(frozen=True, slots=True)

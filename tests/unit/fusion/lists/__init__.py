@@ -1,0 +1,1 @@
+"""Tests of kernels over lists of tensors."""
