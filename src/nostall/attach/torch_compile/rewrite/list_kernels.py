@@ -23,6 +23,7 @@ from nostall.attach.torch_compile.rewrite.list_order import (
     sort_nodes,
 )
 from nostall.attach.torch_compile.rewrite.list_work import ListWork, norm_work, pointwise_work
+from nostall.attach.torch_compile.rewrite.matching import fill_metadata
 from nostall.attach.torch_compile.runtime.list_op import LISTS_OP
 from nostall.attach.torch_compile.store.kernel_store import KernelStore
 from nostall.fusion.capture.call import Unsupported
@@ -57,6 +58,7 @@ def insert_list_kernels(
             return []
         result.not_fused[MUTATION_INSIDE, "whole graph"] += 1
         return [f"lists of tensors stay with Inductor: {MUTATION_INSIDE}"]
+    fill_metadata(graph)
     grouped = group_updates(graph)
     if not has_list_calls(module):
         return []

@@ -221,3 +221,15 @@ def test_equal_lists_share_a_kernel_and_norms_are_one_vector() -> None:
     assert len(set(result.kernels)) == 1
     (joined,) = (n for n in module.graph.nodes if n.target is torch.ops.aten.cat.default)
     assert [node.target for node in joined.args[0]] == [operator.getitem] * 2
+
+
+def test_nodes_that_a_pass_adds_without_metadata_are_read() -> None:
+    def function(x: list[Any]) -> Any:
+        return torch._foreach_exp(torch._foreach_neg(x))
+
+    module = make_fx(function, tracing_mode="fake")(tensors((5,), (6,)))
+    (negation,) = (node for node in module.graph.nodes if "_foreach_neg" in str(node.target))
+    del negation.meta["val"]
+    result = RewriteResult()
+    insert_list_kernels(module, KernelStore(), KernelFilter(), result)
+    assert len(result.kernels) == 1
