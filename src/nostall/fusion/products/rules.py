@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch.fx import Node as FxNode
 
 from nostall.fusion.codegen.tiling.product_config import DTYPE_BYTES
 from nostall.fusion.graph.graph import MAX_ELEMENTS
+from nostall.fusion.products.precision import allows_tf32
 from nostall.fusion.products.product_graph import span
 
 ADDED, PLAIN = "aten.addmm.default", "aten.mm.default"
@@ -46,14 +46,6 @@ def product_call(node: FxNode) -> ProductCall | None:
     if target == PLAIN:
         return ProductCall(node, node.args[0], node.args[1], None)
     return ProductCall(node, node.args[1], node.args[2], node.args[0])
-
-
-def allows_tf32() -> bool:
-    """Whether PyTorch's flags let products of fp32 round their operands to TF32."""
-    try:
-        return bool(torch.backends.cuda.matmul.allow_tf32)
-    except RuntimeError:  # the newer flag is set to a value that the older one cannot express
-        return str(torch.backends.cuda.matmul.fp32_precision) == "tf32"
 
 
 def _is_static(call: ProductCall) -> bool:
