@@ -416,6 +416,7 @@ def test_kernels_of_a_result_are_rebuilt_without_tuning(tmp_path: Path) -> None:
         rebuild(CHAINS[result["chain"]], other, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_failing_process_gives_its_last_line_of_output(tmp_path: Path) -> None:
     """The process fails with and without a GPU, because the chain does not exist."""
     job = Job("no such chain", ("--out", str(tmp_path), "--one", "no such chain"), monotonic() + 60)

@@ -51,6 +51,7 @@ def test_masks_keep_cuts_in_order() -> None:
     assert game.step(6)[3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reward", ["1/L", "1/sqrt(L)"])
 def test_the_learner_finds_the_best_cuts(reward: str) -> None:
     workload = _workload(servers=3)
