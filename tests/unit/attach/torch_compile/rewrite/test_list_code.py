@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from nostall.core.launch import Buffer, LaunchSpec
