@@ -10,7 +10,7 @@ from nostall.fusion.graph.operations import ELEMENTWISE
 from nostall.fusion.graph.shapes import Shape
 
 DESCRIPTOR_ALIGNMENT = 16
-"""Bytes that each stride of a tensor descriptor but the last is a multiple of."""
+"""A tensor descriptor needs strides, except the last, in multiples of so many bytes."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from nostall.fusion.products.product_graph import ProductGraph
 
 @dataclass
 class ProductTuning:
-    """Names the kernels of products that are measured; has the form of a plan tuning."""
+    """Lists the product kernels to measure, with the interface of :class:`PlanTuning`."""
 
     # Plans of other kernels: none.
     candidates: list[PlanCandidates] = field(default_factory=list)

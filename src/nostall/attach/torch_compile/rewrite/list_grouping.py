@@ -62,7 +62,7 @@ def group_updates(graph: Graph) -> int:
 
 
 def _updates(graph: Graph) -> Iterator[list[Node]]:
-    """Connected parts of calls with an overload of lists, each in the order of the graph."""
+    """Groups of connected calls that have a ``_foreach_*`` overload, each in graph order."""
     calls = [node for node in graph.nodes if _overload(node) and _elements(node) > 1]
     inside = set(calls)
     seen: set[Node] = set()
@@ -151,7 +151,7 @@ def _replace(graph: Graph, updates: Sequence[Sequence[Node]]) -> None:
 
 
 def _overload(node: Node) -> str:
-    """The overload of lists for a call; empty if there is none."""
+    """Name of the ``_foreach_*`` overload for a call on one tensor; empty if there is none."""
     if node.op != "call_function" or node.target not in _LISTS:
         return ""
     with_tensors, with_number = _LISTS[node.target]

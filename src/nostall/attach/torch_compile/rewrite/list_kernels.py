@@ -18,12 +18,12 @@ from torch.fx import Graph, GraphModule, Node
 from nostall.attach.torch_compile.rewrite.kernel_selection import KernelFilter, RewriteResult
 from nostall.attach.torch_compile.rewrite.list_grouping import group_updates
 from nostall.attach.torch_compile.rewrite.list_order import (
-    OrderingConflict,
     changes_only_at_the_end,
     sort_nodes,
 )
 from nostall.attach.torch_compile.rewrite.list_work import ListWork, norm_work, pointwise_work
 from nostall.attach.torch_compile.rewrite.matching import fill_metadata
+from nostall.attach.torch_compile.rewrite.node_order import OrderingConflict
 from nostall.attach.torch_compile.runtime.list_op import LISTS_OP
 from nostall.attach.torch_compile.store.kernel_store import KernelStore
 from nostall.fusion.capture.call import Unsupported

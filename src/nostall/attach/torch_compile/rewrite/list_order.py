@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import operator
-from collections import Counter
 from collections.abc import Iterator
-from heapq import heappop, heappush
-from itertools import pairwise
 
 import torch
 from torch.fx import Graph, Node
 
+from nostall.attach.torch_compile.rewrite.node_order import random_edges, reorder
 from nostall.attach.torch_compile.runtime.list_op import LISTS_OP
 
 COPY = torch.ops.aten.copy_.default
-
-
-class OrderingConflict(Exception):
-    """No order has each reader of a tensor's old value before the node that changes it."""
 
 
 def changed_tensors(node: Node) -> list[Node]:
@@ -85,29 +79,11 @@ def sort_nodes(graph: Graph) -> None:
             for reader in readers(tensor):
                 if reader is not node and reader.op != "output":
                     successors[reader].append(node)
-    for before, after in pairwise(node for node in nodes if _is_random(node)):
+    for before, after in random_edges(nodes):
         successors[before].append(after)
-    index = {node: at for at, node in enumerate(nodes)}
-    waits = Counter(user for users in successors.values() for user in users)
-    ready = [index[node] for node in nodes if not waits[node]]
-    ordered: list[Node] = []
-    while ready:
-        node = nodes[heappop(ready)]
-        ordered.append(node)
-        for user in successors[node]:
-            waits[user] -= 1
-            if not waits[user]:
-                heappush(ready, index[user])
-    if len(ordered) < len(nodes):
-        raise OrderingConflict("a value is read after the kernel that replaces it")
-    for before, after in pairwise(ordered):
-        before.append(after)
+    reorder(nodes, successors, "a value is read after the kernel that replaces it")
 
 
 def _mutates(node: Node) -> bool:
     schema = getattr(node.target, "_schema", None)
     return schema is not None and bool(schema.is_mutable)
-
-
-def _is_random(node: Node) -> bool:
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())

@@ -119,7 +119,7 @@ class _Result:
 
     @property
     def targets(self) -> list[Node]:
-        """The arguments that the copies change."""
+        """Arguments of the graph that the copies overwrite."""
         return [changed_tensors(copy)[0] for copy in self.copies]
 
 

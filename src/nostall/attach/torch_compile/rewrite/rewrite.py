@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections import Counter
 from collections.abc import Sequence
-from heapq import heappop, heappush
 from itertools import pairwise
 from typing import Any
 
@@ -25,6 +23,7 @@ from nostall.attach.torch_compile.rewrite.kernel_selection import (
 )
 from nostall.attach.torch_compile.rewrite.list_kernels import insert_list_kernels
 from nostall.attach.torch_compile.rewrite.matching import match_kernels
+from nostall.attach.torch_compile.rewrite.node_order import random_edges, reorder
 from nostall.attach.torch_compile.runtime.custom_op import STITCHED_OP
 from nostall.attach.torch_compile.store.kernel_store import KernelStore
 from nostall.fusion.capture import CapturedGraph
@@ -190,27 +189,13 @@ def _sort_nodes(graph: FxGraph, position: dict[FxNode, int]) -> None:
                 successors[node].append(nodes[high])
         if low >= 0 and high < len(nodes):
             successors[nodes[low]].append(nodes[high])
-    for node, next_ in pairwise(node for node in nodes if _is_random(node)):
-        successors[node].append(next_)
-    waits = Counter(user for users in successors.values() for user in users)
-    ready: list[int] = []
-    for node in nodes:
-        if not waits[node]:
-            heappush(ready, index[node])
-    ordered: list[FxNode] = []
-    while ready:
-        node = nodes[heappop(ready)]
-        ordered.append(node)
-        for user in successors[node]:
-            waits[user] -= 1
-            if not waits[user]:
-                heappush(ready, index[user])
-    if len(ordered) < len(nodes):
-        raise OrderingConflict(
-            "a kernel depends on a mutation or a random number that depends on the kernel"
-        )
-    for before, node in pairwise(ordered):
-        before.append(node)
+    for node, following in random_edges(nodes):
+        successors[node].append(following)
+    reorder(
+        nodes,
+        successors,
+        "a kernel depends on a mutation or a random number that depends on the kernel",
+    )
 
 
 def _mutates(node: FxNode) -> bool:
@@ -221,11 +206,3 @@ def _mutates(node: FxNode) -> bool:
         return False
     schema = getattr(node.target, "_schema", None)
     return schema is None or bool(schema.is_mutable)
-
-
-def _is_random(node: FxNode) -> bool:
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-
-
-class OrderingConflict(Exception):
-    """Kernels cannot be ordered around mutations and random numbers; nothing was reordered."""

@@ -66,7 +66,7 @@ class RankOfStage:
         device: torch.device = _CPU,
         parameters: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
-        """``parameters`` are whole ones by the model's names; None takes those of the job."""
+        """``parameters``: unsharded tensors by the model's names; None takes those of the job."""
         self.captured, self.devices, self.device = captured, devices, device
         self.segment = captured.stage.segment
         self.program = ShardedProgram(captured.step, captured.assignment, devices, device)

@@ -19,6 +19,7 @@ from nostall.attach.torch_compile.rewrite.kernel_selection import (  # noqa: E40
     KernelFilter,
     RewriteResult,
 )
+from nostall.attach.torch_compile.rewrite.node_order import OrderingConflict  # noqa: E402
 from nostall.attach.torch_compile.store.kernel_store import KernelStore  # noqa: E402
 from tests.unit.fusion.capture.test_capture import inductor_dropout  # noqa: E402
 
@@ -45,7 +46,7 @@ def test_nodes_are_sorted_topologically_but_never_moved_past_a_mutation() -> Non
     order = [node.name for node in (x, late, call, read, mutation)]
     assert [node.name for node in graph.nodes] == [*order, "output"]
     call.args = (mutation,)
-    with pytest.raises(rewrite.OrderingConflict):
+    with pytest.raises(OrderingConflict):
         rewrite._sort_nodes(graph, position)
 
 
