@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.harness.markdown import PAGES, link, page, table, wrapped
 from benchmarks.harness.result_file import load, results
-from benchmarks.parallel.gpu_plans import PLANNED_POINTS, point_name
+from benchmarks.parallel.gpu.plans import PLANNED_POINTS, point_name
 from benchmarks.parallel.message_page import section as messages
 from benchmarks.sharding.hybrid_page import section as hybrids
 from benchmarks.sharding.page import section as shardings

@@ -27,8 +27,8 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.harness.result_file import save
-from benchmarks.parallel.gpu_models import MODELS
-from benchmarks.parallel.gpu_plans import MICRO_BATCHES
+from benchmarks.parallel.gpu.models import MODELS
+from benchmarks.parallel.gpu.plans import MICRO_BATCHES
 from nostall.parallel.cluster import parse_cluster
 from nostall.parallel.execute import p2p
 from nostall.parallel.execute.measure_links import measured_cluster

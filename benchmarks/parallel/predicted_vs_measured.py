@@ -30,9 +30,9 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
-from benchmarks.parallel.gpu_plans import Point, make_points, slow_cluster
-from benchmarks.parallel.gpu_results import Results
-from benchmarks.parallel.gpu_summary import NO_TIME, print_summary
+from benchmarks.parallel.gpu.plans import Point, make_points, slow_cluster
+from benchmarks.parallel.gpu.results import Results
+from benchmarks.parallel.gpu.summary import NO_TIME, print_summary
 from nostall.core.files import write_atomically
 from nostall.parallel.cluster import parse_cluster
 from nostall.parallel.profile import load_profile
@@ -139,7 +139,7 @@ class Ranks:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         (self.folder / "next.json").unlink(missing_ok=True)
-        command = [sys.executable, "-m", "benchmarks.parallel.gpu_rank", str(self.folder)]
+        command = [sys.executable, "-m", "benchmarks.parallel.gpu.rank", str(self.folder)]
         for rank in range(self.options.gpus):
             variables = {
                 "RANK": rank,

@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.harness.result_file import save
-from benchmarks.parallel.gpu_models import MODELS
+from benchmarks.parallel.gpu.models import MODELS
 from nostall.parallel.module import Model
 from nostall.parallel.module.job import to_device
 from nostall.parallel.module.profiler import profile_model

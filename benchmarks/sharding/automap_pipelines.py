@@ -22,7 +22,7 @@ from typing import Any, get_args
 import torch
 
 from benchmarks.harness.result_file import save
-from benchmarks.parallel.dapple_profiles import load_published
+from benchmarks.parallel.dapple.profiles import load_published
 from nostall.parallel.cluster import Cluster, parse_cluster
 from nostall.parallel.errors import Infeasible
 from nostall.parallel.plan import Workload

@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.harness.markdown import link, table, wrapped
 from benchmarks.harness.result_file import load, results
-from benchmarks.sharding.gpu_results import PLANNER
+from benchmarks.sharding.gpu.results import PLANNER
 
 Row = Mapping[str, Any]
 

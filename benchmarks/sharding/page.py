@@ -10,7 +10,7 @@ import numpy as np
 
 from benchmarks.harness.markdown import link, table, wrapped
 from benchmarks.harness.result_file import load, results
-from benchmarks.sharding.gpu_results import PLANNER
+from benchmarks.sharding.gpu.results import PLANNER
 
 Row = Mapping[str, Any]
 GRAPHS = results("sharding") / "gpu_plans_2.json"

@@ -21,9 +21,9 @@ import torch
 
 from benchmarks.harness.result_file import load, results, save
 from benchmarks.sharding.clusters import one_server
-from benchmarks.sharding.gpu_candidates import candidates, meshes
-from benchmarks.sharding.gpu_models import MODELS
-from benchmarks.sharding.gpu_results import tau
+from benchmarks.sharding.gpu.candidates import candidates, meshes
+from benchmarks.sharding.gpu.models import MODELS
+from benchmarks.sharding.gpu.results import tau
 from nostall.parallel.sharding.capture.operators import capture
 from nostall.parallel.sharding.cost.device_mesh import ClusterMesh, CollectiveCost, mesh_text
 from nostall.parallel.sharding.cost.prices import Prices

@@ -1,4 +1,4 @@
-"""Result file of ``benchmarks.sharding.gpu_plans``, and the agreement of its predictions."""
+"""Result file of ``benchmarks.sharding.gpu.plans``, and the agreement of its predictions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One rank of ``benchmarks.sharding.gpu_hybrids``: plans, then runs hybrids, shardings and peers.
+"""One rank of ``benchmarks.sharding.gpu.hybrids``: plans, then runs hybrids, shardings and peers.
 
 All ranks make the same calls in the same order.  Rank 0 writes the records.
 """
@@ -18,15 +18,15 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.sharding.clusters import one_server
-from benchmarks.sharding.gpu_hybrid_candidates import (
+from benchmarks.sharding.gpu.hybrid_candidates import (
     HybridCandidate,
     Setting,
     counts,
     hybrid_candidates,
 )
-from benchmarks.sharding.gpu_models import MODELS, GpuModel
-from benchmarks.sharding.gpu_plans import GRACE_S
-from benchmarks.sharding.gpu_rank import (
+from benchmarks.sharding.gpu.models import MODELS, GpuModel
+from benchmarks.sharding.gpu.plans import GRACE_S
+from benchmarks.sharding.gpu.rank import (
     Expected,
     Make,
     Makers,
@@ -38,7 +38,7 @@ from benchmarks.sharding.gpu_rank import (
     run_model,
     start,
 )
-from benchmarks.sharding.gpu_session import Session
+from benchmarks.sharding.gpu.session import Session
 from nostall.parallel.module import Model
 from nostall.parallel.module.job import Job, slice_samples
 from nostall.parallel.sharding.hybrid.messages import StageProcesses

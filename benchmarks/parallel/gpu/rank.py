@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchmarks.parallel.gpu_models import MODELS
+from benchmarks.parallel.gpu.models import MODELS
 from nostall.core.files import write_atomically
 from nostall.parallel.execute.measure_links import measured_cluster
 from nostall.parallel.execute.run import RunOptions, run_plan

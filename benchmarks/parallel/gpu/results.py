@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.result_file import head
-from benchmarks.parallel.gpu_summary import Records, summary
+from benchmarks.parallel.gpu.summary import Records, summary
 from nostall.core.errors import BadInput
 from nostall.core.files import write_atomically
 from nostall.parallel.profile import Profile

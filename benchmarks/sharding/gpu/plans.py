@@ -25,7 +25,7 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
-from benchmarks.sharding.gpu_results import print_table
+from benchmarks.sharding.gpu.results import print_table
 
 GRACE_S = 20.0
 """Seconds after the time limit in which the ranks may end by themselves."""
@@ -40,7 +40,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main(given: argparse.Namespace) -> None:
-    run_ranks(given, "benchmarks.sharding.gpu_rank")
+    run_ranks(given, "benchmarks.sharding.gpu.rank")
 
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.parallel.gpu_plans import BASELINE, CHOSEN
+from benchmarks.parallel.gpu.plans import BASELINE, CHOSEN
 
 Records = list[dict[str, Any]]
 NO_TIME = "no time left"

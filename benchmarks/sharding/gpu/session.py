@@ -1,4 +1,4 @@
-"""What a rank of ``benchmarks.sharding.gpu_plans`` keeps: options, rates, links, captured steps."""
+"""What a rank of ``benchmarks.sharding.gpu.plans`` keeps: options, rates, links, captured steps."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.sharding.clusters import one_server
-from benchmarks.sharding.gpu_candidates import meshes
-from benchmarks.sharding.gpu_models import MODELS, GpuModel
-from benchmarks.sharding.gpu_results import Results
+from benchmarks.sharding.gpu.candidates import meshes
+from benchmarks.sharding.gpu.models import MODELS, GpuModel
+from benchmarks.sharding.gpu.results import Results
 from nostall.parallel.errors import CaptureFailed
 from nostall.parallel.sharding.capture.operators import CapturedStep, capture
 from nostall.parallel.sharding.cost.device_mesh import ClusterMesh, CollectiveCost, mesh_text

@@ -1,4 +1,4 @@
-"""Plans that ``benchmarks.sharding.gpu_plans`` compares: rules, mixed rules and the planner's."""
+"""Plans that ``benchmarks.sharding.gpu.plans`` compares: rules, mixed rules and the planner's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models of ``benchmarks.sharding.gpu_plans``: a GPT and a wide classifier.
+"""Models of ``benchmarks.sharding.gpu.plans``: a GPT and a wide classifier.
 
 Names of parameters are those that the rule ``megatron`` knows.
 """

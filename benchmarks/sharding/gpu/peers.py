@@ -18,7 +18,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from benchmarks.sharding.gpu_models import GpuModel, cross_entropy
+from benchmarks.sharding.gpu.models import GpuModel, cross_entropy
 
 Step = Callable[[], torch.Tensor]
 """Runs the forward and backward pass of one step and returns the local loss."""

@@ -10,13 +10,13 @@ torch = pytest.importorskip("torch", reason="the plans need the extra nostall[to
 pytest.importorskip("scipy", reason="planning needs the extra nostall[sharding]")
 
 from benchmarks.sharding.clusters import one_server  # noqa: E402
-from benchmarks.sharding.gpu_hybrid_candidates import (  # noqa: E402
+from benchmarks.sharding.gpu.hybrid_candidates import (  # noqa: E402
     Setting,
     counts,
     hybrid_candidates,
 )
-from benchmarks.sharding.gpu_models import MODELS  # noqa: E402
-from benchmarks.sharding.gpu_results import summary  # noqa: E402
+from benchmarks.sharding.gpu.models import MODELS  # noqa: E402
+from benchmarks.sharding.gpu.results import summary  # noqa: E402
 
 from nostall.parallel.module import Model  # noqa: E402
 from nostall.parallel.sharding.cost.rates import DeviceRates  # noqa: E402

@@ -1,4 +1,4 @@
-"""Hybrid plans that ``benchmarks.sharding.gpu_hybrids`` compares."""
+"""Hybrid plans that ``benchmarks.sharding.gpu.hybrids`` compares."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from time import monotonic
 
-from benchmarks.sharding.gpu_results import PLANNER
+from benchmarks.sharding.gpu.results import PLANNER
 from nostall.parallel.cluster import Cluster
 from nostall.parallel.errors import Infeasible
 from nostall.parallel.module import Model

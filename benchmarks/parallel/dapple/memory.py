@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.parallel.dapple_profiles import load_published
+from benchmarks.parallel.dapple.profiles import load_published
 from nostall.parallel.cluster import Cluster
 from nostall.parallel.plan import Plan, Policy, Stage, Workload
 from nostall.parallel.profile import Profile

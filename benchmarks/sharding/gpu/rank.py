@@ -1,4 +1,4 @@
-"""One rank of ``benchmarks.sharding.gpu_plans``: measures, plans, then runs plans and peers.
+"""One rank of ``benchmarks.sharding.gpu.plans``: measures, plans, then runs plans and peers.
 
 All ranks make the same calls in the same order.  Rank 0 writes the records.
 """
@@ -22,11 +22,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchmarks.sharding.gpu_candidates import candidates
-from benchmarks.sharding.gpu_models import MODELS, GpuModel, cross_entropy
-from benchmarks.sharding.gpu_peers import peers
-from benchmarks.sharding.gpu_results import Results, interval
-from benchmarks.sharding.gpu_session import Mesh, Session, about, measure
+from benchmarks.sharding.gpu.candidates import candidates
+from benchmarks.sharding.gpu.models import MODELS, GpuModel, cross_entropy
+from benchmarks.sharding.gpu.peers import peers
+from benchmarks.sharding.gpu.results import Results, interval
+from benchmarks.sharding.gpu.session import Mesh, Session, about, measure
 from nostall.parallel.errors import CaptureFailed
 from nostall.parallel.sharding.cost.device_mesh import mesh_text
 from nostall.parallel.sharding.cost.prices import Prices

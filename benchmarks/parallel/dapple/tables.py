@@ -22,15 +22,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.result_file import save
-from benchmarks.parallel.dapple_formula import best_by_formula, data_parallel, formula_s, one_pass
-from benchmarks.parallel.dapple_memory import table_5, table_7
-from benchmarks.parallel.dapple_profiles import load_published
+from benchmarks.parallel.dapple.formula import best_by_formula, data_parallel, formula_s, one_pass
+from benchmarks.parallel.dapple.memory import table_5, table_7
+from benchmarks.parallel.dapple.profiles import load_published
 from nostall.parallel.cluster import load_cluster
 from nostall.parallel.plan import Plan, Policy, Stage, Workload
 from nostall.parallel.planners import Effort, make_plan
 from nostall.parallel.simulate import simulated_s
 
-CLUSTERS = Path(__file__).parents[2] / "examples" / "clusters"
+CLUSTERS = Path(__file__).parents[3] / "examples" / "clusters"
 PLAN_TOLERANCE, SPEED_TOLERANCE = 0.02, 0.10
 UNTIMED_S = 3600.0
 """A time limit for planners that is never reached, so the result does not depend on the machine."""

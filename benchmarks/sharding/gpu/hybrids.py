@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import argparse
 
-from benchmarks.sharding.gpu_models import MODELS
-from benchmarks.sharding.gpu_plans import add_run_options, run_ranks
+from benchmarks.sharding.gpu.models import MODELS
+from benchmarks.sharding.gpu.plans import add_run_options, run_ranks
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -28,5 +28,5 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def main(given: argparse.Namespace) -> None:
     run_ranks(
-        argparse.Namespace(**vars(given), graphs=False), "benchmarks.sharding.gpu_hybrid_rank"
+        argparse.Namespace(**vars(given), graphs=False), "benchmarks.sharding.gpu.hybrid_rank"
     )

@@ -1,0 +1,1 @@
+"""Points of pipelines on the GPUs of one host: models, plans, ranks, results."""

@@ -1,0 +1,1 @@
+"""Sharding and hybrid plans on the GPUs of one host, beside PyTorch's peers."""
