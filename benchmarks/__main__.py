@@ -1,14 +1,15 @@
-"""``python -m benchmarks list | run NAME --out FILE | page NAME``."""
+"""``python -m benchmarks list | run NAME --out FILE | steps FILE --out FOLDER | page NAME``."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from importlib import import_module
 
+from benchmarks.harness import steps
 from benchmarks.registry import BENCHMARKS, Benchmark, find
 from nostall.core.errors import NostallError
 
@@ -47,6 +48,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     listing.add_argument("--format", choices=("table", "json"), default="table")
     running = commands.add_parser("run", help="run one benchmark: run NAME [its options]")
     running.add_argument("name", help="see `list`")
+    stepping = commands.add_parser(
+        "steps", help="run a file of benchmarks on all GPUs, each with its time limit"
+    )
+    steps.add_options(stepping)
     paging = commands.add_parser("page", help="write a page of docs/results from committed results")
     paging.add_argument("name", choices=(*PAGES, "all"))
     options = parser.parse_args(words)
@@ -54,6 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _list(options.format)
     if options.verb == "run":
         return _run(options.name, [])
+    if options.verb == "steps":
+        return _guarded(lambda: steps.main(options))
     return _page(list(PAGES) if options.name == "all" else [options.name])
 
 
@@ -66,8 +73,13 @@ def _run(name: str, arguments: Sequence[str]) -> int:
     module = benchmark.load()
     parser = make_parser(benchmark)
     module.add_options(parser)
+    return _guarded(lambda: module.main(parser.parse_args(arguments)) or 0)
+
+
+def _guarded(action: Callable[[], int]) -> int:
+    """The exit status of an action, also if it raises one of nostall's errors."""
     try:
-        return module.main(parser.parse_args(arguments)) or 0
+        return action()
     except NostallError as error:
         print(f"benchmarks: {error}", file=sys.stderr)
         return error.exit_code
