@@ -19,7 +19,7 @@ from nostall.core.errors import BadInput
 from nostall.core.suggest import unknown
 from nostall.serving.attention.config import AttentionShape
 from nostall.serving.attention.plan import AttentionPlan
-from nostall.serving.attention.rules import BatchKind, is_faster_than_fa3, plan_for
+from nostall.serving.attention.rules import BatchKind, Kind, is_faster_than_fa3, plan_for
 from nostall.serving.attention.winners.plan_store import PlanKey, find_plan
 
 _log = logging.getLogger("nostall")
@@ -113,6 +113,15 @@ def stored_plan(
         _log.warning("nostall: %s", error)
         return None
     return plan if plan is not None and plan.kernel.schedule != "unit" else None
+
+
+def plan_kinds(shape: AttentionShape) -> frozenset[Kind]:
+    """The kinds of batches whose stored plans the plug-in looks up.
+
+    *verify* is not one of them: a step with speculation may hold decodes, so the plan of *decode
+    and verify* serves it.
+    """
+    return frozenset(batch.kind(shape.group) for batch in _BATCHES.values())
 
 
 def serves(choice: Choice, kind: StepKind, shape: AttentionShape, sequences: int, sms: int) -> bool:

@@ -48,6 +48,7 @@ def search(
     given = load_batch(batch)
     shape = given_shape(given, heads, kv_heads, head_dim)
     # torch and Triton are imported late: errors of the arguments come first.
+    from nostall.attach.vllm.routing import plan_kinds
     from nostall.serving.attention.winners.on_gpu import search_on_gpu
 
     kind, found, path = search_on_gpu(given, batch.name, shape, dtype, seconds, seed)
@@ -58,6 +59,11 @@ def search(
         out.print("no plan is surely faster than the rule's; nothing is stored")
     else:
         out.print(f"stored {path}")
+        if kind not in plan_kinds(shape):
+            out.print(
+                f"the vLLM plug-in does not use plans of {kind}: steps with speculation may hold "
+                "decodes; for those, search a batch file that has a decode, too"
+            )
     if native_seconds:
         from nostall.cli.serving.native import search_native
 

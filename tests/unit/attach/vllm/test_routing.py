@@ -10,6 +10,7 @@ from nostall.attach.vllm.routing import (
     MAX_VERIFY,
     StepKind,
     find_choice,
+    plan_kinds,
     plan_of,
     serves,
     step_kind,
@@ -71,3 +72,9 @@ def test_measured_steps_are_those_that_were_faster(
 ) -> None:
     shape = AttentionShape(head_dim=head_dim)
     assert serves(find_choice(choice), kind, shape, sequences, 132) == served
+
+
+def test_plans_of_verifies_alone_are_not_looked_up() -> None:
+    assert plan_kinds(AttentionShape(32, 8, 128)) == {
+        "decode", "decode and verify", "prefill", "mixed",
+    }  # fmt: skip
