@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
@@ -105,3 +105,56 @@ def test_moves_keep_what_the_original_relies_on(name: str, monkeypatch: pytest.M
         candidate = space.impose(state).function(function.name)
         found = findings(program.sm, function, candidate, BARE)
         assert not any(found.values()), found
+
+
+def with_wait(function: Function, at: int, added: int = 0, removed: int = 0) -> Function:
+    """A function with other waits of one instruction; the waits are masks of scoreboards."""
+    order = list(function.instructions)
+    control = order[at].control
+    wait = control.wait & ~removed | added
+    order[at] = order[at].with_control(control.with_(wait=wait))
+    return function.reordered(order)
+
+
+@cache
+def loads_of_atomics() -> tuple[Program, Function, list[tuple[int, int]]]:
+    """A function whose atomic accesses each wait for their own shared load: (load, access)."""
+    program, (function,) = functions("shared_atomics.sm_120.cubin")
+    order = function.instructions
+    pairs = []
+    for block in function.blocks:
+        loads = [at for at in range(block.start, block.end) if order[at].base == "LDS"]
+        for load in loads if len(loads) == 4 else ():
+            own = order[load].control.write_sb
+            access = next(at for at in range(load + 1, block.end) if own in order[at].control.waits)
+            assert order[access].base == "REDG"
+            pairs.append((load, access))
+    assert len(pairs) == 4
+    return program, function, pairs
+
+
+def test_an_access_may_wait_for_its_load_by_the_scoreboard_of_a_later_load() -> None:
+    """The wait completes both loads, whatever order completed the first before the wait."""
+    program, function, pairs = loads_of_atomics()
+    for (first, _), (second, later) in combinations(pairs, 2):
+        order = list(function.instructions)
+        own = order[first].control.write_sb
+        order[second] = order[second].with_control(order[second].control.with_(write_sb=own))
+        candidate = with_wait(function.reordered(order), later, added=1 << own)
+        assert not any(findings(program.sm, function, candidate, BARE).values())
+
+
+def test_an_access_may_not_lose_its_wait_to_an_order_without_witnesses() -> None:
+    """Before its own wait the original has the load complete by such an order, too."""
+    program, function, pairs = loads_of_atomics()
+    (_, before), (load, access) = pairs[1], pairs[2]
+    scoreboard = 1 << function.instructions[load].control.write_sb
+    last = 1 << function.instructions[pairs[3][0]].control.write_sb
+    # The access before waits for the last load, which completes behind the one of ``access``.
+    original = with_wait(function, before, added=last)
+    assert not any(findings(program.sm, original, original, BARE).values())
+    candidate = with_wait(original, access, removed=scoreboard)
+    found = findings(program.sm, original, candidate, BARE)
+    text = original.instructions[access].text
+    assert ("lost-order", text) in {(f.kind, f.instruction) for f in found["hazards"]}
+    assert ("order-weaker", text) in {(f.kind, f.instruction) for f in found["symbolic"]}

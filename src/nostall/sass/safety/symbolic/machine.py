@@ -114,21 +114,26 @@ class SymbolicMachine:
     def _wait_and_record(self, position: int, instruction: Instruction) -> None:
         """Apply the waits of an instruction that relies on the completion of earlier ones."""
         relies_on_all = instruction.is_barrier or bool(instruction.effects & Effect.FENCE)
-        before = self._unfinished(relies_on_all, instruction)
+        before = self._pending(relies_on_all)
         self._wait(position, instruction)
-        if before:
-            unfinished = self._unfinished(relies_on_all, instruction)
-            self.outcome.unfinished[instruction.index] = unfinished
-            self.outcome.awaited[instruction.index] = before - unfinished
+        if not before:
+            return
+        after = self._pending(relies_on_all)
+        for operation, provers in after.items():
+            if provers is not None:
+                self.outcome.assumed_complete[instruction.index, operation] = provers
+        index = instruction.index
+        self.outcome.unfinished[index] = frozenset(o for o, by in after.items() if by is None)
+        self.outcome.awaited[index] = frozenset(before) - frozenset(after)
 
-    def _unfinished(self, relies_on_all: bool, waiter: Instruction) -> frozenset[Unfinished]:
-        """The operations of the block that may be incomplete.
+    def _pending(self, relies_on_all: bool) -> dict[Unfinished, Provers | None]:
+        """The operations of the block that no wait has completed yet.
 
-        ``relies_on_all``: accesses and asynchronous operations, else asynchronous ones only.
-        ``waiter``: the instruction for which operations that pairs without witnesses complete are
-        recorded.
+        The value is what completes an operation by pairs without witnesses; None if it may be
+        incomplete. ``relies_on_all``: accesses and asynchronous operations, else asynchronous ones
+        only.
         """
-        found: list[Unfinished] = []
+        found: dict[Unfinished, Provers | None] = {}
         finished = False
         for issued in self.ordered:
             index = issued.instruction.index
@@ -136,18 +141,13 @@ class SymbolicMachine:
             waits_sources = issued.has_sources and not issued.is_read
             finished |= not waits_result and not waits_sources
             if relies_on_all or issued.instruction.is_barrier:
-                pending = (
-                    ("result", waits_result, issued.result_provers),
-                    ("sources", waits_sources, issued.source_provers),
-                )
-                for role, waits, provers in pending:
-                    if waits and provers is None:
-                        found.append((index, role))
-                    elif waits and provers is not None:
-                        self.outcome.assumed_complete[waiter.index, (index, role)] = provers
+                if waits_result:
+                    found[index, "result"] = issued.result_provers
+                if waits_sources:
+                    found[index, "sources"] = issued.source_provers
         if finished:
             self.ordered = [i for i in self.ordered if not self._is_finished(i)]
-        return frozenset(found)
+        return found
 
     def _wait_partially(self, scoreboard: int, count: int) -> None:
         """All but the last ``count`` operations that set ``scoreboard`` are complete.
