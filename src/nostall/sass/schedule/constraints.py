@@ -28,6 +28,9 @@ class InFlight:
     """Whether the item is of a wall: memory accesses may rely on its completion."""
     ceiling: int
     """Cycles after issue by which a fixed-latency item is complete; 0 for the others."""
+    assumed: int = 0
+    """Bit mask: scoreboards of later operations that complete it by pairs without witnesses, while
+    the wait for another such operation completes it already; 0 for all other items."""
 
 
 @dataclass(slots=True)
@@ -101,8 +104,9 @@ class BlockConstraints:
         by_register: dict[int, list[tuple[InFlight, int]]] = defaultdict(list)
         completing = self._first_waiters([item for item in live_in if item.is_wall])
         for item, since in live_in.items():
-            self.scoreboards.live_in |= item.scoreboards
-            self.scoreboards.unknown_live_in |= not item.fixed_latency and not item.scoreboards
+            known = item.scoreboards | item.assumed
+            self.scoreboards.live_in |= known
+            self.scoreboards.unknown_live_in |= not item.fixed_latency and not known
             for register in item.registers:
                 by_register[register].append((item, since))
         for instruction in self.order:
@@ -132,6 +136,12 @@ class BlockConstraints:
             return
         until = bisect_right(self.waits, self.issue[index], key=lambda wait: self.issue[wait[0]])
         earlier = self.waits[:until]
+        if item.assumed:
+            # Each of these waits is one more order that protects the instruction.
+            for waiter, mask in earlier:
+                if mask & item.assumed:
+                    self.add_edge(waiter, index)
+            return
         for waiter, mask in earlier:
             if mask & item.scoreboards:
                 self.add_edge(waiter, index)

@@ -288,9 +288,15 @@ class _RegisterTracker:
             boards = sum(1 << board for board, setter in item.proofs.items() if setter == index)
             for waiter in self._keep_assumed_waits(item):
                 constraints.add_edge(index, waiter)
+            assumed = 0
             if item.assumed_waits and not item.proofs:
-                continue
-            key = InFlight(index, item.is_result, item.registers, boards, False, is_wall, 0)
+                waited = {(board, setter) for board, setter, _ in item.assumed_waits}
+                assumed = sum(1 << board for board in {b for b, _ in {*item.assumed} - waited})
+                if not assumed:
+                    continue
+            key = InFlight(
+                index, item.is_result, item.registers, boards, False, is_wall, 0, assumed
+            )
             since = end - constraints.issue[index]
             constraints.live_out[key] = since if item.is_result else 0
             for board, setter in (*item.proofs.items(), *item.assumed):
