@@ -28,6 +28,7 @@ build memory memory "" 75 80 86 90 120
 build memory_order memory_order "" 80 90
 build shared_order shared_order "" 80 90 120
 build shared_atomics shared_atomics "" 80 90 120
+build barrier_wait barrier_wait "-w" 120
 build arithmetic arithmetic "" 75 80 90
 build arithmetic arithmetic.fast "-use_fast_math" 89
 build pressure pressure "" 75 80 90 120

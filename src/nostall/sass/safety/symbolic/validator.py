@@ -169,7 +169,7 @@ class SymbolicValidator:
         operations = [
             (by_index[index], role)
             for index, role in arrivals
-            if by_index[index].is_barrier or by_index[index].accesses_memory
+            if self._may_be_relied_on(by_index[index], role)
         ]
         if not operations:
             return
@@ -186,6 +186,15 @@ class SymbolicValidator:
                     lost = proving & before.waited and not proving & after.waited
                 if lost:
                     yield _order_finding(function, start + position, instruction, operation)
+
+    def _may_be_relied_on(self, operation: Instruction, role: str) -> bool:
+        """Whether others may rely on a wait for the end of an operation of an earlier block.
+
+        A read of a clock is a barrier to moves only: it ends after a fixed latency, without a wait.
+        """
+        is_ordered = operation.is_barrier or operation.accesses_memory
+        needs_wait = not operation.has_fixed_latency(self.sm)
+        return is_ordered and (needs_wait or bool(proving_scoreboards(operation, role)))
 
     def _lost_waits(
         self, function: Function, end: int, old: Outcome, new: Outcome, arrivals: Arrivals
