@@ -34,7 +34,11 @@ from nostall.attach.torch_compile.measure.product_tuning import product_kernels
 from nostall.attach.torch_compile.options import Options
 from nostall.attach.torch_compile.rewrite.compilers import GraphCompiler
 from nostall.attach.torch_compile.rewrite.direct_call import use_direct_calls
-from nostall.attach.torch_compile.rewrite.kernel_selection import KernelFilter, RewriteResult
+from nostall.attach.torch_compile.rewrite.kernel_selection import (
+    KernelFilter,
+    RewriteResult,
+    match_key,
+)
 from nostall.attach.torch_compile.rewrite.matching import operator_owners
 from nostall.attach.torch_compile.rewrite.products import (
     insert_products,
@@ -52,6 +56,7 @@ from nostall.fusion.capture import CapturedGraph
 from nostall.fusion.graph.graph import Graph
 from nostall.fusion.graph.operations import COMPUTE
 from nostall.fusion.products.find import FoundProduct
+from nostall.fusion.products.rules import product_call
 from nostall.gpu.clock import Clock, Run
 from nostall.gpu.synthetic_inputs import synthetic_inputs
 
@@ -84,16 +89,23 @@ class ProductComparisons:
     # The user's changes of Inductor's configuration.
     patches: dict[str, Any]
     graphs: list[GraphModule] = field(default_factory=list)
-    # One line for each measured product, for the report.
-    lines: list[str] = field(default_factory=list)
+    # The outcome for each product as text, by the key of its measurement.
+    outcomes: dict[str, str] = field(default_factory=dict)
+    # Time that measurements have taken, in seconds.
+    seconds: float = 0.0
+
+    @property
+    def lines(self) -> list[str]:
+        """One line for each product, for the report."""
+        return [*self.outcomes.values()]
 
     @property
     def is_enabled(self) -> bool:
         return self.clock is not None and self.options.products == "measure"
 
     def add(self, module: GraphModule) -> None:
-        """Keep a copy of a graph that Inductor is about to compile."""
-        if self.is_enabled:
+        """Keep a copy of a graph that Inductor is about to compile, if it has products."""
+        if self.is_enabled and any(map(product_call, module.graph.nodes)):
             self.graphs.append(copy_graph(module))
 
     def product_graphs(self, kernel_filter: KernelFilter) -> list[Graph]:
@@ -105,39 +117,48 @@ class ProductComparisons:
     ) -> dict[str, RegionRecord]:
         """Kernels measured faster than cuBLAS with Inductor's kernels, by the key of their graph.
 
-        Products that are not measured within ``options.product_seconds`` stay with cuBLAS; those
-        that could save the most bytes come first.
+        Products that are not measured within ``options.product_seconds``, over all calls of this
+        method, stay with cuBLAS; those that could save the most bytes come first.
         """
         if not self.is_enabled or not self.graphs:
             return {}
+        began = time.perf_counter()
         try:
             with isolated_state(self.graphs[0]):
                 return self._chosen(compiler, kernel_filter)
         except Exception as error:  # optional: products stay with cuBLAS
             warn_once(f"matrix products were not measured: {one_line(error)}")
             return {}
+        finally:
+            self.seconds += time.perf_counter() - began
 
     def _chosen(
         self, compiler: GraphCompiler, kernel_filter: KernelFilter
     ) -> dict[str, RegionRecord]:
-        store, end = KernelStore(), time.perf_counter() + self.options.product_seconds
+        store = KernelStore()
+        end = time.perf_counter() + self.options.product_seconds - self.seconds
         chosen: dict[str, RegionRecord] = {}
         taken: set[FxNode] = set()
         for case in self._cases(kernel_filter):
             if taken.intersection(case.found.products):
                 continue  # a pair with this product is one kernel
-            key = self._key(case)
+            graph = case.found.kernel.graph
+            if match_key(graph.key, graph.operators) in kernel_filter.kept_in_inductor:
+                continue  # it was not accurate
+            key, text = self._key(case), title(case)
+            if kernel_filter.products_only:
+                text += ", beside Inductor's kernels"
             record = store.load(KernelComparisonRecord, key)
             if record is None:
                 if time.perf_counter() > end:
-                    self.lines.append(f"{title(case)}: not measured, the time was up")
+                    self.outcomes[key] = f"{text}: not measured, the time was up"
                     continue
                 record = self._measure(case, key, compiler, store, end)
                 store.save(key, record)
-            self.lines.append(f"{title(case)}: {_outcome(record)}")
+            self.outcomes.setdefault(key, f"{text}: {_outcome(record)}")
             if _is_gain(record):
                 taken.update(case.found.products)
-                chosen[region_key(case.found.kernel.graph)] = _region(case, record, store)
+                chosen[region_key(graph)] = _region(case, record, store)
         return chosen
 
     def _cases(self, kernel_filter: KernelFilter) -> list[ProductCase]:

@@ -15,7 +15,11 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from nostall.attach.torch_compile.rewrite.kernel_selection import KernelFilter, RewriteResult
+from nostall.attach.torch_compile.rewrite.kernel_selection import (
+    PRODUCTS_ONLY,
+    KernelFilter,
+    RewriteResult,
+)
 from nostall.attach.torch_compile.rewrite.list_grouping import group_updates
 from nostall.attach.torch_compile.rewrite.list_order import (
     changes_only_at_the_end,
@@ -58,6 +62,11 @@ def insert_list_kernels(
             return []
         result.not_fused[MUTATION_INSIDE, "whole graph"] += 1
         return [f"lists of tensors stay with Inductor: {MUTATION_INSIDE}"]
+    if kernel_filter.products_only:
+        if not has_list_calls(module):
+            return []
+        result.not_fused[PRODUCTS_ONLY, "lists of tensors"] += 1
+        return [f"lists of tensors stay with Inductor: {PRODUCTS_ONLY}"]
     fill_metadata(graph)
     grouped = group_updates(graph)
     if not has_list_calls(module):

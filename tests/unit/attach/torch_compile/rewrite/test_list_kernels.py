@@ -20,6 +20,7 @@ from torch.fx.experimental.symbolic_shapes import (  # noqa: E402
 )
 
 from nostall.attach.torch_compile.rewrite.kernel_selection import (  # noqa: E402
+    PRODUCTS_ONLY,
     KernelFilter,
     RewriteResult,
 )
@@ -209,6 +210,24 @@ def test_kernels_that_stay_with_inductor_are_not_inserted() -> None:
     insert_list_kernels(module, KernelStore(), excluded, again)
     assert not again.kernels
     assert any("not faster" in reason for reason, _ in again.not_fused)
+
+
+def test_with_products_only_lists_and_loops_are_not_touched() -> None:
+    def function(x: list[Any]) -> Any:
+        return torch._foreach_exp(x)
+
+    def loop(x: list[Any]) -> Any:
+        return [each * 2 for each in x]
+
+    module = make_fx(function, tracing_mode="fake")(tensors((5,), (6,)))
+    result, only = RewriteResult(), KernelFilter(products_only=True)
+    lines = insert_list_kernels(module, KernelStore(), only, result)
+    assert not result.kernels
+    assert lines == [f"lists of tensors stay with Inductor: {PRODUCTS_ONLY}"]
+    module = make_fx(loop, tracing_mode="fake")(tensors(*[(5,)] * 6))
+    before = str(module.graph)
+    assert insert_list_kernels(module, KernelStore(), only, result) == []
+    assert str(module.graph) == before
 
 
 def test_equal_lists_share_a_kernel_and_norms_are_one_vector() -> None:

@@ -13,8 +13,10 @@ torch = pytest.importorskip("torch")
 from torch import Tensor  # noqa: E402
 from torch.fx import GraphModule  # noqa: E402
 
+from nostall.attach.torch_compile.measure.baselines import copy_graph  # noqa: E402
 from nostall.attach.torch_compile.measure.product_tuning import product_kernels  # noqa: E402
 from nostall.attach.torch_compile.rewrite.kernel_selection import (  # noqa: E402
+    PRODUCTS_ONLY,
     KernelFilter,
     RewriteResult,
     match_key,
@@ -137,6 +139,22 @@ def test_results_keep_their_layouts() -> None:
         before.stride(),
         before.dtype,
     )
+
+
+def test_products_only_leaves_all_other_kernels_to_inductor() -> None:
+    def function(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
+        return feed_forward(x, first, second).softmax(-1)
+
+    module = traced(function, (32, 16), (16, 32), (32, 16))
+    found = records(module)
+    for products_only, expected in ((False, ["kernel", "mm", "kernel"]), (True, ["kernel", "mm"])):
+        rewritten, result = copy_graph(module), RewriteResult()
+        kernel_filter = KernelFilter(regions=found, products=True, products_only=products_only)
+        insert_all(rewritten, KernelStore(), kernel_filter, result)
+        rewritten.graph.lint()
+        assert calls(rewritten) == expected
+        assert ((PRODUCTS_ONLY, "a kernel") in result.not_fused) == products_only
+        assert len(result.explanations) == 1
 
 
 def test_a_graph_has_one_explanation() -> None:
