@@ -32,12 +32,11 @@ from benchmarks.torch_compile.product_graphs import Counted, add_cases, post_gra
 from benchmarks.torch_compile.user_models import user_models
 from nostall.attach.torch_compile.graph_key import device_name
 from nostall.attach.torch_compile.measure.kernel_comparison import isolated_state
+from nostall.attach.torch_compile.measure.product_cases import ProductCase, title
 from nostall.attach.torch_compile.measure.product_comparison import (
-    ProductCase,
     check_accuracy,
     comparison_runs,
     fastest_kernel,
-    title,
 )
 from nostall.attach.torch_compile.measure.product_tuning import product_kernels
 from nostall.attach.torch_compile.rewrite.compilers import InductorCompiler

@@ -36,6 +36,9 @@ from nostall.fusion.graph.operations import COMPUTE
 from nostall.fusion.graph.regions import Region, find_regions
 from nostall.fusion.recompute.partial_reads import views_of_parts
 
+KEPT = "not faster than Inductor's code or a product's kernel for it, or not accurate"
+"""Reason why a kernel is not inserted."""
+
 
 def match_kernels(
     module: GraphModule, store: KernelStore, kernel_filter: KernelFilter, result: RewriteResult
@@ -147,9 +150,7 @@ def _accepted(
         return []
     not_faster = sum(match.key in kernel_filter.kept_in_inductor for match in possible)
     if not_faster:
-        result.not_fused["not faster than Inductor's code for it, or not accurate", "a kernel"] += (
-            not_faster
-        )
+        result.not_fused[KEPT, "a kernel"] += not_faster
     return [match for match in possible if kernel_filter.accepts(match)]
 
 

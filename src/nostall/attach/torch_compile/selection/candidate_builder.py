@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -25,6 +26,10 @@ from nostall.attach.torch_compile.measure.kernel_comparison import (
 )
 from nostall.attach.torch_compile.measure.plan_tuning import PlanTuning
 from nostall.attach.torch_compile.measure.product_comparison import ProductComparisons
+from nostall.attach.torch_compile.measure.product_competition import (
+    Displacement,
+    displace_kernels,
+)
 from nostall.attach.torch_compile.measure.product_tuning import ProductTuning
 from nostall.attach.torch_compile.rewrite.kernel_selection import RewriteResult
 from nostall.attach.torch_compile.rewrite.matching import find_region_graphs
@@ -190,7 +195,11 @@ class CandidateBuilder:
         with_products = self._with_products(selection)
         if slower is not None and with_products is selection:
             raise slower
-        return with_products
+        displacement = self._displacement(with_products)
+        if not displacement.kernels:
+            return with_products
+        without = replace(selection, kept_in_inductor=kept | displacement.kernels)
+        return self._with_products(without, displacement.regions)
 
     def _next_selection(self, candidate: Candidate, kernels: Collection[str]) -> Selection | None:
         """The matrix products alone, if the candidate has other kernels, too.
@@ -208,14 +217,34 @@ class CandidateBuilder:
         with_products = self._with_products(selection)
         return None if with_products is selection else with_products
 
-    def _with_products(self, selection: Selection) -> Selection:
-        """The selection with the product kernels that are measured faster; itself if none is."""
+    def _displacement(self, selection: Selection) -> Displacement:
+        """Measure which products save more with the readers that stitched kernels compute."""
+        if not RankSync.current().is_leader:
+            return Displacement()
+        compiler = self.versions.compiler.without_cuda_graphs
+        kernel_filter = replace(self.versions.kernel_filter(selection), products=False)
+        measured, regions = self.comparisons.records, selection.regions
+        chosen = {key: regions[key] for key in self.product_keys if key in regions}
+        displacement = self.versions.timed(
+            "products",
+            lambda: displace_kernels(self.products, measured, compiler, kernel_filter, chosen),
+        )
+        self.report.products = self.products.lines
+        return displacement
+
+    def _with_products(
+        self, selection: Selection, known: Mapping[str, RegionRecord] = MappingProxyType({})
+    ) -> Selection:
+        """The selection with the product kernels that are measured faster; itself if none is.
+
+        ``known``: kernels that are chosen already, by the key of their graph.
+        """
         if not (self.products.is_enabled and RankSync.current().is_leader):
             return selection
         compiler = self.versions.compiler.without_cuda_graphs
         kernel_filter = replace(self.versions.kernel_filter(selection), products=False)
         chosen = self.versions.timed(
-            "products", lambda: self.products.chosen(compiler, kernel_filter)
+            "products", lambda: self.products.chosen(compiler, kernel_filter, known)
         )
         self.report.products = self.products.lines
         self.product_keys |= chosen.keys()

@@ -14,6 +14,9 @@ import pytest
 pytest.importorskip("triton")
 torch = pytest.importorskip("torch")
 
+from nostall.attach.torch_compile.measure.product_competition import (  # noqa: E402
+    Displacement,
+)
 from nostall.attach.torch_compile.report import GraphReport  # noqa: E402
 from nostall.attach.torch_compile.rewrite.kernel_selection import (  # noqa: E402
     KernelFilter,
@@ -138,8 +141,8 @@ def builder_with_products(chosen: dict[str, RegionRecord]) -> Any:
     ``chosen``: the products that are measured faster beside Inductor's kernels.
     """
 
-    def choose(compiler: Any, kernel_filter: KernelFilter) -> dict[str, RegionRecord]:
-        assert kernel_filter.products_only and not kernel_filter.products
+    def choose(compiler: Any, kernel_filter: KernelFilter, known: Any) -> dict[str, RegionRecord]:
+        assert kernel_filter.products_only and not kernel_filter.products and not known
         return chosen
 
     builder = SimpleNamespace(
@@ -222,3 +225,40 @@ def test_a_worker_compiles_each_candidate_before_this_process_does(
     assert build(second) is None
     assert build(second) == (second, "inserted")
     assert jobs == [False, True]
+
+
+@pytest.mark.parametrize("is_leader", [True, False])
+def test_kernels_that_a_product_displaces_are_not_inserted(
+    monkeypatch: pytest.MonkeyPatch, is_leader: bool
+) -> None:
+    """Products are then chosen once more, because some have other readers."""
+    asked: list[tuple[frozenset[str], dict[str, RegionRecord]]] = []
+    moved = {"moved": region("dgelu")}
+
+    def choose(compiler: Any, kernel_filter: KernelFilter, known: Any) -> dict[str, RegionRecord]:
+        asked.append((kernel_filter.kept_in_inductor, dict(known)))
+        return {"product": region("product"), **known}
+
+    def displace(
+        products: Any, measured: Any, compiler: Any, kernel_filter: Any, chosen: Any
+    ) -> Any:
+        assert measured == "records" and chosen == {"product": region("product")}
+        return Displacement({"norm"}, moved)
+
+    builder = builder_with_products({})
+    builder.products.chosen, builder.comparisons = choose, SimpleNamespace(records="records")
+    builder.kernel_clock = None
+    builder.tuning = SimpleNamespace(candidates=[])
+    builder._kept_in_inductor = lambda: frozenset({"slow"})
+    builder._region_records = lambda: {"stitched": region("norm")}
+    builder._displacement = partial(CandidateBuilder._displacement, builder)
+    monkeypatch.setattr(candidate_builder, "displace_kernels", displace)
+    sync = SimpleNamespace(current=lambda: SimpleNamespace(is_leader=is_leader))
+    monkeypatch.setattr(candidate_builder, "RankSync", sync)
+    selection = CandidateBuilder._select_kernels(builder)
+    if not is_leader:
+        assert asked == [] and selection.kept_in_inductor == {"slow"}
+        return
+    assert asked == [(frozenset({"slow"}), {}), (frozenset({"slow", "norm"}), moved)]
+    assert selection.kept_in_inductor == {"slow", "norm"}
+    assert selection.regions == {**REGIONS, **moved}
