@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -153,6 +154,65 @@ def test_misaligned_tensors_that_a_kernel_changes_are_not_copied_at_each_call(
     assert not copies
     changing(inputs())
     assert copies
+
+
+@pytest.mark.parametrize(
+    ("free", "reserved", "allocated", "may_check"),
+    [(400, 0, 0, True), (384, 0, 0, False), (100, 900, 600, True), (100, 900, 620, False)],
+)
+def test_unused_memory_of_the_allocator_counts_as_free(
+    call: Launcher,
+    monkeypatch: pytest.MonkeyPatch,
+    free: int,
+    reserved: int,
+    allocated: int,
+    may_check: bool,
+) -> None:
+    """The kernel changes 128 bytes, of which three copies are needed."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 1 << 30))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: reserved)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: allocated)
+    changing = Launcher(replace(RECORD, mutated=1), call._functions)
+    on_gpu = SimpleNamespace(
+        is_cuda=True,
+        device="cuda",
+        numel=lambda: 32,
+        element_size=lambda: 4,
+        data_ptr=lambda: 0,
+        get_device=lambda: 0,
+    )
+    assert changing._may_check([on_gpu, on_gpu]) == may_check  # type: ignore[list-item]
+
+
+def out_of_memory(*_: Any) -> Tensor:
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def test_without_memory_for_copies_triton_launches_and_no_copy_is_tried_again(
+    call: Launcher, binary: Binary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changing = Launcher(replace(RECORD, mutated=1), call._functions)
+    with monkeypatch.context() as patch:
+        patch.setattr(Tensor, "clone", out_of_memory)
+        (result,) = changing(inputs())
+    assert result.view(torch.uint8).eq(60).all()
+    binary.launches = []
+    changing(inputs())
+    assert len(binary.launches) == 2 and isinstance(binary.launches[0][9], Tensor)
+
+
+def test_without_memory_for_the_results_of_the_check_triton_launches(
+    call: Launcher, binary: Binary, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    changing = Launcher(replace(RECORD, mutated=1), call._functions)
+    with monkeypatch.context() as patch:
+        patch.setattr(launcher, "_fast_empty", lambda device: out_of_memory)
+        (result,) = changing(inputs())
+    assert result.view(torch.uint8).eq(60).all()
+    binary.launches = []
+    changing(inputs())
+    assert isinstance(binary.launches[0][9], Tensor)
+    assert not caplog.records, "nothing is wrong with the kernel"
 
 
 def test_misaligned_inputs_are_copied_only_for_launches_that_need_alignment(
