@@ -20,7 +20,10 @@ from nostall.attach.torch_compile.rewrite.kernel_selection import (
     KernelFilter,
     RewriteResult,
 )
-from nostall.attach.torch_compile.rewrite.list_grouping import group_updates
+from nostall.attach.torch_compile.rewrite.list_grouping import (
+    group_updates,
+    ungroup_updates,
+)
 from nostall.attach.torch_compile.rewrite.list_order import (
     changes_only_at_the_end,
     sort_nodes,
@@ -73,14 +76,15 @@ def insert_list_kernels(
         return []
     editor = _Editor(graph, store, kernel_filter, plan)
     found = editor.run()
+    tensors = ungroup_updates(graph, grouped)
     result.not_fused.update(found.refused)
     result.kernels += editor.kernels
-    if editor.kernels:
+    if editor.kernels or grouped:
         module.recompile()
     refused = [f"  {n} x {name}: {reason}" for (reason, name), n in sorted(found.refused.items())]
     head = f"{len(editor.kernels)} kernels over lists of tensors"
-    if grouped:
-        head += f"; equal updates of {grouped} tensors, written as a loop, are lists"
+    if tensors:
+        head += f"; equal updates of {tensors} tensors, written as a loop, are lists"
     return [head, *editor.lines, *refused]
 
 

@@ -19,6 +19,7 @@ from torch.fx.experimental.symbolic_shapes import (  # noqa: E402
     StatelessSymbolicContext,
 )
 
+from nostall.attach.torch_compile.measure.baselines import copy_graph  # noqa: E402
 from nostall.attach.torch_compile.rewrite.kernel_selection import (  # noqa: E402
     PRODUCTS_ONLY,
     KernelFilter,
@@ -212,11 +213,58 @@ def test_kernels_that_stay_with_inductor_are_not_inserted() -> None:
     assert any("not faster" in reason for reason, _ in again.not_fused)
 
 
+DTYPES = [torch.float32] * 5 + [torch.bfloat16] * 6
+
+
+def loop(lists: list[list[Any]]) -> Any:
+    """Moving averages, written as a loop, that exchange two tensors; one result is read, too."""
+    results = []
+    for mean, value in zip(*lists, strict=True):
+        new, other = mean * 0.9 + value, torch.sqrt(mean) - value * 0.5
+        value.copy_(other)
+        mean.copy_(new)
+        results.append(new)
+    return results
+
+
+def targets(module: Any) -> list[str]:
+    return sorted(str(n.target) for n in module.graph.nodes if n.op == "call_function")
+
+
+@pytest.mark.parametrize("kept", [0, 1, 2])
+def test_updates_whose_list_stays_with_inductor_are_written_as_a_loop_again(kept: int) -> None:
+    """Two updates of five tensors in fp32 are one kernel, those of six in bf16 another one."""
+
+    def lists() -> list[list[Any]]:
+        torch.manual_seed(0)
+        return [[torch.rand(7).to(dtype) for dtype in DTYPES] for _ in range(2)]
+
+    module, store = make_fx(loop, tracing_mode="fake")(lists()), KernelStore()
+    before, all_kernels, result = targets(module), RewriteResult(), RewriteResult()
+    insert_list_kernels(copy_graph(module), store, KernelFilter(), all_kernels)
+    assert len(all_kernels.kernels) == 2
+    kernel_filter = KernelFilter(kept_in_inductor=frozenset(all_kernels.kernels[:kept]))
+    head, *_ = insert_list_kernels(module, store, kernel_filter, result)
+    module.graph.lint()
+    assert result.kernels == all_kernels.kernels[kept:]
+    grouped = [22, 12, 0][kept]
+    assert f"equal updates of {grouped} tensors, written as a loop" in head or not grouped
+    assert not any("_foreach" in name for name in targets(module))
+    assert targets(module).count("aten.sqrt.default") == [0, 5, 11][kept]
+    if grouped:
+        return  # kernels run on a GPU or in an interpreter
+    assert "written as a loop" not in head and targets(module) == before
+    changed, expected = lists(), lists()
+    assert all(map(torch.equal, module(changed), loop(expected)))
+    for found, wanted in zip(changed, expected, strict=True):
+        assert all(map(torch.equal, found, wanted))
+
+
 def test_with_products_only_lists_and_loops_are_not_touched() -> None:
     def function(x: list[Any]) -> Any:
         return torch._foreach_exp(x)
 
-    def loop(x: list[Any]) -> Any:
+    def doubled(x: list[Any]) -> Any:
         return [each * 2 for each in x]
 
     module = make_fx(function, tracing_mode="fake")(tensors((5,), (6,)))
@@ -224,7 +272,7 @@ def test_with_products_only_lists_and_loops_are_not_touched() -> None:
     lines = insert_list_kernels(module, KernelStore(), only, result)
     assert not result.kernels
     assert lines == [f"lists of tensors stay with Inductor: {PRODUCTS_ONLY}"]
-    module = make_fx(loop, tracing_mode="fake")(tensors(*[(5,)] * 6))
+    module = make_fx(doubled, tracing_mode="fake")(tensors(*[(5,)] * 6))
     before = str(module.graph)
     assert insert_list_kernels(module, KernelStore(), only, result) == []
     assert str(module.graph) == before
