@@ -54,6 +54,7 @@ from nostall.attach.torch_compile.store.regions import region_key
 from nostall.attach.warning import warn_once
 from nostall.core.errors import one_line
 from nostall.fusion.graph.graph import Graph
+from nostall.fusion.hardware import hardware_of
 from nostall.fusion.products.find import FoundProduct
 from nostall.fusion.products.rules import product_call
 from nostall.gpu.clock import Clock, Run
@@ -232,7 +233,7 @@ def fastest_kernel(
     names: list[str] = []
     device = found.products[0].meta["val"].device
     tensors: list[Tensor] = []
-    for config, kernel, inputs in product_kernels(found.kernel, store):
+    for config, kernel, inputs in product_kernels(found.kernel, store, hardware_of(device)):
         if runs and time.perf_counter() > end:
             break
         try:
@@ -290,7 +291,8 @@ def check_accuracy(found: FoundProduct, region: RegionRecord, device: Any) -> No
 def measured_region(case: ProductCase, record: KernelComparisonRecord) -> RegionRecord:
     """The record of the kernel that a comparison measured."""
     (name,) = record.kernels
-    for _, kernel, inputs in product_kernels(case.found.kernel, KernelStore()):
+    hardware = hardware_of(graph_device(case.module))
+    for _, kernel, inputs in product_kernels(case.found.kernel, KernelStore(), hardware):
         if kernel == name:
             return product_record(case.found, kernel, inputs)
     raise NotComparable("the measured kernel is not generated any more")

@@ -50,6 +50,7 @@ from nostall.attach.torch_compile.workers.tasks import BackgroundTasks, Task, lo
 from nostall.attach.torch_compile.workers.worker import INDUCTOR_WORKERS
 from nostall.attach.warning import warn_once
 from nostall.fusion.graph.graph import Graph
+from nostall.fusion.hardware import hardware_of
 from nostall.gpu.clock import Clock
 
 
@@ -331,7 +332,8 @@ class CandidateBuilder:
         graphs = [*found.values()]
         if graphs and not self.local_only_reason:
             device = self.versions.device
-            if self.precompiler.generate_kernels(graphs, ProductTuning(), device) is not None:
+            tuning = ProductTuning(hardware_of(device))
+            if self.precompiler.generate_kernels(graphs, tuning, device) is not None:
                 yield self.precompiler.wait_for_kernels
 
     def _compared_regions(self, regions: int) -> int:

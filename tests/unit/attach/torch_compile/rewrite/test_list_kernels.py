@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch.fx.experimental.symbolic_shapes import (  # noqa: E402
 )
 
 from nostall.attach.torch_compile.measure.baselines import copy_graph  # noqa: E402
+from nostall.attach.torch_compile.rewrite import list_kernels  # noqa: E402
 from nostall.attach.torch_compile.rewrite.kernel_selection import (  # noqa: E402
     PRODUCTS_ONLY,
     KernelFilter,
@@ -30,6 +32,7 @@ from nostall.attach.torch_compile.rewrite.list_kernels import (  # noqa: E402
     insert_list_kernels,
 )
 from nostall.attach.torch_compile.store.kernel_store import KernelStore  # noqa: E402
+from nostall.fusion.hardware import H200  # noqa: E402
 from tests.unit.fusion.codegen.interpreter_process import run_interpreted  # noqa: E402
 
 MODULE = "tests.unit.attach.torch_compile.rewrite.list_programs"
@@ -276,6 +279,21 @@ def test_with_products_only_lists_and_loops_are_not_touched() -> None:
     before = str(module.graph)
     assert insert_list_kernels(module, KernelStore(), only, result) == []
     assert str(module.graph) == before
+
+
+def test_the_plan_is_that_of_the_gpu_of_the_first_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    def function(x: list[Any]) -> Any:
+        return torch._foreach_norm(x)
+
+    asked: list[Any] = []
+    large, names = tensors((1 << 24,)), set()
+    for sms in (132, 16):
+        small = replace(H200, sms=sms)
+        monkeypatch.setattr(list_kernels, "hardware_of", lambda x, y=small: asked.append(x) or y)
+        _, result, _ = inserted(function, large)
+        names.update(result.kernels)
+    assert len(names) == 2
+    assert asked == [torch.device("cpu")] * 2
 
 
 def test_equal_lists_share_a_kernel_and_norms_are_one_vector() -> None:

@@ -32,6 +32,7 @@ from nostall.attach.torch_compile.store.kernel_store import KernelStore  # noqa:
 from nostall.attach.torch_compile.store.records import RegionRecord  # noqa: E402
 from nostall.attach.torch_compile.store.regions import region_key  # noqa: E402
 from nostall.fusion.capture import inference_graph  # noqa: E402
+from nostall.fusion.hardware import H200  # noqa: E402
 from tests.unit.fusion.products.programs import (  # noqa: E402
     AsModule,
     feed_forward,
@@ -60,7 +61,7 @@ def records(module: GraphModule, *, pairs: bool = True) -> dict[str, RegionRecor
     made = {}
     for found in found_and_captured[1].found:
         if pairs or len(found.calls) == 1:
-            _, kernel, inputs = next(product_kernels(found.kernel, KernelStore()))
+            _, kernel, inputs = next(product_kernels(found.kernel, KernelStore(), H200))
             made[region_key(found.kernel.graph)] = product_record(found, kernel, inputs)
     return made
 
