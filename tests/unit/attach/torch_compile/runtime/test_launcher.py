@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 
 from msgspec.structs import replace  # noqa: E402
 from torch import Tensor  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from nostall.attach.torch_compile.runtime import custom_op, launcher  # noqa: E402
 from nostall.attach.torch_compile.runtime.launcher import Launcher  # noqa: E402
@@ -182,6 +183,58 @@ def test_unused_memory_of_the_allocator_counts_as_free(
         get_device=lambda: 0,
     )
     assert changing._may_check([on_gpu, on_gpu]) == may_check  # type: ignore[list-item]
+
+
+IN_PLACE = KernelRecord(
+    source="s",
+    plan="",
+    inputs=(tensor(4, 8, dtype="float16"), tensor(4, 8), tensor(8)),
+    outputs=(),
+    launches=(
+        LaunchRecord(
+            name="k", arguments=("p1", "p2", "p0", "p1"), counts=(4,), grid=(4, 1), num_warps=2
+        ),
+    ),
+    workspaces=(),
+    mutated=1,
+)
+"""A kernel over lists: it overwrites its first input, and returns nothing."""
+
+
+def test_a_direct_call_in_place_allocates_nothing_and_reads_no_value(
+    call: Launcher, binary: Binary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So it can be captured in a CUDA graph, whose replays run none of its Python code."""
+    monkeypatch.setattr(launcher, "_fast_empty", lambda device: out_of_memory)
+    changing = Launcher(IN_PLACE, lambda: call._functions()[:1])
+    tensors = [torch.zeros(4, 8, dtype=torch.float16), *inputs()]
+    assert changing(tensors) == []
+    launches = []
+    for value in (0.0, float("nan")):
+        binary.launches = []
+        for each in tensors:
+            each.fill_(value)
+        with DispatchedOperators() as dispatched:
+            assert changing(tensors) == []
+        assert dispatched.names == []
+        launches.append(binary.launches)
+        assert tensors[0].view(torch.uint8).eq(60).all()
+    assert launches[0] == launches[1]
+    assert len(launches[0]) == 1 and all(isinstance(x, int) for x in launches[0][0][9:])
+
+
+class DispatchedOperators(TorchDispatchMode):
+    """Records the operators that PyTorch runs: copies, allocations, and reads of values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        self.names.append(str(function))
+        return function(*args, **(kwargs or {}))
 
 
 def out_of_memory(*_: Any) -> Tensor:
