@@ -32,6 +32,7 @@ from nostall.attach.torch_compile.measure.kernel_comparison import (
     isolated_state,
 )
 from nostall.attach.torch_compile.measure.product_cases import (
+    Occurrence,
     ProductCase,
     by_bytes,
     occurrences,
@@ -85,6 +86,8 @@ class ProductComparisons:
     records: dict[str, KernelComparisonRecord] = field(default_factory=dict)
     # Time that measurements have taken, in seconds.
     seconds: float = 0.0
+    # The products behind the kernels of a filter, by what they depend on.
+    _found: dict[str, list[Occurrence]] = field(default_factory=dict)
     # When no further measurement may begin, as ``time.perf_counter`` counts.
     _end: float = 0.0
 
@@ -102,9 +105,20 @@ class ProductComparisons:
         if self.is_enabled and any(map(product_call, module.graph.nodes)):
             self.graphs.append(copy_graph(module))
 
+    def occurrences(self, kernel_filter: KernelFilter) -> list[Occurrence]:
+        """All products behind the kernels that are inserted first.
+
+        They are searched once for each filter, because steps wait for it.
+        """
+        inserted = "" if kernel_filter.products_only else str(kernel_filter.cache_key)
+        key = f"{len(self.graphs)} {inserted}"
+        if key not in self._found:
+            self._found[key] = list(occurrences(self.graphs, kernel_filter))
+        return self._found[key]
+
     def product_graphs(self, kernel_filter: KernelFilter) -> list[Graph]:
         """The distinct graphs of the products' kernels."""
-        groups = by_bytes(occurrences(self.graphs, kernel_filter))
+        groups = by_bytes(self.occurrences(kernel_filter))
         return [same[0].found.kernel.graph for same in groups]
 
     def chosen(
@@ -168,7 +182,7 @@ class ProductComparisons:
         chosen: dict[str, RegionRecord] = {}
         taken: set[FxNode] = set()
         note = ", beside Inductor's kernels" if kernel_filter.products_only else ""
-        for same in by_bytes(occurrences(self.graphs, kernel_filter)):
+        for same in by_bytes(self.occurrences(kernel_filter)):
             found = same[0].found
             if taken.intersection(found.products):
                 continue  # a pair with this product is one kernel

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from torch.fx import GraphModule
 
 from nostall.attach.torch_compile.measure.baselines import copy_graph
-from nostall.attach.torch_compile.measure.product_cases import Occurrence, by_bytes, occurrences
+from nostall.attach.torch_compile.measure.product_cases import Occurrence, by_bytes
 from nostall.attach.torch_compile.measure.product_comparison import (
     ProductComparisons,
     is_gain,
@@ -59,7 +59,8 @@ def displace_kernels(
 ) -> Displacement:
     """Measure the products whose readers stitched kernels compute, and choose by the time saved.
 
-    ``chosen``: product kernels that are chosen behind the stitched kernels of ``kernel_filter``.
+    ``chosen``: product kernels that are chosen behind the stitched kernels of ``kernel_filter``,
+    which has no product kernels itself.
     Stitched kernels without a measurement keep their operators.
     """
     displacement = Displacement()
@@ -71,7 +72,7 @@ def displace_kernels(
         if contested:
             current = [
                 each
-                for each in occurrences(products.graphs, kernel_filter)
+                for each in products.occurrences(kernel_filter)
                 if region_key(each.found.kernel.graph) in chosen
             ]
             contest = _Contest(products, compiler, stitched, counts, current)

@@ -196,7 +196,7 @@ class CandidateBuilder:
         with_products = self._with_products(selection)
         if slower is not None and with_products is selection:
             raise slower
-        displacement = self._displacement(with_products)
+        displacement = self._displacement(selection, with_products.regions)
         if not displacement.kernels:
             return with_products
         without = replace(selection, kept_in_inductor=kept | displacement.kernels)
@@ -218,13 +218,18 @@ class CandidateBuilder:
         with_products = self._with_products(selection)
         return None if with_products is selection else with_products
 
-    def _displacement(self, selection: Selection) -> Displacement:
-        """Measure which products save more with the readers that stitched kernels compute."""
+    def _displacement(
+        self, selection: Selection, regions: Mapping[str, RegionRecord]
+    ) -> Displacement:
+        """Measure which products save more with the readers that stitched kernels compute.
+
+        ``selection``: without products.  ``regions``: with the chosen ones.
+        """
         if not RankSync.current().is_leader:
             return Displacement()
         compiler = self.versions.compiler.without_cuda_graphs
         kernel_filter = replace(self.versions.kernel_filter(selection), products=False)
-        measured, regions = self.comparisons.records, selection.regions
+        measured = self.comparisons.records
         chosen = {key: regions[key] for key in self.product_keys if key in regions}
         displacement = self.versions.timed(
             "products",

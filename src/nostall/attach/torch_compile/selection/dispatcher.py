@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -56,6 +56,11 @@ VERDICTS = {
 """Reasons for a selection, by the verdict of the last comparison."""
 
 
+def no_selection(candidate: Candidate, kernels: Collection[str]) -> Selection | None:
+    """No other candidate is tried."""
+    return None
+
+
 @dataclass(frozen=True)
 class SelectionContext:
     """Context in which a dispatcher selects a version."""
@@ -73,8 +78,8 @@ class SelectionContext:
     about: dict[str, str]
     # Compiles candidates without their inaccurate kernels; None if nothing can.
     repair: AccuracyRepair | None = None
-    # The order in which candidates are tried; by default there is only one.
-    next_selection: NextSelection = lambda candidate, kernels: None
+    # The order in which candidates are tried.
+    next_selection: NextSelection = no_selection
 
 
 class GraphDispatcher:
@@ -331,6 +336,7 @@ class GraphDispatcher:
         # References keep the other version, its memory and its graph alive.
         self._baseline = self._active
         self._build_candidate, self._candidate = _already_selected, None
+        self._context = replace(self._context, repair=None, next_selection=no_selection)
         STEPS.pending.discard(self)
         if not STEPS.pending:
             self.report.add_cpu_seconds(stop_workers())

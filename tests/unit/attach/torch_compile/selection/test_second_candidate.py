@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import weakref
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,10 +19,12 @@ torch = pytest.importorskip("torch")
 from torch import Tensor  # noqa: E402
 
 from nostall.attach.torch_compile import training_steps  # noqa: E402
+from nostall.attach.torch_compile.measure.call import Call  # noqa: E402
 from nostall.attach.torch_compile.report import GraphReport  # noqa: E402
 from nostall.attach.torch_compile.rewrite.kernel_selection import RewriteResult  # noqa: E402
 from nostall.attach.torch_compile.runtime.custom_op import record_call  # noqa: E402
 from nostall.attach.torch_compile.selection import dispatcher  # noqa: E402
+from nostall.attach.torch_compile.selection.accuracy_repair import AccuracyRepair  # noqa: E402
 from nostall.attach.torch_compile.selection.dispatcher import (  # noqa: E402
     GraphDispatcher,
     SelectionContext,
@@ -190,6 +195,55 @@ def test_retain_graph_while_a_comparison_waits_drops_it() -> None:
     graph.dispatcher(x)
     assert graph.ran == ["baseline"] * 3
     assert "retain_graph" in graph.report.reason
+
+
+class Builder:
+    """Stands for what prepares the candidates, and holds copies of the graph."""
+
+    def build(self, args: Any, selection: Selection | None) -> Candidate:
+        return Candidate(lambda x: (x.exp(),), RewriteResult(), WHOLE)
+
+    def next_selection(self, candidate: Candidate, kernels: Any) -> Selection | None:
+        return None
+
+
+def test_nothing_that_prepares_candidates_is_kept_after_the_decision() -> None:
+    builder = Builder()
+    repair = AccuracyRepair(builder.build, lambda candidate: [], None, GraphReport())
+    context = SelectionContext(
+        GRAPH,
+        KernelStore(),
+        RatioClock(),
+        0.1,
+        BackgroundTasks(),
+        {},
+        repair,
+        builder.next_selection,
+    )
+    state = GraphState(GraphReport(GRAPH))
+    graph = GraphDispatcher(lambda x: (x.exp(),), builder.build, context, state)
+    reference = weakref.ref(builder)
+    del builder, repair, context
+    graph(torch.ones(3))
+    assert reference() is not None
+    graph(torch.ones(3))
+    assert graph.report.reason == "nothing to stitch"
+    gc.collect()
+    assert reference() is None
+
+
+def test_a_repaired_second_candidate_still_has_products_alone() -> None:
+    """The kernel that is not accurate is left out, and the others stay left out."""
+    compiled: list[Selection] = []
+
+    def compile_again(args: Any, selection: Selection) -> Candidate:
+        compiled.append(selection)
+        return Candidate(lambda x: (x.exp(),), RewriteResult(), selection)
+
+    repair = AccuracyRepair(compile_again, lambda candidate: [], None, GraphReport())
+    call = Call.record((torch.ones(3),), frozenset())
+    repair._without(Candidate(lambda x: x, RewriteResult(), PRODUCTS), {"wrong"}, call)
+    assert compiled == [replace(PRODUCTS, kept_in_inductor=frozenset({"kept", "wrong"}))]
 
 
 def test_other_ranks_see_the_last_selection_only(monkeypatch: pytest.MonkeyPatch) -> None:
