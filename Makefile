@@ -49,7 +49,7 @@ run: venv
 	$(BIN)/nostall tune examples/gemm_leakyrelu.py:gemm_leakyrelu --arch sm_90 --objective recorded
 
 test: venv $(VENV)/.torch $(OLD_TRITON)/.ready
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not gpu" $(ARGS)
 
 test-slow: venv $(VENV)/.torch $(OLD_TRITON)/.ready
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow $(ARGS)

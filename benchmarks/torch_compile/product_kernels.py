@@ -31,13 +31,12 @@ from benchmarks.torch_compile.gpu_lock import gpu_turn
 from benchmarks.torch_compile.product_graphs import Counted, add_cases, post_grad_graphs
 from benchmarks.torch_compile.user_models import user_models
 from nostall.attach.torch_compile.graph_key import device_name
-from nostall.attach.torch_compile.measure.kernel_comparison import isolated_state
+from nostall.attach.torch_compile.measure.kernel_comparison import graph_device, isolated_state
+from nostall.attach.torch_compile.measure.product_cases import ProductCase, title
 from nostall.attach.torch_compile.measure.product_comparison import (
-    ProductCase,
     check_accuracy,
     comparison_runs,
     fastest_kernel,
-    title,
 )
 from nostall.attach.torch_compile.measure.product_tuning import product_kernels
 from nostall.attach.torch_compile.rewrite.compilers import InductorCompiler
@@ -48,6 +47,7 @@ from nostall.attach.torch_compile.workers.codegen_job import TargetOnlyDriver
 from nostall.core.errors import one_line
 from nostall.core.measurement import Comparison
 from nostall.fusion.graph.graph import Graph
+from nostall.fusion.hardware import hardware_of
 from nostall.fusion.products.product_graph import ProductGraph
 from nostall.gpu.clock import EventClock, RecordedClock, ReplayClock, Run
 from nostall.gpu.synthetic_inputs import synthetic_inputs
@@ -150,7 +150,8 @@ class Compilations:
         for case in cases:
             key = case.found.kernel.graph.key
             if key not in self._futures:
-                kernels = product_kernels(case.found.kernel, KernelStore())
+                hardware = hardware_of(graph_device(case.module))
+                kernels = product_kernels(case.found.kernel, KernelStore(), hardware)
                 self._futures[key] = [
                     self._pool.submit(compile_kernel, name, target) for _, name, _ in kernels
                 ]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,3 +49,16 @@ H200 = Hardware(
     l2_bytes=37e6,  # assumed: three quarters of 50 MB
 )
 """The GPU on which nostall's own measurements were made."""
+
+
+def hardware_of(device: Any) -> Hardware:
+    """Parameters of the GPU that a ``torch.device`` names: the H200's, with its own number of SMs.
+
+    Those of the H200 for other devices, and in a process without a GPU.
+    """
+    import torch
+
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return H200
+    properties = torch.cuda.get_device_properties(device)
+    return replace(H200, name=properties.name, sms=properties.multi_processor_count)

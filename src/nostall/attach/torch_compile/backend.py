@@ -164,8 +164,9 @@ class _Graph:
                 load_op(kernel)
         report.reason, report.from_store = record.reason, True
         report.comparison, report.kernels = record.comparison, len(record.kernels)
-        report.state = record.version
-        selection = Selection(record.version, frozenset(record.kept_in_inductor), record.regions)
+        report.state, report.earlier = record.version, list(record.earlier)
+        kept = frozenset(record.kept_in_inductor)
+        selection = Selection(record.version, kept, record.regions, record.products_only)
         ranks.publish(report.graph, selection, store)
         return selection
 

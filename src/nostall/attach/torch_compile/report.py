@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Literal
 
-from nostall.attach.torch_compile.store.records import ComparisonRecord
+from nostall.attach.torch_compile.store.records import ComparisonRecord, EarlierComparison
 
 State = Literal["inductor", "compiling", "stitched"]
 
@@ -38,8 +38,10 @@ class GraphReport:
     inaccurate: list[str] = field(default_factory=list)
     # What was measured of matrix products with elementwise readers, one line for each.
     products: list[str] = field(default_factory=list)
-    # The measured comparison of both versions; None if there was none.
+    # The measured comparison of Inductor's version and the last candidate; None if there was none.
     comparison: ComparisonRecord | None = None
+    # The same for candidates before that one, which were not faster.
+    earlier: list[EarlierComparison] = field(default_factory=list)
     # Whether the selection was loaded from the store.
     from_store: bool = False
     # Calls until the selection.
@@ -57,6 +59,10 @@ class GraphReport:
     # share the time of common processes; unused work of workers counts for the last graph.
     cpu_seconds: float = 0.0
 
+    def add_seconds(self, activity: str, seconds: float) -> None:
+        """Add wall time of an activity."""
+        self.seconds[activity] = self.seconds.get(activity, 0.0) + seconds
+
     def add_cpu_seconds(self, seconds: float) -> None:
         self.cpu_seconds += seconds
 
@@ -67,8 +73,7 @@ class GraphReport:
         if self.kept_in_inductor:
             text += f", {self.kept_in_inductor} kept in Inductor"
         if self.comparison is not None:
-            c = self.comparison
-            text += f", {c.kind} {c.ratio:.3f}x ({c.low:.3f} to {c.high:.3f})"
+            text += f", {self.comparison.kind} {self.comparison}"
         if self.cpu_seconds:
             text += f", {self.cpu_seconds:.1f} s of CPU time"
         return f"{text}; {self.reason}" if self.reason else text
@@ -91,6 +96,10 @@ class GraphReport:
             seconds = self.seconds.get("products", 0.0)
             lines.append(f"  matrix products, {seconds:.1f} s of measurements:")
             lines += [f"    {line}" for line in self.products]
+        lines += [
+            f"  compared before: {each.candidate}, {each.comparison.kind} {each.comparison}"
+            for each in self.earlier
+        ]
         if self.local_only_reason:
             lines.append(f"  compiled by the user's process: {self.local_only_reason}")
         return "\n".join(lines)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from nostall.fusion.codegen.emit.program import Launch, NodeNumbering, Workspace, assemble_file
 from nostall.fusion.codegen.expressions.lines import Lines
 from nostall.fusion.codegen.expressions.templates import compute_dtype
+from nostall.fusion.hardware import H200, Hardware
+
+NORM_PROGRAMS_PER_SM = 32
+"""Programs that read the tensors of a list of norms, for each SM; measured as part of a plan."""
 
 
 @dataclass(frozen=True)
@@ -30,14 +34,19 @@ class ListPlan:
     num_warps: int = 8
     norm_block: int = 4096
     norm_warps: int = 8
-    norm_programs: int = 4224
-    """Programs that read the tensors of a list of norms: 32 for each of the 132 SMs of an H200."""
+    norm_programs: int = NORM_PROGRAMS_PER_SM * H200.sms
+    """Programs that read the tensors of a list of norms."""
 
     def __str__(self) -> str:
         return f"lists of blocks of {self.block}, {self.num_warps} warps"
 
 
 DEFAULT_PLAN = ListPlan()
+
+
+def plan_for(hardware: Hardware) -> ListPlan:
+    """The default plan with as many programs as a GPU of so many SMs needs."""
+    return replace(DEFAULT_PLAN, norm_programs=NORM_PROGRAMS_PER_SM * hardware.sms)
 
 
 @dataclass(frozen=True)

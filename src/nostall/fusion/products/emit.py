@@ -20,6 +20,7 @@ from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.tiling.product_config import ProductConfig, ProductShape
 from nostall.fusion.errors import BadFusion
 from nostall.fusion.graph.graph import Node
+from nostall.fusion.hardware import H200, Hardware
 from nostall.fusion.products.product_graph import ProductGraph, contiguous_axis
 
 MAX_NAMED_OPERATORS = 4
@@ -48,14 +49,16 @@ class _ProductTile(Tile):
         return TileValue(Value(name, "float32"), True, True)
 
 
-def emit_products(kernel: ProductGraph, config: ProductConfig) -> Program:
-    """The source and the launch of a kernel.
+def emit_products(
+    kernel: ProductGraph, config: ProductConfig, hardware: Hardware = H200
+) -> Program:
+    """The source and the launch of a kernel; persistent programs are as many as ``hardware`` holds.
 
     Raises :class:`BadFusion` if the elementwise operators have no common loops with the products.
     """
     axes, lines = product_axes(kernel), Lines()
     with lines.block():
-        _Body(kernel, config, axes, lines).write()
+        _Body(kernel, config, axes, lines, hardware).write()
     dots, mapping = set(kernel.dots), axes.mapping
     factors = [kernel.left.index, *(node.index for node in kernel.rights)]
     others = [index for index in mapping.inputs if index not in dots]
@@ -65,7 +68,7 @@ def emit_products(kernel: ProductGraph, config: ProductConfig) -> Program:
         _name(kernel),
         tuple(f"p{index}" for index in (*inputs, *outputs)),
         (),
-        (config.programs(kernel.shape), 1),
+        (config.programs(kernel.shape, hardware), 1),
         config.warps,
         aligned=config.descriptors,
         num_stages=config.stages,
@@ -130,9 +133,15 @@ class _Body:
     """Writes the body of a kernel."""
 
     def __init__(
-        self, kernel: ProductGraph, config: ProductConfig, axes: _Axes, lines: Lines
+        self,
+        kernel: ProductGraph,
+        config: ProductConfig,
+        axes: _Axes,
+        lines: Lines,
+        hardware: Hardware,
     ) -> None:
         self.kernel, self.config, self.axes, self.lines = kernel, config, axes, lines
+        self.hardware = hardware
         self.shape: ProductShape = kernel.shape
         self.sums = {index: f"sum_{at}" for at, index in enumerate(kernel.dots)}
 
@@ -145,7 +154,7 @@ class _Body:
             self._write_tile()
             return
         rows, columns = config.tiles(self.shape)
-        programs = config.programs(self.shape)
+        programs = config.programs(self.shape, self.hardware)
         tiles = f"tl.range(tl.program_id(0), {rows * columns}, {programs}, flatten=True)"
         with lines.block(f"for tile in {tiles}:"):
             self._write_tile()

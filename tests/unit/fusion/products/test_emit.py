@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from nostall.fusion.codegen.tiling.product_config import (
 )
 from nostall.fusion.errors import BadFusion
 from nostall.fusion.graph.builder import Builder
+from nostall.fusion.hardware import H200
 from nostall.fusion.products.emit import emit_products
 from nostall.fusion.products.product_graph import ProductGraph
 from tests.unit.fusion.codegen import oldest_triton
@@ -64,6 +66,29 @@ def test_large_products_have_at_least_eight_configurations(count: int) -> None:
     found = [*configs(ProductShape(8192, 4096, 1024, "bfloat16", count, descriptors=True))]
     assert len(found) >= 8
     assert any(config.persistent for config in found)
+
+
+def test_persistent_programs_are_as_many_as_the_gpu_holds() -> None:
+    config = ProductConfig(128, 128, 64, 8, 3, persistent=True, per_sm=2)
+    product, small = gelu_of_product(4096, 4096, 1024), replace(H200, sms=46)
+    for hardware, programs in ((H200, 264), (small, 92)):
+        program = emit_products(product, config, hardware)
+        assert program.launches[0].grid == (programs, 1)
+        assert f"tl.range(tl.program_id(0), 1024, {programs}, flatten=True)" in program.source
+
+
+def smallest_tile(rows: int, sms: int) -> int:
+    """Elements of the smallest tile that a product with so many rows is measured with."""
+    shape = ProductShape(rows, 8192, 1024, "bfloat16", descriptors=True)
+    return min(each.rows * each.columns for each in configs(shape, replace(H200, sms=sms)))
+
+
+def test_small_tiles_are_left_out_earlier_if_there_are_fewer_sms() -> None:
+    assert smallest_tile(4096, 132) < smallest_tile(4096, 46)
+
+
+def test_the_largest_tiles_remain_however_many_an_sm_has() -> None:
+    assert smallest_tile(1 << 17, 132) == smallest_tile(1 << 17, 1) == 128 * 256
 
 
 def test_configurations_fit_shared_memory_and_registers() -> None:

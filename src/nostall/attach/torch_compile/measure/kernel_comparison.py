@@ -67,6 +67,8 @@ class KernelComparisons:
     # Whether a graph calls operators of lists.  The comparison of the whole graph decides on their
     # kernels, so it is made even if all other kernels are slower.
     has_lists: bool = False
+    # The measurements, by the keys of the matches that were measured together.
+    records: dict[frozenset[str], KernelComparisonRecord] = field(default_factory=dict)
 
     def add(self, module: GraphModule) -> None:
         """Keep a copy of a graph that Inductor is about to compile."""
@@ -107,9 +109,11 @@ class KernelComparisons:
             if record is None and time.perf_counter() < end:
                 record = _compare(key, baseline, compiler, clock, seconds)
                 store.save(key, record)
-            keys = {match.key for match in baseline.matches}
-            not_faster |= keys if record is not None and record.is_not_faster else set()
-            slower |= keys if record is not None and record.is_slower else set()
+            keys = frozenset(match.key for match in baseline.matches)
+            if record is not None and record.failure is None:
+                self.records[keys] = record
+            not_faster |= keys if record is not None and record.is_not_faster else frozenset()
+            slower |= keys if record is not None and record.is_slower else frozenset()
         kernels = {match.key for baseline in baselines.values() for match in baseline.matches}
         if self.has_lists:
             return frozenset(not_faster)

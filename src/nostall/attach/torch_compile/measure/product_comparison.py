@@ -7,13 +7,14 @@ cuBLAS and Inductor's kernels. A product is replaced only if its version is meas
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import statistics
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from msgspec import structs
@@ -23,35 +24,40 @@ from torch.fx import Node as FxNode
 
 from nostall.attach.torch_compile.graph_copies import fake_inputs
 from nostall.attach.torch_compile.graph_key import graph_key
-from nostall.attach.torch_compile.measure.baselines import copy_graph, extract_calls
+from nostall.attach.torch_compile.measure.baselines import copy_graph
 from nostall.attach.torch_compile.measure.kernel_accuracy import inaccurate_kernels
 from nostall.attach.torch_compile.measure.kernel_comparison import (
     fake_placeholders,
     graph_device,
     isolated_state,
 )
+from nostall.attach.torch_compile.measure.product_cases import (
+    Occurrence,
+    ProductCase,
+    by_bytes,
+    occurrences,
+    title,
+)
 from nostall.attach.torch_compile.measure.product_tuning import product_kernels
 from nostall.attach.torch_compile.options import Options
 from nostall.attach.torch_compile.rewrite.compilers import GraphCompiler
 from nostall.attach.torch_compile.rewrite.direct_call import use_direct_calls
-from nostall.attach.torch_compile.rewrite.kernel_selection import KernelFilter, RewriteResult
-from nostall.attach.torch_compile.rewrite.matching import operator_owners
-from nostall.attach.torch_compile.rewrite.products import (
-    insert_products,
-    product_record,
-    products_of,
+from nostall.attach.torch_compile.rewrite.kernel_selection import (
+    KernelFilter,
+    RewriteResult,
+    match_key,
 )
-from nostall.attach.torch_compile.rewrite.rewrite import insert_kernels
+from nostall.attach.torch_compile.rewrite.products import insert_products, product_record
 from nostall.attach.torch_compile.runtime.custom_op import load_op
 from nostall.attach.torch_compile.store.kernel_store import KernelStore
 from nostall.attach.torch_compile.store.records import KernelComparisonRecord, RegionRecord
 from nostall.attach.torch_compile.store.regions import region_key
 from nostall.attach.warning import warn_once
 from nostall.core.errors import one_line
-from nostall.fusion.capture import CapturedGraph
 from nostall.fusion.graph.graph import Graph
-from nostall.fusion.graph.operations import COMPUTE
+from nostall.fusion.hardware import hardware_of
 from nostall.fusion.products.find import FoundProduct
+from nostall.fusion.products.rules import product_call
 from nostall.gpu.clock import Clock, Run
 from nostall.gpu.synthetic_inputs import synthetic_inputs
 
@@ -62,16 +68,6 @@ SCREEN_SECONDS = 0.1
 """Measurement of all configurations of one product together, in seconds."""
 COMPARISON_SECONDS = 0.15
 """Measurement of the best configuration against cuBLAS and Inductor, in seconds."""
-MAX_NEIGHBOURS = 64
-"""Operators behind a kernel that are measured with it, at most."""
-
-
-@dataclass(frozen=True)
-class ProductCase:
-    """A product of a graph, and the graph of its own in which it is measured."""
-
-    found: FoundProduct
-    module: GraphModule
 
 
 @dataclass
@@ -84,79 +80,125 @@ class ProductComparisons:
     # The user's changes of Inductor's configuration.
     patches: dict[str, Any]
     graphs: list[GraphModule] = field(default_factory=list)
-    # One line for each measured product, for the report.
-    lines: list[str] = field(default_factory=list)
+    # The outcome for each product as text, by the key of its measurement.
+    outcomes: dict[str, str] = field(default_factory=dict)
+    # The measurements of chosen kernels, by the key of their graph.
+    records: dict[str, KernelComparisonRecord] = field(default_factory=dict)
+    # Time that measurements have taken, in seconds.
+    seconds: float = 0.0
+    # The products behind the kernels of a filter, by what they depend on.
+    _found: dict[str, list[Occurrence]] = field(default_factory=dict)
+    # When no further measurement may begin, as ``time.perf_counter`` counts.
+    _end: float = 0.0
+
+    @property
+    def lines(self) -> list[str]:
+        """One line for each product, for the report."""
+        return [*self.outcomes.values()]
 
     @property
     def is_enabled(self) -> bool:
         return self.clock is not None and self.options.products == "measure"
 
     def add(self, module: GraphModule) -> None:
-        """Keep a copy of a graph that Inductor is about to compile."""
-        if self.is_enabled:
+        """Keep a copy of a graph that Inductor is about to compile, if it has products."""
+        if self.is_enabled and any(map(product_call, module.graph.nodes)):
             self.graphs.append(copy_graph(module))
+
+    def occurrences(self, kernel_filter: KernelFilter) -> list[Occurrence]:
+        """All products behind the kernels that are inserted first.
+
+        They are searched once for each filter, because steps wait for it.
+        """
+        inserted = "" if kernel_filter.products_only else str(kernel_filter.cache_key)
+        key = f"{len(self.graphs)} {inserted}"
+        if key not in self._found:
+            self._found[key] = list(occurrences(self.graphs, kernel_filter))
+        return self._found[key]
 
     def product_graphs(self, kernel_filter: KernelFilter) -> list[Graph]:
         """The distinct graphs of the products' kernels."""
-        return [case.found.kernel.graph for case in self._cases(kernel_filter)]
+        groups = by_bytes(self.occurrences(kernel_filter))
+        return [same[0].found.kernel.graph for same in groups]
 
     def chosen(
-        self, compiler: GraphCompiler, kernel_filter: KernelFilter
+        self,
+        compiler: GraphCompiler,
+        kernel_filter: KernelFilter,
+        known: Mapping[str, RegionRecord] = MappingProxyType({}),
     ) -> dict[str, RegionRecord]:
         """Kernels measured faster than cuBLAS with Inductor's kernels, by the key of their graph.
 
-        Products that are not measured within ``options.product_seconds`` stay with cuBLAS; those
-        that could save the most bytes come first.
+        Those that could save the most bytes come first.  ``known``: kernels that are chosen
+        already, which are not measured again.
         """
         if not self.is_enabled or not self.graphs:
             return {}
-        try:
-            with isolated_state(self.graphs[0]):
-                return self._chosen(compiler, kernel_filter)
-        except Exception as error:  # optional: products stay with cuBLAS
-            warn_once(f"matrix products were not measured: {one_line(error)}")
-            return {}
-
-    def _chosen(
-        self, compiler: GraphCompiler, kernel_filter: KernelFilter
-    ) -> dict[str, RegionRecord]:
-        store, end = KernelStore(), time.perf_counter() + self.options.product_seconds
         chosen: dict[str, RegionRecord] = {}
-        taken: set[FxNode] = set()
-        for case in self._cases(kernel_filter):
-            if taken.intersection(case.found.products):
-                continue  # a pair with this product is one kernel
-            key = self._key(case)
-            record = store.load(KernelComparisonRecord, key)
-            if record is None:
-                if time.perf_counter() > end:
-                    self.lines.append(f"{title(case)}: not measured, the time was up")
-                    continue
-                record = self._measure(case, key, compiler, store, end)
-                store.save(key, record)
-            self.lines.append(f"{title(case)}: {_outcome(record)}")
-            if _is_gain(record):
-                taken.update(case.found.products)
-                chosen[region_key(case.found.kernel.graph)] = _region(case, record, store)
+        with self.measuring():
+            chosen |= self._chosen(compiler, kernel_filter, known)
         return chosen
 
-    def _cases(self, kernel_filter: KernelFilter) -> list[ProductCase]:
-        """The distinct products behind the kernels that are inserted first."""
-        cases: dict[str, ProductCase] = {}
-        saved: Counter[str] = Counter()
-        for graph in self.graphs:
-            module = copy_graph(graph)
-            insert_kernels(module, KernelStore(), kernel_filter, RewriteResult())
-            captured_and_products = products_of(module)
-            if captured_and_products is None:
-                continue
-            captured, products = captured_and_products
-            for found in products.found:
-                key = found.kernel.graph.key
-                saved[key] += found.bytes_saved
-                if key not in cases:
-                    cases[key] = ProductCase(found, product_module(module, captured, found))
-        return [cases[key] for key, _ in saved.most_common()]
+    @contextlib.contextmanager
+    def measuring(self) -> Iterator[None]:
+        """A context for measurements; they end with the time that all contexts have together.
+
+        Errors are logged: products stay with cuBLAS then.
+        """
+        began = time.perf_counter()
+        self._end = began + self.options.product_seconds - self.seconds
+        try:
+            with isolated_state(self.graphs[0]):
+                yield
+        except Exception as error:
+            warn_once(f"matrix products were not measured: {one_line(error)}")
+        finally:
+            self.seconds += time.perf_counter() - began
+
+    def measured(
+        self, case: ProductCase, compiler: GraphCompiler, note: str = ""
+    ) -> tuple[str, KernelComparisonRecord | None]:
+        """The measurement of a product, inside of :meth:`measuring`, and its key.
+
+        None if ``options.product_seconds`` are over.  ``note`` is added to the line of the report.
+        """
+        store, key, text = KernelStore(), self._key(case), f"{title(case)}{note}"
+        record = store.load(KernelComparisonRecord, key)
+        if record is None:
+            if time.perf_counter() > self._end:
+                self.outcomes[key] = f"{text}: not measured, the time was up"
+                return key, None
+            record = self._measure(case, key, compiler, store, self._end)
+            store.save(key, record)
+        self.outcomes.setdefault(key, f"{text}: {_outcome(record)}")
+        return key, record
+
+    def _chosen(
+        self,
+        compiler: GraphCompiler,
+        kernel_filter: KernelFilter,
+        known: Mapping[str, RegionRecord],
+    ) -> dict[str, RegionRecord]:
+        chosen: dict[str, RegionRecord] = {}
+        taken: set[FxNode] = set()
+        note = ", beside Inductor's kernels" if kernel_filter.products_only else ""
+        for same in by_bytes(self.occurrences(kernel_filter)):
+            found = same[0].found
+            if taken.intersection(found.products):
+                continue  # a pair with this product is one kernel
+            graph, key = found.kernel.graph, region_key(found.kernel.graph)
+            if match_key(graph.key, graph.operators) in kernel_filter.kept_in_inductor:
+                continue  # it was not accurate
+            if key in known:
+                chosen[key] = known[key]
+            else:
+                case = same[0].case
+                _, record = self.measured(case, compiler, note)
+                if record is None or not is_gain(record):
+                    continue
+                chosen[key], self.records[key] = measured_region(case, record), record
+            taken.update(found.products)
+        return chosen
 
     def _key(self, case: ProductCase) -> str:
         graph = graph_key(case.module, fake_placeholders(case.module), self.options, self.patches)
@@ -187,27 +229,6 @@ class NotComparable(Exception):
     """A product cannot be measured; the message says why."""
 
 
-def product_module(
-    module: GraphModule, captured: CapturedGraph, found: FoundProduct
-) -> GraphModule:
-    """The graph of a product, its readers and what Inductor would fuse with those."""
-    graph, owners = captured.graph, operator_owners(captured)
-    operators = set(found.operators)
-    # Calls behind the product: what needs their results is no part of Inductor's next kernels.
-    calls_behind = 0
-    for index in found.anchors:
-        calls_behind |= graph.descendants[index] & graph.opaque
-    waiting = list(found.captured(found.kernel.graph.outputs))
-    while waiting and len(operators) < len(found.operators) + MAX_NEIGHBOURS:
-        for reader in graph.consumers[waiting.pop()]:
-            is_next = graph[reader].kind in COMPUTE and not graph.ancestors[reader] & calls_behind
-            if is_next and reader not in operators:
-                operators.add(reader)
-                waiting.append(reader)
-    calls = {owners[index] for index in operators if index in owners} | set(found.products)
-    return extract_calls(module, captured, frozenset(calls))
-
-
 def fastest_kernel(
     found: FoundProduct,
     store: KernelStore,
@@ -226,7 +247,7 @@ def fastest_kernel(
     names: list[str] = []
     device = found.products[0].meta["val"].device
     tensors: list[Tensor] = []
-    for config, kernel, inputs in product_kernels(found.kernel, store):
+    for config, kernel, inputs in product_kernels(found.kernel, store, hardware_of(device)):
         if runs and time.perf_counter() > end:
             break
         try:
@@ -281,26 +302,17 @@ def check_accuracy(found: FoundProduct, region: RegionRecord, device: Any) -> No
         raise NotComparable(f"not accurate: {wrong.reason}")
 
 
-def _region(case: ProductCase, record: KernelComparisonRecord, store: KernelStore) -> RegionRecord:
+def measured_region(case: ProductCase, record: KernelComparisonRecord) -> RegionRecord:
     """The record of the kernel that a comparison measured."""
     (name,) = record.kernels
-    for _, kernel, inputs in product_kernels(case.found.kernel, store):
+    hardware = hardware_of(graph_device(case.module))
+    for _, kernel, inputs in product_kernels(case.found.kernel, KernelStore(), hardware):
         if kernel == name:
             return product_record(case.found, kernel, inputs)
     raise NotComparable("the measured kernel is not generated any more")
 
 
-def title(case: ProductCase) -> str:
-    shape = case.found.kernel.shape
-    graph = case.found.kernel.graph
-    operators: Sequence[str] = list(dict.fromkeys(graph[i].op for i in case.found.kernel.epilogue))
-    return (
-        f"{shape.rows} x {shape.columns} x {shape.depth} {shape.dtype}"
-        f"{' (two products)' if shape.count == 2 else ''} with {', '.join(operators)}"
-    )
-
-
-def _is_gain(record: KernelComparisonRecord) -> bool:
+def is_gain(record: KernelComparisonRecord) -> bool:
     """Whether the kernel was measured faster, by more than captures of one product differ."""
     return record.is_faster and record.comparison.low >= LEAST_GAIN
 
@@ -310,5 +322,5 @@ def _outcome(record: KernelComparisonRecord) -> str:
     if record.failure is not None:
         return f"stays with cuBLAS: {record.failure}"
     found = record.comparison
-    what = "one kernel" if _is_gain(record) else "stays with cuBLAS"
+    what = "one kernel" if is_gain(record) else "stays with cuBLAS"
     return f"{what}, measured {found.ratio:.3f} x ({found.low:.3f} to {found.high:.3f})"

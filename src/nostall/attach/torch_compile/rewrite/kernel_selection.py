@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from nostall.fusion.graph.graph import Graph
 
 
+PRODUCTS_ONLY = "this candidate has kernels of matrix products only"
+"""Reason why other kernels are not inserted."""
+
+
 @dataclass(frozen=True)
 class KernelMatch:
     """A kernel and the operators of a graph that it can replace; integers are the graph's nodes."""
@@ -64,6 +68,8 @@ class KernelFilter:
     regions: Mapping[str, RegionRecord] = field(default_factory=dict, hash=False)
     # Whether ``regions`` may have kernels of matrix products.
     products: bool = False
+    # Whether all other kernels stay with Inductor.
+    products_only: bool = False
 
     def accepts(self, match: KernelMatch) -> bool:
         return (self.fuse == "all" or match.reduces) and match.key not in self.kept_in_inductor
@@ -74,4 +80,5 @@ class KernelFilter:
         regions = [f"{key} {record.json.decode()}" for key, record in self.regions.items()]
         text = "\n".join(sorted(regions))
         digest = hashlib.sha256(text.encode()).hexdigest()
-        return [self.fuse, sorted(self.kept_in_inductor), digest, self.products]
+        kept = sorted(self.kept_in_inductor)
+        return [self.fuse, kept, digest, self.products, self.products_only]

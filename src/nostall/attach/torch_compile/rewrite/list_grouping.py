@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -44,21 +45,64 @@ Form = tuple[Any, ...]
 """What equal updates have in common; operands are numbered in the order of their first use."""
 
 
-def group_updates(graph: Graph) -> int:
-    """Replace equal updates by calls over lists; returns how many tensors the lists have in all."""
+@dataclass(frozen=True)
+class GroupedUpdates:
+    """Equal updates that are calls over lists now."""
+
+    lists: tuple[tuple[Node, Any], ...]
+    """Each call over lists, with the overload of one tensor that it stands for."""
+    tensors: int
+    """Updates, of one tensor each."""
+
+
+def group_updates(graph: Graph) -> list[GroupedUpdates]:
+    """Replace equal updates by calls over lists; returns what was grouped."""
     by_form: dict[Form, list[list[Node]]] = {}
     for update in _updates(graph):
         form = _form(update)
         if form is not None:
             by_form.setdefault(form, []).append(update)
-    grouped = 0
-    for updates in by_form.values():
-        if len(updates) >= MIN_UPDATES:
-            _replace(graph, updates)
-            grouped += len(updates)
+    grouped = [
+        GroupedUpdates(_replace(graph, updates), len(updates))
+        for updates in by_form.values()
+        if len(updates) >= MIN_UPDATES
+    ]
     if grouped:
         sort_nodes(graph)
     return grouped
+
+
+def ungroup_updates(graph: Graph, grouped: Sequence[GroupedUpdates]) -> int:
+    """Write calls over lists that no kernel has replaced as calls of one tensor again.
+
+    Inductor would compile the lists in another way than the program's loop.  Returns how many
+    tensors are in lists that kernels have replaced.
+    """
+    remaining = set(graph.nodes)
+    replaced = 0
+    for updates in grouped:
+        kept = [(listed, target) for listed, target in updates.lists if listed in remaining]
+        for listed, target in kept:
+            _write_singly(graph, listed, target)
+        replaced += updates.tensors if len(kept) < len(updates.lists) else 0
+    return replaced
+
+
+def _write_singly(graph: Graph, listed: Node, target: Any) -> None:
+    """Replace a call over lists by a call for each result that is read.
+
+    All stand in its place: behind it, arguments may have new values.
+    """
+    for item in list(listed.users):
+        slot = item.args[1]
+        assert isinstance(slot, int)
+        args = [x[slot] if isinstance(x, (list, tuple)) else x for x in listed.args]
+        with graph.inserting_before(listed):
+            single = graph.call_function(target, tuple(args), dict(listed.kwargs))
+        single.meta = dict(item.meta)
+        item.replace_all_uses_with(single)
+        graph.erase_node(item)
+    graph.erase_node(listed)
 
 
 def _updates(graph: Graph) -> Iterator[list[Node]]:
@@ -123,8 +167,9 @@ def _is_only_written(node: Node, inside: Any) -> bool:
     )
 
 
-def _replace(graph: Graph, updates: Sequence[Sequence[Node]]) -> None:
-    """Replace each call of equal updates by one call over lists."""
+def _replace(graph: Graph, updates: Sequence[Sequence[Node]]) -> tuple[tuple[Node, Any], ...]:
+    """Replace each call of equal updates by one call over lists; returns them and the overloads."""
+    made: list[tuple[Node, Any]] = []
     new: dict[Node, Node] = {}
     last = max((u[-1] for u in updates), key={n: i for i, n in enumerate(graph.nodes)}.__getitem__)
     after = last
@@ -137,6 +182,7 @@ def _replace(graph: Graph, updates: Sequence[Sequence[Node]]) -> None:
         with graph.inserting_after(after):
             listed = graph.call_function(aten(name), tuple(args), dict(calls[0].kwargs))
         listed.meta["val"] = [call.meta["val"] for call in calls]
+        made.append((listed, calls[0].target))
         after = listed
         for slot, call in enumerate(calls):
             with graph.inserting_after(after):
@@ -148,6 +194,7 @@ def _replace(graph: Graph, updates: Sequence[Sequence[Node]]) -> None:
     for update in updates:
         for call in reversed(update):
             graph.erase_node(call)
+    return tuple(made)
 
 
 def _overload(node: Node) -> str:

@@ -15,8 +15,15 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from nostall.attach.torch_compile.rewrite.kernel_selection import KernelFilter, RewriteResult
-from nostall.attach.torch_compile.rewrite.list_grouping import group_updates
+from nostall.attach.torch_compile.rewrite.kernel_selection import (
+    PRODUCTS_ONLY,
+    KernelFilter,
+    RewriteResult,
+)
+from nostall.attach.torch_compile.rewrite.list_grouping import (
+    group_updates,
+    ungroup_updates,
+)
 from nostall.attach.torch_compile.rewrite.list_order import (
     changes_only_at_the_end,
     sort_nodes,
@@ -27,9 +34,10 @@ from nostall.attach.torch_compile.rewrite.node_order import OrderingConflict
 from nostall.attach.torch_compile.runtime.list_op import LISTS_OP
 from nostall.attach.torch_compile.store.kernel_store import KernelStore
 from nostall.fusion.capture.call import Unsupported
+from nostall.fusion.hardware import Hardware, hardware_of
 from nostall.fusion.lists.calls import is_list_call
 from nostall.fusion.lists.expression import Packed
-from nostall.fusion.lists.kernel import DEFAULT_PLAN, ListPlan
+from nostall.fusion.lists.kernel import ListPlan, plan_for
 from nostall.fusion.lists.regions import FoundLists, find_lists
 
 aten = torch.ops.aten
@@ -46,11 +54,12 @@ def insert_list_kernels(
     store: KernelStore,
     kernel_filter: KernelFilter,
     result: RewriteResult,
-    plan: ListPlan = DEFAULT_PLAN,
+    plan: ListPlan | None = None,
 ) -> list[str]:
     """Insert kernels over lists into a functional ATen graph, in place; returns an explanation.
 
-    The kernels, and the calls that stay as they are, are added to ``result``.
+    The kernels, and the calls that stay as they are, are added to ``result``.  ``plan``: by default
+    that of the GPU that the first list is on.
     """
     graph = module.graph
     if not changes_only_at_the_end(graph):
@@ -58,20 +67,26 @@ def insert_list_kernels(
             return []
         result.not_fused[MUTATION_INSIDE, "whole graph"] += 1
         return [f"lists of tensors stay with Inductor: {MUTATION_INSIDE}"]
+    if kernel_filter.products_only:
+        if not has_list_calls(module):
+            return []
+        result.not_fused[PRODUCTS_ONLY, "lists of tensors"] += 1
+        return [f"lists of tensors stay with Inductor: {PRODUCTS_ONLY}"]
     fill_metadata(graph)
     grouped = group_updates(graph)
     if not has_list_calls(module):
         return []
-    editor = _Editor(graph, store, kernel_filter, plan)
+    editor = _Editor(graph, store, kernel_filter, plan or plan_for(_hardware(graph)))
     found = editor.run()
+    tensors = ungroup_updates(graph, grouped)
     result.not_fused.update(found.refused)
     result.kernels += editor.kernels
-    if editor.kernels:
+    if editor.kernels or grouped:
         module.recompile()
     refused = [f"  {n} x {name}: {reason}" for (reason, name), n in sorted(found.refused.items())]
     head = f"{len(editor.kernels)} kernels over lists of tensors"
-    if grouped:
-        head += f"; equal updates of {grouped} tensors, written as a loop, are lists"
+    if tensors:
+        head += f"; equal updates of {tensors} tensors, written as a loop, are lists"
     return [head, *editor.lines, *refused]
 
 
@@ -219,6 +234,13 @@ class _Editor:
         if not isinstance(base, Node) or tuple(part.meta["val"].shape) != (1,):
             return None
         return self.packed.get(base)
+
+
+def _hardware(graph: Graph) -> Hardware:
+    """The GPU of the first tensor of a list."""
+    calls = filter(is_list_call, graph.nodes)
+    devices = (tensor.device for call in calls for tensor in call.meta["val"])
+    return hardware_of(next(devices, torch.device("cpu")))
 
 
 def _fake_mode(nodes: Sequence[Node]) -> Any:

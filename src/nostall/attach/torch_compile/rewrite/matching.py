@@ -16,6 +16,7 @@ from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
 from nostall.attach.torch_compile.rewrite.kernel_selection import (
+    PRODUCTS_ONLY,
     KernelFilter,
     KernelMatch,
     RewriteResult,
@@ -34,6 +35,9 @@ from nostall.fusion.graph.graph import MAX_ELEMENTS, Graph
 from nostall.fusion.graph.operations import COMPUTE
 from nostall.fusion.graph.regions import Region, find_regions
 from nostall.fusion.recompute.partial_reads import views_of_parts
+
+KEPT = "not faster than Inductor's code or a product's kernel for it, or not accurate"
+"""Reason why a kernel is not inserted."""
 
 
 def match_kernels(
@@ -140,13 +144,14 @@ def _accepted(
         has_size = graph.varying is None or _is_dynamic(graph, match.inputs)
         return bool(match.inputs) and (has_size or not _is_dynamic(graph, inside))
 
-    excluded = kernel_filter.kept_in_inductor
-    not_faster = sum(is_callable(match) and match.key in excluded for match in matches)
+    possible = [match for match in matches if is_callable(match)]
+    if kernel_filter.products_only and possible:
+        result.not_fused[PRODUCTS_ONLY, "a kernel"] += len(possible)
+        return []
+    not_faster = sum(match.key in kernel_filter.kept_in_inductor for match in possible)
     if not_faster:
-        result.not_fused["not faster than Inductor's code for it, or not accurate", "a kernel"] += (
-            not_faster
-        )
-    return [match for match in matches if is_callable(match) and kernel_filter.accepts(match)]
+        result.not_fused[KEPT, "a kernel"] += not_faster
+    return [match for match in possible if kernel_filter.accepts(match)]
 
 
 def _is_dynamic(graph: Graph, nodes: Iterable[int]) -> bool:

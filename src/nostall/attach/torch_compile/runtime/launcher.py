@@ -106,8 +106,7 @@ class Launcher:
     def _launch_by_triton(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """Launch by Triton, which compiles if necessary; then try the direct call."""
         device = inputs[0].device
-        may_check = self._may_check(inputs)
-        before = [tensor.clone() for tensor in inputs[: self._mutated]] if may_check else []
+        before = self._copies_for_check(inputs)
         allocated = [_empty(layout, device) for layout in self._allocated]
         tensors = [*inputs, *allocated]
         if self._needs_scratch:
@@ -128,15 +127,28 @@ class Launcher:
         )
         index = inputs[0].get_device()
         # A direct call falls back to this method in some cases, so each device is checked once.
-        if is_usable and may_check and index not in self._checked:
+        if is_usable and before is not None and index not in self._checked:
             call = self._generate_call(binaries, device)
             self._checked.add(index)
             check = _Check(inputs, before, results)
-            if check.reproduces(call):
-                self._direct_calls[index] = call
-                if self._use_cache:
-                    self._record_binaries(binaries, device, check)
+            # Without memory for the results of the check, Triton launches the kernel from now on.
+            with contextlib.suppress(torch.OutOfMemoryError):
+                if check.reproduces(call):
+                    self._direct_calls[index] = call
+                    if self._use_cache:
+                        self._record_binaries(binaries, device, check)
         return results
+
+    def _copies_for_check(self, inputs: Sequence[Tensor]) -> list[Tensor] | None:
+        """Copies of what the kernel changes, to check a direct call; None if none is checked."""
+        if not self._may_check(inputs):
+            return None
+        try:
+            return [tensor.clone() for tensor in inputs[: self._mutated]]
+        except torch.OutOfMemoryError:
+            # The allocator has freed its cache for nothing; it would do so at each call.
+            self._checked.add(inputs[0].get_device())
+            return None
 
     def _may_check(self, inputs: Sequence[Tensor]) -> bool:
         """Whether a direct call is not checked yet, and can be.
@@ -152,8 +164,7 @@ class Launcher:
         if not changed or not changed[0].is_cuda:
             return True
         needed = COPIES_OF_CHANGED * sum(x.numel() * x.element_size() for x in changed)
-        free: int = torch.cuda.mem_get_info(changed[0].device)[0]
-        return bool(needed < free)
+        return bool(needed < _free_bytes(changed[0].device))
 
     def _record_binaries(
         self, binaries: Sequence[Any], device: torch.device, check: _Check
@@ -248,6 +259,16 @@ class _Check:
             "launches it"
         )
         return False
+
+
+def _free_bytes(device: torch.device) -> int:
+    """Memory of a GPU that PyTorch can allocate: free memory, and what its allocator holds unused.
+
+    A part of the latter may be in pieces that are too small.
+    """
+    free: int = torch.cuda.mem_get_info(device)[0]
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return free + int(unused)
 
 
 def _is_capturing() -> bool:

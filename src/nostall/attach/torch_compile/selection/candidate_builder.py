@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -25,6 +26,10 @@ from nostall.attach.torch_compile.measure.kernel_comparison import (
 )
 from nostall.attach.torch_compile.measure.plan_tuning import PlanTuning
 from nostall.attach.torch_compile.measure.product_comparison import ProductComparisons
+from nostall.attach.torch_compile.measure.product_competition import (
+    Displacement,
+    displace_kernels,
+)
 from nostall.attach.torch_compile.measure.product_tuning import ProductTuning
 from nostall.attach.torch_compile.rewrite.kernel_selection import RewriteResult
 from nostall.attach.torch_compile.rewrite.matching import find_region_graphs
@@ -45,6 +50,7 @@ from nostall.attach.torch_compile.workers.tasks import BackgroundTasks, Task, lo
 from nostall.attach.torch_compile.workers.worker import INDUCTOR_WORKERS
 from nostall.attach.warning import warn_once
 from nostall.fusion.graph.graph import Graph
+from nostall.fusion.hardware import hardware_of
 from nostall.gpu.clock import Clock
 
 
@@ -85,6 +91,8 @@ class CandidateBuilder:
         self.tuning = PlanTuning(max_plans, options.seconds, options.fuse)
         self.comparisons = KernelComparisons(kernel_clock, options, dict(patches))
         self.products = ProductComparisons(kernel_clock, options, dict(patches))
+        # Keys of regions that are matrix products with their readers.
+        self.product_keys = set[str]()
         # Regions of Inductor's graphs, and those whose kernels are not generated yet.
         self.regions: list[Graph] = []
         self.pending_regions = deque[Graph]()
@@ -110,6 +118,7 @@ class CandidateBuilder:
             tasks=self.tasks,
             about=self._about(),
             repair=self._repair(copy),
+            next_selection=self._next_selection,
         )
         observe = self._observe if self.versions.needs_observation else None
         # Read before the observing pass becomes part of Inductor's configuration.
@@ -123,9 +132,9 @@ class CandidateBuilder:
         return GraphDispatcher(baseline, partial(self._build, copy), context, self.state)
 
     def _build(
-        self, copy: GraphModule, args: Sequence[Any], rank0_selection: Selection | None
+        self, copy: GraphModule, args: Sequence[Any], selection: Selection | None
     ) -> Candidate | None:
-        """Compile the candidate by the selection of rank 0, or by the best one measured here.
+        """Compile the candidate of a selection, or of the best one measured here.
 
         Returns None if a worker compiles it first; the method is then called once more.
 
@@ -133,8 +142,8 @@ class CandidateBuilder:
         """
         if self.precompiler.worker_died:
             raise WorkerDied("kernels could not be compiled by another process")
-        if self.selection is None:
-            self.selection = rank0_selection or self._select_kernels()
+        if self.selection is None or selection not in (None, self.selection):
+            self.selection = selection or self._select_kernels()
             kernel_filter = self.versions.kernel_filter(self.selection)
             if not self.local_only_reason and self.precompiler.compile_candidate(
                 copy, args, self.patches, kernel_filter
@@ -184,22 +193,68 @@ class CandidateBuilder:
         except AllKernelsSlower as error:
             kept, slower = error.kernels, error
         selection = Selection("stitched", kept, self._region_records())
-        products = self._choose_products(selection)
-        if slower is not None and not products:
+        with_products = self._with_products(selection)
+        if slower is not None and with_products is selection:
             raise slower
-        return replace(selection, regions={**selection.regions, **products})
+        displacement = self._displacement(selection, with_products.regions)
+        if not displacement.kernels:
+            return with_products
+        without = replace(selection, kept_in_inductor=kept | displacement.kernels)
+        return self._with_products(without, displacement.regions)
 
-    def _choose_products(self, selection: Selection) -> dict[str, RegionRecord]:
-        """Measure which matrix products have a kernel with their elementwise readers."""
+    def _next_selection(self, candidate: Candidate, kernels: Collection[str]) -> Selection | None:
+        """The matrix products alone, if the candidate has other kernels, too.
+
+        Products are measured beside Inductor's kernels then; what is known of them is not measured
+        again.  None if no product is faster so.
+        """
+        tried = candidate.selection
+        records = [tried.regions[key] for key in self.product_keys if key in tried.regions]
+        products = {step.kernel for record in records for step in record.steps}
+        if tried.products_only or products.issuperset(kernels):
+            return None
+        regions = {k: v for k, v in tried.regions.items() if k not in self.product_keys}
+        selection = replace(tried, regions=regions, products_only=True)
+        with_products = self._with_products(selection)
+        return None if with_products is selection else with_products
+
+    def _displacement(
+        self, selection: Selection, regions: Mapping[str, RegionRecord]
+    ) -> Displacement:
+        """Measure which products save more with the readers that stitched kernels compute.
+
+        ``selection``: without products.  ``regions``: with the chosen ones.
+        """
+        if not RankSync.current().is_leader:
+            return Displacement()
+        compiler = self.versions.compiler.without_cuda_graphs
+        kernel_filter = replace(self.versions.kernel_filter(selection), products=False)
+        measured = self.comparisons.records
+        chosen = {key: regions[key] for key in self.product_keys if key in regions}
+        displacement = self.versions.timed(
+            "products",
+            lambda: displace_kernels(self.products, measured, compiler, kernel_filter, chosen),
+        )
+        self.report.products = self.products.lines
+        return displacement
+
+    def _with_products(
+        self, selection: Selection, known: Mapping[str, RegionRecord] = MappingProxyType({})
+    ) -> Selection:
+        """The selection with the product kernels that are measured faster; itself if none is.
+
+        ``known``: kernels that are chosen already, by the key of their graph.
+        """
         if not (self.products.is_enabled and RankSync.current().is_leader):
-            return {}
+            return selection
         compiler = self.versions.compiler.without_cuda_graphs
         kernel_filter = replace(self.versions.kernel_filter(selection), products=False)
         chosen = self.versions.timed(
-            "products", lambda: self.products.chosen(compiler, kernel_filter)
+            "products", lambda: self.products.chosen(compiler, kernel_filter, known)
         )
         self.report.products = self.products.lines
-        return chosen
+        self.product_keys |= chosen.keys()
+        return replace(selection, regions={**selection.regions, **chosen}) if chosen else selection
 
     def _kept_in_inductor(self) -> frozenset[str]:
         if not self.comparisons.graphs:
@@ -269,12 +324,21 @@ class CandidateBuilder:
                         yield partial(compile_kernel, kernel, device)
 
     def _generate_products(self) -> Iterator[Task]:
-        """Have a worker compile the kernels of matrix products; yields the task that waits."""
-        kernel_filter = self.versions.kernel_filter(Selection("stitched"))
-        graphs = self.products.product_graphs(replace(kernel_filter, products=False))
+        """Have a worker compile the kernels of matrix products; yields the task that waits.
+
+        Those beside stitched kernels come first, then those of which stitched kernels compute the
+        readers.
+        """
+        found: dict[str, Graph] = {}
+        for products_only in (False, True):
+            selection = Selection("stitched", products_only=products_only)
+            kernel_filter = replace(self.versions.kernel_filter(selection), products=False)
+            found |= {graph.key: graph for graph in self.products.product_graphs(kernel_filter)}
+        graphs = [*found.values()]
         if graphs and not self.local_only_reason:
             device = self.versions.device
-            if self.precompiler.generate_kernels(graphs, ProductTuning(), device) is not None:
+            tuning = ProductTuning(hardware_of(device))
+            if self.precompiler.generate_kernels(graphs, tuning, device) is not None:
                 yield self.precompiler.wait_for_kernels
 
     def _compared_regions(self, regions: int) -> int:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -22,7 +22,12 @@ from nostall.attach.torch_compile.selection.graph_state import GraphState, Phase
 from nostall.attach.torch_compile.selection.versions import Candidate
 from nostall.attach.torch_compile.store.kernel_store import KernelStore
 from nostall.attach.torch_compile.store.rank_sync import FOLLOWS_RANK_0, RankSync, Selection
-from nostall.attach.torch_compile.store.records import ComparisonRecord, SelectionRecord, Version
+from nostall.attach.torch_compile.store.records import (
+    ComparisonRecord,
+    EarlierComparison,
+    SelectionRecord,
+    Version,
+)
 from nostall.attach.torch_compile.training_steps import STEPS, is_capturing
 from nostall.attach.torch_compile.workers.cpu_time import count_cpu_time
 from nostall.attach.torch_compile.workers.tasks import BackgroundTasks, print_progress
@@ -40,6 +45,20 @@ FIRST_PREPARED_CALL = 2
 BuildCandidate = Callable[[Sequence[Any], Selection | None], Candidate | None]
 """Compiles the candidate for arguments like these, by a selection (None: by the best measured one).
 Returns None if a background task does it first: call it again when the tasks are ready."""
+NextSelection = Callable[[Candidate, Collection[str]], Selection | None]
+"""The selection to try if a candidate is not faster; None if there is none. The names are those of
+the kernels that the candidate calls."""
+VERDICTS = {
+    "faster": "faster as a whole",
+    "slower": "slower as a whole",
+    "same": "no gain beyond the noise",
+}
+"""Reasons for a selection, by the verdict of the last comparison."""
+
+
+def no_selection(candidate: Candidate, kernels: Collection[str]) -> Selection | None:
+    """No other candidate is tried."""
+    return None
 
 
 @dataclass(frozen=True)
@@ -59,6 +78,8 @@ class SelectionContext:
     about: dict[str, str]
     # Compiles candidates without their inaccurate kernels; None if nothing can.
     repair: AccuracyRepair | None = None
+    # The order in which candidates are tried.
+    next_selection: NextSelection = no_selection
 
 
 class GraphDispatcher:
@@ -76,6 +97,8 @@ class GraphDispatcher:
         self._context, self._state, self.report = context, state, state.report
         # Indices of the arguments that a call mutates; found at the first call.
         self._mutated: frozenset[int] = frozenset()
+        # The selection that is tried, None for the first one, and its candidate.
+        self._selection: Selection | None = None
         self._candidate: Candidate | None = None
         self._lock = threading.Lock()
         STEPS.pending.add(self)
@@ -125,18 +148,19 @@ class GraphDispatcher:
             self._print_progress("preparing kernels …")
             return
         ranks = RankSync.current()
-        selection = None if ranks.is_leader else self._fetch(ranks)
-        if not ranks.is_leader and selection is None:
-            return
-        if selection is not None and selection.version == "inductor":
-            self._decide("inductor", FOLLOWS_RANK_0)
-            return
+        if not ranks.is_leader:
+            self._selection = self._fetch(ranks)
+            if self._selection is None:
+                return
+            if self._selection.version == "inductor":
+                self._decide("inductor", FOLLOWS_RANK_0)
+                return
         if self._candidate is None:
-            self._candidate = self._compile(args, selection, ranks)
+            self._candidate = self._compile(args, self._selection, ranks)
         candidate = self._candidate
         if candidate is None:
             return
-        if selection is not None:
+        if not ranks.is_leader:
             self._run_between_steps(lambda: self._follow_rank0(candidate))
             return
         call = Call.record(args, self._mutated)
@@ -146,8 +170,14 @@ class GraphDispatcher:
         self._run_between_steps(lambda: self._compare_and_commit(candidate, call, ranks))
 
     def _run_between_steps(self, action: Callable[[], None]) -> None:
+        """Run an action when no step is in progress, unless a version is selected before that."""
+
+        def run() -> None:
+            if not self._state.is_decided:
+                action()
+
         self._state.advance(Phase.CANDIDATE)
-        STEPS.run_between_steps(action)
+        STEPS.run_between_steps(run)
         STEPS.run_actions()
 
     def _fetch(self, ranks: RankSync) -> Selection | None:
@@ -178,7 +208,7 @@ class GraphDispatcher:
             report.seconds["background"] = tasks.seconds
 
     def _compare_and_commit(self, candidate: Candidate, call: Call, ranks: RankSync) -> None:
-        """Compare both versions and select the faster one."""
+        """Compare both versions; select the faster one, or try the next candidate."""
         began = time.perf_counter()
         self._print_progress("comparing …")
         try:
@@ -197,16 +227,39 @@ class GraphDispatcher:
             self._fall_back(f"not compared: {one_line(error)}", error)
             return
         self._state.advance(Phase.COMPARED)
-        self.report.seconds["compared"] = time.perf_counter() - began
+        self.report.add_seconds("compared", time.perf_counter() - began)
         self.report.comparison = comparison
         self.report.kernels = self.report.kernels or len(kernels)
-        verdict = comparison.comparison().verdict
+        verdict, selection = comparison.comparison().verdict, candidate.selection
         if verdict == "faster":
             self._active = candidate.run
-            self._commit(candidate.selection, "faster as a whole", kernels, comparison, ranks)
         else:
-            reason = "slower as a whole" if verdict == "slower" else "no gain beyond the noise"
-            self._commit(Selection("inductor"), reason, kernels, comparison, ranks)
+            following = self._next_selection(candidate, kernels)
+            if following is not None:
+                self.report.earlier.append(EarlierComparison(selection.title, comparison))
+                self._selection, self._candidate = following, None
+                self._state.advance(Phase.PREPARING)
+                return
+            selection = Selection("inductor")
+        reason = self._reason(verdict, candidate, comparison)
+        self._commit(selection, reason, kernels, comparison, ranks)
+
+    def _next_selection(self, candidate: Candidate, kernels: tuple[str, ...]) -> Selection | None:
+        """The selection to try after a candidate that is not faster; None if there is none."""
+        try:
+            with count_cpu_time(self.report.add_cpu_seconds):
+                return self._context.next_selection(candidate, kernels)
+        except Exception as error:  # optional: Inductor's version stays
+            warn_once(f"no second candidate is compiled: {one_line(error)}")
+            return None
+
+    def _reason(self, verdict: str, candidate: Candidate, comparison: ComparisonRecord) -> str:
+        """The verdict; with the ratios of all candidates if there was more than one."""
+        last = EarlierComparison(candidate.selection.title, comparison)
+        if not self.report.earlier:
+            return VERDICTS[verdict]
+        ratios = [f"{x.candidate} {x.comparison.ratio:.3f}x" for x in (*self.report.earlier, last)]
+        return f"{VERDICTS[verdict]} ({', then '.join(ratios)})"
 
     def _repaired(self, candidate: Candidate, call: Call, error: AccuracyError) -> Candidate | None:
         """The candidate without its inaccurate kernels; None if they are not found."""
@@ -256,7 +309,9 @@ class GraphDispatcher:
             kernels=kernels,
             kept_in_inductor=tuple(sorted(selection.kept_in_inductor)),
             regions=dict(selection.regions),
+            products_only=selection.products_only,
             comparison=comparison,
+            earlier=tuple(self.report.earlier),
             about=self._context.about,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
         )
@@ -281,6 +336,7 @@ class GraphDispatcher:
         # References keep the other version, its memory and its graph alive.
         self._baseline = self._active
         self._build_candidate, self._candidate = _already_selected, None
+        self._context = replace(self._context, repair=None, next_selection=no_selection)
         STEPS.pending.discard(self)
         if not STEPS.pending:
             self.report.add_cpu_seconds(stop_workers())

@@ -18,7 +18,7 @@ class Phase(Enum):
     PREPARING = auto()
     # The candidate is compiled, and waits for the end of the step.
     CANDIDATE = auto()
-    # Both versions were measured.
+    # The baseline and a candidate were measured.
     COMPARED = auto()
     # One version is final.
     DECIDED = auto()
@@ -31,10 +31,10 @@ TRANSITIONS: dict[Phase, frozenset[Phase]] = {
     Phase.PREPARING: frozenset({Phase.CANDIDATE, Phase.DECIDED}),
     # The comparison failed, or rank 0 has selected the candidate.
     Phase.CANDIDATE: frozenset({Phase.COMPARED, Phase.DECIDED}),
-    Phase.COMPARED: frozenset({Phase.DECIDED}),
-    # A comparison that waits for the end of the step is not cancelled if Inductor's version is
-    # selected meanwhile (``retain_graph``).
-    Phase.DECIDED: frozenset({Phase.COMPARED, Phase.DECIDED}),
+    # The candidate is not faster, and another one is prepared.
+    Phase.COMPARED: frozenset({Phase.PREPARING, Phase.DECIDED}),
+    # What waits for the end of a step is dropped if Inductor's version is selected meanwhile.
+    Phase.DECIDED: frozenset({Phase.DECIDED}),
 }
 """Phases that may follow each phase.  Comments say when the regular next phase is skipped."""
 

@@ -68,7 +68,7 @@ class Precompiler:
         self._baseline_lock, self._report_lock = threading.Lock(), threading.Lock()
         self._baseline_jobs: Iterator[CompileJob] | None = None
         self._baselines_end = math.inf
-        # What became of the candidate's graphs; None until a worker has compiled them.
+        # What became of the last candidate's graphs; None until a worker has compiled them.
         self.rewrite_result: RewriteResult | None = None
         # Whether a process crashed or hung while it compiled kernels: this process might, too.
         self.worker_died = False
@@ -185,6 +185,7 @@ class Precompiler:
 
         Returns False if no worker can compile it; the report then says why.
         """
+        self.rewrite_result = None
         try:
             job = CompileJob(module, describe_inputs(inputs), dict(patches), kernel_filter)
         except Exception as error:  # the user's process compiles it instead
@@ -213,8 +214,7 @@ class Precompiler:
         taken = time.perf_counter() - began
         self._tasks.add_cpu_seconds(result.cpu_seconds)
         with self._report_lock:
-            seconds = self._report.seconds
-            seconds[activity] = seconds.get(activity, 0.0) + taken
+            self._report.add_seconds(activity, taken)
         return result
 
 

@@ -124,15 +124,21 @@ class GraphVersions:
         """The filter for the kernels of a selection."""
         inductor_matches = selection.kept_in_inductor
         products = self.options.products != "off"
-        return KernelFilter(self.options.fuse, inductor_matches, selection.regions, products)
+        return KernelFilter(
+            self.options.fuse,
+            inductor_matches,
+            selection.regions,
+            products,
+            selection.products_only,
+        )
 
     def timed(self, activity: str, work: Callable[[], T]) -> T:
-        """Do some work, and report its wall time."""
+        """Do some work, and add its wall time to the report."""
         began = time.perf_counter()
         try:
             return work()
         finally:
-            self.report.seconds[activity] = time.perf_counter() - began
+            self.report.add_seconds(activity, time.perf_counter() - began)
 
 
 def compile_kernel(kernel: str, device: torch.device) -> None:

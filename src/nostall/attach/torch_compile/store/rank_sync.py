@@ -32,6 +32,13 @@ class Selection:
     kept_in_inductor: frozenset[str] = frozenset()
     # Kernels of each region, by region key.
     regions: Mapping[str, RegionRecord] = field(default_factory=dict)
+    # Whether all kernels but those of matrix products stay with Inductor.
+    products_only: bool = False
+
+    @property
+    def title(self) -> str:
+        """Which kernels its candidate has, as text."""
+        return "products alone" if self.products_only else "all kernels"
 
 
 class PublishedSelection(Record, frozen=True):
@@ -42,6 +49,7 @@ class PublishedSelection(Record, frozen=True):
     regions: dict[str, RegionRecord]
     # (record, source) of each kernel, as :meth:`KernelStore.export_kernel` returns them.
     kernels: dict[str, tuple[str, str]]
+    products_only: bool = False
 
 
 class RankSync:
@@ -78,6 +86,7 @@ class RankSync:
             kept_in_inductor=tuple(sorted(selection.kept_in_inductor)),
             regions=dict(selection.regions),
             kernels={step.kernel: kernels.export_kernel(step.kernel) for step in steps},
+            products_only=selection.products_only,
         )
         self._store.set(graph, zlib.compress(message.json))
 
@@ -88,4 +97,5 @@ class RankSync:
         message = PublishedSelection.read(zlib.decompress(self._store.get(graph)))
         for record, source in message.kernels.values():
             kernels.import_kernel(record, source)
-        return Selection(message.version, frozenset(message.kept_in_inductor), message.regions)
+        kept = frozenset(message.kept_in_inductor)
+        return Selection(message.version, kept, message.regions, message.products_only)

@@ -268,8 +268,20 @@ class ComparisonRecord(Record, frozen=True):
     # Largest relative difference of a result or gradient.
     difference: float
 
+    def __str__(self) -> str:
+        """The ratio and its interval."""
+        return f"{self.ratio:.3f}x ({self.low:.3f} to {self.high:.3f})"
+
     def comparison(self) -> Comparison:
         return Comparison(self.ratio, self.low, self.high, self.null_low, self.null_high, self.kind)
+
+
+class EarlierComparison(Record, frozen=True):
+    """The comparison of a candidate that was not faster than Inductor's version."""
+
+    # Which kernels the candidate had.
+    candidate: str
+    comparison: ComparisonRecord = msgspec.field(name="compared")
 
 
 Version = Literal["stitched", "inductor"]
@@ -294,6 +306,10 @@ class SelectionRecord(Record, frozen=True, kw_only=True):
     about: dict[str, str]
     # UTC time in ISO format.
     created: str
+    # Whether all kernels but those of matrix products stay with Inductor.
+    products_only: bool = False
+    # Measurements of other candidates before the one that decided.
+    earlier: tuple[EarlierComparison, ...] = ()
 
 
 class KernelComparisonRecord(Record, frozen=True, kw_only=True):

@@ -65,10 +65,7 @@ class CodegenJob:
 
     def serialize(self) -> bytes:
         # Candidates that the user's process has already are not sent.
-        tuning: PlanTuning | ProductTuning = ProductTuning()
-        if isinstance(self.tuning, PlanTuning):
-            tuning = replace(self.tuning, candidates=[])
-        return pickle.dumps(replace(self, tuning=tuning))
+        return pickle.dumps(replace(self, tuning=replace(self.tuning, candidates=[])))
 
     @staticmethod
     def run(data: bytes) -> CodegenResult:

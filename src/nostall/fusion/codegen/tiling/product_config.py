@@ -62,7 +62,6 @@ class ProductConfig:
             and accumulators <= MAX_ACCUMULATORS
             and self.rows <= 2 * max(shape.rows, 16)
             and self.columns <= 2 * max(shape.columns, 16)
-            and math.prod(self.tiles(shape)) <= MAX_TILES_PER_SM * hardware.sms
         )
 
     def tiles(self, shape: ProductShape) -> tuple[int, int]:
@@ -95,7 +94,7 @@ MAX_ACCUMULATORS = 128
 """Accumulators of a thread at most: half of its registers."""
 
 MAX_TILES_PER_SM = 32
-"""Tiles of an SM at most: with more, larger tiles read each operand less often."""
+"""Tiles of an SM at most, if larger tiles fit: those read each operand less often."""
 
 CONFIGS = (
     ProductConfig(128, 256, 64, 8, 3, descriptors=True, persistent=True),
@@ -129,4 +128,6 @@ CONFIGS = (
 
 def configs(shape: ProductShape, hardware: Hardware = H200) -> Iterator[ProductConfig]:
     """The configurations that a shape is measured with."""
-    return (config for config in CONFIGS if config.fits(shape, hardware))
+    tiles = {c: math.prod(c.tiles(shape)) for c in CONFIGS if c.fits(shape, hardware)}
+    most = max(MAX_TILES_PER_SM * hardware.sms, min(tiles.values(), default=0))
+    return (config for config in tiles if tiles[config] <= most)

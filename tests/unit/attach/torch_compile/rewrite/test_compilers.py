@@ -138,3 +138,9 @@ def test_a_compiler_says_why_workers_cannot_compile_for_it() -> None:
         assert "the user's own passes" in InductorCompiler({}).local_only_reason
     user_pass = InductorCompiler({"joint_custom_post_pass": print})
     assert "the user's own passes" in user_pass.local_only_reason
+
+
+def test_the_cache_key_of_the_pass_says_whether_only_products_are_inserted(home: None) -> None:
+    with collect_result(RewriteResult()):
+        keys = [StitchPass(KernelFilter("all", products_only=x)).uuid() for x in (False, True)]
+    assert keys[0] != keys[1]

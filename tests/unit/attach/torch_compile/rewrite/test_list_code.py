@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ pytest.importorskip("triton")
 
 from nostall.core.launch import Buffer, LaunchSpec
 from nostall.fusion.graph.builder import Builder
-from nostall.fusion.lists.kernel import DEFAULT_PLAN, Layout, ListKernel
+from nostall.fusion.hardware import H200
+from nostall.fusion.lists.kernel import DEFAULT_PLAN, Layout, ListKernel, plan_for
 from nostall.fusion.lists.norms import norm_kernel
 from nostall.fusion.lists.pointwise import Pointwise, Read, Write, pointwise_kernel
 from nostall.fusion.lists.slots import Slot
@@ -74,3 +76,15 @@ def test_the_sources_depend_on_layouts_only_and_short_lists_take_one_launch() ->
     blocks = sum(-(-size // DEFAULT_PLAN.block) for size in SIZES)
     assert launch.grid == (blocks, 1)
     assert first.mutated == len(SLOTS)
+
+
+def test_norms_have_as_many_programs_as_the_gpu_needs() -> None:
+    assert plan_for(H200) == DEFAULT_PLAN
+    slots = (Slot((1 << 26,), (1,)),)
+    grids = [
+        norm_kernel(slots, 2.0, "float32", "float32", plan_for(replace(H200, sms=sms)))
+        .launches[0]
+        .grid
+        for sms in (132, 33)
+    ]
+    assert grids == [(4096, 1), (1024, 1)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,10 @@ from torch.fx.experimental.symbolic_shapes import (  # noqa: E402
     StatelessSymbolicContext,
 )
 
+from nostall.attach.torch_compile.measure.baselines import copy_graph  # noqa: E402
+from nostall.attach.torch_compile.rewrite import list_kernels  # noqa: E402
 from nostall.attach.torch_compile.rewrite.kernel_selection import (  # noqa: E402
+    PRODUCTS_ONLY,
     KernelFilter,
     RewriteResult,
 )
@@ -28,6 +32,7 @@ from nostall.attach.torch_compile.rewrite.list_kernels import (  # noqa: E402
     insert_list_kernels,
 )
 from nostall.attach.torch_compile.store.kernel_store import KernelStore  # noqa: E402
+from nostall.fusion.hardware import H200  # noqa: E402
 from tests.unit.fusion.codegen.interpreter_process import run_interpreted  # noqa: E402
 
 MODULE = "tests.unit.attach.torch_compile.rewrite.list_programs"
@@ -209,6 +214,86 @@ def test_kernels_that_stay_with_inductor_are_not_inserted() -> None:
     insert_list_kernels(module, KernelStore(), excluded, again)
     assert not again.kernels
     assert any("not faster" in reason for reason, _ in again.not_fused)
+
+
+DTYPES = [torch.float32] * 5 + [torch.bfloat16] * 6
+
+
+def loop(lists: list[list[Any]]) -> Any:
+    """Moving averages, written as a loop, that exchange two tensors; one result is read, too."""
+    results = []
+    for mean, value in zip(*lists, strict=True):
+        new, other = mean * 0.9 + value, torch.sqrt(mean) - value * 0.5
+        value.copy_(other)
+        mean.copy_(new)
+        results.append(new)
+    return results
+
+
+def targets(module: Any) -> list[str]:
+    return sorted(str(n.target) for n in module.graph.nodes if n.op == "call_function")
+
+
+@pytest.mark.parametrize("kept", [0, 1, 2])
+def test_updates_whose_list_stays_with_inductor_are_written_as_a_loop_again(kept: int) -> None:
+    """Two updates of five tensors in fp32 are one kernel, those of six in bf16 another one."""
+
+    def lists() -> list[list[Any]]:
+        torch.manual_seed(0)
+        return [[torch.rand(7).to(dtype) for dtype in DTYPES] for _ in range(2)]
+
+    module, store = make_fx(loop, tracing_mode="fake")(lists()), KernelStore()
+    before, all_kernels, result = targets(module), RewriteResult(), RewriteResult()
+    insert_list_kernels(copy_graph(module), store, KernelFilter(), all_kernels)
+    assert len(all_kernels.kernels) == 2
+    kernel_filter = KernelFilter(kept_in_inductor=frozenset(all_kernels.kernels[:kept]))
+    head, *_ = insert_list_kernels(module, store, kernel_filter, result)
+    module.graph.lint()
+    assert result.kernels == all_kernels.kernels[kept:]
+    grouped = [22, 12, 0][kept]
+    assert f"equal updates of {grouped} tensors, written as a loop" in head or not grouped
+    assert not any("_foreach" in name for name in targets(module))
+    assert targets(module).count("aten.sqrt.default") == [0, 5, 11][kept]
+    if grouped:
+        return  # kernels run on a GPU or in an interpreter
+    assert "written as a loop" not in head and targets(module) == before
+    changed, expected = lists(), lists()
+    assert all(map(torch.equal, module(changed), loop(expected)))
+    for found, wanted in zip(changed, expected, strict=True):
+        assert all(map(torch.equal, found, wanted))
+
+
+def test_with_products_only_lists_and_loops_are_not_touched() -> None:
+    def function(x: list[Any]) -> Any:
+        return torch._foreach_exp(x)
+
+    def doubled(x: list[Any]) -> Any:
+        return [each * 2 for each in x]
+
+    module = make_fx(function, tracing_mode="fake")(tensors((5,), (6,)))
+    result, only = RewriteResult(), KernelFilter(products_only=True)
+    lines = insert_list_kernels(module, KernelStore(), only, result)
+    assert not result.kernels
+    assert lines == [f"lists of tensors stay with Inductor: {PRODUCTS_ONLY}"]
+    module = make_fx(doubled, tracing_mode="fake")(tensors(*[(5,)] * 6))
+    before = str(module.graph)
+    assert insert_list_kernels(module, KernelStore(), only, result) == []
+    assert str(module.graph) == before
+
+
+def test_the_plan_is_that_of_the_gpu_of_the_first_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    def function(x: list[Any]) -> Any:
+        return torch._foreach_norm(x)
+
+    asked: list[Any] = []
+    large, names = tensors((1 << 24,)), set()
+    for sms in (132, 16):
+        small = replace(H200, sms=sms)
+        monkeypatch.setattr(list_kernels, "hardware_of", lambda x, y=small: asked.append(x) or y)
+        _, result, _ = inserted(function, large)
+        names.update(result.kernels)
+    assert len(names) == 2
+    assert asked == [torch.device("cpu")] * 2
 
 
 def test_equal_lists_share_a_kernel_and_norms_are_one_vector() -> None:

@@ -13,8 +13,10 @@ torch = pytest.importorskip("torch")
 from torch import Tensor  # noqa: E402
 from torch.fx import GraphModule  # noqa: E402
 
+from nostall.attach.torch_compile.measure.baselines import copy_graph  # noqa: E402
 from nostall.attach.torch_compile.measure.product_tuning import product_kernels  # noqa: E402
 from nostall.attach.torch_compile.rewrite.kernel_selection import (  # noqa: E402
+    PRODUCTS_ONLY,
     KernelFilter,
     RewriteResult,
     match_key,
@@ -30,6 +32,7 @@ from nostall.attach.torch_compile.store.kernel_store import KernelStore  # noqa:
 from nostall.attach.torch_compile.store.records import RegionRecord  # noqa: E402
 from nostall.attach.torch_compile.store.regions import region_key  # noqa: E402
 from nostall.fusion.capture import inference_graph  # noqa: E402
+from nostall.fusion.hardware import H200  # noqa: E402
 from tests.unit.fusion.products.programs import (  # noqa: E402
     AsModule,
     feed_forward,
@@ -58,7 +61,7 @@ def records(module: GraphModule, *, pairs: bool = True) -> dict[str, RegionRecor
     made = {}
     for found in found_and_captured[1].found:
         if pairs or len(found.calls) == 1:
-            _, kernel, inputs = next(product_kernels(found.kernel, KernelStore()))
+            _, kernel, inputs = next(product_kernels(found.kernel, KernelStore(), H200))
             made[region_key(found.kernel.graph)] = product_record(found, kernel, inputs)
     return made
 
@@ -137,6 +140,22 @@ def test_results_keep_their_layouts() -> None:
         before.stride(),
         before.dtype,
     )
+
+
+def test_products_only_leaves_all_other_kernels_to_inductor() -> None:
+    def function(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
+        return feed_forward(x, first, second).softmax(-1)
+
+    module = traced(function, (32, 16), (16, 32), (32, 16))
+    found = records(module)
+    for products_only, expected in ((False, ["kernel", "mm", "kernel"]), (True, ["kernel", "mm"])):
+        rewritten, result = copy_graph(module), RewriteResult()
+        kernel_filter = KernelFilter(regions=found, products=True, products_only=products_only)
+        insert_all(rewritten, KernelStore(), kernel_filter, result)
+        rewritten.graph.lint()
+        assert calls(rewritten) == expected
+        assert ((PRODUCTS_ONLY, "a kernel") in result.not_fused) == products_only
+        assert len(result.explanations) == 1
 
 
 def test_a_graph_has_one_explanation() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ torch = pytest.importorskip("torch")
 
 from msgspec.structs import replace  # noqa: E402
 from torch import Tensor  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from nostall.attach.torch_compile.runtime import custom_op, launcher  # noqa: E402
 from nostall.attach.torch_compile.runtime.launcher import Launcher  # noqa: E402
@@ -153,6 +155,117 @@ def test_misaligned_tensors_that_a_kernel_changes_are_not_copied_at_each_call(
     assert not copies
     changing(inputs())
     assert copies
+
+
+@pytest.mark.parametrize(
+    ("free", "reserved", "allocated", "may_check"),
+    [(400, 0, 0, True), (384, 0, 0, False), (100, 900, 600, True), (100, 900, 620, False)],
+)
+def test_unused_memory_of_the_allocator_counts_as_free(
+    call: Launcher,
+    monkeypatch: pytest.MonkeyPatch,
+    free: int,
+    reserved: int,
+    allocated: int,
+    may_check: bool,
+) -> None:
+    """The kernel changes 128 bytes, of which three copies are needed."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 1 << 30))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: reserved)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: allocated)
+    changing = Launcher(replace(RECORD, mutated=1), call._functions)
+    on_gpu = SimpleNamespace(
+        is_cuda=True,
+        device="cuda",
+        numel=lambda: 32,
+        element_size=lambda: 4,
+        data_ptr=lambda: 0,
+        get_device=lambda: 0,
+    )
+    assert changing._may_check([on_gpu, on_gpu]) == may_check  # type: ignore[list-item]
+
+
+IN_PLACE = KernelRecord(
+    source="s",
+    plan="",
+    inputs=(tensor(4, 8, dtype="float16"), tensor(4, 8), tensor(8)),
+    outputs=(),
+    launches=(
+        LaunchRecord(
+            name="k", arguments=("p1", "p2", "p0", "p1"), counts=(4,), grid=(4, 1), num_warps=2
+        ),
+    ),
+    workspaces=(),
+    mutated=1,
+)
+"""A kernel over lists: it overwrites its first input, and returns nothing."""
+
+
+def test_a_direct_call_in_place_allocates_nothing_and_reads_no_value(
+    call: Launcher, binary: Binary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So it can be captured in a CUDA graph, whose replays run none of its Python code."""
+    monkeypatch.setattr(launcher, "_fast_empty", lambda device: out_of_memory)
+    changing = Launcher(IN_PLACE, lambda: call._functions()[:1])
+    tensors = [torch.zeros(4, 8, dtype=torch.float16), *inputs()]
+    assert changing(tensors) == []
+    launches = []
+    for value in (0.0, float("nan")):
+        binary.launches = []
+        for each in tensors:
+            each.fill_(value)
+        with DispatchedOperators() as dispatched:
+            assert changing(tensors) == []
+        assert dispatched.names == []
+        launches.append(binary.launches)
+        assert tensors[0].view(torch.uint8).eq(60).all()
+    assert launches[0] == launches[1]
+    assert len(launches[0]) == 1 and all(isinstance(x, int) for x in launches[0][0][9:])
+
+
+class DispatchedOperators(TorchDispatchMode):
+    """Records the operators that PyTorch runs: copies, allocations, and reads of values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        self.names.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+def out_of_memory(*_: Any) -> Tensor:
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def test_without_memory_for_copies_triton_launches_and_no_copy_is_tried_again(
+    call: Launcher, binary: Binary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changing = Launcher(replace(RECORD, mutated=1), call._functions)
+    with monkeypatch.context() as patch:
+        patch.setattr(Tensor, "clone", out_of_memory)
+        (result,) = changing(inputs())
+    assert result.view(torch.uint8).eq(60).all()
+    binary.launches = []
+    changing(inputs())
+    assert len(binary.launches) == 2 and isinstance(binary.launches[0][9], Tensor)
+
+
+def test_without_memory_for_the_results_of_the_check_triton_launches(
+    call: Launcher, binary: Binary, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    changing = Launcher(replace(RECORD, mutated=1), call._functions)
+    with monkeypatch.context() as patch:
+        patch.setattr(launcher, "_fast_empty", lambda device: out_of_memory)
+        (result,) = changing(inputs())
+    assert result.view(torch.uint8).eq(60).all()
+    binary.launches = []
+    changing(inputs())
+    assert isinstance(binary.launches[0][9], Tensor)
+    assert not caplog.records, "nothing is wrong with the kernel"
 
 
 def test_misaligned_inputs_are_copied_only_for_launches_that_need_alignment(

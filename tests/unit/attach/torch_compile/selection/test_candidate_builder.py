@@ -14,9 +14,19 @@ import pytest
 pytest.importorskip("triton")
 torch = pytest.importorskip("torch")
 
+from nostall.attach.torch_compile.measure.product_competition import (  # noqa: E402
+    Displacement,
+)
 from nostall.attach.torch_compile.report import GraphReport  # noqa: E402
+from nostall.attach.torch_compile.rewrite.kernel_selection import (  # noqa: E402
+    KernelFilter,
+    RewriteResult,
+)
 from nostall.attach.torch_compile.selection import candidate_builder  # noqa: E402
 from nostall.attach.torch_compile.selection.candidate_builder import CandidateBuilder  # noqa: E402
+from nostall.attach.torch_compile.selection.versions import Candidate  # noqa: E402
+from nostall.attach.torch_compile.store.rank_sync import Selection  # noqa: E402
+from nostall.attach.torch_compile.store.records import RegionRecord, StepRecord  # noqa: E402
 from nostall.attach.torch_compile.workers.tasks import BackgroundTasks  # noqa: E402
 from nostall.fusion.graph.graph import Graph  # noqa: E402
 from tests.unit.attach.torch_compile.regions import (  # noqa: E402
@@ -119,3 +129,136 @@ def test_without_a_worker_each_distinct_kernel_is_compiled_here_once(
     assert "opaque" in caplog.text
     expected = {kernel for graph in (large, small) for kernel in tuning().prepare(graph)}
     assert sorted(compiled) == sorted(expected)
+
+
+def region(kernel: str) -> RegionRecord:
+    return RegionRecord(steps=(StepRecord(kernel, (0,), (1,), (1,), reduces=True),), not_fused={})
+
+
+def builder_with_products(chosen: dict[str, RegionRecord]) -> Any:
+    """The part of a candidate builder that chooses the second candidate.
+
+    ``chosen``: the products that are measured faster beside Inductor's kernels.
+    """
+
+    def choose(compiler: Any, kernel_filter: KernelFilter, known: Any) -> dict[str, RegionRecord]:
+        assert kernel_filter.products_only and not kernel_filter.products and not known
+        return chosen
+
+    builder = SimpleNamespace(
+        products=SimpleNamespace(is_enabled=True, chosen=choose, lines=["a line"]),
+        product_keys={"product"},
+        report=GraphReport(),
+        versions=SimpleNamespace(
+            compiler=SimpleNamespace(without_cuda_graphs=None),
+            timed=lambda activity, work: work(),
+            kernel_filter=lambda selection: KernelFilter(
+                kept_in_inductor=selection.kept_in_inductor,
+                regions=selection.regions,
+                products_only=selection.products_only,
+            ),
+        ),
+    )
+    builder._with_products = partial(CandidateBuilder._with_products, builder)
+    return builder
+
+
+REGIONS = {"stitched": region("norm"), "product": region("product")}
+TRIED = Selection("stitched", frozenset({"kept"}), REGIONS)
+
+
+def next_selection(builder: Any, tried: Selection, *kernels: str) -> Selection | None:
+    candidate = Candidate(lambda *_: None, RewriteResult(), tried)
+    return CandidateBuilder._next_selection(builder, candidate, kernels)
+
+
+def test_products_alone_follow_a_candidate_with_other_kernels() -> None:
+    builder = builder_with_products({"other product": region("another")})
+    found = next_selection(builder, TRIED, "norm", "product")
+    regions = {"stitched": region("norm"), "other product": region("another")}
+    assert found == Selection("stitched", frozenset({"kept"}), regions, products_only=True)
+    assert builder.report.products == ["a line"]
+
+
+@pytest.mark.parametrize(
+    ("tried", "kernels"),
+    [
+        (TRIED, ["product"]),
+        (Selection("stitched", frozenset(), REGIONS, products_only=True), ["product"]),
+    ],
+)
+def test_nothing_follows_a_candidate_of_products_alone(
+    tried: Selection, kernels: list[str]
+) -> None:
+    assert next_selection(builder_with_products({"p": region("p")}), tried, *kernels) is None
+
+
+def test_nothing_follows_if_no_product_is_faster_beside_inductors_kernels() -> None:
+    assert next_selection(builder_with_products({}), TRIED, "norm", "product") is None
+
+
+def test_a_worker_compiles_each_candidate_before_this_process_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(candidate_builder, "clone_graph", lambda module: module)
+    second = Selection("stitched", products_only=True)
+    jobs: list[bool] = []
+
+    def compile_candidate(module: Any, args: Any, patches: Any, kernel_filter: Any) -> bool:
+        jobs.append(kernel_filter)
+        return True
+
+    builder = SimpleNamespace(
+        precompiler=SimpleNamespace(
+            worker_died=False, compile_candidate=compile_candidate, rewrite_result="inserted"
+        ),
+        versions=SimpleNamespace(kernel_filter=lambda selection: selection.products_only),
+        selection=None,
+        local_only_reason="",
+        patches={},
+        _select_kernels=lambda: TRIED,
+        _compile=lambda module, args, selection, result: (selection, result),
+    )
+    build = partial(CandidateBuilder._build, builder, "graph", ())
+    assert build(None) is None
+    assert build(None) == (TRIED, "inserted")
+    assert build(second) is None
+    assert build(second) == (second, "inserted")
+    assert jobs == [False, True]
+
+
+@pytest.mark.parametrize("is_leader", [True, False])
+def test_kernels_that_a_product_displaces_are_not_inserted(
+    monkeypatch: pytest.MonkeyPatch, is_leader: bool
+) -> None:
+    """Products are then chosen once more, because some have other readers."""
+    asked: list[tuple[frozenset[str], dict[str, RegionRecord]]] = []
+    moved = {"moved": region("dgelu")}
+
+    def choose(compiler: Any, kernel_filter: KernelFilter, known: Any) -> dict[str, RegionRecord]:
+        asked.append((kernel_filter.kept_in_inductor, dict(known)))
+        return {"product": region("product"), **known}
+
+    def displace(
+        products: Any, measured: Any, compiler: Any, kernel_filter: Any, chosen: Any
+    ) -> Any:
+        assert measured == "records" and chosen == {"product": region("product")}
+        return Displacement({"norm"}, moved)
+
+    builder = builder_with_products({})
+    builder.products.chosen, builder.comparisons = choose, SimpleNamespace(records="records")
+    builder.kernel_clock = None
+    builder.tuning = SimpleNamespace(candidates=[])
+    builder._kept_in_inductor = lambda: frozenset({"slow"})
+    builder._region_records = lambda: {"stitched": region("norm")}
+    builder._displacement = partial(CandidateBuilder._displacement, builder)
+    monkeypatch.setattr(candidate_builder, "displace_kernels", displace)
+    sync = SimpleNamespace(current=lambda: SimpleNamespace(is_leader=is_leader))
+    monkeypatch.setattr(candidate_builder, "RankSync", sync)
+    selection = CandidateBuilder._select_kernels(builder)
+    if not is_leader:
+        assert asked == [] and selection.kept_in_inductor == {"slow"}
+        return
+    assert asked == [(frozenset({"slow"}), {}), (frozenset({"slow", "norm"}), moved)]
+    assert selection.kept_in_inductor == {"slow", "norm"}
+    assert selection.regions == {**REGIONS, **moved}

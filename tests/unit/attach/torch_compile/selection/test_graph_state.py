@@ -29,6 +29,11 @@ def test_the_report_follows_the_phases() -> None:
     assert (state.report.state, state.report.reason) == ("stitched", "faster as a whole")
 
 
+def test_another_candidate_may_be_prepared_after_a_comparison_but_not_after_the_decision() -> None:
+    assert Phase.PREPARING in TRANSITIONS[Phase.COMPARED]
+    assert TRANSITIONS[Phase.DECIDED] == {Phase.DECIDED}
+
+
 @pytest.mark.parametrize("phase", [*Phase])
 def test_a_decision_is_possible_in_every_phase(phase: Phase) -> None:
     assert Phase.DECIDED in TRANSITIONS[phase]

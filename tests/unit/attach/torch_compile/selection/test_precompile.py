@@ -21,7 +21,10 @@ from torch import nn  # noqa: E402
 
 from nostall.attach.torch_compile.report import GraphReport  # noqa: E402
 from nostall.attach.torch_compile.rewrite.compilers import InductorCompiler  # noqa: E402
-from nostall.attach.torch_compile.rewrite.kernel_selection import KernelFilter  # noqa: E402
+from nostall.attach.torch_compile.rewrite.kernel_selection import (  # noqa: E402
+    KernelFilter,
+    RewriteResult,
+)
 from nostall.attach.torch_compile.selection import precompile  # noqa: E402
 from nostall.attach.torch_compile.selection.graph_state import GraphState  # noqa: E402
 from nostall.attach.torch_compile.selection.precompile import Precompiler  # noqa: E402
@@ -321,6 +324,24 @@ def test_only_a_graph_without_a_selection_sends_its_candidate(
     assert tasks.is_ready
     assert events == ([] if reason else ["attach", "run"])
     assert state.report.local_only_reason == ("" if reason else "no luck")
+
+
+def test_what_a_worker_made_of_an_earlier_candidate_is_not_used_for_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    results = iter([JobResult(value=RewriteResult(["kernel"])), JobResult("no luck")])
+    monkeypatch.setattr(FIRST_INDUCTOR_WORKER, "run", lambda job: next(results))
+    tasks = BackgroundTasks()
+    precompiler = Precompiler(tasks, graph_state(""))
+    found = []
+    for _ in range(2):
+        graph = torch.fx.symbolic_trace(nn.ReLU())
+        assert precompiler.compile_candidate(graph, [torch.ones(3)], {}, KernelFilter())
+        end = time.monotonic() + 30
+        while not tasks.is_ready and time.monotonic() < end:
+            time.sleep(0.01)
+        found.append(precompiler.rewrite_result)
+    assert found == [RewriteResult(["kernel"]), None]
 
 
 EXITS = """

@@ -17,11 +17,13 @@ from tests.unit.fusion.patterns import layer_norm  # noqa: E402
 GRAPH = "a" * 64
 
 
-def test_kernels_are_sent_with_the_selection(tmp_path: Path) -> None:
+@pytest.mark.parametrize("products_only", [False, True])
+def test_kernels_are_sent_with_the_selection(tmp_path: Path, products_only: bool) -> None:
     graph = layer_norm((4, 24), "float32")
     leader, follower = KernelStore(tmp_path / "leader"), KernelStore(tmp_path / "follower")
     region = stitched_region(graph, leader)
-    selection = Selection("stitched", frozenset(), {region_key(graph): region})
+    regions = {region_key(graph): region}
+    selection = Selection("stitched", frozenset({"kept"}), regions, products_only)
     job_store = torch.distributed.HashStore()
     RankSync(job_store, 0).publish(GRAPH, selection, leader)
     assert RankSync(job_store, 1).fetch(GRAPH, follower) == selection

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ torch = pytest.importorskip("torch")
 
 from triton.backends.nvidia.compiler import get_ptxas  # noqa: E402
 
+from nostall.attach.torch_compile.measure.product_tuning import ProductTuning  # noqa: E402
 from nostall.attach.torch_compile.runtime.custom_op import load_op  # noqa: E402
 from nostall.attach.torch_compile.workers import codegen_job  # noqa: E402
 from nostall.attach.torch_compile.workers import worker as worker_module  # noqa: E402
@@ -28,6 +31,7 @@ from nostall.attach.torch_compile.workers.codegen_job import (  # noqa: E402
 )
 from nostall.attach.torch_compile.workers.worker import Worker  # noqa: E402
 from nostall.fusion.graph.graph import Graph  # noqa: E402
+from nostall.fusion.hardware import H200  # noqa: E402
 from tests.unit.attach.torch_compile.regions import (  # noqa: E402
     HOPPER,
     normalized_rows,
@@ -52,6 +56,15 @@ def worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Worker]:
 
 def generate(*graphs: Graph, owner: int = 0) -> CodegenJob:
     return CodegenJob(graphs, tuning(), HOPPER, owner)
+
+
+def test_a_job_has_the_hardware_of_the_users_process_and_no_candidates_of_its_own() -> None:
+    """The worker has no GPU that it could ask."""
+    small = replace(H200, sms=46)
+    for job_tuning in (ProductTuning(small, [object()]), tuning()):  # type: ignore[list-item]
+        job = CodegenJob((), job_tuning, HOPPER, folders={})
+        sent = pickle.loads(job.serialize())
+        assert sent.tuning == replace(job_tuning, candidates=[])
 
 
 def binaries(folder: Path) -> dict[Path, int]:

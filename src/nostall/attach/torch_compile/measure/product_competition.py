@@ -1,0 +1,175 @@
+"""Decide between the kernel of a product with its readers and stitched kernels for these readers.
+
+Stitched kernels are inserted first.  One that reduces a reader of a product, such as the gradient
+of a bias, computes the reader, so that the product has none left.  Both were measured against the
+same operators by Inductor: the stitched kernels alone, the product in a graph of its own.  The
+product's kernel takes the readers if it saves more time than the stitched kernels and the product
+kernels that are lost for it.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch.fx import GraphModule
+
+from nostall.attach.torch_compile.measure.baselines import copy_graph
+from nostall.attach.torch_compile.measure.product_cases import Occurrence, by_bytes
+from nostall.attach.torch_compile.measure.product_comparison import (
+    ProductComparisons,
+    is_gain,
+    measured_region,
+)
+from nostall.attach.torch_compile.rewrite.compilers import GraphCompiler
+from nostall.attach.torch_compile.rewrite.kernel_selection import (
+    KernelFilter,
+    KernelMatch,
+    RewriteResult,
+)
+from nostall.attach.torch_compile.rewrite.matching import match_kernels, seed_pairs
+from nostall.attach.torch_compile.store.kernel_store import KernelStore
+from nostall.attach.torch_compile.store.records import KernelComparisonRecord, RegionRecord
+from nostall.attach.torch_compile.store.regions import region_key
+from nostall.fusion.capture import CapturedGraph
+from nostall.fusion.products.find import FoundProduct, find_products
+
+Measured = Mapping[frozenset[str], KernelComparisonRecord]
+"""Measurements of stitched kernels, by the keys of the matches that were measured together."""
+
+
+@dataclass
+class Displacement:
+    """Product kernels that take the place of stitched kernels."""
+
+    kernels: set[str] = field(default_factory=set)
+    """Keys of the matches of stitched kernels that are not inserted."""
+    regions: dict[str, RegionRecord] = field(default_factory=dict)
+    """The product kernels, by the key of their graph."""
+
+
+def displace_kernels(
+    products: ProductComparisons,
+    stitched: Measured,
+    compiler: GraphCompiler,
+    kernel_filter: KernelFilter,
+    chosen: Mapping[str, RegionRecord],
+) -> Displacement:
+    """Measure the products whose readers stitched kernels compute, and choose by the time saved.
+
+    ``chosen``: product kernels that are chosen behind the stitched kernels of ``kernel_filter``,
+    which has no product kernels itself.
+    Stitched kernels without a measurement keep their operators.
+    """
+    displacement = Displacement()
+    if not (products.is_enabled and products.graphs and stitched):
+        return displacement
+    with products.measuring():
+        counts = Counter[str]()
+        contested = list(_contested(products.graphs, kernel_filter, counts))
+        if contested:
+            current = [
+                each
+                for each in products.occurrences(kernel_filter)
+                if region_key(each.found.kernel.graph) in chosen
+            ]
+            contest = _Contest(products, compiler, stitched, counts, current)
+            for same in by_bytes(contested):
+                contest.decide(same, displacement)
+    return displacement
+
+
+class _Contest:
+    """Compares what kernels save, in seconds of the whole graph."""
+
+    def __init__(
+        self,
+        products: ProductComparisons,
+        compiler: GraphCompiler,
+        stitched: Measured,
+        counts: Mapping[str, int],
+        current: Sequence[Occurrence],
+    ) -> None:
+        """``counts``: occurrences of each match by key.  ``current``: those of product kernels."""
+        self._products, self._compiler = products, compiler
+        self._stitched, self._counts, self._current = stitched, counts, current
+        self._taken: set[tuple[int, str]] = set()
+
+    def decide(self, same: Sequence[Occurrence], displacement: Displacement) -> None:
+        """Measure a product that occurs at some places, and add it if it saves more there."""
+        same = [each for each in same if not each.places & self._taken]
+        if not same:
+            return  # a pair with this product is one kernel
+        keys = frozenset[str]().union(*(each.contested for each in same))
+        lost = {group for group in self._stitched if group & keys}
+        if not keys <= frozenset[str]().union(*lost):
+            return  # a stitched kernel was not measured
+        case = same[0].case
+        key, record = self._products.measured(case, self._compiler, ", for its stitched readers")
+        if record is None or not is_gain(record):
+            return
+        places = frozenset[tuple[int, str]]().union(*(each.places for each in same))
+        gain = len(same) * _seconds_saved(record, record.comparison.low)
+        loss = self._stitched_seconds(lost, displacement) + self._product_seconds(places)
+        self._products.outcomes[key] += (
+            f"; saves {1e6 * gain:.1f} us, what it replaces {1e6 * loss:.1f} us"
+        )
+        if gain > loss:
+            self._taken |= places
+            displacement.kernels |= keys.union(*lost)
+            displacement.regions[region_key(case.found.kernel.graph)] = measured_region(
+                case, record
+            )
+
+    def _stitched_seconds(self, groups: set[frozenset[str]], displacement: Displacement) -> float:
+        """What stitched kernels save that are not displaced yet."""
+        seconds = 0.0
+        for group in groups:
+            if not group <= displacement.kernels:
+                record = self._stitched[group]
+                most = max(self._counts[key] for key in group)
+                seconds += most * max(0.0, _seconds_saved(record, record.comparison.high))
+        return seconds
+
+    def _product_seconds(self, places: frozenset[tuple[int, str]]) -> float:
+        """What the product kernels save that were chosen for the same products."""
+        records = (
+            self._products.records[region_key(each.found.kernel.graph)]
+            for each in self._current
+            if each.places & places
+        )
+        return sum(_seconds_saved(record, record.comparison.high) for record in records)
+
+
+def _contested(
+    graphs: Sequence[GraphModule], kernel_filter: KernelFilter, counts: Counter[str]
+) -> Iterator[Occurrence]:
+    """The products of which stitched kernels compute readers; counts these kernels' matches."""
+    for number, graph in enumerate(graphs):
+        module = copy_graph(graph)
+        matched = match_kernels(module, KernelStore(), kernel_filter, RewriteResult())
+        if matched is None or not matched[1]:
+            continue
+        captured, matches = matched
+        counts.update(match.key for match in matches)
+        for found in find_products(captured, seed_pairs(captured)).found:
+            keys = frozenset(m.key for m in matches if _computes_reader(captured, m, found))
+            if keys:
+                yield Occurrence(found, captured, module, number, keys)
+
+
+def _computes_reader(captured: CapturedGraph, match: KernelMatch, found: FoundProduct) -> bool:
+    """Whether a stitched kernel computes an operator of a product's kernel.
+
+    Values of fewer elements do not count: both kernels may compute them.
+    """
+    elements = found.kernel.shape.rows * found.kernel.shape.columns
+    shared = found.operators.intersection(match.operators)
+    return any(captured.graph[index].elements >= elements for index in shared)
+
+
+def _seconds_saved(record: KernelComparisonRecord, ratio: float) -> float:
+    """Seconds that the kernels save if they are so many times as fast as Inductor's."""
+    return statistics.median(record.inductor) * (1.0 - 1.0 / ratio)

@@ -1,0 +1,163 @@
+"""Products and stitched kernels that compute the same readers: the larger saving wins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from nostall.attach.torch_compile.measure import product_competition
+from nostall.attach.torch_compile.measure.product_competition import Displacement, _Contest
+from nostall.attach.torch_compile.store.records import KernelComparisonRecord, RegionRecord
+from tests.unit.fusion.codegen.interpreter_process import run_interpreted
+
+REGION = RegionRecord(steps=(), not_fused={})
+
+
+def record(inductor: float, stitched: float) -> KernelComparisonRecord:
+    """A measurement without noise, in seconds."""
+    samples = (inductor,) * 12
+    return KernelComparisonRecord(
+        kernels=("k",),
+        kind="measured",
+        clock="recorded",
+        inductor=samples,
+        stitched=(stitched,) * 12,
+        null=samples,
+    )
+
+
+SMALL_PRODUCT = record(5.0, 3.5)
+"""A product kernel that is chosen beside the stitched kernel; it saves 1.5 seconds."""
+
+
+@pytest.fixture(autouse=True)
+def keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(product_competition, "region_key", lambda graph: graph)
+    monkeypatch.setattr(product_competition, "measured_region", lambda case, record: REGION)
+
+
+def product(place: int, *contested: str, kernel: str = "large") -> Any:
+    """A product at one place of a graph."""
+    found = SimpleNamespace(kernel=SimpleNamespace(graph=kernel))
+    case = SimpleNamespace(found=found)
+    return SimpleNamespace(
+        found=found,
+        case=case,
+        places=frozenset({(0, f"mm_{place}")}),
+        contested=frozenset(contested),
+    )
+
+
+def decided(
+    measured: KernelComparisonRecord | None,
+    same: list[Any],
+    stitched: dict[frozenset[str], KernelComparisonRecord],
+    counts: dict[str, int],
+    current: Any = (),
+) -> tuple[Displacement, list[str]]:
+    outcomes = {"key": "measured"}
+    products = SimpleNamespace(
+        measured=lambda case, compiler, note: ("key", measured),
+        outcomes=outcomes,
+        records={"small": SMALL_PRODUCT},
+    )
+    found = Displacement()
+    contest = _Contest(products, None, stitched, counts, current)  # type: ignore[arg-type]
+    contest.decide(same, found)
+    return found, [*outcomes.values()]
+
+
+ONE = {frozenset({"norm"}): record(5.0, 4.0)}
+"""One stitched kernel, which saves a second."""
+
+
+@pytest.mark.parametrize(("stitched_s", "wins"), [(4.5, True), (1.5, False)])
+def test_the_larger_saving_wins(stitched_s: float, wins: bool) -> None:
+    stitched = {frozenset({"norm"}): record(5.0, stitched_s)}
+    found, (line,) = decided(record(6.0, 4.0), [product(0, "norm")], stitched, {"norm": 1})
+    assert (found.kernels, found.regions) == (
+        ({"norm"}, {"large": REGION}) if wins else (set(), {})
+    )
+    saved = 1e6 * (5.0 - stitched_s)
+    assert line == f"measured; saves 2000000.0 us, what it replaces {saved:.1f} us"
+
+
+@pytest.mark.parametrize(("products", "kernels", "wins"), [(3, 3, True), (1, 3, False)])
+def test_all_occurrences_count(products: int, kernels: int, wins: bool) -> None:
+    """A displaced kernel is lost in all layers, and each layer with the product gains."""
+    same = [product(place, "norm") for place in range(products)]
+    found, _ = decided(record(6.0, 4.0), same, ONE, {"norm": kernels})
+    assert bool(found.kernels) == wins
+
+
+@pytest.mark.parametrize(("is_taken", "wins"), [(True, False), (False, True)])
+def test_a_product_kernel_that_is_lost_counts(is_taken: bool, wins: bool) -> None:
+    other = product(0 if is_taken else 1, kernel="small")
+    found, _ = decided(record(6.0, 4.0), [product(0, "norm")], ONE, {"norm": 1}, [other])
+    assert bool(found.kernels) == wins
+
+
+def test_kernels_that_were_measured_together_are_lost_together() -> None:
+    stitched = {frozenset({"first", "second"}): record(5.0, 4.0)}
+    counts = {"first": 1, "second": 1}
+    found, _ = decided(record(6.0, 4.0), [product(0, "first")], stitched, counts)
+    assert found.kernels == {"first", "second"}
+
+
+@pytest.mark.parametrize(
+    ("measured", "contested"),
+    [
+        (record(6.0, 4.0), "unmeasured"),
+        (None, "norm"),
+        (record(6.0, 5.95), "norm"),
+    ],
+    ids=["a kernel without a measurement", "no time", "no gain"],
+)
+def test_without_a_proven_gain_stitched_kernels_stay(
+    measured: KernelComparisonRecord | None, contested: str
+) -> None:
+    stitched = {frozenset({"norm"}): record(5.0, 5.0)}
+    found, lines = decided(measured, [product(0, contested)], stitched, {contested: 1})
+    assert found == Displacement()
+    assert lines == ["measured"]
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder: Path = tmp_path_factory.mktemp("stores")
+    module = "tests.unit.attach.torch_compile.measure.competition_programs"
+    found: dict[str, Any] = run_interpreted(module, folder)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["product", "slow kernel"])
+def test_a_product_takes_its_reader_from_the_kernel_of_the_bias_gradient(
+    outcomes: dict[str, Any], case: str
+) -> None:
+    found = outcomes[case]
+    assert found["before"] == 0, "the stitched kernel computes the only reader"
+    assert (found["displaced"], found["products"], found["kernels"]) == (1, 1, 1)
+    assert found["sums"] == 1, "the sum stays with Inductor"
+    assert "for its stitched readers: one kernel" in found["lines"][0]
+    assert found["asked"] == 2, "one measurement of all tiles, one comparison"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["kernel", "unmeasured", "late"])
+def test_the_stitched_kernel_stays(outcomes: dict[str, Any], case: str) -> None:
+    found = outcomes[case]
+    assert (found["displaced"], found["products"], found["kernels"]) == (0, 0, 1)
+    assert found["sums"] == 0
+    assert (found["asked"] > 0) == (case == "kernel")
+
+
+@pytest.mark.slow
+def test_the_results_are_right_with_either_kernel(outcomes: dict[str, Any]) -> None:
+    assert max(found["difference"] for found in outcomes.values()) < 1e-4
