@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import shutil
 import signal
@@ -42,3 +43,12 @@ def keep_disassemblies() -> None:
 
 if "NOSTALL_NVDISASM" not in os.environ:
     keep_disassemblies()
+
+
+def pytest_collection_finish() -> None:
+    """Exclude all modules and collected tests, which stay, from garbage collections.
+
+    A full collection of them takes a second or more.
+    """
+    gc.collect()
+    gc.freeze()
