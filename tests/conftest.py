@@ -8,11 +8,14 @@ import os
 import shutil
 import signal
 import tempfile
+from collections.abc import Generator
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 from nostall.core.errors import MissingPart
+from nostall.core.garbage_collector import paused
 from nostall.sass.binary import toolchain
 
 # A shell starts background jobs with Ctrl-C ignored, and children inherit that; tests interrupt.
@@ -45,10 +48,13 @@ if "NOSTALL_NVDISASM" not in os.environ:
     keep_disassemblies()
 
 
-def pytest_collection_finish() -> None:
-    """Exclude all modules and collected tests, which stay, from garbage collections.
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Pause garbage collection while tests are collected, and never scan what was collected.
 
-    A full collection of them takes a second or more.
+    Modules and tests stay; a full collection of them takes a second or more.
     """
-    gc.collect()
+    with paused():
+        result = yield
     gc.freeze()
+    return result
