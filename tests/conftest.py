@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import atexit
+import contextlib
 import gc
+import hashlib
 import os
-import shutil
 import signal
-import tempfile
+import time
 from collections.abc import Generator
 from pathlib import Path
 
@@ -28,18 +28,30 @@ settings.register_profile("random", deadline=None, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 
+KEPT = Path(__file__).parents[1] / ".cache" / "disassembled"
+KEPT_DAYS = 14
+
+
 def keep_disassemblies() -> None:
-    """Have nvdisasm asked once for the same bytes; workers and commands inherit what is set."""
+    """Have nvdisasm asked once for the same bytes; workers and commands inherit what is set.
+
+    What this very nvdisasm said is kept for later sessions, but no longer than ``KEPT_DAYS``.
+    """
     try:
         tool = toolchain.find("nvdisasm")
     except MissingPart:
         return
-    folder = tempfile.mkdtemp(prefix="nostall-disassembled-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    folder = KEPT / hashlib.sha256(tool.read_bytes()).hexdigest()[:16]
+    folder.mkdir(parents=True, exist_ok=True)
+    oldest = time.time() - KEPT_DAYS * 86400
+    for file in KEPT.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):  # another session has removed it
+            if file.is_file() and file.stat().st_mtime < oldest:
+                file.unlink()
     script = Path(__file__).parent / "tools" / "nvdisasm"
     os.environ |= {
         "NOSTALL_TESTS_NVDISASM": str(tool),
-        "NOSTALL_TESTS_KEPT": folder,
+        "NOSTALL_TESTS_KEPT": str(folder),
         "NOSTALL_NVDISASM": str(script),
     }
 
