@@ -89,7 +89,7 @@ def test_a_done_run_needs_a_limit(tmp_path: Path) -> None:
 
 @pytest.fixture
 def own_sigint() -> Iterator[None]:
-    """Restore the handler of Ctrl-C; processes that later tests start inherit that it is ignored."""
+    """Restore the handler of Ctrl-C: processes that later tests start would ignore it, too."""
     handler = signal.getsignal(signal.SIGINT)
     yield
     signal.signal(signal.SIGINT, handler)
