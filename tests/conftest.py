@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import hashlib
@@ -69,4 +70,5 @@ def pytest_collection() -> Generator[None, object, object]:
     with paused():
         result = yield
     gc.freeze()
+    atexit.register(gc.unfreeze)  # else Triton reports its frozen objects as leaks at the end
     return result
