@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 OLD_TRITON := .cache/triton-3.6.0
 # Every how many-th cubin of the corpus `make test` looks at (1: all of them, about 800).
 export NOSTALL_CORPUS_SLICE ?= 12
+# Tests start many Python processes, which would compile every module anew without its byte code.
+test test-slow: export PYTHONDONTWRITEBYTECODE :=
 
 VLLM := .cache/vllm
 

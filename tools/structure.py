@@ -13,7 +13,7 @@ import ast
 import io
 import json
 import tokenize
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -56,8 +56,12 @@ class Structure:
 
 def count_code_lines(source: str) -> int:
     """Lines with a token that is neither a comment nor part of a docstring or bare string."""
+    return _count_code_lines(source, ast.parse(source))
+
+
+def _count_code_lines(source: str, tree: ast.AST) -> int:
     strings: set[int] = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in _statements(tree):
         match node:
             case ast.Expr(value=ast.Constant(value=str())):
                 strings.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
@@ -66,6 +70,19 @@ def count_code_lines(source: str) -> int:
         if token.type not in _NOT_CODE:
             lines.update(range(token.start[0], token.end[0] + 1))
     return len(lines - strings)
+
+
+def _statements(tree: ast.AST) -> Iterator[ast.AST]:
+    """As ``ast.walk``, without the expressions, which are most of the nodes."""
+    waiting = deque([tree])
+    while waiting:
+        node = waiting.popleft()
+        yield node
+        waiting.extend(
+            child
+            for child in ast.iter_child_nodes(node)
+            if isinstance(child, ast.stmt | ast.excepthandler | ast.match_case)
+        )
 
 
 def module_name(file: Path, source: Path) -> str:
@@ -129,7 +146,7 @@ def cycles(graph: dict[str, set[str]]) -> list[list[str]]:
 
 
 def functions(tree: ast.AST) -> Iterator[Function]:
-    return (node for node in ast.walk(tree) if isinstance(node, Function))
+    return (node for node in _statements(tree) if isinstance(node, Function))
 
 
 def parameters(function: Function) -> int:
@@ -154,9 +171,9 @@ def _caught(kind: ast.expr | None) -> set[str]:
     return {ast.unparse(name) for name in names}
 
 
-def broad_excepts(tree: ast.AST) -> Iterator[int]:
+def broad_excepts(source: str, tree: ast.AST) -> Iterator[int]:
     """Line numbers of handlers and ``suppress`` calls that take any exception."""
-    for node in ast.walk(tree):
+    for node in ast.walk(tree) if "suppress" in source else _statements(tree):
         is_handler = isinstance(node, ast.ExceptHandler) and _caught(node.type) & _BROAD
         is_suppress = (
             isinstance(node, ast.Call)
@@ -170,7 +187,8 @@ def broad_excepts(tree: ast.AST) -> Iterator[int]:
 def measure(root: Path, source: Path) -> Structure:
     """Figures of the Python files below ``source``; paths are relative to ``root``."""
     files = sorted(source.rglob("*.py"))
-    trees = {file: ast.parse(file.read_text("utf-8")) for file in files}
+    texts = {file: file.read_text("utf-8") for file in files}
+    trees = {file: ast.parse(text) for file, text in texts.items()}
     names = {module_name(file, source.parent): file for file in files}
     known = set(names)
     graph = {name: set(imports(trees[file], known)) - {name} for name, file in names.items()}
@@ -184,8 +202,8 @@ def measure(root: Path, source: Path) -> Structure:
 
     definitions = [(file, function) for file, tree in trees.items() for function in functions(tree)]
     return Structure(
-        lines=sum(len(file.read_text("utf-8").splitlines()) for file in files),
-        code_lines=sum(count_code_lines(file.read_text("utf-8")) for file in files),
+        lines=sum(len(text.splitlines()) for text in texts.values()),
+        code_lines=sum(_count_code_lines(texts[file], tree) for file, tree in trees.items()),
         modules=len(files),
         largest_folder=folder,
         largest_folder_modules=modules,
@@ -201,7 +219,9 @@ def measure(root: Path, source: Path) -> Structure:
             if parameters(f) > MAX_PARAMETERS and not _is_compiled(f) and "cli" not in file.parts
         ),
         broad_excepts=listed(
-            (file, line, "except") for file, tree in trees.items() for line in broad_excepts(tree)
+            (file, line, "except")
+            for file, tree in trees.items()
+            for line in broad_excepts(texts[file], tree)
         ),
     )
 

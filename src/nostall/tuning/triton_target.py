@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,6 +21,11 @@ def pretend_target(driver: Any, target: Any) -> Iterator[None]:
     present GPU, or fails without one.  If the present GPU has that target, nothing is replaced.
     """
     with _LOCK:
+        if driver._active is None and "torch" not in sys.modules:
+            # Triton looks for a GPU by importing PyTorch, which takes seconds and is seldom needed.
+            with _replaced(driver, None, _LazyTargetDriver(target, driver)):
+                yield
+            return
         active = _active_driver(driver)
         if active is None or active.get_current_target() != target:
             with _replaced(driver, active, _TargetDriver(target, active)):
@@ -69,6 +75,25 @@ class _TargetDriver:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.real, name)
+
+
+@dataclass(frozen=True)
+class _LazyTargetDriver:
+    """As :class:`_TargetDriver`, but a present GPU is looked for when an attribute is read."""
+
+    target: Any
+    config: Any
+    """``triton.runtime.driver``."""
+
+    def get_current_target(self) -> Any:
+        return self.target
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            real = self.config.default
+        except RuntimeError:  # raised by Triton if there is no active driver
+            real = None
+        return getattr(real, name)
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,14 @@ from nostall.core.garbage_collector import paused, paused_then_promoted, resume
 
 @pytest.fixture(autouse=True)
 def enabled_collector() -> Iterator[None]:
-    gc.collect()  # so that no automatic collection is due during a test
+    gc.unfreeze()  # tests/conftest.py freezes what has been imported
+    gc.collect(1)
+    threshold = gc.get_threshold()
+    gc.set_threshold(0)  # so that no automatic collection is due during a test
     yield
+    gc.set_threshold(*threshold)
     gc.enable()
+    gc.freeze()
 
 
 def test_paused_disables_the_collector_and_restores_it_after_an_error() -> None:

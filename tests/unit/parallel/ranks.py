@@ -1,8 +1,9 @@
-"""Program that runs all plans of ``CASES`` on four ranks and writes one JSON file per case.
+"""Program that runs plans of ``CASES`` on four ranks and writes one JSON file per case.
 
-    python -m tests.unit.parallel.ranks FOLDER [fork|spawn]
+    python -m tests.unit.parallel.ranks FOLDER [fork|spawn [NAME ...]]
 
-With fork, PyTorch is loaded and models are traced once for all ranks.
+Without names, all cases are run.  With fork, PyTorch is loaded and models are traced once for all
+ranks.
 """
 
 from __future__ import annotations
@@ -106,15 +107,18 @@ def workload(model: Any, case: Case) -> Workload:
     return Workload(profile, servers(1, RANKS), case.samples, case.micro_batch)
 
 
-def main(folder: Path, start: str = "fork") -> int:
+def main(folder: Path, start: str = "fork", *names: str) -> int:
     """Start the ranks; returns the first exit code that is not 0.
 
     ``spawn`` is slower than ``fork``, but it also works with a PyTorch built for CUDA on a machine
     without a driver, which fails in a forked process.
     """
     context = multiprocessing.get_context(start)
-    models = traced_models() if start == "fork" else None
-    ranks = [context.Process(target=run, args=(rank, folder, models)) for rank in range(RANKS)]
+    cases = {n: case for n, case in enumerate(CASES) if not names or case.name in names}
+    models = traced_models(cases) if start == "fork" else None
+    ranks = [
+        context.Process(target=run, args=(rank, folder, cases, models)) for rank in range(RANKS)
+    ]
     for rank in ranks:
         rank.start()
     for rank in ranks:
@@ -122,8 +126,8 @@ def main(folder: Path, start: str = "fork") -> int:
     return next((abs(rank.exitcode or 0) for rank in ranks if rank.exitcode), 0)
 
 
-def traced_models() -> dict[str, Any]:
-    """The models of all cases, with their stages traced for all slice sizes."""
+def traced_models(cases: dict[int, Case]) -> dict[str, Any]:
+    """The models of the cases, with their stages traced for all slice sizes."""
     import torch
 
     import nostall.parallel.execute.run  # noqa: F401 - imported before the fork
@@ -133,9 +137,9 @@ def traced_models() -> dict[str, Any]:
     torch.set_num_threads(1)
     models = {
         name: Model(getattr(jobs, name)(), "leaf" if name == "resnet" else "block")
-        for name in dict.fromkeys(case.job for case in CASES)
+        for name in dict.fromkeys(case.job for case in cases.values())
     }
-    for case in CASES:
+    for case in cases.values():
         model = models[case.job]
         work, plan = workload(model, case), case.plan(len(model))
         slices = Slices(work, plan)
@@ -150,14 +154,14 @@ def traced_models() -> dict[str, Any]:
     return models
 
 
-def run(rank: int, folder: Path, models: dict[str, Any] | None) -> None:
-    """Run all cases on one rank; rank 0 writes the results."""
+def run(rank: int, folder: Path, cases: dict[int, Case], models: dict[str, Any] | None) -> None:
+    """Run the cases on one rank; rank 0 writes the result of each to a file with its number."""
     import torch
     import torch.distributed as dist
 
     from nostall.parallel.execute.run import RunOptions, run_plan
 
-    models = models or traced_models()
+    models = models or traced_models(cases)
     dist.init_process_group(
         "gloo",
         init_method=f"file://{folder}/store",
@@ -166,7 +170,7 @@ def run(rank: int, folder: Path, models: dict[str, Any] | None) -> None:
         timeout=timedelta(seconds=120),
     )
     initial = {name: copy.deepcopy(m.job.module.state_dict()) for name, m in models.items()}
-    for number, case in enumerate(CASES):
+    for number, case in cases.items():
         model = models[case.job]
         model.job.module.load_state_dict(initial[case.job])
         work, plan = workload(model, case), case.plan(len(model))

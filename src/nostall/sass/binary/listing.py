@@ -8,6 +8,7 @@ between versions of nvdisasm.
 
 from __future__ import annotations
 
+import functools
 import re
 import tempfile
 from collections.abc import Iterator, Set
@@ -28,6 +29,10 @@ _MARK = re.compile(r"[\^vx]")
 
 MAX_CODE_BYTES = 1 << 20
 """Machine code that nvdisasm reads at a time, which takes it about 0.5 GB."""
+
+_KEPT_TEXTS = 4
+"""Texts of nvdisasm, which takes 0.6 s to begin, that are kept; a search reads its original and its
+result several times."""
 
 Register = tuple[str, int]
 """(file, index), such as ("UR", 4)."""
@@ -93,10 +98,14 @@ def _groups(cubin: Cubin, only: Set[str] | None) -> Iterator[list[str]]:
 
 
 def _run_nvdisasm(data: bytes) -> str:
+    return _run_tool(str(toolchain.find("nvdisasm")), data)
+
+
+@functools.lru_cache(maxsize=_KEPT_TEXTS)
+def _run_tool(tool: str, data: bytes) -> str:
     with tempfile.NamedTemporaryFile(suffix=".cubin", prefix="nostall-") as copy:
         copy.write(data)
         copy.flush()
-        tool = str(toolchain.find("nvdisasm"))
         return toolchain.run([tool, "-lrm", "narrow", "-hex", "-c", copy.name], "nvdisasm")
 
 

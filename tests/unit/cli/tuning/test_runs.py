@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -85,6 +87,15 @@ def test_a_done_run_needs_a_limit(tmp_path: Path) -> None:
     assert tune_runs.reopen_run(run.path, None, 5, None).settings.evaluations == 5
 
 
+@pytest.fixture
+def own_sigint() -> Iterator[None]:
+    """Restore the handler of Ctrl-C: processes that later tests start would ignore it, too."""
+    handler = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, handler)
+
+
+@pytest.mark.usefixtures("own_sigint")
 def test_an_interrupt_names_what_is_kept(tmp_path: Path) -> None:
     run = start(tmp_path / "my run")
     assert "nothing is kept" in str(tune_runs.kept_after_interrupt(run))

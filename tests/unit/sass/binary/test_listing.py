@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from tests.corpus import catalogue
 
 from nostall.core.errors import BadBinary
+from nostall.sass.binary import listing, toolchain
 from nostall.sass.binary.cubin import Cubin
 from nostall.sass.binary.listing import Row, disassemble, parse
 
@@ -134,3 +137,19 @@ def test_many_registers_have_columns() -> None:
     assert named
     for row in named:
         assert row.defs[0] == ("R", int(row.text.split()[1].rstrip(",").split(".")[0][1:]))
+
+
+def test_nvdisasm_is_started_once_for_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Sequence[str]] = []
+    run = toolchain.run
+
+    def counted(command: Sequence[str], tool: str) -> str:
+        started.append(command)
+        return run(command, tool)
+
+    monkeypatch.setattr(toolchain, "run", counted)
+    listing._run_tool.cache_clear()
+    data = (catalogue.NVCC / "tensor.sm_75.cubin").read_bytes()
+    first, second = Cubin.parse(data), Cubin.parse(bytes(bytearray(data)))
+    assert disassemble(first) == disassemble(second)
+    assert len(started) == 1

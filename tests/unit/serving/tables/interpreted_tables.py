@@ -1,11 +1,13 @@
 """Compare the device builder with the host's in Triton's interpreter; prints JSON.
 
-Run with TRITON_INTERPRET=1: ``python -m tests.unit.serving.tables.interpreted_tables``.
+Run with TRITON_INTERPRET=1: ``python -m tests.unit.serving.tables.interpreted_tables [NAME ...]``;
+without names, all cases are compared.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -125,6 +127,8 @@ def main() -> None:
     prepare()
     results: dict[str, Any] = {"different": {}, "units": {}, "prefix rows": {}, "refused": {}}
     for name, settings, queries, keys, groups in cases():
+        if sys.argv[1:] and name not in sys.argv[1:]:
+            continue
         lengths = np.array(queries, np.int32), np.array(keys, np.int32)
         exact = needed_capacity(*lengths, settings, SharedPrefixes.of(groups, len(queries)))
         larger = TableCapacity(*(size + 3 for size in vars(exact).values()))

@@ -18,13 +18,26 @@ pytest.importorskip("torch", reason="the device builder needs PyTorch")
 ROOT = Path(__file__).resolve().parents[4]
 
 
+MODULE = "tests.unit.serving.tables.interpreted_tables"
+FEW = ("empty batch", "snake, default classes", "given, window", "prefixes")
+"""Cases of `make test`: the smallest batches of two orders, with and without prefixes."""
+
+
 @pytest.fixture(scope="module")
-def interpreted() -> Any:
-    return run_interpreted("tests.unit.serving.tables.interpreted_tables")
+def few() -> Any:
+    return run_interpreted(MODULE, *FEW)
+
+
+def test_device_tables_of_small_batches_are_bit_equal_with_the_hosts(few: Any) -> None:
+    assert few["different"] == {name: [] for name in FEW}
+    assert few["units"]["snake, default classes"] > 0 and few["units"]["given, window"] > 0
+    assert few["prefix rows"]["prefixes"] == 21
 
 
 @pytest.mark.slow
-def test_device_tables_are_bit_equal_with_the_hosts(interpreted: Any) -> None:
+def test_device_tables_are_bit_equal_with_the_hosts() -> None:
+    interpreted = run_interpreted(MODULE)
+    assert len(interpreted["different"]) > len(FEW)
     assert interpreted["different"] == {name: [] for name in interpreted["different"]}
     assert interpreted["units"]["snake"] > 100
     assert interpreted["units"]["one decode of many splits"] > 100
@@ -34,8 +47,8 @@ def test_device_tables_are_bit_equal_with_the_hosts(interpreted: Any) -> None:
     }  # fmt: skip
 
 
-def test_a_batch_beyond_the_capacity_is_refused_with_the_capacity_needed(interpreted: Any) -> None:
-    for name, error in interpreted["refused"].items():
+def test_a_batch_beyond_the_capacity_is_refused_with_the_capacity_needed(few: Any) -> None:
+    for name, error in few["refused"].items():
         what = "query tiles" if name == "tiles" else name.replace("_", " ")
         assert f" {what} (capacity " in error
 

@@ -43,25 +43,29 @@ from tests.unit.fusion.patterns import attention, attention_backward, pooling
 pytest.importorskip("triton")
 pytest.importorskip("torch")
 
-EXAMPLES = 12
+MODULE = "tests.unit.fusion.codegen.sequence_layouts"
+FEW_EXAMPLES, EXAMPLES = 1, 12
 
 
 @pytest.fixture(scope="module")
-def interpreted(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    folder = tmp_path_factory.mktemp("kernels")
-    return run_interpreted("tests.unit.fusion.codegen.sequence_layouts", folder, EXAMPLES)
+def few(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return run_interpreted(MODULE, tmp_path_factory.mktemp("kernels"), FEW_EXAMPLES)
+
+
+def test_the_kernel_of_the_shortest_query_is_correct_with_infinities_and_nan(few: Any) -> None:
+    assert few["sequences"] == [[], FEW_EXAMPLES]
 
 
 @pytest.mark.slow
-def test_sequence_kernels_are_correct_with_infinities_and_nan(interpreted: Any) -> None:
-    wrong, kernels = interpreted["sequences"]
+def test_sequence_kernels_are_correct_with_infinities_and_nan(tmp_path: Path) -> None:
+    wrong, kernels = run_interpreted(MODULE, tmp_path, EXAMPLES)["sequences"]
     assert wrong == []
     assert kernels > EXAMPLES
 
 
-def test_damaged_kernels_are_detected(interpreted: Any) -> None:
-    assert interpreted["broken"].keys() == DAMAGES.keys()
-    assert [name for name, wrong in interpreted["broken"].items() if not wrong] == []
+def test_damaged_kernels_are_detected(few: Any) -> None:
+    assert few["broken"].keys() == DAMAGES.keys()
+    assert [name for name, wrong in few["broken"].items() if not wrong] == []
 
 
 def _schedule(graph: Graph) -> Schedule:
