@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any
+from weakref import WeakMethod
 
 import torch
 from torch.fx import GraphModule
@@ -31,6 +32,7 @@ from nostall.attach.torch_compile.measure.product_competition import (
     displace_kernels,
 )
 from nostall.attach.torch_compile.measure.product_tuning import ProductTuning
+from nostall.attach.torch_compile.rewrite.inductor_pass import GraphObserver
 from nostall.attach.torch_compile.rewrite.kernel_selection import RewriteResult
 from nostall.attach.torch_compile.rewrite.matching import find_region_graphs
 from nostall.attach.torch_compile.selection.accuracy_repair import AccuracyRepair
@@ -120,7 +122,7 @@ class CandidateBuilder:
             repair=self._repair(copy),
             next_selection=self._next_selection,
         )
-        observe = self._observe if self.versions.needs_observation else None
+        observe = self._observer() if self.versions.needs_observation else None
         # Read before the observing pass becomes part of Inductor's configuration.
         self.report.local_only_reason = self.local_only_reason
         baseline = self.versions.compile_baseline(module, inputs, observe, copy)
@@ -277,6 +279,21 @@ class CandidateBuilder:
             with contextlib.suppress(Exception):
                 records[region_key(graph)] = stitched_region(graph, store)
         return records
+
+    def _observer(self) -> GraphObserver:
+        """The observer of Inductor's graphs; it does not keep this object alive.
+
+        The compiled function keeps the observer, even behind the selection: it may have to compile
+        its backward pass again.
+        """
+        reference = WeakMethod(self._observe)
+
+        def observe(module: GraphModule) -> None:
+            method = reference()
+            if method is not None:
+                method(module)
+
+        return observe
 
     def _observe(self, module: GraphModule) -> None:
         """Plan the background work for one of Inductor's graphs, while Inductor compiles it."""

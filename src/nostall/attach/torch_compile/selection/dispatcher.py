@@ -85,6 +85,22 @@ class SelectionContext:
 class GraphDispatcher:
     """Dynamo calls this object in place of a compiled graph."""
 
+    # Dynamo wraps this object with functools.wraps, which copies ``__dict__``: the copy would keep
+    # both versions and all that prepares them, also behind the selection.
+    __slots__ = (
+        "__weakref__",
+        "_active",
+        "_baseline",
+        "_build_candidate",
+        "_candidate",
+        "_context",
+        "_lock",
+        "_mutated",
+        "_selection",
+        "_state",
+        "report",
+    )
+
     def __init__(
         self,
         baseline: CompiledGraph,
@@ -336,7 +352,10 @@ class GraphDispatcher:
         # References keep the other version, its memory and its graph alive.
         self._baseline = self._active
         self._build_candidate, self._candidate = _already_selected, None
-        self._context = replace(self._context, repair=None, next_selection=no_selection)
+        self._selection = None
+        self._context = replace(
+            self._context, tasks=BackgroundTasks(), repair=None, next_selection=no_selection
+        )
         STEPS.pending.discard(self)
         if not STEPS.pending:
             self.report.add_cpu_seconds(stop_workers())

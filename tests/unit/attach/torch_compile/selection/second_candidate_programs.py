@@ -6,6 +6,7 @@ JSON what ran, by case.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -86,7 +87,14 @@ def outcome(*ratios: float) -> dict[str, Any]:
         "difference": max(differences),
         "explained": report.explain(),
         "asked": kernel_clock.asked,
+        "kept": builders(),
     }
+
+
+def builders() -> int:
+    """How many objects that prepare candidates this process keeps."""
+    gc.collect()
+    return sum(type(each).__name__ == "CandidateBuilder" for each in gc.get_objects())
 
 
 def main(folder: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections import deque
 from functools import partial
@@ -103,6 +104,23 @@ def test_workers_start_if_there_are_regions_and_workers_may_compile(
     builder.precompiler.start_workers = fail
     CandidateBuilder._observe(builder, "another")  # type: ignore[arg-type]
     assert builder.tasks._sources == [None, None], "Inductor's compilation goes on"
+
+
+def test_an_observer_of_graphs_does_not_keep_its_builder() -> None:
+    """Inductor's compiled functions keep it, to compile a backward pass later."""
+    observed = list[str]()
+
+    class Observed(CandidateBuilder):
+        def _observe(self, module: Any) -> None:
+            observed.append(module)
+
+    builder = Observed.__new__(Observed)
+    observe: Any = builder._observer()
+    observe("forward")
+    del builder
+    gc.collect()
+    observe("backward")
+    assert observed == ["forward"]
 
 
 def test_regions_of_a_worker_are_tuned_and_their_kernels_waited_for() -> None:

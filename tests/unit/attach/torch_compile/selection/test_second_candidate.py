@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import logging
+import time
 import weakref
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -206,30 +208,62 @@ class Builder:
     def next_selection(self, candidate: Candidate, kernels: Any) -> Selection | None:
         return None
 
+    def tasks(self) -> list[Any]:
+        return []
 
-def test_nothing_that_prepares_candidates_is_kept_after_the_decision() -> None:
+
+@pytest.mark.parametrize("is_first_step", [True, False])
+def test_nothing_that_prepares_candidates_is_kept_after_the_decision(is_first_step: bool) -> None:
+    """Also not by tasks that are not started, and by Dynamo, which wraps the dispatcher."""
     builder = Builder()
     repair = AccuracyRepair(builder.build, lambda candidate: [], None, GraphReport())
+    tasks = BackgroundTasks()
+    tasks.add(builder.tasks)
     context = SelectionContext(
         GRAPH,
         KernelStore(),
         RatioClock(),
         0.1,
-        BackgroundTasks(),
+        tasks,
         {},
         repair,
         builder.next_selection,
     )
     state = GraphState(GraphReport(GRAPH))
     graph = GraphDispatcher(lambda x: (x.exp(),), builder.build, context, state)
+
+    @functools.wraps(graph)
+    def wrapped(x: Tensor) -> tuple[Tensor]:
+        result: tuple[Tensor] = graph(x)
+        return result
+
     reference = weakref.ref(builder)
-    del builder, repair, context
-    graph(torch.ones(3))
+    del builder, repair, context, tasks
+    (result,) = wrapped(torch.ones(3, requires_grad=True))
     assert reference() is not None
-    graph(torch.ones(3))
-    assert graph.report.reason == "nothing to stitch"
+    result.sum().backward(retain_graph=is_first_step)
+    end = time.monotonic() + 30
+    while not graph.report.reason and time.monotonic() < end:
+        wrapped(torch.ones(3))
+    assert ("retain_graph" if is_first_step else "nothing to stitch") in graph.report.reason
     gc.collect()
     assert reference() is None
+
+
+def test_the_version_that_is_not_selected_is_freed() -> None:
+    class Version:
+        def __call__(self, x: Tensor) -> tuple[Tensor]:
+            return (x.exp(),)
+
+    graph = Graph(1.25)
+    baseline = graph.dispatcher._active = graph.dispatcher._baseline = Version()
+    wrapped, reference = functools.wraps(graph.dispatcher)(lambda: None), weakref.ref(baseline)
+    del baseline
+    for _ in range(3):
+        graph.dispatcher(torch.ones(3))
+    assert graph.report.state == "stitched"
+    gc.collect()
+    assert reference() is None and wrapped is not None
 
 
 def test_a_repaired_second_candidate_still_has_products_alone() -> None:

@@ -61,3 +61,8 @@ def test_the_next_run_starts_with_the_stored_selection(outcomes: dict[str, Any],
     for name in ("state", "reason", "kernels"):
         assert again[name] == first[name]
     assert max(first["difference"], again["difference"]) < 1e-5
+
+
+def test_nothing_that_prepares_candidates_is_kept(outcomes: dict[str, Any]) -> None:
+    """Dynamo and PyTorch's compiled functions keep what they wrap."""
+    assert {name: found["kept"] for name, found in outcomes.items()} == dict.fromkeys(outcomes, 0)
