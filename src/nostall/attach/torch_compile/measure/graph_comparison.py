@@ -20,6 +20,12 @@ from nostall.attach.torch_compile.store.records import ComparisonRecord
 from nostall.core.measurement import Comparison
 from nostall.gpu.clock import Clock
 
+VERDICTS = {
+    "faster": "faster as a whole",
+    "slower": "slower as a whole",
+    "same": "no gain beyond the noise",
+}
+"""Reasons for a selection, by the verdict of the last comparison."""
 RETRY_FACTOR = 4.0
 """If noise may hide a gain, the comparison is repeated, so many times as long."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -14,7 +15,11 @@ from torch._subclasses import FakeTensor
 
 from nostall.attach.torch_compile.measure.accuracy import AccuracyError
 from nostall.attach.torch_compile.measure.call import Call, run_and_find_mutations
-from nostall.attach.torch_compile.measure.graph_comparison import NoStitchedKernel, compare_graphs
+from nostall.attach.torch_compile.measure.graph_comparison import (
+    VERDICTS,
+    NoStitchedKernel,
+    compare_graphs,
+)
 from nostall.attach.torch_compile.measure.kernel_comparison import AllKernelsSlower
 from nostall.attach.torch_compile.rewrite.compilers import CompiledGraph
 from nostall.attach.torch_compile.selection.accuracy_repair import AccuracyRepair
@@ -48,12 +53,6 @@ Returns None if a background task does it first: call it again when the tasks ar
 NextSelection = Callable[[Candidate, Collection[str]], Selection | None]
 """The selection to try if a candidate is not faster; None if there is none. The names are those of
 the kernels that the candidate calls."""
-VERDICTS = {
-    "faster": "faster as a whole",
-    "slower": "slower as a whole",
-    "same": "no gain beyond the noise",
-}
-"""Reasons for a selection, by the verdict of the last comparison."""
 
 
 def no_selection(candidate: Candidate, kernels: Collection[str]) -> Selection | None:
@@ -230,7 +229,7 @@ class GraphDispatcher:
         try:
             comparison, kernels = self._compare(candidate, call)
         except NoStitchedKernel:
-            self._commit(Selection("inductor"), "nothing to stitch", (), None, ranks)
+            self._commit_inductor("nothing to stitch", ranks)
             return
         except AccuracyError as error:
             repaired = self._repaired(candidate, call, error)
@@ -253,6 +252,7 @@ class GraphDispatcher:
             following = self._next_selection(candidate, kernels)
             if following is not None:
                 self.report.earlier.append(EarlierComparison(selection.title, comparison))
+                self.report.kernels = 0
                 self._selection, self._candidate = following, None
                 self._state.advance(Phase.PREPARING)
                 return
@@ -337,14 +337,35 @@ class GraphDispatcher:
         except Exception as error:  # the selection is valid for this process all the same
             warn_once(f"a selection is not stored: {error}")
 
+    def _commit_inductor(self, reason: str, ranks: RankSync) -> None:
+        """Select Inductor's version, because the candidate cannot be compared.
+
+        If it is the second one, the comparison of the first one is what decided.
+        """
+        comparison = None
+        if self.report.earlier:
+            selection = self._selection or Selection("stitched")
+            comparison = self.report.earlier.pop().comparison
+            verdict = VERDICTS[comparison.comparison().verdict]
+            reason = f"{verdict}; {selection.title}: {reason}"
+        self._commit(Selection("inductor"), reason, (), comparison, ranks)
+
     def _fall_back(self, reason: str, error: Exception) -> None:
         """After a failure of the backend: warn once, and keep Inductor's version.
 
-        Nothing is stored, so the next run tries again.
+        Nothing is stored, so the next run tries again; but what the first candidate's comparison
+        has found is, if the second one fails.
         """
         warn_once(f"{reason}; Inductor's version runs")
         _log.debug("nostall: %s", reason, exc_info=error)
+        ranks = RankSync.current()
+        if self.report.earlier:
+            self._commit_inductor(reason, ranks)
+            return
         self._decide("inductor", reason)
+        if ranks.is_leader:
+            with contextlib.suppress(Exception):  # other ranks then go on to ask at each call
+                ranks.publish(self._context.graph, Selection("inductor"), self._context.store)
 
     def _decide(self, version: Version, reason: str) -> None:
         """Run the active version from now on, and free everything else."""

@@ -199,6 +199,44 @@ def test_retain_graph_while_a_comparison_waits_drops_it() -> None:
     assert "retain_graph" in graph.report.reason
 
 
+@pytest.mark.parametrize("fails", ["compiling", "running", "no kernel"])
+def test_a_second_candidate_that_fails_does_not_lose_the_first_comparison(fails: str) -> None:
+    """Otherwise each later run would compile and compare both again."""
+    graph = Graph(0.9)
+
+    def build(args: Any, selection: Selection | None) -> Candidate:
+        if selection is None:
+            return built(args, selection)
+        if fails == "compiling":
+            raise RuntimeError("no luck")
+        return Candidate(run, RewriteResult(), selection)
+
+    def run(x: Tensor) -> tuple[Tensor]:
+        if fails == "running":
+            raise RuntimeError("no luck")
+        return (x.exp(),)
+
+    built, graph.dispatcher._build_candidate = graph.dispatcher._build_candidate, build
+    assert graph.call(4) == ["baseline"] * 4
+    record, report = stored(), graph.report
+    assert (record.version, report.state) == ("inductor", "inductor")
+    assert record.reason == report.reason
+    assert record.reason.startswith("slower as a whole; products alone: ")
+    expected = "nothing to stitch" if fails == "no kernel" else "no luck"
+    assert record.reason.endswith(expected)
+    assert record.comparison is not None and record.comparison.ratio == pytest.approx(0.9)
+    assert record.earlier == () and report.earlier == []
+    assert "compared before" not in report.explain()
+
+
+def test_the_report_counts_the_kernels_of_the_last_candidate() -> None:
+    """Also if its graphs come from PyTorch's cache, so that no kernel is inserted here."""
+    graph = Graph(0.9, 1.25)
+    graph.report.kernels = 12  # of the first one, as its compilation reports them
+    graph.call(3)
+    assert graph.report.kernels == 1
+
+
 class Builder:
     """Stands for what prepares the candidates, and holds copies of the graph."""
 
@@ -296,3 +334,22 @@ def test_other_ranks_see_the_last_selection_only(monkeypatch: pytest.MonkeyPatch
     set_rank(1)
     assert follower.call(1) == ["products alone"]
     assert follower.built == [PRODUCTS]
+
+
+def test_other_ranks_do_not_wait_for_a_rank_0_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    job_store = torch.distributed.HashStore()
+
+    def set_rank(rank: int) -> None:
+        monkeypatch.setattr(RankSync, "current", classmethod(lambda cls: cls(job_store, rank)))
+
+    def fail(args: Any, selection: Selection | None) -> Candidate:
+        raise RuntimeError("no luck")
+
+    leader, follower = Graph(), Graph()
+    leader.dispatcher._build_candidate = fail
+    set_rank(0)
+    assert leader.call(2) == ["baseline"] * 2
+    assert KernelStore().load(SelectionRecord, GRAPH) is None, "the next run tries again"
+    set_rank(1)
+    assert follower.call(2) == ["baseline"] * 2
+    assert (follower.report.state, follower.report.reason) == ("inductor", "rank 0 has chosen")
