@@ -38,6 +38,8 @@ Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
 COPIES_OF_CHANGED = 3
 """Copies of the tensors that a kernel changes, at most, while its direct call is checked."""
+NO_MEMORY = RuntimeError
+"""What allocators raise without memory: PyTorch's a subclass, one that is plugged in this class."""
 MISALIGNED_BITS = ALIGNMENT_BYTES - 1
 """Address bits that are 0 if Triton may assume that the address is aligned."""
 
@@ -132,7 +134,7 @@ class Launcher:
             self._checked.add(index)
             check = _Check(inputs, before, results)
             # Without memory for the results of the check, Triton launches the kernel from now on.
-            with contextlib.suppress(torch.OutOfMemoryError):
+            with contextlib.suppress(NO_MEMORY):
                 if check.reproduces(call):
                     self._direct_calls[index] = call
                     if self._use_cache:
@@ -145,7 +147,7 @@ class Launcher:
             return None
         try:
             return [tensor.clone() for tensor in inputs[: self._mutated]]
-        except torch.OutOfMemoryError:
+        except NO_MEMORY:
             # The allocator has freed its cache for nothing; it would do so at each call.
             self._checked.add(inputs[0].get_device())
             return None
@@ -267,8 +269,12 @@ def _free_bytes(device: torch.device) -> int:
     A part of the latter may be in pieces that are too small.
     """
     free: int = torch.cuda.mem_get_info(device)[0]
-    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return free + int(unused)
+    try:
+        stats = torch.cuda.memory_stats(device)
+    except RuntimeError:  # an allocator that the user's process has plugged in has no statistics
+        return free
+    held, used = (stats.get(f"{x}_bytes.all.current", 0) for x in ("reserved", "allocated"))
+    return free + int(held - used)
 
 
 def _is_capturing() -> bool:

@@ -171,10 +171,27 @@ def test_unused_memory_of_the_allocator_counts_as_free(
 ) -> None:
     """The kernel changes 128 bytes, of which three copies are needed."""
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 1 << 30))
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: reserved)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: allocated)
+    stats = {"reserved_bytes.all.current": reserved, "allocated_bytes.all.current": allocated}
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: stats)
+    assert may_check_on_gpu(call) == may_check
+
+
+@pytest.mark.parametrize(("free", "may_check"), [(400, True), (384, False)])
+def test_an_allocator_without_statistics_has_no_unused_memory(
+    call: Launcher, monkeypatch: pytest.MonkeyPatch, free: int, may_check: bool
+) -> None:
+    def no_statistics(device: Any) -> Any:
+        raise RuntimeError("CUDAPluggableAllocator does not yet support getDeviceStats")
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 1 << 30))
+    monkeypatch.setattr(torch.cuda, "memory_stats", no_statistics)
+    assert may_check_on_gpu(call) == may_check
+
+
+def may_check_on_gpu(call: Launcher) -> bool:
+    """Whether the call of a kernel that changes 128 bytes on a GPU would be checked."""
     changing = Launcher(replace(RECORD, mutated=1), call._functions)
-    on_gpu = SimpleNamespace(
+    on_gpu: Any = SimpleNamespace(
         is_cuda=True,
         device="cuda",
         numel=lambda: 32,
@@ -182,7 +199,7 @@ def test_unused_memory_of_the_allocator_counts_as_free(
         data_ptr=lambda: 0,
         get_device=lambda: 0,
     )
-    assert changing._may_check([on_gpu, on_gpu]) == may_check  # type: ignore[list-item]
+    return changing._may_check([on_gpu, on_gpu])
 
 
 IN_PLACE = KernelRecord(
@@ -241,12 +258,18 @@ def out_of_memory(*_: Any) -> Tensor:
     raise torch.OutOfMemoryError("CUDA out of memory")
 
 
+def out_of_pool(*_: Any) -> Tensor:
+    """As an allocator that is plugged in."""
+    raise RuntimeError("std::bad_alloc: out_of_memory")
+
+
+@pytest.mark.parametrize("clone", [out_of_memory, out_of_pool])
 def test_without_memory_for_copies_triton_launches_and_no_copy_is_tried_again(
-    call: Launcher, binary: Binary, monkeypatch: pytest.MonkeyPatch
+    call: Launcher, binary: Binary, monkeypatch: pytest.MonkeyPatch, clone: Any
 ) -> None:
     changing = Launcher(replace(RECORD, mutated=1), call._functions)
     with monkeypatch.context() as patch:
-        patch.setattr(Tensor, "clone", out_of_memory)
+        patch.setattr(Tensor, "clone", clone)
         (result,) = changing(inputs())
     assert result.view(torch.uint8).eq(60).all()
     binary.launches = []
