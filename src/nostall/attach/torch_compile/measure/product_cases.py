@@ -56,7 +56,8 @@ def occurrences(graphs: Sequence[GraphModule], kernel_filter: KernelFilter) -> I
     """All products of some graphs, behind the kernels that are inserted first."""
     for number, graph in enumerate(graphs):
         module = copy_graph(graph)
-        insert_kernels(module, KernelStore(), kernel_filter, RewriteResult())
+        if not kernel_filter.products_only:
+            insert_kernels(module, KernelStore(), kernel_filter, RewriteResult())
         captured_and_products = products_of(module)
         if captured_and_products is not None:
             captured, products = captured_and_products

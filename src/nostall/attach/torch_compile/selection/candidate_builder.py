@@ -202,7 +202,10 @@ class CandidateBuilder:
         if not displacement.kernels:
             return with_products
         without = replace(selection, kept_in_inductor=kept | displacement.kernels)
-        return self._with_products(without, displacement.regions)
+        displaced = self._with_products(without, displacement.regions)
+        # Without these products, nothing takes the place of the kernels that would be left out.
+        is_complete = displacement.regions.keys() <= displaced.regions.keys()
+        return displaced if is_complete else with_products
 
     def _next_selection(self, candidate: Candidate, kernels: Collection[str]) -> Selection | None:
         """The matrix products alone, if the candidate has other kernels, too.

@@ -13,6 +13,7 @@ pytest.importorskip("triton")
 
 from nostall.attach.torch_compile.measure import product_competition
 from nostall.attach.torch_compile.measure.product_competition import Displacement, _Contest
+from nostall.attach.torch_compile.measure.product_comparison import NotComparable
 from nostall.attach.torch_compile.store.records import KernelComparisonRecord, RegionRecord
 from tests.unit.fusion.codegen.interpreter_process import run_interpreted
 
@@ -85,7 +86,10 @@ def test_the_larger_saving_wins(stitched_s: float, wins: bool) -> None:
         ({"norm"}, {"large": REGION}) if wins else (set(), {})
     )
     saved = 1e6 * (5.0 - stitched_s)
-    assert line == f"measured; saves 2000000.0 us, what it replaces {saved:.1f} us"
+    assert line == (
+        "measured; with all kernels: saves 2000000.0 us, the kernels that it would replace "
+        f"{saved:.1f} us, so {'it replaces them' if wins else 'they stay'}"
+    )
 
 
 @pytest.mark.parametrize(("products", "kernels", "wins"), [(3, 3, True), (1, 3, False)])
@@ -126,6 +130,23 @@ def test_without_a_proven_gain_stitched_kernels_stay(
     found, lines = decided(measured, [product(0, contested)], stitched, {contested: 1})
     assert found == Displacement()
     assert lines == ["measured"]
+
+
+def test_no_kernel_is_displaced_by_a_product_without_a_kernel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(case: Any, record: Any) -> RegionRecord:
+        raise NotComparable("the measured kernel is not generated any more")
+
+    monkeypatch.setattr(product_competition, "measured_region", fail)
+    found = Displacement()
+    products = SimpleNamespace(
+        measured=lambda case, compiler, note: ("key", record(6.0, 4.0)), outcomes={"key": ""}
+    )
+    contest = _Contest(products, None, ONE, {"norm": 1}, ())  # type: ignore[arg-type]
+    with pytest.raises(NotComparable):
+        contest.decide([product(0, "norm")], found)
+    assert found == Displacement()
 
 
 @pytest.fixture(scope="module")
