@@ -12,8 +12,8 @@ pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from nostall.attach.torch_compile.measure import product_competition
-from nostall.attach.torch_compile.measure.product_competition import Displacement, _Contest
 from nostall.attach.torch_compile.measure.product_comparison import NotComparable
+from nostall.attach.torch_compile.measure.product_competition import Displacement, _Contest
 from nostall.attach.torch_compile.store.records import KernelComparisonRecord, RegionRecord
 from tests.unit.fusion.codegen.interpreter_process import run_interpreted
 
