@@ -22,7 +22,7 @@ from nostall.tuning.assembler.objective import count_dropped
 from nostall.tuning.assembler.recipe import Recipe, rebuild
 from nostall.tuning.gpu_objective import Decision, decide, race_states
 from nostall.tuning.job import ASSEMBLER_TIMING, Settings, tune
-from nostall.tuning.source import Source
+from nostall.tuning.sources.source import Source
 
 OpenDevice = Callable[[Kernel, MeasurementPlan], AbstractContextManager[Device]]
 _PORTFOLIO_FINALISTS = 4

@@ -39,7 +39,7 @@ from benchmarks.sass.build_comparison import ProcessTimer, time_builds
 from benchmarks.sass.compiler_baseline import load as load_baselines
 from benchmarks.sass.compiler_baseline import try_build
 from nostall.core.files import write_atomically
-from nostall.tuning.source import Source
+from nostall.tuning.sources.source import Source
 
 OVERHEAD = 25.0
 """Expected seconds of a record beyond its search: races, comparisons and processes."""

@@ -36,7 +36,8 @@ from nostall.sass.binary.cubin import Cubin
 from nostall.sass.schedule import ScheduleSpace
 from nostall.search import Anneal
 from nostall.tuning.gpu_objective import GpuObjective
-from nostall.tuning.source import Source, compile_triton, load_cubin
+from nostall.tuning.sources.source import Source, load_cubin
+from nostall.tuning.sources.triton_source import compile_triton
 
 Body = dict[str, Any]
 ROOT = Path(__file__).resolve().parents[2]

@@ -54,7 +54,7 @@ from nostall.fusion.graph.graph import Graph
 from nostall.sass import Program as SassProgram
 from nostall.sass.model.occupancy import block_limits, kernel_resources
 from nostall.sass.model.parameters import sm_parameters
-from nostall.tuning.source import compile_triton
+from nostall.tuning.sources.triton_source import compile_triton
 
 PLANS_PER_VARIANT = 2
 """Number of modelled best plans of each shared-memory variant that are timed."""

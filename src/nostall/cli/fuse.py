@@ -22,7 +22,7 @@ from nostall.core.errors import BadInput, Interrupted, MissingPart
 from nostall.core.run import Run
 from nostall.core.suggest import unknown
 from nostall.tuning.fusing.inputs import CASTS, parse_target, torch_dtype
-from nostall.tuning.source import compute_capability
+from nostall.tuning.sources.source import compute_capability
 
 if TYPE_CHECKING:
     from nostall.tuning.fusing.document import Document

@@ -19,7 +19,7 @@ from nostall.tuning.launches.template import (
     template_of_triton,
 )
 from nostall.tuning.launches.toml_text import launch_toml
-from nostall.tuning.source import import_triton
+from nostall.tuning.sources.triton_source import import_triton
 
 OutOption = Annotated[
     Path | None,

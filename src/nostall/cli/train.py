@@ -15,7 +15,7 @@ from nostall.cli.terminal.console import Format, FormatOption, QuietOption, err,
 from nostall.core import BadInput, BadRun
 from nostall.core.errors import Interrupted
 from nostall.core.folder_lock import FolderLock
-from nostall.tuning.corpus import load_corpus, modelled_problem
+from nostall.tuning.sources.corpus import load_corpus, modelled_problem
 from nostall.tuning.strategies import LOG_FOLDER, POLICY_FILE, load_strategy_class
 
 if TYPE_CHECKING:

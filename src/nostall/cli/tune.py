@@ -55,8 +55,8 @@ from nostall.tuning.job import Settings, TuningResult
 from nostall.tuning.job import tune as run_job
 from nostall.tuning.nominal_work import NOMINAL_TFLOPS, SIP
 from nostall.tuning.ptxas_versions import ASSEMBLER_KEY
-from nostall.tuning.source import Source
-from nostall.tuning.store_records import record_dependent, record_result
+from nostall.tuning.records.store_records import record_dependent, record_result
+from nostall.tuning.sources.source import Source
 from nostall.tuning.strategies import (
     ASSEMBLER,
     LOG_FOLDER,

@@ -26,7 +26,7 @@ from nostall.tuning.fusing.region_plans import STRATEGIES, make_pass, plan_regio
 from nostall.tuning.fusing.target import FusionRequest, trace_target
 from nostall.tuning.fusing.timing import Measure
 from nostall.tuning.job import Settings
-from nostall.tuning.source import Source
+from nostall.tuning.sources.source import Source
 
 ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = """

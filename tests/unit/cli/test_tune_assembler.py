@@ -24,7 +24,7 @@ from nostall.search.evolution.evolve import Evolve
 from nostall.store import Store
 from nostall.tuning.assembler import job, objective, reverify, shortlist
 from nostall.tuning.assembler.recording import Recording
-from nostall.tuning.source import Source
+from nostall.tuning.sources.source import Source
 from tests.unit.tuning.assembler.kernel import (
     LAUNCH,
     PTX,
@@ -51,7 +51,7 @@ def tune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]
     Path("k.ptx").write_text(PTX)
     Path("k.toml").write_text(LAUNCH_TOML)
     first = find_assemblers()[:1]
-    monkeypatch.setattr("nostall.tuning.ptx_source.find_assemblers", lambda: first)
+    monkeypatch.setattr("nostall.tuning.sources.ptx_source.find_assemblers", lambda: first)
     monkeypatch.setattr(job, "find_assemblers", lambda: first)
     monkeypatch.setattr(job, "BuildPool", InlineWorkers)
     for module in (objective, shortlist):

@@ -23,7 +23,7 @@ from nostall.tuning.assembler.shortlist import (
     build_shortlist,
     record_shortlist,
 )
-from nostall.tuning.source import Source
+from nostall.tuning.sources.source import Source
 
 
 def tune_recorded(

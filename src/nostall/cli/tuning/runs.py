@@ -20,7 +20,7 @@ from nostall.core.errors import Interrupted
 from nostall.core.folder_lock import LOCK_FILE
 from nostall.tuning.assembler.recipe import PTX_FILE
 from nostall.tuning.job import Settings, describe
-from nostall.tuning.source import Source
+from nostall.tuning.sources.source import Source
 from nostall.tuning.strategies import POLICY_FILE
 
 Number = TypeVar("Number", int, float)

@@ -22,8 +22,8 @@ from nostall.tuning.assembler.recipe import make_recipe
 from nostall.tuning.assembler.reverify import kernel_verdict
 from nostall.tuning.gpu_objective import decide
 from nostall.tuning.job import Settings
-from nostall.tuning.recipe_file import DependentResult
-from nostall.tuning.result_records import comparison_record, verdict_record
+from nostall.tuning.records.recipe_file import DependentResult
+from nostall.tuning.records.result_records import comparison_record, verdict_record
 
 OpenDevice = Callable[[Kernel, MeasurementPlan], AbstractContextManager[Device]]
 

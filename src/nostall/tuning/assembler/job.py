@@ -43,9 +43,13 @@ from nostall.tuning.assembler.sass_phase import improve_order
 from nostall.tuning.assembler.space import AssemblerSpace, make_space
 from nostall.tuning.gpu_objective import decide, race_states
 from nostall.tuning.job import UNSAFE_CUBIN_FILE, Settings, TuningResult, run_sanitizer
-from nostall.tuning.recipe_file import DependentResult
-from nostall.tuning.result_records import provenance_record, result_record, verdict_record
-from nostall.tuning.source import Source
+from nostall.tuning.records.recipe_file import DependentResult
+from nostall.tuning.records.result_records import (
+    provenance_record,
+    result_record,
+    verdict_record,
+)
+from nostall.tuning.sources.source import Source
 from nostall.tuning.strategies import make_strategy
 
 _FINALISTS = 8

@@ -13,8 +13,8 @@ from nostall.ptx.assemble.versions import Assembler
 from nostall.tuning.assembler.recipe import PTX_FILE, RECIPE_FILE, hash_text
 from nostall.tuning.assembler.recording import Recording, unpack
 from nostall.tuning.assembler.reverify import RecipeVerdict, kernel_verdict, verify_recipe
-from nostall.tuning.result_records import verdict_record
-from nostall.tuning.source import Source
+from nostall.tuning.records.result_records import verdict_record
+from nostall.tuning.sources.source import Source
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,8 @@ from nostall.sass import validate
 from nostall.tuning.fusing.document import Binary, TunedBinary
 from nostall.tuning.fusing.region_plans import source_file
 from nostall.tuning.job import Settings, describe, tune
-from nostall.tuning.source import Source, compile_triton
+from nostall.tuning.sources.source import Source
+from nostall.tuning.sources.triton_source import compile_triton
 from nostall.tuning.strategies import make_strategy
 
 FOLDER = "sass"

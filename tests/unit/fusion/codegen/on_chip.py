@@ -15,7 +15,8 @@ from nostall.fusion.codegen.tiling.legality import illegal_reason
 from nostall.fusion.codegen.tiling.planned_kernel import plan_kernel
 from nostall.fusion.codegen.tiling.shared_memory import Reuse
 from nostall.fusion.graph.graph import Graph
-from nostall.tuning.source import Source, compile_triton
+from nostall.tuning.sources.source import Source
+from nostall.tuning.sources.triton_source import compile_triton
 
 
 def emit_program(graph: Graph, plan: KernelPlan, reuse: Reuse = "order") -> Program:

@@ -22,7 +22,7 @@ from nostall.sass.safety.hazards import HazardValidator
 from nostall.sass.schedule.changes import out_of_order
 from nostall.search import make
 from nostall.tuning.job import Settings, describe, tune
-from nostall.tuning.source import compile_triton
+from nostall.tuning.sources.triton_source import compile_triton
 
 EXAMPLE = Path(__file__).parents[4] / "examples" / "softmax.py"
 

@@ -22,7 +22,11 @@ from nostall.store import BadBundle, Store, bundle
 from nostall.tuning.assembler.job import Setup, tune_assembler
 from nostall.tuning.assembler.recipe import Recipe, rebuild
 from nostall.tuning.job import Settings, TuningResult
-from nostall.tuning.store_records import import_bundle, record_dependent, rejection_reason
+from nostall.tuning.records.store_records import (
+    import_bundle,
+    record_dependent,
+    rejection_reason,
+)
 
 SETTINGS = Settings("assembler", evaluations=20, objective="gpu", rounds=8, checks=2, pdl="wait")
 

@@ -16,7 +16,7 @@ from nostall.tuning.assembler import recording as module
 from nostall.tuning.assembler.recording import Recording, pack, record_run, unpack
 from nostall.tuning.assembler.reverify import verify_recipe
 from nostall.tuning.assembler.shortlist import launch_toml
-from nostall.tuning.source import load_cubin
+from nostall.tuning.sources.source import load_cubin
 
 EXAMPLES = Path(__file__).parents[4] / "examples"
 RECORDINGS = sorted((EXAMPLES / "recordings").glob("*.json"))

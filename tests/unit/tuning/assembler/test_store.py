@@ -19,8 +19,12 @@ from nostall.tuning.assembler import verify_stored
 from nostall.tuning.assembler.job import tune_assembler
 from nostall.tuning.assembler.recipe import StoredRecipe
 from nostall.tuning.job import Settings, TuningResult
-from nostall.tuning.source import Source
-from nostall.tuning.store_records import import_bundle, record_result, rejection_reason
+from nostall.tuning.records.store_records import (
+    import_bundle,
+    record_result,
+    rejection_reason,
+)
+from nostall.tuning.sources.source import Source
 
 SETTINGS = Settings("assembler", evaluations=30, objective="gpu", rounds=8, checks=2)
 INFO = {"gpu": "Fake"}

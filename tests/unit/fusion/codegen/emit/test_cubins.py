@@ -21,7 +21,7 @@ from nostall.fusion.codegen.tiling.planned_kernel import plan_kernel
 from nostall.fusion.graph.graph import Graph
 from nostall.sass import Program as SassProgram
 from nostall.sass import validate
-from nostall.tuning.source import compile_triton
+from nostall.tuning.sources.triton_source import compile_triton
 from tests.unit.fusion.codegen import oldest_triton
 from tests.unit.fusion.codegen.sm90_code import cubin_opcodes, opcodes
 from tests.unit.fusion.patterns import DYNAMIC, PACKED, attention_backward, norm_backward

@@ -24,7 +24,7 @@ from nostall.fusion.errors import BadFusion
 from nostall.fusion.graph.graph import Graph
 from nostall.sass import Program as SassProgram
 from nostall.sass import validate
-from nostall.tuning.source import compile_triton
+from nostall.tuning.sources.triton_source import compile_triton
 from tests.unit.fusion.codegen import oldest_triton
 from tests.unit.fusion.codegen.interpreter_process import run_interpreted
 from tests.unit.fusion.codegen.sequence_layouts import (

@@ -25,7 +25,7 @@ from nostall.fusion.codegen.tiling.planned_kernel import plan_kernel
 from nostall.fusion.graph.graph import Graph
 from nostall.sass import Program as SassProgram
 from nostall.sass import validate
-from nostall.tuning.source import compile_triton
+from nostall.tuning.sources.triton_source import compile_triton
 from tests.unit.fusion.codegen.interpreter_process import run_interpreted
 from tests.unit.fusion.codegen.online_rows import (
     DAMAGES,

@@ -19,8 +19,8 @@ from nostall.sass.game.ppo.learner import GraphPpoParameters
 from nostall.sass.game.ppo.policy import GraphPolicy, load_policy
 from nostall.sass.game.ppo.training import Progress, TrainingKernel, train
 from nostall.sass.game.randomness import isolated_random_state
-from nostall.tuning.corpus import load_corpus
-from nostall.tuning.source import Source
+from nostall.tuning.sources.corpus import load_corpus
+from nostall.tuning.sources.source import Source
 
 TINY = GraphPpoParameters(steps=6, horizon=4, epochs=1, minibatch=4, width=4, rounds=1)
 KERNELS = [
@@ -72,7 +72,7 @@ def test_a_corpus_holds_cubins_with_their_launches(monkeypatch: pytest.MonkeyPat
         loaded.append(path)
         return Source(path.read_bytes(), path.stem, None, str(path), {})
 
-    monkeypatch.setattr("nostall.tuning.corpus.load_cubin", load)
+    monkeypatch.setattr("nostall.tuning.sources.corpus.load_cubin", load)
     names = [name for name, _ in load_corpus([str(NVCC)], "sm_90")]
     assert names == ["dot_product.sm_90", "transpose.sm_90"] == [p.stem for p in loaded]
     for wrong in (str(NVCC / "nothing"), str(NVCC.parent)):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nostall.core import BadRun, Checkpoint, Run
-from nostall.tuning.run_summary import differences, find_runs, summarize
+from nostall.tuning.records.run_summary import differences, find_runs, summarize
 
 SETTINGS = {"kernel": "k", "original_sha256": "a" * 64, "strategy": "anneal", "seed": 3}
 RESULT: dict[str, Any] = {

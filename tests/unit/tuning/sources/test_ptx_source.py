@@ -11,9 +11,9 @@ from nostall.core import BadInput, LaunchSpec
 from nostall.ptx.assemble.versions import Assembler, find_assemblers
 from nostall.sass.binary import fatbin
 from nostall.sass.binary.code_hash import code_sha256
-from nostall.tuning import ptx_source
 from nostall.tuning.assembler.commands import find_command
-from nostall.tuning.ptx_source import load_binary, load_ptx, parse_options
+from nostall.tuning.sources import ptx_source
+from nostall.tuning.sources.ptx_source import load_binary, load_ptx, parse_options
 from tests.unit.tuning.assembler.kernel import LAUNCH, PTX, make_source
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from nostall.core import BadBinary, BadInput, LaunchSpec, UnsupportedArchitecture
-from nostall.tuning.source import load_cubin
+from nostall.tuning.sources.source import load_cubin
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 EXAMPLES = ROOT / "examples"
 NVCC = ROOT / "tests" / "corpus" / "nvcc"
 

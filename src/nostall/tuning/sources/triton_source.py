@@ -1,8 +1,4 @@
-"""Sources of kernels: compile a Triton function for an architecture, or read a cubin file.
-
-Both give a :class:`Source`: the cubin, the kernel's symbol, its launch and its provenance.  No GPU
-is needed.
-"""
+"""Compilation of a Triton function for an architecture, without a GPU."""
 
 from __future__ import annotations
 
@@ -10,22 +6,23 @@ import contextlib
 import io
 import re
 import tempfile
-from collections.abc import Mapping, Set
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from nostall.core.errors import BadInput, BadLaunch, MissingPart
-from nostall.core.launch import Buffer, Constant, LaunchSpec, LaunchVariant, Opaque, Scalar
-from nostall.core.suggest import did_you_mean, listed, unknown
+from nostall.core.launch import Buffer, Constant, LaunchSpec, Opaque, Scalar
 from nostall.core.versions import TRITON_VERSIONS, supports_triton
-from nostall.sass.binary import fatbin
-from nostall.sass.binary.cubin import ARCHITECTURE_NAMES, Cubin, check_architecture
-from nostall.tuning.kernel_file import find_jit_function, find_launch, import_file, root_cause
-from nostall.tuning.triton_target import pretend_target
-
-Argument = Buffer | Scalar | Constant | Opaque
+from nostall.tuning.sources.compiled_launch import Argument, compiled_launch
+from nostall.tuning.sources.kernel_file import (
+    find_jit_function,
+    find_launch,
+    import_file,
+    root_cause,
+)
+from nostall.tuning.sources.source import Source, compute_capability
+from nostall.tuning.sources.triton_target import pretend_target
 
 TRITON_TYPES = {
     "f16": "fp16",
@@ -40,74 +37,6 @@ TRITON_TYPES = {
 INTEGERS = frozenset(("i8", "i16", "i32", "i64", "u8", "u32", "u64"))
 _SHARED_LIMIT_KIB = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 """Shared memory that one block may use, by compute capability."""
-
-
-@dataclass(frozen=True)
-class Source:
-    """One compiled kernel."""
-
-    cubin: bytes = field(repr=False)
-    kernel: str
-    """Symbol of the kernel in the cubin."""
-    launch: LaunchSpec | None
-    """Launch of the *compiled* kernel, or None if unknown.  For a Triton kernel, ``block``,
-    ``shared`` and ``cluster`` follow from the compilation, values that the compiler folded in are
-    :class:`Constant`, and the last two arguments are the scratch pointers that Triton appends to
-    every kernel."""
-    origin: str
-    """File, or file and function, for messages."""
-    provenance: Mapping[str, str]
-    """Compiler, architecture and compile options."""
-    ptx: str | None = field(default=None, repr=False)
-    """PTX that the cubin was assembled from; None for a cubin file."""
-
-
-def load_cubin(
-    path: Path,
-    kernel: str | None = None,
-    launch: LaunchSpec | None = None,
-    arch: str | None = None,
-) -> Source:
-    """Read a cubin, or the cubin for ``arch`` of a fatbin or a host object.
-
-    ``kernel`` and ``arch`` are needed if the file holds several kernels or several images.  Raises
-    :class:`BadInput` if the file cannot be read or does not have the kernel.
-    """
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise BadInput(
-            f"cannot read cubin {path}: {error.strerror}; give the path of a .cubin file"
-        ) from error
-    is_container = fatbin.is_container(data)
-    try:
-        data = fatbin.extract(data, arch, kernel)
-        cubin = Cubin.parse(data)
-    except BadInput as error:
-        raise type(error)(f"{path}: {error}") from error
-    check_requested_arch(cubin.sm, arch, path)
-    names = [text.name for text in cubin.texts if text.is_kernel]
-    if kernel is None:
-        if len(names) != 1:
-            raise BadInput(f"{path} holds {len(names)} kernels; name one of: {listed(names)}")
-        kernel = names[0]
-    elif kernel not in names:
-        raise BadInput(
-            f"{path} has no kernel {kernel!r}; it holds: {listed(names)}"
-            f"{did_you_mean(kernel, names)}"
-        )
-    file_kind = "fatbin file" if is_container else "cubin file"
-    provenance = {"compiler": file_kind, "arch": f"sm_{cubin.sm}"}
-    return Source(data, kernel, launch, str(path), MappingProxyType(provenance))
-
-
-def check_requested_arch(sm: int, arch: str | None, path: Path) -> None:
-    """Raise :class:`BadInput` if a cubin for ``sm`` is not for the architecture ``arch``."""
-    if arch is not None and compute_capability(arch) != sm:
-        raise BadInput(
-            f"{path} is for sm_{sm}, and --arch is {arch}; a cubin runs on its own architecture "
-            "only: leave --arch out, or give a file for that architecture"
-        )
 
 
 def compile_triton(
@@ -195,20 +124,6 @@ def import_triton() -> Any:
             "pip install 'nostall[triton]'"
         )
     return triton
-
-
-def compute_capability(arch: str) -> int:
-    """The compute capability of an architecture: 90 for ``sm_90`` and ``sm_90a``.
-
-    Raises :class:`BadInput` for other texts, and :class:`UnsupportedArchitecture` for an
-    architecture that nostall does not support (LLVM ends the process for some of them).
-    """
-    match = re.fullmatch(r"sm_(\d{2,3})[af]?", arch)
-    if match is None:
-        raise BadInput(unknown("architecture", arch, ARCHITECTURE_NAMES))
-    sm = int(match.group(1))
-    check_architecture(sm, "kernels cannot be tuned for")
-    return sm
 
 
 def _ptxas_version(capability: int) -> str:
@@ -339,74 +254,3 @@ def _match_arguments(function: Any, launch: LaunchSpec, label: str) -> dict[str,
                 "give it as a buffer or a scalar"
             )
     return {name: args[name] for name in parameters if name in args}
-
-
-def compiled_launch(
-    launch: LaunchSpec,
-    args: Mapping[str, Argument],
-    constants: Mapping[str, object],
-    metadata: Any,
-) -> LaunchSpec:
-    """The launch of a compiled kernel, as described at :attr:`Source.launch`.
-
-    ``launch`` and ``args`` are those of the source, ``constants`` the values that are compiled in,
-    and ``metadata`` is Triton's metadata of the compiled kernel.
-    """
-    cluster_size = int(getattr(metadata, "num_ctas", 1))
-    passed: list[Argument] = [
-        Constant(name=arg.name, constant=1)
-        if isinstance(arg, Scalar) and arg.name in constants
-        else arg
-        for arg in args.values()
-    ]
-    shapes = tuple(
-        _compiled_variant(variant, launch, args, constants.keys(), cluster_size)
-        for variant in launch.shapes
-    )
-    blocks = max([launch.blocks, *(launch.with_variant(shape).blocks for shape in launch.shapes)])
-    for kind in ("global", "profile"):
-        size = int(getattr(metadata, f"{kind}_scratch_size", 0) or 0)
-        name = f"{kind}_scratch"
-        if size:
-            count = blocks * cluster_size * size
-            passed.append(Buffer(name=name, dtype="u8", shape=(count,), role="scratch"))
-        else:
-            passed.append(Scalar(name=name, dtype="u64", value=0))
-    x, y, z = launch.grid
-    return launch.model_copy(
-        update={
-            "args": tuple(passed),
-            "grid": (x * cluster_size, y, z),
-            "block": (32 * int(metadata.num_warps), 1, 1),
-            "cluster": (cluster_size, 1, 1),
-            "shared": int(metadata.shared),
-            "shapes": shapes,
-        }
-    )
-
-
-def _compiled_variant(
-    variant: LaunchVariant,
-    launch: LaunchSpec,
-    args: Mapping[str, Argument],
-    constants: Set[str],
-    cluster_size: int,
-) -> LaunchVariant:
-    """A launch variant of the compiled kernel.
-
-    Raises :class:`BadLaunch` for a value that the compiled code does not allow: Triton specializes
-    on 1 and on multiples of 16.
-    """
-    for name, value in variant.values.items():
-        arg = args[name]
-        if not isinstance(arg, Scalar) or arg.dtype.startswith("f"):
-            continue
-        compiled = arg.value
-        if (compiled == 1) != (value == 1) or (compiled % 16 == 0 and value % 16 != 0):
-            raise BadLaunch(
-                f"shapes give {name} = {value}, but the kernel is compiled for {name} = {compiled} "
-                "(1 and multiples of 16 are compiled in); give a value of the same kind"
-            )
-    x, y, z = variant.grid or launch.grid
-    passed = {name: value for name, value in variant.values.items() if name not in constants}
-    return variant.model_copy(update={"grid": (x * cluster_size, y, z), "values": passed})

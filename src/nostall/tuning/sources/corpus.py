@@ -12,7 +12,8 @@ from nostall.sass.binary.cubin import Cubin
 from nostall.sass.model import SmModel
 from nostall.sass.schedule import ScheduleSpace
 from nostall.tuning.launches.check import check_launch
-from nostall.tuning.source import Source, compile_triton, load_cubin
+from nostall.tuning.sources.source import Source, load_cubin
+from nostall.tuning.sources.triton_source import compile_triton
 
 
 def load_corpus(corpus: Sequence[str], arch: str | None) -> Iterator[tuple[str, Source]]:

@@ -23,8 +23,8 @@ from nostall.store.bundle import BundledRecord
 from nostall.store.store import Contents
 from nostall.tuning.assembler.verify_stored import verify_stored
 from nostall.tuning.job import Settings, TuningResult, describe
-from nostall.tuning.result_records import result_notes
-from nostall.tuning.source import Source
+from nostall.tuning.records.result_records import result_notes
+from nostall.tuning.sources.source import Source
 
 _CHAIN_NOTE = (
     "the ratio is that of launches back to back: as dependent launches, over the original without"

@@ -1,4 +1,4 @@
-"""Compilation of Triton kernels without a GPU, and their launches."""
+"""Compilation of Triton kernels without a GPU."""
 
 from __future__ import annotations
 
@@ -9,124 +9,26 @@ import sys
 from pathlib import Path
 
 import pytest
-from elftools.elf.elffile import ELFFile
 
 from nostall.core import (
     BadInput,
     BadLaunch,
-    Buffer,
     Constant,
     LaunchSpec,
-    LaunchVariant,
     MissingPart,
     NostallError,
     Scalar,
     UnsupportedArchitecture,
 )
-from nostall.tuning import kernel_file
-from nostall.tuning import source as module
-from nostall.tuning.source import Source, compile_triton, load_launch
+from nostall.tuning.sources import kernel_file
+from nostall.tuning.sources import triton_source as module
+from nostall.tuning.sources.triton_source import compile_triton
 
 triton = pytest.importorskip("triton")
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 EXAMPLES = ROOT / "examples"
 NVCC = ROOT / "tests" / "corpus" / "nvcc"
-
-KERNELS = """
-import triton
-import triton.language as tl
-from nostall.core import Buffer, Constant, LaunchSpec, Scalar
-
-@triton.jit
-def scale(y, x, n, stride, factor, BLOCK: tl.constexpr):
-    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(y + offs, tl.load(x + offs * stride, offs < n) * factor, offs < n)
-
-@triton.jit
-def broken(y, x, n, stride, factor, BLOCK: tl.constexpr):
-    tl.store(y, undefined_name)
-
-@triton.jit
-def greedy(y, x, K, BLOCK: tl.constexpr):
-    offs = tl.arange(0, BLOCK)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
-    acc = tl.zeros((BLOCK, BLOCK), tl.float32)
-    for k in range(K):
-        acc = tl.dot(tl.load(x + offs + k), tl.load(x + offs + 2 * k), acc)
-    tl.store(y + offs, acc)
-
-@triton.jit(do_not_specialize=["n"])
-def fixed(y, x, n, stride, factor, BLOCK: tl.constexpr):
-    tl.store(y + tl.arange(0, BLOCK), n + stride)
-
-@triton.autotune([triton.Config({"BLOCK": 64})], key=["n"])
-@triton.jit
-def tuned(y, x, n, stride, factor, BLOCK: tl.constexpr):
-    tl.store(y + tl.arange(0, BLOCK), tl.load(x + tl.arange(0, BLOCK)) + n)
-
-def plain(y):
-    return y
-
-def launch(n=1000, stride=1):
-    return LaunchSpec(
-        grid=(8, 1, 1),
-        num_warps=2,
-        args=(
-            Buffer(name="y", dtype="f32", shape=(1024,), role="out"),
-            Buffer(name="x", dtype="f32", shape=(1024,)),
-            Scalar(name="n", dtype="i32", value=n),
-            Scalar(name="stride", dtype="i32", value=stride),
-            Scalar(name="factor", dtype="f32", value=1.0),
-            Constant(name="BLOCK", constant=128),
-        ),
-    )
-
-LAUNCHES = {
-    "scale": launch(),
-    "scale@strided": launch(stride=2),
-    "scale@dict": launch(stride=3).model_dump(),
-    "scale@wrong": {"grid": [0, 1, 1]},
-    "broken": launch(),
-    "fixed": launch(1, 1),
-    "tuned": launch(),
-    "greedy": LaunchSpec(
-        num_stages=8,
-        args=(
-            Buffer(name="y", dtype="f32", shape=(16384,), role="out"),
-            Buffer(name="x", dtype="f16", shape=(99999,)),
-            Scalar(name="K", dtype="i32", value=64),
-            Constant(name="BLOCK", constant=128),
-        ),
-    ),
-}
-"""
-
-
-@pytest.fixture
-def kernels(tmp_path: Path) -> Path:
-    path = tmp_path / "kernels.py"
-    path.write_text(KERNELS)
-    return path
-
-
-def count_parameters(source: Source, tmp_path: Path) -> int:
-    """Number of parameters of a kernel, from the records of its cubin (attribute 0x17)."""
-    path = tmp_path / "counted.cubin"
-    path.write_bytes(source.cubin)
-    with path.open("rb") as file:
-        info = ELFFile(file).get_section_by_name(f".nv.info.{source.kernel}").data()
-    count = offset = 0
-    while offset < len(info):
-        form, attribute, size = struct.unpack_from("<BBH", info, offset)
-        count += attribute == 0x17
-        offset += 4 + (size if form == 4 else 0)
-    return count
-
-
-def passed_arguments(launch: LaunchSpec | None) -> list[Buffer | Scalar]:
-    """The arguments that are not compiled in."""
-    assert launch is not None
-    return [arg for arg in launch.args if not isinstance(arg, Constant)]
 
 
 def test_an_example_compiles(tmp_path: Path) -> None:
@@ -141,33 +43,6 @@ def test_an_example_compiles(tmp_path: Path) -> None:
     assert source.provenance["compiler"] == f"triton {triton.__version__}"
     assert source.provenance["ptxas"][0].isdigit()
     assert "num_stages=4" in source.provenance["options"]
-
-
-def test_the_launch_has_the_parameters_of_the_machine_code(kernels: Path, tmp_path: Path) -> None:
-    for name in ("scale", "scale@strided", "fixed", "tuned"):
-        source = compile_triton(kernels, name, None, "sm_80")
-        assert count_parameters(source, tmp_path) == len(passed_arguments(source.launch)), name
-
-
-def test_a_scalar_of_one_is_folded_and_scratch_is_appended(kernels: Path) -> None:
-    launch = compile_triton(kernels, "scale", None, "sm_80").launch
-    assert launch is not None
-    assert [arg.name for arg in launch.args] == [
-        "y", "x", "n", "stride", "factor", "BLOCK", "global_scratch", "profile_scratch",
-    ]  # fmt: skip
-    assert launch.args[3] == Constant(name="stride", constant=1)
-    assert launch.args[-1] == Scalar(name="profile_scratch", dtype="u64", value=0)
-    assert launch.block == (64, 1, 1)
-
-
-def test_descriptors_get_a_scratch_buffer() -> None:
-    path = ROOT / "tests" / "corpus" / "kernels" / "memory.py"
-    launch = compile_triton(path, "descriptor_copy", None, "sm_90").launch
-    assert launch is not None
-    scratch = launch.args[-2]
-    assert isinstance(scratch, Buffer)
-    assert scratch.role == "scratch"
-    assert scratch.shape[0] % launch.blocks == 0
 
 
 @pytest.mark.parametrize("value", [0, 1, 2, 15, 16, 17, 32, 1000, -16, -1, 2**20 + 1])
@@ -187,13 +62,6 @@ def test_integers_are_specialized_as_by_the_launcher(kernels: Path, value: int) 
     assert (1,) in attributes
 
 
-def test_do_not_specialize_is_respected(kernels: Path) -> None:
-    launch = compile_triton(kernels, "fixed", None, "sm_80").launch
-    assert launch is not None
-    assert launch.args[2] == Scalar(name="n", dtype="i32", value=1)
-    assert launch.args[3] == Constant(name="stride", constant=1)
-
-
 def test_divisibility_changes_the_code(kernels: Path) -> None:
     def spec(n: int) -> LaunchSpec:
         with kernel_file.import_file(kernels) as loaded:
@@ -203,21 +71,6 @@ def test_divisibility_changes_the_code(kernels: Path) -> None:
     aligned = compile_triton(kernels, "scale", spec(1024), "sm_80").cubin
     ragged = compile_triton(kernels, "scale", spec(1023), "sm_80").cubin
     assert aligned != ragged
-
-
-def test_variants_and_dict_entries_of_launches(kernels: Path) -> None:
-    for name, stride in (("scale@strided", 2), ("scale@dict", 3)):
-        launch = compile_triton(kernels, name, None, "sm_80").launch
-        assert launch is not None
-        assert launch.args[3] == Scalar(name="stride", dtype="i32", value=stride)
-
-
-def test_arguments_may_be_in_any_order(kernels: Path) -> None:
-    source = compile_triton(kernels, "scale", None, "sm_80")
-    with kernel_file.import_file(kernels) as loaded:
-        launch = loaded.launch()
-    reversed_args = launch.model_copy(update={"args": launch.args[::-1]})
-    assert compile_triton(kernels, "scale", reversed_args, "sm_80").launch == source.launch
 
 
 def test_compilation_is_deterministic_and_has_no_side_effects(
@@ -247,11 +100,11 @@ def test_functions_that_are_not_inlined_keep_their_names() -> None:
     assert "kernel_spec" not in sys.modules
 
 
-def test_a_file_may_have_the_name_of_a_module_in_use(tmp_path: Path) -> None:
+def test_a_file_may_have_the_name_of_a_module_in_use(kernels: Path, tmp_path: Path) -> None:
     for folder, block in (("one", 128), ("two", 256)):
         (tmp_path / folder).mkdir()
         path = tmp_path / folder / "struct.py"
-        path.write_text(KERNELS.replace("import triton\n", "import triton, sizes\n", 1))
+        path.write_text(kernels.read_text().replace("import triton\n", "import triton, sizes\n", 1))
         (tmp_path / folder / "sizes.py").write_text(f"BLOCK = {block}\n")
         with kernel_file.import_file(path) as loaded:
             assert block == loaded.sizes.BLOCK
@@ -373,7 +226,8 @@ def test_the_oldest_supported_triton(kernels: Path) -> None:
     if not old.is_dir():
         pytest.skip("no Triton 3.6.0 in .cache (see tests/corpus/build.py)")
     code = (
-        "import sys; from pathlib import Path; from nostall.tuning.source import compile_triton\n"
+        "import sys; from pathlib import Path\n"
+        "from nostall.tuning.sources.triton_source import compile_triton\n"
         "s = compile_triton(Path(sys.argv[1]), 'scale', None, 'sm_90')\n"
         "print(s.provenance['compiler'], s.launch.block[0])"
     )
@@ -385,24 +239,3 @@ def test_the_oldest_supported_triton(kernels: Path) -> None:
         check=True,
     )
     assert done.stdout == "triton 3.6.0 64\n"
-
-
-def test_variants_of_a_launch_must_fit_the_compiled_kernel(kernels: Path) -> None:
-    """Values that are compiled in are omitted; properties that the compiler used must hold."""
-
-    def compiled(**values: int) -> LaunchSpec:
-        base = load_launch(kernels, "scale")
-        shape = LaunchVariant(grid=(4, 1, 1), values=dict(values), buffers={"x": (512,)})
-        launch = base.model_copy(update={"shapes": (shape,)})
-        source = compile_triton(kernels, "scale", launch, "sm_80")
-        assert source.launch is not None
-        return source.launch
-
-    launch = compiled(n=999, stride=1)
-    assert LaunchSpec.model_validate(launch.model_dump()) == launch
-    (shape,) = launch.shapes
-    assert (shape.grid, shape.values) == ((4, 1, 1), {"n": 999})
-    assert launch.with_variant(shape).args[2] == Scalar(name="n", dtype="i32", value=999)
-    for values in ({"stride": 2}, {"n": 1}):
-        with pytest.raises(BadLaunch, match="compiled for"):
-            compiled(**values)

@@ -20,7 +20,8 @@ from nostall.ptx.assemble.versions import Assembler, find_assemblers
 from nostall.ptx.program.module import parse
 from nostall.sass.binary import fatbin
 from nostall.sass.binary.elf import MAX_BYTES
-from nostall.tuning.source import Source, compiled_launch, compute_capability, load_cubin
+from nostall.tuning.sources.compiled_launch import compiled_launch
+from nostall.tuning.sources.source import Source, compute_capability, load_cubin
 
 PTXAS_OPTIONS_KEY = "ptxas_options"
 """Provenance key of the options with which a compiler that is not Triton runs ptxas."""

@@ -14,7 +14,7 @@ from nostall.sass import Verdict
 from nostall.sass.binary import toolchain
 from nostall.sass.safety.measured_distances import MeasuredDistances
 from nostall.tuning.gpu_objective import Decision
-from nostall.tuning.source import Source
+from nostall.tuning.sources.source import Source
 
 if TYPE_CHECKING:
     from nostall.tuning.job import Settings, TuningResult

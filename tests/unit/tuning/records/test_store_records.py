@@ -14,10 +14,10 @@ from nostall.sass.binary.cubin import Cubin
 from nostall.search import Anneal
 from nostall.store import BadBundle, BadStore, Store, bundle
 from nostall.store.artefacts import content_hash
-from nostall.tuning import store_records
 from nostall.tuning.job import Settings, TuningResult, tune
-from nostall.tuning.result_records import cubin_notes
-from nostall.tuning.store_records import import_bundle, record_result
+from nostall.tuning.records import store_records
+from nostall.tuning.records.result_records import cubin_notes
+from nostall.tuning.records.store_records import import_bundle, record_result
 from tests.unit.attach.variants import keep_variant
 from tests.unit.store.records import provenance
 from tests.unit.tuning.fake_device import SETTINGS, FakeDevice, load_example
