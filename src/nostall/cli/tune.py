@@ -50,7 +50,7 @@ from nostall.gpu import Device, LocalGpu
 from nostall.report import write_report
 from nostall.store import BadStore, Row, Store
 from nostall.tuning.assembler.job import open_setup, tune_assembler
-from nostall.tuning.assembler.recording import record_run
+from nostall.tuning.assembler.recipes.recording import record_run
 from nostall.tuning.job import Settings, TuningResult
 from nostall.tuning.job import tune as run_job
 from nostall.tuning.nominal_work import NOMINAL_TFLOPS, SIP

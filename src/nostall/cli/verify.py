@@ -23,14 +23,14 @@ from nostall.sass import Verdict
 from nostall.sass.safety import validate
 from nostall.sass.safety import verify as verify_cubins
 from nostall.sass.safety.dependent_launch import check_wait
-from nostall.tuning.assembler.recipe import (
+from nostall.tuning.assembler.recipes.recipe import (
     DEPENDENT_CUBIN_FILE,
     DEPENDENT_RECIPE_FILE,
     PTX_FILE,
     RECIPE_FILE,
     Recipe,
 )
-from nostall.tuning.assembler.reverify import RecipeVerdict, verify_recipe
+from nostall.tuning.assembler.recipes.reverify import RecipeVerdict, verify_recipe
 
 MAX_FINDINGS = 50
 """Findings in the table; JSON has all of them."""

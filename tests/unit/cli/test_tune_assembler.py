@@ -22,8 +22,9 @@ from nostall.gpu import Kernel, MeasurementPlan
 from nostall.ptx.assemble.versions import find_assemblers
 from nostall.search.evolution.evolve import Evolve
 from nostall.store import Store
-from nostall.tuning.assembler import job, objective, reverify, shortlist
-from nostall.tuning.assembler.recording import Recording
+from nostall.tuning.assembler import job, objective, shortlist
+from nostall.tuning.assembler.recipes import reverify
+from nostall.tuning.assembler.recipes.recording import Recording
 from nostall.tuning.sources.source import Source
 from tests.unit.tuning.assembler.kernel import (
     LAUNCH,

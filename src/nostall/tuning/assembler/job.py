@@ -30,7 +30,7 @@ from nostall.tuning.assembler.description import (
 from nostall.tuning.assembler.objective import AssemblerObjective, Workers, idle_share
 from nostall.tuning.assembler.portfolio import make_levers
 from nostall.tuning.assembler.proof import make_check
-from nostall.tuning.assembler.recipe import (
+from nostall.tuning.assembler.recipes.recipe import (
     DEPENDENT_CUBIN_FILE,
     DEPENDENT_RECIPE_FILE,
     PTX_FILE,
@@ -38,7 +38,7 @@ from nostall.tuning.assembler.recipe import (
     Recipe,
     make_recipe,
 )
-from nostall.tuning.assembler.reverify import kernel_verdict
+from nostall.tuning.assembler.recipes.reverify import kernel_verdict
 from nostall.tuning.assembler.sass_phase import improve_order
 from nostall.tuning.assembler.space import AssemblerSpace, make_space
 from nostall.tuning.gpu_objective import decide, race_states

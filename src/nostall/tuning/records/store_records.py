@@ -21,7 +21,7 @@ from nostall.store import BadBundle, ComparisonRecord, Provenance, Row, Store, V
 from nostall.store.artefacts import content_hash
 from nostall.store.bundle import BundledRecord
 from nostall.store.store import Contents
-from nostall.tuning.assembler.verify_stored import verify_stored
+from nostall.tuning.assembler.recipes.verify_stored import verify_stored
 from nostall.tuning.job import Settings, TuningResult, describe
 from nostall.tuning.records.result_records import result_notes
 from nostall.tuning.sources.source import Source

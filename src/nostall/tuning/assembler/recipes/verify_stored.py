@@ -11,8 +11,8 @@ from nostall.core.errors import BadInput
 from nostall.ptx.assemble.ptxas import run_ptxas
 from nostall.ptx.assemble.versions import Assembler, find_assemblers
 from nostall.sass.binary.code_hash import code_sha256
-from nostall.tuning.assembler.recipe import StoredRecipe
-from nostall.tuning.assembler.reverify import verify_recipe
+from nostall.tuning.assembler.recipes.recipe import StoredRecipe
+from nostall.tuning.assembler.recipes.reverify import verify_recipe
 
 
 @dataclass(frozen=True)

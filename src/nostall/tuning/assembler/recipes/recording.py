@@ -20,7 +20,7 @@ from nostall.core.files import write_atomically
 from nostall.core.launch import StrictModel
 from nostall.store.provenance import Sha256
 from nostall.tuning.assembler.candidate_log import CANDIDATES_FILE, read_candidates
-from nostall.tuning.assembler.recipe import PTX_FILE, RECIPE_FILE, Recipe, hash_text
+from nostall.tuning.assembler.recipes.recipe import PTX_FILE, RECIPE_FILE, Recipe, hash_text
 from nostall.tuning.sources.source import Source
 
 MAX_UNPACKED_BYTES = 64 << 20

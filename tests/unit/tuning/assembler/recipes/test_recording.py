@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nostall.core import BadInput, LaunchSpec, Run
-from nostall.tuning.assembler import recording as module
-from nostall.tuning.assembler.recording import Recording, pack, record_run, unpack
-from nostall.tuning.assembler.reverify import verify_recipe
+from nostall.tuning.assembler.recipes import recording as module
+from nostall.tuning.assembler.recipes.recording import Recording, pack, record_run, unpack
+from nostall.tuning.assembler.recipes.reverify import verify_recipe
 from nostall.tuning.assembler.shortlist import launch_toml
 from nostall.tuning.sources.source import load_cubin
 
-EXAMPLES = Path(__file__).parents[4] / "examples"
+EXAMPLES = Path(__file__).parents[5] / "examples"
 RECORDINGS = sorted((EXAMPLES / "recordings").glob("*.json"))
 
 
