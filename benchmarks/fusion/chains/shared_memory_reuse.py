@@ -41,7 +41,7 @@ from nostall.core.errors import BadLaunch
 from nostall.core.measurement import Comparison
 from nostall.fusion.codegen.cost.default_plan import modelled_seconds
 from nostall.fusion.codegen.emit.program import Program
-from nostall.fusion.codegen.emit.shared import emit_shared
+from nostall.fusion.codegen.emit.schemes.shared import emit_shared
 from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.runtime.launch_specs import launch_specs
 from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, schedule_operators, stitch

@@ -42,7 +42,7 @@ from tests.unit.fusion.codegen.wide_rows import wide_rows
 
 from benchmarks.harness.gpu_pool import run_jobs, visible_gpus
 from benchmarks.harness.result_file import save
-from nostall.fusion.codegen.emit.shared import emit_shared
+from nostall.fusion.codegen.emit.schemes.shared import emit_shared
 from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.runtime.kernel import load_kernel
 from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, schedule_operators

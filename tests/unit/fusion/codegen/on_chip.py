@@ -7,7 +7,7 @@ from pathlib import Path
 from nostall.core.launch import LaunchSpec
 from nostall.fusion import Builder
 from nostall.fusion.codegen.emit.program import Program
-from nostall.fusion.codegen.emit.shared import emit_shared
+from nostall.fusion.codegen.emit.schemes.shared import emit_shared
 from nostall.fusion.codegen.generate import schedule_operators
 from nostall.fusion.codegen.runtime.launch_specs import launch_specs
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan

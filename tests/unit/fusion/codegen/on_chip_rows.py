@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import get_args
 
 from nostall.fusion.codegen.emit.program import Program
-from nostall.fusion.codegen.emit.shared import emit_shared
+from nostall.fusion.codegen.emit.schemes.shared import emit_shared
 from nostall.fusion.codegen.runtime.kernel import load_kernel
 from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, schedule_operators
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan

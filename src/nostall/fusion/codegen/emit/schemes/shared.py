@@ -34,9 +34,9 @@ from nostall.fusion.codegen.emit.index_splitting import (
     one_hot_columns,
     write_column_scalars,
 )
-from nostall.fusion.codegen.emit.multi_pass import write_row_operators
 from nostall.fusion.codegen.emit.program import Launch, Program, assemble_program, kernel_name
 from nostall.fusion.codegen.emit.prologue import row_limit, specializes_counts, write_row_block
+from nostall.fusion.codegen.emit.schemes.multi_pass import write_row_operators
 from nostall.fusion.codegen.emit.tile import Tile
 from nostall.fusion.codegen.emit.tile_parts import Chunk, TileValue
 from nostall.fusion.codegen.expressions.lines import Lines
