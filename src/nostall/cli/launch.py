@@ -24,7 +24,7 @@ from nostall.parallel.simulate import simulated_s
 from nostall.report.units import Scale
 
 if TYPE_CHECKING:
-    from nostall.parallel.execute.launch import Nodes
+    from nostall.parallel.execute.launcher.launch import Nodes
     from nostall.parallel.execute.run_config import Engine, RunConfig, RunResult
 
 ENGINES = ("auto", "p2p", "torch")
@@ -103,7 +103,7 @@ def launch(
         check,
         deadline,
     )
-    from nostall.parallel.execute.launch import Nodes
+    from nostall.parallel.execute.launcher.launch import Nodes
 
     machines = Nodes(nodes, endpoint, plan.stem) if endpoint else Nodes()
     result = _run(config, described.gpus, logs, machines)
@@ -196,7 +196,7 @@ def _target_module(plan: Path, target: str | None) -> str:
 
 def _run(config: RunConfig, gpus: int, logs: Path | None, nodes: Nodes) -> RunResult | None:
     """Run all ranks of this machine; without ``logs``, a successful run leaves no files."""
-    from nostall.parallel.execute.launch import launch_ranks
+    from nostall.parallel.execute.launcher.launch import launch_ranks
 
     folder = logs or Path(tempfile.mkdtemp(prefix="nostall-launch-"))
     result = launch_ranks(config, gpus, folder, nodes)

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from nostall.parallel.errors import BadModel
-from nostall.parallel.execute.gradient_reducer import GradientReducer
+from nostall.parallel.execute.communication.gradient_reducer import GradientReducer
 from nostall.parallel.execute.run_config import Engine
 from nostall.parallel.module.model import Model
 

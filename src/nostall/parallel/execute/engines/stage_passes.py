@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from nostall.parallel.execute.torch_internals import (
+from nostall.parallel.execute.engines.torch_internals import (
     ParameterGroups,
     backward_inputs,
     backward_weights,

@@ -19,8 +19,8 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from nostall.core.errors import NostallError
 from nostall.core.files import write_atomically
 from nostall.parallel.errors import BadPlan, RunFailed
-from nostall.parallel.execute import loopback
-from nostall.parallel.execute.failures import RankExit, RankFailure, root_cause
+from nostall.parallel.execute.launcher import loopback
+from nostall.parallel.execute.launcher.failures import RankExit, RankFailure, root_cause
 from nostall.parallel.execute.run_config import RunConfig, RunResult, error_file, result_file
 
 _LOCAL_ENDPOINT = "localhost:0"
@@ -77,7 +77,7 @@ def launch_ranks(
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     launch = elastic_launch(launch_config, sys.executable)
     try:
-        launch("-m", "nostall.parallel.execute.worker", str(config_path))
+        launch("-m", "nostall.parallel.execute.launcher.worker", str(config_path))
     except ChildFailedError as error:
         raise _root_cause(error, config, folder, gpus) from error
     except SignalException as error:  # the agent converts signals to these

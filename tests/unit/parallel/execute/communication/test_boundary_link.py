@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch", reason="pipelines need the extra nostall[torch]")
 
-from nostall.parallel.execute.boundary_link import BoundaryLink
+from nostall.parallel.execute.communication.boundary_link import BoundaryLink
 
 
 @dataclass

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from nostall.parallel.execute.stage_passes import StagePasses
+from nostall.parallel.execute.engines.stage_passes import StagePasses
 from nostall.parallel.module.model import Model
 from nostall.parallel.module.segment import Segment
 

@@ -7,14 +7,18 @@ from typing import Any, ClassVar
 import torch
 import torch.distributed as dist
 
-from nostall.parallel.execute.boundary_link import BoundaryLink, PendingTensors, Tensors
-from nostall.parallel.execute.executor import check_same_model
-from nostall.parallel.execute.gradient_reducer import GradientReducer
-from nostall.parallel.execute.kernel_warm_up import warm_up
-from nostall.parallel.execute.process_groups import ProcessGroups
+from nostall.parallel.execute.communication.boundary_link import (
+    BoundaryLink,
+    PendingTensors,
+    Tensors,
+)
+from nostall.parallel.execute.communication.gradient_reducer import GradientReducer
+from nostall.parallel.execute.communication.process_groups import ProcessGroups
+from nostall.parallel.execute.communication.slow_links import MessageDelays, SlowLinks
+from nostall.parallel.execute.engines.executor import check_same_model
+from nostall.parallel.execute.engines.kernel_warm_up import warm_up
+from nostall.parallel.execute.engines.stage_passes import StagePasses
 from nostall.parallel.execute.run_config import Engine
-from nostall.parallel.execute.slow_links import MessageDelays, SlowLinks
-from nostall.parallel.execute.stage_passes import StagePasses
 from nostall.parallel.module.job import slice_samples, to_device
 from nostall.parallel.module.model import Model
 from nostall.parallel.module.segment import Segment

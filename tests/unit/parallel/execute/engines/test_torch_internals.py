@@ -8,7 +8,7 @@ from nostall.core.errors import MissingPart
 
 pytest.importorskip("torch")
 
-from nostall.parallel.execute import torch_internals
+from nostall.parallel.execute.engines import torch_internals
 
 
 def test_the_installed_torch_has_every_part() -> None:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
-from nostall.parallel.execute.slow_links import MessageDelays, SlowLinks
+from nostall.parallel.execute.communication.slow_links import MessageDelays, SlowLinks
 from nostall.parallel.module.model import Model
 from nostall.parallel.plan import Plan
 from nostall.parallel.slices import Message, Slices

@@ -1,7 +1,7 @@
 """Process of one rank of ``nostall launch``, started by torchrun's agent with a config file.
 
-Command: ``python -m nostall.parallel.execute.worker CONFIG.json``.  Errors and results are written
-to the folder of the config file, where the launcher reads them.
+Command: ``python -m nostall.parallel.execute.launcher.worker CONFIG.json``.  Errors and results
+are written to the folder of the config file, where the launcher reads them.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import torch.distributed as dist
 from nostall.core.errors import NostallError
 from nostall.core.files import write_atomically
 from nostall.parallel.errors import BadPlan
-from nostall.parallel.execute.failures import RankFailure, classify_error
-from nostall.parallel.execute.loopback import use_loopback_interface
+from nostall.parallel.execute.launcher.failures import RankFailure, classify_error
+from nostall.parallel.execute.launcher.loopback import use_loopback_interface
 from nostall.parallel.execute.preconditions import check_layers
 from nostall.parallel.execute.run import RunOptions, run_plan
 from nostall.parallel.execute.run_config import RunConfig, RunResult, error_file, result_file

@@ -10,8 +10,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="execution needs the extra nostall[torch]")
 
-from nostall.parallel.execute import p2p  # noqa: E402
-from nostall.parallel.execute.p2p import P2PExecutor  # noqa: E402
+from nostall.parallel.execute.engines import p2p  # noqa: E402
+from nostall.parallel.execute.engines.p2p import P2PExecutor  # noqa: E402
 from nostall.parallel.rank_schedule import Operation  # noqa: E402
 
 

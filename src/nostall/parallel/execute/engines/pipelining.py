@@ -14,19 +14,19 @@ import torch
 import torch.distributed as dist
 
 from nostall.parallel.errors import BadPlan
-from nostall.parallel.execute.executor import check_same_model
-from nostall.parallel.execute.gradient_reducer import GradientReducer
-from nostall.parallel.execute.kernel_warm_up import warm_up
-from nostall.parallel.execute.process_groups import ProcessGroups
-from nostall.parallel.execute.run_config import Engine
-from nostall.parallel.execute.slow_links import SlowLinks
-from nostall.parallel.execute.stage_passes import StagePasses
-from nostall.parallel.execute.torch_internals import (
+from nostall.parallel.execute.communication.gradient_reducer import GradientReducer
+from nostall.parallel.execute.communication.process_groups import ProcessGroups
+from nostall.parallel.execute.communication.slow_links import SlowLinks
+from nostall.parallel.execute.engines.executor import check_same_model
+from nostall.parallel.execute.engines.kernel_warm_up import warm_up
+from nostall.parallel.execute.engines.stage_passes import StagePasses
+from nostall.parallel.execute.engines.torch_internals import (
     make_schedule,
     make_stage,
     missing_part,
     require_parts,
 )
+from nostall.parallel.execute.run_config import Engine
 from nostall.parallel.module.job import slice_samples, to_device
 from nostall.parallel.module.model import Model
 from nostall.parallel.module.segment import Segment

@@ -8,7 +8,12 @@ import pytest
 
 from nostall.core.errors import BadInput, MissingPart
 from nostall.parallel.errors import RunFailed
-from nostall.parallel.execute.failures import RankExit, RankFailure, classify_error, root_cause
+from nostall.parallel.execute.launcher.failures import (
+    RankExit,
+    RankFailure,
+    classify_error,
+    root_cause,
+)
 
 LOST = "RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:5"
 TIMEOUT = "RuntimeError: Timed out waiting 60000ms for recv operation to complete"

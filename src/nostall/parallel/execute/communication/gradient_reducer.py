@@ -12,8 +12,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from nostall.parallel.execute.process_groups import ProcessGroups
-from nostall.parallel.execute.slow_links import MessageDelays, SlowLinks
+from nostall.parallel.execute.communication.process_groups import ProcessGroups
+from nostall.parallel.execute.communication.slow_links import MessageDelays, SlowLinks
 from nostall.parallel.module.model import Model
 from nostall.parallel.plan import Plan
 
