@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nostall.cli import tune as command
+from nostall.cli.tuning.stored_gain import store_gain
 from nostall.core import BadInput
 from nostall.sass import Verdict
 from nostall.sass.binary.cubin import Cubin
@@ -120,7 +120,7 @@ def test_by_default_only_measured_gains_are_recorded(
     num_records: int,
 ) -> None:
     monkeypatch.setenv("NOSTALL_HOME", str(tmp_path))
-    row = command.store_gain(load_example(), SETTINGS, measured, device_info, requested)
+    row = store_gain(load_example(), SETTINGS, measured, device_info, requested)
     assert len(Store().rows()) == num_records
     assert (row is not None) == bool(num_records)
 
@@ -130,9 +130,9 @@ def test_an_unusable_store_is_an_error_only_on_request(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("NOSTALL_HOME", str(tmp_path / "file" / "home"))
-    assert command.store_gain(load_example(), SETTINGS, measured, DEVICE_INFO, None) is None
+    assert store_gain(load_example(), SETTINGS, measured, DEVICE_INFO, None) is None
     with pytest.raises(BadStore):
-        command.store_gain(load_example(), SETTINGS, measured, DEVICE_INFO, True)
+        store_gain(load_example(), SETTINGS, measured, DEVICE_INFO, True)
 
 
 def test_the_records_of_a_bundle_are_imported(tmp_path: Path) -> None:

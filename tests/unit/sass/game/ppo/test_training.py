@@ -13,7 +13,7 @@ pytest.importorskip("safetensors", reason="learning needs the extra nostall[rl]"
 import torch
 from tests.unit.sass.game.kernels import NVCC, dot_product, model, transpose
 
-from nostall.cli import train as command
+from nostall.cli.tuning import train as command
 from nostall.core import BadInput, BadRun
 from nostall.sass.game.ppo.learner import GraphPpoParameters
 from nostall.sass.game.ppo.policy import GraphPolicy, load_policy
@@ -85,9 +85,12 @@ def test_the_command_trains_resumes_and_rejects_wrong_options(
 ) -> None:
     pytest.importorskip("tensorboard", reason="the curves need the extra nostall[rl]")
     monkeypatch.setattr("nostall.sass.game.ppo.learner.GraphPpoParameters", lambda: TINY)
-    monkeypatch.setattr("nostall.cli.train.load_corpus", lambda corpus, arch: [("transpose", None)])
     monkeypatch.setattr(
-        "nostall.cli.train.modelled_problem", lambda _: (KERNELS[0].space, KERNELS[0].objective)
+        "nostall.cli.tuning.train.load_corpus", lambda corpus, arch: [("transpose", None)]
+    )
+    monkeypatch.setattr(
+        "nostall.cli.tuning.train.modelled_problem",
+        lambda _: (KERNELS[0].space, KERNELS[0].objective),
     )
     out = tmp_path / "learned"
     command.train(["x"], out, rollouts=1)

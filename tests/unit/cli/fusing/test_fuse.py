@@ -28,7 +28,7 @@ from nostall.tuning.fusing.timing import Measure
 from nostall.tuning.job import Settings
 from nostall.tuning.sources.source import Source
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 PROGRAM = """
 import torch
 from torch.nn import functional as F

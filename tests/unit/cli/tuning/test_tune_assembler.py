@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import typer
 
-from nostall.cli import tune as command
 from nostall.cli.report import report
 from nostall.cli.terminal.console import Format
+from nostall.cli.tuning import tune as command
 from nostall.cli.verify import verify
 from nostall.core import BadInput, LaunchSpec, Search
 from nostall.gpu import Kernel, MeasurementPlan

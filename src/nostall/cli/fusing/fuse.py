@@ -234,7 +234,7 @@ def _show_result(document: Document, run: Run, page: Path, output: _Output) -> N
         fields = {"run": str(run.path), "result": run.record.result}
         show_json({**fields, **document.model_dump(mode="json")})
         return
-    from nostall.cli.fuse_tables import show_document, show_explanation
+    from nostall.cli.fusing.tables import show_document, show_explanation
 
     if output.show:
         _print_sources(document, run)

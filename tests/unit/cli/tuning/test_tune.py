@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from nostall.cli import tune as command
+from nostall.cli.tuning import tune as command
 from nostall.core import BadInput, MissingPart, Tolerance
 from nostall.gpu import sanitizer
 from nostall.tuning.job import Settings
