@@ -63,11 +63,16 @@ def kernel(name: str) -> Kernel:
 
 def inputs() -> Body:
     """Compare device-made inputs and mismatch counts with those of numpy, bit for bit."""
-    from tests.unit.gpu.test_device_code import COUNT, DTYPES, near_pairs, reference
+    from tests.unit.gpu.evaluator.test_device_code import (
+        COUNT,
+        DTYPES,
+        near_pairs,
+        reference,
+    )
 
-    from nostall.gpu import device_code
-    from nostall.gpu.buffers import Buffers
     from nostall.gpu.driver import Cuda
+    from nostall.gpu.evaluator import device_code
+    from nostall.gpu.evaluator.buffers import Buffers
 
     cuda, equal, mismatches = Cuda(), {}, {}
     for dtype in DTYPES:

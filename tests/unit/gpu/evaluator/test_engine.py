@@ -20,9 +20,9 @@ from nostall.core import (
 )
 from nostall.core.tolerance import Tolerance
 from nostall.gpu import Kernel, MeasurementPlan
-from nostall.gpu.checking import SINGLE_SAMPLES
 from nostall.gpu.driver import Cuda, DriverError
-from nostall.gpu.engine import Engine
+from nostall.gpu.evaluator.checking import SINGLE_SAMPLES
+from nostall.gpu.evaluator.engine import Engine
 from tests.unit.gpu.fake_driver import FakeDriver, Program
 
 ORIGINAL, GOOD, WRONG = b"original", b"good", b"wrong"

@@ -13,9 +13,9 @@ from typing import Any
 
 from nostall.core.errors import BadInput
 from nostall.core.launch import LaunchSpec
-from nostall.gpu.buffers import Buffers
 from nostall.gpu.device import MeasurementPlan
 from nostall.gpu.driver import Cuda, KernelArguments, LoadedKernel
+from nostall.gpu.evaluator.buffers import Buffers
 from nostall.gpu.timing import L2Flush
 
 SINGLE_SAMPLES = 16

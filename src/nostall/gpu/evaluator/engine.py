@@ -10,10 +10,10 @@ from time import perf_counter
 import numpy as np
 
 from nostall.core.errors import BadInput
-from nostall.gpu.checking import SEARCH_START, Checker
 from nostall.gpu.cupti import CuptiTimer
 from nostall.gpu.device import Kernel, MeasurementPlan, Outcome, Status, Timing
 from nostall.gpu.driver import Cuda, DriverError, KernelArguments, LoadedKernel
+from nostall.gpu.evaluator.checking import SEARCH_START, Checker
 from nostall.gpu.timing import (
     ColdTimer,
     EventTimer,

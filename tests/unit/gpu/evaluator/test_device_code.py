@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from nostall.core.launch import ScalarType
-from nostall.gpu import device_code
+from nostall.gpu.evaluator import device_code
 from tests.unit.gpu.fake_driver import NAMES, FakeDriver
 from tests.unit.gpu.ptx import Machine, parse
 

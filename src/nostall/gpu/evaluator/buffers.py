@@ -9,8 +9,8 @@ from typing import Any
 from nostall.core.errors import BadInput
 from nostall.core.launch import Buffer, LaunchSpec
 from nostall.core.tolerance import Tolerance
-from nostall.gpu import device_code
 from nostall.gpu.driver import Cuda, DriverError, LoadedKernel
+from nostall.gpu.evaluator import device_code
 
 ELEMENT_BYTES = {
     "f16": 2,
