@@ -63,12 +63,7 @@ def kernel(name: str) -> Kernel:
 
 def inputs() -> Body:
     """Compare device-made inputs and mismatch counts with those of numpy, bit for bit."""
-    from tests.unit.gpu.evaluator.test_device_code import (
-        COUNT,
-        DTYPES,
-        near_pairs,
-        reference,
-    )
+    from tests.unit.gpu.evaluator.test_device_code import COUNT, DTYPES, near_pairs, reference
 
     from nostall.gpu.driver import Cuda
     from nostall.gpu.evaluator import device_code

@@ -55,11 +55,7 @@ from nostall.tuning.job import Settings, TuningResult
 from nostall.tuning.job import tune as run_job
 from nostall.tuning.nominal_work import NOMINAL_TFLOPS, SIP
 from nostall.tuning.sources.source import Source
-from nostall.tuning.strategies import (
-    ASSEMBLER,
-    LOG_FOLDER,
-    complete_choice,
-)
+from nostall.tuning.strategies import ASSEMBLER, LOG_FOLDER, complete_choice
 
 DEFAULT_SECONDS = 60.0
 """Time limit of a search without any limit."""

@@ -13,10 +13,7 @@ from nostall.parallel.execute.communication.process_groups import ProcessGroups
 from nostall.parallel.execute.communication.slow_links import SlowLinks
 from nostall.parallel.execute.engines.executor import Executor
 from nostall.parallel.execute.engines.p2p import P2PExecutor
-from nostall.parallel.execute.engines.pipelining import (
-    PipeliningExecutor,
-    unsupported_reason,
-)
+from nostall.parallel.execute.engines.pipelining import PipeliningExecutor, unsupported_reason
 from nostall.parallel.execute.preconditions import (
     check_deterministic,
     check_layers,

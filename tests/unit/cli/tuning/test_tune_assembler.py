@@ -26,12 +26,7 @@ from nostall.tuning.assembler import job, objective, shortlist
 from nostall.tuning.assembler.recipes import reverify
 from nostall.tuning.assembler.recipes.recording import Recording
 from nostall.tuning.sources.source import Source
-from tests.unit.tuning.assembler.kernel import (
-    LAUNCH,
-    PTX,
-    InlineWorkers,
-    TimedDevice,
-)
+from tests.unit.tuning.assembler.kernel import LAUNCH, PTX, InlineWorkers, TimedDevice
 
 LAUNCH_TOML = """\
 grid = [4, 1, 1]

@@ -21,13 +21,7 @@ from nostall.tuning.assembler.objective import AssemblerObjective
 from nostall.tuning.assembler.portfolio import register_budgets
 from nostall.tuning.assembler.recipes.recipe import Recipe, rebuild
 from nostall.tuning.job import Settings, TuningResult
-from tests.unit.tuning.assembler.kernel import (
-    LAUNCH,
-    PTX,
-    TimedDevice,
-    make_source,
-    open_inline,
-)
+from tests.unit.tuning.assembler.kernel import LAUNCH, PTX, TimedDevice, make_source, open_inline
 
 SETTINGS = Settings("assembler", evaluations=45, objective="gpu", rounds=8, checks=2)
 

@@ -8,14 +8,7 @@ from pathlib import Path
 import pytest
 from elftools.elf.elffile import ELFFile
 
-from nostall.core import (
-    BadLaunch,
-    Buffer,
-    Constant,
-    LaunchSpec,
-    LaunchVariant,
-    Scalar,
-)
+from nostall.core import BadLaunch, Buffer, Constant, LaunchSpec, LaunchVariant, Scalar
 from nostall.tuning.sources import kernel_file
 from nostall.tuning.sources.source import Source
 from nostall.tuning.sources.triton_source import compile_triton, load_launch

@@ -11,10 +11,7 @@ from nostall.fusion.codegen.emit.program import Launch, Program, assemble_progra
 from nostall.fusion.codegen.emit.prologue import specializes_counts
 from nostall.fusion.codegen.emit.schemes.dots import write_matrices
 from nostall.fusion.codegen.emit.schemes.multi_pass import emit_split, write_looped
-from nostall.fusion.codegen.emit.schemes.register_rows import (
-    write_flat,
-    write_register_rows,
-)
+from nostall.fusion.codegen.emit.schemes.register_rows import write_flat, write_register_rows
 from nostall.fusion.codegen.emit.schemes.sequence import write_sequence
 from nostall.fusion.codegen.emit.schemes.shared import emit_shared
 from nostall.fusion.codegen.emit.schemes.two_stage import emit_two_stage

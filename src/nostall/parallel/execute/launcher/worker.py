@@ -34,16 +34,8 @@ from nostall.parallel.module.layering import GRANULARITIES
 from nostall.parallel.module.model import Model
 from nostall.parallel.plan import Plan, Workload
 from nostall.parallel.plan_file import load_plan
-from nostall.parallel.sharding.hybrid.plan_file import (
-    HybridFile,
-    is_hybrid_plan,
-    load_hybrid_plan,
-)
-from nostall.parallel.sharding.plan_file import (
-    PlanFile,
-    is_sharding_plan,
-    load_sharding_plan,
-)
+from nostall.parallel.sharding.hybrid.plan_file import HybridFile, is_hybrid_plan, load_hybrid_plan
+from nostall.parallel.sharding.plan_file import PlanFile, is_sharding_plan, load_sharding_plan
 
 
 def main(config: RunConfig, folder: Path) -> None:

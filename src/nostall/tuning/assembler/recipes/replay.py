@@ -12,11 +12,7 @@ from nostall.core import BadInput, Comparison, Observer, Run, Trial
 from nostall.ptx.assemble.versions import Assembler
 from nostall.tuning.assembler.recipes.recipe import PTX_FILE, RECIPE_FILE, hash_text
 from nostall.tuning.assembler.recipes.recording import Recording, unpack
-from nostall.tuning.assembler.recipes.reverify import (
-    RecipeVerdict,
-    kernel_verdict,
-    verify_recipe,
-)
+from nostall.tuning.assembler.recipes.reverify import RecipeVerdict, kernel_verdict, verify_recipe
 from nostall.tuning.records.result_records import verdict_record
 from nostall.tuning.sources.source import Source
 

@@ -10,12 +10,7 @@ from nostall.ptx.schedule.levers import Levers
 from nostall.sass import Verdict, validate, verify
 from nostall.sass.binary.code_hash import code_sha256
 from nostall.tuning.assembler.proof import make_check
-from nostall.tuning.assembler.recipes.recipe import (
-    Recipe,
-    hash_text,
-    move_instructions,
-    reassemble,
-)
+from nostall.tuning.assembler.recipes.recipe import Recipe, hash_text, move_instructions, reassemble
 from nostall.tuning.assembler.space import make_space
 
 

@@ -29,10 +29,7 @@ from nostall.fusion.codegen.emit.tile import Tile
 from nostall.fusion.codegen.emit.tile_parts import Chunk, Rows
 from nostall.fusion.codegen.expressions.lines import Lines
 from nostall.fusion.codegen.expressions.reductions import Reduction, make_reduction
-from nostall.fusion.codegen.expressions.templates import (
-    LARGEST_FLOAT,
-    TRITON_DTYPES,
-)
+from nostall.fusion.codegen.expressions.templates import LARGEST_FLOAT, TRITON_DTYPES
 from nostall.fusion.codegen.loops.online_softmax import OnlinePair
 from nostall.fusion.codegen.loops.online_variance import OnlineVariance
 from nostall.fusion.codegen.loops.reduction_levels import Pass, passes

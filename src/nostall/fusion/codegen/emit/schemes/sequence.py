@@ -14,11 +14,7 @@ from nostall.fusion.codegen.emit.prologue import write_row_block
 from nostall.fusion.codegen.emit.schemes.dots import Axes, MatrixValue, MatrixWriter
 from nostall.fusion.codegen.expressions.lines import Lines
 from nostall.fusion.codegen.expressions.reductions import Reduction, make_reduction
-from nostall.fusion.codegen.expressions.templates import (
-    LARGEST_FLOAT,
-    TRITON_DTYPES,
-    Value,
-)
+from nostall.fusion.codegen.expressions.templates import LARGEST_FLOAT, TRITON_DTYPES, Value
 from nostall.fusion.codegen.loops.dot_axes import find_groups
 from nostall.fusion.codegen.loops.mapping import Operand
 from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel

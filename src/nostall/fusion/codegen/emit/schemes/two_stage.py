@@ -22,10 +22,7 @@ from nostall.fusion.codegen.emit.tile import Tile
 from nostall.fusion.codegen.emit.tile_parts import Chunk, Rows, TileValue
 from nostall.fusion.codegen.expressions.lines import Lines
 from nostall.fusion.codegen.expressions.reductions import Reduction, make_reduction
-from nostall.fusion.codegen.expressions.templates import (
-    TRITON_DTYPES,
-    Value,
-)
+from nostall.fusion.codegen.expressions.templates import TRITON_DTYPES, Value
 from nostall.fusion.codegen.loops.addresses import ZERO_TENSOR
 from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.tiling.async_copies import loop_range

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 
 from nostall.sass.program.instruction import Instruction
 from nostall.sass.program.opcodes import Effect
-from nostall.sass.safety.facts import InstructionFacts
-from nostall.sass.safety.in_flight import COMPLETION, InFlight, Key, Provers, State
+from nostall.sass.safety.hazards.facts import InstructionFacts
+from nostall.sass.safety.hazards.in_flight import COMPLETION, InFlight, Key, Provers, State
 
 
 @dataclass(slots=True)

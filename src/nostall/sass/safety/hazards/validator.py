@@ -17,25 +17,21 @@ from nostall.sass.program.blocks import Block
 from nostall.sass.program.cover_rules import COVER, CoverTable
 from nostall.sass.program.instruction import Instruction
 from nostall.sass.program.program import Function
-from nostall.sass.safety.bar_sync_distance import short_barrier_distances
-from nostall.sass.safety.facts import InstructionFacts, instruction_facts, register_numbers
-from nostall.sass.safety.in_flight import (
-    COMPLETION,
-    MAX_ELAPSED,
+from nostall.sass.safety.hazards.bar_sync_distance import short_barrier_distances
+from nostall.sass.safety.hazards.dataflow import (
     Conflict,
-    Key,
-    Provers,
-    State,
     entry_states,
     find_conflicts,
     step_through,
 )
+from nostall.sass.safety.hazards.facts import InstructionFacts, instruction_facts, register_numbers
+from nostall.sass.safety.hazards.in_flight import COMPLETION, MAX_ELAPSED, Key, Provers, State
+from nostall.sass.safety.hazards.memory_order import CompletionRecord, lost_completions
+from nostall.sass.safety.hazards.reuse import changed_reuse, stale_reuse
+from nostall.sass.safety.hazards.warpgroup import EarlyAccess, early_accesses
 from nostall.sass.safety.latency import SCOREBOARD_GAP, LatencyTable
-from nostall.sass.safety.memory_order import CompletionRecord, lost_completions
 from nostall.sass.safety.pairing import HazardKind
-from nostall.sass.safety.reuse import changed_reuse, stale_reuse
 from nostall.sass.safety.verdict import Finding, describe
-from nostall.sass.safety.warpgroup import EarlyAccess, early_accesses
 
 Distances = dict[tuple[int, int, HazardKind, int], int]
 """(first, second, kind, register) -> smallest distance in cycles, for fixed-latency pairs."""
