@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from nostall.core import BadInput
-from nostall.core.files import write_atomically
+from nostall.core.files.atomic import write_atomically
 from nostall.core.launch import Buffer, Constant, LaunchSpec, Scalar
 from nostall.gpu import Kernel, LocalGpu
 from nostall.tuning.sources.compiled_launch import compiled_launch

@@ -18,7 +18,7 @@ from benchmarks.harness.markdown import PAGES, page, table, wrapped
 from benchmarks.harness.result_file import load, results
 from benchmarks.torch_compile.model_process import AGAIN, INTERLEAVED, PAIRED, START_METHODS
 from benchmarks.torch_compile.model_zoo import models
-from nostall.core.files import write_atomically
+from nostall.core.files.atomic import write_atomically
 
 FOLDER = results("torch_compile") / "models"
 PAGE = PAGES / "torch-compile.md"

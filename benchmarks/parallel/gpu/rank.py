@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.parallel.gpu.models import MODELS
-from nostall.core.files import write_atomically
+from nostall.core.files.atomic import write_atomically
 from nostall.parallel.execute.communication.slow_links import SlowLinks
 from nostall.parallel.execute.measure_links import measured_cluster
 from nostall.parallel.execute.run import RunOptions, run_plan

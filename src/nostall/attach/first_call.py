@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from nostall.attach.launch_capture import capture_source
 from nostall.attach.warning import warn_once
 from nostall.core.errors import NostallError
-from nostall.core.files import write_atomically
+from nostall.core.files.atomic import write_atomically
 from nostall.core.launch import LaunchSpec, StrictModel
 from nostall.gpu import Device, Kernel, LocalGpu, MeasurementPlan
 from nostall.store import Row, Store

@@ -11,7 +11,7 @@ import typer
 from nostall.cli.options.inputs import ArchOption, KernelOption, TargetArgument, load_source
 from nostall.cli.terminal.console import Format, FormatOption, out, show_json
 from nostall.core.errors import BadInput
-from nostall.core.files import write_atomically
+from nostall.core.files.atomic import write_atomically
 from nostall.tuning.launches.template import (
     Template,
     template_of_cubin,

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from nostall.cli.terminal.console import Format, FormatOption, err, out, show_json, show_table
-from nostall.core.plurals import pluralize
+from nostall.core.text.plurals import pluralize
 from nostall.store import BadStore, Row, Store, bundle
 from nostall.store.artefacts import CUBIN, JSON, RECIPE
 from nostall.store.repair import repair as repair_store

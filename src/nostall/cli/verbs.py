@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from nostall.core.suggest import did_you_mean
+from nostall.core.text.suggest import did_you_mean
 
 
 class Verb(NamedTuple):

@@ -18,7 +18,7 @@ from nostall.cli.terminal.console import (
     show_table,
 )
 from nostall.core import BadInput
-from nostall.core.plurals import pluralize
+from nostall.core.text.plurals import pluralize
 from nostall.sass import Verdict
 from nostall.sass.safety import validate
 from nostall.sass.safety import verify as verify_cubins

@@ -20,7 +20,7 @@ from nostall.cli.terminal.interruption import Interruption
 from nostall.cli.terminal.progress import stage_bar
 from nostall.core.errors import BadInput, Interrupted, MissingPart
 from nostall.core.run import Run
-from nostall.core.suggest import unknown
+from nostall.core.text.suggest import unknown
 from nostall.tuning.fusing.inputs import CASTS, parse_target, torch_dtype
 from nostall.tuning.sources.source import compute_capability
 

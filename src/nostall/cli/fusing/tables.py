@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nostall.cli.terminal.console import out, show_table
-from nostall.core.plurals import pluralize
+from nostall.core.text.plurals import pluralize
 from nostall.report.units import Scale, format_bytes
 from nostall.tuning.fusing.document import Document, FusedKernel, Pass
 

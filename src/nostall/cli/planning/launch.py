@@ -15,7 +15,7 @@ import typer
 from nostall.cli.options.given_options import NO_CONTEXT, GivenContext, refuse_options
 from nostall.cli.terminal.console import Format, FormatOption, out, show_json, show_table
 from nostall.core.errors import BadInput
-from nostall.core.suggest import unknown
+from nostall.core.text.suggest import unknown
 from nostall.parallel.plan_file import load_plan, load_planned_module
 from nostall.parallel.sharding.cost.device_mesh import mesh_text
 from nostall.parallel.sharding.hybrid.plan_file import is_hybrid_plan, load_hybrid_plan

@@ -26,7 +26,7 @@ from nostall.cli.terminal.compile_time import measured_compile_time
 from nostall.cli.terminal.console import Format, FormatOption, QuietOption, err
 from nostall.cli.terminal.progress import stage_bar
 from nostall.core.errors import BadInput
-from nostall.core.suggest import unknown
+from nostall.core.text.suggest import unknown
 from nostall.parallel.cluster import load_cluster
 from nostall.parallel.errors import BadPlan
 from nostall.parallel.evaluation import PlanEvaluation, evaluate_plan

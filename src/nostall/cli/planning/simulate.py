@@ -10,7 +10,7 @@ import typer
 
 from nostall.cli.planning.output import GanttOption, write_and_show
 from nostall.cli.terminal.console import Format, FormatOption
-from nostall.core.suggest import unknown
+from nostall.core.text.suggest import unknown
 from nostall.parallel.errors import BadPlan
 from nostall.parallel.evaluation import evaluate_plan
 from nostall.parallel.plan import POLICIES, Policy

@@ -14,7 +14,7 @@ from nostall.cli.terminal.compile_time import measured_compile_time
 from nostall.cli.terminal.console import Format, FormatOption, QuietOption, err, out, show_json
 from nostall.core import BadInput, BadRun
 from nostall.core.errors import Interrupted
-from nostall.core.folder_lock import FolderLock
+from nostall.core.files.folder_lock import FolderLock
 from nostall.tuning.sources.corpus import load_corpus, modelled_problem
 from nostall.tuning.strategies import LOG_FOLDER, POLICY_FILE, load_strategy_class
 

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from nostall.core import BadInput, NostallError, Observer, Run
 from nostall.core.errors import UnsupportedArchitecture
 from nostall.core.launch import LaunchSpec
-from nostall.core.plurals import pluralize
+from nostall.core.text.plurals import pluralize
 from nostall.fusion.codegen.emit.program import Program
 from nostall.fusion.codegen.runtime.launch_specs import launch_specs
 from nostall.sass import validate

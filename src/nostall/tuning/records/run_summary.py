@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nostall.core.errors import BadRun
-from nostall.core.folder_lock import is_locked
+from nostall.core.files.folder_lock import is_locked
 from nostall.core.run import Run
 
 UNREADABLE = "unreadable"

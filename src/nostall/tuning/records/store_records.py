@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from nostall import __version__
 from nostall.core import BadInput
 from nostall.core.measurement import Kind
-from nostall.core.text import escape_controls
+from nostall.core.text.terminal import escape_controls
 from nostall.sass.binary import toolchain
 from nostall.sass.binary.cubin import Cubin
 from nostall.sass.safety import Verdict, verify

@@ -13,7 +13,7 @@ from typing import Any
 
 from nostall.core.errors import BadInput, BadLaunch
 from nostall.core.launch import LaunchSpec
-from nostall.core.suggest import did_you_mean, listed
+from nostall.core.text.suggest import did_you_mean, listed
 
 MAX_MESSAGE_LENGTH = 300
 """Characters of an error message that :func:`root_cause` returns."""

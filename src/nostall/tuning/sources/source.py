@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from nostall.core.errors import BadInput
 from nostall.core.launch import LaunchSpec
-from nostall.core.suggest import did_you_mean, listed, unknown
+from nostall.core.text.suggest import did_you_mean, listed, unknown
 from nostall.sass.binary import fatbin
 from nostall.sass.binary.cubin import ARCHITECTURE_NAMES, Cubin, check_architecture
 

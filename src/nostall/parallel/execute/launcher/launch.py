@@ -17,7 +17,7 @@ from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from nostall.core.errors import NostallError
-from nostall.core.files import write_atomically
+from nostall.core.files.atomic import write_atomically
 from nostall.parallel.errors import BadPlan, RunFailed
 from nostall.parallel.execute.launcher import loopback
 from nostall.parallel.execute.launcher.failures import RankExit, RankFailure, root_cause

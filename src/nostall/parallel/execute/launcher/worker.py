@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from nostall.core.errors import NostallError
-from nostall.core.files import write_atomically
+from nostall.core.files.atomic import write_atomically
 from nostall.parallel.errors import BadPlan
 from nostall.parallel.execute.launcher.failures import RankFailure, classify_error
 from nostall.parallel.execute.launcher.loopback import use_loopback_interface

@@ -16,7 +16,7 @@ from pydantic import AfterValidator, Field, ValidationError
 
 from nostall.core import BadInput, Comparison, LaunchSpec, Run
 from nostall.core.errors import BadRun
-from nostall.core.files import write_atomically
+from nostall.core.files.atomic import write_atomically
 from nostall.core.launch import StrictModel
 from nostall.store.provenance import Sha256
 from nostall.tuning.assembler.candidate_log import CANDIDATES_FILE, read_candidates
