@@ -16,11 +16,12 @@ pytest.importorskip("triton")
 pytest.importorskip("torch")
 
 import torch
-from benchmarks.fusion.chains import chains, copy_bandwidth, dropout_seeds
+from benchmarks.fusion.chains import chains
 from benchmarks.fusion.chains import methods as fusion_chain_methods
-from benchmarks.fusion.chains import streamed_outputs as streaming
 from benchmarks.fusion.chains.accuracy import AccuracyCheck
 from benchmarks.fusion.chains.chains import Job, run_in_process
+from benchmarks.fusion.chains.mechanisms import copy_bandwidth, dropout_seeds
+from benchmarks.fusion.chains.mechanisms import streamed_outputs as streaming
 from benchmarks.fusion.chains.methods import (
     OPTIONS,
     available_options,

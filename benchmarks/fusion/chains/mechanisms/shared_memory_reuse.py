@@ -3,10 +3,10 @@
     python -m benchmarks run fusion.shared_memory_reuse --out OUT
         [--limit 300] [--rounds 40] [--chains PART]
 
-For every chain of ``benchmarks.fusion.chains.wide_row_programs`` and every variant of a kernel that
-keeps its rows in shared memory, without a GPU: the registers and the bytes of shared memory of the
-cubin for sm_90 without reuse of buffers, with reuse by dominance and with reuse by order, and the
-blocks of an SM, *modelled* from both.
+For every chain of :mod:`.wide_row_programs` and every variant of a kernel that keeps its rows in
+shared memory, without a GPU: the registers and the bytes of shared memory of the cubin for sm_90
+without reuse of buffers, with reuse by dominance and with reuse by order, and the blocks of an SM,
+*modelled* from both.
 
 If a GPU is visible, the kernels with the *modelled* best plans of every variant and of every other
 scheme are timed.  Several workers compile them first.  Each chain's kernels run as CUDA graphs over
@@ -32,9 +32,9 @@ import torch
 import triton
 from torch import Tensor
 
+from benchmarks.fusion.chains.mechanisms.wide_row_programs import WIDE_ROW_CHAINS
 from benchmarks.fusion.chains.stitched import chain_graph
 from benchmarks.fusion.chains.timing import Method, copy_count, time_interleaved
-from benchmarks.fusion.chains.wide_row_programs import WIDE_ROW_CHAINS
 from benchmarks.harness.gpu_pool import run_jobs, visible_gpus
 from benchmarks.harness.result_file import save
 from nostall.core.errors import BadLaunch
