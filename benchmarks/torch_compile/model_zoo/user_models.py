@@ -1,7 +1,7 @@
 """Whole models as users write them, with random weights: twelve kinds, forward and training.
 
 Most are of ``transformers``, with the widths of published models and few layers; those that it does
-not have (DiT, a state-space model, LoRA) are in ``benchmarks.torch_compile.user_modules``.  A
+not have (DiT, a state-space model, LoRA) are in :mod:`.user_modules`.  A
 training step computes the loss inside the compiled function, as ``transformers`` does.
 """
 
@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.torch_compile.model_zoo import Model, ModuleAndInputs
-from benchmarks.torch_compile.user_modules import DiT, StateSpaceModel, add_lora
+from benchmarks.torch_compile.model_zoo.parts import Model, ModuleAndInputs
+from benchmarks.torch_compile.model_zoo.user_modules import DiT, StateSpaceModel, add_lora
 
 
 class WithLoss(nn.Module):
