@@ -16,8 +16,6 @@ from benchmarks.torch_compile.model_setup import (
 
 PAIR_SECONDS = {PAIRED: 25, AGAIN: 8}
 """Expected seconds of one process of a pair."""
-
-
 EXPECTED_SECONDS = {
     "bert-train": {"inductor": 50, "nostall": 100, "steady": 70, "autotuned": 200, "graphs": 120},
     "bert-infer": {"inductor": 25, "nostall": 60, "steady": 40, "autotuned": 120, "graphs": 70},

@@ -37,8 +37,8 @@ from tests.unit.fusion.codegen.accuracy import (
     random_inputs,
     with_guard_bands,
 )
-from tests.unit.fusion.codegen.label_columns import two_label_gradient
-from tests.unit.fusion.codegen.wide_rows import wide_rows
+from tests.unit.fusion.codegen.graphs.wide_rows import wide_rows
+from tests.unit.fusion.codegen.interpreted.label_columns import two_label_gradient
 
 from benchmarks.harness.gpu_pool import run_jobs, visible_gpus
 from benchmarks.harness.result_file import save

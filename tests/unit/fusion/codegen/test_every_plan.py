@@ -25,7 +25,7 @@ from nostall.fusion.codegen.runtime.stitched_graph import stitch
 from nostall.fusion.explore.default_partition import default_partition
 from nostall.fusion.graph.graph import Graph
 from nostall.tuning.sources.triton_source import compile_triton
-from tests.unit.fusion.codegen.random_graphs import RandomGraph
+from tests.unit.fusion.codegen.graphs.random_graphs import RandomGraph
 
 pytestmark = pytest.mark.slow
 

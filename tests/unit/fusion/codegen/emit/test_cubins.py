@@ -298,7 +298,7 @@ def test_the_oldest_triton_compiles_all_operators(tmp_path: Path) -> None:
 
 def test_results_of_partial_reductions_need_no_layout_conversion(tmp_path: Path) -> None:
     """A conversion in Triton 3.6 would take 1,024 stores to shared memory for each warp."""
-    from tests.unit.fusion.codegen.online_rows import lse_and_softmax
+    from tests.unit.fusion.codegen.interpreted.online_rows import lse_and_softmax
 
     graph = lse_and_softmax((64, 131072), "float16")
     program = emit(

@@ -26,8 +26,7 @@ from nostall.sass import Program as SassProgram
 from nostall.sass import validate
 from nostall.tuning.sources.triton_source import compile_triton
 from tests.unit.fusion.codegen import oldest_triton
-from tests.unit.fusion.codegen.interpreter_process import run_interpreted
-from tests.unit.fusion.codegen.sequence_layouts import (
+from tests.unit.fusion.codegen.interpreted.sequence_layouts import (
     DAMAGES,
     ROWS,
     attention_scores,
@@ -37,6 +36,7 @@ from tests.unit.fusion.codegen.sequence_layouts import (
     softmax,
     sum_of_softmaxes,
 )
+from tests.unit.fusion.codegen.interpreter_process import run_interpreted
 from tests.unit.fusion.codegen.sm90_code import opcodes
 from tests.unit.fusion.patterns import attention, attention_backward, pooling
 
@@ -49,7 +49,9 @@ EXAMPLES = 12
 @pytest.fixture(scope="module")
 def interpreted(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("kernels")
-    return run_interpreted("tests.unit.fusion.codegen.sequence_layouts", folder, EXAMPLES)
+    return run_interpreted(
+        "tests.unit.fusion.codegen.interpreted.sequence_layouts", folder, EXAMPLES
+    )
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Kernels that loop over the positions of a sequence (scheme ``turned``), in Triton's interpreter.
 
-``python -m tests.unit.fusion.codegen.sequence_layouts FOLDER EXAMPLES`` prints errors as JSON.
+``python -m tests.unit.fusion.codegen.interpreted.sequence_layouts FOLDER EXAMPLES`` prints errors
+as JSON.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from tests.unit.fusion.codegen.accuracy import (
     random_inputs,
     with_guard_bands,
 )
-from tests.unit.fusion.codegen.online_rows import INF, ROWS, insert_special_rows
+from tests.unit.fusion.codegen.interpreted.online_rows import INF, ROWS, insert_special_rows
 
 LENGTHS = (9, 16, 17, 100, 128)
 """Sequence lengths: longer than a tile, some a multiple of a tile and some not."""

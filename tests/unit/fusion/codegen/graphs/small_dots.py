@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from nostall.fusion.graph.builder import Builder
 from nostall.fusion.graph.shapes import contiguous_strides
-from tests.unit.fusion.codegen.random_graphs import RandomGraph
+from tests.unit.fusion.codegen.graphs.random_graphs import RandomGraph
 
 SIZES = (1, 2, 5, 16, 17, 24)
 BATCHES = ((3,), (2, 2), (1, 4))

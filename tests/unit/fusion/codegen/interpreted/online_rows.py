@@ -1,6 +1,7 @@
 """Kernels with online softmax and kernels of peeled rows, in Triton's interpreter.
 
-``python -m tests.unit.fusion.codegen.online_rows FOLDER EXAMPLES`` prints errors as JSON.
+``python -m tests.unit.fusion.codegen.interpreted.online_rows FOLDER EXAMPLES`` prints errors as
+JSON.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from tests.unit.fusion.codegen.accuracy import (
     random_inputs,
     with_guard_bands,
 )
-from tests.unit.fusion.codegen.bounds_checking import BoundsCheckedKernel
-from tests.unit.fusion.codegen.wide_rows import wide_rows
+from tests.unit.fusion.codegen.graphs.wide_rows import wide_rows
+from tests.unit.fusion.codegen.interpreted.bounds_checking import BoundsCheckedKernel
 
 INF, LEAST = float("inf"), -3.4028234663852886e38
 ROWS, COLUMNS = 9, 411

@@ -1,6 +1,7 @@
 """Kernels with online variance in Triton's interpreter.
 
-``python -m tests.unit.fusion.codegen.variance_rows FOLDER EXAMPLES`` prints errors as JSON.
+``python -m tests.unit.fusion.codegen.interpreted.variance_rows FOLDER EXAMPLES`` prints errors as
+JSON.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from nostall.fusion.codegen.tiling.planned_kernel import plan_kernel
 from nostall.fusion.graph.builder import Builder
 from nostall.fusion.graph.graph import Graph
 from nostall.fusion.testing.triton_interpreter import prepare
-from tests.unit.fusion.codegen.online_rows import (
+from tests.unit.fusion.codegen.interpreted.online_rows import (
     COLUMNS,
     PLANS,
     ROWS,

@@ -1,7 +1,7 @@
 """Random graphs with an axis of size 0 in Triton's interpreter.
 
-``python -m tests.unit.fusion.codegen.empty_graphs FOLDER EXAMPLES`` prints as JSON the errors that
-were found and the reasons why operators were left to PyTorch.
+``python -m tests.unit.fusion.codegen.interpreted.empty_graphs FOLDER EXAMPLES`` prints as JSON the
+errors that were found and the reasons why operators were left to PyTorch.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from torch import Tensor
 
 from nostall.fusion.codegen.runtime.stitched_graph import stitch
 from nostall.fusion.testing.triton_interpreter import prepare
-from tests.unit.fusion.codegen.interpreting import examples_of, find_errors
-from tests.unit.fusion.codegen.random_graphs import RandomGraph, operator_graphs
+from tests.unit.fusion.codegen.graphs.random_graphs import RandomGraph, operator_graphs
+from tests.unit.fusion.codegen.interpreted.interpreting import examples_of, find_errors
 
 
 def empty_graphs(folder: Path, examples: int) -> tuple[list[str], Counter[str], Counter[str]]:

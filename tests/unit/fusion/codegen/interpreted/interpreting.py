@@ -1,7 +1,7 @@
 """Stitched kernels in Triton's interpreter.
 
-``python -m tests.unit.fusion.codegen.interpreting FOLDER EXAMPLES`` prints as JSON the errors of
-the fixed patterns, of random graphs and of kernels that were damaged on purpose.
+``python -m tests.unit.fusion.codegen.interpreted.interpreting FOLDER EXAMPLES`` prints as JSON the
+errors of the fixed patterns, of random graphs and of kernels that were damaged on purpose.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ from tests.unit.fusion.codegen.accuracy import (
     random_inputs,
     with_guard_bands,
 )
-from tests.unit.fusion.codegen.label_columns import (
+from tests.unit.fusion.codegen.graphs.random_graphs import RandomGraph
+from tests.unit.fusion.codegen.graphs.small_dots import small_dots
+from tests.unit.fusion.codegen.interpreted.label_columns import (
     damaged_kernel_errors as damaged_label_column_errors,
 )
-from tests.unit.fusion.codegen.label_columns import label_column_errors
-from tests.unit.fusion.codegen.on_chip_rows import (
+from tests.unit.fusion.codegen.interpreted.label_columns import label_column_errors
+from tests.unit.fusion.codegen.interpreted.on_chip_rows import (
     damaged_kernel_errors as damaged_on_chip_errors,
 )
-from tests.unit.fusion.codegen.on_chip_rows import (
+from tests.unit.fusion.codegen.interpreted.on_chip_rows import (
     rows_on_chip_errors,
     unaligned_rows_on_chip_errors,
 )
-from tests.unit.fusion.codegen.philox_graphs import random_number_errors
-from tests.unit.fusion.codegen.random_graphs import RandomGraph
-from tests.unit.fusion.codegen.small_dots import small_dots
+from tests.unit.fusion.codegen.interpreted.philox_graphs import random_number_errors
 from tests.unit.fusion.patterns import DYNAMIC, PACKED, PATTERNS, as_int8
 from tests.unit.tuning.fusing.functions import fused_and_plain
 

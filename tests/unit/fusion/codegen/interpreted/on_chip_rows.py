@@ -1,6 +1,6 @@
 """Kernels that keep rows in shared memory, in Triton's interpreter with a Gluon made of NumPy.
 
-``tests.unit.fusion.codegen.interpreting`` runs them.
+``tests.unit.fusion.codegen.interpreted.interpreting`` runs them.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from tests.unit.fusion.codegen.accuracy import (
     random_inputs,
     with_guard_bands,
 )
-from tests.unit.fusion.codegen.bounds_checking import BoundsCheckedKernel
-from tests.unit.fusion.codegen.online_rows import cross_entropy
-from tests.unit.fusion.codegen.wide_rows import late_input, softmax_norm, wide_rows
+from tests.unit.fusion.codegen.graphs.wide_rows import late_input, softmax_norm, wide_rows
+from tests.unit.fusion.codegen.interpreted.bounds_checking import BoundsCheckedKernel
+from tests.unit.fusion.codegen.interpreted.online_rows import cross_entropy
 
 COLUMNS, WIDTHS = 300, (64, 128, 256)
 """Columns, and chunk widths that do not divide them, so that the last chunk is masked."""
