@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import pytest
 
+from nostall.cli import main
 from nostall.cli.tuning import tune as command
 from nostall.core import BadInput, MissingPart, Tolerance
 from nostall.gpu import sanitizer
@@ -44,3 +46,23 @@ def test_a_missing_sanitizer_is_reported_before_the_search(monkeypatch: pytest.M
     command.check_settings(MEASURED, None)
     with pytest.raises(MissingPart):
         command.check_settings(replace(MEASURED, sanitizer=True), None)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--workers", "2"], "--objective gpu"),
+        (["--scheduler", "tcp://127.0.0.1:9"], "--objective gpu"),
+        (["--workers", "0", "--objective", "gpu"], "1 or more"),
+    ],
+)
+def test_workers_require_a_measured_objective(
+    options: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["nostall", "tune", "/nothing.cubin", *options])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2 and message in capfd.readouterr().err
