@@ -21,7 +21,7 @@ EXAMPLES = 5
 @pytest.fixture(scope="module")
 def interpreted(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("kernels")
-    return run_interpreted("tests.unit.fusion.codegen.interpreting", folder, EXAMPLES)
+    return run_interpreted("tests.unit.fusion.codegen.interpreted.interpreting", folder, EXAMPLES)
 
 
 @pytest.mark.parametrize("name", PATTERNS)

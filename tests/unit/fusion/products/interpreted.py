@@ -27,7 +27,7 @@ from nostall.fusion.products.emit import emit_products
 from nostall.fusion.products.product_graph import ProductGraph
 from nostall.fusion.testing.triton_interpreter import prepare
 from tests.unit.fusion.codegen.accuracy import random_inputs
-from tests.unit.fusion.codegen.interpreting import examples_of
+from tests.unit.fusion.codegen.interpreted.interpreting import examples_of
 
 MAX_ERROR = {"float32": 3e-5, "float16": 6e-3}
 """Largest difference from fp64 relative to the largest value, by dtype."""

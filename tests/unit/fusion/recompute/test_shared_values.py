@@ -30,7 +30,7 @@ from nostall.fusion.recompute.partial_reads import read_parts
 from nostall.fusion.recompute.shared_values import recompute_shared_values
 from nostall.fusion.testing.reference import interpret
 from tests.unit.fusion.codegen.accuracy import random_inputs
-from tests.unit.fusion.codegen.random_graphs import RandomGraph, operator_graphs
+from tests.unit.fusion.codegen.graphs.random_graphs import RandomGraph, operator_graphs
 
 
 def stored_bytes(kernels: Kernels) -> int:

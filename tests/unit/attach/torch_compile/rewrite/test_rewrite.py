@@ -21,7 +21,7 @@ from nostall.attach.torch_compile.rewrite.kernel_selection import (  # noqa: E40
 )
 from nostall.attach.torch_compile.rewrite.node_order import OrderingConflict  # noqa: E402
 from nostall.attach.torch_compile.store.kernel_store import KernelStore  # noqa: E402
-from tests.unit.fusion.capture.test_capture import inductor_dropout  # noqa: E402
+from tests.unit.fusion.capture.tracing import inductor_dropout  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
