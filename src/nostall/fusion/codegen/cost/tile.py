@@ -130,9 +130,7 @@ class _TileModel:
         is_repeated = self.work.loop == "columns" or (self.has_equal_chunks and at > 0)
         self.instructions += coefficients.iteration if is_repeated else coefficients.chunk
         self.instructions += self._operator_instructions(layout)
-        reductions = sum(
-            bool(self.schedule.mapping.reduced_loops.get(index)) for index in self.work.operators
-        )
+        reductions = sum(map(self.schedule.removes_columns, self.work.operators))
         # Equal chunks are combined before warps exchange anything.
         crosses_warps = layout.warps_per_row > 1 and not (self.has_equal_chunks and at > 0)
         crossing = reductions * crosses_warps
