@@ -146,6 +146,10 @@ class Schedule:
         """Columns of the largest block that a reduction removes; 1 if there is none."""
         return max((block_columns(self.mapping, i) for i in self.block_reductions), default=1)
 
+    def is_uniform_in_blocks(self, index: int) -> bool:
+        """Whether an operator has the same value in neighbouring columns: a scale of a block."""
+        return bool(self.block_reductions) and self.columns[-1] not in self.mapping.loops[index]
+
     def has_columns(self, index: int) -> bool:
         """Whether an operator has a value for each column, rather than one for all columns."""
         return bool(self.mapping.loops[index] & set(self.columns))
