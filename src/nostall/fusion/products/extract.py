@@ -40,7 +40,7 @@ class Extraction:
         """
         # Left operands of a pair are equal, but may be different views of one value.
         first = next(iter(products.values()))
-        left = self._operand(first.left)
+        left = self._left_operand(first.left)
         for index, call in products.items():
             self._copies[index] = self._add_product(index, call, left)
         copied = [self._copy(index) for index in sorted(self._members)]
@@ -64,6 +64,16 @@ class Extraction:
             strides=node.strides,
         )
         self._origins.append(index)
+        return value
+
+    def _left_operand(self, operand: FxNode) -> int:
+        """The left operand: an input, or the last operator in front of the products."""
+        index = self._captured.values[operand]
+        if not isinstance(index, int) or self._captured.graph.base(index) not in self._members:
+            return self._operand(operand)
+        # A node of its own has the axes of the product, and the dtype that its elements round to.
+        value = self._build("copy", self._copy(index))
+        self._origins.append(NO_ORIGIN)
         return value
 
     def _operand(self, operand: FxNode) -> int:

@@ -23,6 +23,9 @@ class ProductShape:
     count: int = 1
     descriptors: bool = False
     """Whether the operands meet what tensor descriptors (TMA) need (``contiguous_axis``)."""
+    prologue_bytes: int = 0
+    """Bytes that are read for one element of the left operand, if the kernel computes it from
+    several tensors; 0 if it reads the operand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +53,18 @@ class ProductConfig:
 
     def shared_bytes(self, shape: ProductShape) -> int:
         """Shared memory of the operands' tiles."""
-        width = self.rows + shape.count * self.columns
-        return self.stages * width * self.depth * DTYPE_BYTES[shape.dtype]
+        size = DTYPE_BYTES[shape.dtype]
+        left = self.rows * (shape.prologue_bytes or size)
+        # A computed operand is not in flight, but tensor cores read it from shared memory, too.
+        computed = self.rows * self.depth * size if shape.prologue_bytes else 0
+        width = left + shape.count * self.columns * size
+        return self.stages * width * self.depth + computed
 
     def fits(self, shape: ProductShape, hardware: Hardware = H200) -> bool:
         """Whether the tile fits into an SM, and is not mostly outside of the product."""
         accumulators = shape.count * self.rows * self.columns / (32 * self.warps)
+        if shape.prologue_bytes:
+            accumulators += PROLOGUE_REGISTERS * self.rows * self.depth / (32 * self.warps)
         return (
             (shape.descriptors or not self.descriptors)
             and self.shared_bytes(shape) <= hardware.shared_bytes - RESERVED_BYTES
@@ -94,6 +103,8 @@ RESERVED_BYTES = 4096
 MAX_ACCUMULATORS = 128
 """Accumulators of a thread at most: half of its registers."""
 
+PROLOGUE_REGISTERS = 2
+"""Registers for each element of a left operand that a thread computes: the value and one more."""
 MAX_TILES_PER_SM = 32
 """Tiles of an SM at most: with more, larger tiles read each operand less often."""
 
@@ -127,6 +138,26 @@ CONFIGS = (
 """Configurations in the order in which they are tried: those for large products first."""
 
 
+PROLOGUE_CONFIGS = (
+    ProductConfig(128, 128, 64, 8, 3),
+    ProductConfig(128, 128, 32, 8, 4, descriptors=True),
+    ProductConfig(64, 256, 64, 8, 3),
+    ProductConfig(64, 256, 32, 8, 4, descriptors=True, parts=2),
+    ProductConfig(64, 128, 64, 8, 4),
+    ProductConfig(64, 128, 64, 8, 3, descriptors=True, persistent=True, parts=2),
+    ProductConfig(64, 64, 64, 4, 4),
+    ProductConfig(32, 64, 64, 4, 4),
+    ProductConfig(16, 128, 64, 4, 4),
+    ProductConfig(16, 64, 64, 4, 4),
+    ProductConfig(32, 32, 32, 4, 4),
+)
+"""Configurations of kernels that compute their left operand, in the order in which they are tried.
+
+Each tile of columns computes the operand again: tiles are wide, and few, because a product with a
+prologue is measured in addition to one without."""
+
+
 def configs(shape: ProductShape, hardware: Hardware = H200) -> Iterator[ProductConfig]:
     """The configurations that a shape is measured with."""
-    return (config for config in CONFIGS if config.fits(shape, hardware))
+    tried = PROLOGUE_CONFIGS if shape.prologue_bytes else CONFIGS
+    return (config for config in tried if config.fits(shape, hardware))
