@@ -39,8 +39,7 @@ class Extraction:
         Raises :class:`BadFusion` if the kernel would read a value that the FX graph does not have.
         """
         # Left operands of a pair are equal, but may be different views of one value.
-        first = next(iter(products.values()))
-        left = self._left_operand(first.left)
+        left = self._left_operand([*products.values()])
         for index, call in products.items():
             self._copies[index] = self._add_product(index, call, left)
         copied = [self._copy(index) for index in sorted(self._members)]
@@ -66,11 +65,16 @@ class Extraction:
         self._origins.append(index)
         return value
 
-    def _left_operand(self, operand: FxNode) -> int:
+    def _left_operand(self, products: Sequence[ProductCall]) -> int:
         """The left operand: an input, or the last operator in front of the products."""
+        operand = products[0].left
         index = self._captured.values[operand]
         if not isinstance(index, int) or self._captured.graph.base(index) not in self._members:
             return self._operand(operand)
+        # What is another operand, too, is an input, even if it is an operator in front.
+        for call in products:
+            for other in call.operands[1:]:
+                self._operand(other)
         # A node of its own has the axes of the product, and the dtype that its elements round to.
         value = self._build("copy", self._copy(index))
         self._origins.append(NO_ORIGIN)

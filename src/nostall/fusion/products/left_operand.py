@@ -36,6 +36,8 @@ def operand_axes(kernel: ProductGraph) -> OperandAxes | None:
     """
     if not kernel.prologue:
         return None
+    if not kernel.shape.prologue_bytes:
+        raise BadFusion("no tensor has all elements of the left operand")
     mapping = map_pattern(kernel.graph, kernel.prologue)
     rows, depth = (access.loops for access in mapping.accesses[kernel.left.index])
     if {*rows, *depth} != set(range(len(mapping.loop_sizes))):

@@ -36,7 +36,7 @@ class ProductGraph:
 
     @property
     def epilogue(self) -> tuple[int, ...]:
-        """The elementwise operators behind the products and what only these need, in graph order."""
+        """The elementwise operators behind the products, and those that these need, in order."""
         return self._computed_from(self.graph.outputs)
 
     @property

@@ -1,8 +1,9 @@
-"""Measure which matrix products are faster as one kernel with their elementwise readers.
+"""Measure which matrix products are faster as one kernel with the elementwise operators around.
 
-A product is measured in a graph of its own: the product, its readers, and the operators behind them
-up to the next product, which Inductor would fuse with them. One version has the kernel, the other
-cuBLAS and Inductor's kernels. A product is replaced only if its version is measured faster.
+A product is measured in a graph of its own: the product, the operators of the kernel, and those
+before and behind them up to the next product, which Inductor would fuse with them. One version has
+the kernel, the other cuBLAS and Inductor's kernels. A product is replaced only if its version is
+measured faster. Of several such kernels of one product the one that saves the most time is used.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ from nostall.fusion.capture import CapturedGraph
 from nostall.fusion.graph.graph import Graph
 from nostall.fusion.graph.operations import COMPUTE
 from nostall.fusion.products.find import FoundProduct
+from nostall.fusion.products.neighbours import operators_in_front
 from nostall.gpu.clock import Clock, Run
 from nostall.gpu.synthetic_inputs import synthetic_inputs
 
@@ -105,8 +107,8 @@ class ProductComparisons:
     ) -> dict[str, RegionRecord]:
         """Kernels measured faster than cuBLAS with Inductor's kernels, by the key of their graph.
 
-        Products that are not measured within ``options.product_seconds`` stay with cuBLAS; those
-        that could save the most bytes come first.
+        Products that are not measured within ``options.product_seconds`` stay with cuBLAS. Those
+        that could save the most bytes come first, and kernels with operators in front last.
         """
         if not self.is_enabled or not self.graphs:
             return {}
@@ -121,10 +123,11 @@ class ProductComparisons:
         self, compiler: GraphCompiler, kernel_filter: KernelFilter
     ) -> dict[str, RegionRecord]:
         store, end = KernelStore(), time.perf_counter() + self.options.product_seconds
-        chosen: dict[str, RegionRecord] = {}
-        taken: set[FxNode] = set()
+        # The fastest kernel of some products: the key of its graph, its record, the seconds saved.
+        chosen: dict[tuple[FxNode, ...], tuple[str, RegionRecord, float]] = {}
         for case in self._cases(kernel_filter):
-            if taken.intersection(case.found.products):
+            products = case.found.products
+            if any(set(products) & set(others) for others in chosen if others != products):
                 continue  # a pair with this product is one kernel
             key = self._key(case)
             record = store.load(KernelComparisonRecord, key)
@@ -135,10 +138,11 @@ class ProductComparisons:
                 record = self._measure(case, key, compiler, store, end)
                 store.save(key, record)
             self.lines.append(f"{title(case)}: {_outcome(record)}")
-            if _is_gain(record):
-                taken.update(case.found.products)
-                chosen[region_key(case.found.kernel.graph)] = _region(case, record, store)
-        return chosen
+            saved = _saved_seconds(record)
+            if _is_gain(record) and saved > (chosen[products][2] if products in chosen else 0.0):
+                region = _region(case, record, store)
+                chosen[products] = (region_key(case.found.kernel.graph), region, saved)
+        return {key: region for key, region, _ in chosen.values()}
 
     def _cases(self, kernel_filter: KernelFilter) -> list[ProductCase]:
         """The distinct products behind the kernels that are inserted first."""
@@ -156,7 +160,8 @@ class ProductComparisons:
                 saved[key] += found.bytes_saved
                 if key not in cases:
                     cases[key] = ProductCase(found, product_module(module, captured, found))
-        return [cases[key] for key, _ in saved.most_common()]
+        by_bytes = [cases[key] for key, _ in saved.most_common()]
+        return sorted(by_bytes, key=lambda case: bool(case.found.kernel.prologue))
 
     def _key(self, case: ProductCase) -> str:
         graph = graph_key(case.module, fake_placeholders(case.module), self.options, self.patches)
@@ -190,19 +195,21 @@ class NotComparable(Exception):
 def product_module(
     module: GraphModule, captured: CapturedGraph, found: FoundProduct
 ) -> GraphModule:
-    """The graph of a product, its readers and what Inductor would fuse with those."""
+    """The graph of a product, the operators around it and what Inductor would fuse with those."""
     graph, owners = captured.graph, operator_owners(captured)
-    operators = set(found.operators)
+    in_front = operators_in_front(graph, found)
+    operators = found.operators | set(in_front)
     # Calls behind the product: what needs their results is no part of Inductor's next kernels.
     calls_behind = 0
     for index in found.anchors:
         calls_behind |= graph.descendants[index] & graph.opaque
     waiting = list(found.captured(found.kernel.graph.outputs))
-    while waiting and len(operators) < len(found.operators) + MAX_NEIGHBOURS:
+    most = len(operators) + MAX_NEIGHBOURS
+    while waiting and len(operators) < most:
         for reader in graph.consumers[waiting.pop()]:
             is_next = graph[reader].kind in COMPUTE and not graph.ancestors[reader] & calls_behind
             if is_next and reader not in operators:
-                operators.add(reader)
+                operators |= {reader}
                 waiting.append(reader)
     calls = {owners[index] for index in operators if index in owners} | set(found.products)
     return extract_calls(module, captured, frozenset(calls))
@@ -294,15 +301,24 @@ def title(case: ProductCase) -> str:
     shape = case.found.kernel.shape
     graph = case.found.kernel.graph
     operators: Sequence[str] = list(dict.fromkeys(graph[i].op for i in case.found.kernel.epilogue))
+    before = ", ".join(dict.fromkeys(graph[i].op for i in case.found.kernel.prologue[:-1]))
     return (
         f"{shape.rows} x {shape.columns} x {shape.depth} {shape.dtype}"
         f"{' (two products)' if shape.count == 2 else ''} with {', '.join(operators)}"
+        f"{f' behind it and {before} in front' if before else ''}"
     )
 
 
 def _is_gain(record: KernelComparisonRecord) -> bool:
     """Whether the kernel was measured faster, by more than captures of one product differ."""
     return record.is_faster and record.comparison.low >= LEAST_GAIN
+
+
+def _saved_seconds(record: KernelComparisonRecord) -> float:
+    """Seconds that a kernel was measured to save in each run; 0 without a measurement."""
+    if record.failure is not None:
+        return 0.0
+    return statistics.median(record.inductor) - statistics.median(record.stitched)
 
 
 def _outcome(record: KernelComparisonRecord) -> str:
