@@ -40,10 +40,11 @@ class Extraction:
         """
         # Left operands of a pair are equal, but may be different views of one value.
         left = self._left_operand([*products.values()])
+        in_front = self._forget_computed()
         for index, call in products.items():
             self._copies[index] = self._add_product(index, call, left)
-        copied = [self._copy(index) for index in sorted(self._members)]
-        assert len(copied) == len(self._members)
+        for index in sorted(set(self._members) - in_front):
+            self._copy(index)
         graph = self._build.graph(*(self._copies[index] for index in outputs))
         return ProductGraph(graph), tuple(self._origins)
 
@@ -79,6 +80,22 @@ class Extraction:
         value = self._build("copy", self._copy(index))
         self._origins.append(NO_ORIGIN)
         return value
+
+    def _forget_computed(self) -> set[int]:
+        """Forget what is computed so far, and return it: operators behind the products get copies.
+
+        The loops of operators in front of products are not those of the operators behind them.
+        """
+        nodes, kept = self._build.nodes, dict[int, int]()
+        for index, position in self._copies.items():
+            below = position
+            while nodes[below].kind == "layout":
+                below = nodes[below].inputs[0]
+            if nodes[below].kind in ("input", "constant"):
+                kept[index] = position
+        computed = set(self._copies) - set(kept)
+        self._copies = kept
+        return computed
 
     def _operand(self, operand: FxNode) -> int:
         """The input for an operand of a product, with the strides of the FX graph."""

@@ -129,7 +129,7 @@ def _match(
         step.kernel,
         found.captured(step.inputs),
         found.captured(step.outputs),
-        tuple(sorted(anchors | found.operators - found.repeated)),
+        tuple(sorted((anchors | found.operators) - found.repeated)),
         reduces=True,
     )
     return match, record
