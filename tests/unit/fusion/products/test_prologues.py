@@ -15,8 +15,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from nostall.fusion.codegen.tiling.product_config import (
-    MAX_ACCUMULATORS,
     PROLOGUE_CONFIGS,
+    PROLOGUE_REGISTERS,
+    RESERVED_REGISTERS,
     ProductConfig,
     configs,
 )
@@ -281,8 +282,9 @@ def test_few_configurations_are_measured_and_they_fit(rows: int) -> None:
     assert 2 <= len(found) <= len(PROLOGUE_CONFIGS) <= 12
     for config in found:
         assert config.shared_bytes(shape) <= 227 * 1024
-        elements = config.rows * config.columns + 2 * config.rows * config.depth
-        assert elements <= MAX_ACCUMULATORS * 32 * config.warps
+        threads = 32 * config.warps
+        registers = config.rows * (config.columns + PROLOGUE_REGISTERS * config.depth) / threads
+        assert registers <= min(255, 65536 / threads) - RESERVED_REGISTERS
 
 
 @pytest.mark.slow

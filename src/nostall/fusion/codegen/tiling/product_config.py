@@ -62,13 +62,15 @@ class ProductConfig:
 
     def fits(self, shape: ProductShape, hardware: Hardware = H200) -> bool:
         """Whether the tile fits into an SM, and is not mostly outside of the product."""
-        accumulators = shape.count * self.rows * self.columns / (32 * self.warps)
-        if shape.prologue_bytes:
-            accumulators += PROLOGUE_REGISTERS * self.rows * self.depth / (32 * self.warps)
+        threads = 32 * self.warps
+        accumulators = shape.count * self.rows * self.columns / threads
+        computed = self.rows * self.depth / threads if shape.prologue_bytes else 0
+        registers = min(hardware.max_registers, hardware.registers // threads)
         return (
             (shape.descriptors or not self.descriptors)
             and self.shared_bytes(shape) <= hardware.shared_bytes - RESERVED_BYTES
             and accumulators <= MAX_ACCUMULATORS
+            and accumulators + PROLOGUE_REGISTERS * computed <= registers - RESERVED_REGISTERS
             and self.rows <= 2 * max(shape.rows, 16)
             and self.columns <= 2 * max(shape.columns, 16)
             and math.prod(self.tiles(shape)) <= MAX_TILES_PER_SM * hardware.sms
@@ -102,6 +104,8 @@ RESERVED_BYTES = 4096
 """Shared memory that is left for barriers."""
 MAX_ACCUMULATORS = 128
 """Accumulators of a thread at most: half of its registers."""
+RESERVED_REGISTERS = 40
+"""Registers of a thread for addresses and masks: tiles with a few less spill (sm_90)."""
 
 PROLOGUE_REGISTERS = 2
 """Registers for each element of a left operand that a thread computes: the value and one more."""
@@ -139,11 +143,12 @@ CONFIGS = (
 
 
 PROLOGUE_CONFIGS = (
+    ProductConfig(128, 256, 64, 8, 3),
+    ProductConfig(128, 256, 32, 16, 4),
     ProductConfig(128, 128, 64, 8, 3),
     ProductConfig(128, 128, 32, 8, 4, descriptors=True),
     ProductConfig(64, 256, 64, 8, 3),
     ProductConfig(64, 256, 32, 8, 4, descriptors=True, parts=2),
-    ProductConfig(64, 128, 64, 8, 4),
     ProductConfig(64, 128, 64, 8, 3, descriptors=True, persistent=True, parts=2),
     ProductConfig(64, 64, 64, 4, 4),
     ProductConfig(32, 64, 64, 4, 4),
