@@ -1,4 +1,4 @@
-"""Replace matrix products and their elementwise readers by kernels that were measured faster.
+"""Replace matrix products and elementwise operators around them by kernels measured faster.
 
 This runs after stitched kernels are inserted: operators that those compute are calls by then, and
 no part of a product's kernel.
