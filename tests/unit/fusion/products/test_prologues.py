@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from nostall.fusion.capture import capture, inference_graph, training_graphs
+from nostall.fusion.capture.randomness import replace_random_ops
 from nostall.fusion.codegen.tiling.product_config import (
     PROLOGUE_CONFIGS,
     PROLOGUE_REGISTERS,
@@ -24,11 +26,12 @@ from nostall.fusion.codegen.tiling.product_config import (
 from nostall.fusion.errors import BadFusion
 from nostall.fusion.graph.builder import Builder
 from nostall.fusion.products.emit import emit_products
-from nostall.fusion.products.find import FoundProduct
+from nostall.fusion.products.find import FoundProduct, find_products
 from nostall.fusion.products.neighbours import operators_in_front
 from nostall.fusion.products.product_graph import ProductGraph
 from tests.unit.fusion.codegen.sm90_code import opcodes
 from tests.unit.fusion.products.programs import (
+    AsModule,
     captured_forward,
     down_projection,
     feed_forward,
@@ -177,10 +180,6 @@ def test_operands_that_something_else_needs_are_read(program: Callable[..., obje
 
 def test_random_numbers_are_not_drawn_again_for_each_tile() -> None:
     """Dropout whose mask is drawn, not read, stays in front of the product."""
-    from nostall.fusion.capture import capture, inference_graph
-    from nostall.fusion.capture.randomness import replace_random_ops
-    from nostall.fusion.products.find import find_products
-    from tests.unit.fusion.products.programs import AsModule
 
     def program(x: Tensor, w: Tensor) -> Tensor:
         return functional.dropout(x, 0.5, training=True) @ w
@@ -196,6 +195,14 @@ def test_the_gradient_of_an_activation_is_read_if_the_weight_needs_it_too() -> N
     """Two products read it: of the weight's gradient, and of the input's."""
     products = found_backward(feed_forward, *tensors((32, 16), (16, 24), (24, 16)))
     assert not any(each.kernel.prologue for each in products.found)
+
+
+def test_the_derivative_of_an_activation_is_computed_if_weights_are_frozen() -> None:
+    x, first, second = tensors((32, 16), (16, 24), (24, 16))
+    graphs = training_graphs(AsModule(feed_forward), x.requires_grad_(), first, second)
+    (found,) = [each for each in find_products(capture(graphs[1])).found if each.kernel.prologue]
+    assert {"exp", "erf"} <= before(found)
+    assert found.kernel.shape.depth == 24 and found.kernel.shape.prologue_bytes == 4
 
 
 def test_the_report_counts_computed_operands_and_does_not_refuse_their_products() -> None:
@@ -215,11 +222,9 @@ def test_operators_before_the_norm_are_measured_with_it() -> None:
     (found,) = computed(program, *inputs)
     ops = {captured.graph[i].op for i in operators_in_front(captured.graph, found)}
     assert ops == {"add", "square", "sum", "mul"}
-    assert not operators_in_front(captured.graph, _with_readers(captured_forward, feed_forward))
-
-
-def _with_readers(capture: Callable[..., object], function: Callable[..., object]) -> FoundProduct:
-    return found_forward(function, *tensors((32, 16), (16, 24), (24, 16))).found[0]
+    inputs = tensors((32, 16), (16, 24), (24, 16))
+    with_readers = found_forward(feed_forward, *inputs).found[0]
+    assert not operators_in_front(captured_forward(feed_forward, *inputs).graph, with_readers)
 
 
 def test_a_vector_that_is_needed_on_both_sides_is_computed_on_both() -> None:
