@@ -87,7 +87,7 @@ def test_rows_are_read_once_or_in_long_iterations(hidden: int, rows: int) -> Non
         if plan.scheme in ("warp", "block"):
             assert plan.elements_per_thread <= 48, "two such tensors leave registers for addresses"
         else:
-            assert plan.scheme == "looped" and plan.chunks[0] >= 2048 and hidden > 5120
+            assert plan.scheme in ("looped", "shared") and plan.chunks[0] >= 2048 and hidden > 5120
         assert all(width % BLOCKS.get(hidden, 128) == 0 for width in plan.chunks)
 
 
@@ -107,7 +107,7 @@ def test_rows_and_blocks_of_several_sizes_are_one_kernel() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("hidden", [768, 2880, 4096, 5120, 8192])
+@pytest.mark.parametrize("hidden", [768, 2880, 4096, 5120, 8192, 16384])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_kernels_keep_rows_out_of_local_memory(
     hidden: int, dtype: torch.dtype, tmp_path: Path
@@ -115,6 +115,11 @@ def test_kernels_keep_rows_out_of_local_memory(
     program = kernel(stitched(block_chain(hidden), *chain_inputs(1024, hidden, dtype)))
     names = {name.partition(".")[0] for name in opcodes(program, tmp_path)}
     assert "SHFL" in names and not names & {"STL", "LDL"}
+
+
+def test_rows_that_are_too_wide_for_registers_stay_in_shared_memory() -> None:
+    plan = kernel(stitched(block_chain(16384), *chain_inputs(1024, 16384, torch.bfloat16))).plan
+    assert isinstance(plan, KernelPlan) and plan.scheme == "shared"
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator
 from functools import reduce
 
+from nostall.fusion.codegen.emit.gluon import widened_blocks
 from nostall.fusion.codegen.emit.one_hot import one_hot_operands
 from nostall.fusion.codegen.emit.philox import counter_offsets
 from nostall.fusion.codegen.emit.tile_parts import Chunk, Rows, TileValue, narrow_comparison
@@ -359,9 +360,11 @@ class Tile:
         size = block_columns(self.mapping, index)
         blocks, name = f"({count}, {width // size}, {size})", f"b{index}{chunk.suffix}"
         self.lines(f"{name} = {reduction.reduce(f'tl.reshape({text}, {blocks})', 2)}")
-        result = reduction.from_partial(
-            f"tl.reshape(tl.broadcast_to({name}, {blocks}), ({count}, {width}))"
-        )
+        if chunk.lanes:  # written in Gluon, which has no broadcast_to
+            wide = widened_blocks(name, blocks, width, reduction.dtype)
+        else:
+            wide = f"tl.reshape(tl.broadcast_to({name}, {blocks}), ({count}, {width}))"
+        result = reduction.from_partial(wide)
         self.lines(f"v{index}{chunk.suffix} = {result.text}")
         named = Value(f"v{index}{chunk.suffix}", result.dtype)
         self.values[index, chunk.suffix] = TileValue(named, entry.has_rows, has_columns=True)

@@ -282,8 +282,6 @@ def illegal_on_chip_reason(
     graph, mapping = schedule.mapping.graph, schedule.mapping
     if schedule.kind != "rows":
         return "shared memory keeps the columns of rows that are reduced; there are none"
-    if schedule.block_reductions:
-        return "Gluon has no layout for blocks of the columns of a row"
     column_values = values_along(schedule, schedule.columns)
     for index in schedule.body:
         if graph[index].op == "random":
