@@ -136,6 +136,11 @@ class _TileModel:
         # Equal chunks are combined before warps exchange anything.
         crosses_warps = layout.warps_per_row > 1 and not (self.has_equal_chunks and at > 0)
         crossing = reductions * crosses_warps
+        crossing += sum(
+            block_columns(self.schedule.mapping, i) > layout.vector * layout.lanes_per_row
+            for i in self.schedule.block_reductions
+            if i in self.work.operators
+        )
         self.instructions += coefficients.cross_warp * layout.rows_per_thread * crossing
         self.barriers += 2 * crossing
         self._add_accesses(layout)
