@@ -130,6 +130,46 @@ def quantised(shape: Shape, dtype: str) -> Graph:
     return build.graph(as_int8(build, build("div", x, scale)), scale)
 
 
+def quantised_norm(shape: Shape, dtype: str, block: int) -> Graph:
+    """Residual, norm, quantisation of blocks of a row to int8; also returns sum and scales."""
+    build = Builder()
+    total = build("add", build.input(shape, dtype), build.input(shape, dtype))
+    normed, _ = _normed(build, build("cast", total, dtype="float32"), len(shape) - 1)
+    scaled = build("mul", normed, build.input(shape[-1:], dtype))
+    blocks = build("view", scaled, shape=(*shape[:-1], shape[-1] // block, block))
+    highest = build("amax", build("abs", blocks), dims=(len(shape),), keepdim=True)
+    scale = build("div", build("maximum", highest, build.constant(1e-8)), build.constant(127.0))
+    narrow = as_int8(build, build("div", blocks, scale))
+    return build.graph(total, build("view", narrow, shape=shape), scale)
+
+
+def head_norms(shape: Shape, dtype: str, heads: int) -> Graph:
+    """A norm over each head, the softmax of each head, and a norm over the whole row of both."""
+    build = Builder()
+    x = build("cast", build.input(shape, dtype), dtype="float32")
+    last = len(shape)
+    parts = build("view", x, shape=(*shape[:-1], heads, shape[-1] // heads))
+    normed, _ = _normed(build, parts, last)
+    powers = build("exp", build("sub", parts, build("amax", parts, dims=(last,), keepdim=True)))
+    share = build("div", powers, build("sum", powers, dims=(last,), keepdim=True))
+    both = build("view", build("add", normed, share), shape=shape)
+    whole, _ = _normed(build, both, last - 1)
+    return build.graph(build("cast", whole, dtype=dtype))
+
+
+def quantised_gradient(shape: Shape, dtype: str, block: int) -> Graph:
+    """The gradient of a scaled row divided by its blocks' maxima, and that of the scale."""
+    build = Builder()
+    dy = build("cast", build.input(shape, dtype), dtype="float32")
+    weight = build.input(shape[-1:], dtype)
+    normed, _ = _normed(build, build("mul", dy, weight), 1)
+    blocks = build("view", normed, shape=(shape[0], shape[1] // block, block))
+    highest = build("amax", build("abs", blocks), dims=(2,), keepdim=True)
+    shares = build("view", build("div", blocks, highest), shape=shape)
+    dw = build("sum", build("mul", dy, normed), dims=(0,), keepdim=False)
+    return build.graph(build("cast", shares, dtype=dtype), dw)
+
+
 def cross_entropy(shape: Shape, dtype: str) -> Graph:
     """Cross-entropy of each row (a one-hot sum at the label) and its gradient."""
     build = Builder()
@@ -305,6 +345,7 @@ DYNAMIC: dict[str, Callable[[], Graph]] = {
     "softmax of an outer axis": lambda: _varying(softmax_outer((ROWS, 24, 5), "float32")),
     "norm backward": lambda: _varying(norm_backward((ROWS, 3, 80), "float16")),
     "bias and gelu": lambda: _varying(bias_gelu((ROWS, 48), "float16")),
+    "quantised norm": lambda: _varying(quantised_norm((ROWS, 2, 256), "float16", 32)),
     "gated": lambda: _varying(gated((ROWS, 3, 30), "float16")),
     "heads": lambda: _varying(heads((ROWS, 2, 64), "float16")),
     "dropout": lambda: _varying(dropout_residual((ROWS, 3, 30), "float32")),
@@ -362,6 +403,9 @@ PATTERNS: dict[str, Callable[[], Graph]] = {
     "normed gelu": lambda: normed_gelu((3, 160), "float16"),
     "picked": lambda: cross_entropy((3, 700), "float16"),
     "quantised": lambda: quantised((5, 300), "float16"),
+    "quantised norm": lambda: quantised_norm((2, 2, 640), "float16", 64),
+    "head norms": lambda: head_norms((3, 1152), "float16", 9),
+    "quantised gradient": lambda: quantised_gradient((9, 320), "float16", 32),
     "gated": lambda: gated((2, 3, 30), "float16"),
     "heads": lambda: heads((2, 1, 64), "float16"),
     "comparisons with a counter": lambda: counter_comparisons(7, 12),

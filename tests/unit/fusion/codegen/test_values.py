@@ -30,7 +30,7 @@ def test_patterns_are_correct_in_all_schemes(interpreted: Any, name: str) -> Non
 
 
 def test_one_kernel_is_correct_for_several_numbers_of_rows(interpreted: Any) -> None:
-    assert len(interpreted["dynamic"]) == 7
+    assert len(interpreted["dynamic"]) == 8
     assert [wrong for wrong in interpreted["dynamic"].values() if wrong] == []
 
 

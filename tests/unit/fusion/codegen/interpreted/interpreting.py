@@ -120,6 +120,7 @@ INTERPRETED = (
     "layer norm",
     "softmax of an outer axis",
     "norm backward",
+    "quantised norm",
     "bias and gelu",
     "dropout",
     "attention",

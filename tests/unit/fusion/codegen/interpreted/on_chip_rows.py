@@ -33,6 +33,7 @@ from tests.unit.fusion.codegen.accuracy import (
 from tests.unit.fusion.codegen.graphs.wide_rows import late_input, softmax_norm, wide_rows
 from tests.unit.fusion.codegen.interpreted.bounds_checking import BoundsCheckedKernel
 from tests.unit.fusion.codegen.interpreted.online_rows import cross_entropy
+from tests.unit.fusion.patterns import head_norms, quantised_norm
 
 COLUMNS, WIDTHS = 300, (64, 128, 256)
 """Columns, and chunk widths that do not divide them, so that the last chunk is masked."""
@@ -81,8 +82,10 @@ def rows_on_chip_errors(folder: Path, examples: int) -> tuple[list[str], int]:
     kernels = 0
     makers = (softmax_norm, late_input, cross_entropy)
     graphs = [make((3, COLUMNS), "float16") for make in makers]
-    for seed in range(examples):
+    with_blocks = [quantised_norm((3, 320), "float16", 32), head_norms((3, 320), "float32", 10)]
+    for seed in range(examples + len(with_blocks)):
         graph = graphs[seed] if seed < len(graphs) else wide_rows(seed, COLUMNS)
+        graph = with_blocks[seed - examples] if seed >= examples else graph
         for program in programs(graph, random.Random(seed)):
             kernels += 1
             errors += find_errors(program, seed, folder)
