@@ -8,7 +8,7 @@ import pytest
 from benchmarks.harness.result_file import load, results
 
 from tests.unit.fusion.codegen.interpreter_process import run_interpreted
-from tests.unit.fusion.patterns import PACKED, PATTERNS
+from tests.unit.fusion.pattern_tables import PACKED, PATTERNS
 
 pytest.importorskip("triton")
 pytest.importorskip("torch")

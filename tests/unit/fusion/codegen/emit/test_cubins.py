@@ -22,7 +22,8 @@ from nostall.sass import validate
 from nostall.tuning.sources.triton_source import compile_triton
 from tests.unit.fusion.codegen import oldest_triton
 from tests.unit.fusion.codegen.sm90_code import cubin_opcodes, opcodes
-from tests.unit.fusion.patterns import DYNAMIC, PACKED, attention_backward, norm_backward
+from tests.unit.fusion.pattern_tables import DYNAMIC, PACKED
+from tests.unit.fusion.patterns import attention_backward, norm_backward
 
 pytestmark = pytest.mark.slow
 

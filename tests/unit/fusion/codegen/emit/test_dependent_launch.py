@@ -22,8 +22,8 @@ from nostall.tuning.sources.triton_source import compile_triton
 from nostall.tuning.sources.triton_target import pretend_target
 from tests.unit.fusion.codegen import oldest_triton
 from tests.unit.fusion.codegen.sm90_code import cubin_opcodes
+from tests.unit.fusion.pattern_tables import PACKED
 from tests.unit.fusion.patterns import (
-    PACKED,
     attention_backward,
     bias_gelu,
     layer_norm,

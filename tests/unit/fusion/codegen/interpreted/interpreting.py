@@ -52,7 +52,8 @@ from tests.unit.fusion.codegen.interpreted.on_chip_rows import (
     unaligned_rows_on_chip_errors,
 )
 from tests.unit.fusion.codegen.interpreted.philox_graphs import random_number_errors
-from tests.unit.fusion.patterns import DYNAMIC, PACKED, PATTERNS, as_int8
+from tests.unit.fusion.pattern_tables import DYNAMIC, PACKED, PATTERNS
+from tests.unit.fusion.patterns import as_int8
 from tests.unit.tuning.fusing.functions import fused_and_plain
 
 GRAPHS = 300

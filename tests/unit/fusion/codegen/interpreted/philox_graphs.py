@@ -18,7 +18,7 @@ from nostall.fusion.codegen.tiling.planned_kernel import plan_kernel
 from nostall.fusion.graph.graph import Graph
 from nostall.fusion.graph.shapes import Shape
 from nostall.fusion.testing.reference import interpret
-from tests.unit.fusion.patterns import ROWS
+from tests.unit.fusion.pattern_tables import ROWS
 
 SEED = -1234567890123
 SIZES = (1, 6)

@@ -17,7 +17,8 @@ from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
 from nostall.fusion.codegen.tiling.plan_space import first_illegal_reason, plans
 from nostall.fusion.codegen.tiling.planned_kernel import plan_kernel
 from tests.unit.fusion.codegen.graphs.schedules import schedule_pattern
-from tests.unit.fusion.patterns import PATTERNS, attention, attention_backward, norm_backward
+from tests.unit.fusion.pattern_tables import PATTERNS
+from tests.unit.fusion.patterns import attention, attention_backward, norm_backward
 
 
 def test_axes_split_at_their_common_factors() -> None:
