@@ -118,11 +118,12 @@ def find_products(captured: CapturedGraph, input_views: Collection[int] = ()) ->
         if reason := search.refusals.get(index):
             outcome.refused[reason] += 1
             continue
-        with_prologue += search.grow_before((index,))
+        computing_left = list(search.grow_before((index,)))
+        with_prologue += computing_left
         try:
             singles.append(search.grow((index,)))
         except (BadFusion, BadGraph) as error:
-            if not any(each.anchors == (index,) for each in with_prologue):
+            if not computing_left:
                 outcome.refused[str(error)] += 1
         for other in search.partners(index):
             with_prologue += search.grow_before((index, other))
@@ -207,6 +208,8 @@ class _Search:
             return
         behind = self._behind(anchors)
         for members in (behind, set[int]()) if behind and len(anchors) == 1 else (behind,):
+            if len(before | members) > MAX_OPERATORS:
+                continue
             try:
                 yield self._kernel(anchors, before | members)
             except (BadFusion, BadGraph):

@@ -178,6 +178,23 @@ def test_operands_that_something_else_needs_are_read(program: Callable[..., obje
     assert not computed(program, *tensors((16, 16), (16, 16)))
 
 
+def test_a_kernel_has_at_most_so_many_operators() -> None:
+    """Each side alone has a kernel; both together have too many operators."""
+
+    def program(x: Tensor, w: Tensor) -> Tensor:
+        for _ in range(40):
+            x = torch.tanh(x)
+        y = x @ w
+        for _ in range(40):
+            y = torch.tanh(y)
+        return y
+
+    inputs = tensors((32, 16), (16, 24), dtype=torch.float16)
+    (alone,) = computed(program, *inputs)
+    assert len(alone.kernel.prologue) > 40 and len(alone.kernel.epilogue) == 1
+    assert any(len(each.kernel.epilogue) > 40 for each in found_forward(program, *inputs).found)
+
+
 def test_random_numbers_are_not_drawn_again_for_each_tile() -> None:
     """Dropout whose mask is drawn, not read, stays in front of the product."""
 

@@ -1,10 +1,9 @@
 """Reductions over blocks of neighbouring columns, beside those over whole rows.
 
 Block-wise quantisation behind a norm reduces a row twice: the norm removes all of its columns, and
-the scales remove 128 neighbouring columns each.  If every thread block of a tile has whole blocks
-of columns, the second reduction needs nothing from outside of the tile: it is computed like an
-elementwise operator, also in a loop over the columns.  Its result has the same value in all columns
-of a block.
+the scales remove 128 neighbouring columns each.  If every chunk of a tile has whole blocks, the
+second reduction needs nothing from outside of the chunk: it is computed like an elementwise
+operator, also in a loop over the columns.  Its result has the same value in all columns of a block.
 
 Blocks have a power of two of columns, so that chunks of a tile, which are powers of two, have a
 whole number of them.
