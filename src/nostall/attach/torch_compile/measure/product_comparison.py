@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -205,9 +206,12 @@ class ProductComparisons:
         return {key: regions[key] for key in best.values()}
 
     def _saved(self, key: str) -> float:
-        """Seconds that a chosen kernel was measured to save."""
-        record = self.records[key]
-        return seconds_saved(record, record.comparison.ratio)
+        """Seconds that a chosen kernel was measured to save; infinite without a measurement.
+
+        Such a kernel was chosen by another selection, and stays.
+        """
+        record = self.records.get(key)
+        return math.inf if record is None else seconds_saved(record, record.comparison.ratio)
 
     def _key(self, case: ProductCase) -> str:
         graph = graph_key(case.module, fake_placeholders(case.module), self.options, self.patches)
