@@ -22,6 +22,10 @@ MAX_LINES = 60
 """Allowed lines of a function, decorators excluded."""
 MAX_PARAMETERS = 8
 """Allowed parameters of a function, ``self`` and ``cls`` excluded."""
+MAX_FILE_LINES = 400
+"""Allowed lines of a file."""
+MAX_MODULES = 15
+"""Allowed modules of a folder, without ``__init__.py`` and subfolders."""
 _NOT_CODE = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
     tokenize.ENDMARKER,
@@ -44,6 +48,10 @@ class Structure:
     """Folder with the most modules."""
     largest_folder_modules: int
     """Modules in that folder, without ``__init__.py`` and subfolders."""
+    large_folders: list[str]
+    """Folders with more than ``MAX_MODULES`` modules, with their number."""
+    long_files: list[str]
+    """Files longer than ``MAX_FILE_LINES``, with their number of lines."""
     cycles: list[list[str]]
     """Groups of modules that import each other when they are imported."""
     long_functions: list[str]
@@ -184,6 +192,29 @@ def broad_excepts(source: str, tree: ast.AST) -> Iterator[int]:
             yield node.lineno
 
 
+def large_folders(root: Path, source: Path) -> list[str]:
+    """The folders below ``source`` with more than ``MAX_MODULES`` modules, with their number."""
+    modules = _modules_by_folder(root, source.rglob("*.py"))
+    return [f"{folder} {count}" for folder, count in modules.items() if count > MAX_MODULES]
+
+
+def _modules_by_folder(root: Path, files: Iterable[Path]) -> Counter[str]:
+    """Number of modules of each folder, without ``__init__.py``."""
+    return Counter(
+        str(file.parent.relative_to(root)) for file in files if file.name != "__init__.py"
+    )
+
+
+def long_files(root: Path, source: Path) -> list[str]:
+    """The Python files below ``source`` with more than ``MAX_FILE_LINES`` lines."""
+    counts = {file: len(file.read_text("utf-8").splitlines()) for file in source.rglob("*.py")}
+    return [
+        f"{file.relative_to(root)} {count}"
+        for file, count in sorted(counts.items())
+        if count > MAX_FILE_LINES
+    ]
+
+
 def measure(root: Path, source: Path) -> Structure:
     """Figures of the Python files below ``source``; paths are relative to ``root``."""
     files = sorted(source.rglob("*.py"))
@@ -192,10 +223,7 @@ def measure(root: Path, source: Path) -> Structure:
     names = {module_name(file, source.parent): file for file in files}
     known = set(names)
     graph = {name: set(imports(trees[file], known)) - {name} for name, file in names.items()}
-    folders = Counter(
-        str(file.parent.relative_to(root)) for file in files if file.name != "__init__.py"
-    )
-    folder, modules = folders.most_common(1)[0]
+    folder, modules = _modules_by_folder(root, files).most_common(1)[0]
 
     def listed(places: Iterable[tuple[Path, int, str]]) -> list[str]:
         return [f"{file.relative_to(root)}:{line} {name}" for file, line, name in places]
@@ -207,6 +235,8 @@ def measure(root: Path, source: Path) -> Structure:
         modules=len(files),
         largest_folder=folder,
         largest_folder_modules=modules,
+        large_folders=large_folders(root, source),
+        long_files=long_files(root, source),
         cycles=cycles(graph),
         long_functions=listed(
             (file, f.lineno, f.name)
@@ -233,12 +263,14 @@ def table(structure: Structure) -> str:
         f"modules                                 {structure.modules}",
         f"modules in the largest folder           {structure.largest_folder_modules} "
         f"({structure.largest_folder})",
+        f"folders over {MAX_MODULES} modules                 {len(structure.large_folders)}",
+        f"files over {MAX_FILE_LINES} lines                    {len(structure.long_files)}",
         f"import cycles                           {len(structure.cycles)}",
         f"functions over {MAX_LINES} lines                 {len(structure.long_functions)}",
         f"functions over {MAX_PARAMETERS} parameters             {len(structure.many_parameters)}",
         f"broad excepts                           {len(structure.broad_excepts)}",
     ]
-    for name in ("long_functions", "many_parameters"):
+    for name in ("large_folders", "long_files", "long_functions", "many_parameters"):
         lines += ["", f"{name.replace('_', ' ')}:", *(f"  {x}" for x in getattr(structure, name))]
     lines += ["", *("cycle: " + " ".join(cycle) for cycle in structure.cycles)]
     return "\n".join(lines).rstrip()

@@ -36,8 +36,9 @@ from nostall.search import Anneal
 from nostall.store import Provenance, Row, Store, Verification
 from nostall.store.artefacts import content_hash
 from nostall.tuning.job import Settings, tune
-from nostall.tuning.source import Source, compile_triton
-from nostall.tuning.store_records import record_result
+from nostall.tuning.records.store_records import record_result
+from nostall.tuning.sources.source import Source
+from nostall.tuning.sources.triton_source import compile_triton
 
 ROOT = Path(__file__).resolve().parents[2]
 USER_PROGRAM = Path(__file__).with_name("user_program.py")

@@ -25,7 +25,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from benchmarks.harness.markdown import PAGES, link, page, table, wrapped
 from benchmarks.harness.result_file import load, results, save
-from nostall.core.files import write_atomically
+from nostall.core.files.atomic import write_atomically
 from nostall.fusion.capture import capture, left_to_pytorch
 from nostall.fusion.capture.lowering import RULES
 from nostall.fusion.lists.calls import list_operators

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from benchmarks.fusion.optimizer_cases import CASES, Case
 from benchmarks.harness.result_file import load, save
-from benchmarks.torch_compile.model_process import nostall_backend
+from benchmarks.torch_compile.model_program import nostall_backend
 from benchmarks.torch_compile.step_timing import capture_step, profile_kernels, time_interleaved
 
 COMPILED = ("inductor", "nostall", "stitched")

@@ -19,7 +19,7 @@ from benchmarks.sass.pages.suite_section import deployed
 from benchmarks.serving.page import linear_ratios
 from benchmarks.serving.pages.attention import attention_ratios
 from benchmarks.serving.pages.engine import engine_ratio
-from nostall.core.files import write_atomically
+from nostall.core.files.atomic import write_atomically
 from nostall.sass.model.agreement import load_agreement
 
 README = ROOT.parent / "README.md"

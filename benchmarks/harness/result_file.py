@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from nostall.core.files import write_atomically
+from nostall.core.files.atomic import write_atomically
 
 ROOT = Path(__file__).resolve().parents[1]
 """The folder ``benchmarks``."""

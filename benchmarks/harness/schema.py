@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from benchmarks.harness.rank_agreement import agreement
 from benchmarks.harness.result_file import ROOT, load
-from nostall.core.files import write_atomically
+from nostall.core.files.atomic import write_atomically
 
 SCHEMA = Path(__file__).with_name("schema.json")
 MIN_CONFIGURATIONS = 20

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from nostall.core import LaunchSpec
-from nostall.tuning.source import Source, compile_triton, load_cubin, load_launch
+from nostall.tuning.sources.source import Source, load_cubin
+from nostall.tuning.sources.triton_source import compile_triton, load_launch
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"

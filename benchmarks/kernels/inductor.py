@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from nostall.core import BadInput
-from nostall.core.files import write_atomically
+from nostall.core.files.atomic import write_atomically
 from nostall.core.launch import Buffer, Constant, LaunchSpec, Scalar
 from nostall.gpu import Kernel, LocalGpu
-from nostall.tuning.source import TRITON_TYPES, compiled_launch
+from nostall.tuning.sources.compiled_launch import compiled_launch
+from nostall.tuning.sources.triton_source import TRITON_TYPES
 
 ROWS, COLUMNS = 4096, 1024
 _FLOPS_AN_ELEMENT = 20.0

@@ -19,9 +19,10 @@ from typing import Any
 from benchmarks.harness.schema import Instructions, Options, Size
 from benchmarks.kernels.examples import EXAMPLES
 from nostall.core import BadInput, LaunchSpec
-from nostall.tuning.kernel_file import import_file
-from nostall.tuning.ptx_source import load_ptx
-from nostall.tuning.source import Source, compile_triton, load_cubin
+from nostall.tuning.sources.kernel_file import import_file
+from nostall.tuning.sources.ptx_source import load_ptx
+from nostall.tuning.sources.source import Source, load_cubin
+from nostall.tuning.sources.triton_source import compile_triton
 
 _WITHOUT_WGMMA = "DISABLE_MMA_V3"
 """Environment variable that Triton reads when it compiles; it is not a compile option."""

@@ -13,7 +13,7 @@ from benchmarks.harness.result_file import load, results
 from benchmarks.learners.pages.digits import digits
 from benchmarks.learners.pages.parts import goal
 from benchmarks.learners.pages.samplers import calibration, errors, kernels
-from nostall.core.files import write_atomically
+from nostall.core.files.atomic import write_atomically
 
 PAGE = PAGES / "learners.md"
 FOLDER = results("learners")

@@ -16,7 +16,7 @@ from benchmarks.harness.schema import read
 from benchmarks.learning import measured
 from benchmarks.learning.figure import COLOURS, figure
 from benchmarks.learning.summary import PARTS, summary
-from nostall.core.files import write_atomically
+from nostall.core.files.atomic import write_atomically
 
 RESULT = results("learning") / "strategies.json"
 STEPS = results("learning") / "steps_per_second.json"

@@ -34,7 +34,7 @@ from nostall.sass.game.randomness import isolated_random_state
 from nostall.sass.model import SmModel
 from nostall.sass.schedule import ScheduleSpace
 from nostall.search import Anneal, RandomSearch, Sip
-from nostall.tuning.corpus import modelled_problem
+from nostall.tuning.sources.corpus import modelled_problem
 
 KERNELS = (
     "batched_gemm",

@@ -14,7 +14,7 @@ from benchmarks.parallel.gpu.plans import PLANNED_POINTS, point_name
 from benchmarks.parallel.message_page import section as messages
 from benchmarks.sharding.hybrid_page import section as hybrids
 from benchmarks.sharding.page import section as shardings
-from nostall.core.files import write_atomically
+from nostall.core.files.atomic import write_atomically
 
 PAGE = PAGES / "parallel.md"
 FOLDER = results("parallel")

@@ -30,10 +30,10 @@ from benchmarks.harness.result_file import save
 from benchmarks.parallel.gpu.models import MODELS
 from benchmarks.parallel.gpu.plans import MICRO_BATCHES
 from nostall.parallel.cluster import parse_cluster
-from nostall.parallel.execute import p2p
+from nostall.parallel.execute.engines import p2p
+from nostall.parallel.execute.engines.stage_passes import StagePasses
 from nostall.parallel.execute.measure_links import measured_cluster
 from nostall.parallel.execute.run import RunOptions, run_plan
-from nostall.parallel.execute.stage_passes import StagePasses
 from nostall.parallel.module import Model
 from nostall.parallel.module.profiler import profile_model
 from nostall.parallel.plan import Plan, Policy, Workload

@@ -33,7 +33,7 @@ from typing import Any
 from benchmarks.parallel.gpu.plans import Point, make_points, slow_cluster
 from benchmarks.parallel.gpu.results import Results
 from benchmarks.parallel.gpu.summary import NO_TIME, print_summary
-from nostall.core.files import write_atomically
+from nostall.core.files.atomic import write_atomically
 from nostall.parallel.cluster import parse_cluster
 from nostall.parallel.profile import load_profile
 

@@ -23,7 +23,7 @@ import torch
 from tests.unit.parallel.ranks import CASES, STEPS, Case
 
 from benchmarks.harness.result_file import save
-from nostall.parallel.execute.torch_internals import missing_part
+from nostall.parallel.execute.engines.torch_internals import missing_part
 
 LOSS_TOLERANCE = 1e-9
 TIMEOUT_S = 540

@@ -19,10 +19,10 @@ from nostall.search import Anneal, Sip
 from nostall.search.evolution.evolve import Evolve, best_of_portfolio
 from nostall.tuning.assembler.job import AssemblerJob, Setup, open_setup
 from nostall.tuning.assembler.objective import count_dropped
-from nostall.tuning.assembler.recipe import Recipe, rebuild
+from nostall.tuning.assembler.recipes.recipe import Recipe, rebuild
 from nostall.tuning.gpu_objective import Decision, decide, race_states
 from nostall.tuning.job import ASSEMBLER_TIMING, Settings, tune
-from nostall.tuning.source import Source
+from nostall.tuning.sources.source import Source
 
 OpenDevice = Callable[[Kernel, MeasurementPlan], AbstractContextManager[Device]]
 _PORTFOLIO_FINALISTS = 4

@@ -38,8 +38,8 @@ from benchmarks.ptx.assembler_cell import METHODS, Baseline, Cell, measure
 from benchmarks.sass.build_comparison import ProcessTimer, time_builds
 from benchmarks.sass.compiler_baseline import load as load_baselines
 from benchmarks.sass.compiler_baseline import try_build
-from nostall.core.files import write_atomically
-from nostall.tuning.source import Source
+from nostall.core.files.atomic import write_atomically
+from nostall.tuning.sources.source import Source
 
 OVERHEAD = 25.0
 """Expected seconds of a record beyond its search: races, comparisons and processes."""

@@ -29,14 +29,9 @@ from typing import Any
 from benchmarks.harness.result_file import head, text
 from benchmarks.kernels.suite import Entry
 from benchmarks.ptx.assembler_suite import SUITES
-from benchmarks.ptx.dependent_launch_cell import (
-    FIGURES,
-    ChainPlan,
-    measure_chain,
-    prepare_chain,
-)
+from benchmarks.ptx.dependent_launch_cell import FIGURES, ChainPlan, measure_chain, prepare_chain
 from benchmarks.sass.compiler_baseline import load as load_baselines
-from nostall.core.files import write_atomically
+from nostall.core.files.atomic import write_atomically
 
 EXPECTED = 20.0
 """Seconds of one kernel, at most, as far as is known."""

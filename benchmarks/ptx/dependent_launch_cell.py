@@ -26,7 +26,7 @@ from nostall.sass.safety.dependent_launch import check_wait, find_waits
 from nostall.tuning.assembler.candidate import Candidate, build_state, hazards
 from nostall.tuning.assembler.job import prepare
 from nostall.tuning.gpu_objective import Decision, decide
-from nostall.tuning.source import Source
+from nostall.tuning.sources.source import Source
 
 OpenDevice = Callable[[Kernel, MeasurementPlan], AbstractContextManager[Device]]
 FIGURES = ("order", "wait", "best", "triton")

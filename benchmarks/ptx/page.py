@@ -21,7 +21,7 @@ from benchmarks.ptx.page_sections import (
     transfer_section,
 )
 from benchmarks.ptx.page_targets import targets_section
-from nostall.core.files import write_atomically
+from nostall.core.files.atomic import write_atomically
 
 PAGE = PAGES / "assembler.md"
 FOLDER = results("ptx")

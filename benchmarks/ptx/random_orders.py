@@ -36,7 +36,7 @@ from nostall.ptx.assemble.ptxas import run_ptxas
 from nostall.ptx.assemble.versions import Assembler, find_assemblers
 from nostall.ptx.program.module import Module, parse
 from nostall.ptx.schedule.space import PtxSpace
-from nostall.tuning.source import compile_triton
+from nostall.tuning.sources.triton_source import compile_triton
 
 ROOT = Path(__file__).resolve().parents[2]
 CAPABILITIES = (80, 90, 100)

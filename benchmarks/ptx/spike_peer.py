@@ -21,7 +21,7 @@ from typing import Any
 
 from nostall.core.launch import Buffer, Scalar
 from nostall.sass.binary.kernel_name import rename_kernel
-from nostall.tuning.source import Source
+from nostall.tuning.sources.source import Source
 
 FINAL_SECONDS = 12.0
 """Seconds at its end in which the peer does not search."""

@@ -35,7 +35,7 @@ from nostall.ptx.schedule.state import PtxState
 from nostall.tuning.assembler.candidate import build_state, hazards
 from nostall.tuning.assembler.job import prepare
 from nostall.tuning.gpu_objective import decide
-from nostall.tuning.source import Source
+from nostall.tuning.sources.source import Source
 
 EXPECTED = 25.0
 """Seconds of one kernel, at most, as far as is known."""

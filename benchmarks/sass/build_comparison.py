@@ -18,10 +18,10 @@ import numpy as np
 
 from nostall.core import NostallError
 from nostall.core.launch import Buffer
-from nostall.gpu.buffers import Buffers
 from nostall.gpu.driver import Cuda, DriverError, KernelArguments, LoadedKernel
+from nostall.gpu.evaluator.buffers import Buffers
 from nostall.gpu.timing import launches_per_sample
-from nostall.tuning.source import Source
+from nostall.tuning.sources.source import Source
 
 FEW_ROUNDS, MANY_ROUNDS, FINALISTS = 5, 40, 4
 """Rounds for each build, rounds for the fastest builds, and the number of these."""

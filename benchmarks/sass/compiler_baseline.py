@@ -28,8 +28,8 @@ from benchmarks.harness.schema import Configuration, Options
 from benchmarks.kernels.suite import Entry, build, entries
 from benchmarks.sass.build_comparison import BuildTimer, ProcessTimer, time_builds
 from nostall.core import NostallError
-from nostall.core.files import write_atomically
-from nostall.tuning.source import Source
+from nostall.core.files.atomic import write_atomically
+from nostall.tuning.sources.source import Source
 
 EXPECTED = 40.0
 """Expected seconds for one kernel, with the first compilation in a new process."""

@@ -21,7 +21,8 @@ from nostall.gpu import Kernel, MeasurementPlan
 from nostall.search import Anneal
 from nostall.tuning.farm_search import ParallelChains
 from nostall.tuning.job import Settings, tune
-from nostall.tuning.source import Source, compile_triton
+from nostall.tuning.sources.source import Source
+from nostall.tuning.sources.triton_source import compile_triton
 
 
 def measure(source: Source, gpus: int, settings: Settings) -> dict[str, Any]:

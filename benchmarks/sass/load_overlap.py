@@ -30,7 +30,7 @@ from nostall.sass.schedule import Patcher, ScheduleSpace
 from nostall.search import Anneal
 from nostall.search.anneal import take_random_moves
 from nostall.tuning.gpu_objective import GpuObjective
-from nostall.tuning.source import Source
+from nostall.tuning.sources.source import Source
 
 KERNELS = (
     "rmsnorm-512x512",

@@ -36,7 +36,8 @@ from nostall.sass.binary.cubin import Cubin
 from nostall.sass.schedule import ScheduleSpace
 from nostall.search import Anneal
 from nostall.tuning.gpu_objective import GpuObjective
-from nostall.tuning.source import Source, compile_triton, load_cubin
+from nostall.tuning.sources.source import Source, load_cubin
+from nostall.tuning.sources.triton_source import compile_triton
 
 Body = dict[str, Any]
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,11 +63,11 @@ def kernel(name: str) -> Kernel:
 
 def inputs() -> Body:
     """Compare device-made inputs and mismatch counts with those of numpy, bit for bit."""
-    from tests.unit.gpu.test_device_code import COUNT, DTYPES, near_pairs, reference
+    from tests.unit.gpu.evaluator.test_device_code import COUNT, DTYPES, near_pairs, reference
 
-    from nostall.gpu import device_code
-    from nostall.gpu.buffers import Buffers
     from nostall.gpu.driver import Cuda
+    from nostall.gpu.evaluator import device_code
+    from nostall.gpu.evaluator.buffers import Buffers
 
     cuda, equal, mismatches = Cuda(), {}, {}
     for dtype in DTYPES:

@@ -33,7 +33,7 @@ from nostall.sass import Program
 from nostall.sass.model import SmModel
 from nostall.sass.safety.verify import verify_program
 from nostall.sass.schedule import Schedule, ScheduleSpace
-from nostall.tuning.source import compile_triton
+from nostall.tuning.sources.triton_source import compile_triton
 
 ROOT = Path(__file__).resolve().parents[2]
 CORPUS = ROOT / ".cache" / "corpus" / "triton-3.9.0"

@@ -27,7 +27,7 @@ from benchmarks.sass.compiler_baseline import fastest, is_selected
 from benchmarks.sass.compiler_baseline import load as load_baselines
 from benchmarks.sass.suite_cell import Cell, OpenDevice, measure, strategies
 from nostall.core.errors import BadInput
-from nostall.core.files import write_atomically
+from nostall.core.files.atomic import write_atomically
 from nostall.gpu import LocalGpu
 
 _OVERHEAD = 15.0

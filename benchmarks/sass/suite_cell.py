@@ -34,7 +34,7 @@ from nostall.sass.schedule import ScheduleSpace
 from nostall.search import Anneal, Sip
 from nostall.search.anneal import take_random_moves
 from nostall.tuning.job import Settings, TuningResult, tune
-from nostall.tuning.source import Source, load_cubin
+from nostall.tuning.sources.source import Source, load_cubin
 from nostall.tuning.strategies import make_strategy
 
 OpenDevice = Callable[[Kernel, MeasurementPlan], AbstractContextManager[Device]]

@@ -17,7 +17,7 @@ from benchmarks.serving.pages.attention import attention, builders, checks
 from benchmarks.serving.pages.engine import engines, simulated
 from benchmarks.serving.pages.native import native
 from benchmarks.serving.pages.prefixes import RANGES, best_candidates, plan_search, prefixes
-from nostall.core.files import write_atomically
+from nostall.core.files.atomic import write_atomically
 from nostall.core.measurement import Comparison
 
 PAGE = PAGES / "serving.md"

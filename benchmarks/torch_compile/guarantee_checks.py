@@ -18,7 +18,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
-from benchmarks.torch_compile.model_process import nostall_backend
+from benchmarks.torch_compile.model_program import nostall_backend
 
 if TYPE_CHECKING:
     from nostall.attach.torch_compile.backend import Backend

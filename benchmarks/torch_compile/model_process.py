@@ -8,22 +8,31 @@ a later stage does not lose them.
 
 from __future__ import annotations
 
-import itertools
 import json
 import statistics
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from benchmarks.torch_compile.gpu_lock import gpu_turn
-from benchmarks.torch_compile.model_zoo import Model, models
+from benchmarks.torch_compile.model_program import Program
+from benchmarks.torch_compile.model_setup import (
+    AGAIN,
+    INTERLEAVED,
+    METHODS,
+    PAIRED,
+    PROCESS_COUNTS,
+    REPLAYED,
+    START_METHODS,
+    STARTS,
+    ZOOS,
+    Setup,
+)
+from benchmarks.torch_compile.model_zoo.parts import Model
 from benchmarks.torch_compile.step_timing import (
     CapturedStep,
     Stopwatch,
@@ -32,193 +41,15 @@ from benchmarks.torch_compile.step_timing import (
     synchronize,
     time_interleaved,
 )
-from benchmarks.torch_compile.user_models import user_models
 
 if TYPE_CHECKING:
     from nostall.attach.torch_compile.report import GraphReport
 
-AUTOTUNE, GRAPHS = "max-autotune-no-cudagraphs", "reduce-overhead"
-STITCHED_ALWAYS = {"nostall.choose": "stitched"}
 MAX_CHOICE_SHARE = 0.6
 """Largest share of a process's time until the backend has chosen."""
-_PROGRAMS = itertools.count()
 WARM_UP = 3
 MAX_LONGEST_STEPS = 8
 """Number of longest steps that are recorded."""
-
-
-@dataclass(frozen=True)
-class Method:
-    """How a model runs: ``backend`` of torch.compile or ``eager``, mode, and nostall's options."""
-
-    backend: str
-    mode: str | None = None
-    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
-
-
-METHODS = {
-    "eager": Method("eager"),
-    "compile": Method("inductor"),
-    "nostall": Method("nostall"),
-    "always": Method("nostall", None, STITCHED_ALWAYS),
-    "compile, autotuned": Method("inductor", AUTOTUNE),
-    "nostall, autotuned": Method("nostall", AUTOTUNE),
-    "compile, graphs": Method("inductor", GRAPHS),
-    "nostall, graphs": Method("nostall", GRAPHS),
-    "untouched, graphs": Method("nostall", GRAPHS, {"nostall.choose": "inductor"}),
-    "compile, again": Method("inductor"),
-    "compile, autotuned, again": Method("inductor", AUTOTUNE),
-    "compile, graphs, again": Method("inductor", GRAPHS),
-}
-INTERLEAVED = {
-    "steady": ("compile", "nostall", "always", "eager"),
-    "gain": ("compile", "nostall", "compile, again"),
-    "autotuned": ("compile, autotuned", "nostall, autotuned", "compile, autotuned, again"),
-    "graphs": (
-        *("compile, graphs", "nostall, graphs"),
-        *("untouched, graphs", "compile, graphs, again"),
-    ),
-}
-"""Methods that are timed interleaved, by part; all are compared with the first."""
-REPLAYED = ("steady", "gain")
-"""Parts that also time whole steps as CUDA graphs."""
-ZOOS = {"parts": models, "users": user_models}
-"""Sets of models: parts of published models, and whole models as users write them."""
-PROCESS_COUNTS = {"graphs": 4}
-"""Number of processes of a part (default 1).
-
-Each makes the copies of the model in another order, because equal copies are not equally fast.
-"""
-STARTS = {"inductor": "compile", "nostall": "nostall"}
-"""Parts that measure the start of a program, with their method."""
-PAIRED, AGAIN = "first", "again"
-"""Parts that start programs of several methods alternately, one process for each start.
-
-PAIRED has empty caches; AGAIN has the caches that the parts in ``STARTS`` have filled.
-"""
-START_METHODS = {PAIRED: STARTS, AGAIN: {**STARTS, "always": "always"}}
-"""Methods of these parts; with warm caches also the stitched version, even if it was not chosen."""
-
-
-@dataclass(frozen=True)
-class Setup:
-    """Settings of one process."""
-
-    model: str
-    part: str
-    out: str
-    state: str = "cold"
-    """State of the caches; in paired parts the method to start."""
-    device: str = "cuda"
-    dtype: str = "bfloat16"
-    small: bool = False
-    seconds: float = 200.0
-    """Time limit of the process."""
-    measured_s: float = 4.0
-    """Seconds for each set of samples."""
-    recorded: bool = True
-    """Whether a paired start is recorded; otherwise it only reads files into memory."""
-    pairs: int = 2
-    """Number of pairs of first steps in all."""
-    zoo: str = "parts"
-    """The set that has the model (:data:`ZOOS`)."""
-    turn: int = 0
-    """Number of the process of a part in :data:`ROUNDS`; rotates the order of the copies."""
-
-
-class Program:
-    """A model with one method; :meth:`step` is one iteration of a user's loop."""
-
-    def __init__(self, model: Model, method: Method, setup: Setup) -> None:
-        torch.manual_seed(0)
-        module, inputs = model.make()
-        dtype = getattr(torch, setup.dtype)
-        self.module: nn.Module = module.to(setup.device, dtype).train(model.train)
-        self.inputs = [x.to(setup.device, dtype if x.is_floating_point() else None) for x in inputs]
-        if model.varies:
-            torch._dynamo.mark_dynamic(self.inputs[0], 0)
-        self.train = model.train
-        self.reports: list[GraphReport] = []
-        self._method, self._setup = method, setup
-        self._function = with_own_code(self.module)
-        self._wanted: Tensor | None = None
-
-    def compile(self) -> None:
-        """Call torch.compile as a user does, including the imports that this needs."""
-        method = self._method
-        if method.backend == "inductor":
-            self._function = torch.compile(self._function, mode=method.mode)
-        elif method.backend == "nostall":
-            backend = nostall_backend(self._setup.device)
-            self.reports = backend.reports
-            # torch.compile accepts either a mode or options.
-            mode = torch._inductor.list_mode_options(method.mode) if method.mode else {}
-            tuning = {} if self._setup.device == "cuda" else {"nostall.tuned_plans": 0}
-            options = {**mode, **tuning, **method.options}
-            self._function = torch.compile(self._function, backend=backend, options=options)
-
-    def step(self) -> Any:
-        """Run one step; returns the model's result."""
-        if self._setup.device == "cuda":
-            # With CUDA graphs Inductor must be told that the previous result may be overwritten.
-            torch.compiler.cudagraph_mark_step_begin()
-        if not self.train:
-            with torch.no_grad():
-                return self._function(*self.inputs)
-        self.module.zero_grad(set_to_none=True)
-        result = self._function(*self.inputs)
-        if self._wanted is None:
-            draw = torch.Generator(result.device).manual_seed(0)
-            self._wanted = torch.randn(result.shape, device=result.device, generator=draw)
-        # After a norm the gradient of the mean square alone is only rounding error.
-        (result.float() - self._wanted).square().mean().backward()
-        return result.detach()
-
-    @property
-    def has_chosen(self) -> bool:
-        """Whether the backend has chosen a version for every graph."""
-        return all(report.reason for report in self.reports)
-
-    def run_until_chosen(self, seconds: float) -> list[float]:
-        """Run steps until the backend has chosen, at most ``seconds``; returns their times."""
-        step_seconds, deadline = list[float](), time.perf_counter() + seconds
-        while not self.has_chosen and time.perf_counter() < deadline:
-            with gpu_turn():
-                start = time.perf_counter()
-                self.step()
-                synchronize(self._setup.device)
-            step_seconds.append(time.perf_counter() - start)
-        return step_seconds
-
-
-def nostall_backend(device: str) -> Any:
-    """The backend; on a CPU with recorded times that let stitched versions win.
-
-    Measured times would not, because Triton's interpreter is slow.
-    """
-    from nostall.attach.torch_compile.backend import Backend
-
-    if device == "cuda":
-        return Backend()
-    from nostall.gpu.clock import RecordedClock
-
-    faster = RecordedClock({"*": [[2.0] * 12, [1.0] * 12, [2.0] * 12]})
-    return Backend(faster, faster)
-
-
-def with_own_code(module: nn.Module) -> Callable[..., Any]:
-    """A function with its own code object that calls the module.
-
-    Dynamo caches compiled code by code object, and a call checks the guards of all entries, so the
-    methods must not share one.  The function is in a module whose name is the same in every run,
-    because PyTorch's cache keys contain the source of the inputs.
-    """
-    name = f"{__name__}.program_{next(_PROGRAMS)}"
-    sys.modules[name] = scope = ModuleType(name)
-    vars(scope)["module"] = module
-    exec("def call(*inputs):\n    return module(*inputs)\n", vars(scope))
-    call: Callable[..., Any] = vars(scope)["call"]
-    return call
 
 
 # -- start of a program ----------------------------------------------------------------------------

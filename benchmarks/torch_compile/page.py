@@ -16,9 +16,9 @@ from typing import Any
 
 from benchmarks.harness.markdown import PAGES, page, table, wrapped
 from benchmarks.harness.result_file import load, results
-from benchmarks.torch_compile.model_process import AGAIN, INTERLEAVED, PAIRED, START_METHODS
-from benchmarks.torch_compile.model_zoo import models
-from nostall.core.files import write_atomically
+from benchmarks.torch_compile.model_setup import AGAIN, INTERLEAVED, PAIRED, START_METHODS
+from benchmarks.torch_compile.model_zoo.parts import models
+from nostall.core.files.atomic import write_atomically
 
 FOLDER = results("torch_compile") / "models"
 PAGE = PAGES / "torch-compile.md"
@@ -53,10 +53,10 @@ def _method(loaded: Mapping[str, Model]) -> str:
         f"Measured with `python -m benchmarks run torch_compile.models` on {gpus}; "
         f"{max(r['date'] for r in records)[:10]}. `benchmarks/torch_compile/results/models` has "
         "one JSON for each model and part with every sample. Models have random weights "
-        "(`benchmarks/torch_compile/model_zoo.py`). A ratio is torch.compile's time of a whole "
-        "step divided by nostall's, interleaved, with its 95 % interval. *faster* and *slower* are "
-        "stated only beyond the null (torch.compile beside itself). How a version is chosen: "
-        "[torch.compile](../explanation/torch-compile.md)."
+        "(`benchmarks/torch_compile/model_zoo/parts.py`). A ratio is torch.compile's time of a "
+        "whole step divided by nostall's, interleaved, with its 95 % interval. *faster* and "
+        "*slower* are stated only beyond the null (torch.compile beside itself). How a version is "
+        "chosen: [torch.compile](../explanation/torch-compile.md)."
     )
 
 

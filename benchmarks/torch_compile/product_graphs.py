@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from benchmarks.torch_compile.model_zoo import Model
+from benchmarks.torch_compile.model_zoo.parts import Model
 from nostall.attach.torch_compile.measure.product_cases import ProductCase, product_module
 from nostall.attach.torch_compile.rewrite.products import products_of
 

@@ -2,13 +2,13 @@
 
     python -m benchmarks run torch_compile.product_kernels --out OUT [--models A,B] [--limit 150]
 
-The products are those of the user models (``benchmarks.torch_compile.user_models``) in bf16,
-forward and backward. Each distinct product is measured in a graph of its own with the operators
-behind it up to the next product: cuBLAS with Inductor's kernels, the same again (the null), and the
-fastest tile configuration of one kernel. Times are those of CUDA graphs, interleaved; the
-comparison is repeated with samples of 20 ms in a loop. Two parts are measured beside them: the
-products alone by cuBLAS, and cuBLASLt's own epilogue (``torch._addmm_activation``) where it
-computes the same. Products that could save the most bytes come first; OUT is written after each.
+The products are those of the user models (:mod:`.model_zoo.user_models`) in bf16, forward and
+backward. Each distinct product is measured in a graph of its own with the operators behind it up to
+the next product: cuBLAS with Inductor's kernels, the same again (the null), and the fastest tile
+configuration of one kernel. Times are those of CUDA graphs, interleaved; the comparison is repeated
+with samples of 20 ms in a loop. Two parts are measured beside them: the products alone by cuBLAS,
+and cuBLASLt's own epilogue (``torch._addmm_activation``) where it computes the same. Products that
+could save the most bytes come first; OUT is written after each.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ import torch
 
 from benchmarks.harness.result_file import save
 from benchmarks.torch_compile.gpu_lock import gpu_turn
+from benchmarks.torch_compile.model_zoo.user_models import user_models
 from benchmarks.torch_compile.product_graphs import Counted, add_cases, post_grad_graphs
-from benchmarks.torch_compile.user_models import user_models
 from nostall.attach.torch_compile.graph_key import device_name
 from nostall.attach.torch_compile.measure.kernel_comparison import graph_device, isolated_state
 from nostall.attach.torch_compile.measure.product_cases import ProductCase, title

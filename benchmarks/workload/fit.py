@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks.harness.result_file import save
 from benchmarks.workload.feature_records import from_record
-from nostall.core.files import write_atomically
+from nostall.core.files.atomic import write_atomically
 from nostall.workload import Architecture, Hardware, Job, load_hardware, model_step
 from nostall.workload.hardware import (
     EfficiencyFit,

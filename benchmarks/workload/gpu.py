@@ -27,7 +27,7 @@ from typing import Any
 
 from benchmarks.harness.ncu import count, find_ncu, run_within
 from benchmarks.harness.result_file import head
-from nostall.core.files import write_atomically
+from nostall.core.files.atomic import write_atomically
 
 OPERATORS_S, MODEL_S, RANKS_S, COUNTERS_S = 75.0, 45.0, 75.0, 60.0
 """Time limits in seconds."""

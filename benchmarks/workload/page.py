@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.harness.markdown import PAGES, link, page, table, wrapped
 from benchmarks.harness.result_file import load, results
-from nostall.core.files import write_atomically
+from nostall.core.files.atomic import write_atomically
 
 PAGE = PAGES / "workload.md"
 FOLDER = results("workload")

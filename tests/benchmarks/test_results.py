@@ -40,7 +40,7 @@ from nostall.core import Comparison, LaunchSpec
 from nostall.sass.model.agreement import load_agreement, model_caution
 from nostall.search import Anneal
 from nostall.tuning.job import Settings, tune
-from nostall.tuning.source import load_cubin
+from nostall.tuning.sources.source import load_cubin
 from tests.unit.tuning.fake_device import FakeDevice
 
 NVCC = Path(__file__).resolve().parents[2] / "examples" / "nvcc"

@@ -30,7 +30,7 @@ from tests.corpus.triton_kernels import Entry
 def _compile(entry: Entry, capability: int, name: str, cubins: Path) -> dict[str, Any]:
     """Compile one cubin into folder ``cubins``; returns its index entry, or {"error": message}."""
     from nostall.core import NostallError
-    from nostall.tuning.source import compile_triton
+    from nostall.tuning.sources.triton_source import compile_triton
 
     start = time.monotonic()
     try:

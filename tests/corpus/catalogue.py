@@ -19,7 +19,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from nostall.tuning import kernel_file, source
+from nostall.tuning.sources import kernel_file, triton_source
 from tests.corpus.triton_kernels import ENTRIES, SKIPPED, Entry
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,7 +62,12 @@ def _compiler_source() -> str:
 
     Edits of other functions do not rebuild the corpus.
     """
-    parts = (source.compile_triton, source._specialize, source._compile, kernel_file.import_file)
+    parts = (
+        triton_source.compile_triton,
+        triton_source._specialize,
+        triton_source._compile,
+        kernel_file.import_file,
+    )
     return "\n".join(inspect.getsource(part) for part in parts)
 
 

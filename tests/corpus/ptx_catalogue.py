@@ -81,7 +81,7 @@ def _write(name: str, text: str) -> None:
 
 
 def _build() -> None:
-    from nostall.tuning.source import compile_triton
+    from nostall.tuning.sources.triton_source import compile_triton
     from tests.corpus.triton_kernels import ENTRIES
 
     for entry in ENTRIES:

@@ -15,7 +15,7 @@ from nostall.report import write_report
 from nostall.report.tune.run_data import load_run
 from nostall.search import make
 from nostall.tuning.job import Settings, describe, tune
-from nostall.tuning.source import compile_triton
+from nostall.tuning.sources.triton_source import compile_triton
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "gemm_leakyrelu.py"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")

@@ -91,9 +91,13 @@ def _fatbin(mutant: Mutant, rng: random.Random) -> list[str]:
     return ["inspect", mutant.name, *arch, *kernel, *rng.choice(_FORMATS)]
 
 
-_TABLES = ("nostall.cli.characterize", "nostall.report.workload", "pyarrow.parquet")
-_PLANS = ("nostall.cli.plan", "nostall.cli.simulate", "nostall.cli.launch")
-_KERNELS = ("nostall.cli.inspect", "nostall.cli.tune")
+_TABLES = ("nostall.cli.characterizing.characterize", "nostall.report.workload", "pyarrow.parquet")
+_PLANS = (
+    "nostall.cli.planning.plan",
+    "nostall.cli.planning.simulate",
+    "nostall.cli.planning.launch",
+)
+_KERNELS = ("nostall.cli.inspect", "nostall.cli.tuning.tune")
 _POLICY = (*_KERNELS, "nostall.sass.game.ppo.search")
 _STORE = ("nostall.cli.store",)
 READERS = {

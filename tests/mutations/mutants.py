@@ -12,7 +12,7 @@ from nostall.sass import Program
 from nostall.sass.binary import encoding
 from nostall.sass.binary.cubin import Cubin
 from nostall.sass.program import Function, Instruction
-from nostall.sass.safety.hazards import HazardValidator
+from nostall.sass.safety.hazards.validator import HazardValidator
 from nostall.sass.safety.order import order_findings
 from nostall.sass.safety.structure import Mismatch, align
 from nostall.sass.safety.symbolic.validator import SymbolicValidator

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from nostall.sass import Program
-from nostall.sass.safety.hazards import HazardValidator
+from nostall.sass.safety.hazards.validator import HazardValidator
 from nostall.sass.safety.order import order_findings
 from nostall.sass.safety.symbolic.validator import SymbolicValidator
 from nostall.sass.schedule import Schedule, ScheduleSpace

@@ -15,7 +15,7 @@ from benchmarks.fusion.chains.programs import CHAINS
 from benchmarks.fusion.chains.shared_memory_section import shared_memory_section
 from benchmarks.harness.markdown import PAGES, link, page, table, wrapped
 from benchmarks.harness.result_file import results
-from nostall.core.files import write_atomically
+from nostall.core.files.atomic import write_atomically
 from nostall.fusion.hardware import H200
 
 FOLDER = results("fusion") / "chains"

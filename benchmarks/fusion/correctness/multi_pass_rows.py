@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tests.unit.fusion.codegen import online_rows, variance_rows
-from tests.unit.fusion.codegen.wide_rows import PAIRS, wide_rows, with_column_sums
+from tests.unit.fusion.codegen.graphs.wide_rows import PAIRS, wide_rows, with_column_sums
+from tests.unit.fusion.codegen.interpreted import online_rows, variance_rows
 
 from benchmarks.fusion.correctness import shared_memory_rows
 from benchmarks.fusion.correctness.shared_memory_rows import (

@@ -45,10 +45,10 @@ from tests.unit.fusion.codegen.accuracy import (
     random_inputs,
     with_guard_bands,
 )
-from tests.unit.fusion.codegen.philox_graphs import random_number_errors
-from tests.unit.fusion.codegen.random_graphs import RandomGraph, operator_graphs
-from tests.unit.fusion.codegen.sequence_layouts import random_graph as queries
-from tests.unit.fusion.codegen.small_dots import small_dots
+from tests.unit.fusion.codegen.graphs.random_graphs import RandomGraph, operator_graphs
+from tests.unit.fusion.codegen.graphs.small_dots import small_dots
+from tests.unit.fusion.codegen.interpreted.philox_graphs import random_number_errors
+from tests.unit.fusion.codegen.interpreted.sequence_layouts import random_graph as queries
 
 from benchmarks.harness.result_file import save
 from nostall.fusion.codegen.loops.schedule import Schedule

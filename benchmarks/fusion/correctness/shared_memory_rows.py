@@ -37,12 +37,12 @@ from tests.unit.fusion.codegen.accuracy import (
     random_inputs,
     with_guard_bands,
 )
-from tests.unit.fusion.codegen.label_columns import two_label_gradient
-from tests.unit.fusion.codegen.wide_rows import wide_rows
+from tests.unit.fusion.codegen.graphs.wide_rows import wide_rows
+from tests.unit.fusion.codegen.interpreted.label_columns import two_label_gradient
 
 from benchmarks.harness.gpu_pool import run_jobs, visible_gpus
 from benchmarks.harness.result_file import save
-from nostall.fusion.codegen.emit.shared import emit_shared
+from nostall.fusion.codegen.emit.schemes.shared import emit_shared
 from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.runtime.kernel import load_kernel
 from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, schedule_operators

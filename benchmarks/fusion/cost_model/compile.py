@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from nostall.core.errors import one_line
-from nostall.core.files import write_atomically
+from nostall.core.files.atomic import write_atomically
 from nostall.fusion.codegen.emit.program import Launch, Program
 from nostall.fusion.codegen.runtime.kernel import launch_options, load_source
 from nostall.sass.binary.attributes import parse_attributes

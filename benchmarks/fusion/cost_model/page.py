@@ -17,7 +17,7 @@ from benchmarks.harness.markdown import PAGES, link, page, table, wrapped
 from benchmarks.harness.rank_agreement import kendall
 from benchmarks.harness.result_file import load
 from nostall.attach.torch_compile.options import DEFAULT_TUNED_PLANS
-from nostall.core.files import write_atomically
+from nostall.core.files.atomic import write_atomically
 from nostall.fusion.codegen.autotune.autotuner import MAX_CANDIDATES
 from nostall.fusion.codegen.autotune.candidates import MAX_SLOWDOWN
 

@@ -17,7 +17,7 @@ from benchmarks.fusion.unseen.measure import AUTOTUNED, EARLIER, INDUCTOR
 from benchmarks.harness.markdown import PAGES, link, page, table, wrapped
 from benchmarks.harness.result_file import load, results
 from benchmarks.torch_compile import product_page
-from nostall.core.files import write_atomically
+from nostall.core.files.atomic import write_atomically
 from nostall.core.measurement import Comparison
 
 PAGE = PAGES / "fusion-unseen.md"

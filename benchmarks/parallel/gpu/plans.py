@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nostall.core.errors import BadInput
-from nostall.core.files import write_atomically
+from nostall.core.files.atomic import write_atomically
 from nostall.parallel.cluster import Cluster
 from nostall.parallel.evaluation import evaluate_plan
 from nostall.parallel.plan import Policy, Workload

@@ -21,10 +21,10 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.parallel.gpu.models import MODELS
-from nostall.core.files import write_atomically
+from nostall.core.files.atomic import write_atomically
+from nostall.parallel.execute.communication.slow_links import SlowLinks
 from nostall.parallel.execute.measure_links import measured_cluster
 from nostall.parallel.execute.run import RunOptions, run_plan
-from nostall.parallel.execute.slow_links import SlowLinks
 from nostall.parallel.module import Model
 from nostall.parallel.module.profiler import profile_model
 from nostall.parallel.plan_file import load_plan

@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.harness.result_file import head
 from benchmarks.parallel.gpu.summary import Records, summary
 from nostall.core.errors import BadInput
-from nostall.core.files import write_atomically
+from nostall.core.files.atomic import write_atomically
 from nostall.parallel.profile import Profile
 from nostall.parallel.profile.profile_file import to_record
 

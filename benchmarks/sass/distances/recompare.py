@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.harness.result_file import load, text
 from benchmarks.sass.distances.archive import Archive
 from benchmarks.sass.distances.measured_distances import compared
-from nostall.core.files import write_atomically
+from nostall.core.files.atomic import write_atomically
 
 
 def recompared(content: Mapping[str, Any], plan: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.result_file import load
-from nostall.core.files import write_atomically
+from nostall.core.files.atomic import write_atomically
 
 MARGIN = 2
 """Cycles that the verifier adds to a minimum."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.harness.markdown import region, table, wrapped
 from benchmarks.harness.result_file import ROOT, load, results
-from nostall.core.files import write_atomically
+from nostall.core.files.atomic import write_atomically
 from nostall.sass.program.cover_rules import LEAST_WITNESSES, Claim, ordered_pairs
 from nostall.sass.safety.latency import FAMILY
 from nostall.sass.safety.rules import RULES

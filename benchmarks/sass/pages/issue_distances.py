@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.harness.markdown import PAGES, link, page, table, wrapped
 from benchmarks.harness.result_file import load, results
 from benchmarks.sass.distances.table import reason_to_drop
-from nostall.core.files import write_atomically
+from nostall.core.files.atomic import write_atomically
 
 PAGE = PAGES / "issue-distances.md"
 FOLDER = results("sass")

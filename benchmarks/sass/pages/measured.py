@@ -12,7 +12,7 @@ from benchmarks.sass.pages.agreement import AGREEMENT, agreement_of
 from benchmarks.sass.pages.checks_section import checks_section
 from benchmarks.sass.pages.reasons_section import reasons_section
 from benchmarks.sass.pages.suite_section import HEADLINE, suite_section
-from nostall.core.files import write_atomically
+from nostall.core.files.atomic import write_atomically
 
 PAGE = PAGES / "sass.md"
 SUITE = results("sass") / "suite.json.gz"

@@ -28,9 +28,9 @@ from nostall.core.errors import BadBinary, NostallError
 from nostall.sass import Program
 from nostall.sass.program import Function
 from nostall.sass.program.cover_rules import RULES, Claim, CoverRule, CoverTable, group
-from nostall.sass.safety.facts import instruction_facts
-from nostall.sass.safety.hazards import HazardValidator
-from nostall.sass.safety.in_flight import entry_states, find_conflicts, step_through
+from nostall.sass.safety.hazards.dataflow import entry_states, find_conflicts, step_through
+from nostall.sass.safety.hazards.facts import instruction_facts
+from nostall.sass.safety.hazards.validator import HazardValidator
 from nostall.sass.safety.latency import LatencyTable
 from nostall.sass.safety.pairing import HazardKind
 

@@ -27,7 +27,7 @@ from nostall.core.errors import BadBinary
 from nostall.sass import Program
 from nostall.sass.program import Function, Instruction
 from nostall.sass.program.cover_rules import COVER, RULES, Claim, CoverRule, group
-from nostall.sass.safety.hazards import HazardValidator
+from nostall.sass.safety.hazards.validator import HazardValidator
 
 MAX_WITNESSES = 6
 """Smallest functions that are listed for each rule."""

@@ -23,7 +23,7 @@ from nostall.core.errors import UnsupportedArchitecture
 from nostall.sass import Program
 from nostall.sass.program import Function, Instruction
 from nostall.sass.program.opcodes import Pipe
-from nostall.sass.safety.hazards import HazardValidator
+from nostall.sass.safety.hazards.validator import HazardValidator
 from nostall.sass.safety.latency import LatencyTable
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -17,7 +17,7 @@ from tests.corpus import catalogue
 from benchmarks.harness.result_file import save
 from nostall.sass import Program
 from nostall.sass.program.opcodes import Pipe
-from nostall.sass.safety.hazards import HazardValidator
+from nostall.sass.safety.hazards.validator import HazardValidator
 
 
 def audit(path: Path) -> list[dict[str, Any]]:

@@ -35,7 +35,7 @@ from nostall.sass.program.cover_rules import (
     group,
     ordered_pairs,
 )
-from nostall.sass.safety.hazards import HazardValidator
+from nostall.sass.safety.hazards.validator import HazardValidator
 from nostall.sass.safety.pairing import HazardKind
 
 MAX_INSTRUCTIONS = 1500

@@ -31,7 +31,7 @@ from benchmarks.serving.attention.plans import (
     ours,
     settings,
 )
-from nostall.core.files import write_atomically
+from nostall.core.files.atomic import write_atomically
 from nostall.serving.attention.config import AttentionShape
 from nostall.serving.attention.launch import PagedCache
 from nostall.serving.attention.plan import AttentionPlan

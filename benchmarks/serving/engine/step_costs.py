@@ -30,7 +30,7 @@ from typing import Any
 
 from benchmarks.harness.result_file import head
 from nostall.core.errors import MissingPart
-from nostall.core.files import write_atomically
+from nostall.core.files.atomic import write_atomically
 
 DECODES = (0, 1, 4, 16, 64, 128, 256)
 KEYS = (256, 1024, 4096)

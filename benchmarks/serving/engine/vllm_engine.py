@@ -31,7 +31,7 @@ from typing import Any
 from benchmarks.harness.result_file import head, save
 from benchmarks.serving.engine.vllm_child import lengths_of, prompt_of
 from nostall.core.errors import BadInput, MissingPart
-from nostall.core.files import write_atomically
+from nostall.core.files.atomic import write_atomically
 
 CHILD = "benchmarks.serving.engine.vllm_child"
 """Module of the process that holds one engine."""

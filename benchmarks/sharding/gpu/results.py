@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from benchmarks.harness.result_file import head
 from nostall.core.errors import BadInput
-from nostall.core.files import write_atomically
+from nostall.core.files.atomic import write_atomically
 
 PLANNER = "sharding"
 """Name of the planner's plans; the one with the least predicted time is its choice."""

@@ -21,15 +21,15 @@ from pydantic import ValidationError
 from nostall.attach.launch_capture import capture_source
 from nostall.attach.warning import warn_once
 from nostall.core.errors import NostallError
-from nostall.core.files import write_atomically
+from nostall.core.files.atomic import write_atomically
 from nostall.core.launch import LaunchSpec, StrictModel
 from nostall.gpu import Device, Kernel, LocalGpu, MeasurementPlan
 from nostall.store import Row, Store
 from nostall.tuning.assembler.job import open_setup, tune_assembler
 from nostall.tuning.job import Settings, TuningResult, tune
-from nostall.tuning.kernel_file import root_cause
-from nostall.tuning.source import Source
-from nostall.tuning.store_records import record_result
+from nostall.tuning.records.store_records import record_result
+from nostall.tuning.sources.kernel_file import root_cause
+from nostall.tuning.sources.source import Source
 from nostall.tuning.strategies import ASSEMBLER, make_strategy
 
 _CUBIN, _PTX, _JOB = "original.cubin", "original.ptx", "job.json"

@@ -7,7 +7,9 @@ from typing import Any
 
 from nostall.core.errors import BadLaunch
 from nostall.core.launch import Buffer, LaunchSpec, Scalar
-from nostall.tuning.source import INTEGERS, TRITON_TYPES, Source, compiled_launch
+from nostall.tuning.sources.compiled_launch import compiled_launch
+from nostall.tuning.sources.source import Source
+from nostall.tuning.sources.triton_source import INTEGERS, TRITON_TYPES
 
 _DTYPES = {name: dtype for dtype, name in TRITON_TYPES.items()}
 _BOOL = "i1"

@@ -8,7 +8,7 @@ from typing import Any, Literal, overload
 from nostall.attach.process_folder import process_folder
 from nostall.attach.store_lookup import find_replacement
 from nostall.core.errors import BadInput, MissingPart
-from nostall.core.suggest import did_you_mean, listed
+from nostall.core.text.suggest import did_you_mean, listed
 from nostall.sass.binary import fatbin
 from nostall.sass.binary.cubin import Cubin
 from nostall.store.artefacts import Artefacts

@@ -1,4 +1,6 @@
-"""Command line of nostall: one module per command, imported when the command is used.
+"""Command line of nostall: one module a command, imported when the command is used.
+
+A command that has modules of its own is in a folder with them.
 
 Exit codes: 0 success (safe, or no slower); 1 a negative answer, such as an unsafe cubin; 2 bad
 usage or bad input; 3 a missing part of the environment; 130 interrupted without a result.

@@ -35,7 +35,7 @@ from nostall.gpu import Kernel, LocalGpu, MeasurementPlan, Outcome, Timing
 from nostall.gpu import sanitizer as compute_sanitizer
 from nostall.gpu.sanitizer import SanitizerReport
 from nostall.tuning.gpu_objective import Decision, decide
-from nostall.tuning.source import Source
+from nostall.tuning.sources.source import Source
 
 CandidateOption = Annotated[
     Path | None,

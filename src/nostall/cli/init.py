@@ -11,7 +11,7 @@ import typer
 from nostall.cli.options.inputs import ArchOption, KernelOption, TargetArgument, load_source
 from nostall.cli.terminal.console import Format, FormatOption, out, show_json
 from nostall.core.errors import BadInput
-from nostall.core.files import write_atomically
+from nostall.core.files.atomic import write_atomically
 from nostall.tuning.launches.template import (
     Template,
     template_of_cubin,
@@ -19,7 +19,7 @@ from nostall.tuning.launches.template import (
     template_of_triton,
 )
 from nostall.tuning.launches.toml_text import launch_toml
-from nostall.tuning.source import import_triton
+from nostall.tuning.sources.triton_source import import_triton
 
 OutOption = Annotated[
     Path | None,

@@ -16,7 +16,7 @@ import typer
 from nostall.attach.launch_recorder import FILE_VARIABLE
 from nostall.cli.terminal.console import Format, FormatOption, err, out, show_json, show_table
 from nostall.core.errors import BadInput
-from nostall.core.plurals import pluralize
+from nostall.core.text.plurals import pluralize
 from nostall.tuning.launches.recorded import RecordedLaunch, read_launches, write_launches
 
 SHIM = Path(__file__).resolve().parents[1] / "attach" / "record_shim"

@@ -12,7 +12,13 @@ from nostall.cli.terminal.console import Format, FormatOption, out, show_json, s
 from nostall.cli.tuning.runs import RUNS_FOLDER, resume_command
 from nostall.core.errors import BadRun
 from nostall.report.units import Scale
-from nostall.tuning.run_summary import STOPPED, RunSummary, differences, find_runs, summarize
+from nostall.tuning.records.run_summary import (
+    STOPPED,
+    RunSummary,
+    differences,
+    find_runs,
+    summarize,
+)
 
 app = typer.Typer(
     help="List, show and compare the runs of tune and fuse.",

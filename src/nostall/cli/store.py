@@ -10,11 +10,11 @@ from typing import Annotated
 import typer
 
 from nostall.cli.terminal.console import Format, FormatOption, err, out, show_json, show_table
-from nostall.core.plurals import pluralize
+from nostall.core.text.plurals import pluralize
 from nostall.store import BadStore, Row, Store, bundle
 from nostall.store.artefacts import CUBIN, JSON, RECIPE
 from nostall.store.repair import repair as repair_store
-from nostall.tuning.store_records import import_bundle, rejection_reason
+from nostall.tuning.records.store_records import import_bundle, rejection_reason
 
 ID_LENGTH = 12
 """Characters of ids and hashes in tables."""

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from nostall.core.suggest import did_you_mean
+from nostall.core.text.suggest import did_you_mean
 
 
 class Verb(NamedTuple):
@@ -32,18 +32,21 @@ VERBS = {
     "init": Verb("init:init", "Write a launch file for a kernel of your own."),
     "record": Verb("record:record", "Run a program and write launch files of its kernels."),
     "tune": Verb(
-        "tune:tune",
+        "tuning.tune:tune",
         "Search for a faster version of a kernel, and verify it.",
     ),
-    "train": Verb("train:train", "Train a scheduling policy for the strategy ppo of tune."),
+    "train": Verb("tuning.train:train", "Train a scheduling policy for the strategy ppo of tune."),
     "bench": Verb("bench:bench", "Measure a kernel, and a changed cubin beside it."),
     "verify": Verb("verify:verify", "Check that a changed cubin is a safe re-scheduling."),
-    "fuse": Verb("fuse:fuse", "Fuse the operators of a PyTorch function into kernels."),
-    "plan": Verb("plan:plan", "Find a pipeline plan, or the placement of each tensor."),
-    "simulate": Verb("simulate:simulate", "Simulate a pipeline plan, optionally in another order."),
-    "launch": Verb("launch:launch", "Train by a plan and measure each iteration."),
+    "fuse": Verb("fusing.fuse:fuse", "Fuse the operators of a PyTorch function into kernels."),
+    "plan": Verb("planning.plan:plan", "Find a pipeline plan, or the placement of each tensor."),
+    "simulate": Verb(
+        "planning.simulate:simulate", "Simulate a pipeline plan, optionally in another order."
+    ),
+    "launch": Verb("planning.launch:launch", "Train by a plan and measure each iteration."),
     "characterize": Verb(
-        "characterize:characterize", "Show where training time goes, in traces and tables."
+        "characterizing.characterize:characterize",
+        "Show where training time goes, in traces and tables.",
     ),
     "serving": Verb("serving.app:app", "Show task tables of serving batches; simulate traces."),
     "report": Verb("report:report", "Write the HTML report of a run directory."),

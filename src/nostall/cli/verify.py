@@ -18,19 +18,19 @@ from nostall.cli.terminal.console import (
     show_table,
 )
 from nostall.core import BadInput
-from nostall.core.plurals import pluralize
+from nostall.core.text.plurals import pluralize
 from nostall.sass import Verdict
 from nostall.sass.safety import validate
 from nostall.sass.safety import verify as verify_cubins
 from nostall.sass.safety.dependent_launch import check_wait
-from nostall.tuning.assembler.recipe import (
+from nostall.tuning.assembler.recipes.recipe import (
     DEPENDENT_CUBIN_FILE,
     DEPENDENT_RECIPE_FILE,
     PTX_FILE,
     RECIPE_FILE,
     Recipe,
 )
-from nostall.tuning.assembler.reverify import RecipeVerdict, verify_recipe
+from nostall.tuning.assembler.recipes.reverify import RecipeVerdict, verify_recipe
 
 MAX_FINDINGS = 50
 """Findings in the table; JSON has all of them."""

@@ -18,8 +18,8 @@ from typing import Any, Literal, TextIO
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from nostall.core.errors import BadRun
-from nostall.core.files import remove_abandoned, write_atomically
-from nostall.core.folder_lock import FolderLock
+from nostall.core.files.atomic import remove_abandoned, write_atomically
+from nostall.core.files.folder_lock import FolderLock
 from nostall.core.search import Checkpoint, Trial
 from nostall.core.validation import parse_json
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from nostall.core.suggest import did_you_mean
-from nostall.core.text import escape_controls
+from nostall.core.text.suggest import did_you_mean
+from nostall.core.text.terminal import escape_controls
 
 _MAX_VALUE = 60
 """Characters of a value in a message."""

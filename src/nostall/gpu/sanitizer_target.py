@@ -13,9 +13,9 @@ import sys
 from pathlib import Path
 
 from nostall.core.errors import NostallError
-from nostall.gpu.checking import CHECK_START, Checker
 from nostall.gpu.device import Kernel, MeasurementPlan
 from nostall.gpu.driver import Cuda
+from nostall.gpu.evaluator.checking import CHECK_START, Checker
 from nostall.gpu.timing import L2Flush
 
 

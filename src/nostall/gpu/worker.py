@@ -27,7 +27,7 @@ _SLOT_FACTOR, _SLOT_MARGIN = 2, 4096
 
 
 class Evaluator(Protocol):
-    """Evaluator in the worker process: :class:`~nostall.gpu.engine.Engine`, or a test's fake."""
+    """Evaluator in the worker process: :class:`~nostall.gpu.evaluator.engine.Engine` or a fake."""
 
     def info(self) -> Mapping[str, str]: ...
 
@@ -42,8 +42,8 @@ MakeEvaluator = Callable[[Kernel, MeasurementPlan, int], Evaluator]
 
 
 def make_engine(kernel: Kernel, plan: MeasurementPlan, ordinal: int) -> Evaluator:
-    """Create the :class:`~nostall.gpu.engine.Engine`; imported in the worker process only."""
-    from nostall.gpu.engine import Engine
+    """Create the :class:`~nostall.gpu.evaluator.engine.Engine`, in the worker process only."""
+    from nostall.gpu.evaluator.engine import Engine
 
     return Engine(kernel, plan, ordinal)
 

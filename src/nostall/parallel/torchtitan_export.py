@@ -14,7 +14,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from nostall.core.files import write_atomically
+from nostall.core.files.atomic import write_atomically
 from nostall.parallel.errors import BadPlan
 from nostall.parallel.plan import Plan, Workload
 from nostall.parallel.rank_schedule import rank_schedules

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from nostall.core.files import replaced_file
+from nostall.core.files.atomic import replaced_file
 from nostall.store.errors import BadStore, cannot_write
 
 CUBIN, JSON, RECIPE = "cubin", "json", "recipe"

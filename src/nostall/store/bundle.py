@@ -17,9 +17,9 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, ValidationError
 
-from nostall.core.files import replaced_file, write_remedy
+from nostall.core.files.atomic import replaced_file, write_remedy
 from nostall.core.launch import StrictModel
-from nostall.core.text import escape_controls
+from nostall.core.text.terminal import escape_controls
 from nostall.store.artefacts import CUBIN, JSON, RECIPE, content_hash
 from nostall.store.errors import BadBundle, BadStore
 from nostall.store.provenance import Provenance, Sha256

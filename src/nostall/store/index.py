@@ -13,7 +13,7 @@ from dataclasses import astuple, fields
 from datetime import UTC, datetime
 from pathlib import Path
 
-from nostall.core.files import replaced_file
+from nostall.core.files.atomic import replaced_file
 from nostall.store.artefacts import JSON, Artefacts, sync_folder
 from nostall.store.errors import BadStore, DamagedIndex, cannot_write
 from nostall.store.row import Row, parse_row

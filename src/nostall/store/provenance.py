@@ -10,7 +10,7 @@ from pydantic import AfterValidator, ConfigDict, Field, ValidationError, model_v
 
 from nostall.core.launch import StrictModel
 from nostall.core.measurement import Comparison, Kind, Verdict
-from nostall.core.text import escape_controls, is_printable
+from nostall.core.text.terminal import escape_controls, is_printable
 from nostall.core.tolerance import Tolerance
 from nostall.store.artefacts import CUBIN, RECIPE, SHA256_PATTERN
 from nostall.store.errors import BadStore

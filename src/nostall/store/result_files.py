@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nostall.core.files import write_atomically
+from nostall.core.files.atomic import write_atomically
 from nostall.store.errors import BadStore
 
 

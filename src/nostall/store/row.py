@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from nostall.core.measurement import Kind
-from nostall.core.text import is_printable
+from nostall.core.text.terminal import is_printable
 from nostall.store.artefacts import is_sha256
 from nostall.store.errors import DamagedIndex
 

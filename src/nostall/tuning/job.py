@@ -39,10 +39,10 @@ from nostall.sass.schedule import Schedule, ScheduleSpace
 from nostall.tuning.ablation import ablate
 from nostall.tuning.gpu_objective import Decision, GpuObjective, decide, race_states
 from nostall.tuning.nominal_work import SIP, nominal_flops, strategy_name
-from nostall.tuning.recipe_file import DependentResult, RecipeFile
-from nostall.tuning.result_records import provenance_record, result_record, verdict_record
+from nostall.tuning.records.recipe_file import DependentResult, RecipeFile
+from nostall.tuning.records.result_records import provenance_record, result_record, verdict_record
 from nostall.tuning.resume import FINALISTS_FILE, RULES_KEY, load_checkpoint
-from nostall.tuning.source import Source
+from nostall.tuning.sources.source import Source
 from nostall.tuning.strategies import LEARNING_STRATEGIES
 from nostall.tuning.verified_checkpoints import CheckpointVerifier
 

@@ -23,7 +23,7 @@ from nostall.sass.binary import toolchain
 from nostall.sass.model import SmModel
 from nostall.sass.schedule import Schedule
 from nostall.tuning.gpu_objective import decide
-from nostall.tuning.source import Source
+from nostall.tuning.sources.source import Source
 
 ASSEMBLER_KEY = "assembler"
 """Provenance key of a source that another ptxas assembled; the value is the ptxas version."""

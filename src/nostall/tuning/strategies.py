@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 
 from nostall.core import BadInput, Search
-from nostall.core.suggest import unknown
+from nostall.core.text.suggest import unknown
 from nostall.search import make, strategies
 from nostall.search.evolution.evolve import Evolve
 

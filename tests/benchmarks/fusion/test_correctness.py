@@ -9,7 +9,7 @@ pytest.importorskip("torch")
 
 from benchmarks.fusion.correctness.random_graphs import FLOATS, draw_graphs
 
-from tests.unit.fusion.codegen.random_graphs import BFLOAT16, FLOAT16, RandomGraph
+from tests.unit.fusion.codegen.graphs.random_graphs import BFLOAT16, FLOAT16, RandomGraph
 
 
 def test_drawn_graphs_depend_on_the_seed_only() -> None:

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("triton")
 pytest.importorskip("torch")
 
-from benchmarks.fusion.chains.dram_traffic import parse_traffic, summary_line
+from benchmarks.fusion.chains.mechanisms.dram_traffic import parse_traffic, summary_line
 
 SPIN_KERNEL = "at::cuda::<unnamed>::spin_kernel(long)"
 COLUMNS = ["ID", "Process ID", "Kernel Name", "dram__bytes_read.sum", "dram__bytes_write.sum"]

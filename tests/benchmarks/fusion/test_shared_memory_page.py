@@ -10,9 +10,9 @@ import pytest
 pytest.importorskip("triton")
 pytest.importorskip("torch")
 
-from benchmarks.fusion.chains.shared_memory_reuse import Case, Record, cubin_resources
+from benchmarks.fusion.chains.mechanisms.shared_memory_reuse import Case, Record, cubin_resources
+from benchmarks.fusion.chains.mechanisms.wide_row_programs import WIDE_ROW_CHAINS
 from benchmarks.fusion.chains.shared_memory_section import FILE, NOT_MEASURED, times
-from benchmarks.fusion.chains.wide_row_programs import WIDE_ROW_CHAINS
 from benchmarks.fusion.correctness.shared_memory_rows import draw_case, summary
 
 from nostall.fusion.codegen.tiling.legality import illegal_reason

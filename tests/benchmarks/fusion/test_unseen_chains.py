@@ -49,7 +49,7 @@ def test_reported_chains_are_captured_completely(name: str) -> None:
 
 
 def test_a_sample_has_a_program_for_every_kernel_and_plan() -> None:
-    name = "rms norm + block quantisation 16384x768"
+    name = "rms norm backward 32x3000"
     work = sample(name, 10)
     assert len(work.kernels) == len(work.partitions["explorer"].groups) == 2
     keys = {program.key for program in work.programs()}
@@ -127,7 +127,7 @@ def test_a_second_run_measures_the_missing_chains_only(
 
 
 def test_kernels_with_copies_are_named_by_operators_of_the_chain() -> None:
-    graph = chain_graph(ALL_CHAINS["rms norm + block quantisation 16384x768"])
+    graph = chain_graph(ALL_CHAINS["rms norm backward 64x50304"])
     kernels = default_kernels(graph)
     assert kernels.graph is not graph
     assert any(_without_copies(kernels, group) != group for group in kernels.groups)

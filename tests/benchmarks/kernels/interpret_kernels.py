@@ -12,7 +12,7 @@ import torch
 from benchmarks.kernels.unseen import FOLDER
 
 from nostall.core import Buffer, Constant, LaunchSpec
-from nostall.tuning.kernel_file import import_file
+from nostall.tuning.sources.kernel_file import import_file
 
 CASES: tuple[tuple[str, str, tuple[int, ...], dict[str, Any]], ...] = (
     ("attention_backward", "attention_dkdv", (2, 64, 16), {"tile": (16, 32), "stages": 2}),

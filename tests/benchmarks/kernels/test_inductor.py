@@ -16,7 +16,7 @@ from benchmarks.kernels.inductor import RecordedCompilation, RecordedLaunch, ext
 from nostall.core import BadInput
 from nostall.core.launch import Buffer, Constant
 from nostall.sass import Program
-from nostall.tuning.kernel_file import find_jit_function, import_file
+from nostall.tuning.sources.kernel_file import find_jit_function, import_file
 
 CONSTANTS = {"BLOCK": 512}
 

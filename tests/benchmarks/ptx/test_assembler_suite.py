@@ -18,7 +18,7 @@ from benchmarks.ptx import assembler_suite
 from nostall.gpu import Kernel, MeasurementPlan
 from nostall.ptx.assemble.versions import find_assemblers
 from nostall.tuning.assembler import job, objective
-from nostall.tuning.source import Source
+from nostall.tuning.sources.source import Source
 from tests.unit.tuning.assembler.kernel import InlineWorkers, TimedDevice, make_source
 
 

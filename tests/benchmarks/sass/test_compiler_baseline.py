@@ -17,7 +17,7 @@ from benchmarks.sass.compiler_baseline import fastest, time_configurations, try_
 from benchmarks.sass import build_comparison
 from nostall.core.launch import Buffer, LaunchSpec
 from nostall.gpu.driver import DriverError, LoadedKernel
-from nostall.tuning.source import Source
+from nostall.tuning.sources.source import Source
 
 
 def source(cubin: bytes, **launch: Any) -> Source:

@@ -20,7 +20,7 @@ pytest.importorskip("triton")
 pytest.importorskip("torch")
 
 from benchmarks.torch_compile.guarantees import CHECKS, compare_processes
-from benchmarks.torch_compile.model_process import INTERLEAVED, Setup
+from benchmarks.torch_compile.model_setup import INTERLEAVED, Setup
 from benchmarks.torch_compile.step_timing import Stopwatch, cpu_seconds, time_interleaved
 
 from benchmarks.torch_compile import model_process

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from benchmarks.torch_compile.user_models import KINDS, user_models
+from benchmarks.torch_compile.model_zoo.user_models import KINDS, user_models
 
 pytestmark = pytest.mark.slow
 

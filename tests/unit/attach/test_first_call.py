@@ -19,7 +19,7 @@ from nostall.core import BadInput, BadLaunch, Budget, LaunchSpec
 from nostall.ptx.assemble.versions import find_assemblers
 from nostall.store import Store
 from nostall.tuning.assembler.job import AssemblerJob
-from nostall.tuning.source import load_cubin
+from nostall.tuning.sources.source import load_cubin
 from tests.unit.tuning.assembler.kernel import TimedDevice, make_source, run_inline
 from tests.unit.tuning.fake_device import FakeDevice
 

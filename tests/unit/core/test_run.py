@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from nostall.core import BadRun, Checkpoint, Run, Trial
-from nostall.core.files import remove_abandoned, write_atomically
+from nostall.core.files.atomic import remove_abandoned, write_atomically
 
 TRIALS = [
     Trial(0, 1.0, True, 1.0, "start", 0, 0.0),

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nostall.core.suggest import did_you_mean, unknown
-from nostall.core.text import escape_controls, is_printable
+from nostall.core.text.suggest import did_you_mean, unknown
+from nostall.core.text.terminal import escape_controls, is_printable
 
 
 @given(st.text(alphabet=st.characters(exclude_categories=[])))

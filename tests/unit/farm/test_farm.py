@@ -5,7 +5,6 @@ from __future__ import annotations
 import _thread
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +18,6 @@ import pytest
 from benchmarks.sass.robustness.kill_resume import Slow, Synthetic, kernel
 
 from nostall import farm
-from nostall.cli import main
 from nostall.cli.terminal.interruption import Interruption
 from nostall.core import BadInput, Budget, MissingPart, Run
 from nostall.farm import DeviceSpec, Farm, FarmDevice
@@ -386,23 +384,3 @@ def test_a_tls_scheduler_without_keys() -> None:
 def test_an_invalid_address() -> None:
     with pytest.raises(BadInput, match=r"give the address that `dask scheduler` prints"):
         farm.remote("127.0.0.1:9").__enter__()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--workers", "2"], "--objective gpu"),
-        (["--scheduler", "tcp://127.0.0.1:9"], "--objective gpu"),
-        (["--workers", "0", "--objective", "gpu"], "1 or more"),
-    ],
-)
-def test_workers_require_a_measured_objective(
-    options: list[str],
-    message: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["nostall", "tune", "/nothing.cubin", *options])
-    with pytest.raises(SystemExit) as end:
-        main()
-    assert end.value.code == 2 and message in capfd.readouterr().err

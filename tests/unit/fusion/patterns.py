@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from nostall.fusion.graph.builder import Builder
@@ -128,6 +127,46 @@ def quantised(shape: Shape, dtype: str) -> Graph:
     )
     scale = build("div", highest, build.constant(127.0))
     return build.graph(as_int8(build, build("div", x, scale)), scale)
+
+
+def quantised_norm(shape: Shape, dtype: str, block: int) -> Graph:
+    """Residual, norm, quantisation of blocks of a row to int8; also returns sum and scales."""
+    build = Builder()
+    total = build("add", build.input(shape, dtype), build.input(shape, dtype))
+    normed, _ = _normed(build, build("cast", total, dtype="float32"), len(shape) - 1)
+    scaled = build("mul", normed, build.input(shape[-1:], dtype))
+    blocks = build("view", scaled, shape=(*shape[:-1], shape[-1] // block, block))
+    highest = build("amax", build("abs", blocks), dims=(len(shape),), keepdim=True)
+    scale = build("div", build("maximum", highest, build.constant(1e-8)), build.constant(127.0))
+    narrow = as_int8(build, build("div", blocks, scale))
+    return build.graph(total, build("view", narrow, shape=shape), scale)
+
+
+def head_norms(shape: Shape, dtype: str, heads: int) -> Graph:
+    """A norm over each head, the softmax of each head, and a norm over the whole row of both."""
+    build = Builder()
+    x = build("cast", build.input(shape, dtype), dtype="float32")
+    last = len(shape)
+    parts = build("view", x, shape=(*shape[:-1], heads, shape[-1] // heads))
+    normed, _ = _normed(build, parts, last)
+    powers = build("exp", build("sub", parts, build("amax", parts, dims=(last,), keepdim=True)))
+    share = build("div", powers, build("sum", powers, dims=(last,), keepdim=True))
+    both = build("view", build("add", normed, share), shape=shape)
+    whole, _ = _normed(build, both, last - 1)
+    return build.graph(build("cast", whole, dtype=dtype))
+
+
+def quantised_gradient(shape: Shape, dtype: str, block: int) -> Graph:
+    """The gradient of a scaled row divided by its blocks' maxima, and that of the scale."""
+    build = Builder()
+    dy = build("cast", build.input(shape, dtype), dtype="float32")
+    weight = build.input(shape[-1:], dtype)
+    normed, _ = _normed(build, build("mul", dy, weight), 1)
+    blocks = build("view", normed, shape=(shape[0], shape[1] // block, block))
+    highest = build("amax", build("abs", blocks), dims=(2,), keepdim=True)
+    shares = build("view", build("div", blocks, highest), shape=shape)
+    dw = build("sum", build("mul", dy, normed), dims=(0,), keepdim=False)
+    return build.graph(build("cast", shares, dtype=dtype), dw)
 
 
 def cross_entropy(shape: Shape, dtype: str) -> Graph:
@@ -291,42 +330,6 @@ def disjoint_union(*graphs: Graph) -> Graph:
     return Graph(tuple(nodes), tuple(outputs), graphs[0].varying)
 
 
-ROWS = 7
-"""Placeholder prime of the dynamic size in the graphs of :data:`DYNAMIC`."""
-
-
-def _varying(graph: Graph) -> Graph:
-    return replace(graph, varying=ROWS)
-
-
-DYNAMIC: dict[str, Callable[[], Graph]] = {
-    "layer norm": lambda: _varying(layer_norm((ROWS, 2, 100), "float16")),
-    "masked softmax": lambda: _varying(masked_softmax((ROWS, 1, 4, 48), "float16")),
-    "softmax of an outer axis": lambda: _varying(softmax_outer((ROWS, 24, 5), "float32")),
-    "norm backward": lambda: _varying(norm_backward((ROWS, 3, 80), "float16")),
-    "bias and gelu": lambda: _varying(bias_gelu((ROWS, 48), "float16")),
-    "gated": lambda: _varying(gated((ROWS, 3, 30), "float16")),
-    "heads": lambda: _varying(heads((ROWS, 2, 64), "float16")),
-    "dropout": lambda: _varying(dropout_residual((ROWS, 3, 30), "float32")),
-    "attention": lambda: _varying(attention((ROWS, 2, 9, 24), "float32")),
-    "weighed history": lambda: _varying(weighed_history((ROWS, 6, 32), "float16")),
-    "attention pooling": lambda: _varying(pooling((ROWS, 10, 24), "float16")),
-}
-
-PACKED: dict[str, Callable[[], Graph]] = {
-    "three": lambda: disjoint_union(
-        layer_norm((5, 100), "float16"),
-        gated((3, 30), "float16"),
-        softmax_outer((2, 24, 5), "float32"),
-    ),
-    "dynamic": lambda: disjoint_union(
-        _varying(bias_gelu((ROWS, 48), "float16")),
-        layer_norm((3, 40), "float32"),
-        heads((ROWS, 2, 64), "float16"),
-    ),
-}
-
-
 def counter_comparisons(rows: int, columns: int, start: int = -4) -> Graph:
     """Comparisons of a 64-bit counter with numbers of each row, minus a counter with step 3.
 
@@ -348,30 +351,3 @@ def counter_comparisons(rows: int, columns: int, start: int = -4) -> Graph:
     steps = build("iota", shape=(columns,), dtype="int64", start=0, step=3)
     value = build("sub", value, steps)
     return build.graph(value, build("sum", value, dims=(1,), keepdim=False))
-
-
-PATTERNS: dict[str, Callable[[], Graph]] = {
-    "layer norm": lambda: layer_norm((2, 3, 100), "float16"),
-    "layer norm, two chunks": lambda: layer_norm((3, 300), "float32"),
-    "double norm": lambda: double_norm((3, 160), "float16"),
-    "masked softmax": lambda: masked_softmax((2, 1, 4, 48), "float16"),
-    "softmax of an outer axis": lambda: softmax_outer((2, 24, 5), "float32"),
-    "norm backward": lambda: norm_backward((2, 3, 80), "float16"),
-    "mean loss": lambda: mean_loss((7, 70), "float16"),
-    "bias and gelu": lambda: bias_gelu((7, 90), "float16"),
-    "normed gelu": lambda: normed_gelu((3, 160), "float16"),
-    "picked": lambda: cross_entropy((3, 700), "float16"),
-    "quantised": lambda: quantised((5, 300), "float16"),
-    "gated": lambda: gated((2, 3, 30), "float16"),
-    "heads": lambda: heads((2, 1, 64), "float16"),
-    "comparisons with a counter": lambda: counter_comparisons(7, 12),
-    "dropout": lambda: dropout_residual((3, 90), "float16"),
-    "column sum": lambda: column_sum((530, 12), "float32"),
-    "sum of a broadcast": lambda: broadcast_sum((6, 39), "float32"),
-    "attention": lambda: attention((2, 3, 10, 24), "float16"),
-    "projected attention": lambda: projected_attention((2, 2, 9, 16), "float32"),
-    "attention backward": lambda: attention_backward((2, 2, 12, 20), "float32"),
-    "attention pooling": lambda: pooling((4, 10, 24), "float16"),
-    "weighed history": lambda: weighed_history((3, 10, 64), "float16"),
-    "weighed history, odd": lambda: weighed_history((3, 10, 24), "float16"),
-}

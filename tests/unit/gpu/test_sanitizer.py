@@ -101,8 +101,8 @@ def test_the_target_program_launches_the_candidate(
 ) -> None:
     from nostall.gpu import sanitizer_target
     from nostall.gpu.driver import Cuda
+    from tests.unit.gpu.evaluator.test_engine import LAUNCH, doubling
     from tests.unit.gpu.fake_driver import FakeDriver, Program
-    from tests.unit.gpu.test_engine import LAUNCH, doubling
 
     driver = FakeDriver({b"changed": Program(doubling())})
     monkeypatch.setattr(sanitizer_target, "Cuda", lambda ordinal: Cuda(ordinal, driver))

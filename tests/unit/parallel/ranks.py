@@ -187,8 +187,8 @@ def _run_into_deadline(rank: int, folder: Path) -> None:
     import torch
     import torch.distributed as dist
 
-    from nostall.parallel.execute.failures import classify_error
-    from nostall.parallel.execute.process_groups import ProcessGroups
+    from nostall.parallel.execute.communication.process_groups import ProcessGroups
+    from nostall.parallel.execute.launcher.failures import classify_error
 
     group = ProcessGroups(torch.device("cpu"), DEADLINE).get((0, 1), "forward", messages=True)
     if rank == 0:

@@ -8,7 +8,7 @@ from pathlib import Path
 from nostall.core import LaunchSpec
 from nostall.gpu import Outcome, Timing
 from nostall.tuning.job import Settings
-from nostall.tuning.source import Source, load_cubin
+from nostall.tuning.sources.source import Source, load_cubin
 
 NVCC = Path(__file__).resolve().parents[3] / "examples" / "nvcc"
 SETTINGS = Settings(evaluations=12, objective="gpu", rounds=8, checks=2)

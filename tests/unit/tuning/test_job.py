@@ -14,7 +14,7 @@ from nostall.search import Anneal, make
 from nostall.store import Store
 from nostall.tuning import job
 from nostall.tuning.job import Settings, TuningResult, tune
-from nostall.tuning.store_records import record_result
+from nostall.tuning.records.store_records import record_result
 from tests.unit.tuning.fake_device import SETTINGS, FakeDevice, load_example
 
 

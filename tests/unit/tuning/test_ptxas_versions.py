@@ -26,7 +26,8 @@ from nostall.tuning.ptxas_versions import (
     fastest,
     select_start,
 )
-from nostall.tuning.source import Source, compile_triton, load_cubin
+from nostall.tuning.sources.source import Source, load_cubin
+from nostall.tuning.sources.triton_source import compile_triton
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from nostall.sass.schedule import Schedule, ScheduleSpace
 from nostall.search import Anneal
 from nostall.tuning import job
 from nostall.tuning.job import Settings, tune
-from nostall.tuning.source import Source
+from nostall.tuning.sources.source import Source
 from tests.unit.tuning.fake_device import load_example
 
 SETTINGS = Settings(evaluations=8, objective="gpu", rounds=8, checks=2)

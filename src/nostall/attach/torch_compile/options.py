@@ -41,8 +41,8 @@ class Options:
     tuned_plans: int = DEFAULT_TUNED_PLANS
     # Kernels that are fused: those measured faster than Inductor's for the same operators, or all.
     keep: KeepRule = "faster"
-    # Matrix products: all stay with cuBLAS, or those whose kernel with their elementwise readers is
-    # measured faster are replaced.
+    # Matrix products: all stay with cuBLAS, or those whose kernel with the elementwise operators
+    # around them is measured faster are replaced.
     products: ProductScope = "measure"
     # Approximate limit of the time for these measurements, in seconds.
     product_seconds: float = 30.0

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nostall.core.errors import BadInput
-from nostall.core.suggest import unknown
+from nostall.core.text.suggest import unknown
 from nostall.serving.attention.config import AttentionShape
 from nostall.serving.attention.plan import AttentionPlan
 from nostall.serving.attention.rules import BatchKind, Kind, is_faster_than_fa3, plan_for

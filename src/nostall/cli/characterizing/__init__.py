@@ -1,1 +1,1 @@
-"""Parts of ``nostall characterize``."""
+"""The command ``nostall characterize``: its options and its terminal output."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from nostall.cli.terminal.console import err, out, show_table
 from nostall.core.errors import BadInput
-from nostall.core.plurals import pluralize
+from nostall.core.text.plurals import pluralize
 from nostall.workload.characterization.kinds import KindsCharacterization, learn
 from nostall.workload.jobs.table_rows import is_table
 from nostall.workload.traces.kernel_names import parse_kernel_name

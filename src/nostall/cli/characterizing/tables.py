@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nostall.cli.terminal.console import out, show_table
-from nostall.core.plurals import pluralize
+from nostall.core.text.plurals import pluralize
 from nostall.workload.characterization import JobsCharacterization, ScalingCharacterization
 from nostall.workload.characterization.scaling import NodeSlowdown
 from nostall.workload.hardware.default import CANDIDATES

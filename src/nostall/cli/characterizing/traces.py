@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from nostall.cli.terminal.console import out, show_table
-from nostall.core.plurals import pluralize
+from nostall.core.text.plurals import pluralize
 from nostall.workload.characterization import TracesCharacterization
 from nostall.workload.characterization.traces import (
     CollectiveSummary,

@@ -16,14 +16,15 @@ from nostall.sass.binary import fatbin
 from nostall.sass.binary.cubin import ARCHITECTURE_NAMES, Cubin
 from nostall.tuning.job import Settings
 from nostall.tuning.launches.check import check_launch
-from nostall.tuning.ptx_source import load_binary, load_ptx
 from nostall.tuning.ptxas_versions import (
     assemble_all,
     compare_on_device,
     compare_on_model,
     select_start,
 )
-from nostall.tuning.source import Source, check_requested_arch, compile_triton
+from nostall.tuning.sources.ptx_source import load_binary, load_ptx
+from nostall.tuning.sources.source import Source, check_requested_arch
+from nostall.tuning.sources.triton_source import compile_triton
 
 DEFAULT_ARCH = "sm_90"
 """Architecture that Triton kernels are compiled for by default."""

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from nostall.core import BadInput, Tolerance
-from nostall.core.suggest import unknown
+from nostall.core.text.suggest import unknown
 from nostall.gpu import TIMING_METHODS, TimingMethod
 
 ChecksOption = Annotated[

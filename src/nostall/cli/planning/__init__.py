@@ -1,1 +1,1 @@
-"""Parts of ``nostall plan`` and ``nostall simulate``."""
+"""The commands of plans: ``nostall plan``, ``simulate`` and ``launch``."""

@@ -9,7 +9,7 @@ from nostall.cli.planning.hybrid import HybridRequest
 from nostall.cli.planning.output import write_and_show
 from nostall.cli.planning.pipeline_offer import PipelineOffer
 from nostall.cli.terminal.console import Format, out
-from nostall.core.plurals import pluralize
+from nostall.core.text.plurals import pluralize
 from nostall.parallel.errors import BadModel, BadPlan, Infeasible
 from nostall.parallel.evaluation import evaluate_plan
 from nostall.parallel.sharding.planners.sharding import ShardingPlan

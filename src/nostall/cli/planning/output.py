@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from nostall.cli.terminal.console import Format, out, show_json, show_table
-from nostall.core.files import write_atomically
+from nostall.core.files.atomic import write_atomically
 from nostall.parallel.evaluation import PlanEvaluation
 from nostall.parallel.plan_file import plan_document
 from nostall.report.plan.gantt import write_gantt

@@ -24,8 +24,8 @@ from nostall.cli.planning.pipeline_offer import PipelineOffer
 from nostall.cli.terminal.console import Format, out, show_json, show_table
 from nostall.cli.terminal.progress import stage_bar
 from nostall.core.errors import BadInput
-from nostall.core.files import write_atomically
-from nostall.core.plurals import pluralize
+from nostall.core.files.atomic import write_atomically
+from nostall.core.text.plurals import pluralize
 from nostall.parallel.cluster import Cluster
 from nostall.parallel.errors import BadPlan, Infeasible
 from nostall.parallel.sharding.cost.device_mesh import ClusterMesh, default_shapes, mesh_text

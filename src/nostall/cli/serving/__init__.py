@@ -1,1 +1,1 @@
-"""Parts of the commands ``nostall serving``."""
+"""The commands ``nostall serving``."""

@@ -9,7 +9,7 @@ import typer
 
 from nostall.cli.terminal.console import out
 from nostall.core.errors import BadInput
-from nostall.core.files import write_atomically
+from nostall.core.files.atomic import write_atomically
 from nostall.serving.batch.batch_file import dump_batch
 from nostall.serving.batch.examples import EXAMPLES, Draw, draw_batch, example
 from nostall.serving.batch.ragged import RaggedBatch

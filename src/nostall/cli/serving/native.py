@@ -64,7 +64,7 @@ def search_native(
     batch: RaggedBatch, name: str, shape: AttentionShape, dtype: str, seconds: float, seed: int
 ) -> None:
     """Search on the current GPU, and print a line for each kernel."""
-    from nostall.tuning.source import import_triton
+    from nostall.tuning.sources.triton_source import import_triton
 
     import_triton()
     # torch and Triton are imported late: errors of the arguments come first.

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from nostall.cli.terminal.table_layout import column_widths, list_rows
-from nostall.core.text import escape_controls
+from nostall.core.text.terminal import escape_controls
 
 MAX_ERROR = 1000
 """Characters of an error message that are printed."""

@@ -1,1 +1,1 @@
-"""Parts of ``nostall tune``."""
+"""The commands ``nostall tune`` and ``nostall train``."""

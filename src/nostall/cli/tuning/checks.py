@@ -12,7 +12,7 @@ from nostall.ptx.schedule.dependent_launch import can_wait
 from nostall.ptx.schedule.space import PtxSpace
 from nostall.tuning.assembler.dependent import MODES
 from nostall.tuning.job import Settings
-from nostall.tuning.source import Source
+from nostall.tuning.sources.source import Source
 from nostall.tuning.strategies import ASSEMBLER, check_choice, make_strategy
 
 

@@ -15,15 +15,15 @@ from nostall.core import BadInput
 from nostall.ptx.assemble.pool import worker_count
 from nostall.report import write_report
 from nostall.tuning.assembler.job import open_setup
-from nostall.tuning.assembler.recording import Recording, find_recording
-from nostall.tuning.assembler.replay import Replay, replay
+from nostall.tuning.assembler.recipes.recording import Recording, find_recording
+from nostall.tuning.assembler.recipes.replay import Replay, replay
 from nostall.tuning.assembler.shortlist import (
     BUNDLE_FILE,
     Shortlist,
     build_shortlist,
     record_shortlist,
 )
-from nostall.tuning.source import Source
+from nostall.tuning.sources.source import Source
 
 
 def tune_recorded(

@@ -17,10 +17,10 @@ from nostall.cli.options.inputs import assemble_fastest, load_source, read_bytes
 from nostall.cli.options.measuring_options import parse_timing
 from nostall.core import BadInput, BadRun, LaunchSpec, Run, Tolerance
 from nostall.core.errors import Interrupted
-from nostall.core.folder_lock import LOCK_FILE
-from nostall.tuning.assembler.recipe import PTX_FILE
+from nostall.core.files.folder_lock import LOCK_FILE
+from nostall.tuning.assembler.recipes.recipe import PTX_FILE
 from nostall.tuning.job import Settings, describe
-from nostall.tuning.source import Source
+from nostall.tuning.sources.source import Source
 from nostall.tuning.strategies import POLICY_FILE
 
 Number = TypeVar("Number", int, float)

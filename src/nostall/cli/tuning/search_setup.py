@@ -12,7 +12,7 @@ from nostall.core import Search
 from nostall.gpu import Device, Kernel, LocalGpu
 from nostall.tuning.farm_search import ParallelChains
 from nostall.tuning.job import Settings
-from nostall.tuning.source import Source
+from nostall.tuning.sources.source import Source
 from nostall.tuning.strategies import make_strategy
 
 

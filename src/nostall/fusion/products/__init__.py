@@ -1,1 +1,1 @@
-"""Matrix products with the elementwise operators that read them, as one Triton kernel."""
+"""Matrix products with the elementwise operators around them, as one Triton kernel."""

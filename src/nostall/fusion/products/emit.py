@@ -1,7 +1,8 @@
-"""Triton source of a kernel that computes products and the elementwise operators behind them.
+"""Triton source of a kernel that computes products and the elementwise operators around them.
 
 A program has one tile of rows times columns (``persistent``: several, one after the other). Its
 products are sums in fp32 over the depth, always in the same order, so results are deterministic.
+Operators in front of the products compute tiles of the left operand (:mod:`~.left_operand`).
 The elementwise operators are written by :class:`~nostall.fusion.codegen.emit.tile.Tile`, as in
 every stitched kernel: the products take the place of loaded values.
 """
@@ -21,10 +22,11 @@ from nostall.fusion.codegen.tiling.product_config import ProductConfig, ProductS
 from nostall.fusion.errors import BadFusion
 from nostall.fusion.graph.graph import Node
 from nostall.fusion.hardware import H200, Hardware
+from nostall.fusion.products.left_operand import LeftOperand, operand_axes
 from nostall.fusion.products.product_graph import ProductGraph, contiguous_axis
 
-MAX_NAMED_OPERATORS = 4
-"""Operators in the name of a kernel."""
+MAX_NAMED_OPERATORS, UNNAMED = 4, ("cast", "copy")
+"""Operators in the name of a kernel, on each side of the products, and those left out."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +58,13 @@ def emit_products(
 
     Raises :class:`BadFusion` if the elementwise operators have no common loops with the products.
     """
-    axes, lines = product_axes(kernel), Lines()
+    axes, left, lines = product_axes(kernel), operand_axes(kernel), Lines()
     with lines.block():
-        _Body(kernel, config, axes, lines, hardware).write()
+        operand = LeftOperand(kernel, left, config, lines) if left else None
+        _Body(kernel, config, axes, operand, lines, hardware).write()
     dots, mapping = set(kernel.dots), axes.mapping
-    factors = [kernel.left.index, *(node.index for node in kernel.rights)]
+    factors = [*(left.mapping.inputs if left else (kernel.left.index,))]
+    factors += [node.index for node in kernel.rights]
     others = [index for index in mapping.inputs if index not in dots]
     inputs = tuple(dict.fromkeys([*factors, *others]))
     outputs = kernel.graph.outputs
@@ -123,10 +127,13 @@ def _count(mapping: LoopMapping, loops: Loops) -> int:
 
 
 def _name(kernel: ProductGraph) -> str:
-    """A kernel name for profiles: the number of products, and the first operators behind them."""
-    operators = [kernel.graph[index].op for index in kernel.epilogue]
-    distinct = [op for op in dict.fromkeys(operators) if op != "cast"]
-    return "_".join(["product" * len(kernel.dots), *distinct[:MAX_NAMED_OPERATORS]])
+    """A kernel name for profiles: the first operators before and behind the products."""
+    before, behind = (
+        [op for op in dict.fromkeys(kernel.graph[i].op for i in operators) if op not in UNNAMED]
+        for operators in (kernel.prologue, kernel.epilogue)
+    )
+    products = "product" * len(kernel.dots)
+    return "_".join([*before[:MAX_NAMED_OPERATORS], products, *behind[:MAX_NAMED_OPERATORS]])
 
 
 class _Body:
@@ -137,11 +144,12 @@ class _Body:
         kernel: ProductGraph,
         config: ProductConfig,
         axes: _Axes,
+        left: LeftOperand | None,
         lines: Lines,
         hardware: Hardware,
     ) -> None:
         self.kernel, self.config, self.axes, self.lines = kernel, config, axes, lines
-        self.hardware = hardware
+        self.left, self.hardware = left, hardware
         self.shape: ProductShape = kernel.shape
         self.sums = {index: f"sum_{at}" for at, index in enumerate(kernel.dots)}
 
@@ -198,10 +206,14 @@ class _Body:
         loop = f"tl.range(0, {depth}, {config.depth}, num_stages={config.stages})"
         if config.persistent:
             loop = f"range(0, {depth}, {config.depth})"
-        if not config.descriptors:
+        if self.left or not config.descriptors:
             lines(f"d = tl.arange(0, {config.depth})")
+        before = self.left.write_rows(self._row_mask) if self.left else None
         with lines.block(f"for k in {loop}:"):
-            lines(f"left = {self._load_factor(self.kernel.left, is_left=True)}")
+            if self.left and before:
+                lines(f"left = {self.left.write_operand(before)}")
+            else:
+                lines(f"left = {self._load_factor(self.kernel.left, is_left=True)}")
             for node, (at, name) in zip(
                 self.kernel.rights, enumerate(self.sums.values()), strict=True
             ):
@@ -249,7 +261,8 @@ class _Body:
 
     def _make_descriptors(self) -> None:
         config = self.config
-        self._make_descriptor(self.kernel.left, (config.rows, config.depth), is_left=True)
+        if not self.left:
+            self._make_descriptor(self.kernel.left, (config.rows, config.depth), is_left=True)
         for node in dict.fromkeys(self.kernel.rights):
             self._make_descriptor(node, (config.depth, config.columns), is_left=False)
 

@@ -39,12 +39,12 @@ class Extraction:
         Raises :class:`BadFusion` if the kernel would read a value that the FX graph does not have.
         """
         # Left operands of a pair are equal, but may be different views of one value.
-        first = next(iter(products.values()))
-        left = self._operand(first.left)
+        left = self._left_operand([*products.values()])
+        in_front = self._forget_computed()
         for index, call in products.items():
             self._copies[index] = self._add_product(index, call, left)
-        copied = [self._copy(index) for index in sorted(self._members)]
-        assert len(copied) == len(self._members)
+        for index in sorted(set(self._members) - in_front):
+            self._copy(index)
         graph = self._build.graph(*(self._copies[index] for index in outputs))
         return ProductGraph(graph), tuple(self._origins)
 
@@ -65,6 +65,37 @@ class Extraction:
         )
         self._origins.append(index)
         return value
+
+    def _left_operand(self, products: Sequence[ProductCall]) -> int:
+        """The left operand: an input, or the last operator in front of the products."""
+        operand = products[0].left
+        index = self._captured.values[operand]
+        if not isinstance(index, int) or self._captured.graph.base(index) not in self._members:
+            return self._operand(operand)
+        # What is another operand, too, is an input, even if it is an operator in front.
+        for call in products:
+            for other in call.operands[1:]:
+                self._operand(other)
+        # A node of its own has the axes of the product, and the dtype that its elements round to.
+        value = self._build("copy", self._copy(index))
+        self._origins.append(NO_ORIGIN)
+        return value
+
+    def _forget_computed(self) -> set[int]:
+        """Forget what is computed so far, and return it: operators behind the products get copies.
+
+        The loops of operators in front of products are not those of the operators behind them.
+        """
+        nodes, kept = self._build.nodes, dict[int, int]()
+        for index, position in self._copies.items():
+            below = position
+            while nodes[below].kind == "layout":
+                below = nodes[below].inputs[0]
+            if nodes[below].kind in ("input", "constant"):
+                kept[index] = position
+        computed = set(self._copies) - set(kept)
+        self._copies = kept
+        return computed
 
     def _operand(self, operand: FxNode) -> int:
         """The input for an operand of a product, with the strides of the FX graph."""

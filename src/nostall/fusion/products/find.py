@@ -1,9 +1,13 @@
-"""Find the matrix products of a captured graph that one kernel can compute with their readers.
+"""Find the matrix products of a captured graph that one kernel can compute with other operators.
 
 From a product the search follows its readers: elementwise operators with the product's number of
 elements, which read it at its own elements. Elementwise operators that only these need (the
 derivative of an activation) and operators of a row or a column join them. Values that something
 else reads, too, are results of the kernel.
+
+In front of a product are the elementwise operators that compute its left operand, if nothing else
+reads that. A product may have several kernels: with its readers, with the operators in front, and
+with both.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from nostall.fusion.graph.graph import Graph
 from nostall.fusion.graph.operations import DTYPE_BYTES, ELEMENTWISE
 from nostall.fusion.products.emit import product_axes
 from nostall.fusion.products.extract import Extraction
+from nostall.fusion.products.left_operand import operand_axes
 from nostall.fusion.products.product_graph import ProductGraph
 from nostall.fusion.products.rules import (
     CHANGED,
@@ -38,7 +43,7 @@ MAX_OPERATORS = 64
 
 @dataclass(frozen=True)
 class FoundProduct:
-    """Products and their readers that one kernel can compute."""
+    """Products and operators around them that one kernel can compute."""
 
     kernel: ProductGraph
     calls: tuple[ProductCall, ...]
@@ -46,7 +51,9 @@ class FoundProduct:
     """``origins[i]``: the captured node that node i of the kernel's graph stands for; -1 for nodes
     without one (the sums of a product before they are rounded)."""
     operators: frozenset[int]
-    """Captured operators that the kernel computes, in place of all other kernels."""
+    """Captured operators that the kernel computes."""
+    repeated: frozenset[int] = frozenset()
+    """Those of them that other kernels compute, too."""
 
     @property
     def anchors(self) -> tuple[int, ...]:
@@ -64,9 +71,10 @@ class FoundProduct:
 
     @property
     def bytes_saved(self) -> int:
-        """Bytes of products that are neither written nor read by the kernels in between."""
+        """Bytes of products and of left operands that no kernel writes, and none reads again."""
         written = self.captured(self.kernel.graph.outputs)
-        saved = 0
+        left = self.calls[0].left.meta["val"]
+        saved = 2 * left.numel() * left.element_size() if self.kernel.prologue else 0
         for anchor, call in zip(self.anchors, self.calls, strict=True):
             value = call.node.meta["val"]
             saved += value.numel() * value.element_size() * (1 if anchor in written else 2)
@@ -78,17 +86,20 @@ class Products:
     """What became of the products of a graph."""
 
     found: list[FoundProduct] = field(default_factory=list)
-    """Pairs first, then single products; several may contain the same operators."""
+    """Pairs with their readers first, then single products with theirs, then those with operators
+    in front; several may contain the same operators."""
     refused: Counter[str] = field(default_factory=Counter)
     """Products without a kernel, by reason."""
 
     def lines(self) -> list[str]:
         """The outcome as text."""
-        single = {each.products for each in self.found if len(each.calls) == 1}
-        pairs = sum(len(each.calls) == 2 for each in self.found)
+        behind = [each for each in self.found if not each.kernel.prologue]
+        single = {each.products for each in behind if len(each.calls) == 1}
+        pairs = sum(len(each.calls) == 2 for each in behind)
+        computed = {each.products for each in self.found if each.kernel.prologue}
         lines = [
             f"{len(single)} matrix products with elementwise readers, {pairs} pairs of products "
-            "with one left operand"
+            f"with one left operand, {len(computed)} whose left operand the kernel can compute"
         ]
         lines += [f"  {n} x matrix product: {reason}" for reason, n in self.refused.most_common()]
         return lines
@@ -102,20 +113,25 @@ def find_products(captured: CapturedGraph, input_views: Collection[int] = ()) ->
     search = _Search(captured, frozenset(input_views))
     outcome = Products()
     singles: list[FoundProduct] = []
+    with_prologue: list[FoundProduct] = []
     for index in search.calls:
         if reason := search.refusals.get(index):
             outcome.refused[reason] += 1
             continue
+        computing_left = list(search.grow_before((index,)))
+        with_prologue += computing_left
         try:
             singles.append(search.grow((index,)))
         except (BadFusion, BadGraph) as error:
-            outcome.refused[str(error)] += 1
+            if not computing_left:
+                outcome.refused[str(error)] += 1
         for other in search.partners(index):
+            with_prologue += search.grow_before((index, other))
             try:
                 outcome.found.append(search.grow((index, other)))
             except (BadFusion, BadGraph):
                 continue  # each of them may still have a kernel
-    outcome.found += singles
+    outcome.found += singles + with_prologue
     return outcome
 
 
@@ -176,19 +192,36 @@ class _Search:
 
     def grow(self, anchors: tuple[int, ...]) -> FoundProduct:
         """The kernel of products with their readers.  Raises :class:`BadFusion` if none exists."""
-        elements = self.graph[anchors[0]].elements
-        forward = self._forward(anchors, elements)
-        self._drop_last_operators(forward)
-        if not forward:
+        members = self._behind(anchors)
+        if not members:
             is_read = any(
                 self.graph[i].kind in ELEMENTWISE for i in self.graph.consumers[anchors[0]]
             )
             raise BadFusion(PART if is_read else NO_READER)
-        members = forward | self._needed(anchors, forward, elements)
+        return self._kernel(anchors, members)
+
+    def grow_before(self, anchors: tuple[int, ...]) -> Iterator[FoundProduct]:
+        """The kernels of products that compute their left operand: with all readers of the
+        products, and a single product also without any."""
+        before = self._before(anchors)
+        if not before:
+            return
+        behind = self._behind(anchors)
+        for members in (behind, set[int]()) if behind and len(anchors) == 1 else (behind,):
+            if len(before | members) > MAX_OPERATORS:
+                continue
+            try:
+                yield self._kernel(anchors, before | members)
+            except (BadFusion, BadGraph):
+                continue  # the other one may still exist
+
+    def _kernel(self, anchors: tuple[int, ...], members: set[int]) -> FoundProduct:
+        """The kernel of products and operators around them.  Raises :class:`BadFusion`."""
         outputs = [
             index
-            for index in (*anchors, *sorted(forward))
-            if index in self.graph.results or set(self.graph.consumers[index]) - members
+            for index in (*anchors, *sorted(members))
+            if (index in anchors or self._depends(index, anchors))
+            and (index in self.graph.results or set(self.graph.consumers[index]) - members)
         ]
         if any(index not in self.captured.origins for index in outputs):
             raise BadFusion(INSIDE_CALL)
@@ -196,7 +229,48 @@ class _Search:
         calls = tuple(self.calls[index] for index in anchors)
         kernel, origins = extraction.extract(dict(zip(anchors, calls, strict=True)), outputs)
         product_axes(kernel)
-        return FoundProduct(kernel, calls, origins, frozenset(members))
+        operand_axes(kernel)
+        repeated = {
+            index
+            for index in members
+            if not self._depends(index, anchors)
+            and (
+                index in self.graph.results
+                or not members.union(anchors).issuperset(self.graph.consumers[index])
+            )
+        }
+        return FoundProduct(kernel, calls, origins, frozenset(members), frozenset(repeated))
+
+    def _behind(self, anchors: tuple[int, ...]) -> set[int]:
+        """The operators that read products, with those that only these need; empty if none."""
+        elements = self.graph[anchors[0]].elements
+        forward = self._forward(anchors, elements)
+        self._drop_last_operators(forward)
+        return forward | self._needed(anchors, forward, elements) if forward else forward
+
+    def _before(self, anchors: tuple[int, ...]) -> set[int]:
+        """The operators that compute the left operand; empty if something else reads it.
+
+        A right operand or an added tensor from the same operator would be a second reader.
+        """
+        calls = [self.calls[index] for index in anchors]
+        last = self._base(calls[0].left)
+        if last is None or any(self._base(call.left) != last for call in calls):
+            return set()
+        if any(self._base(each) == last for call in calls for each in call.operands[1:]):
+            return set()
+        node, readers = self.graph[last], set(self.graph.consumers[last])
+        if node.kind not in ELEMENTWISE or last in self.graph.results or not readers <= {*anchors}:
+            return set()
+        members = {last} | self._needed(anchors, {last}, node.elements)
+        # Random numbers would be drawn again for each tile of columns.
+        is_drawn = any(self.graph[index].op == "random" for index in members)
+        return set() if is_drawn or node.dtype == "float64" else members
+
+    def _base(self, operand: FxNode) -> int | None:
+        """The value below the views of an operand; None if it has several."""
+        index = self.captured.values[operand]
+        return self.graph.base(index) if isinstance(index, int) else None
 
     def _drop_last_operators(self, members: set[int]) -> None:
         """Drop operators whose values Inductor need not write: one kernel reads them all.
@@ -253,7 +327,10 @@ class _Search:
         return node.dtype in DTYPE_BYTES and node.dtype != "float64"
 
     def _needed(self, anchors: tuple[int, ...], forward: set[int], elements: int) -> set[int]:
-        """Elementwise operators that only the kernel needs, or that have few elements."""
+        """Elementwise operators that only the kernel needs, and those that are cheap to repeat.
+
+        The latter have few elements, or widen what is in memory.
+        """
         members: set[int] = set()
         pending = sorted(forward, reverse=True)
         while pending and len(forward) + len(members) < MAX_OPERATORS:
@@ -266,10 +343,11 @@ class _Search:
                 is_own = source not in self.graph.results and inside.issuperset(
                     self.graph.consumers[source]
                 )
-                is_small = node.elements < elements
+                is_cheap = node.elements < elements or self._widens(source)
                 if (
-                    (is_own or is_small)
+                    (is_own or is_cheap)
                     and node.elements <= elements
+                    and not self._reads_inside_of_call(source)
                     and not self._depends(source, anchors)
                     and not self._is_sliced(operand)
                     and node.dtype != "float64"
@@ -277,6 +355,18 @@ class _Search:
                     members.add(source)
                     pending.append(source)
         return members
+
+    def _reads_inside_of_call(self, index: int) -> bool:
+        """Whether an operator reads a reduction that only its own ATen call has, as in a mean."""
+        return any(
+            self.graph[i].kind == "reduce" and i not in self.captured.origins
+            for i in self.graph.sources[index]
+        )
+
+    def _widens(self, index: int) -> bool:
+        """Whether an operator casts to a wider dtype: it reads fewer bytes than its value has."""
+        node = self.graph[index]
+        return node.op == "cast" and self.graph[node.inputs[0]].bytes < node.bytes
 
     def _is_sliced(self, index: int) -> bool:
         while self.graph[index].kind == "layout":

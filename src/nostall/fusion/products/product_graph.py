@@ -1,12 +1,13 @@
-"""The graph of one kernel: one or two products of one left operand, and their readers."""
+"""The graph of one kernel: one or two products of one left operand, and operators around them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from nostall.fusion.codegen.tiling.product_config import DTYPE_BYTES, ProductShape
+from nostall.fusion.codegen.tiling.product_config import ProductShape
 from nostall.fusion.graph.graph import Graph, Node
-from nostall.fusion.graph.operations import ELEMENTWISE
+from nostall.fusion.graph.operations import DTYPE_BYTES, ELEMENTWISE
 from nostall.fusion.graph.shapes import Shape
 
 DESCRIPTOR_ALIGNMENT = 16
@@ -22,7 +23,8 @@ class ProductGraph:
 
     @property
     def dots(self) -> tuple[int, ...]:
-        """The product nodes; their operands are inputs of the graph."""
+        """The product nodes. Right operands are inputs of the graph, and so is the left one if the
+        kernel does not compute it."""
         return tuple(node.index for node in self.graph if node.kind == "dot")
 
     def rounded(self, dot: int) -> int:
@@ -34,8 +36,27 @@ class ProductGraph:
 
     @property
     def epilogue(self) -> tuple[int, ...]:
-        """The elementwise operators, in graph order."""
-        return tuple(node.index for node in self.graph if node.kind in ELEMENTWISE)
+        """The elementwise operators behind the products, and those that these need, in order."""
+        return self._computed_from(self.graph.outputs)
+
+    @property
+    def prologue(self) -> tuple[int, ...]:
+        """The elementwise operators that compute the left operand, in graph order.
+
+        The last one has the shape of the operand, (rows, depth).
+        """
+        return self._computed_from([self.left.index])
+
+    def _computed_from(self, roots: Iterable[int]) -> tuple[int, ...]:
+        """The elementwise operators that some nodes need, without those in front of a product."""
+        waiting, found = list(roots), set[int]()
+        while waiting:
+            node = self.graph[waiting.pop()]
+            if node.index in found or node.kind not in (*ELEMENTWISE, "layout"):
+                continue
+            found.add(node.index)
+            waiting += node.inputs
+        return tuple(sorted(i for i in found if self.graph[i].kind in ELEMENTWISE))
 
     @property
     def operators(self) -> tuple[int, ...]:
@@ -56,7 +77,8 @@ class ProductGraph:
     def shape(self) -> ProductShape:
         """Sizes of the products."""
         (rows, depth), columns = self.left.shape, self.rights[0].shape[1]
-        operands = (self.left, *self.rights)
+        prologue = self.prologue
+        operands = self.rights if prologue else (self.left, *self.rights)
         return ProductShape(
             rows,
             columns,
@@ -64,6 +86,17 @@ class ProductGraph:
             self.left.dtype,
             len(self.dots),
             all(contiguous_axis(node) is not None for node in operands),
+            self._bytes_read(prologue, rows * depth),
+        )
+
+    def _bytes_read(self, operators: Iterable[int], elements: int) -> int:
+        """Bytes of one element of all tensors in memory that have so many elements."""
+        graph = self.graph
+        reads = {i for index in operators for i in graph[index].inputs}
+        return sum(
+            DTYPE_BYTES[graph[i].dtype]
+            for i in reads
+            if graph[graph.base(i)].kind == "input" and graph[i].elements == elements
         )
 
 

@@ -41,6 +41,9 @@ class Language:
     def full(self, shape: tuple[int, ...], value: Any, dtype: Any, layout: object = None) -> Any:
         return self.__getattr__("full")(shape, value, dtype)
 
+    def convert_layout(self, value: Any, layout: object) -> Any:
+        return value
+
     def allocate_shared_memory(self, dtype: Any, shape: list[int], layout: object) -> Memory:
         data = np.full(int(np.prod(shape)) * _bytes(dtype), POISON, np.uint8)
         return Memory(data, dtype, tuple(shape))

@@ -9,7 +9,7 @@ from time import perf_counter
 import torch
 import torch.distributed as dist
 
-from nostall.parallel.execute.process_groups import ProcessGroups
+from nostall.parallel.execute.communication.process_groups import ProcessGroups
 
 SMALL_BYTES, LARGE_BYTES = 1 << 16, 1 << 26
 """Sizes of the two messages from whose times latency and bandwidth are computed."""

@@ -9,18 +9,18 @@ from typing import get_args
 import torch
 
 from nostall.parallel.errors import BadPlan
-from nostall.parallel.execute.executor import Executor
-from nostall.parallel.execute.p2p import P2PExecutor
-from nostall.parallel.execute.pipelining import PipeliningExecutor, unsupported_reason
+from nostall.parallel.execute.communication.process_groups import ProcessGroups
+from nostall.parallel.execute.communication.slow_links import SlowLinks
+from nostall.parallel.execute.engines.executor import Executor
+from nostall.parallel.execute.engines.p2p import P2PExecutor
+from nostall.parallel.execute.engines.pipelining import PipeliningExecutor, unsupported_reason
 from nostall.parallel.execute.preconditions import (
     check_deterministic,
     check_layers,
     check_sample_sums,
 )
-from nostall.parallel.execute.process_groups import ProcessGroups
 from nostall.parallel.execute.reference import Reference, make_optimizer
 from nostall.parallel.execute.run_config import Engine, RunResult
-from nostall.parallel.execute.slow_links import SlowLinks
 from nostall.parallel.execute.train import train
 from nostall.parallel.module.model import Model
 from nostall.parallel.plan import Plan, Workload

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from nostall.core.suggest import unknown
+from nostall.core.text.suggest import unknown
 from nostall.parallel.errors import BadPlan
 from nostall.parallel.plan import Plan, Workload
 from nostall.parallel.planners.baselines import data_parallel, even, gpipe, pipedream

@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from nostall.core.files import write_atomically
+from nostall.core.files.atomic import write_atomically
 from nostall.parallel.errors import BadProfile
 from nostall.parallel.profile.layers import Layer, Profile, Tensor
 from nostall.parallel.profile.pipedream import parse_graph

@@ -11,8 +11,8 @@ from markupsafe import Markup
 
 from nostall import __version__
 from nostall.core import Run
-from nostall.core.files import write_atomically
-from nostall.core.plurals import pluralize
+from nostall.core.files.atomic import write_atomically
+from nostall.core.text.plurals import pluralize
 from nostall.report.fusion.picture import MAX_DRAWN, draw_pass
 from nostall.report.tune.page import REPORT_FILE
 from nostall.report.units import Scale, format_bytes

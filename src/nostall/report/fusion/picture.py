@@ -15,7 +15,7 @@ from html import escape
 
 from markupsafe import Markup
 
-from nostall.core.plurals import pluralize
+from nostall.core.text.plurals import pluralize
 from nostall.report.fusion.layout import Layout, layered_layout
 from nostall.report.units import Scale, format_bytes
 from nostall.tuning.fusing.document import FusedKernel, GraphNode, Pass

@@ -14,7 +14,7 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from nostall.core.errors import BadInput
-from nostall.core.files import write_atomically
+from nostall.core.files.atomic import write_atomically
 from nostall.parallel.evaluation import PlanEvaluation
 from nostall.parallel.simulate.costs import Transfer
 from nostall.report.plan.summary import ranges, sentences, stage_table

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from nostall.core.plurals import pluralize
+from nostall.core.text.plurals import pluralize
 from nostall.parallel.sharding.cost.device_mesh import mesh_text
 from nostall.parallel.sharding.layer_table import parameter_rows
 from nostall.parallel.sharding.placements import placement_text

@@ -11,7 +11,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from nostall import __version__
-from nostall.core.files import write_atomically
+from nostall.core.files.atomic import write_atomically
 from nostall.report.tune.ablation import has_ablation, load_ablation
 from nostall.report.tune.assembler_page import is_assembler_run, render_assembler
 from nostall.report.tune.episodes import count_annealing_trials, draw_returns

@@ -1,7 +1,7 @@
 """Register dependences of one schedule, and the mechanism that protects each of them.
 
 Dependences come from reaching definitions over the function.  Their protection comes from the
-verifier's analysis of what is in flight (:mod:`nostall.sass.safety.in_flight`).
+verifier's analysis of what is in flight (:mod:`nostall.sass.safety.hazards.dataflow`).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from nostall.report.tune.reaching_definitions import ReachingDefinitions
 from nostall.sass.binary.encoding import SCOREBOARDS
 from nostall.sass.program import Block, Function, Instruction, registers
 from nostall.sass.program.queues import result_scoreboards
-from nostall.sass.safety import in_flight
-from nostall.sass.safety.facts import (
+from nostall.sass.safety.hazards import dataflow, in_flight
+from nostall.sass.safety.hazards.facts import (
     InstructionFacts,
     drained_scoreboards,
     instruction_facts,
@@ -140,7 +140,7 @@ class _Analyzer:
         blocks = self.function.blocks
         late_sources = {i: register_numbers(facts.late_sources) for i, facts in self.facts.items()}
         reaching = ReachingDefinitions(self.order, blocks, late_sources)
-        entries = in_flight.entry_states(blocks, self.order, self.facts)
+        entries = dataflow.entry_states(blocks, self.order, self.facts)
         for number, (block, state) in enumerate(zip(blocks, entries, strict=True)):
             reaching.enter(number)
             self._analyze_block(block, state, reaching)
@@ -154,7 +154,7 @@ class _Analyzer:
         self, block: Block, state: in_flight.State, reaching: ReachingDefinitions
     ) -> None:
         self.ended_here, self.block_start = {}, block.start
-        for facts, items, ended in in_flight.step_through(state, block, self.order, self.facts):
+        for facts, items, ended in dataflow.step_through(state, block, self.order, self.facts):
             control = facts.instruction.control
             mask = control.wait | drained_scoreboards(facts.instruction)
             index = facts.instruction.index

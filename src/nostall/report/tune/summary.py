@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from nostall.core import BadRun
 from nostall.core.measurement import Kind
-from nostall.core.plurals import pluralize
+from nostall.core.text.plurals import pluralize
 from nostall.report.tune.episodes import count_annealing_trials
 from nostall.report.tune.run_data import BEST_SO_FAR, REJECTED, RunData
 from nostall.report.tune.side_by_side import BlockDiff

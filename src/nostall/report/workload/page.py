@@ -10,15 +10,9 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from nostall import __version__
-from nostall.core.files import write_atomically
-from nostall.core.plurals import pluralize
-from nostall.report.workload.plots import (
-    Line,
-    cdf_corners,
-    line_plot,
-    stacked_bars,
-    timeline_plot,
-)
+from nostall.core.files.atomic import write_atomically
+from nostall.core.text.plurals import pluralize
+from nostall.report.workload.plots import Line, cdf_corners, line_plot, stacked_bars, timeline_plot
 from nostall.workload import Architecture
 from nostall.workload.characterization import JobsCharacterization, TracesCharacterization
 from nostall.workload.characterization.jobs import RATE_FACTORS

@@ -9,7 +9,7 @@ from functools import cached_property
 
 from nostall.core import garbage_collector
 from nostall.core.errors import BadBinary, BadInput
-from nostall.core.suggest import did_you_mean, listed
+from nostall.core.text.suggest import did_you_mean, listed
 from nostall.sass.binary import encoding
 from nostall.sass.binary.cubin import Cubin, TextSection
 from nostall.sass.binary.encoding import WORD_BYTES

@@ -27,8 +27,13 @@ from nostall.core.errors import BadBinary
 from nostall.sass.program import Function, Program
 from nostall.sass.program.opcodes import Pipe, lookup
 from nostall.sass.safety import evidence, pairing
-from nostall.sass.safety.facts import instruction_facts, register_numbers
-from nostall.sass.safety.in_flight import Conflict, entry_states, find_conflicts, step_through
+from nostall.sass.safety.hazards.dataflow import (
+    Conflict,
+    entry_states,
+    find_conflicts,
+    step_through,
+)
+from nostall.sass.safety.hazards.facts import instruction_facts, register_numbers
 from nostall.sass.safety.latency import FAMILY
 
 HORIZON = 48

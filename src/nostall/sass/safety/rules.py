@@ -69,7 +69,7 @@ RULES: tuple[Rule, ...] = (
     _rule("wall-crossed", "no instruction crosses a scheduling barrier",
           Evidence.ASSUMED, "sass/program/opcodes.py"),
     _rule("lost-wait", "waits of barriers and for asynchronous operations stay",
-          Evidence.OBSERVED, "sass/safety/hazards.py"),
+          Evidence.OBSERVED, "sass/safety/hazards/validator.py"),
     _rule("lost-order", "what is complete at a fence or barrier is complete there, too",
           Evidence.DOCUMENTED, "PTX ISA, Memory Consistency Model"),
     _rule("order-weaker", "the same, in the symbolic execution",
@@ -100,7 +100,7 @@ RULES: tuple[Rule, ...] = (
     _rule("illegal-encoding", "control words are legal, and only units that release scoreboards "
           "set them", Evidence.DOCUMENTED, "nvdisasm's grammar", absolute=True),
     _rule("stale-reuse", "no operand stays in the reuse cache when its register changes",
-          Evidence.OBSERVED, "sass/safety/reuse.py", absolute=True),
+          Evidence.OBSERVED, "sass/safety/hazards/reuse.py", absolute=True),
     _rule("unmodelled-opcode", "each opcode has a row in the opcode table",
           Evidence.ASSUMED, "sass/program/opcodes.py", absolute=True),
     _rule("unknown-register", "nvdisasm marks each register that an instruction names",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from nostall.core.errors import BadBinary
 from nostall.sass.binary.cubin import Cubin, require_bytes
 from nostall.sass.program.program import Program
-from nostall.sass.safety.hazards import HazardValidator
+from nostall.sass.safety.hazards.validator import HazardValidator
 from nostall.sass.safety.order import order_findings
 from nostall.sass.safety.structure import Mismatch, align, changed_words, undecodable
 from nostall.sass.safety.symbolic.validator import SymbolicValidator

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 
 from nostall.sass.program import queues
 from nostall.sass.program.cover_rules import COVER, group
@@ -14,34 +13,12 @@ from nostall.sass.safety.latency import OVERWRITE_GAP, SCOREBOARD_GAP, LatencyTa
 from nostall.sass.safety.pairing import HazardKind
 from nostall.sass.schedule.constraints import BlockConstraints, InFlight
 from nostall.sass.schedule.memory_order import order_memory_accesses, order_shared_reads
+from nostall.sass.schedule.pending import Pending
 
 _NEAR_WALLS = 16
 """Number of preceding walls to which distances are kept. Walls issue at least 1 cycle apart."""
 _WAW_CHAIN = 40
 """Cycles of chained writes after which an earlier writer of a register has surely written."""
-
-
-@dataclass(slots=True)
-class _Pending:
-    """A variable-latency result, or sources read after issue, that the scan still tracks.
-
-    For memory accesses and walls also a scoreboard that announces their completion without
-    registers, because others may rely on it.
-    """
-
-    instruction: Instruction
-    is_result: bool
-    group: str
-    """Group of the operation in the in-order rules; "" without one."""
-    registers: frozenset[int]
-    proofs: dict[int, int]
-    """Scoreboard -> the instruction that sets it: this one, or a later one of the same queue."""
-    waiter: int | None = None
-    """The instruction that waits for the completion, once the scan has passed it."""
-    assumed: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
-    """(scoreboard, later instruction of the same queue that sets it) of pairs without witnesses."""
-    assumed_waits: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
-    """(scoreboard, instruction that sets it, instruction that waits for it) of these."""
 
 
 def scan_block(
@@ -82,9 +59,9 @@ class _RegisterTracker:
         self.late = {
             i.index: frozenset(_fixed_late_sources(i, constraints.sm)) for i in constraints.order
         }
-        self.pending: list[_Pending] = []
+        self.pending: list[Pending] = []
         """Operations for which no instruction has waited yet."""
-        self.by_register: dict[int, list[_Pending]] = defaultdict(list)
+        self.by_register: dict[int, list[Pending]] = defaultdict(list)
         self.writers: dict[int, list[Instruction]] = defaultdict(list)
         """The last unguarded writer of a register, and the guarded ones after it."""
         self.past_writers: dict[int, list[Instruction]] = defaultdict(list)
@@ -103,7 +80,7 @@ class _RegisterTracker:
         constraints, index = self.constraints, instruction.index
         constraints.waits.append((index, mask))
         constraints.waited |= mask
-        still_pending: list[_Pending] = []
+        still_pending: list[Pending] = []
         for item in self.pending:
             scoreboards = [board for board in item.proofs if mask >> board & 1]
             if not scoreboards:
@@ -182,7 +159,7 @@ class _RegisterTracker:
                 for waiter in self._keep_assumed_waits(item):
                     self.constraints.add_edge(waiter, instruction.index)
 
-    def _keep_assumed_waits(self, item: _Pending) -> Iterator[int]:
+    def _keep_assumed_waits(self, item: Pending) -> Iterator[int]:
         """Keep the waits by pairs without witnesses that protect an item; yields the waiters."""
         for scoreboard, setter, waiter in item.assumed_waits:
             self.constraints.add_edge(item.instruction.index, setter)
@@ -232,7 +209,7 @@ class _RegisterTracker:
         if not registers:
             return
         own_group = group(instruction, self.sm)
-        item = _Pending(instruction, is_result, own_group, registers, proofs)
+        item = Pending(instruction, is_result, own_group, registers, proofs)
         self.pending.append(item)
         for register in registers:
             self.by_register[register].append(item)
@@ -242,7 +219,7 @@ class _RegisterTracker:
     ) -> None:
         """Track what the scoreboards ``proofs`` of a wall or memory access announce."""
         if proofs:
-            self.pending.append(_Pending(instruction, is_result, "", frozenset(), proofs))
+            self.pending.append(Pending(instruction, is_result, "", frozenset(), proofs))
 
     def _recent_writers(self, register: int, instruction: Instruction) -> list[Instruction]:
         """Earlier fixed-latency writers that the next writer could still come too close to."""
@@ -288,12 +265,10 @@ class _RegisterTracker:
             boards = sum(1 << board for board, setter in item.proofs.items() if setter == index)
             for waiter in self._keep_assumed_waits(item):
                 constraints.add_edge(index, waiter)
-            assumed = 0
-            if item.assumed_waits and not item.proofs:
-                waited = {(board, setter) for board, setter, _ in item.assumed_waits}
-                assumed = sum(1 << board for board in {b for b, _ in {*item.assumed} - waited})
-                if not assumed:
-                    continue
+            is_assumed = bool(item.assumed_waits) and not item.proofs
+            assumed = item.further_assumed if is_assumed else 0
+            if is_assumed and not assumed:
+                continue
             key = InFlight(
                 index, item.is_result, item.registers, boards, False, is_wall, 0, assumed
             )

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nostall.core.suggest import unknown
+from nostall.core.text.suggest import unknown
 from nostall.serving.batch.checks import check_batch
 from nostall.serving.batch.ragged import Bools, PrefixGroup, RaggedBatch
 from nostall.serving.batch.trees import tree_mask

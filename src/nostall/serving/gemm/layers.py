@@ -8,7 +8,7 @@ from pathlib import Path
 import pydantic
 
 from nostall.core.errors import BadInput
-from nostall.core.suggest import unknown
+from nostall.core.text.suggest import unknown
 from nostall.serving.gemm.config import LinearShape
 
 

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 import pydantic
 
 from nostall.core.errors import BadInput
-from nostall.core.files import write_atomically
+from nostall.core.files.atomic import write_atomically
 from nostall.serving.gemm.config import GemmConfig, LinearShape
 
 FORMAT: Literal["nostall-gemm-table-1"] = "nostall-gemm-table-1"

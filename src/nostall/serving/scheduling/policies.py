@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from nostall.core.suggest import unknown
+from nostall.core.text.suggest import unknown
 from nostall.serving.errors import BadSchedule
 
 Int64s = NDArray[np.int64]

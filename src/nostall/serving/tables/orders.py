@@ -13,15 +13,10 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from nostall.core.suggest import unknown
+from nostall.core.text.suggest import unknown
 from nostall.serving.errors import BadTables
 from nostall.serving.tables.cut_rules import NO_REFERENCE_COUNTS
-from nostall.serving.tables.query_tiles import (
-    TILE_COST,
-    TILE_INDEX,
-    TILE_RANK,
-    TILE_UNITS,
-)
+from nostall.serving.tables.query_tiles import TILE_COST, TILE_INDEX, TILE_RANK, TILE_UNITS
 
 Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]

@@ -13,8 +13,8 @@ from nostall.ptx.assemble.command import Command, triton_commands
 from nostall.ptx.assemble.ptxas import PtxasRun, run_ptxas
 from nostall.ptx.assemble.versions import Assembler
 from nostall.sass.binary.code_hash import code_sha256
-from nostall.tuning.ptx_source import source_command
-from nostall.tuning.source import Source
+from nostall.tuning.sources.ptx_source import source_command
+from nostall.tuning.sources.source import Source
 
 _PTXAS_KEY = "ptxas"
 """Provenance key of the version of ptxas that the compiler used."""

@@ -18,12 +18,12 @@ from nostall.ptx.schedule.state import DependentLaunch, PtxState
 from nostall.tuning.assembler.candidate import Candidate
 from nostall.tuning.assembler.description import describe_levers
 from nostall.tuning.assembler.objective import AssemblerObjective
-from nostall.tuning.assembler.recipe import make_recipe
-from nostall.tuning.assembler.reverify import kernel_verdict
+from nostall.tuning.assembler.recipes.recipe import make_recipe
+from nostall.tuning.assembler.recipes.reverify import kernel_verdict
 from nostall.tuning.gpu_objective import decide
 from nostall.tuning.job import Settings
-from nostall.tuning.recipe_file import DependentResult
-from nostall.tuning.result_records import comparison_record, verdict_record
+from nostall.tuning.records.recipe_file import DependentResult
+from nostall.tuning.records.result_records import comparison_record, verdict_record
 
 OpenDevice = Callable[[Kernel, MeasurementPlan], AbstractContextManager[Device]]
 

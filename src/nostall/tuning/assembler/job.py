@@ -22,15 +22,11 @@ from nostall.tuning.assembler.candidate import Candidate, build_proposal
 from nostall.tuning.assembler.candidate_log import CANDIDATES_FILE, CandidateLog
 from nostall.tuning.assembler.commands import CompilerCommand, find_command
 from nostall.tuning.assembler.dependent import OpenDevice, dependent_record, tune_chain
-from nostall.tuning.assembler.description import (
-    describe_levers,
-    describe_resources,
-    read_lineage,
-)
+from nostall.tuning.assembler.description import describe_levers, describe_resources, read_lineage
 from nostall.tuning.assembler.objective import AssemblerObjective, Workers, idle_share
 from nostall.tuning.assembler.portfolio import make_levers
 from nostall.tuning.assembler.proof import make_check
-from nostall.tuning.assembler.recipe import (
+from nostall.tuning.assembler.recipes.recipe import (
     DEPENDENT_CUBIN_FILE,
     DEPENDENT_RECIPE_FILE,
     PTX_FILE,
@@ -38,14 +34,14 @@ from nostall.tuning.assembler.recipe import (
     Recipe,
     make_recipe,
 )
-from nostall.tuning.assembler.reverify import kernel_verdict
+from nostall.tuning.assembler.recipes.reverify import kernel_verdict
 from nostall.tuning.assembler.sass_phase import improve_order
 from nostall.tuning.assembler.space import AssemblerSpace, make_space
 from nostall.tuning.gpu_objective import decide, race_states
 from nostall.tuning.job import UNSAFE_CUBIN_FILE, Settings, TuningResult, run_sanitizer
-from nostall.tuning.recipe_file import DependentResult
-from nostall.tuning.result_records import provenance_record, result_record, verdict_record
-from nostall.tuning.source import Source
+from nostall.tuning.records.recipe_file import DependentResult
+from nostall.tuning.records.result_records import provenance_record, result_record, verdict_record
+from nostall.tuning.sources.source import Source
 from nostall.tuning.strategies import make_strategy
 
 _FINALISTS = 8

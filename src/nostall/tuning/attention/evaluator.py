@@ -15,9 +15,9 @@ import numpy as np
 import torch
 
 from nostall.core.errors import MissingPart
-from nostall.gpu.checking import CHECK_START, SEARCH_START
 from nostall.gpu.clock import capture
 from nostall.gpu.device import Kernel, MeasurementPlan, Outcome, Timing
+from nostall.gpu.evaluator.checking import CHECK_START, SEARCH_START
 from nostall.gpu.timing import launches_per_sample, round_orders
 from nostall.serving.attention.winners.gpu_batch import GpuBatch
 from nostall.tuning.attention.samples import Sample, odd_sample, own_sample

@@ -17,8 +17,8 @@ from nostall.tuning.attention.evaluator import make_evaluator
 from nostall.tuning.attention.sources import step_sources
 from nostall.tuning.attention.step import AttentionStep
 from nostall.tuning.job import Settings, TuningResult
-from nostall.tuning.source import Source
-from nostall.tuning.store_records import record_result, rejection_reason
+from nostall.tuning.records.store_records import record_result, rejection_reason
+from nostall.tuning.sources.source import Source
 from nostall.tuning.strategies import ASSEMBLER, make_strategy
 
 _DEADLINE = 30.0

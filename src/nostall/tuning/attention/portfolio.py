@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from nostall.ptx.assemble.versions import Assembler
 from nostall.tuning.assembler.candidate import build_state, find_hazards
 from nostall.tuning.assembler.job import open_setup
-from nostall.tuning.source import Source
+from nostall.tuning.sources.source import Source
 
 
 @dataclass(frozen=True)

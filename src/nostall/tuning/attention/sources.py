@@ -18,8 +18,9 @@ from nostall.core.errors import BadInput
 from nostall.core.launch import LaunchSpec
 from nostall.serving.attention.winners.gpu_batch import GpuBatch
 from nostall.tuning.attention.step import AttentionStep, check_step
-from nostall.tuning.source import Source, compute_capability, import_triton
-from nostall.tuning.triton_target import pretend_device
+from nostall.tuning.sources.source import Source, compute_capability
+from nostall.tuning.sources.triton_source import import_triton
+from nostall.tuning.sources.triton_target import pretend_device
 
 _DEVICE = "nostall"
 """Key of the compiled kernels of a recording in Triton's tables, which no GPU has."""

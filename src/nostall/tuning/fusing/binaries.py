@@ -16,14 +16,15 @@ from pydantic import ValidationError
 from nostall.core import BadInput, NostallError, Observer, Run
 from nostall.core.errors import UnsupportedArchitecture
 from nostall.core.launch import LaunchSpec
-from nostall.core.plurals import pluralize
+from nostall.core.text.plurals import pluralize
 from nostall.fusion.codegen.emit.program import Program
 from nostall.fusion.codegen.runtime.launch_specs import launch_specs
 from nostall.sass import validate
 from nostall.tuning.fusing.document import Binary, TunedBinary
 from nostall.tuning.fusing.region_plans import source_file
 from nostall.tuning.job import Settings, describe, tune
-from nostall.tuning.source import Source, compile_triton
+from nostall.tuning.sources.source import Source
+from nostall.tuning.sources.triton_source import compile_triton
 from nostall.tuning.strategies import make_strategy
 
 FOLDER = "sass"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nostall.core.errors import BadInput
-from nostall.core.suggest import unknown
+from nostall.core.text.suggest import unknown
 
 DTYPES = {
     "f64": "float64",

@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 
 from nostall.core.errors import BadInput, MissingPart
-from nostall.core.suggest import unknown
+from nostall.core.text.suggest import unknown
 from nostall.fusion.capture import CapturedGraph
 from nostall.fusion.codegen.cost.default_plan import default_plan, is_last_choice, modelled_seconds
 from nostall.fusion.codegen.emit.program import Program

@@ -26,10 +26,10 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from nostall.core.errors import BadInput, NostallError
-from nostall.core.suggest import did_you_mean, listed
+from nostall.core.text.suggest import did_you_mean, listed
 from nostall.fusion.capture import CapturedGraph, capture, inference_graph, training_graphs
 from nostall.tuning.fusing.inputs import NumberInput, parse_inputs, parse_target
-from nostall.tuning.kernel_file import import_file, root_cause
+from nostall.tuning.sources.kernel_file import import_file, root_cause
 
 INPUTS = "inputs"
 """Name of the function in the user's file that returns the inputs by default."""

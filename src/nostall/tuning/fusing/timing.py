@@ -14,7 +14,7 @@ import torch
 from nostall.core.errors import MissingPart
 from nostall.gpu import Kernel, LocalGpu
 from nostall.tuning.fusing.binaries import CompiledKernel
-from nostall.tuning.source import Source
+from nostall.tuning.sources.source import Source
 
 Measure = Callable[[Source], tuple[float | None, str]]
 """Function that measures a kernel: (seconds, GPU name), or (None, reason) if it fails."""

@@ -6,7 +6,7 @@ import shlex
 
 from nostall.core.errors import BadLaunch
 from nostall.core.launch import Buffer, Constant, LaunchSpec, Opaque, Scalar
-from nostall.core.suggest import listed
+from nostall.core.text.suggest import listed
 from nostall.sass.binary.cubin import Cubin
 from nostall.sass.binary.parameters import Parameter, kernel_parameters
 

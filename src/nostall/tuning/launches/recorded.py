@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from nostall.core.errors import BadLaunch
-from nostall.core.files import write_atomically
+from nostall.core.files.atomic import write_atomically
 from nostall.core.launch import LaunchSpec
-from nostall.core.plurals import pluralize
-from nostall.core.text import escape_controls
+from nostall.core.text.plurals import pluralize
+from nostall.core.text.terminal import escape_controls
 from nostall.core.validation import parse_json
 from nostall.tuning.launches.toml_text import launch_toml
 

@@ -19,8 +19,8 @@ from nostall.ptx.program.module import parse
 from nostall.sass.binary.attributes import parse_attributes
 from nostall.sass.binary.cubin import Cubin
 from nostall.sass.binary.parameters import Parameter, kernel_parameters
-from nostall.tuning.kernel_file import find_jit_function, find_launch, import_file
 from nostall.tuning.launches.check import POINTER_BYTES
+from nostall.tuning.sources.kernel_file import find_jit_function, find_launch, import_file
 
 ELEMENTS = 1 << 20
 """Elements of a buffer whose size is not known."""

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from nostall.core.launch import LaunchSpec
-from nostall.core.text import escape_controls
+from nostall.core.text.terminal import escape_controls
 
 _TOP_LEVEL = ("grid", "block", "cluster", "shared", "num_warps", "num_stages", "flops", "trips")
 _ALWAYS = ("name", "dtype", "role")

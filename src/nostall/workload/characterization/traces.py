@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nostall.core.errors import BadInput, BadTrace
-from nostall.core.plurals import pluralize
+from nostall.core.text.plurals import pluralize
 from nostall.workload.characterization.trace_slowdown import TraceSlowdown, slowdown_over_nodes
 from nostall.workload.characterization.what_if import WhatIf
 from nostall.workload.hardware.description import Hardware

@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from nostall.core.errors import BadHardware, BadInput
-from nostall.core.plurals import pluralize
+from nostall.core.text.plurals import pluralize
 from nostall.core.validation import parse_toml
 from nostall.workload.hardware.description import Hardware
 from nostall.workload.hardware.efficiency import EfficiencyCurve, flat_efficiency

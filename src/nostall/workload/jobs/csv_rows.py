@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nostall.core.errors import BadJob
-from nostall.core.text_blocks import TextBlocks
+from nostall.core.files.text_blocks import TextBlocks
 
 MAX_LINE = 1 << 20
 """Characters of a line; a longer one is no row of a job table."""

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from nostall.core.errors import BadJob
-from nostall.core.plurals import pluralize
+from nostall.core.text.plurals import pluralize
 from nostall.workload.jobs.columns import Column, field_names, parse_header
 from nostall.workload.jobs.csv_rows import CsvRows
 from nostall.workload.jobs.parquet_rows import read_parquet

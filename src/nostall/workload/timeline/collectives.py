@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nostall.core.errors import BadTrace
-from nostall.core.plurals import pluralize
+from nostall.core.text.plurals import pluralize
 from nostall.workload.traces.recording import ActivityType, Recording
 from nostall.workload.traces.work_kinds import WorkKind, work_kinds
 

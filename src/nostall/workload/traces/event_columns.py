@@ -8,7 +8,7 @@ from collections import Counter
 import msgspec
 import numpy as np
 
-from nostall.core.plurals import pluralize
+from nostall.core.text.plurals import pluralize
 from nostall.workload.traces.kineto.categories import (
     DATA_LOADER,
     PHASES,

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from nostall.core.errors import BadTrace
-from nostall.core.text_blocks import Progress
+from nostall.core.files.text_blocks import Progress
 from nostall.workload.traces.event_columns import ColumnBuilder, column_remarks
 from nostall.workload.traces.kineto.categories import DATA_LOADER, ROLES, EventRole
 from nostall.workload.traces.kineto.metadata import read_metadata

@@ -6,13 +6,12 @@ after the other, and writes the results of each process to FOLDER as JSON.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,110 +26,27 @@ from nostall.attach.torch_compile.measure import plan_tuning
 from nostall.attach.torch_compile.rewrite import matching
 from nostall.attach.torch_compile.rewrite.direct_call import FUNCTION_NAME
 from nostall.attach.torch_compile.runtime.custom_op import STITCHED_OP, record_calls
-from nostall.attach.torch_compile.selection import precompile
-from nostall.attach.torch_compile.store.kernel_store import KernelStore
-from nostall.attach.torch_compile.workers.codegen_job import CodegenResult
-from nostall.attach.torch_compile.workers.worker import (
-    CODEGEN_WORKER,
-    FIRST_INDUCTOR_WORKER,
-    INDUCTOR_WORKERS,
-    JobResult,
-)
-from nostall.core.measurement import Kind
 from nostall.fusion.testing.triton_interpreter import prepare
-from nostall.gpu.clock import RecordedClock, Run, Samples
-
-FASTER = RecordedClock({"*": [[2.0] * 12, [1.0] * 12, [2.0] * 12]})
-
-
-class SecondIsFastest:
-    """A clock by which the second of several runs is always the fastest; nothing runs."""
-
-    name = "recorded"
-    kind: Kind = "measured"
-    asked = 0
-
-    def samples(self, graph: str, runs: Sequence[Run], seconds: float) -> Samples:
-        self.asked += 1
-        return [[1.0 if i == 1 else 2.0] * 12 for i in range(len(runs))]
-
-
-class SlowAtCalls(SecondIsFastest):
-    """The same, but runs everything, and the second run takes ``slow_s`` at these calls."""
-
-    def __init__(self, *calls: int, slow_s: float = 1.0) -> None:
-        self.calls, self.slow_s = calls, slow_s
-
-    def samples(self, graph: str, runs: Sequence[Run], seconds: float) -> Samples:
-        for run in runs:
-            run()
-        fast = super().samples(graph, runs, seconds)
-        slow = [[1.0] * 12, [self.slow_s] * 12, [1.0] * 12]
-        return slow if self.asked in self.calls else fast
-
+from tests.unit.attach.torch_compile.small_models import (
+    EAGER,
+    FASTER,
+    MAX_CALLS,
+    Feed,
+    SecondIsFastest,
+    digest,
+    make,
+    max_difference,
+    results,
+    train,
+)
+from tests.unit.attach.torch_compile.training_programs import (
+    with_kernel_comparisons,
+    with_tuning,
+    with_workers,
+)
 
 STITCHED = {"nostall.choose": "stitched"}
 OPERATOR_CALL = f"torch.ops.{STITCHED_OP}"
-EAGER = {"nostall.fallback": "eager"}
-MAX_CALLS = 6000
-COMPARE_KERNELS = {"nostall.tuned_plans": 0, "nostall.seconds": 60.0}
-
-
-class Feed(nn.Module):
-    """Norm, matrix product, residual and softmax; Inductor needs no C++ compiler for the rest."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm, self.up = nn.LayerNorm(width), nn.Linear(width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (x + self.up(self.norm(x))).softmax(-1)
-
-
-class BatchNormSoftmax(nn.Module):
-    """A batch norm, which mutates its buffers, and a softmax."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.batch = nn.BatchNorm1d(width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.batch(x).softmax(-1)
-
-
-def make(name: str) -> tuple[nn.Module, Tensor]:
-    """A model and its input; the same numbers at each call."""
-    torch.manual_seed(0)
-    models = {
-        "wide": lambda: Feed(24),
-        "narrow": lambda: Feed(12),
-        "norms": lambda: BatchNormSoftmax(12),
-    }
-    x = torch.randn(6, 24 if name == "wide" else 12)
-    model = models[name]()
-    return model.requires_grad_(name != "narrow"), x.requires_grad_(name != "narrow")
-
-
-def results(function: Callable[..., Tensor], module: nn.Module, x: Tensor) -> list[Tensor]:
-    """The result, all gradients, and the module's buffers after a training step."""
-    torch.manual_seed(1)
-    module.zero_grad()
-    x.grad = None
-    y = function(x)
-    if not x.requires_grad:
-        return [y.detach()]
-    (y * torch.linspace(0, 1, y.numel()).view(y.shape)).sum().backward()
-    gradients = [p.grad.clone() for p in (x, *module.parameters()) if p.grad is not None]
-    return [y.detach(), *gradients, *(b.clone() for b in module.buffers())]
-
-
-def max_difference(a: list[Tensor], b: list[Tensor]) -> float:
-    return max(float((x - y).abs().max()) for x, y in zip(a, b, strict=True))
-
-
-def digest(values: list[Tensor]) -> str:
-    data = b"".join(value.contiguous().numpy().tobytes() for value in values)
-    return hashlib.sha256(data).hexdigest()
 
 
 def run_by_entry_point(name: str) -> dict[str, Any]:
@@ -154,154 +70,6 @@ def run_by_entry_point(name: str) -> dict[str, Any]:
         "difference": max_difference(found, results(plain, plain, y)),
         "hits": counters["aot_autograd"][hits] - before.get(hits, 0),
     }
-
-
-def train(model: str, kernel_clock: SecondIsFastest, options: dict[str, Any]) -> dict[str, Any]:
-    """A training loop until the selection; the candidate wins if the graphs are compared."""
-    from torch._dynamo.utils import counters
-
-    torch._dynamo.reset()  # graphs of earlier loops would count as recompilations
-    graph_hits = counters["inductor"]["fxgraph_cache_hit"]
-    autograd_hits = counters["aot_autograd"]["autograd_cache_hit"]
-    backend = Backend(FASTER, kernel_clock)
-    module, x = make(model)
-    function = torch.compile(module, backend=backend, options={**EAGER, **options})
-    found, states, called, calls_after = [], [], [], 0
-    started: list[bool] = []
-    while calls_after < 2 and len(states) < MAX_CALLS:
-        with record_calls() as kernels:
-            found.append(results(function, module, x))
-        started.append(FIRST_INDUCTOR_WORKER.is_running and CODEGEN_WORKER.is_running)
-        (report,) = backend.reports
-        states.append(report.state)
-        called.append(len(kernels) > 0)
-        calls_after += bool(report.reason)
-        time.sleep(0.01)  # for the background tasks
-    plain, y = make(model)
-    expected = [results(plain, plain, y) for _ in found]
-    return {
-        "states": states,
-        "called": called,
-        "started": started,
-        "difference": max(max_difference(a, b) for a, b in zip(found, expected, strict=True)),
-        "from store": report.from_store,
-        "reason": report.reason,
-        "ratio": report.comparison.ratio if report.comparison else None,
-        "seconds": sorted(report.seconds),
-        "asked": kernel_clock.asked,
-        "plans": sorted(KernelStore().load_kernel(name)[0].plan for name in kernels),
-        "kernels": sorted(kernels),
-        "kept in inductor": report.kept_in_inductor,
-        "local only": report.local_only_reason,
-        "explained": report.explain(),
-        "digest": digest(found[-1]),
-        "graph hits": counters["inductor"]["fxgraph_cache_hit"] - graph_hits,
-        "autograd hits": counters["aot_autograd"]["autograd_cache_hit"] - autograd_hits,
-    }
-
-
-def with_workers() -> dict[str, Any]:
-    """Training with workers, without them, and with one that dies, each twice with its own caches.
-
-    Also returns the jobs and failures of the workers, and whether a worker still runs at the end.
-    """
-    options = {**COMPARE_KERNELS, "nostall.fallback": "inductor", "pattern_matcher": False}
-    folders = [os.environ["NOSTALL_HOME"], os.environ["TORCHINDUCTOR_CACHE_DIR"]]
-    result: dict[str, Any] = {}
-    run_codegen = CODEGEN_WORKER.run
-    target, limits = (
-        precompile.compile_target,
-        (
-            precompile.REGIONS_PER_WORKER,
-            precompile.MAX_COMPILERS,
-        ),
-    )
-    precompile.compile_target = lambda device: "nothing is compiled in an interpreter"
-    precompile.REGIONS_PER_WORKER, precompile.MAX_COMPILERS = 1, 8
-    jobs: list[str] = []
-    failures = {"first": list[str](), "others": list[str]()}
-    run_first, *run_others = (worker.run for worker in INDUCTOR_WORKERS)
-
-    def run_recorded(name: str, run: Callable[[Any], Any], job: Any) -> Any:
-        answer = run(job)
-        failures[name].append(answer.failure)
-        return answer
-
-    def run_codegen_recorded(job: Any) -> Any:
-        answer = run_codegen(job)
-        jobs.append(f"{type(job).__name__}: {answer.failure}")
-        return answer
-
-    def fail(job: Any) -> Any:
-        return JobResult("no luck")
-
-    def die(job: Any) -> Any:
-        return JobResult(value=CodegenResult(process_died=True))
-
-    CODEGEN_WORKER.run = die  # type: ignore[method-assign]
-    for worker, run in zip(INDUCTOR_WORKERS[1:], run_others, strict=True):
-        worker.run = partial(run_recorded, "others", run)  # type: ignore[method-assign]
-    result["died"] = train("wide", SlowAtCalls(), options)
-    for name, first, codegen in (
-        ("workers", partial(run_recorded, "first", run_first), run_codegen_recorded),
-        ("alone", fail, fail),
-    ):
-        FIRST_INDUCTOR_WORKER.run = first  # type: ignore[method-assign]
-        CODEGEN_WORKER.run = codegen  # type: ignore[method-assign]
-        os.environ["NOSTALL_HOME"], os.environ["TORCHINDUCTOR_CACHE_DIR"] = (
-            f"{folder}-{name}" for folder in folders
-        )
-        for run_name in (name, f"{name}, again"):
-            result[run_name] = train("wide", SlowAtCalls(), options)
-        precompile.REGIONS_PER_WORKER, precompile.MAX_COMPILERS = limits[0], 1
-    CODEGEN_WORKER.run = run_codegen  # type: ignore[method-assign]
-    for worker, run in zip(INDUCTOR_WORKERS, (run_first, *run_others), strict=True):
-        worker.run = run  # type: ignore[method-assign]
-    precompile.compile_target = target
-    precompile.REGIONS_PER_WORKER, precompile.MAX_COMPILERS = limits
-    os.environ["NOSTALL_HOME"], os.environ["TORCHINDUCTOR_CACHE_DIR"] = folders
-    running = any(worker.is_running for worker in (*INDUCTOR_WORKERS, CODEGEN_WORKER))
-    return {**result, "running": running, "jobs": jobs, "failures": failures}
-
-
-def with_kernel_comparisons() -> dict[str, Any]:
-    """Training where all kernels are faster than Inductor's, all but one, none, or all are slower.
-
-    Each case has its own store and runs twice.
-    """
-    result = {}
-    home = os.environ["NOSTALL_HOME"]
-    clocks = {
-        "all": SlowAtCalls(),
-        "some": SlowAtCalls(2),
-        "equal": SlowAtCalls(*range(99)),
-        "none": SlowAtCalls(*range(99), slow_s=2.0),
-    }
-    for name, clock in clocks.items():
-        os.environ["NOSTALL_HOME"] = f"{home}-{name}"
-        for run in ("first", "again"):
-            result[f"{name}, {run}"] = train("wide", clock, COMPARE_KERNELS)
-    os.environ["NOSTALL_HOME"] = home
-    return result
-
-
-def with_tuning() -> dict[str, Any]:
-    """Training with tuned plans, once more with the stored selection, and with short kernels."""
-    clock = SecondIsFastest()
-    # The tensors of these tests are small.
-    shortest, plan_tuning.MIN_TUNED_S = plan_tuning.MIN_TUNED_S, 0.0
-    result: dict[str, Any] = {run: train("norms", clock, {}) for run in ("first", "again")}
-    plan_tuning.MIN_TUNED_S = shortest
-    tunings = [*(KernelStore().folder / "races").glob("*.json")]
-    records = [json.loads(path.read_text()) for path in tunings]
-    result["fastest plans"] = [record["plans"][record["winner"]] for record in records]
-    result["winners"] = [record["winner"] for record in records]
-    home = os.environ["NOSTALL_HOME"]
-    os.environ["NOSTALL_HOME"] = f"{home}-short"
-    result["short"] = train("norms", SecondIsFastest(), {})
-    result["short tunings"] = len([*(KernelStore().folder / "races").glob("*.json")])
-    os.environ["NOSTALL_HOME"] = home
-    return result
 
 
 def unusual_programs() -> dict[str, Any]:

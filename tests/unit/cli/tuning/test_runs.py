@@ -16,7 +16,7 @@ from benchmarks.sass.robustness.kill_resume import kernel
 from nostall.cli.tuning import runs as tune_runs
 from nostall.core import BadInput, BadRun, Checkpoint, Run, Tolerance
 from nostall.tuning.job import Settings, describe
-from nostall.tuning.source import load_cubin
+from nostall.tuning.sources.source import load_cubin
 
 CUBIN = Path(__file__).resolve().parents[4] / "examples" / "nvcc" / "transpose.sm_90.cubin"
 MEASURED = Settings(evaluations=5, objective="gpu")

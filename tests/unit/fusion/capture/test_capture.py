@@ -11,7 +11,6 @@ torch = pytest.importorskip("torch", reason="capture needs the extra nostall[tor
 
 from benchmarks.fusion.small_models import models  # noqa: E402
 from torch._subclasses import FakeTensorMode  # noqa: E402
-from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
 from nostall.fusion import BadCapture  # noqa: E402
 from nostall.fusion.capture import (  # noqa: E402
@@ -19,34 +18,10 @@ from nostall.fusion.capture import (  # noqa: E402
     inference_graph,
     training_graphs,
 )
-from nostall.fusion.capture.randomness import SEEDS, UNIFORM, replace_random_ops  # noqa: E402
 from nostall.fusion.codegen.generate import schedule_operators  # noqa: E402
-from nostall.fusion.graph.graph import Graph  # noqa: E402
 from nostall.fusion.graph.regions import find_regions  # noqa: E402
 from nostall.fusion.testing.reference import interpret  # noqa: E402
-from tests.unit.fusion.capture.test_randomness import uniform  # noqa: E402
-
-
-def values_of(module: Any) -> dict[Any, Any]:
-    """The value of each node of an FX graph for random inputs."""
-
-    class Recorder(torch.fx.Interpreter):
-        def run_node(self, node: Any) -> Any:
-            values[node] = super().run_node(node)
-            return values[node]
-
-    values: dict[Any, Any] = {}
-    torch.manual_seed(0)
-    inputs = []
-    for node in module.graph.find_nodes(op="placeholder"):
-        fake = node.meta["val"]
-        if fake.dtype.is_floating_point:
-            value = torch.rand(fake.shape, dtype=fake.dtype) + 0.5
-        else:
-            value = torch.randint(0, 2, fake.shape).to(fake.dtype)
-        inputs.append(torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype).copy_(value))
-    Recorder(module).run(*inputs)
-    return values
+from tests.unit.fusion.capture.tracing import traced, values_of  # noqa: E402
 
 
 def check(module: Any, rtol: float = 1e-9) -> int:
@@ -88,10 +63,6 @@ def test_regions_compute_the_values_of_the_model(name: str) -> None:
         graphs = list(training_graphs(module.double(), *doubled))
     for graph in graphs:
         assert check(graph) >= 1
-
-
-def traced(function: Any, *inputs: Any, mode: str = "fake") -> Any:
-    return make_fx(function, tracing_mode=mode)(*inputs)
 
 
 def unsupported(function: Any, *inputs: Any, mode: str = "fake") -> dict[str, str]:
@@ -203,118 +174,6 @@ def test_numbers_that_depend_on_the_dynamic_size_are_unsupported() -> None:
         captured = symbolic(function, torch.rand(5))
         assert captured.report.unsupported
         assert reason in {text for text, _ in captured.report.unsupported}
-
-
-def test_uniform_random_calls_are_replaced_in_a_copy() -> None:
-    def function(x: Any) -> Any:
-        return torch.rand_like(x) + torch.rand(4, 6) * torch.randn_like(x)
-
-    module = traced(function, torch.rand(4, 6))
-    original = str(module.graph)
-    captured = capture(replace_random_ops(module))
-    assert str(module.graph) == original
-    assert captured.report.unsupported == {("random numbers", "aten.randn_like.default"): 1}
-    seeds = [node for node in captured.graph if node.op == "slice"]
-    assert [node["start"] for node in seeds] == [0, 1]
-    numbers = [node for node in captured.graph if node.op == "random"]
-    assert [(node.shape, node["words"]) for node in numbers] == [((4, 6), 4)] * 2
-
-
-def test_numbers_that_are_only_compared_have_16_bits() -> None:
-    """They are fp32 for any dtype of the program, so eager PyTorch makes the same masks."""
-
-    def function(x: Any) -> Any:
-        r = torch.rand_like(x)  # compared directly and after a cast
-        masks = (r < 0.75).to(x.dtype) + (r.bfloat16() >= 0.25).to(x.dtype)
-        return masks + (torch.rand_like(x) > 0.1) * x
-
-    module = replace_random_ops(traced(function, torch.rand(4, 6, dtype=torch.float16)))
-    captured = capture(module)
-    assert not captured.report.unsupported
-    numbers = [node for node in captured.graph if node.op == "random"]
-    assert [(node.dtype, node["words"]) for node in numbers] == [("float32", 8)] * 2
-    for node in numbers:
-        assert {captured.graph[user].op for user in captured.graph.users[node.index]} <= {
-            "lt",
-            "ge",
-            "gt",
-        }
-    values = values_of(module)
-    seeds = next(values[n] for n in module.graph.nodes if n.target is SEEDS).numpy()
-    expected = interpret(
-        Graph(captured.graph.nodes, tuple(n.index for n in numbers)), [np.ones((4, 6)), seeds]
-    )
-    results = [values[n] for n in module.graph.nodes if n.target is UNIFORM]
-    assert all((r.numpy() == e).all() for r, e in zip(results, expected, strict=True))
-    dropout = capture(
-        replace_random_ops(inference_graph(torch.nn.Dropout(0.1), torch.rand(4, 6)))
-    ).graph
-    assert [node["words"] for node in dropout if node.op == "random"] == [8]
-
-
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda x: (torch.rand_like(x) < 1e-4) * x,  # 16 bits would change it by 5 %
-        lambda x: (torch.rand_like(x) < 0.999) * x,
-        lambda x: (torch.rand_like(x) < x) * x,
-        lambda x: (torch.rand_like(x) == 0.5) * x,
-        lambda x: ((torch.rand_like(x) * 2).to(torch.int32) > 0.5) * x,
-        lambda x: (torch.rand_like(x).to(torch.float64) > 0.5) * x,
-        lambda x: [r := torch.rand_like(x), (r > 0.5) * x][::-1],
-    ],
-)
-def test_other_random_numbers_have_32_bits(function: Any) -> None:
-    graph = capture(replace_random_ops(traced(function, torch.rand(4, 6)))).graph
-    assert [node["words"] for node in graph if node.op == "random"] == [4]
-
-
-def inductor_dropout(device: str) -> Any:
-    """Dropout in the form of Inductor's graphs: one call draws all seeds of the graph."""
-    from torch._inductor import inductor_prims
-
-    graph = torch.fx.Graph()
-
-    def with_value(node: Any, shape: tuple[int, ...], dtype: Any) -> Any:
-        node.meta["val"] = torch.empty(shape, dtype=dtype, device=device)
-        return node
-
-    def call(target: Any, args: tuple[Any, ...], shape: tuple[int, ...], dtype: Any) -> Any:
-        return with_value(graph.call_function(target, args), shape, dtype)
-
-    with FakeTensorMode():
-        x = with_value(graph.placeholder("x"), (4, 6), torch.float32)
-        seeds = with_value(graph.placeholder("seeds"), (3,), torch.int64)
-        seed = call(inductor_prims.lookup_seed, (seeds, 2), (), torch.int64)
-        random = call(inductor_prims.random, ([4, 6], seed, "rand"), (4, 6), torch.float32)
-        mask = call(torch.ops.aten.gt.Scalar, (random, 0.1), (4, 6), torch.bool)
-        graph.output(call(torch.ops.aten.mul.Tensor, (x, mask), (4, 6), torch.float32))
-    return torch.fx.GraphModule({}, graph)
-
-
-@pytest.mark.parametrize(("device", "depends"), [("cuda", False), ("cuda", True), ("cpu", False)])
-def test_inductor_random_numbers_are_fused_if_reproducible(
-    device: str, depends: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a CPU, Inductor's numbers are different ones."""
-    from nostall.fusion.capture import random_rules
-
-    monkeypatch.setattr(random_rules, "numbers_depend_on_kernels", lambda: depends)
-    captured = capture(inductor_dropout(device))
-    numbers = [node for node in captured.graph if node.op == "random"]
-    if device == "cpu" or depends:
-        name = ("random numbers", "prims.inductor_random.default")
-        assert captured.report.unsupported == {name: 1}
-        assert numbers == []
-        return
-    assert not captured.report.unsupported
-    assert [(node.shape, node.dtype, node["words"]) for node in numbers] == [((4, 6), "float32", 1)]
-    pair, seed = [node for node in captured.graph if node.op == "slice"]
-    assert (pair["start"], pair.shape, seed["start"], seed.shape) == (2, (1,), 0, (1,))
-    seeds = np.array([5, 6, 7], dtype=np.int64)
-    x = np.ones((4, 6), dtype=np.float32)
-    (result,) = interpret(captured.graph, [x, seeds])
-    assert np.array_equal(result, uniform(7, (4, 6), words=1) > 0.1)
 
 
 def test_opaque_results_keep_their_strides() -> None:

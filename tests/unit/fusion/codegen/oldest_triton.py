@@ -22,7 +22,7 @@ import sys
 import traceback
 from pathlib import Path
 from nostall.core import LaunchSpec
-from nostall.tuning.source import compile_triton
+from nostall.tuning.sources.triton_source import compile_triton
 
 def compiled(folder):
     for name, launch in json.loads((folder / "launches.json").read_text()).items():

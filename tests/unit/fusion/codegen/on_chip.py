@@ -7,7 +7,7 @@ from pathlib import Path
 from nostall.core.launch import LaunchSpec
 from nostall.fusion import Builder
 from nostall.fusion.codegen.emit.program import Program
-from nostall.fusion.codegen.emit.shared import emit_shared
+from nostall.fusion.codegen.emit.schemes.shared import emit_shared
 from nostall.fusion.codegen.generate import schedule_operators
 from nostall.fusion.codegen.runtime.launch_specs import launch_specs
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
@@ -15,7 +15,8 @@ from nostall.fusion.codegen.tiling.legality import illegal_reason
 from nostall.fusion.codegen.tiling.planned_kernel import plan_kernel
 from nostall.fusion.codegen.tiling.shared_memory import Reuse
 from nostall.fusion.graph.graph import Graph
-from nostall.tuning.source import Source, compile_triton
+from nostall.tuning.sources.source import Source
+from nostall.tuning.sources.triton_source import compile_triton
 
 
 def emit_program(graph: Graph, plan: KernelPlan, reuse: Reuse = "order") -> Program:

@@ -7,7 +7,7 @@ from pathlib import Path
 from nostall.fusion.codegen.emit.program import Program
 from nostall.fusion.codegen.runtime.launch_specs import launch_specs
 from nostall.sass import Program as SassProgram
-from nostall.tuning.source import compile_triton
+from nostall.tuning.sources.triton_source import compile_triton
 
 
 def opcodes(program: Program, folder: Path) -> list[str]:

@@ -16,7 +16,7 @@ GRAPHS = 40
 
 @pytest.mark.slow
 def test_random_graphs_with_empty_axes_compute_correct_values(tmp_path: Path) -> None:
-    result = run_interpreted("tests.unit.fusion.codegen.empty_graphs", tmp_path, GRAPHS)
+    result = run_interpreted("tests.unit.fusion.codegen.interpreted.empty_graphs", tmp_path, GRAPHS)
     assert result["wrong"] == []
     assert result["seen"]["graphs"] == GRAPHS
     # A sum over an empty axis is 0 and has elements, so kernels can use it.

@@ -24,8 +24,8 @@ from nostall.fusion.codegen.runtime.launch_specs import launch_specs
 from nostall.fusion.codegen.runtime.stitched_graph import stitch
 from nostall.fusion.explore.default_partition import default_partition
 from nostall.fusion.graph.graph import Graph
-from nostall.tuning.source import compile_triton
-from tests.unit.fusion.codegen.random_graphs import RandomGraph
+from nostall.tuning.sources.triton_source import compile_triton
+from tests.unit.fusion.codegen.graphs.random_graphs import RandomGraph
 
 pytestmark = pytest.mark.slow
 

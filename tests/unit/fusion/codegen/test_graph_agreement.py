@@ -15,14 +15,9 @@ from nostall.fusion.evaluate import DeltaEvaluator
 from nostall.fusion.explore import explore, greedy_partition, refine
 from nostall.fusion.graph.partition import Mask, members, to_mask
 from nostall.fusion.graph.regions import find_regions
-from tests.unit.fusion.codegen import operator_graphs, random_graphs
-from tests.unit.fusion.codegen.random_graphs import RandomGraph
-from tests.unit.fusion.patterns import (
-    attention,
-    attention_backward,
-    pooling,
-    projected_attention,
-)
+from tests.unit.fusion.codegen.graphs import operator_graphs, random_graphs
+from tests.unit.fusion.codegen.graphs.random_graphs import RandomGraph
+from tests.unit.fusion.patterns import attention, attention_backward, pooling, projected_attention
 
 
 def explored_kernels(graph: Graph, *, annealed: bool = True) -> set[Mask]:

@@ -27,7 +27,11 @@ from nostall.fusion.graph.partition import (
     to_mask,
 )
 from nostall.testing import check_objective
-from tests.unit.fusion.codegen.operator_graphs import layer_norm, norm_gradient, operator_graphs
+from tests.unit.fusion.codegen.graphs.operator_graphs import (
+    layer_norm,
+    norm_gradient,
+    operator_graphs,
+)
 
 
 def all_operators(graph: Graph) -> int:

@@ -15,7 +15,7 @@ from nostall.fusion.explore import explore
 from nostall.fusion.explore.integer_program import enumerate_columns
 from nostall.fusion.graph.partition import Mask, members, to_mask
 from nostall.fusion.graph.regions import extract_region
-from tests.unit.fusion.codegen.operator_graphs import operator_graphs
+from tests.unit.fusion.codegen.graphs.operator_graphs import operator_graphs
 
 
 def two_copies(graph: Graph) -> Graph:

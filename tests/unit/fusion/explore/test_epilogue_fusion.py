@@ -10,7 +10,7 @@ from nostall.fusion import Builder, Graph
 from nostall.fusion.codegen.generate import generate
 from nostall.fusion.explore.default_partition import default_partition
 from nostall.fusion.explore.epilogue_fusion import fuse_epilogues
-from tests.unit.fusion.codegen.operator_graphs import norm_gradient
+from tests.unit.fusion.codegen.graphs.operator_graphs import norm_gradient
 
 
 def weight_gradient(rows: int = 4096) -> Graph:

@@ -20,7 +20,11 @@ from nostall.fusion.explore.relaxation import incidence, solve_relaxation
 from nostall.fusion.explore.space import Move
 from nostall.fusion.graph.partition import Mask, Partition, members, to_mask
 from nostall.testing import check_space
-from tests.unit.fusion.codegen.operator_graphs import layer_norm, norm_gradient, operator_graphs
+from tests.unit.fusion.codegen.graphs.operator_graphs import (
+    layer_norm,
+    norm_gradient,
+    operator_graphs,
+)
 
 
 def partitions(items: tuple[int, ...]) -> Iterator[list[Mask]]:

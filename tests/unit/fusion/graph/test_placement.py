@@ -11,7 +11,7 @@ from nostall.fusion import Builder, Graph
 from nostall.fusion.graph.operations import COMPUTE
 from nostall.fusion.graph.placement import region_levels
 from nostall.fusion.graph.regions import Region, find_regions
-from tests.unit.fusion.codegen import operator_graphs
+from tests.unit.fusion.codegen.graphs import operator_graphs
 
 
 def product(build: Builder, x: int) -> int:

@@ -27,7 +27,7 @@ from nostall.fusion.products.emit import emit_products
 from nostall.fusion.products.product_graph import ProductGraph
 from nostall.fusion.testing.triton_interpreter import prepare
 from tests.unit.fusion.codegen.accuracy import random_inputs
-from tests.unit.fusion.codegen.interpreting import examples_of
+from tests.unit.fusion.codegen.interpreted.interpreting import examples_of
 
 MAX_ERROR = {"float32": 3e-5, "float16": 6e-3}
 """Largest difference from fp64 relative to the largest value, by dtype."""
@@ -42,13 +42,13 @@ CONFIGS = (
 
 @st.composite
 def products(draw: Any) -> ProductGraph:
-    """One or two products with operands in any layout, and operators of each kind behind them."""
+    """One or two products with operands in any layout, and operators of each kind around them."""
     build = Builder()
     dtype = draw(st.sampled_from(("float32", "float16")))
     # Descriptors need sizes and strides that are multiples of 16 bytes.
     sizes, pads = draw(st.sampled_from((((2, 7, 24, 33), (0, 3, 8)), ((16, 24, 40), (0, 8)))))
     rows, columns, depth = (draw(st.sampled_from(sizes)) for _ in range(3))
-    left = _operand(draw, build, rows, depth, dtype, pads)
+    left, scale = _left_operand(draw, build, rows, depth, dtype, pads)
     values = []
     for _ in range(draw(st.sampled_from((1, 2)))):
         right = _operand(draw, build, depth, columns, dtype, pads)
@@ -69,9 +69,50 @@ def products(draw: Any) -> ProductGraph:
     }
     other = others[draw(st.sampled_from([*others]))]
     result = build("add", result, build.input(other, dtype))
+    if scale is not None and columns == depth:
+        result = build("mul", result, build("sigmoid", scale))
     is_kept = draw(st.booleans())
     outputs = [result, *(values if is_kept else [])]
     return ProductGraph(build.graph(*outputs))
+
+
+def _left_operand(
+    draw: Any, build: Builder, rows: int, depth: int, dtype: str, pads: tuple[int, ...]
+) -> tuple[int, int | None]:
+    """A left operand that is read or computed, and a vector that is read in front, if any."""
+
+    def operand(dtype: str = dtype) -> int:
+        return _operand(draw, build, rows, depth, dtype, pads)
+
+    kind = draw(st.sampled_from(("read", "gated", "scaled", "cast", "turned", "halves", "views")))
+    vector = None
+    if kind == "read":
+        return operand(), None
+    if kind == "gated":
+        value = build("mul", operand(), build("sigmoid", operand()))
+    elif kind == "scaled":
+        row, vector = build("sigmoid", build.input((rows, 1))), build.input((depth,))
+        value = build("mul", build("cast", operand(), dtype="float32"), row)
+        value = build("cast", build("mul", value, build("sigmoid", vector)), dtype=dtype)
+    elif kind == "cast":
+        value = build("cast", operand("float32" if dtype == "float16" else "float16"), dtype=dtype)
+    elif kind == "turned":
+        turned = build("sigmoid", _operand(draw, build, depth, rows, dtype, pads))
+        value = build("permute", turned, shape=(rows, depth), dims=(1, 0))
+    elif kind == "halves":
+        whole = build.input((rows, 2 * depth), dtype)
+        first, second = (
+            build("slice", whole, shape=(rows, depth), dim=1, start=start, step=1)
+            for start in (0, depth)
+        )
+        value = build("mul", first, build("sigmoid", second))
+    else:
+        heads = next(n for n in (4, 3, 1) if depth % n == 0)
+        mask = build.input((1, rows, heads, 1), "bool")
+        whole = build.input((1, rows, heads, depth // heads), dtype)
+        masked = build("where", mask, whole, build.constant(0.25))
+        value = build("view", masked, shape=(rows, depth))
+    return build("copy", value, dtype=dtype), vector
 
 
 def _operand(
@@ -87,12 +128,16 @@ def _operand(
 def exact_outputs(product: ProductGraph, inputs: list[Tensor]) -> list[Tensor]:
     """The outputs by PyTorch's operators in fp64."""
     graph, cpu = product.graph, torch.device("cpu")
-    values: dict[int, Any] = {i: x.double() for i, x in zip(graph.inputs, inputs, strict=True)}
+    values: dict[int, Any] = {i: _widened(x) for i, x in zip(graph.inputs, inputs, strict=True)}
     for index in graph.operators:
         node = replace(graph[index], dtype="float64")
-        operands = [eager.read_value(graph, i, values, None, cpu).double() for i in node.inputs]
+        operands = [_widened(eager.read_value(graph, i, values, None, cpu)) for i in node.inputs]
         values[index] = eager.run_operator(node, operands)
     return [values[index] for index in graph.outputs]
+
+
+def _widened(value: Tensor) -> Tensor:
+    return value.double() if value.dtype.is_floating_point else value
 
 
 def errors_of(
@@ -120,22 +165,28 @@ def errors_of(
 
 
 def damaged_errors(folder: Path) -> list[str]:
-    """Errors of a kernel that leaves out a part of the depth."""
-    build = Builder()
-    left, right = build.input((16, 40)), build.input((40, 16))
-    value = build("copy", build("dot", left, right))
-    product = ProductGraph(build.graph(build("sigmoid", value)))
-
-    def shorten(source: str) -> str:
-        return source.replace("tl.range(0, 40, ", "tl.range(0, 16, ")
-
-    return list(errors_of(product, CONFIGS[0], folder, shorten))
+    """Errors of kernels that leave out a part of the depth, and compute a part of it twice."""
+    damages = {
+        False: ("tl.range(0, 40, ", "tl.range(0, 16, "),
+        True: ("e = k + d[None, :]", "e = d[None, :]"),
+    }
+    found: list[str] = []
+    for is_computed, (text, damaged) in damages.items():
+        build = Builder()
+        left, right = build.input((16, 40)), build.input((40, 16))
+        left = build("copy", build("tanh", left)) if is_computed else left
+        value = build("copy", build("dot", left, right))
+        product = ProductGraph(build.graph(build("sigmoid", value)))
+        found += errors_of(
+            product, CONFIGS[0], folder, lambda source, a=text, b=damaged: source.replace(a, b)
+        )
+    return found
 
 
 def main(folder: Path, examples: int) -> dict[str, Any]:
     prepare()
     wrong: list[str] = []
-    seen = {"configurations": 0, "pairs": 0, "descriptors": 0}
+    seen = {"configurations": 0, "pairs": 0, "descriptors": 0, "prologues": 0}
 
     @examples_of(examples)
     @given(products())
@@ -146,6 +197,7 @@ def main(folder: Path, examples: int) -> dict[str, Any]:
             seen["configurations"] += 1
             seen["pairs"] += len(product.dots) == 2
             seen["descriptors"] += config.descriptors
+            seen["prologues"] += bool(product.prologue)
             wrong.extend(errors_of(product, config, folder))
 
     check()

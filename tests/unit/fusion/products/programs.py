@@ -53,3 +53,14 @@ def residual(x: Tensor, weight: Tensor, bias: Tensor, kept: Tensor, square: Tens
     """Two residual connections, the second one behind a norm."""
     total = kept + functional.linear(x, weight.t(), bias)
     return total + functional.rms_norm(total, (total.shape[-1],)) @ square
+
+
+def hand_written_norm(x: Tensor, weight: Tensor) -> Tensor:
+    wide = x.float()
+    normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+    return normed.to(x.dtype) * weight
+
+
+def down_projection(gate: Tensor, up: Tensor, weight: Tensor, kept: Tensor) -> Tensor:
+    """The second half of a SwiGLU layer, with the residual."""
+    return kept + functional.linear(functional.silu(gate) * up, weight)

@@ -109,9 +109,9 @@ def test_descriptors_need_aligned_strides() -> None:
 
 @pytest.mark.slow
 def test_kernels_compute_what_fp64_computes(tmp_path: Path) -> None:
-    found = run_interpreted("tests.unit.fusion.products.interpreted", tmp_path, 8)
+    found = run_interpreted("tests.unit.fusion.products.interpreted", tmp_path, 16)
     assert found["wrong"] == []
-    assert found["damaged"], "a kernel that leaves out a part of the depth is noticed"
+    assert len(found["damaged"]) == 2, "a part of the depth that is left out or repeated is noticed"
     assert min(found["seen"].values()) > 2
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nostall.cli.fuse_tables import show_document, show_explanation
+from nostall.cli.fusing.tables import show_document, show_explanation
 from nostall.core import Run
 from nostall.core.errors import BadRun
 from nostall.fusion.graph.operations import Kind

@@ -21,7 +21,7 @@ from nostall.report.units import Scale
 from nostall.search import make
 from nostall.search.episodes import ANNEALING_MOVE, NAME, Episode, EpisodeLog, read_episodes
 from nostall.tuning.job import Settings, describe, tune
-from nostall.tuning.source import load_cubin
+from nostall.tuning.sources.source import load_cubin
 from nostall.tuning.strategies import LOG_FOLDER
 from tests.unit.sass.game.kernels import NVCC, launch
 

@@ -18,11 +18,11 @@ from nostall.report.tune.side_by_side import compare_blocks
 from nostall.report.tune.summary import Summary, make_summary
 from nostall.report.units import Scale, ticks
 from nostall.sass.program import registers
-from nostall.sass.safety.hazards import HazardValidator
+from nostall.sass.safety.hazards.validator import HazardValidator
 from nostall.sass.schedule.changes import out_of_order
 from nostall.search import make
 from nostall.tuning.job import Settings, describe, tune
-from nostall.tuning.source import compile_triton
+from nostall.tuning.sources.triton_source import compile_triton
 
 EXAMPLE = Path(__file__).parents[4] / "examples" / "softmax.py"
 

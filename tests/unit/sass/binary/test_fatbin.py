@@ -11,7 +11,7 @@ from tests.unit.sass.binary.cubin_builder import PROGBITS, SectionSpec, elf, tex
 from nostall.core.errors import BadBinary, BadInput, MissingPart
 from nostall.sass.binary import fatbin
 from nostall.sass.binary.fatbin import extract, images, is_container
-from nostall.tuning.source import load_cubin
+from nostall.tuning.sources.source import load_cubin
 
 NVCC = catalogue.NVCC
 SM_80_CUBIN = (NVCC / "atomics.sm_80.cubin").read_bytes()

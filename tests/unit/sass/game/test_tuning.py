@@ -14,7 +14,7 @@ from nostall.core import BadInput, ContractBroken, MissingPart, Run
 from nostall.core.search import Checkpoint
 from nostall.sass.schedule import ScheduleSpace
 from nostall.tuning.job import Settings, describe, tune
-from nostall.tuning.source import load_cubin
+from nostall.tuning.sources.source import load_cubin
 from nostall.tuning.strategies import LOG_FOLDER, make_strategy
 from nostall.tuning.verified_checkpoints import CheckpointVerifier
 

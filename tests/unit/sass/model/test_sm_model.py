@@ -16,7 +16,7 @@ from nostall.sass.program.program import Program
 from nostall.sass.schedule.space import ScheduleSpace
 from nostall.sass.schedule.state import Schedule
 from nostall.testing import check_objective
-from nostall.tuning.source import compile_triton
+from nostall.tuning.sources.triton_source import compile_triton
 
 GEMM = Path(__file__).parents[4] / "examples" / "gemm_leakyrelu.py"
 

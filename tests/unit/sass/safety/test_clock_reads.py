@@ -7,7 +7,7 @@ from tests.corpus.catalogue import NVCC
 from nostall.sass import Program
 from nostall.sass.program import Function
 from nostall.sass.program.instruction import Instruction
-from nostall.sass.safety.hazards import HazardValidator
+from nostall.sass.safety.hazards.validator import HazardValidator
 from nostall.sass.safety.symbolic.validator import SymbolicValidator
 
 SPARE = 1 << 5

@@ -13,7 +13,7 @@ from tests.corpus.catalogue import NVCC
 from nostall.sass import Program
 from nostall.sass.program import Function
 from nostall.sass.program.cover_rules import RULES, CoverTable
-from nostall.sass.safety.hazards import HazardValidator
+from nostall.sass.safety.hazards.validator import HazardValidator
 from nostall.sass.safety.symbolic.validator import SymbolicValidator
 from nostall.sass.safety.verdict import Finding
 from nostall.sass.schedule import ScheduleSpace, dependence_scan

@@ -12,7 +12,7 @@ from nostall.core.errors import BadBinary, BadInput
 from nostall.sass import Program, verify
 from nostall.sass.binary.cubin import Cubin
 from nostall.sass.safety import validate
-from nostall.sass.safety.hazards import HazardValidator
+from nostall.sass.safety.hazards.validator import HazardValidator
 
 SMALL = NVCC / "shared_order.sm_80.cubin"
 DATA = SMALL.read_bytes()

@@ -20,7 +20,7 @@ from nostall.ptx.assemble.ptxas import run_ptxas
 from nostall.ptx.assemble.versions import Assembler
 from nostall.sass.binary.code_hash import code_sha256
 from nostall.tuning.assembler import job, objective
-from nostall.tuning.source import Source
+from nostall.tuning.sources.source import Source
 
 _LOADS = "".join(f"	ld.global.f32 	%f{n}, [%rd3+{4 * n}];\n" for n in range(1, 7))
 _WORK = "".join(

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.unit.tuning.assembler.kernel import TimedDevice, make_source, open_inline
 
 from nostall.core import Run
 from nostall.ptx.assemble.versions import find_assemblers
@@ -18,6 +17,7 @@ from nostall.tuning.assembler.ablation import MAX_PAIRS, ablate
 from nostall.tuning.assembler.job import tune_assembler
 from nostall.tuning.assembler.objective import AssemblerObjective
 from nostall.tuning.job import Settings
+from tests.unit.tuning.assembler.kernel import TimedDevice, make_source, open_inline
 
 
 def test_the_loss_of_each_change_is_that_of_the_state_without_it(

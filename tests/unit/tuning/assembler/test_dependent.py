@@ -9,8 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.unit.tuning.assembler import kernel as scale
-from tests.unit.tuning.assembler.kernel import TimedDevice, make_source, open_inline
 
 from nostall.core import Run
 from nostall.gpu import Device, Kernel, MeasurementPlan
@@ -20,9 +18,11 @@ from nostall.sass.safety.dependent_launch import check_wait
 from nostall.search.evolution.evolve import Evolve
 from nostall.store import BadBundle, Store, bundle
 from nostall.tuning.assembler.job import Setup, tune_assembler
-from nostall.tuning.assembler.recipe import Recipe, rebuild
+from nostall.tuning.assembler.recipes.recipe import Recipe, rebuild
 from nostall.tuning.job import Settings, TuningResult
-from nostall.tuning.store_records import import_bundle, record_dependent, rejection_reason
+from nostall.tuning.records.store_records import import_bundle, record_dependent, rejection_reason
+from tests.unit.tuning.assembler import kernel as scale
+from tests.unit.tuning.assembler.kernel import TimedDevice, make_source, open_inline
 
 SETTINGS = Settings("assembler", evaluations=20, objective="gpu", rounds=8, checks=2, pdl="wait")
 

@@ -9,13 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.unit.tuning.assembler.kernel import (
-    LAUNCH,
-    PTX,
-    TimedDevice,
-    make_source,
-    open_inline,
-)
 
 from nostall.core import BadInput, Run
 from nostall.ptx.assemble.versions import Assembler, find_assemblers
@@ -26,8 +19,9 @@ from nostall.tuning.assembler.candidate_log import CANDIDATES_FILE, CandidateLog
 from nostall.tuning.assembler.job import Setup, open_setup, tune_assembler
 from nostall.tuning.assembler.objective import AssemblerObjective
 from nostall.tuning.assembler.portfolio import register_budgets
-from nostall.tuning.assembler.recipe import Recipe, rebuild
+from nostall.tuning.assembler.recipes.recipe import Recipe, rebuild
 from nostall.tuning.job import Settings, TuningResult
+from tests.unit.tuning.assembler.kernel import LAUNCH, PTX, TimedDevice, make_source, open_inline
 
 SETTINGS = Settings("assembler", evaluations=45, objective="gpu", rounds=8, checks=2)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tests.unit.tuning.assembler.kernel import TimedDevice, make_source, open_inline
 
 from nostall.gpu import PendingOutcome
 from nostall.ptx.assemble.versions import Assembler, find_assemblers
@@ -15,6 +14,7 @@ from nostall.search.evolution.pipeline import Finished, Pipeline
 from nostall.tuning.assembler.candidate import find_hazards
 from nostall.tuning.assembler.job import Setup
 from nostall.tuning.assembler.objective import AssemblerObjective, idle_share
+from tests.unit.tuning.assembler.kernel import TimedDevice, make_source, open_inline
 
 REORDER = Operator("reorder", 20.0)
 

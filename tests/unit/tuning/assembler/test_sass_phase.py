@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.tuning.fake_device import load_example
 
 from nostall.gpu import Outcome, Timing
 from nostall.sass import verify
 from nostall.tuning.assembler.sass_phase import improve_order
 from nostall.tuning.strategies import make_strategy
+from tests.unit.tuning.fake_device import load_example
 
 
 class FasterDevice:

@@ -8,19 +8,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from tests.unit.tuning.assembler.kernel import PTX, TimedDevice, make_source, open_inline
 
 from nostall.ptx.assemble.versions import Assembler, find_assemblers
 from nostall.search.evolution.evolve import Evolve
 from nostall.store import BadBundle, Row, Store, bundle
 from nostall.store.artefacts import RECIPE, content_hash
 from nostall.store.repair import repair
-from nostall.tuning.assembler import verify_stored
 from nostall.tuning.assembler.job import tune_assembler
-from nostall.tuning.assembler.recipe import StoredRecipe
+from nostall.tuning.assembler.recipes import verify_stored
+from nostall.tuning.assembler.recipes.recipe import StoredRecipe
 from nostall.tuning.job import Settings, TuningResult
-from nostall.tuning.source import Source
-from nostall.tuning.store_records import import_bundle, record_result, rejection_reason
+from nostall.tuning.records.store_records import import_bundle, record_result, rejection_reason
+from nostall.tuning.sources.source import Source
+from tests.unit.tuning.assembler.kernel import PTX, TimedDevice, make_source, open_inline
 
 SETTINGS = Settings("assembler", evaluations=30, objective="gpu", rounds=8, checks=2)
 INFO = {"gpu": "Fake"}

@@ -1,6 +1,6 @@
 """Checks of fused PyTorch functions in Triton's interpreter.
 
-Run by ``tests.unit.fusion.codegen.interpreting`` in a process of its own.
+Run by ``tests.unit.fusion.codegen.interpreted.interpreting`` in a process of its own.
 """
 
 from __future__ import annotations

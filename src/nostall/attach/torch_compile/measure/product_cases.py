@@ -17,6 +17,7 @@ from nostall.attach.torch_compile.store.kernel_store import KernelStore
 from nostall.fusion.capture import CapturedGraph
 from nostall.fusion.graph.operations import COMPUTE
 from nostall.fusion.products.find import FoundProduct
+from nostall.fusion.products.neighbours import operators_in_front
 
 MAX_NEIGHBOURS = 64
 """Operators behind a kernel that are measured with it, at most."""
@@ -66,28 +67,33 @@ def occurrences(graphs: Sequence[GraphModule], kernel_filter: KernelFilter) -> I
 
 
 def by_bytes(found: Iterable[Occurrence]) -> list[list[Occurrence]]:
-    """Occurrences of equal kernels together; those that could save the most bytes come first."""
+    """Occurrences of equal kernels together; those that could save the most bytes come first.
+
+    Kernels with operators in front of their products come last.
+    """
     groups: dict[str, list[Occurrence]] = {}
     saved: Counter[str] = Counter()
     for each in found:
         key = each.found.kernel.graph.key
         groups.setdefault(key, []).append(each)
         saved[key] += each.found.bytes_saved
-    return [groups[key] for key, _ in saved.most_common()]
+    ordered = [groups[key] for key, _ in saved.most_common()]
+    return sorted(ordered, key=lambda same: bool(same[0].found.kernel.prologue))
 
 
 def product_module(
     module: GraphModule, captured: CapturedGraph, found: FoundProduct
 ) -> GraphModule:
-    """The graph of a product, its readers and what Inductor would fuse with those."""
+    """The graph of a product, the operators around it and what Inductor would fuse with those."""
     graph, owners = captured.graph, operator_owners(captured)
-    operators = set(found.operators)
+    operators = {*found.operators, *operators_in_front(graph, found)}
     # Calls behind the product: what needs their results is no part of Inductor's next kernels.
     calls_behind = 0
     for index in found.anchors:
         calls_behind |= graph.descendants[index] & graph.opaque
     waiting = list(found.captured(found.kernel.graph.outputs))
-    while waiting and len(operators) < len(found.operators) + MAX_NEIGHBOURS:
+    most = len(operators) + MAX_NEIGHBOURS
+    while waiting and len(operators) < most:
         for reader in graph.consumers[waiting.pop()]:
             is_next = graph[reader].kind in COMPUTE and not graph.ancestors[reader] & calls_behind
             if is_next and reader not in operators:
@@ -101,7 +107,9 @@ def title(case: ProductCase) -> str:
     shape = case.found.kernel.shape
     graph = case.found.kernel.graph
     operators: Sequence[str] = list(dict.fromkeys(graph[i].op for i in case.found.kernel.epilogue))
+    before = ", ".join(dict.fromkeys(graph[i].op for i in case.found.kernel.prologue[:-1]))
     return (
         f"{shape.rows} x {shape.columns} x {shape.depth} {shape.dtype}"
         f"{' (two products)' if shape.count == 2 else ''} with {', '.join(operators)}"
+        f"{f' behind it and {before} in front' if before else ''}"
     )

@@ -1,14 +1,16 @@
-"""Measure which matrix products are faster as one kernel with their elementwise readers.
+"""Measure which matrix products are faster as one kernel with the elementwise operators around.
 
-A product is measured in a graph of its own: the product, its readers, and the operators behind them
-up to the next product, which Inductor would fuse with them. One version has the kernel, the other
-cuBLAS and Inductor's kernels. A product is replaced only if its version is measured faster.
+A product is measured in a graph of its own: the product, the operators of the kernel, and those
+before and behind them up to the next product, which Inductor would fuse with them. One version has
+the kernel, the other cuBLAS and Inductor's kernels. A product is replaced only if its version is
+measured faster. Of several such kernels of one product the one that saves the most time is used.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -129,8 +131,8 @@ class ProductComparisons:
     ) -> dict[str, RegionRecord]:
         """Kernels measured faster than cuBLAS with Inductor's kernels, by the key of their graph.
 
-        Those that could save the most bytes come first.  ``known``: kernels that are chosen
-        already, which are not measured again.
+        Those that could save the most bytes come first, and kernels with operators in front last.
+        ``known``: kernels that are chosen already, which are not measured again.
         """
         if not self.is_enabled or not self.graphs:
             return {}
@@ -179,26 +181,37 @@ class ProductComparisons:
         kernel_filter: KernelFilter,
         known: Mapping[str, RegionRecord],
     ) -> dict[str, RegionRecord]:
-        chosen: dict[str, RegionRecord] = {}
-        taken: set[FxNode] = set()
+        # Products -> the key of the kernel that saves the most time.
+        best: dict[tuple[FxNode, ...], str] = {}
+        regions: dict[str, RegionRecord] = {}
         note = ", beside Inductor's kernels" if kernel_filter.products_only else ""
         for same in by_bytes(self.occurrences(kernel_filter)):
             found = same[0].found
-            if taken.intersection(found.products):
+            products = found.products
+            if any(set(products) & set(others) for others in best if others != products):
                 continue  # a pair with this product is one kernel
             graph, key = found.kernel.graph, region_key(found.kernel.graph)
             if match_key(graph.key, graph.operators) in kernel_filter.kept_in_inductor:
                 continue  # it was not accurate
             if key in known:
-                chosen[key] = known[key]
+                regions[key] = known[key]
             else:
                 case = same[0].case
                 _, record = self.measured(case, compiler, note)
                 if record is None or not is_gain(record):
                     continue
-                chosen[key], self.records[key] = measured_region(case, record), record
-            taken.update(found.products)
-        return chosen
+                regions[key], self.records[key] = measured_region(case, record), record
+            if products not in best or self._saved(key) > self._saved(best[products]):
+                best[products] = key
+        return {key: regions[key] for key in best.values()}
+
+    def _saved(self, key: str) -> float:
+        """Seconds that a chosen kernel was measured to save; infinite without a measurement.
+
+        Such a kernel was chosen by another selection, and stays.
+        """
+        record = self.records.get(key)
+        return math.inf if record is None else seconds_saved(record, record.comparison.ratio)
 
     def _key(self, case: ProductCase) -> str:
         graph = graph_key(case.module, fake_placeholders(case.module), self.options, self.patches)
@@ -310,6 +323,11 @@ def measured_region(case: ProductCase, record: KernelComparisonRecord) -> Region
         if kernel == name:
             return product_record(case.found, kernel, inputs)
     raise NotComparable("the measured kernel is not generated any more")
+
+
+def seconds_saved(record: KernelComparisonRecord, ratio: float) -> float:
+    """Seconds that kernels save if they are so many times as fast as Inductor's."""
+    return statistics.median(record.inductor) * (1.0 - 1.0 / ratio)
 
 
 def is_gain(record: KernelComparisonRecord) -> bool:

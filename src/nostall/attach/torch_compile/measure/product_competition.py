@@ -9,7 +9,6 @@ kernels that are lost for it.
 
 from __future__ import annotations
 
-import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from nostall.attach.torch_compile.measure.product_comparison import (
     ProductComparisons,
     is_gain,
     measured_region,
+    seconds_saved,
 )
 from nostall.attach.torch_compile.rewrite.compilers import GraphCompiler
 from nostall.attach.torch_compile.rewrite.kernel_selection import (
@@ -111,7 +111,7 @@ class _Contest:
         if record is None or not is_gain(record):
             return
         places = frozenset[tuple[int, str]]().union(*(each.places for each in same))
-        gain = len(same) * _seconds_saved(record, record.comparison.low)
+        gain = len(same) * seconds_saved(record, record.comparison.low)
         loss = self._stitched_seconds(lost, displacement) + self._product_seconds(places)
         wins = gain > loss
         self._products.outcomes[key] += (
@@ -120,8 +120,9 @@ class _Contest:
         )
         if wins:
             # First what may fail: a kernel is displaced only if another one is there.
-            region = measured_region(case, record)
-            displacement.regions[region_key(case.found.kernel.graph)] = region
+            region = region_key(case.found.kernel.graph)
+            displacement.regions[region] = measured_region(case, record)
+            self._products.records[region] = record
             displacement.kernels |= keys.union(*lost)
             self._taken |= places
 
@@ -132,7 +133,7 @@ class _Contest:
             if not group <= displacement.kernels:
                 record = self._stitched[group]
                 most = max(self._counts[key] for key in group)
-                seconds += most * max(0.0, _seconds_saved(record, record.comparison.high))
+                seconds += most * max(0.0, seconds_saved(record, record.comparison.high))
         return seconds
 
     def _product_seconds(self, places: frozenset[tuple[int, str]]) -> float:
@@ -142,7 +143,7 @@ class _Contest:
             for each in self._current
             if each.places & places
         )
-        return sum(_seconds_saved(record, record.comparison.high) for record in records)
+        return sum(seconds_saved(record, record.comparison.high) for record in records)
 
 
 def _contested(
@@ -157,6 +158,8 @@ def _contested(
         captured, matches = matched
         counts.update(match.key for match in matches)
         for found in find_products(captured, seed_pairs(captured)).found:
+            if found.kernel.prologue:
+                continue  # the same product without operators in front has these readers, too
             keys = frozenset(m.key for m in matches if _computes_reader(captured, m, found))
             if keys:
                 yield Occurrence(found, captured, module, number, keys)
@@ -170,8 +173,3 @@ def _computes_reader(captured: CapturedGraph, match: KernelMatch, found: FoundPr
     elements = found.kernel.shape.rows * found.kernel.shape.columns
     shared = found.operators.intersection(match.operators)
     return any(captured.graph[index].elements >= elements for index in shared)
-
-
-def _seconds_saved(record: KernelComparisonRecord, ratio: float) -> float:
-    """Seconds that the kernels save if they are so many times as fast as Inductor's."""
-    return statistics.median(record.inductor) * (1.0 - 1.0 / ratio)

@@ -1,4 +1,4 @@
-"""Replace matrix products and their elementwise readers by kernels that were measured faster.
+"""Replace matrix products and elementwise operators around them by kernels measured faster.
 
 This runs after stitched kernels are inserted: operators that those compute are calls by then, and
 no part of a product's kernel.
@@ -109,8 +109,9 @@ def _compatible(
 
 
 def _is_large(captured: CapturedGraph, found: FoundProduct, index: int) -> bool:
-    rows, columns = found.kernel.shape.rows, found.kernel.shape.columns
-    return captured.graph[index].elements >= rows * columns
+    shape = found.kernel.shape
+    columns = min(shape.columns, shape.depth) if found.kernel.prologue else shape.columns
+    return captured.graph[index].elements >= shape.rows * columns
 
 
 def _match(
@@ -128,7 +129,7 @@ def _match(
         step.kernel,
         found.captured(step.inputs),
         found.captured(step.outputs),
-        tuple(sorted(anchors | found.operators)),
+        tuple(sorted((anchors | found.operators) - found.repeated)),
         reduces=True,
     )
     return match, record

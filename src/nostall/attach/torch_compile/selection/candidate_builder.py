@@ -203,9 +203,8 @@ class CandidateBuilder:
             return with_products
         without = replace(selection, kept_in_inductor=kept | displacement.kernels)
         displaced = self._with_products(without, displacement.regions)
-        # Without these products, nothing takes the place of the kernels that would be left out.
-        is_complete = displacement.regions.keys() <= displaced.regions.keys()
-        return displaced if is_complete else with_products
+        # After a failure no product takes the place of the kernels that would be left out.
+        return with_products if displaced is without else displaced
 
     def _next_selection(self, candidate: Candidate, kernels: Collection[str]) -> Selection | None:
         """The matrix products alone, if the candidate has other kernels, too.

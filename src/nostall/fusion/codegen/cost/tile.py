@@ -14,7 +14,9 @@ from nostall.fusion.codegen.cost.operators import (
     uses_int64,
 )
 from nostall.fusion.codegen.cost.thread_layout import ACCESS_BYTES, ThreadLayout, thread_layout
+from nostall.fusion.codegen.loops.block_reductions import block_columns
 from nostall.fusion.codegen.loops.mapping import Operand, loops_used
+from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel
 from nostall.fusion.graph.operations import DTYPE_BYTES
 
@@ -130,12 +132,15 @@ class _TileModel:
         is_repeated = self.work.loop == "columns" or (self.has_equal_chunks and at > 0)
         self.instructions += coefficients.iteration if is_repeated else coefficients.chunk
         self.instructions += self._operator_instructions(layout)
-        reductions = sum(
-            bool(self.schedule.mapping.reduced_loops.get(index)) for index in self.work.operators
-        )
+        reductions = sum(map(self.schedule.removes_columns, self.work.operators))
         # Equal chunks are combined before warps exchange anything.
         crosses_warps = layout.warps_per_row > 1 and not (self.has_equal_chunks and at > 0)
         crossing = reductions * crosses_warps
+        crossing += sum(
+            block_columns(self.schedule.mapping, i) > layout.vector * layout.lanes_per_row
+            for i in self.schedule.block_reductions
+            if i in self.work.operators
+        )
         self.instructions += coefficients.cross_warp * layout.rows_per_thread * crossing
         self.barriers += 2 * crossing
         self._add_accesses(layout)
@@ -182,11 +187,15 @@ class _TileModel:
         schedule, is_flat, elements = self.schedule, self.is_flat, layout.elements_per_thread
         instructions = 0.0
         for index in self.work.operators:
-            if schedule.mapping.reduced_loops.get(index):
+            if index in schedule.block_reductions:
+                instructions += elements * _block_reduction_instructions(schedule, index, layout)
+            elif schedule.removes_columns(index):
                 instructions += elements
             elif is_flat or schedule.has_columns(index):
                 has_rows = is_flat or self._varies_along_rows(schedule.mapping.loops[index])
                 shared_by = 1 if has_rows else layout.rows_per_thread
+                if schedule.is_uniform_in_blocks(index):
+                    shared_by *= layout.vector
                 if schedule.mapping.graph[index].op == "random":
                     shared_by *= self._elements_per_counter(index, layout)
                 cost = operator_cost(schedule, index, is_flat, self.coefficients.operators)
@@ -282,6 +291,13 @@ class _TileModel:
             if index in self.work.outputs:
                 touched[index] = (index, mapping.loops[index])
         return touched
+
+
+def _block_reduction_instructions(schedule: Schedule, index: int, layout: ThreadLayout) -> float:
+    """Instructions for each element: one in the thread, and a shuffle and one for each halving of
+    the lanes that share a block."""
+    lanes = max(1.0, block_columns(schedule.mapping, index) / layout.vector)
+    return 1 + 2 * math.log2(lanes) / layout.vector
 
 
 def _layout_key(layout: ThreadLayout) -> tuple[int, int, int]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 
 from nostall.fusion.codegen.emit.program import Language
+from nostall.fusion.codegen.expressions.templates import TRITON_DTYPES
 from nostall.fusion.codegen.loops.addresses import ZERO_TENSOR
 
 LAYOUT = "row"
@@ -40,6 +41,19 @@ def translate_to_gluon(text: str) -> str:
     """The source of a Triton file as Gluon."""
     zero = f"{ZERO_TENSOR[:-1]}, {LAYOUT})"
     return _NAME.sub("gl.", text.replace(ZERO_TENSOR, zero)).replace("@triton.jit", "@gluon.jit")
+
+
+def widened_blocks(name: str, blocks: str, width: int, dtype: str) -> str:
+    """A value of each block of columns, of shape (1, blocks, 1), as a tensor of all columns.
+
+    ``blocks``: the shape (1, blocks, columns of a block) as text.  The sum with zero gives the
+    value its columns, and -0.0 leaves all floats as they are.  A reshaped tensor has a layout of
+    another name, of which the elements lie where those of :data:`LAYOUT` do.
+    """
+    zero = "-0.0" if dtype == "float32" else "0"
+    zeros = f"tl.full((1, {width}), {zero}, {TRITON_DTYPES[dtype]}, {LAYOUT})"
+    wide = f"tl.reshape({name} + tl.reshape({zeros}, {blocks}), (1, {width}))"
+    return f"tl.convert_layout({wide}, {LAYOUT})"
 
 
 GLUON = Language(HEAD, translate_to_gluon)

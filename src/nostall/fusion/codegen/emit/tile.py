@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator
 from functools import reduce
 
+from nostall.fusion.codegen.emit.gluon import widened_blocks
 from nostall.fusion.codegen.emit.one_hot import one_hot_operands
 from nostall.fusion.codegen.emit.philox import counter_offsets
 from nostall.fusion.codegen.emit.tile_parts import Chunk, Rows, TileValue, narrow_comparison
@@ -32,6 +33,7 @@ from nostall.fusion.codegen.loops.addresses import (
     offset_terms,
     tensor_offset,
 )
+from nostall.fusion.codegen.loops.block_reductions import block_columns
 from nostall.fusion.codegen.loops.mapping import AxisAccess, Loops, Operand, loops_used
 from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.tiling.loop_peeling import Peeling
@@ -120,7 +122,10 @@ class Tile:
     def compute(self, index: int) -> None:
         """Write an operator for all chunks, behind a comment that names it."""
         self.lines(f"# {self.graph.describe(index)}")
-        if self.mapping.reduced_loops.get(index):
+        if index in self.schedule.block_reductions:
+            for chunk in self.chunks:
+                self._reduce_blocks(index, chunk)
+        elif self.mapping.reduced_loops.get(index):
             self._reduce(index)
         elif self.has_columns(index):
             for chunk in self.chunks:
@@ -341,6 +346,28 @@ class Tile:
         if chunk.mask:
             text = f"tl.where({chunk.mask}, {text}, {reduction.neutral})"
         return text, entry.has_rows
+
+    def _reduce_blocks(self, index: int, chunk: Chunk) -> None:
+        """Reduce blocks of neighbouring columns; all columns of a block get the result.
+
+        A chunk has whole blocks, so a masked lane is in no block of a column that exists.
+        """
+        reduction, width = make_reduction(self.graph[index]), chunk.width
+        entry = self.operand_value(self.mapping.operands[index][0], chunk)
+        text, count = reduction.to_partial(entry.value), self.rows.count if entry.has_rows else 1
+        if not entry.has_columns:
+            text = f"tl.broadcast_to({text}, ({count}, {width}))"
+        size = block_columns(self.mapping, index)
+        blocks, name = f"({count}, {width // size}, {size})", f"b{index}{chunk.suffix}"
+        self.lines(f"{name} = {reduction.reduce(f'tl.reshape({text}, {blocks})', 2)}")
+        if chunk.lanes:  # written in Gluon, which has no broadcast_to
+            wide = widened_blocks(name, blocks, width, reduction.dtype)
+        else:
+            wide = f"tl.reshape(tl.broadcast_to({name}, {blocks}), ({count}, {width}))"
+        result = reduction.from_partial(wide)
+        self.lines(f"v{index}{chunk.suffix} = {result.text}")
+        named = Value(f"v{index}{chunk.suffix}", result.dtype)
+        self.values[index, chunk.suffix] = TileValue(named, entry.has_rows, has_columns=True)
 
     def accumulate(self, index: int, reduction: Reduction, chunk: Chunk) -> str:
         """The accumulator of a reduction combined with the columns of ``chunk``."""

@@ -74,20 +74,21 @@ def count_passes(
 
     ``others``: other reductions that share the loop of the reduction that they need.
     """
-    level, mapping = schedule.reduction_levels({*pair_sums(pairs), *others}), schedule.mapping
-    reducing = {level[i] - 1 for i in schedule.body if mapping.reduced_loops.get(i)}
+    level, outputs = (
+        schedule.reduction_levels({*pair_sums(pairs), *others}),
+        schedule.mapping.outputs,
+    )
+    reducing = {level[i] - 1 for i in schedule.body if schedule.removes_columns(i)}
     return len(
-        reducing
-        | {level[i] for i in schedule.body if i in mapping.outputs and schedule.has_columns(i)}
+        reducing | {level[i] for i in schedule.body if i in outputs and schedule.has_columns(i)}
     )
 
 
 def _pair_candidates(schedule: Schedule) -> Iterator[OnlinePair]:
     maxima: dict[Operand, list[int]] = {}
     for index in schedule.body:
-        if _is_float_operator(
-            schedule.mapping, index, "amax"
-        ) and schedule.mapping.reduced_loops.get(index):
+        is_maximum = _is_float_operator(schedule.mapping, index, "amax")
+        if is_maximum and schedule.removes_columns(index):
             maxima.setdefault(schedule.mapping.operands[index][0], []).append(index)
     for x, maxima_of_x in maxima.items():
         is_guarded = {
@@ -103,7 +104,7 @@ def _pair_candidates(schedule: Schedule) -> Iterator[OnlinePair]:
 def _is_guarded_sum(schedule: Schedule, index: int, x: Operand, maxima: list[int]) -> bool | None:
     """Whether a sum of exp(x - maximum) is guarded; None if the operator is no such sum."""
     mapping = schedule.mapping
-    if not (_is_float_operator(mapping, index, "sum") and mapping.reduced_loops.get(index)):
+    if not (_is_float_operator(mapping, index, "sum") and schedule.removes_columns(index)):
         return None
     (power,) = mapping.operands[index]
     if not _is_float_operator(mapping, power.source, "exp"):

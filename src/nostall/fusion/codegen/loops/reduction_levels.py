@@ -48,7 +48,7 @@ class Pass:
         merged_sums = pair_sums(online_pairs) | {v.squares for v in online_variances}
         levels = schedule.reduction_levels(merged_sums)
         self.reductions = tuple(
-            i for i in schedule.body if mapping.reduced_loops.get(i) and levels[i] == level + 1
+            i for i in schedule.body if schedule.removes_columns(i) and levels[i] == level + 1
         )
         outputs = [i for i in schedule.body if i in mapping.outputs and levels[i] == level]
         self.column_outputs = tuple(i for i in outputs if schedule.has_columns(i))
@@ -61,19 +61,17 @@ class Pass:
             index = worklist.pop()
             if index in mapping.accesses and index not in needed:
                 needed.add(index)
-                if not mapping.reduced_loops.get(index) and index not in on_chip:
+                if not schedule.removes_columns(index) and index not in on_chip:
                     worklist.extend(o.source for o in mapping.operands[index])
         self.column_operators = tuple(
             sorted(i for i in needed if schedule.has_columns(i) and i not in on_chip)
         )
         self.row_operators = tuple(
             sorted(
-                i
-                for i in needed
-                if not schedule.has_columns(i) and not mapping.reduced_loops.get(i)
+                i for i in needed if not schedule.has_columns(i) and not schedule.removes_columns(i)
             )
         )
-        self.finished_reductions = tuple(sorted(i for i in needed if mapping.reduced_loops.get(i)))
+        self.finished_reductions = tuple(sorted(filter(schedule.removes_columns, needed)))
 
     @property
     def has_columns(self) -> bool:

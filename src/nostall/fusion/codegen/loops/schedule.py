@@ -4,7 +4,8 @@ Reductions are the sub-roots that fix the mapping, and all other operators inher
 (arXiv:2009.10924).  The tile is two-dimensional: the reductions remove the *columns*, and *rows*
 are independent of each other.  A reduction over rows (the weight gradient beside the input
 gradient of a norm) is a *row reduction*: each program keeps a partial result, and a second kernel
-adds the partial results in a fixed order.
+adds the partial results in a fixed order.  A reduction over a block of neighbouring columns is a
+*block reduction* (:mod:`nostall.fusion.codegen.loops.block_reductions`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+from nostall.fusion.codegen.loops.block_reductions import block_columns, block_reductions
 from nostall.fusion.codegen.loops.dot_axes import group_loops, has_dots
 from nostall.fusion.codegen.loops.mapping import LoopMapping, Loops, Operand, loops_used
 from nostall.fusion.errors import BadFusion
@@ -36,6 +38,8 @@ class Schedule:
     """Reductions over ``reduced_rows``."""
     epilogue: tuple[int, ...] = ()
     """Operators that follow row reductions: they run in the second kernel."""
+    block_reductions: tuple[int, ...] = ()
+    """Reductions over blocks of neighbouring columns."""
     loop_groups: tuple[Loops, ...] = ()
     """The columns of a pattern with small dots, by matrix axis
     (:mod:`nostall.fusion.codegen.loops.dot_axes`); () without dots."""
@@ -116,7 +120,10 @@ class Schedule:
         levels: dict[int, int] = {}
         for index in self.body:
             operand_levels = [levels.get(o.source, 0) for o in self.mapping.operands[index]]
-            adds_level = index in self.mapping.reduced_loops and index not in merged
+            adds_level = index in self.mapping.reduced_loops and index not in (
+                *merged,
+                *self.block_reductions,
+            )
             levels[index] = max(operand_levels, default=0) + adds_level
         return levels
 
@@ -129,6 +136,19 @@ class Schedule:
         operands = {operand for index in late for operand in self.mapping.operands[index]}
         loops = {o: loops_used(o.accesses) for o in operands if self.mapping.is_in_memory(o)}
         return frozenset(o for o in loops if loops[o] & columns and not loops[o] & rows)
+
+    def removes_columns(self, index: int) -> bool:
+        """Whether an operator reduces a row to one value: a reduction, but not of blocks."""
+        return bool(self.mapping.reduced_loops.get(index)) and index not in self.block_reductions
+
+    @cached_property
+    def block_columns(self) -> int:
+        """Columns of the largest block that a reduction removes; 1 if there is none."""
+        return max((block_columns(self.mapping, i) for i in self.block_reductions), default=1)
+
+    def is_uniform_in_blocks(self, index: int) -> bool:
+        """Whether an operator has the same value in neighbouring columns: a scale of a block."""
+        return bool(self.block_reductions) and self.columns[-1] not in self.mapping.loops[index]
 
     def has_columns(self, index: int) -> bool:
         """Whether an operator has a value for each column, rather than one for all columns."""
@@ -193,19 +213,27 @@ def build_schedule(mapping: LoopMapping) -> Schedule:
         return Schedule(mapping, rows, tuple(sorted(columns)))
     reasons = []
     # The set with the fastest loops comes first: columns along them give coalesced reads.
-    for columns in reduced_sets:
+    candidates: list[tuple[frozenset[int], tuple[int, ...]]]
+    candidates = [(columns, ()) for columns in reduced_sets]
+    candidates += [(c, blocks) for c in reduced_sets if (blocks := block_reductions(mapping, c))]
+    for columns, blocks in candidates:
         try:
-            return _build_dual_schedule(mapping, all_loops, columns)
+            return _build_row_schedule(mapping, all_loops, columns, blocks)
         except BadFusion as error:
             reasons.append(str(error))
     raise BadFusion(reasons[0])
 
 
-def _build_dual_schedule(
-    mapping: LoopMapping, all_loops: Loops, columns: frozenset[int]
+def _build_row_schedule(
+    mapping: LoopMapping, all_loops: Loops, columns: frozenset[int], blocks: tuple[int, ...]
 ) -> Schedule:
-    """The schedule with these columns, and all other reductions as row reductions."""
-    row_reductions = tuple(i for i, r in mapping.reduced_loops.items() if r and r != columns)
+    """The schedule with these columns and block reductions; all other reductions are over rows."""
+    row_reductions = tuple(
+        i for i, r in mapping.reduced_loops.items() if r and r != columns and i not in blocks
+    )
+    if not row_reductions:
+        rows = tuple(loop for loop in all_loops if loop not in columns)
+        return Schedule(mapping, rows, tuple(sorted(columns)), block_reductions=blocks)
     reduced_row_sets = {frozenset(mapping.reduced_loops[i] - columns) for i in row_reductions}
     names = ", ".join(str(mapping.graph[i]) for i in row_reductions)
     if len(reduced_row_sets) > 1 or frozenset() in reduced_row_sets:
@@ -229,8 +257,9 @@ def _build_dual_schedule(
         last_rows,
         row_reductions,
         epilogue,
+        block_reductions=blocks,
     )
-    if not any(mapping.reduced_loops.get(i) for i in schedule.body):
+    if not any(map(schedule.removes_columns, schedule.body)):
         raise BadFusion(
             f"{names} would be all reductions of the kernel, which needs one over its columns, too"
         )

@@ -88,6 +88,8 @@ def _tile_reason(schedule: Schedule, plan: KernelPlan) -> str | None:
         return f"{plan.rows} rows in a program; there are {schedule.row_count}"
     if plan.rows * min(plan.chunks) < threads and plan.num_warps > 1:
         return f"{threads} threads would repeat the work of {plan.rows * min(plan.chunks)}"
+    if cut := [width for width in plan.chunks if width % schedule.block_columns]:
+        return f"{cut[0]} columns at once cut blocks of {schedule.block_columns}"
     return None
 
 
@@ -96,6 +98,8 @@ def _option_reason(schedule: Schedule, plan: KernelPlan) -> str | None:
     in_registers = plan.scheme in REGISTER_SCHEMES
     if plan.peeled and (plan.rows > 1 or not find_peeling(schedule)):
         return "peeled are single rows, one for each program, that begin at odd places"
+    if plan.peeled and schedule.block_reductions:
+        return "lanes of peeled rows would cut the blocks of columns that are reduced"
     if plan.eager_loads and not in_registers:
         return "what is not held in registers cannot all be read before anything is computed"
     if plan.evict_first and not (in_registers and large_outputs(schedule)):

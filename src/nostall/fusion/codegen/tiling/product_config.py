@@ -23,6 +23,9 @@ class ProductShape:
     count: int = 1
     descriptors: bool = False
     """Whether the operands meet what tensor descriptors (TMA) need (``contiguous_axis``)."""
+    prologue_bytes: int = 0
+    """Bytes that are read for one element of the left operand, if the kernel computes it from
+    several tensors; 0 if it reads the operand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +53,24 @@ class ProductConfig:
 
     def shared_bytes(self, shape: ProductShape) -> int:
         """Shared memory of the operands' tiles."""
-        width = self.rows + shape.count * self.columns
-        return self.stages * width * self.depth * DTYPE_BYTES[shape.dtype]
+        size = DTYPE_BYTES[shape.dtype]
+        left = self.rows * (shape.prologue_bytes or size)
+        # A computed operand is not in flight, but tensor cores read it from shared memory, too.
+        computed = self.rows * self.depth * size if shape.prologue_bytes else 0
+        width = left + shape.count * self.columns * size
+        return self.stages * width * self.depth + computed
 
     def fits(self, shape: ProductShape, hardware: Hardware = H200) -> bool:
         """Whether the tile fits into an SM, and is not mostly outside of the product."""
-        accumulators = shape.count * self.rows * self.columns / (32 * self.warps)
+        threads = 32 * self.warps
+        accumulators = shape.count * self.rows * self.columns / threads
+        computed = self.rows * self.depth / threads if shape.prologue_bytes else 0
+        registers = min(hardware.max_registers, hardware.registers // threads)
         return (
             (shape.descriptors or not self.descriptors)
             and self.shared_bytes(shape) <= hardware.shared_bytes - RESERVED_BYTES
             and accumulators <= MAX_ACCUMULATORS
+            and accumulators + PROLOGUE_REGISTERS * computed <= registers - RESERVED_REGISTERS
             and self.rows <= 2 * max(shape.rows, 16)
             and self.columns <= 2 * max(shape.columns, 16)
         )
@@ -92,7 +103,11 @@ RESERVED_BYTES = 4096
 """Shared memory that is left for barriers."""
 MAX_ACCUMULATORS = 128
 """Accumulators of a thread at most: half of its registers."""
+RESERVED_REGISTERS = 40
+"""Registers of a thread for addresses and masks: tiles with a few less spill (sm_90)."""
 
+PROLOGUE_REGISTERS = 2
+"""Registers for each element of a left operand that a thread computes: the value and one more."""
 MAX_TILES_PER_SM = 32
 """Tiles of an SM at most, if larger tiles fit: those read each operand less often."""
 
@@ -126,8 +141,29 @@ CONFIGS = (
 """Configurations in the order in which they are tried: those for large products first."""
 
 
+PROLOGUE_CONFIGS = (
+    ProductConfig(128, 256, 64, 8, 3),
+    ProductConfig(128, 256, 32, 16, 4),
+    ProductConfig(128, 128, 64, 8, 3),
+    ProductConfig(128, 128, 32, 8, 4, descriptors=True),
+    ProductConfig(64, 256, 64, 8, 3),
+    ProductConfig(64, 256, 32, 8, 4, descriptors=True, parts=2),
+    ProductConfig(64, 128, 64, 8, 3, descriptors=True, persistent=True, parts=2),
+    ProductConfig(64, 64, 64, 4, 4),
+    ProductConfig(32, 64, 64, 4, 4),
+    ProductConfig(16, 128, 64, 4, 4),
+    ProductConfig(16, 64, 64, 4, 4),
+    ProductConfig(32, 32, 32, 4, 4),
+)
+"""Configurations of kernels that compute their left operand, in the order in which they are tried.
+
+Each tile of columns computes the operand again: tiles are wide, and few, because a product with a
+prologue is measured in addition to one without."""
+
+
 def configs(shape: ProductShape, hardware: Hardware = H200) -> Iterator[ProductConfig]:
     """The configurations that a shape is measured with."""
-    tiles = {c: math.prod(c.tiles(shape)) for c in CONFIGS if c.fits(shape, hardware)}
+    tried = PROLOGUE_CONFIGS if shape.prologue_bytes else CONFIGS
+    tiles = {c: math.prod(c.tiles(shape)) for c in tried if c.fits(shape, hardware)}
     most = max(MAX_TILES_PER_SM * hardware.sms, min(tiles.values(), default=0))
     return (config for config in tiles if tiles[config] <= most)

@@ -13,7 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
-from nostall.core.plurals import pluralize
+from nostall.core.text.plurals import pluralize
 from nostall.parallel.cluster import Cluster
 from nostall.parallel.errors import BadPlan
 from nostall.parallel.sharding.placements import COLLECTIVES, Collective

@@ -17,7 +17,7 @@ from time import monotonic
 import numpy as np
 import torch
 
-from nostall.core.plurals import pluralize
+from nostall.core.text.plurals import pluralize
 from nostall.parallel.cluster import Cluster
 from nostall.parallel.errors import BadModel, Infeasible
 from nostall.parallel.module.model import Model

@@ -21,7 +21,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from nostall.core import BadInput
-from nostall.core.files import write_atomically
+from nostall.core.files.atomic import write_atomically
 from nostall.core.validation import parse_json
 from nostall.sass.game.edits import VARIANTS
 from nostall.sass.game.graph_view import EDGE_FEATURES, NODE_FEATURES

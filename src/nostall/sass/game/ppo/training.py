@@ -14,7 +14,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from nostall.core import BadInput, BadRun, Measurement, Objective
-from nostall.core.files import write_atomically
+from nostall.core.files.atomic import write_atomically
 from nostall.core.validation import parse_json
 from nostall.sass.game.edits import ScheduleEdits
 from nostall.sass.game.game import Game

@@ -12,12 +12,13 @@ from collections.abc import Sequence
 
 from nostall.sass.program import queues, registers
 from nostall.sass.program.addresses import reads_shared_in_order
-from nostall.sass.program.cover_rules import COVER, CoverTable, Proofs, group
+from nostall.sass.program.cover_rules import COVER, CoverTable, group
 from nostall.sass.program.instruction import Instruction
 from nostall.sass.program.opcodes import Effect
 from nostall.sass.safety.latency import SCOREBOARD_GAP, LatencyTable
 from nostall.sass.safety.pairing import HazardKind
 from nostall.sass.safety.symbolic.assumed_proofs import Provers
+from nostall.sass.safety.symbolic.in_order import InOrderRules
 from nostall.sass.safety.symbolic.products import RunningProducts
 from nostall.sass.safety.symbolic.state import (
     IssuedInstruction,
@@ -46,6 +47,7 @@ class SymbolicMachine:
         self, sm: int, table: LatencyTable, terms: Terms, cover: CoverTable = COVER
     ) -> None:
         self.sm, self.table, self.terms, self.cover = sm, table, terms, cover
+        self.rules = InOrderRules(sm, cover)
         self.now = 0
         self.outcome = Outcome(memory=[terms("memory", i) for i in range(len(_READS))])
         self.issued: list[IssuedInstruction] = []
@@ -86,7 +88,7 @@ class SymbolicMachine:
         """Apply the wait mask of an instruction, and the wait of a DEPBAR."""
         partial = queues.partial_wait(instruction)
         if partial is not None:
-            self._wait_partially(*partial)
+            self.rules.wait_partially(self.issued, *partial)
         waited = instruction.control.wait
         for scoreboard in drained_scoreboards(instruction):
             waited |= 1 << scoreboard
@@ -149,19 +151,6 @@ class SymbolicMachine:
             self.ordered = [i for i in self.ordered if not self._is_finished(i)]
         return found
 
-    def _wait_partially(self, scoreboard: int, count: int) -> None:
-        """All but the last ``count`` operations that set ``scoreboard`` are complete.
-
-        That holds for operations that complete in order.
-        """
-        for earlier in self.issued:
-            own = earlier.group
-            in_order = own in self._proofs(own).in_order or own in self._assumed_by(own).in_order
-            is_done = in_order and earlier.later_setters[scoreboard] >= count
-            covering = earlier.result_scoreboards | earlier.source_scoreboards
-            if is_done and covering >> scoreboard & 1:
-                earlier.is_written = earlier.is_read = True
-
     def _register_term(self, position: int, instruction: Instruction, register: int) -> Term:
         """The term that the instruction reads from ``register``."""
         value = self.outcome.values.get(register)
@@ -188,7 +177,7 @@ class SymbolicMachine:
             return False
         if not writer.fixed_latency:
             provers = writer.result_provers
-            if kind == "WAW" and writer.group in self._assumed(instruction).overwrites_results:
+            if kind == "WAW" and writer.group in self.rules.assumed(instruction).overwrites_results:
                 provers = frozenset((instruction.index,)) | (provers or frozenset())
             return not self._rely(writer, instruction, kind, provers)
         required = self.table.min_distance(writer.instruction, instruction, register, kind)
@@ -222,7 +211,7 @@ class SymbolicMachine:
     def _check_overwrites(self, position: int, instruction: Instruction) -> None:
         """Poison writes to a register that an earlier instruction may still write or read."""
         own_group = group(instruction, self.sm)
-        follows = self._proofs(own_group).overwrites_results
+        follows = self.rules.proofs(own_group).overwrites_results
         for register in instruction.defs:
             for writer in self.writers.get(register, ()):
                 if writer.group not in follows and self._may_still_write(
@@ -261,10 +250,10 @@ class SymbolicMachine:
                 for r in overwritten
             )
         own_group = group(instruction, self.sm)
-        if reader.group in self._proofs(own_group).overwrites_sources:
+        if reader.group in self.rules.proofs(own_group).overwrites_sources:
             return False
         provers = reader.source_provers
-        if reader.group in self._assumed(instruction).overwrites_sources:
+        if reader.group in self.rules.assumed(instruction).overwrites_sources:
             provers = frozenset((instruction.index,)) | (provers or frozenset())
         return not self._rely(reader, instruction, "WAR", provers)
 
@@ -312,9 +301,9 @@ class SymbolicMachine:
             group=group(instruction, self.sm),
         )
         if instruction.base == "BAR":
-            self._drain(instruction)
+            self.rules.drain(self.issued, instruction)
         if issued.group and (write or read):
-            self._cover_earlier(issued, write, read)
+            self.rules.cover_earlier(self.issued, issued, write, read)
         self.issued.append(issued)
         if issued.is_ordered:
             self.ordered.append(issued)
@@ -322,44 +311,6 @@ class SymbolicMachine:
             self.issued = [i for i in self.issued if not self._is_finished(i)]
             self.cleanup_size = 2 * len(self.issued) + 32
         return issued
-
-    def _drain(self, barrier: Instruction) -> None:
-        """A BAR that blocks at once issues after earlier sources are read."""
-        drained = queues.drained_sources(barrier, self.sm, self.cover, witnessed=True)
-        assumed = queues.drained_sources(barrier, self.sm, self.cover, witnessed=False)
-        for earlier in self.issued:
-            earlier.is_read = earlier.is_read or earlier.group in drained
-            if earlier.group in assumed:
-                known = earlier.source_provers or frozenset()
-                earlier.assume_sources().provers = known | {barrier.index}
-
-    def _proofs(self, own_group: str) -> Proofs:
-        return self.cover.proofs(own_group, self.sm, witnessed=True)
-
-    def _assumed(self, instruction: Instruction) -> Proofs:
-        """What an instruction proves by pairs without witnesses."""
-        return self._assumed_by(group(instruction, self.sm))
-
-    def _assumed_by(self, own_group: str) -> Proofs:
-        return self.cover.proofs(own_group, self.sm, witnessed=False)
-
-    def _cover_earlier(self, later: IssuedInstruction, write: int, read: int) -> None:
-        """Let the scoreboards of an instruction prove earlier ones done, by the in-order rules."""
-        proofs, assumed = self._proofs(later.group), self._assumed(later.instruction)
-        index, has_assumed = later.instruction.index, any(assumed)
-        for earlier in self.issued:
-            if not earlier.group:
-                continue
-            if has_assumed:
-                _assume(earlier, assumed, index, write, read)
-            if earlier.group in proofs.in_order or earlier.group in assumed.in_order:
-                shared = (earlier.source_scoreboards | earlier.result_scoreboards) & (write | read)
-                for scoreboard in range(6):
-                    earlier.later_setters[scoreboard] += shared >> scoreboard & 1
-            if earlier.group in proofs.sources:
-                earlier.source_scoreboards |= write | read
-            if earlier.group in proofs.results:
-                earlier.result_scoreboards |= write
 
     def _is_finished(self, issued: IssuedInstruction) -> bool:
         """Whether no later instruction can wait for it or disturb its result or sources."""
@@ -416,12 +367,3 @@ class SymbolicMachine:
                     assumed = 0 if proof is None else proof.scoreboards()
                     boards = issued.result_scoreboards | issued.source_scoreboards
                     outcome.sources_out[index] = boards | assumed
-
-
-def _assume(earlier: IssuedInstruction, assumed: Proofs, later: int, write: int, read: int) -> None:
-    """Let scoreboards of a later instruction cover an earlier one by a pair without witnesses."""
-    if earlier.group in assumed.sources:
-        earlier.assume_sources().cover(later, write | read)
-    if earlier.group in assumed.results:
-        earlier.assume_result().cover(later, write)
-        earlier.assume_sources().cover(later, write)

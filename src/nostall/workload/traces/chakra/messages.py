@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO
 
 from nostall.core.errors import BadTrace
-from nostall.core.plurals import pluralize
+from nostall.core.text.plurals import pluralize
 from nostall.workload.traces.chakra.protobuf import read_varint
 
 MAX_NODE = 64 << 20

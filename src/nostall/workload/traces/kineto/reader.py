@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from nostall.core.errors import BadTrace
-from nostall.core.plurals import pluralize
-from nostall.core.text_blocks import Progress
+from nostall.core.files.text_blocks import Progress
+from nostall.core.text.plurals import pluralize
 from nostall.workload.traces.event_columns import ColumnBuilder, column_remarks
 from nostall.workload.traces.kineto.metadata import read_metadata
 from nostall.workload.traces.recording import TIME_UNIT, Recording

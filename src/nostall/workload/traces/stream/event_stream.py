@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Generic
 
 from nostall.core.errors import BadTrace
-from nostall.core.plurals import pluralize
-from nostall.core.text_blocks import CHUNK, Progress, TextBlocks
+from nostall.core.files.text_blocks import CHUNK, Progress, TextBlocks
+from nostall.core.text.plurals import pluralize
 from nostall.workload.traces.stream.salvage import (
     INVALID,
     STRING_OR_BRACKET,

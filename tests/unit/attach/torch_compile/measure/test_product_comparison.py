@@ -24,19 +24,32 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_a_faster_kernel_replaces_the_product(outcomes: dict[str, Any]) -> None:
-    assert outcomes["faster"]["kernels"] == 1
-    assert "one kernel, measured 2.000 x" in outcomes["faster"]["lines"][0]
+    assert outcomes["faster"]["kernels"] == 2, "one with its readers, one with its left operand"
+    assert all("one kernel, measured 2.000 x" in line for line in outcomes["faster"]["lines"])
+
+
+def test_of_several_kernels_of_a_product_the_fastest_replaces_it(outcomes: dict[str, Any]) -> None:
+    for name, in_front in (("in front", True), ("behind", False)):
+        assert len(outcomes[name]["lines"]) == 3, "readers, operators in front, and both"
+        (chosen,) = outcomes[name]["prologues"]
+        assert chosen is in_front
 
 
 def test_slower_kernels_leave_products_to_cublas(outcomes: dict[str, Any]) -> None:
     assert outcomes["slower"]["kernels"] == 0
     lines = outcomes["slower"]["lines"]
-    assert len(lines) == 3, "the pair, and each of its products"
+    assert len(lines) == 4, "the pair, each of its products, and the product behind them"
+    assert ["in front" in line for line in lines] == [False, False, False, True]
     assert all("stays with cuBLAS, measured 0.500 x" in line for line in lines)
 
 
 def test_without_a_clock_nothing_is_replaced(outcomes: dict[str, Any]) -> None:
-    assert outcomes["without a clock"] == {"kernels": 0, "lines": [], "asked": 0}
+    assert outcomes["without a clock"] == {
+        "kernels": 0,
+        "lines": [],
+        "asked": 0,
+        "prologues": [],
+    }
 
 
 def test_what_is_not_measured_in_time_stays_apart(outcomes: dict[str, Any]) -> None:
@@ -45,4 +58,4 @@ def test_what_is_not_measured_in_time_stays_apart(outcomes: dict[str, Any]) -> N
 
 
 def test_a_stored_measurement_is_not_repeated(outcomes: dict[str, Any]) -> None:
-    assert outcomes["stored"]["kernels"] == 1 and outcomes["stored"]["asked"] == 0
+    assert outcomes["stored"]["kernels"] == 2 and outcomes["stored"]["asked"] == 0

@@ -17,7 +17,7 @@ from nostall.fusion.lists.kernel import DEFAULT_PLAN, Layout, ListKernel, plan_f
 from nostall.fusion.lists.norms import norm_kernel
 from nostall.fusion.lists.pointwise import Pointwise, Read, Write, pointwise_kernel
 from nostall.fusion.lists.slots import Slot
-from nostall.tuning.source import compile_triton
+from nostall.tuning.sources.triton_source import compile_triton
 from tests.unit.fusion.codegen.sm90_code import cubin_opcodes
 
 SIZES = [5, 4096, 10_001, 65_536]

@@ -35,7 +35,9 @@ from nostall.fusion.capture import inference_graph  # noqa: E402
 from nostall.fusion.hardware import H200  # noqa: E402
 from tests.unit.fusion.products.programs import (  # noqa: E402
     AsModule,
+    down_projection,
     feed_forward,
+    hand_written_norm,
     residual,
     swiglu,
     tensors,
@@ -54,13 +56,18 @@ def traced(function: Callable[..., Tensor], *shapes: tuple[int, ...]) -> GraphMo
     return inference_graph(AsModule(function), *tensors(*shapes))
 
 
-def records(module: GraphModule, *, pairs: bool = True) -> dict[str, RegionRecord]:
-    """Records of the first configuration for all products, as if each was measured faster."""
+def records(
+    module: GraphModule, *, pairs: bool = True, prologues: bool = False
+) -> dict[str, RegionRecord]:
+    """Records of the first configuration for all products, as if each was measured faster.
+
+    ``prologues``: only of kernels that compute their left operand, otherwise only of others.
+    """
     found_and_captured = products_of(module)
     assert found_and_captured is not None
     made = {}
     for found in found_and_captured[1].found:
-        if pairs or len(found.calls) == 1:
+        if (pairs or len(found.calls) == 1) and bool(found.kernel.prologue) is prologues:
             _, kernel, inputs = next(product_kernels(found.kernel, KernelStore(), H200))
             made[region_key(found.kernel.graph)] = product_record(found, kernel, inputs)
     return made
@@ -125,6 +132,40 @@ def test_residuals_are_read_and_written_by_the_kernels() -> None:
     assert insert_products(module, kernel_filter, RewriteResult()) == 2
     module.graph.lint()
     assert calls(module) == ["kernel", "kernel"]
+
+
+def test_a_left_operand_that_the_kernel_computes_is_not_written() -> None:
+    module = traced(down_projection, (2, 16, 32), (2, 16, 32), (16, 32), (2, 16, 16))
+    kernel_filter = KernelFilter(regions=records(module, prologues=True), products=True)
+    assert insert_products(module, kernel_filter, RewriteResult()) == 1
+    module.graph.lint()
+    assert calls(module) == ["kernel"]
+    names = {str(node.target) for node in module.graph.nodes if node.op == "call_function"}
+    assert not any(name in text for name in ("sigmoid", "mul", "add") for text in names)
+
+
+def test_a_norm_whose_scale_is_applied_in_the_kernel_keeps_its_reduction() -> None:
+    """The cast in front of both is computed twice, so no path leaves the kernel and returns."""
+
+    def program(x: Tensor, scale: Tensor, weight: Tensor) -> Tensor:
+        return hand_written_norm(x, scale) @ weight
+
+    module = traced(program, (32, 16), (16,), (16, 32))
+    kernel_filter = KernelFilter(regions=records(module, prologues=True), products=True)
+    assert insert_products(module, kernel_filter, RewriteResult()) == 1
+    module.graph.lint()
+    names = [str(node.target) for node in module.graph.nodes if node.op == "call_function"]
+    assert sum("mean" in name for name in names) == 1
+    assert not any("rsqrt" in name for name in names)
+
+
+def test_an_operator_between_two_products_belongs_to_one_of_their_kernels() -> None:
+    module = traced(swiglu, *SWIGLU)
+    regions = {**records(module), **records(module, prologues=True)}
+    kernel_filter = KernelFilter(regions=regions, products=True)
+    assert insert_products(module, kernel_filter, RewriteResult()) == 1
+    module.graph.lint()
+    assert calls(module) == ["kernel", "mm"]
 
 
 def test_results_keep_their_layouts() -> None:

@@ -58,14 +58,14 @@ class KernelClock:
 
 def attention_scores(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
     """A product with elementwise readers, and one with a softmax."""
-    return (functional.gelu(x @ first) @ second).softmax(-1)
+    return (second @ functional.gelu(x @ first).t()).softmax(-1)
 
 
 def outcome(*ratios: float) -> dict[str, Any]:
     """What ran until the selection and after it, and what the report says."""
     torch._dynamo.reset()
     torch.manual_seed(0)
-    inputs = [torch.randn(shape) for shape in ((32, 16), (16, 32), (32, 16))]
+    inputs = [torch.randn(shape) for shape in ((32, 16), (16, 32), (16, 32))]
     kernel_clock = KernelClock()
     backend = Backend(GraphClock(*ratios), kernel_clock)
     options = {"nostall.fallback": "eager", "nostall.tuned_plans": 0}

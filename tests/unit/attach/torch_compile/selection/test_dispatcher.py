@@ -10,7 +10,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,79 +21,24 @@ from torch import Tensor  # noqa: E402
 
 from nostall.attach.torch_compile import training_steps  # noqa: E402
 from nostall.attach.torch_compile.measure.kernel_comparison import AllKernelsSlower  # noqa: E402
-from nostall.attach.torch_compile.report import GraphReport  # noqa: E402
 from nostall.attach.torch_compile.rewrite.kernel_selection import RewriteResult  # noqa: E402
-from nostall.attach.torch_compile.runtime.custom_op import record_call  # noqa: E402
 from nostall.attach.torch_compile.selection import dispatcher  # noqa: E402
-from nostall.attach.torch_compile.selection.dispatcher import (  # noqa: E402
-    GraphDispatcher,
-    SelectionContext,
-)
-from nostall.attach.torch_compile.selection.graph_state import GraphState, Phase  # noqa: E402
+from nostall.attach.torch_compile.selection.graph_state import Phase  # noqa: E402
 from nostall.attach.torch_compile.selection.versions import Candidate  # noqa: E402
-from nostall.attach.torch_compile.store.kernel_store import KernelStore  # noqa: E402
-from nostall.attach.torch_compile.store.rank_sync import RankSync, Selection  # noqa: E402
-from nostall.attach.torch_compile.store.records import RegionRecord, SelectionRecord  # noqa: E402
+from nostall.attach.torch_compile.store.rank_sync import Selection  # noqa: E402
 from nostall.attach.torch_compile.workers.tasks import BackgroundTasks  # noqa: E402
 from nostall.gpu.clock import RecordedClock  # noqa: E402
+from tests.unit.attach.torch_compile.selection.dispatching import (  # noqa: E402
+    REGION,
+    SAME,
+    SLOWER,
+    Versions,
+    call,
+    dispatch,
+    stored,
+)
 
-FASTER = RecordedClock({"*": [[2.0] * 12, [1.0] * 12, [2.0] * 12]})
-SAME = RecordedClock({"*": [[1.0] * 12, [1.0] * 12, [1.0] * 12]})
-SLOWER = RecordedClock({"*": [[1.0] * 12, [2.0] * 12, [1.0] * 12]})
-GRAPH = "a" * 64
-REGION = RegionRecord(steps=(), not_fused={"too wide": 1})
-
-
-@pytest.fixture(autouse=True)
-def steps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No other graph of this process is pending, and the store is empty."""
-    monkeypatch.setattr(dispatcher, "STEPS", training_steps.TrainingSteps())
-    monkeypatch.setenv("NOSTALL_HOME", str(tmp_path))
-
-
-class Versions:
-    """A baseline and a candidate that record which of them ran."""
-
-    def __init__(self, relative_error: float = 0.0) -> None:
-        self.ran: list[str] = []
-        self.relative_error = relative_error
-
-    def baseline(self, x: Tensor) -> tuple[Tensor]:
-        self.ran.append("baseline")
-        return (x.exp(),)
-
-    def candidate(self, x: Tensor) -> tuple[Tensor]:
-        self.ran.append("candidate")
-        record_call("kernel")
-        return (x.exp() * (1 + self.relative_error),)
-
-
-def dispatch(
-    versions: Versions,
-    clock: Any = FASTER,
-    build: Callable[[Any, Any], Candidate] | None = None,
-    tasks: BackgroundTasks | None = None,
-) -> GraphDispatcher:
-    def build_candidate(args: Any, selection: Any) -> Candidate:
-        return Candidate(versions.candidate, RewriteResult(["kernel"]))
-
-    store, tasks = KernelStore(), tasks or BackgroundTasks()
-    context = SelectionContext(GRAPH, store, clock, 0.1, tasks, {})
-    state = GraphState(GraphReport(GRAPH))
-    return GraphDispatcher(versions.baseline, build or build_candidate, context, state)
-
-
-def call(graph: GraphDispatcher, versions: Versions, count: int) -> list[str]:
-    """The version that each of some calls ran; comparisons before it do not count."""
-    ran = []
-    for _ in range(count):
-        graph(torch.ones(3))
-        ran.append(versions.ran[-1])
-    return ran
-
-
-def stored() -> SelectionRecord | None:
-    return KernelStore().load(SelectionRecord, GRAPH)
+pytestmark = pytest.mark.usefixtures("steps")
 
 
 def test_a_faster_candidate_runs_from_the_second_call_on_and_is_stored() -> None:
@@ -361,70 +305,3 @@ def test_the_stored_selection_contains_the_kernels_that_stay_with_inductor() -> 
     assert record is not None
     assert record.kept_in_inductor == ("a", "b")
     assert record.regions == {"region": REGION}
-
-
-def set_rank(monkeypatch: pytest.MonkeyPatch, job_store: Any, rank: int) -> None:
-    """From now on this process is a rank of a job."""
-    monkeypatch.setattr(RankSync, "current", classmethod(lambda cls: cls(job_store, rank)))
-
-
-def test_other_ranks_compile_the_candidate_by_the_selection_of_rank_0(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    job_store, versions, selections = torch.distributed.HashStore(), Versions(), []
-
-    def build(args: Any, selection: Any) -> Candidate:
-        selections.append(selection)
-        return Candidate(versions.candidate, RewriteResult(["kernel"]), selection)
-
-    set_rank(monkeypatch, job_store, 1)
-    graph = dispatch(versions, build=build)
-    assert call(graph, versions, 3) == ["baseline"] * 3
-    assert selections == [], "nothing is compiled before rank 0 has selected"
-    selection = Selection("stitched", frozenset({"a", "b"}), {"region": REGION})
-    RankSync(job_store, 0).publish(GRAPH, selection, KernelStore())
-    assert call(graph, versions, 1) == ["candidate"]
-    assert selections == [selection]
-
-
-def test_an_unreadable_selection_of_rank_0_is_logged_and_inductors_version_runs(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    job_store, versions = torch.distributed.HashStore(), Versions()
-    set_rank(monkeypatch, job_store, 1)
-    graph = dispatch(versions)
-    job_store.set(GRAPH, b"stitched")
-    with caplog.at_level(logging.WARNING, "nostall"):
-        assert call(graph, versions, 4) == ["baseline"] * 4
-    (record,) = caplog.records
-    assert "rank 0's selection is not readable" in record.message
-
-
-def test_other_ranks_compile_nothing_if_rank_0_selects_inductors_version(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def build(args: Any, selection: Any) -> Candidate:
-        raise AssertionError("the candidate is not needed")
-
-    job_store, versions = torch.distributed.HashStore(), Versions()
-    set_rank(monkeypatch, job_store, 1)
-    graph = dispatch(versions, build=build)
-    RankSync(job_store, 0).publish(GRAPH, Selection("inductor"), KernelStore())
-    assert call(graph, versions, 3) == ["baseline"] * 3
-    assert (graph.report.state, graph.report.reason) == ("inductor", "rank 0 has chosen")
-
-
-def test_other_ranks_run_the_version_of_rank_0_without_comparing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    job_store = torch.distributed.HashStore()
-    leader_versions, follower_versions = Versions(), Versions()
-    leader, follower = dispatch(leader_versions), dispatch(follower_versions)
-    set_rank(monkeypatch, job_store, 1)
-    assert call(follower, follower_versions, 3) == ["baseline"] * 3
-    set_rank(monkeypatch, job_store, 0)
-    assert call(leader, leader_versions, 2)[-1] == "candidate"
-    set_rank(monkeypatch, job_store, 1)
-    assert call(follower, follower_versions, 2)[-1] == "candidate"
-    assert follower.report.reason == "rank 0 has chosen"
-    assert follower.report.comparison is None

@@ -24,7 +24,8 @@ from nostall.fusion.codegen.runtime.stitched_graph import schedule_operators  # 
 from nostall.fusion.codegen.tiling.plan_space import plans  # noqa: E402
 from nostall.fusion.recompute.kernels import default_kernels  # noqa: E402
 from nostall.store.errors import BadStore  # noqa: E402
-from tests.unit.fusion.patterns import PATTERNS, layer_norm  # noqa: E402
+from tests.unit.fusion.pattern_tables import PATTERNS  # noqa: E402
+from tests.unit.fusion.patterns import layer_norm  # noqa: E402
 
 
 def test_later_tuning_does_not_change_a_stored_selection(tmp_path: Path) -> None:

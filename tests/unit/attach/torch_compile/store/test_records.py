@@ -28,7 +28,8 @@ from nostall.fusion.codegen.tiling.plan_space import plans  # noqa: E402
 from nostall.fusion.codegen.tiling.planned_kernel import plan_kernel  # noqa: E402
 from nostall.fusion.graph.dynamic_size import resized  # noqa: E402
 from nostall.fusion.graph.graph import Graph  # noqa: E402
-from tests.unit.fusion.patterns import DYNAMIC, PACKED, PATTERNS, layer_norm  # noqa: E402
+from tests.unit.fusion.pattern_tables import DYNAMIC, PACKED, PATTERNS  # noqa: E402
+from tests.unit.fusion.patterns import layer_norm  # noqa: E402
 
 NEW_FIELDS = {"products_only", "earlier"}
 """Fields that records of earlier versions do not have."""

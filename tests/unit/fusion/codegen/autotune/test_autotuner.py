@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.fusion.patterns import PATTERNS, layer_norm
+from tests.unit.fusion.pattern_tables import PATTERNS
+from tests.unit.fusion.patterns import layer_norm
 
 pytest.importorskip("triton")
 pytest.importorskip("torch")

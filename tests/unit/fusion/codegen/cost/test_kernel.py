@@ -26,7 +26,7 @@ from nostall.fusion.codegen.runtime.stitched_graph import schedule_operators
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
 from nostall.fusion.codegen.tiling.plan_space import plans
 from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel, plan_kernel
-from nostall.tuning.source import compile_triton
+from nostall.tuning.sources.triton_source import compile_triton
 
 
 def chain_schedule(name: str) -> Schedule:

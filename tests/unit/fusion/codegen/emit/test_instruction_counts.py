@@ -15,7 +15,7 @@ from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
 from nostall.fusion.codegen.tiling.planned_kernel import plan_kernel
 from nostall.fusion.graph.graph import Graph
 from tests.unit.fusion.codegen import oldest_triton
-from tests.unit.fusion.codegen.online_rows import cross_entropy
+from tests.unit.fusion.codegen.interpreted.online_rows import cross_entropy
 from tests.unit.fusion.codegen.sm90_code import opcodes
 from tests.unit.fusion.patterns import attention_backward, norm_backward, weighed_history
 

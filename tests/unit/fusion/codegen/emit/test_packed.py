@@ -12,7 +12,8 @@ from nostall.fusion.codegen.tiling.kernel_plan import PackedPlan
 from nostall.fusion.evaluate import DeltaEvaluator
 from nostall.fusion.explore import explore
 from nostall.fusion.graph.dynamic_size import resized
-from tests.unit.fusion.patterns import PACKED, column_sum, disjoint_union, layer_norm
+from tests.unit.fusion.pattern_tables import PACKED
+from tests.unit.fusion.patterns import column_sum, disjoint_union, layer_norm
 
 
 def packed(name: str) -> tuple[Graph, Program]:

@@ -24,10 +24,9 @@ from nostall.fusion.errors import BadFusion
 from nostall.fusion.graph.graph import Graph
 from nostall.sass import Program as SassProgram
 from nostall.sass import validate
-from nostall.tuning.source import compile_triton
+from nostall.tuning.sources.triton_source import compile_triton
 from tests.unit.fusion.codegen import oldest_triton
-from tests.unit.fusion.codegen.interpreter_process import run_interpreted
-from tests.unit.fusion.codegen.sequence_layouts import (
+from tests.unit.fusion.codegen.interpreted.sequence_layouts import (
     DAMAGES,
     ROWS,
     attention_scores,
@@ -37,13 +36,14 @@ from tests.unit.fusion.codegen.sequence_layouts import (
     softmax,
     sum_of_softmaxes,
 )
+from tests.unit.fusion.codegen.interpreter_process import run_interpreted
 from tests.unit.fusion.codegen.sm90_code import opcodes
 from tests.unit.fusion.patterns import attention, attention_backward, pooling
 
 pytest.importorskip("triton")
 pytest.importorskip("torch")
 
-MODULE = "tests.unit.fusion.codegen.sequence_layouts"
+MODULE = "tests.unit.fusion.codegen.interpreted.sequence_layouts"
 FEW_EXAMPLES, EXAMPLES = 1, 12
 
 

@@ -16,13 +16,13 @@ from nostall.fusion.codegen.tiling.on_chip import MAX_SHARED_BYTES, rematerializ
 from nostall.fusion.codegen.tiling.shared_memory import Reuse
 from nostall.sass import validate
 from tests.unit.fusion.codegen import oldest_triton
+from tests.unit.fusion.codegen.graphs.wide_rows import softmax_norm
 from tests.unit.fusion.codegen.on_chip import (
     all_operators_graph,
     compile_program,
     emit_program,
     shared_bytes,
 )
-from tests.unit.fusion.codegen.wide_rows import softmax_norm
 
 pytest.importorskip("triton")
 pytest.importorskip("torch")

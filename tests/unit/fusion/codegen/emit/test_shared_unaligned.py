@@ -20,13 +20,13 @@ from nostall.fusion.codegen.tiling.on_chip import rematerialization_options
 from nostall.sass import Program as SassProgram
 from nostall.sass import validate
 from tests.unit.fusion.codegen import oldest_triton
+from tests.unit.fusion.codegen.interpreted.online_rows import cross_entropy
 from tests.unit.fusion.codegen.on_chip import (
     all_operators_graph,
     compile_program,
     emit_program,
     shared_bytes,
 )
-from tests.unit.fusion.codegen.online_rows import cross_entropy
 
 pytest.importorskip("triton")
 pytest.importorskip("torch")

@@ -17,8 +17,9 @@ from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
 from nostall.fusion.codegen.tiling.plan_space import plans
 from nostall.fusion.codegen.tiling.planned_kernel import plan_kernel
 from nostall.fusion.graph.dynamic_size import Extent, placeholder_prime, resized
-from tests.unit.fusion.codegen.random_graphs import RandomGraph, operator_graphs
-from tests.unit.fusion.patterns import DYNAMIC, layer_norm
+from tests.unit.fusion.codegen.graphs.random_graphs import RandomGraph, operator_graphs
+from tests.unit.fusion.pattern_tables import DYNAMIC
+from tests.unit.fusion.patterns import layer_norm
 
 SIZE, OTHER_SIZE = 17, 23
 

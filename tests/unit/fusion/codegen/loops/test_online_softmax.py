@@ -25,9 +25,8 @@ from nostall.fusion.codegen.tiling.planned_kernel import plan_kernel
 from nostall.fusion.graph.graph import Graph
 from nostall.sass import Program as SassProgram
 from nostall.sass import validate
-from nostall.tuning.source import compile_triton
-from tests.unit.fusion.codegen.interpreter_process import run_interpreted
-from tests.unit.fusion.codegen.online_rows import (
+from nostall.tuning.sources.triton_source import compile_triton
+from tests.unit.fusion.codegen.interpreted.online_rows import (
     DAMAGES,
     PEELED_DAMAGES,
     cross_entropy,
@@ -35,6 +34,7 @@ from tests.unit.fusion.codegen.online_rows import (
     reduce_row,
     softmax,
 )
+from tests.unit.fusion.codegen.interpreter_process import run_interpreted
 
 pytest.importorskip("triton")
 pytest.importorskip("torch")
@@ -48,7 +48,7 @@ WIDE = (64, 50257)
 @pytest.fixture(scope="module")
 def interpreter_results(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("kernels")
-    return run_interpreted("tests.unit.fusion.codegen.online_rows", folder, EXAMPLES)
+    return run_interpreted("tests.unit.fusion.codegen.interpreted.online_rows", folder, EXAMPLES)
 
 
 def test_sums_are_right_in_rows_with_infinities_and_nan(interpreter_results: Any) -> None:

@@ -14,15 +14,15 @@ from nostall.fusion.codegen.loops.online_variance import online_variances
 from nostall.fusion.codegen.loops.reduction_levels import passes
 from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.graph.graph import Graph
-from tests.unit.fusion.codegen.interpreter_process import run_interpreted
-from tests.unit.fusion.codegen.online_rows import reduce_row
-from tests.unit.fusion.codegen.variance_rows import (
+from tests.unit.fusion.codegen.interpreted.online_rows import reduce_row
+from tests.unit.fusion.codegen.interpreted.variance_rows import (
     LOOPED_DAMAGES,
     SPLIT_DAMAGES,
     layer_norm,
     norm_of_softmax,
     two_norms,
 )
+from tests.unit.fusion.codegen.interpreter_process import run_interpreted
 
 pytest.importorskip("triton")
 pytest.importorskip("torch")
@@ -33,7 +33,7 @@ WIDE = (64, 151936)
 @pytest.fixture(scope="module")
 def interpreted(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("kernels")
-    return run_interpreted("tests.unit.fusion.codegen.variance_rows", folder, 1)
+    return run_interpreted("tests.unit.fusion.codegen.interpreted.variance_rows", folder, 1)
 
 
 @pytest.mark.slow

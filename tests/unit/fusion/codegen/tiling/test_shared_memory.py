@@ -34,8 +34,8 @@ from nostall.fusion.codegen.tiling.shared_memory import (
     immediate_postdominators,
 )
 from nostall.fusion.graph.graph import Graph
-from tests.unit.fusion.codegen.online_rows import cross_entropy
-from tests.unit.fusion.codegen.wide_rows import late_input, softmax_norm, wide_rows
+from tests.unit.fusion.codegen.graphs.wide_rows import late_input, softmax_norm, wide_rows
+from tests.unit.fusion.codegen.interpreted.online_rows import cross_entropy
 from tests.unit.fusion.patterns import layer_norm
 
 REUSES: tuple[Reuse, ...] = ("none", "dominance", "order")

@@ -13,14 +13,14 @@ pytest.importorskip("safetensors", reason="learning needs the extra nostall[rl]"
 import torch
 from tests.unit.sass.game.kernels import NVCC, dot_product, model, transpose
 
-from nostall.cli import train as command
+from nostall.cli.tuning import train as command
 from nostall.core import BadInput, BadRun
 from nostall.sass.game.ppo.learner import GraphPpoParameters
 from nostall.sass.game.ppo.policy import GraphPolicy, load_policy
 from nostall.sass.game.ppo.training import Progress, TrainingKernel, train
 from nostall.sass.game.randomness import isolated_random_state
-from nostall.tuning.corpus import load_corpus
-from nostall.tuning.source import Source
+from nostall.tuning.sources.corpus import load_corpus
+from nostall.tuning.sources.source import Source
 
 TINY = GraphPpoParameters(steps=6, horizon=4, epochs=1, minibatch=4, width=4, rounds=1)
 KERNELS = [
@@ -72,7 +72,7 @@ def test_a_corpus_holds_cubins_with_their_launches(monkeypatch: pytest.MonkeyPat
         loaded.append(path)
         return Source(path.read_bytes(), path.stem, None, str(path), {})
 
-    monkeypatch.setattr("nostall.tuning.corpus.load_cubin", load)
+    monkeypatch.setattr("nostall.tuning.sources.corpus.load_cubin", load)
     names = [name for name, _ in load_corpus([str(NVCC)], "sm_90")]
     assert names == ["dot_product.sm_90", "transpose.sm_90"] == [p.stem for p in loaded]
     for wrong in (str(NVCC / "nothing"), str(NVCC.parent)):
@@ -85,9 +85,12 @@ def test_the_command_trains_resumes_and_rejects_wrong_options(
 ) -> None:
     pytest.importorskip("tensorboard", reason="the curves need the extra nostall[rl]")
     monkeypatch.setattr("nostall.sass.game.ppo.learner.GraphPpoParameters", lambda: TINY)
-    monkeypatch.setattr("nostall.cli.train.load_corpus", lambda corpus, arch: [("transpose", None)])
     monkeypatch.setattr(
-        "nostall.cli.train.modelled_problem", lambda _: (KERNELS[0].space, KERNELS[0].objective)
+        "nostall.cli.tuning.train.load_corpus", lambda corpus, arch: [("transpose", None)]
+    )
+    monkeypatch.setattr(
+        "nostall.cli.tuning.train.modelled_problem",
+        lambda _: (KERNELS[0].space, KERNELS[0].objective),
     )
     out = tmp_path / "learned"
     command.train(["x"], out, rollouts=1)

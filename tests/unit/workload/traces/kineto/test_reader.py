@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nostall.core import BadTrace
-from nostall.core.text_blocks import CHUNK
+from nostall.core.files.text_blocks import CHUNK
 from nostall.workload.traces.kineto.reader import read_kineto
 from tests.unit.workload.trace_events import event, kernel, launch, trace, write
 

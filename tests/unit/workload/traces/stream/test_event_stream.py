@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nostall.core.text_blocks import CHUNK
+from nostall.core.files.text_blocks import CHUNK
 from nostall.workload.traces.stream.event_stream import TraceFile
 from tests.unit.workload.trace_events import kernel, trace
 

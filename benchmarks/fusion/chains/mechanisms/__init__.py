@@ -1,0 +1,1 @@
+"""Benchmarks of single mechanisms of the kernels of chains: memory, seeds, starts, PDL."""

@@ -1,0 +1,1 @@
+"""Models of the benchmarks of torch.compile: parts of published models, and models of users."""

@@ -1,0 +1,256 @@
+"""The command ``nostall launch``: train by a plan and compare measured with modelled times."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import statistics
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from nostall.cli.options.given_options import NO_CONTEXT, GivenContext, refuse_options
+from nostall.cli.terminal.console import Format, FormatOption, out, show_json, show_table
+from nostall.core.errors import BadInput
+from nostall.core.text.suggest import unknown
+from nostall.parallel.plan_file import load_plan, load_planned_module
+from nostall.parallel.sharding.cost.device_mesh import mesh_text
+from nostall.parallel.sharding.hybrid.plan_file import is_hybrid_plan, load_hybrid_plan
+from nostall.parallel.sharding.plan_file import is_sharding_plan, load_sharding_plan
+from nostall.parallel.simulate import simulated_s
+from nostall.report.units import Scale
+
+if TYPE_CHECKING:
+    from nostall.parallel.execute.launcher.launch import Nodes
+    from nostall.parallel.execute.run_config import Engine, RunConfig, RunResult
+
+ENGINES = ("auto", "p2p", "torch")
+
+PlanArgument = Annotated[Path, typer.Argument(help="Plan file of `nostall plan --out`.")]
+ModuleOption = Annotated[
+    str | None,
+    typer.Option(help="Module as path.py:build; default: the module that was planned."),
+]
+StepsOption = Annotated[int, typer.Option(min=1, help="Iterations.")]
+DeviceOption = Annotated[
+    str | None, typer.Option(help="cpu or cuda; default: cuda if there is a GPU.")
+]
+EngineOption = Annotated[
+    str,
+    typer.Option(
+        help="torch (PyTorch's own pipelining, equal replication), p2p (any plan), or auto: "
+        "torch if it supports the plan, else p2p."
+    ),
+]
+CheckOption = Annotated[
+    bool,
+    typer.Option(help="Train in a single process, too, and compare losses and gradients."),
+]
+DeadlineOption = Annotated[
+    float, typer.Option(help="Seconds that a rank may wait for another rank.")
+]
+NodesOption = Annotated[
+    int, typer.Option(min=1, help="Number of machines; run the same command on each.")
+]
+EndpointOption = Annotated[
+    str | None, typer.Option(help="HOST:PORT of the first machine; needed with `--nodes` above 1.")
+]
+LogsOption = Annotated[
+    Path | None,
+    typer.Option(help="Folder for the ranks' output; default: it is kept only after a failure."),
+]
+
+
+def launch(
+    plan: PlanArgument,
+    module: ModuleOption = None,
+    steps: StepsOption = 10,
+    device: DeviceOption = None,
+    engine: EngineOption = "auto",
+    check: CheckOption = False,
+    deadline: DeadlineOption = 300.0,
+    nodes: NodesOption = 1,
+    endpoint: EndpointOption = None,
+    logs: LogsOption = None,
+    format: FormatOption = Format.TABLE,
+    context: GivenContext = NO_CONTEXT,
+) -> None:
+    """Train by a plan and measure each iteration.
+
+    torchrun's agent starts one process per GPU. Exit code 1 if `--check` finds a difference, 3 if
+    a rank fails or hangs.
+    """
+    _check_options(engine, deadline, nodes, endpoint)
+    if is_sharding_plan(plan) or is_hybrid_plan(plan):
+        reason = "is for pipeline plans, and this one places tensors; leave it out"
+        refuse_options(context, ("engine",), reason)
+        is_hybrid = is_hybrid_plan(plan)
+        described = _describe_hybrid_plan(plan) if is_hybrid else _describe_sharding_plan(plan)
+    else:
+        described = _describe_pipeline_plan(plan)
+    target = _target_module(plan, module or described.module)
+    from nostall.parallel.execute.run_config import RunConfig, resolve_device
+
+    config = RunConfig(
+        str(plan.resolve()),
+        target,
+        steps,
+        resolve_device(device),
+        cast("Engine", engine),
+        check,
+        deadline,
+    )
+    from nostall.parallel.execute.launcher.launch import Nodes
+
+    machines = Nodes(nodes, endpoint, plan.stem) if endpoint else Nodes()
+    result = _run(config, described.gpus, logs, machines)
+    if result is None:
+        out.print("the ranks of this machine are done; the machine of rank 0 prints the result")
+        return
+    _show(result, described, format)
+    if not result.is_equal:
+        raise typer.Exit(1)
+
+
+def _check_options(engine: str, deadline: float, nodes: int, endpoint: str | None) -> None:
+    if engine not in ENGINES:
+        raise BadInput(unknown("engine", engine, ENGINES))
+    if not 0 < deadline < float("inf"):
+        raise BadInput(f"--deadline {deadline}; allowed is a number of seconds above 0")
+    if nodes > 1 and endpoint is None:
+        raise BadInput(f"--nodes {nodes} needs --endpoint HOST:PORT, the same on each machine")
+    if nodes == 1 and endpoint is not None:
+        raise BadInput(
+            f"--endpoint {endpoint} is for several machines; a run on one machine listens on "
+            "127.0.0.1 only; leave it out, or give --nodes as well"
+        )
+
+
+@dataclass(frozen=True)
+class _DescribedPlan:
+    """What the command prints of a plan and needs to start it."""
+
+    title: str
+    text: str
+    """The plan in a few words."""
+    module: str | None
+    """``path.py:build``; None if the plan names none."""
+    gpus: int
+    modelled_s: float
+    """Modelled seconds of an iteration."""
+    fields: dict[str, str]
+    """Fields of the JSON document."""
+
+
+def _describe_pipeline_plan(path: Path) -> _DescribedPlan:
+    workload, plan, _ = load_plan(path)
+    return _DescribedPlan(
+        f"{workload.profile.name} on {workload.cluster.name}",
+        f"{plan.split}, order {plan.policy}",
+        load_planned_module(path),
+        len(workload.cluster),
+        simulated_s(workload, plan),
+        {"split": plan.split, "policy": plan.policy},
+    )
+
+
+def _describe_sharding_plan(path: Path) -> _DescribedPlan:
+    plan = load_sharding_plan(path)
+    mesh = mesh_text(plan.mesh)
+    return _DescribedPlan(
+        f"{plan.module} on {plan.cluster.name}",
+        f"{plan.planner}, mesh {mesh}",
+        plan.module,
+        len(plan.cluster),
+        plan.predicted_step_s,
+        {"planner": plan.planner, "mesh": mesh},
+    )
+
+
+def _describe_hybrid_plan(path: Path) -> _DescribedPlan:
+    plan = load_hybrid_plan(path)
+    return _DescribedPlan(
+        f"{plan.module} on {plan.cluster.name}",
+        f"{plan.planner}, GPUs of the stages {plan.split}",
+        plan.module,
+        len(plan.cluster),
+        plan.predicted_step_s,
+        {"planner": plan.planner, "split": plan.split},
+    )
+
+
+def _target_module(plan: Path, target: str | None) -> str:
+    """The ``path.py:build`` to train; raises :class:`BadInput` if it is unknown or has no file."""
+    if target is None:
+        raise BadInput(
+            f"{plan} was made from a profile file and names no module; give --module path.py:build"
+        )
+    file = Path(target.rpartition(":")[0])
+    if file.suffix != ".py" or not file.is_file():
+        raise BadInput(f"module {target!r}; allowed is path.py:build with an existing file")
+    return target
+
+
+def _run(config: RunConfig, gpus: int, logs: Path | None, nodes: Nodes) -> RunResult | None:
+    """Run all ranks of this machine; without ``logs``, a successful run leaves no files."""
+    from nostall.parallel.execute.launcher.launch import launch_ranks
+
+    folder = logs or Path(tempfile.mkdtemp(prefix="nostall-launch-"))
+    result = launch_ranks(config, gpus, folder, nodes)
+    if logs is None:
+        shutil.rmtree(folder, ignore_errors=True)
+    return result
+
+
+def _show(result: RunResult, plan: _DescribedPlan, format: Format) -> None:
+    """Print measured and modelled times.
+
+    The measured iteration is a median; it leaves out the first iteration if there are several.
+    """
+    counted = result.seconds[1:] or result.seconds
+    measured = statistics.median(counted)
+    document: dict[str, Any] = {
+        "measured_iteration_s": measured,
+        "predicted_iteration_s": plan.modelled_s,
+        "kind": "measured",
+        **plan.fields,
+        **{name: _finite(value) for name, value in asdict(result).items()},
+        "equal": result.is_equal if result.worst_gradient is not None else None,
+    }
+    if format is Format.JSON:
+        show_json(document)
+        return
+    time = Scale("s", measured)
+    rows = [
+        (step, f"{loss:.6g}", time(seconds))
+        for step, (loss, seconds) in enumerate(zip(result.losses, result.seconds, strict=True))
+    ]
+    show_table(plan.title, ("step", "loss", "measured"), rows)
+    out.print(
+        f"measured iteration {time(measured)} (median), modelled {time(plan.modelled_s)}: "
+        f"{plan.text}, engine {result.engine}"
+    )
+    if result.collectives:
+        calls = [f"{count} {kind}" for kind, count in sorted(result.collectives.items())]
+        out.print(f"collectives of a step: {', '.join(calls)}")
+    for name, error in (("gradients", result.worst_gradient), ("losses", result.worst_loss)):
+        if error is not None:
+            out.print(f"{name} {_difference(error)}")
+
+
+def _difference(error: float) -> str:
+    """Comparison of a run with training in a single process; ``error`` is relative to 1."""
+    if math.isinf(error):
+        return "DIFFERENT from those of a single process: a value is not a finite number"
+    word = "equal to" if error <= 1 else "DIFFERENT from"
+    return f"{word} those of a single process: largest difference {error:.3g} of the tolerance"
+
+
+def _finite(value: Any) -> Any:
+    """The value with None for numbers that JSON does not have (NaN and infinities)."""
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,279 @@
+"""The command ``nostall plan``: find a pipeline or sharding plan for a model on a cluster."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, cast
+
+import typer
+
+from nostall.cli.options.given_options import NO_CONTEXT, GivenContext, refuse_options
+from nostall.cli.planning.output import GanttOption, write_and_show
+from nostall.cli.planning.sharding import (
+    DEFAULT_HARDWARE,
+    ONLY_FOR_SHARDING,
+    SHARDING_PLANNERS,
+    ExportOption,
+    HardwareOption,
+    MeshOption,
+    PictureOption,
+    ShardingRequest,
+    plan_sharding_command,
+)
+from nostall.cli.terminal.compile_time import measured_compile_time
+from nostall.cli.terminal.console import Format, FormatOption, QuietOption, err
+from nostall.cli.terminal.progress import stage_bar
+from nostall.core.errors import BadInput
+from nostall.core.text.suggest import unknown
+from nostall.parallel.cluster import load_cluster
+from nostall.parallel.errors import BadPlan
+from nostall.parallel.evaluation import PlanEvaluation, evaluate_plan
+from nostall.parallel.plan import Workload
+from nostall.parallel.plan.workload import (
+    ADAM_STATE_FACTOR,
+    DEFAULT_GLOBAL_BATCH,
+    DEFAULT_WEIGHT_GRADIENT_SHARE,
+    PASSES_PER_S,
+)
+from nostall.parallel.planners import PLANNERS, Effort, make_plan
+from nostall.parallel.profile import Profile, load_profile
+
+_PYTHON_FILE = re.compile(r"\.py(:|$)")
+
+ProfileArgument = Annotated[
+    str,
+    typer.Argument(
+        help="Profile (PipeDream graph text or JSON), or a module to measure: path.py:build."
+    ),
+]
+ClusterOption = Annotated[
+    Path,
+    typer.Option(help="Cluster file (TOML), or the output of `nvidia-smi topo -m`."),
+]
+ALL_PLANNERS = (*PLANNERS, *SHARDING_PLANNERS)
+PlannerOption = Annotated[
+    str,
+    typer.Option(
+        help=f"Pipeline planners: {', '.join(PLANNERS)}. Placements of tensors: "
+        f"{', '.join(SHARDING_PLANNERS)}."
+    ),
+]
+GlobalBatchOption = Annotated[
+    int, typer.Option(min=1, metavar="N", help="Samples of an iteration.")
+]
+MicroBatchOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1, metavar="N", help="Samples of a micro-batch; default: the profile's batch."
+    ),
+]
+OutOption = Annotated[
+    Path | None,
+    typer.Option("--out", help="Write the plan file, for `nostall simulate` and `launch`."),
+]
+SecondsOption = Annotated[
+    float | None,
+    typer.Option(help="Time limit of planning; default: depends on layers and GPUs."),
+]
+EvaluationsOption = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help="Maximum number of plans that a search simulates."),
+]
+SeedOption = Annotated[int, typer.Option(help="Random seed of searches.")]
+RecomputeOption = Annotated[
+    bool, typer.Option(help="Re-compute activations if no other plan fits into memory.")
+]
+StateFactorOption = Annotated[
+    float,
+    typer.Option(
+        help="Bytes of parameters, gradients and optimiser state, per byte of parameters."
+    ),
+]
+WeightGradientShareOption = Annotated[
+    float,
+    typer.Option(
+        min=0.0,
+        max=1.0,
+        metavar="SHARE",
+        help="Assumed share of weight gradients in the backward time, if the profile lacks it.",
+    ),
+]
+LayersOption = Annotated[
+    str,
+    typer.Option(
+        help="Layers of a module: block (elements of lists), or leaf (also cut inside blocks)."
+    ),
+]
+DeviceOption = Annotated[
+    str | None,
+    typer.Option(help="Device that measures a module: cpu or cuda; default: cuda if available."),
+]
+FractionsOption = Annotated[
+    bool,
+    typer.Option(
+        "--fractions",
+        help="Allow a replica to run a fraction of a sample, as DAPPLE's planner does.",
+    ),
+]
+GpuMemoryOption = Annotated[
+    float | None,
+    typer.Option(help="Memory of each GPU in GiB, if `--cluster` is the output of nvidia-smi."),
+]
+
+
+@dataclass(frozen=True)
+class _ModuleProfiling:
+    """Settings of the measurement of a module's profile."""
+
+    micro_batch: int | None
+    layers: str
+    device: str | None
+
+
+def plan(
+    profile: ProfileArgument,
+    cluster: ClusterOption,
+    planner: PlannerOption = "nostall",
+    global_batch: GlobalBatchOption = DEFAULT_GLOBAL_BATCH,
+    micro_batch: MicroBatchOption = None,
+    out_file: OutOption = None,
+    gantt: GanttOption = None,
+    seconds: SecondsOption = None,
+    evaluations: EvaluationsOption = None,
+    seed: SeedOption = 0,
+    recompute: RecomputeOption = True,
+    state_factor: StateFactorOption = ADAM_STATE_FACTOR,
+    weight_gradient_share: WeightGradientShareOption = DEFAULT_WEIGHT_GRADIENT_SHARE,
+    layers: LayersOption = "block",
+    device: DeviceOption = None,
+    gpu_memory: GpuMemoryOption = None,
+    fractions: FractionsOption = False,
+    mesh: MeshOption = None,
+    hardware: HardwareOption = DEFAULT_HARDWARE,
+    export: ExportOption = None,
+    picture: PictureOption = None,
+    format: FormatOption = Format.TABLE,
+    quiet: QuietOption = False,
+    context: GivenContext = NO_CONTEXT,
+) -> None:
+    """Find a pipeline plan, or the placement of each tensor.
+
+    A pipeline plan has stages, GPUs, replication and micro-batch order. The planners sharding and
+    automap cut tensors instead. Times of a plan are modelled.
+    """
+    _check_options(planner, seconds)
+    module = profile if _PYTHON_FILE.search(profile) else None
+    if planner in SHARDING_PLANNERS:
+        if module is None:
+            raise BadInput(
+                f"the planner {planner} needs a module, and {profile} is a profile; give "
+                "path.py:build"
+            )
+        request = ShardingRequest(
+            module,
+            load_cluster(cluster, gpu_memory),
+            mesh,
+            hardware,
+            global_batch,
+            state_factor,
+            seconds,
+            planner,
+            seed,
+            micro_batch,
+        )
+        plan_sharding_command(
+            request,
+            out_file,
+            format,
+            quiet=quiet,
+            context=context,
+            export=export,
+            picture=picture,
+        )
+        return
+    _refuse_unused(context, planner, module)
+    gpus = load_cluster(cluster, gpu_memory)
+    profiling = _ModuleProfiling(micro_batch, layers, device)
+    workload = Workload(
+        _measure(module, profiling) if module else load_profile(Path(profile)),
+        gpus,
+        global_batch,
+        micro_batch,
+        state_factor,
+        weight_gradient_share,
+        fractions,
+    )
+    effort = Effort.for_workload(
+        workload, seconds=seconds, evaluations=evaluations, seed=seed, recompute=recompute
+    )
+    _check_time(workload, seconds)
+    with measured_compile_time() as compilation:
+        evaluation = _plan_with_progress(workload, planner, effort, quiet)
+    compilation.show()
+    if effort.is_over:
+        err.print(
+            f"the time limit of {effort.seconds:g} s ended the planning; the plan is the best so "
+            f"far, and --seconds {2 * effort.seconds:.0f} searches longer"
+        )
+    write_and_show(evaluation, out_file, gantt, format, module)
+
+
+def _check_options(planner: str, seconds: float | None) -> None:
+    if planner not in ALL_PLANNERS:
+        raise BadPlan(unknown("planner", planner, ALL_PLANNERS))
+    if seconds is not None and not 0 < seconds < float("inf"):
+        raise BadInput(f"--seconds {seconds}; allowed is a number above 0")
+
+
+def _refuse_unused(context: GivenContext, planner: str, module: str | None) -> None:
+    """Raise :class:`BadInput` for an option that has no effect on this plan."""
+    reason = "is for the planners sharding and automap; leave it out, or give one of these"
+    refuse_options(context, ONLY_FOR_SHARDING, reason)
+    if module is None:
+        reason = "says how a module is measured, and the profile is a file; leave it out"
+        refuse_options(context, ("layers", "device"), reason)
+    if planner != "nostall":
+        reason = f"is an option of the planner nostall, which {planner} does not use; leave it out"
+        refuse_options(context, ("evaluations", "seed"), reason)
+
+
+def _check_time(workload: Workload, seconds: float | None) -> None:
+    """Raise :class:`BadInput` if a single simulation takes longer than the time limit."""
+    stages = min(len(workload.profile), len(workload.cluster))
+    needed = workload.micro_batches * stages / PASSES_PER_S
+    if seconds is not None and needed > seconds:
+        raise BadInput(
+            f"one simulation of {workload.micro_batches} micro-batches on up to {stages} stages "
+            f"takes about {needed:.0f} s, and --seconds is {seconds:g}; give a larger "
+            "--micro-batch, or more seconds"
+        )
+
+
+def _measure(target: str, profiling: _ModuleProfiling) -> Profile:
+    """Measure the profile of a module on this machine, with the samples of a micro-batch."""
+    from nostall.parallel.execute.run_config import resolve_device
+
+    device = resolve_device(profiling.device)
+    from nostall.parallel.module import load_job, profile_job
+    from nostall.parallel.module.layering import Granularity
+
+    return profile_job(
+        load_job(target),
+        samples=profiling.micro_batch,
+        device=device,
+        granularity=cast(Granularity, profiling.layers),
+    )
+
+
+def _plan_with_progress(
+    workload: Workload, planner: str, effort: Effort, quiet: bool
+) -> PlanEvaluation:
+    bar = stage_bar(enabled=not quiet)
+    with bar:
+        task = bar.add_task("planning", total=1.0)
+        effort = effort.with_progress(
+            lambda fraction, step: bar.update(task, completed=fraction, description=step)
+        )
+        return evaluate_plan(workload, make_plan(workload, planner, effort), planner)

@@ -1,0 +1,1 @@
+"""Files: atomic writes, locks of folders, and text in blocks."""

@@ -1,0 +1,1 @@
+"""Kernel bodies of the schemes, one scheme or group of schemes a module."""

@@ -1,0 +1,1 @@
+"""Evaluator of candidates in the worker process: loads, checks and times them on its GPU."""

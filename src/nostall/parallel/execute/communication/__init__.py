@@ -1,0 +1,1 @@
+"""Communication between ranks: process groups, messages over boundaries, gradient all-reduces."""

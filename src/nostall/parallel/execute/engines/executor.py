@@ -1,0 +1,45 @@
+"""Interface of plan executors: one rank's part of a run, one iteration at a time."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Protocol
+
+import torch
+import torch.distributed as dist
+
+from nostall.parallel.errors import BadModel
+from nostall.parallel.execute.communication.gradient_reducer import GradientReducer
+from nostall.parallel.execute.run_config import Engine
+from nostall.parallel.module.model import Model
+
+
+class Executor(Protocol):
+    """One rank of a run of a plan; rank r is GPU r of the plan's cluster.
+
+    All ranks of the run create their executors at the same time, because that creates process
+    groups.
+    """
+
+    engine: ClassVar[Engine]
+    """Name of the engine that the executor implements."""
+    gradients: GradientReducer
+
+    def step(self, inputs: Any, targets: Any) -> torch.Tensor:
+        """Run the forward and backward passes of one iteration on its whole batch.
+
+        Returns this rank's part of the loss, a scalar.  Afterwards the gradients are in the
+        parameters' ``.grad``; the caller clears them before the next iteration.
+        """
+        ...
+
+
+def check_same_model(model: Model) -> None:
+    """Raise :class:`BadModel` unless all ranks built the same model; a collective call."""
+    fingerprints: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(fingerprints, model.fingerprint)
+    different = [rank for rank, text in enumerate(fingerprints) if text != fingerprints[0]]
+    if different:
+        raise BadModel(
+            f"ranks 0 and {different[0]} built different models; build the same model in every "
+            "process"
+        )

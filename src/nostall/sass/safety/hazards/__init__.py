@@ -1,0 +1,1 @@
+"""Hazard validation: results and sources in flight, the reuse cache and the order of memory."""

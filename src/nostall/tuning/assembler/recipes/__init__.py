@@ -1,0 +1,1 @@
+"""Recipes of assembled cubins: made, recorded and replayed, and verified again."""

@@ -1,0 +1,1 @@
+"""Records of tuning: JSON of a result, summaries of runs, and records of the store."""

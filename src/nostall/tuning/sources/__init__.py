@@ -1,0 +1,1 @@
+"""Sources of kernels: Triton functions, PTX, cubin files, and the files that they are in."""
