@@ -346,8 +346,10 @@ class CandidateBuilder:
         """Have a worker compile the kernels of matrix products; yields the task that waits.
 
         Those beside stitched kernels come first, then those of which stitched kernels compute the
-        readers.
+        readers.  Rank 0 measures them for all ranks, so the others do not need them.
         """
+        if not RankSync.current().is_leader:
+            return
         found: dict[str, Graph] = {}
         for products_only in (False, True):
             selection = Selection("stitched", products_only=products_only)

@@ -131,6 +131,25 @@ def test_regions_of_a_worker_are_tuned_and_their_kernels_waited_for() -> None:
     assert [*CandidateBuilder._generate_kernels(builder)] == [], "no region is pending"
 
 
+@pytest.mark.parametrize("is_leader", [True, False])
+def test_only_rank_0_has_the_kernels_of_products_compiled(
+    monkeypatch: pytest.MonkeyPatch, is_leader: bool
+) -> None:
+    builder, product = builder_with_products({}), normalized_rows(8)
+    builder.products.product_graphs = lambda kernel_filter: [product]
+    builder.versions.device, builder.local_only_reason = torch.device("cpu"), ""
+    generated: list[Any] = []
+    builder.precompiler = SimpleNamespace(
+        generate_kernels=lambda graphs, tuning, device: generated.append(graphs) or (),
+        wait_for_kernels="wait for kernels",
+    )
+    sync = SimpleNamespace(current=lambda: SimpleNamespace(is_leader=is_leader))
+    monkeypatch.setattr(candidate_builder, "RankSync", sync)
+    tasks = [*CandidateBuilder._generate_products(builder)]
+    assert tasks == (["wait for kernels"] if is_leader else [])
+    assert generated == ([[product]] if is_leader else [])
+
+
 def test_without_a_worker_each_distinct_kernel_is_compiled_here_once(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
