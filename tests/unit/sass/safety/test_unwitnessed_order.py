@@ -158,3 +158,16 @@ def test_an_access_may_not_lose_its_wait_to_an_order_without_witnesses() -> None
     text = original.instructions[access].text
     assert ("lost-order", text) in {(f.kind, f.instruction) for f in found["hazards"]}
     assert ("order-weaker", text) in {(f.kind, f.instruction) for f in found["symbolic"]}
+
+
+def test_an_access_relies_on_what_its_wait_completes_by_an_order_without_witnesses() -> None:
+    """The wait for the last load completes the one before, and a fence may rely on both."""
+    program, function, pairs = loads_of_atomics()
+    access, load, last = pairs[1][1], pairs[2][0], pairs[3][0]
+    order = function.instructions
+    original = with_wait(function, access, added=1 << order[last].control.write_sb)
+    found = findings(program.sm, original, function, BARE)
+    expected = {"hazards": f"LDS (originally at 0x{16 * load:04x})", "symbolic": order[load].text}
+    for part, text in expected.items():
+        kinds = {f.kind for f in found[part] if text in f.reason and f.offset == 16 * access}
+        assert kinds == {"lost-order" if part == "hazards" else "order-weaker"}
