@@ -17,6 +17,7 @@ from nostall.sass.safety.hazards import HazardValidator
 from nostall.sass.safety.symbolic.validator import SymbolicValidator
 from nostall.sass.safety.verdict import Finding
 from nostall.sass.schedule import ScheduleSpace, dependence_scan
+from nostall.sass.schedule.moves import Slide
 
 BARE = CoverTable(RULES, frozenset())
 """All rules, none of whose pairs has witnesses."""
@@ -171,3 +172,20 @@ def test_an_access_relies_on_what_its_wait_completes_by_an_order_without_witness
     for part, text in expected.items():
         kinds = {f.kind for f in found[part] if text in f.reason and f.offset == 16 * access}
         assert kinds == {"lost-order" if part == "hazards" else "order-weaker"}
+
+
+def test_waits_of_a_later_block_may_protect_by_one_more_order_without_witnesses() -> None:
+    """Stores of each block complete those of earlier blocks, which a wait completed before."""
+    program, (function,) = functions("heap.sm_75.cubin")
+    space = ScheduleSpace(program, function)
+    validator = HazardValidator(program.sm)
+    start, order = space.start(), function.instructions
+    waiters = [i.index for i in order if i.control.wait and not space.graph.fixed[i.index]]
+    legal = 0
+    for index in waiters:
+        for offset in range(1, 6):
+            after = space.apply_if_legal(start, Slide(index, offset, frozenset()))
+            if after is not None:
+                legal += 1
+                assert not validator.compare(function, space.impose(after).function(function.name))
+    assert legal >= 20
