@@ -28,9 +28,9 @@ class InFlight:
     """Whether the item is of a wall: memory accesses may rely on its completion."""
     ceiling: int
     """Cycles after issue by which a fixed-latency item is complete; 0 for the others."""
-    assumed: int = 0
-    """Bit mask: scoreboards of later operations that complete it by pairs without witnesses, while
-    the wait for another such operation completes it already; 0 for all other items."""
+    is_assumed: bool = False
+    """Whether only pairs without witnesses complete the item before the block ends. Each wait of a
+    later block may be for one more such pair, until the registers are overwritten."""
 
 
 @dataclass(slots=True)
@@ -67,6 +67,8 @@ class BlockConstraints:
     """Items in flight at the end of the block -> cycles since their issue."""
     waited: int = 0
     """Bit mask of the scoreboards for which the block waits."""
+    overwritten: set[int] = field(default_factory=set[int])
+    """Registers that the block writes in all threads."""
     length: int = 0
     """Cycles of the block by its stall counts."""
     issue: dict[int, int] = field(default_factory=dict[int, int])
@@ -104,11 +106,11 @@ class BlockConstraints:
         by_register: dict[int, list[tuple[InFlight, int]]] = defaultdict(list)
         completing = self._first_waiters([item for item in live_in if item.is_wall])
         for item, since in live_in.items():
-            known = item.scoreboards | item.assumed
-            self.scoreboards.live_in |= known
-            self.scoreboards.unknown_live_in |= not item.fixed_latency and not known
+            self.scoreboards.live_in |= item.scoreboards
+            self.scoreboards.unknown_live_in |= not item.fixed_latency and not item.scoreboards
             for register in item.registers:
                 by_register[register].append((item, since))
+        overwritten: set[int] = set()
         for instruction in self.order:
             defs = frozenset(instruction.defs)
             if completing and instruction.accesses_memory and not instruction.is_barrier:
@@ -117,8 +119,13 @@ class BlockConstraints:
                         self.add_edge(waiter, instruction.index)
             for register in {*instruction.uses, *defs}:
                 for item, since in by_register.get(register, ()):
+                    concerned = item.registers if item.is_result else {register}
+                    if item.is_assumed and concerned <= overwritten:
+                        continue
                     if item.is_result or register in defs:
                         self._protect(instruction, item, since)
+            if not instruction.is_guarded:
+                overwritten |= defs
 
     def _first_waiters(self, items: Iterable[InFlight]) -> set[int]:
         """The instructions that end operations from before the block, by original index."""
@@ -136,12 +143,6 @@ class BlockConstraints:
             return
         until = bisect_right(self.waits, self.issue[index], key=lambda wait: self.issue[wait[0]])
         earlier = self.waits[:until]
-        if item.assumed:
-            # Each of these waits is one more order that protects the instruction.
-            for waiter, mask in earlier:
-                if mask & item.assumed:
-                    self.add_edge(waiter, index)
-            return
         for waiter, mask in earlier:
             if mask & item.scoreboards:
                 self.add_edge(waiter, index)

@@ -177,6 +177,7 @@ class _RegisterTracker:
             if instruction.is_guarded:
                 self.writers[register].append(instruction)
                 continue
+            self.constraints.overwritten.add(register)
             self.past_writers[register] = self._recent_writers(register, instruction)
             self.writers[register] = [instruction]
             late = [r for r in self.readers[register] if register in self.late[r.index]]
@@ -265,10 +266,7 @@ class _RegisterTracker:
             boards = sum(1 << board for board, setter in item.proofs.items() if setter == index)
             for waiter in self._keep_assumed_waits(item):
                 constraints.add_edge(index, waiter)
-            is_assumed = bool(item.assumed_waits) and not item.proofs
-            assumed = item.further_assumed if is_assumed else 0
-            if is_assumed and not assumed:
-                continue
+            assumed = bool(item.assumed_waits) and not item.proofs
             key = InFlight(
                 index, item.is_result, item.registers, boards, False, is_wall, 0, assumed
             )

@@ -174,6 +174,8 @@ def _live_ins(function: Function, scans: list[BlockConstraints]) -> list[dict[In
             later = since + scan.length
             if item.scoreboards & scan.waited or (item.fixed_latency and later >= item.ceiling):
                 continue
+            if item.is_assumed and item.registers <= scan.overwritten:
+                continue
             live_out[item] = min(later, live_out.get(item, _LONG_AGO), _LONG_AGO)
         for successor in function.blocks[number].succ:
             live_in = live_ins[successor]

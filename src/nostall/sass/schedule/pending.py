@@ -28,9 +28,3 @@ class Pending:
     """(scoreboard, later instruction of the same queue that sets it) of pairs without witnesses."""
     assumed_waits: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
     """(scoreboard, instruction that sets it, instruction that waits for it) of these."""
-
-    @property
-    def further_assumed(self) -> int:
-        """Bit mask: the scoreboards of ``assumed`` for which nothing in the block has waited."""
-        waited = {(board, setter) for board, setter, _ in self.assumed_waits}
-        return sum(1 << board for board in {board for board, _ in {*self.assumed} - waited})

@@ -17,6 +17,7 @@ from nostall.sass.safety.hazards.validator import HazardValidator
 from nostall.sass.safety.symbolic.validator import SymbolicValidator
 from nostall.sass.safety.verdict import Finding
 from nostall.sass.schedule import ScheduleSpace, dependence_scan
+from nostall.sass.schedule.moves import Slide
 
 BARE = CoverTable(RULES, frozenset())
 """All rules, none of whose pairs has witnesses."""
@@ -158,3 +159,33 @@ def test_an_access_may_not_lose_its_wait_to_an_order_without_witnesses() -> None
     text = original.instructions[access].text
     assert ("lost-order", text) in {(f.kind, f.instruction) for f in found["hazards"]}
     assert ("order-weaker", text) in {(f.kind, f.instruction) for f in found["symbolic"]}
+
+
+def test_an_access_relies_on_what_its_wait_completes_by_an_order_without_witnesses() -> None:
+    """The wait for the last load completes the one before, and a fence may rely on both."""
+    program, function, pairs = loads_of_atomics()
+    access, load, last = pairs[1][1], pairs[2][0], pairs[3][0]
+    order = function.instructions
+    original = with_wait(function, access, added=1 << order[last].control.write_sb)
+    found = findings(program.sm, original, function, BARE)
+    expected = {"hazards": f"LDS (originally at 0x{16 * load:04x})", "symbolic": order[load].text}
+    for part, text in expected.items():
+        kinds = {f.kind for f in found[part] if text in f.reason and f.offset == 16 * access}
+        assert kinds == {"lost-order" if part == "hazards" else "order-weaker"}
+
+
+def test_waits_of_a_later_block_may_protect_by_one_more_order_without_witnesses() -> None:
+    """Stores of each block complete those of earlier blocks, which a wait completed before."""
+    program, (function,) = functions("heap.sm_75.cubin")
+    space = ScheduleSpace(program, function)
+    validator = HazardValidator(program.sm)
+    start, order = space.start(), function.instructions
+    waiters = [i.index for i in order if i.control.wait and not space.graph.fixed[i.index]]
+    legal = 0
+    for index in waiters:
+        for offset in range(1, 6):
+            after = space.apply_if_legal(start, Slide(index, offset, frozenset()))
+            if after is not None:
+                legal += 1
+                assert not validator.compare(function, space.impose(after).function(function.name))
+    assert legal >= 20

@@ -23,9 +23,13 @@ class AssumedProof:
 
     def wait(self, scoreboards: int) -> None:
         """Note a wait for scoreboards (bit mask)."""
-        found = frozenset(later for later, n in self.covering if scoreboards >> n & 1)
+        found = self.waited_for(scoreboards)
         if found:
             self.provers = found | (self.provers or frozenset())
+
+    def waited_for(self, scoreboards: int) -> Provers:
+        """The covering instructions for which a wait for scoreboards (bit mask) waits."""
+        return frozenset(later for later, n in self.covering if scoreboards >> n & 1)
 
     def scoreboards(self) -> int:
         """Bit mask of the covering scoreboards."""

@@ -17,7 +17,7 @@ from nostall.sass.program.instruction import Instruction
 from nostall.sass.program.opcodes import Effect
 from nostall.sass.safety.latency import SCOREBOARD_GAP, LatencyTable
 from nostall.sass.safety.pairing import HazardKind
-from nostall.sass.safety.symbolic.assumed_proofs import Provers
+from nostall.sass.safety.symbolic.assumed_proofs import AssumedProof, Provers
 from nostall.sass.safety.symbolic.in_order import InOrderRules
 from nostall.sass.safety.symbolic.products import RunningProducts
 from nostall.sass.safety.symbolic.state import (
@@ -84,8 +84,11 @@ class SymbolicMachine:
         self.outcome.product_accesses = products.accesses
         return self.outcome
 
-    def _wait(self, position: int, instruction: Instruction) -> None:
-        """Apply the wait mask of an instruction, and the wait of a DEPBAR."""
+    def _wait(self, position: int, instruction: Instruction) -> int:
+        """Apply the wait mask of an instruction, and the wait of a DEPBAR.
+
+        Returns the bit mask of the scoreboards that it waits for.
+        """
         partial = queues.partial_wait(instruction)
         if partial is not None:
             self.rules.wait_partially(self.issued, *partial)
@@ -93,7 +96,7 @@ class SymbolicMachine:
         for scoreboard in drained_scoreboards(instruction):
             waited |= 1 << scoreboard
         if not waited:
-            return
+            return 0
         self.waited |= waited
         for earlier in self.issued:
             if earlier.result_scoreboards & waited and not earlier.is_written:
@@ -112,30 +115,35 @@ class SymbolicMachine:
             for proof in (earlier.assumed_result, earlier.assumed_sources):
                 if proof is not None:
                     proof.wait(waited)
+        return waited
 
     def _wait_and_record(self, position: int, instruction: Instruction) -> None:
         """Apply the waits of an instruction that relies on the completion of earlier ones."""
         relies_on_all = instruction.is_barrier or bool(instruction.effects & Effect.FENCE)
         before = self._pending(relies_on_all)
-        self._wait(position, instruction)
+        waited = self._wait(position, instruction)
         if not before:
             return
         after = self._pending(relies_on_all)
-        for operation, provers in after.items():
-            if provers is not None:
-                self.outcome.assumed_complete[instruction.index, operation] = provers
-        index = instruction.index
-        self.outcome.unfinished[index] = frozenset(o for o, by in after.items() if by is None)
-        self.outcome.awaited[index] = frozenset(before) - frozenset(after)
+        unfinished: set[Unfinished] = set()
+        awaited = before.keys() - after.keys()
+        for operation, proof in after.items():
+            if proof is None or proof.provers is None:
+                unfinished.add(operation)
+                continue
+            self.outcome.assumed_complete[instruction.index, operation] = proof.provers
+            if proof.waited_for(waited):
+                awaited.add(operation)
+        self.outcome.unfinished[instruction.index] = frozenset(unfinished)
+        self.outcome.awaited[instruction.index] = frozenset(awaited)
 
-    def _pending(self, relies_on_all: bool) -> dict[Unfinished, Provers | None]:
+    def _pending(self, relies_on_all: bool) -> dict[Unfinished, AssumedProof | None]:
         """The operations of the block that no wait has completed yet.
 
-        The value is what completes an operation by pairs without witnesses; None if it may be
-        incomplete. ``relies_on_all``: accesses and asynchronous operations, else asynchronous ones
-        only.
+        The value is what proves an operation done by pairs without witnesses. ``relies_on_all``:
+        accesses and asynchronous operations, else asynchronous ones only.
         """
-        found: dict[Unfinished, Provers | None] = {}
+        found: dict[Unfinished, AssumedProof | None] = {}
         finished = False
         for issued in self.ordered:
             index = issued.instruction.index
@@ -144,9 +152,9 @@ class SymbolicMachine:
             finished |= not waits_result and not waits_sources
             if relies_on_all or issued.instruction.is_barrier:
                 if waits_result:
-                    found[index, "result"] = issued.result_provers
+                    found[index, "result"] = issued.assumed_result
                 if waits_sources:
-                    found[index, "sources"] = issued.source_provers
+                    found[index, "sources"] = issued.assumed_sources
         if finished:
             self.ordered = [i for i in self.ordered if not self._is_finished(i)]
         return found

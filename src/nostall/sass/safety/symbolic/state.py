@@ -127,7 +127,8 @@ class Outcome:
     awaited: dict[int, frozenset[Unfinished]] = field(
         default_factory=dict[int, "frozenset[Unfinished]"]
     )
-    """Index of a barrier or memory access -> those that its own wait completes."""
+    """Index of a barrier or memory access -> those that its own wait completes, by pairs without
+    witnesses, too."""
     reliances: dict[tuple[int, int, str], Provers] = field(
         default_factory=dict[tuple[int, int, str], Provers]
     )
