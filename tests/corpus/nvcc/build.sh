@@ -30,6 +30,7 @@ build shared_order shared_order "" 80 90 120
 build shared_atomics shared_atomics "" 80 90 120
 build barrier_wait barrier_wait "-w" 120
 build heap heap "" 75
+build transposed transposed "" 75 80 90 120
 build arithmetic arithmetic "" 75 80 90
 build arithmetic arithmetic.fast "-use_fast_math" 89
 build pressure pressure "" 75 80 90 120

@@ -81,8 +81,8 @@ _ORDER_OF = {
 _FUNCTIONS = frozenset(("MUFU", "F2F", "F2I", "I2F", "I2I", "FRND", "FCHK"))
 _BIT_COUNTS = frozenset(("POPC", "FLO", "BREV"))
 _OPCODES = (
-    "LDG STG LDL STL LDS STS LDSM STSM SHFL LDGSTS ATOMS ATOMG RED REDUX ATOM S2UR BAR LDTM STTM "
-    "UTMALDG LD ST"
+    "LDG STG LDL STL LDS STS LDSM STSM SHFL MOVM LDGSTS ATOMS ATOMG RED REDUX ATOM S2UR BAR LDTM "
+    "STTM UTMALDG LD ST"
 )
 _TENSOR_CORE = "UTCHMMA UTCQMMA UTCIMMA UTCOMMA UTCMXQMMA UTCBAR UTCCP UTCSHIFT"
 _OWN_GROUP = (
@@ -138,7 +138,7 @@ an H200 the load/store unit kept this order in each pair that was tried, with a 
 (``benchmarks/sass/results/witnesses.json.gz``)."""
 
 _RESULTS_IN_ORDER = {
-    "shared memory": "LDS LDSM SHFL",
+    "shared memory": "LDS LDSM SHFL MOVM",
     "shared atomics": "ATOMS",
     "warp reductions": "REDUX",
     "functions": "functions",
