@@ -29,6 +29,7 @@ build memory_order memory_order "" 80 90
 build shared_order shared_order "" 80 90 120
 build shared_atomics shared_atomics "" 80 90 120
 build barrier_wait barrier_wait "-w" 120
+build work_queue work_queue "" 80
 build heap heap "" 75
 build transposed transposed "" 75 80 90 120
 build arithmetic arithmetic "" 75 80 90

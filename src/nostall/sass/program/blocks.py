@@ -149,7 +149,7 @@ class _GraphBuilder:
             if last.base in _INDIRECT_BRANCHES and end - 1 not in self.targets:
                 recorded = self._block_numbers(set(self.indirect_targets))
                 out.update(recorded if self.indirect_targets else self.labelled_blocks)
-            if end < len(self.instructions) and _falls_through(last):
+            if end < len(self.instructions) and falls_through(last):
                 out.add(self.number[end])
             successors.append(tuple(sorted(out)))
         return successors
@@ -227,7 +227,7 @@ def _calls_by_pointer(call: Instruction) -> bool:
     return not call.operands[-1].startswith("`")
 
 
-def _falls_through(last: Instruction) -> bool:
+def falls_through(last: Instruction) -> bool:
     """Whether control may continue after a block's last instruction."""
     if last.base not in _NO_FALL_THROUGH or last.is_guarded:
         return True

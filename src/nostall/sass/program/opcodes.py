@@ -86,6 +86,9 @@ def _rows(
     return dict.fromkeys(names.split(), OpcodeClass(pipe, effects, fixed_on))
 
 
+UNREACHED = "UNREACHED"
+"""Opcode that stands for a word that nvdisasm does not list, because control does not reach it."""
+
 OPCODES: dict[str, OpcodeClass] = {
     # Arithmetic with fixed latency.
     **_rows(
@@ -149,7 +152,8 @@ OPCODES: dict[str, OpcodeClass] = {
         Effect.BARRIER,
     ),
     **_rows(
-        "BRA BRX BRXU JMP JMX JMXU CALL RET EXIT BSYNC BREAK BPT KILL RTT LONGJMP JMXU WARPEXIT",
+        "BRA BRX BRXU JMP JMX JMXU CALL RET EXIT BSYNC BREAK BPT KILL RTT LONGJMP JMXU WARPEXIT "
+        f"{UNREACHED}",
         Pipe.CONTROL,
         Effect.BARRIER | Effect.ENDS_BLOCK,
     ),

@@ -14,9 +14,10 @@ from nostall.sass.binary import encoding
 from nostall.sass.binary.cubin import Cubin, TextSection
 from nostall.sass.binary.encoding import WORD_BYTES
 from nostall.sass.binary.listing import Listing, disassemble
-from nostall.sass.program.blocks import Block, build_blocks
+from nostall.sass.program.blocks import Block, build_blocks, falls_through
 from nostall.sass.program.defuse import def_use
 from nostall.sass.program.instruction import Instruction, parse_text
+from nostall.sass.program.opcodes import UNREACHED
 
 _NOP = 0x7918
 _OPCODE_BITS = (1 << 16) - 1
@@ -193,20 +194,18 @@ def _build_function(cubin: Cubin, text: TextSection, listings: Mapping[str, List
 def _decode_instructions(
     text: TextSection, listing: Listing, words: list[int]
 ) -> Iterable[Instruction]:
-    """One instruction for each word: the rows of the listing, then padding without a row."""
+    """One instruction for each word: the rows of the listing, unreached words, then padding."""
     if len(listing.rows) > len(words):
         raise BadBinary(
             f".text.{text.name}: nvdisasm lists {len(listing.rows)} instructions, but the section "
             f"has {len(words)} words"
         )
     instructions: list[Instruction] = []
-    for index, row in enumerate(listing.rows):
-        if row.offset > index * WORD_BYTES:
-            raise BadBinary(
-                f".text.{text.name}: nvdisasm does not list the instructions from "
-                f"{index * WORD_BYTES:#x} to {row.offset:#x}, which control does not reach, as in "
-                "code for debuggers; compile without -G"
-            )
+    for row in listing.rows:
+        index = len(instructions)
+        if row.offset > index * WORD_BYTES and row.offset % WORD_BYTES == 0:
+            instructions += _unreached(text, instructions, words, row.offset)
+            index = len(instructions)
         if row.offset != index * WORD_BYTES or row.word != words[index]:
             raise BadBinary(
                 f".text.{text.name}: nvdisasm's row at {row.offset:#x} does not agree with the "
@@ -229,12 +228,36 @@ def _decode_instructions(
             )
         )
     for index in range(len(instructions), len(words)):
-        payload, control = encoding.decode(words[index])
+        payload, _ = encoding.decode(words[index])
         name = "NOP" if payload & _OPCODE_BITS == _NOP else "PADDING"
-        instructions.append(
-            Instruction(index, name, payload, control, name, None, (), (), (), (), frozenset())
-        )
+        instructions.append(_opaque(index, words[index], name))
     return _mark_dummy_loads(instructions)
+
+
+def _unreached(
+    text: TextSection, before: Sequence[Instruction], words: Sequence[int], end: int
+) -> list[Instruction]:
+    """Instructions for words up to the offset ``end`` that nvdisasm does not list.
+
+    It leaves out what control does not reach.  Raises :class:`BadBinary` if control might.
+    """
+    start = len(before) * WORD_BYTES
+    targets = [r.offset for r in text.records if r.is_branch_target]
+    is_target = any(start <= at < end for at in (*targets, *(at for at, _ in text.entries)))
+    if is_target or not before or falls_through(before[-1]):
+        raise BadBinary(
+            f".text.{text.name}: nvdisasm does not list the instructions from {start:#x} to "
+            f"{end:#x}, although control may reach them; the file may be damaged, or is code for "
+            "debuggers: compile it without -G"
+        )
+    indices = range(len(before), min(end // WORD_BYTES, len(words)))
+    return [_opaque(index, words[index], UNREACHED) for index in indices]
+
+
+def _opaque(index: int, word: int, name: str) -> Instruction:
+    """An instruction without a row in the listing."""
+    payload, control = encoding.decode(word)
+    return Instruction(index, name, payload, control, name, None, (), (), (), (), frozenset())
 
 
 def _mark_dummy_loads(instructions: list[Instruction]) -> list[Instruction]:
