@@ -7,7 +7,7 @@ from tests.corpus.catalogue import NVCC
 
 from nostall.sass import Program
 from nostall.sass.program import Function
-from nostall.sass.safety.hazards import HazardValidator
+from nostall.sass.safety.hazards.validator import HazardValidator
 from nostall.sass.safety.symbolic.validator import SymbolicValidator
 
 CASES = [(75, "tile_and_load"), *((sm, "two_tiles") for sm in (75, 80, 90, 120))]

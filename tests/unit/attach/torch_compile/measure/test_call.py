@@ -41,6 +41,7 @@ def test_a_recorded_call_keeps_padded_strides_and_gradients() -> None:
 
 
 def test_elements_that_share_memory_are_perturbed_together() -> None:
+    torch.manual_seed(0)  # half of all steps are too small to change a number
     row = torch.randn(1, 6)
     windows = torch.randn(10).unfold(0, 4, 2)
     for value, count in (
