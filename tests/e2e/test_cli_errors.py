@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import struct
 import sys
 from pathlib import Path
@@ -243,3 +244,18 @@ def test_an_unreachable_scheduler(tmp_path: Path) -> None:
 def test_workers_without_gpus(tmp_path: Path) -> None:
     line = error_line(tune_without_gpu(tmp_path, "--workers", 2, "--objective", "gpu"), 3)
     assert "no usable GPU" in line or "nostall[gpu]" in line
+
+
+@pytest.mark.parametrize(
+    "words", [("tune", "--objective", "model"), ("bench",)], ids=["tune", "bench"]
+)
+def test_the_remedy_for_a_missing_launch_writes_it(words: tuple[str, ...], tmp_path: Path) -> None:
+    cubin = tmp_path / "a kernel.cubin"
+    cubin.write_bytes(GOOD)
+    verb, *options = words
+    line = error_line(nostall(verb, cubin, *options))
+    remedy = shlex.split(line.split("`")[1])
+    assert remedy[:2] == ["nostall", "init"]
+    assert nostall(*remedy[1:], cwd=tmp_path).code == 0
+    assert line.endswith(f"give --launch {remedy[-1]}")
+    assert (tmp_path / remedy[-1]).exists()

@@ -16,7 +16,6 @@ from nostall.cli.options.inputs import (
     LaunchOption,
     TargetArgument,
     load_source,
-    missing_launch,
     read_cubin,
 )
 from nostall.cli.options.measuring_options import (
@@ -35,7 +34,7 @@ from nostall.gpu import Kernel, LocalGpu, MeasurementPlan, Outcome, Timing
 from nostall.gpu import sanitizer as compute_sanitizer
 from nostall.gpu.sanitizer import SanitizerReport
 from nostall.tuning.gpu_objective import Decision, decide
-from nostall.tuning.sources.source import Source
+from nostall.tuning.sources.source import Source, missing_launch
 
 CandidateOption = Annotated[
     Path | None,
@@ -94,7 +93,7 @@ def bench(
     source = load_source(target, kernel, launch, arch)
     cubin = read_cubin(candidate, arch) if candidate is not None else source.cubin
     if source.launch is None:
-        raise missing_launch(source)
+        raise missing_launch(source, "measuring")
     plan = MeasurementPlan(
         cold=cold,
         seed=seed,

@@ -42,7 +42,7 @@ from nostall.tuning.nominal_work import SIP, nominal_flops, strategy_name
 from nostall.tuning.records.recipe_file import DependentResult, RecipeFile
 from nostall.tuning.records.result_records import provenance_record, result_record, verdict_record
 from nostall.tuning.resume import FINALISTS_FILE, RULES_KEY, load_checkpoint
-from nostall.tuning.sources.source import Source
+from nostall.tuning.sources.source import Source, missing_launch
 from nostall.tuning.strategies import LEARNING_STRATEGIES
 from nostall.tuning.verified_checkpoints import CheckpointVerifier
 
@@ -372,10 +372,7 @@ def _check_original(data: bytes, kernel: str) -> None:
 
 def _make_sm_model(program: Program, source: Source, settings: Settings) -> SmModel:
     if source.launch is None:
-        raise BadInput(
-            f"{source.origin}: the SM model needs the launch of {source.kernel!r}; give "
-            "--launch spec.toml (grid, block, shared, ...)"
-        )
+        raise missing_launch(source, "the SM model")
     function = program.kernel(source.kernel)
     return SmModel(program, function, source.launch, assumed_trips=settings.assumed_trips)
 

@@ -126,11 +126,3 @@ def assemble_fastest(source: Source, settings: Settings) -> Source:
     with LocalGpu(Kernel(source.cubin, source.kernel, source.launch)) as gpu:
         compare = compare_on_device(gpu, settings.seed)
         return select_start(assemble_all(source, compare, assemblers))
-
-
-def missing_launch(source: Source) -> BadInput:
-    """The error for a kernel without a launch that is to be measured."""
-    return BadInput(
-        f"{source.origin}: measuring needs the launch of {source.kernel!r}; give "
-        "--launch spec.toml (grid, block, shared, args)"
-    )

@@ -7,12 +7,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from nostall import farm
-from nostall.cli.options.inputs import missing_launch
 from nostall.core import Search
 from nostall.gpu import Device, Kernel, LocalGpu
 from nostall.tuning.farm_search import ParallelChains
 from nostall.tuning.job import Settings
-from nostall.tuning.sources.source import Source
+from nostall.tuning.sources.source import Source, missing_launch
 from nostall.tuning.strategies import make_strategy
 
 
@@ -31,7 +30,7 @@ def open_search(
         yield search, None
         return
     if source.launch is None:
-        raise missing_launch(source)
+        raise missing_launch(source, "measuring")
     kernel, workers = Kernel(source.cubin, source.kernel, source.launch), settings.workers
     if scheduler is None and (workers is None or workers == 1):
         with LocalGpu(kernel, settings.measurement_plan) as gpu:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +34,15 @@ class Source:
     """Compiler, architecture and compile options."""
     ptx: str | None = field(default=None, repr=False)
     """PTX that the cubin was assembled from; None for a cubin file."""
+
+
+def missing_launch(source: Source, purpose: str) -> BadInput:
+    """The error for a kernel without a launch, which something (``purpose``) needs."""
+    return BadInput(
+        f"{source.origin}: {purpose} needs the launch of {source.kernel!r}; write it with `nostall "
+        f"init {shlex.quote(source.origin)} --kernel {shlex.quote(source.kernel)} --out "
+        "launch.toml`, edit it, and give --launch launch.toml"
+    )
 
 
 def load_cubin(

@@ -70,6 +70,7 @@ SCREEN_SECONDS = 0.1
 """Measurement of all configurations of one product together, in seconds."""
 COMPARISON_SECONDS = 0.15
 """Measurement of the best configuration against cuBLAS and Inductor, in seconds."""
+SURPASSED = "; another kernel of this product saves more and is used"
 
 
 @dataclass
@@ -184,6 +185,8 @@ class ProductComparisons:
         # Products -> the key of the kernel that saves the most time.
         best: dict[tuple[FxNode, ...], str] = {}
         regions: dict[str, RegionRecord] = {}
+        # Keys of kernels -> keys of their measurements.
+        measurements: dict[str, str] = {}
         note = ", beside Inductor's kernels" if kernel_filter.products_only else ""
         for same in by_bytes(self.occurrences(kernel_filter)):
             found = same[0].found
@@ -197,12 +200,16 @@ class ProductComparisons:
                 regions[key] = known[key]
             else:
                 case = same[0].case
-                _, record = self.measured(case, compiler, note)
+                measurement, record = self.measured(case, compiler, note)
                 if record is None or not is_gain(record):
                     continue
+                measurements[key] = measurement
                 regions[key], self.records[key] = measured_region(case, record), record
             if products not in best or self._saved(key) > self._saved(best[products]):
                 best[products] = key
+        for key in measurements.keys() - best.values():
+            text = self.outcomes[measurements[key]].removesuffix(SURPASSED)
+            self.outcomes[measurements[key]] = text + SURPASSED
         return {key: regions[key] for key in best.values()}
 
     def _saved(self, key: str) -> float:
