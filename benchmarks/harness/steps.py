@@ -29,10 +29,10 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from time import monotonic
 
+from benchmarks.harness.gpu_lock import LOCK_VARIABLE
 from benchmarks.harness.gpu_pool import visible_gpus
 from benchmarks.registry import find
-from benchmarks.torch_compile.gpu_lock import LOCK_VARIABLE
-from nostall.core.errors import BadInput
+from nostall.core.errors import BadInput, one_line
 
 END_SECONDS = 10.0
 """Time that an interrupted step has to write what it measured before it is killed."""
@@ -80,16 +80,16 @@ def read_steps(file: Path) -> list[Step]:
     """The steps of a file.  Raises :class:`BadInput` with the line that is wrong."""
     try:
         lines = file.read_text().splitlines()
-    except OSError as error:
-        raise BadInput(f"{file} is not readable: {error.strerror}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{file} is not readable as text: {one_line(error)}") from error
     steps: list[Step] = []
     count: Counter[str] = Counter()
     for number, line in enumerate(lines, 1):
-        words = shlex.split(line, comments=True)
-        if not words:
-            continue
         where = f"{file}, line {number}"
         try:
+            words = shlex.split(line, comments=True)
+            if not words:
+                continue
             seconds, benchmark = float(words[0]), find(words[1])
         except (ValueError, IndexError):
             allowed = "SECONDS BENCHMARK [options of the benchmark]"
@@ -105,6 +105,19 @@ def read_steps(file: Path) -> list[Step]:
         result = stem if writes_folder else f"{stem}.json"
         steps.append(Step(name, seconds, tuple(words[2:]), stem, result))
     return steps
+
+
+def check_sharing(steps: Sequence[Step]) -> None:
+    """Raise :class:`BadInput` for a step that must not run beside another one on its GPU.
+
+    A benchmark may if its module has ``SHARES_GPU``: it takes turns (:mod:`.gpu_lock`) to time.
+    """
+    for step in steps:
+        if not getattr(find(step.name).load(), "SHARES_GPU", False):
+            raise BadInput(
+                f"{step.name} does not take turns on a GPU, so steps beside it would change its "
+                "times; give --lanes 1, or move it to a file of its own"
+            )
 
 
 def make_lanes(gpus: Sequence[str], lanes: int, folder: Path) -> list[Lane]:
@@ -207,7 +220,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", type=Path, help="steps: SECONDS BENCHMARK [options] a line")
     parser.add_argument("--out", type=Path, required=True, help="folder of results and logs")
     parser.add_argument("--seconds", type=float, default=3600, help="limit of all steps together")
-    parser.add_argument("--lanes", type=int, default=1, help="steps at a time on each GPU")
+    parser.add_argument(
+        "--lanes", type=int, default=1, help="steps at a time on each GPU, if they take turns"
+    )
 
 
 def main(options: argparse.Namespace) -> int:
@@ -215,6 +230,8 @@ def main(options: argparse.Namespace) -> int:
     steps = read_steps(options.file)
     if options.lanes < 1:
         raise BadInput(f"--lanes is {options.lanes}; it has to be at least 1")
+    if options.lanes > 1:
+        check_sharing(steps)
     options.out.mkdir(parents=True, exist_ok=True)
     gpus = visible_gpus() or [""]
     lanes = make_lanes(gpus, options.lanes, options.out)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from benchmarks.torch_compile.gpu_lock import gpu_turn
+from benchmarks.harness.gpu_lock import gpu_turn
 from benchmarks.torch_compile.model_program import Program
 from benchmarks.torch_compile.model_setup import (
     AGAIN,
@@ -168,9 +168,10 @@ def measure_interleaved(model: Model, setup: Setup, store: Callable[..., None]) 
         # Only nostall's programs have to choose.
         program.run_until_chosen(MAX_CHOICE_SHARE * setup.seconds)
         starts[name] |= {"chosen": program.has_chosen, **stopwatch.elapsed("until_chosen")}
-        for _ in range(WARM_UP):
-            program.step()
-    synchronize(setup.device)
+        with gpu_turn():
+            for _ in range(WARM_UP):
+                program.step()
+            synchronize(setup.device)
     with gpu_turn():
         _measure_programs(programs, setup, result, store)
 

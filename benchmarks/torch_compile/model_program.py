@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.torch_compile.gpu_lock import gpu_turn
+from benchmarks.harness.gpu_lock import gpu_turn
 from benchmarks.torch_compile.model_setup import Method, Setup
 from benchmarks.torch_compile.model_zoo.parts import Model
 from benchmarks.torch_compile.step_timing import synchronize

@@ -65,6 +65,8 @@ from benchmarks.torch_compile.model_setup import (
 )
 from nostall.core.errors import BadInput
 
+SHARES_GPU = True
+"""Processes of other benchmarks may run beside this one: each takes turns on the GPU to time."""
 CACHE_SOURCE = {**{method: method for method in STARTS}, "always": "nostall"}
 """The part whose caches a warm paired start uses, by method."""
 PARTS = (*STARTS, *PAIR_SECONDS, *INTERLEAVED)

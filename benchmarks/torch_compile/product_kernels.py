@@ -26,8 +26,8 @@ from typing import Any
 
 import torch
 
+from benchmarks.harness.gpu_lock import gpu_turn
 from benchmarks.harness.result_file import save
-from benchmarks.torch_compile.gpu_lock import gpu_turn
 from benchmarks.torch_compile.model_zoo.user_models import user_models
 from benchmarks.torch_compile.product_graphs import Counted, add_cases, post_grad_graphs
 from nostall.attach.torch_compile.graph_key import device_name
@@ -52,6 +52,8 @@ from nostall.fusion.products.product_graph import ProductGraph
 from nostall.gpu.clock import EventClock, RecordedClock, ReplayClock, Run
 from nostall.gpu.synthetic_inputs import synthetic_inputs
 
+SHARES_GPU = True
+"""Processes of other benchmarks may run beside this one: each takes turns on the GPU to time."""
 ACTIVATION_ERROR = 0.05
 """Largest difference between cuBLASLt's epilogue and the kernel, if they compute the same."""
 

@@ -5,11 +5,10 @@ Several processes share a GPU: one of them measures at a time, the others plan a
 
 from __future__ import annotations
 
-import fcntl
 import gc
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -47,6 +46,7 @@ from benchmarks.fusion.cost_model.timing import (
 )
 from benchmarks.fusion.unseen.inductor import compile_chain, kernel_settings
 from benchmarks.harness.gpu_fault import end_process_after_fault
+from benchmarks.harness.gpu_lock import locked
 from nostall.core.errors import BadInput, one_line
 from nostall.fusion.codegen.cost.default_plan import default_plan
 from nostall.fusion.codegen.emit.program import Program
@@ -155,16 +155,10 @@ def measure(job: Job) -> dict[str, Any]:
             torch.cuda.empty_cache()
 
 
-@contextmanager
-def gpu_lock(folder: Path) -> Iterator[None]:
+def gpu_lock(folder: Path) -> AbstractContextManager[None]:
     """Exclusive use of this process's GPU among the processes with the same folder."""
     name = os.environ.get("CUDA_VISIBLE_DEVICES", "all").replace("/", "_")
-    with (folder / f"gpu_{name}.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            fcntl.flock(file, fcntl.LOCK_UN)
+    return locked(folder / f"gpu_{name}.lock")
 
 
 def _measure(job: Job) -> dict[str, Any]:

@@ -79,6 +79,7 @@ def test_each_line_is_a_step(tmp_path: Path) -> None:
         ("10 fusion.no_such", "unknown benchmark"),
         ("0 fusion.list_plans", "above 0"),
         ("nan fusion.list_plans", "above 0"),
+        ("10 fusion.list_plans 'open", "SECONDS BENCHMARK"),
     ],
 )
 def test_a_wrong_line_is_named(
@@ -94,6 +95,24 @@ def test_a_wrong_line_is_named(
 def test_a_missing_file_is_bad_input(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="not readable"):
         read_steps(tmp_path / "none.txt")
+
+
+def test_a_file_that_is_no_text_is_bad_input(tmp_path: Path) -> None:
+    file = tmp_path / "steps.txt"
+    file.write_bytes(b"\xff\xfe10")
+    with pytest.raises(BadInput, match="not readable as text"):
+        read_steps(file)
+
+
+def test_only_steps_that_take_turns_share_a_gpu(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    module.check_sharing(read_steps(written(tmp_path, "60 torch_compile.user_models\n")))
+    file = written(tmp_path, "60 torch_compile.user_models\n60 fusion.list_plans\n")
+    assert main(["steps", str(file), "--out", str(tmp_path), "--lanes", "2"]) == 2
+    assert "fusion.list_plans does not take turns" in capsys.readouterr().err
 
 
 def test_lanes_divide_the_cpus(tmp_path: Path) -> None:

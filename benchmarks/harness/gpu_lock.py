@@ -1,4 +1,4 @@
-"""A lock by which benchmark processes take turns on one GPU: each is alone when it times."""
+"""Locks by which benchmark processes take turns on one GPU: each is alone when it times."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 LOCK_VARIABLE = "NOSTALL_BENCHMARK_GPU_LOCK"
 """Environment variable with the path of the lock file; without it nothing is locked."""
@@ -21,7 +22,14 @@ def gpu_turn() -> Iterator[None]:
     if not path:
         yield
         return
-    with open(path, "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with locked(Path(path)):
         yield
     time.sleep(PAUSE_SECONDS)
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock of a file among all processes that lock it."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
