@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from nostall.attach.torch_compile.measure.call import (
     clone_with_strides,
     distinct_elements,
 )
-from nostall.attach.torch_compile.measure.reference import wide_reference
+from nostall.attach.torch_compile.measure.reference import NoReference, wide_reference
 from nostall.attach.torch_compile.measure.rounding import Errors, errors, excess, has_same_axes
 
 GraphFunction = Callable[..., Any]
@@ -111,32 +112,63 @@ def max_error(
         versions.append((results, _copies(outcome.gradients)))
     (expected, gradients), (tested, tested_gradients) = versions
     _check_layouts((*expected, *gradients), (*tested, *tested_gradients))
-    exact = wide_reference(run_graph, program, call, seeds) if program is not None else None
-    if exact is not None:
-        references = [*exact.results, *(exact.mutated[i] for i in sorted(call.mutated))]
-        if len(references) == len(expected) and len(exact.gradients) == len(gradients):
-            _restore_random_state(call, state)
-            return _check_against_reference(
-                [*references, *exact.gradients],
-                [*expected, *gradients],
-                [*tested, *tested_gradients],
-                lambda: _perturbed_run(baseline, call, seeds),
-                exact.longest_sum,
-            )
-    worst = max(
-        (_relative_error(a, b, 0.0) for a, b in zip(expected, tested, strict=True)), default=0.0
+    try:
+        exact, terms = _reference_values(program, call, seeds, len(expected), len(gradients))
+    except NoReference as reason:
+        _restore_random_state(call, state)
+        try:
+            worst = _check_results(expected, tested)
+            noise = partial(_gradient_noise, baseline, call, seeds, gradients)
+            return max(worst, _check_gradients(gradients, tested_gradients, noise))
+        except AccuracyError as error:
+            raise AccuracyError(f"{error} (there is no reference: {reason})") from error
+    _restore_random_state(call, state)
+    return _check_against_reference(
+        exact,
+        [*expected, *gradients],
+        [*tested, *tested_gradients],
+        lambda: _perturbed_run(baseline, call, seeds),
+        terms,
     )
-    floor = MIN_GRADIENT_SHARE * max((_rms(x) for x in gradients if x is not None), default=0.0)
-    noise: list[float] | None = None
-    for index, (a, b) in enumerate(zip(gradients, tested_gradients, strict=True)):
+
+
+def _reference_values(
+    program: GraphFunction | None, call: Call, seeds: list[Tensor], results: int, gradients: int
+) -> tuple[list[Tensor | None], int]:
+    """Exact results, mutated arguments and gradients, and the terms of the longest sum.
+
+    Raises :class:`NoReference` if the program cannot run in higher precision.
+    """
+    if program is None:
+        raise NoReference("the program is not known")
+    exact = wide_reference(run_graph, program, call, seeds)
+    values = [*exact.results, *(exact.mutated[i] for i in sorted(call.mutated))]
+    if (len(values), len(exact.gradients)) != (results, gradients):
+        raise NoReference("the program has other results in higher precision")
+    return [*values, *exact.gradients], exact.longest_sum
+
+
+def _check_results(expected: Sequence[Tensor | None], tested: Sequence[Tensor | None]) -> float:
+    """Compare results of both versions; the largest relative error."""
+    pairs = zip(expected, tested, strict=True)
+    return max((_relative_error(a, b, 0.0) for a, b in pairs), default=0.0)
+
+
+def _check_gradients(
+    expected: Sequence[Tensor | None],
+    tested: Sequence[Tensor | None],
+    find_noise: Callable[[], Sequence[float]],
+) -> float:
+    """Compare gradients of both versions; ``find_noise`` gives how much Inductor's own change."""
+    worst, noise = 0.0, list[float]()
+    floor = MIN_GRADIENT_SHARE * max((_rms(x) for x in expected if x is not None), default=0.0)
+    for index, (a, b) in enumerate(zip(expected, tested, strict=True)):
         try:
             worst = max(worst, _relative_error(a, b, floor))
         except AccuracyError:
             if a is None or b is None or max(_rms(a), _rms(b)) > floor:
                 raise
-            if noise is None:
-                _restore_random_state(call, state)
-                noise = _gradient_noise(baseline, call, seeds, gradients)
+            noise = noise or list(find_noise())
             limit = GRADIENT_NOISE_FACTOR * noise[index] / _tolerance(a.dtype)
             worst = max(worst, _relative_error(a, b, limit))
     return worst

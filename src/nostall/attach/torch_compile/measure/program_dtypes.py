@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -43,7 +46,7 @@ class ProgramDtypes:
         if not wide:
             return
         try:
-            with self._fake:
+            with self._fake, _without_logs():
                 fake_args, fake_kwargs = tree_map(self._as_fake, (args, kwargs))
                 expected = tree_leaves(func(*fake_args, **fake_kwargs))
         except Exception:  # operators without a rule fail in any way
@@ -61,3 +64,14 @@ class ProgramDtypes:
         if dtype is None:
             raise LookupError("the dtype of an operand is not known")
         return torch.empty_strided(value.shape, value.stride(), dtype=dtype, device=value.device)
+
+
+@contextlib.contextmanager
+def _without_logs() -> Iterator[None]:
+    """PyTorch logs a traceback for each operator that has no rule for these dtypes."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    was_disabled, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = was_disabled

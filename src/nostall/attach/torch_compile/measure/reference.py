@@ -15,22 +15,25 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from nostall.attach.torch_compile.measure.call import Call
 from nostall.attach.torch_compile.measure.program_dtypes import ProgramDtypes
+from nostall.attach.torch_compile.measure.wide_products import WIDE
+from nostall.core.errors import one_line
 
 _aten = torch.ops.aten
-_PRODUCTS = {_aten.mm, _aten.bmm, _aten.addmm, _aten.baddbmm}
+_PRODUCTS = {_aten.mm, _aten.bmm, _aten.addmm, _aten.baddbmm, _aten._grouped_mm}
 
 
 class NoReference(Exception):
-    """A program has no reference: it draws random numbers or needs narrow dtypes."""
+    """A program has no reference; the text says why: it draws random numbers, say."""
 
 
 class WideMode(TorchDispatchMode):  # type: ignore[misc]
     """Runs every operator on floats of ``dtype``, and notes the longest sum.
 
-    Casts to narrower floats do nothing. An operator that refuses wide floats, such as a grouped
-    matrix product, runs on operands of the dtypes that they have in the program, as it does in both
-    versions. Raises :class:`NoReference` for random numbers, which would differ from those of
-    compiled code, for bits that are read as another dtype, and if such dtypes are not known.
+    Casts to narrower floats do nothing. An operator that refuses wide floats and is not in
+    :data:`~.wide_products.WIDE` runs on operands of the dtypes that they have in the program, as it
+    does in both versions. Raises :class:`NoReference` for random numbers, which would differ from
+    those of compiled code, for bits that are read as another dtype, and if such dtypes are not
+    known.
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
@@ -41,7 +44,7 @@ class WideMode(TorchDispatchMode):  # type: ignore[misc]
         self._program = ProgramDtypes(dtype)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if torch.Tag.nondeterministic_seeded in func.tags:
+        if _draws_random_numbers(func, args, kwargs or {}):
             raise NoReference("it draws random numbers")
         if func is _aten.view.dtype:
             raise NoReference("it reads bits as another dtype")
@@ -51,7 +54,7 @@ class WideMode(TorchDispatchMode):  # type: ignore[misc]
         else:
             args, kwargs = tree_map(self.widen, given)
             try:
-                result = func(*args, **kwargs)
+                result = WIDE.get(func, func)(*args, **kwargs)
             except (torch.OutOfMemoryError, torch.AcceleratorError):
                 raise
             except (RuntimeError, TypeError):
@@ -91,10 +94,22 @@ class WideMode(TorchDispatchMode):  # type: ignore[misc]
         if first is None or not tensors or not first.numel():
             return
         if packet in _PRODUCTS:
-            self.longest = max(self.longest, tensors[-1].shape[-2])
+            right = [x for x in tensors if x.dim() > 1][-1]  # behind it: ends of groups
+            self.longest = max(self.longest, right.shape[-2])
         else:
             terms = max(x.numel() for x in tensors) // first.numel()
             self.longest = max(self.longest, terms)
+
+
+def _draws_random_numbers(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether a call draws random numbers; attention does so only with dropout."""
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return False
+    for place, argument in enumerate(func._schema.arguments):
+        if argument.name == "dropout_p":
+            given = args[place] if place < len(args) else kwargs.get("dropout_p")
+            return bool((argument.default_value if given is None else given) != 0.0)
+    return True
 
 
 def _has_other_dtypes(before: Any, after: Any) -> bool:
@@ -120,32 +135,33 @@ def wide_reference(
     program: Callable[..., Any],
     call: Call,
     seeds: list[Tensor],
-) -> Reference | None:
+) -> Reference:
     """The reference of a call in fp64, or in fp32 if fp64 does not fit into memory.
 
-    ``run`` runs a program forward and backward. None if the program cannot run in wide floats, for
-    example because it calls kernels for narrow dtypes or draws random numbers.
+    ``run`` runs a program forward and backward. Raises :class:`NoReference` if the program cannot
+    run in wide floats, for example because it calls kernels for narrow dtypes or draws random
+    numbers.
     """
     for dtype in (torch.float64, torch.float32):
         with contextlib.suppress(torch.OutOfMemoryError):
             return _reference(run, program, call, seeds, dtype)
         torch.cuda.empty_cache()
-    return None
+    raise NoReference("fp32 does not fit into memory")
 
 
 def _reference(
     run: Any, program: Callable[..., Any], call: Call, seeds: list[Tensor], dtype: torch.dtype
-) -> Reference | None:
+) -> Reference:
     mode = WideMode(dtype)
     args = [_wide_leaf(mode, value) for value in call.fresh_args()]
     wide_seeds = [mode.widen(seed) for seed in seeds]
     try:
         with mode, _exact_products():
             outcome = run(program, args, wide_seeds or None)
-    except torch.OutOfMemoryError:
+    except (torch.OutOfMemoryError, NoReference):
         raise
-    except Exception:  # user code and PyTorch's operators may refuse wide floats in any way
-        return None
+    except Exception as error:  # user code and operators may refuse wide floats in any way
+        raise NoReference(one_line(error)) from error
     mutated = {index: args[index].detach() for index in call.mutated}
     return Reference(outcome.results, outcome.gradients, mutated, dtype, mode.longest)
 

@@ -18,7 +18,7 @@ from nostall.attach.torch_compile.measure.accuracy import (  # noqa: E402
     run_graph,
 )
 from nostall.attach.torch_compile.measure.call import Call  # noqa: E402
-from nostall.attach.torch_compile.measure.reference import wide_reference  # noqa: E402
+from nostall.attach.torch_compile.measure.reference import NoReference, wide_reference  # noqa: E402
 from nostall.attach.torch_compile.measure.rounding import (  # noqa: E402
     MAX_ELEMENT_FACTOR,
     errors,
@@ -203,7 +203,8 @@ def test_an_operator_that_refuses_wide_floats_does_not_cost_the_reference() -> N
 def test_a_program_of_wide_floats_that_an_operator_refuses_has_no_reference() -> None:
     a = numbers(4, 4)
     call = Call.record((a, a), frozenset())
-    assert wide_reference(run_graph, lambda a, b: (narrow_product(a, b),), call, []) is None
+    with pytest.raises(NoReference):
+        wide_reference(run_graph, lambda a, b: (narrow_product(a, b),), call, [])
 
 
 def test_an_operator_that_refuses_wide_floats_gets_the_dtypes_of_the_program() -> None:
@@ -227,7 +228,8 @@ def test_an_operator_that_gets_other_dtypes_in_the_program_has_no_reference() ->
     """The product would run on bf16, but the program gives it fp32, which it refuses."""
     a = numbers(4, 4).to(torch.bfloat16)
     call = Call.record((a,), frozenset())
-    assert wide_reference(run_graph, lambda a: (narrow_product(a.float(), a),), call, []) is None
+    with pytest.raises(NoReference):
+        wide_reference(run_graph, lambda a: (narrow_product(a.float(), a),), call, [])
 
 
 def test_dtypes_that_an_operator_does_not_tell_are_not_guessed() -> None:
@@ -238,4 +240,5 @@ def test_dtypes_that_an_operator_does_not_tell_are_not_guessed() -> None:
         return (narrow_product(chosen, a),)
 
     assert program(a)[0].shape == (4, 4)
-    assert wide_reference(run_graph, program, Call.record((a,), frozenset()), []) is None
+    with pytest.raises(NoReference):
+        wide_reference(run_graph, program, Call.record((a,), frozenset()), [])
