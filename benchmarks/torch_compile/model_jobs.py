@@ -23,8 +23,8 @@ EXPECTED_SECONDS = {
 EXPECTED_SECONDS_OTHERS = {
     "inductor": 25,
     "nostall": 60,
-    "steady": 50,
-    "gain": 120,
+    "steady": 200,
+    "gain": 200,
     "autotuned": 100,
     "graphs": 60,
 }

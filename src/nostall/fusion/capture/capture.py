@@ -6,7 +6,7 @@ import contextlib
 import math
 import operator
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -18,10 +18,12 @@ from nostall.fusion.capture.call import Call, Unsupported, Value, dtype_name
 from nostall.fusion.capture.lowering import RULES
 from nostall.fusion.capture.memory import mutated_tensors
 from nostall.fusion.capture.randomness import SEEDS
+from nostall.fusion.capture.reduction_rules import SOFTMAX_STATISTICS
 from nostall.fusion.capture.sizes import Sizes
 from nostall.fusion.errors import BadCapture, BadGraph
 from nostall.fusion.graph.builder import Builder
 from nostall.fusion.graph.graph import MAX_ELEMENTS, Graph
+from nostall.fusion.graph.graph import Node as Operator
 from nostall.fusion.graph.operations import DTYPE_BYTES
 from nostall.fusion.graph.shapes import Shape
 
@@ -55,7 +57,7 @@ class CapturedGraph:
     """The graph node (or a tuple, for several tensors) of each FX node that holds tensors."""
     origins: dict[int, Node]
     """The first FX node of each graph node. An intermediate node of the lowering of one ATen call
-    has none, and only nodes of the same lowering read it."""
+    has none, and only nodes of the same lowering read it. Several FX nodes may have one node."""
     report: CaptureReport
     symbol: Any = None
     """SymPy symbol of the dynamic size, None if all sizes are static; ``graph.varying`` is the
@@ -66,7 +68,8 @@ def capture(module: GraphModule) -> CapturedGraph:
     """Lower a functional ATen graph whose nodes carry fake tensors (``meta["val"]``).
 
     An unsupported call does not fail the capture. It becomes an opaque node, and the report counts
-    the reason. Raises :class:`BadCapture` if a node has no ``meta["val"]``.
+    the reason. A call that computes what the lowering of Inductor's softmax statistics has computed
+    gets its node. Raises :class:`BadCapture` if a node has no ``meta["val"]``.
     """
     sizes = Sizes(module.graph.nodes)
     build = Builder(sizes.varying)
@@ -74,6 +77,7 @@ def capture(module: GraphModule) -> CapturedGraph:
     unsupported: Counter[tuple[str, str]] = Counter()
     reasons: dict[int, tuple[str, str]] = {}
     mutated = mutated_tensors(module.graph.nodes)
+    known: dict[Operator, int] = {}
     fusible = 0
     for node in module.graph.nodes:
         if node.op == "output":
@@ -84,6 +88,12 @@ def capture(module: GraphModule) -> CapturedGraph:
         node_count = len(build.nodes)
         try:
             values[node] = _lower(node, build, values, mutated, sizes)
+            added = build.nodes[node_count:]
+            if str(node.target) == SOFTMAX_STATISTICS:
+                known |= {replace(each, index=0): each.index for each in added}
+            elif len(added) == 1 and (same := known.get(replace(added[0], index=0))) is not None:
+                build.nodes.pop()
+                values[node] = same
             fusible += node.target is not operator.getitem
         except (Unsupported, BadGraph) as error:
             del build.nodes[node_count:]

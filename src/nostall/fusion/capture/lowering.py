@@ -13,6 +13,7 @@ import torch
 from torch.fx import Node
 from torch.utils._python_dispatch import _disable_current_modes
 
+from nostall.fusion.capture import reduction_rules as reductions
 from nostall.fusion.capture import view_rules as views
 from nostall.fusion.capture.call import Call, Unsupported, Value, compute_dtype, dtype_name
 from nostall.fusion.capture.extreme_rules import extreme_and_index, extreme_index
@@ -23,7 +24,7 @@ from nostall.fusion.capture.random_rules import (
     inductor_seed,
     uniform,
 )
-from nostall.fusion.capture.reduction_rules import Rule, mean, reduction, var, var_mean
+from nostall.fusion.capture.reduction_rules import SOFTMAX_STATISTICS, Rule, reduction
 from nostall.fusion.codegen.loops.dot_axes import MAX_MATRIX_AXIS
 from nostall.fusion.graph.operations import COMPARISONS, OPERATIONS
 
@@ -341,9 +342,9 @@ _MISCELLANEOUS_RULES: list[tuple[Rule, str]] = [
     (reduction("amin"), "amin.default"),
     (reduction("any"), "any.default any.dim any.dims"),
     (reduction("all"), "all.default all.dim all.dims"),
-    (mean, "mean.dim mean.default"),
-    (var, "var.correction"),
-    (var_mean, "var_mean.correction"),
+    (reductions.mean, "mean.dim mean.default"),
+    (reductions.var, "var.correction"),
+    (reductions.var_mean, "var_mean.correction"),
     (views.identity, "alias.default detach.default lift_fresh_copy.default"),
     (views.view, "view.default reshape.default _unsafe_view.default unsqueeze.default"),
     (views.view, "squeeze.dims squeeze.dim squeeze.default"),
@@ -386,6 +387,7 @@ RULES: dict[str, Rule] = {
     "prims.convert_element_type.default": _cast,
     "prims.fma.default": _fma,
     "prims.iota.default": _iota,
+    SOFTMAX_STATISTICS: reductions.softmax_statistics,
     "prims.inductor_lookup_seed.default": inductor_seed,
     "prims.inductor_random.default": inductor_random,
     "nostall.uniform.default": uniform,

@@ -11,6 +11,7 @@ import torch
 from nostall.fusion.capture.call import Call, Unsupported, Value, compute_dtype, dtype_name
 
 Rule = Callable[[Call], Value]
+SOFTMAX_STATISTICS = "prims.prepare_softmax_online.default"
 
 
 def _axes(call: Call, x: int, place: int = 1) -> tuple[int, ...]:
@@ -69,6 +70,22 @@ def _average(call: Call, x: int, axes: tuple[int, ...], keepdim: bool, divisor: 
     dtype = compute_dtype(getattr(torch, call.build.nodes[x].dtype))
     total = call.add("sum", x, dims=axes, keepdim=keepdim, dtype=dtype)
     return call.add("mul", total, call.number(1.0 / divisor, dtype), dtype=dtype)
+
+
+def softmax_statistics(call: Call) -> Value:
+    """Lower :data:`SOFTMAX_STATISTICS`: the maximum m of a row and the sum of exp(x - m).
+
+    Inductor puts it in place of both reductions, and keeps its own ``x - m`` and ``exp``.
+    """
+    x = call.tensor(0)
+    axes = _axes(call, x)
+    if not axes:
+        raise Unsupported("softmax of one number")
+    strides = call.build.nodes[x].strides
+    largest = call.add("amax", x, dims=axes, keepdim=True)
+    shifted = call.build("sub", x, largest, strides=strides)
+    power = call.build("exp", shifted, strides=strides)
+    return largest, call.add("sum", power, dims=axes, keepdim=True)
 
 
 def mean(call: Call) -> Value:

@@ -44,10 +44,10 @@ def inductor_baselines(
     module: GraphModule, captured: CapturedGraph, matches: Sequence[KernelMatch]
 ) -> list[InductorBaseline]:
     """One baseline for each kernel; a common one for kernels that share an ATen call."""
-    owners = operator_owners(captured)
+    owners = calls_of_operators(captured)
     groups: list[tuple[list[KernelMatch], Calls]] = []
     for match in matches:
-        calls = frozenset(owners[index] for index in match.operators)
+        calls = frozenset(call for index in match.operators for call in owners[index])
         merged, rest = [match], []
         for group in groups:
             if group[1] & calls:
@@ -56,16 +56,25 @@ def inductor_baselines(
             else:
                 rest.append(group)
         groups = [*rest, (merged, calls)]
-    owning = frozenset(owners.values())
+    owning = frozenset(call for calls in owners.values() for call in calls)
     return [
         InductorBaseline(tuple(group), _CallExtractor(captured, calls, owning).extract(module))
         for group, calls in groups
     ]
 
 
+def calls_of_operators(captured: CapturedGraph) -> dict[int, list[FxNode]]:
+    """For each operator, the ATen call it was lowered from, and calls that compute the same."""
+    calls = {index: [call] for index, call in operator_owners(captured).items()}
+    for node, value in captured.values.items():
+        if isinstance(value, int) and not _is_item(node) and node not in calls.get(value, [node]):
+            calls[value].append(node)
+    return calls
+
+
 def extract_calls(module: GraphModule, captured: CapturedGraph, calls: Calls) -> GraphModule:
     """Some calls of a graph, with all views and constants that they read, as a graph of its own."""
-    owning = frozenset(operator_owners(captured).values()) | calls
+    owning = frozenset(x for each in calls_of_operators(captured).values() for x in each) | calls
     return _CallExtractor(captured, calls, owning, with_views=True).extract(module)
 
 
