@@ -7,6 +7,7 @@ becomes the product of a slice of ``x`` and of ``scale``, which is computed agai
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from nostall.fusion.graph.dynamic_size import varies
@@ -54,14 +55,40 @@ def _is_part_of_computed_value(graph: Graph, node: Node) -> bool:
 
 
 def views_of_parts(graph: Graph) -> frozenset[int]:
-    """Views of inputs or of opaque results that :func:`read_parts` would slice.
+    """Views of inputs or of opaque results of which parts are read.
 
-    A region takes each one as an input.  A kernel cannot read a slice of a view that splits an
-    axis, but a slice of a tensor of that shape.
+    These are views that :func:`read_parts` would slice, and those of which an axis is sliced that
+    the view has split off, such as halves of the heads of a projection.  A region takes each one as
+    an input.  A kernel cannot read a slice of a view that splits an axis, but a slice of a tensor
+    of that shape.
     """
     parts = (node for node in graph if _is_part_of_computed_value(graph, node))
     read = {index for part in parts for index in _sliced(graph, part) or ()}
-    return frozenset(index for index in read if graph[index].op == "view")
+    views = {index for index in read if graph[index].op == "view"}
+    return frozenset(views | {view for node in graph if (view := _split_view(graph, node))})
+
+
+def _split_view(graph: Graph, node: Node) -> int | None:
+    """The view of an input or opaque result that has split off the axis that a node slices."""
+    if node.op != "slice" or graph[graph.base(node.inputs[0])].kind not in ("input", "opaque"):
+        return None
+    index, axis = node.inputs[0], _axis(node)
+    while graph[index].op in ("permute", "expand"):
+        below = graph[index].inputs[0]
+        axis = _operand_axis(graph, graph[index], below, axis)
+        index = below
+    is_split = graph[index].op == "view" and axis >= 0 and _is_split(graph, graph[index], axis)
+    return index if is_split else None
+
+
+def _is_split(graph: Graph, view: Node, axis: int) -> bool:
+    """Whether an axis of a view is a part of an axis of the tensor below, or of several."""
+    sizes, inner = graph[view.inputs[0]].shape, math.prod(view.shape[axis + 1 :])
+    is_axis = any(
+        (size, math.prod(sizes[at + 1 :])) == (view.shape[axis], inner)
+        for at, size in enumerate(sizes)
+    )
+    return view.shape[axis] > 1 and not is_axis
 
 
 def _sliced(graph: Graph, part: Node) -> set[int] | None:

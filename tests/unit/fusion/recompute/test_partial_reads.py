@@ -128,8 +128,34 @@ def test_a_view_of_which_parts_are_read_is_an_input_of_its_region(kind: str) -> 
     assert no_kernel_reason(graph, graph.operators) is not None
 
 
-def test_no_view_is_an_input_without_parts_of_computed_values() -> None:
+def rotary(kind: str) -> tuple[Builder, int, int]:
+    """The rotary embedding of a projection: heads are views, and their halves are swapped."""
     build = Builder()
-    heads = build("view", build.input((6, 16)), shape=(6, 2, 8))
-    part = build("slice", heads, dim=2, start=0, step=1, shape=(6, 2, 4))
-    assert not views_of_parts(build.graph(build("exp", part), build("exp", heads)))
+    x = build.opaque("mm", shape=(6, 16), dtype="float32") if kind == "opaque" else None
+    x = build.input((6, 16)) if x is None else x
+    heads = build("view", build("view", x, shape=(2, 3, 16)), shape=(2, 3, 2, 8))
+    turned = build("permute", heads, dims=(0, 2, 1, 3))
+    halves = [
+        build("slice", turned, dim=3, start=start, step=1, shape=(2, 2, 3, 4)) for start in (0, 4)
+    ]
+    return build, heads, build("sub", build("square", halves[0]), halves[1])
+
+
+@pytest.mark.parametrize("kind", ["input", "opaque"])
+def test_a_view_with_heads_of_which_halves_are_read_is_an_input_of_its_region(kind: str) -> None:
+    build, heads, result = rotary(kind)
+    graph = build.graph(result)
+    assert views_of_parts(graph) == {heads}
+    assert no_kernel_reason(graph, graph.operators) is not None
+    (region,) = find_regions(graph, input_views=views_of_parts(graph))
+    assert region.inputs == (heads,)
+    assert no_kernel_reason(region.graph, region.graph.operators) is None
+
+
+def test_a_view_is_no_input_if_the_sliced_axis_is_one_below_it() -> None:
+    build = Builder()
+    rows = build("view", build.input((6, 16)), shape=(2, 3, 16))
+    part = build("slice", rows, dim=2, start=0, step=1, shape=(2, 3, 8))
+    graph = build.graph(build("exp", part))
+    assert not views_of_parts(graph)
+    assert no_kernel_reason(graph, graph.operators) is None
