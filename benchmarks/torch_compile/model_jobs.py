@@ -23,8 +23,8 @@ EXPECTED_SECONDS = {
 EXPECTED_SECONDS_OTHERS = {
     "inductor": 25,
     "nostall": 60,
-    "steady": 200,
-    "gain": 200,
+    "steady": 150,
+    "gain": 150,
     "autotuned": 100,
     "graphs": 60,
 }
@@ -34,7 +34,7 @@ ROUND_SECONDS_OTHERS = 20
 """Expected seconds of each process of ``graphs`` after the first, which compiles everything."""
 INDEPENDENT_PARTS = {"inductor", PAIRED}
 """Parts whose caches no other part uses, except ``AGAIN``."""
-SLACK_SECONDS = 60.0
+SLACK_SECONDS = 120.0
 """Seconds beyond the expected ones after which a process is killed."""
 INTERPRETER_SLOWDOWN = 8.0
 """Factor on expected seconds in Triton's interpreter."""

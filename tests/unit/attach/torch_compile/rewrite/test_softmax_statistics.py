@@ -1,0 +1,143 @@
+"""Softmax in graphs of Inductor for GPUs, which has one call for a maximum and a sum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("triton")
+torch = pytest.importorskip("torch")
+
+from torch import Tensor  # noqa: E402
+from torch._inductor import inductor_prims  # noqa: E402
+from torch.fx import GraphModule, Node  # noqa: E402
+from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
+
+from nostall.attach.torch_compile.measure.baselines import inductor_baselines  # noqa: E402
+from nostall.attach.torch_compile.rewrite import rewrite  # noqa: E402
+from nostall.attach.torch_compile.rewrite.kernel_selection import (  # noqa: E402
+    KernelFilter,
+    RewriteResult,
+)
+from nostall.attach.torch_compile.rewrite.matching import match_kernels  # noqa: E402
+from nostall.attach.torch_compile.store.kernel_store import KernelStore  # noqa: E402
+from nostall.fusion.capture import capture  # noqa: E402
+from nostall.fusion.testing.reference import interpret  # noqa: E402
+
+Function = Callable[[Tensor], tuple[Tensor, ...]]
+PRIM = "prims.prepare_softmax_online.default"
+
+
+@pytest.fixture(autouse=True)
+def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("NOSTALL_HOME", str(tmp_path))
+
+
+def softmax_along(x: Tensor, dim: int) -> tuple[Tensor, ...]:
+    largest, total = inductor_prims.prepare_softmax_online(x, dim)
+    return ((x - largest).exp() / total,)
+
+
+def softmax(x: Tensor) -> tuple[Tensor, ...]:
+    return softmax_along(x, -1)
+
+
+def log_softmax(x: Tensor) -> tuple[Tensor, ...]:
+    largest, total = inductor_prims.prepare_softmax_online(x, -1)
+    return (x - largest - total.log(), largest, total.log())
+
+
+def softmax_of_columns(x: Tensor) -> tuple[Tensor, ...]:
+    return softmax_along(x, 0)
+
+
+def softmax_of_permuted(x: Tensor) -> tuple[Tensor, ...]:
+    return softmax((x * 2).permute(1, 0))
+
+
+PROGRAMS: list[Function] = [softmax, log_softmax, softmax_of_columns, softmax_of_permuted]
+
+
+def traced(function: Function, *args: Tensor) -> GraphModule:
+    module = make_fx(function, tracing_mode="fake")(*args)
+    assert isinstance(module, GraphModule)
+    return module
+
+
+@pytest.mark.parametrize("function", PROGRAMS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_softmax_is_captured_with_one_exponential(function: Function, dtype: torch.dtype) -> None:
+    x = torch.randn(12, 40, generator=torch.Generator().manual_seed(0)).to(dtype)
+    captured = capture(traced(function, x))
+    assert not captured.report.unsupported
+    operators = [node.op for node in captured.graph]
+    assert [operators.count(op) for op in ("amax", "exp", "sum")] == [1, 1, 1]
+    expected = {
+        softmax: (x.softmax(-1),),
+        log_softmax: (
+            x.log_softmax(-1),
+            x.amax(-1, True),
+            (x - x.amax(-1, True)).exp().sum(-1, True).log(),
+        ),
+        softmax_of_columns: (x.softmax(0),),
+        softmax_of_permuted: ((x * 2).t().softmax(-1),),
+    }[function]
+    for found, value in zip(interpret(captured.graph, [x.numpy()]), expected, strict=True):
+        np.testing.assert_allclose(found, value.numpy(), rtol=1e-5, atol=1e-6)
+
+
+def attention(x: Tensor) -> tuple[Tensor, ...]:
+    """Softmax between two products, as in the attention of a model."""
+    scores = x @ x.permute(1, 0) * 0.25
+    return (softmax(scores)[0] @ x,)
+
+
+def statistics_alone(x: Tensor) -> tuple[Tensor, ...]:
+    """The sum of a loss, which needs only one row of the softmax."""
+    largest, total = inductor_prims.prepare_softmax_online(x @ x.permute(1, 0), -1)
+    return (largest + total.log(),)
+
+
+@pytest.mark.parametrize("function", [attention, statistics_alone])
+def test_a_kernel_replaces_the_call_and_what_computes_the_same(function: Function) -> None:
+    module = traced(function, torch.randn(64, 64))
+    result = RewriteResult()
+    rewrite.insert_kernels(module, KernelStore(), KernelFilter("all"), result)
+    left = {str(node.target) for node in module.graph.nodes if node.op == "call_function"}
+    assert len(result.kernels) == 1
+    assert left <= {
+        "aten.mm.default",
+        "aten.permute.default",
+        "nostall.stitched.default",
+        "<built-in function getitem>",
+    }
+
+
+class Recorder(torch.fx.Interpreter):
+    def run_node(self, node: Node) -> object:
+        value = super().run_node(node)
+        self.seen[node.name] = value
+        return value
+
+
+@pytest.mark.parametrize("function", [attention, statistics_alone])
+def test_inductor_is_compared_with_the_whole_softmax(function: Function) -> None:
+    """Its graph does not read ``x - maximum`` from memory, and computes what the graph does."""
+    x = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+    module = traced(function, x)
+    recorder = Recorder(module)
+    recorder.seen = {}
+    recorder.run(x)
+    matched = match_kernels(module, KernelStore(), KernelFilter("all"), RewriteResult())
+    assert matched is not None
+    (baseline,) = inductor_baselines(module, *matched)
+    nodes = baseline.module.graph.nodes
+    assert sum(str(node.target) == PRIM for node in nodes) == 1
+    inputs = [recorder.seen[node.name] for node in nodes if node.op == "placeholder"]
+    assert [tuple(value.shape) for value in inputs] == [(64, 64)]
+    outputs = baseline.module.graph.output_node().all_input_nodes
+    for node, value in zip(outputs, baseline.module(*inputs), strict=True):
+        torch.testing.assert_close(value, recorder.seen[node.name])
