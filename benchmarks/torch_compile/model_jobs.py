@@ -23,7 +23,7 @@ EXPECTED_SECONDS = {
 EXPECTED_SECONDS_OTHERS = {
     "inductor": 25,
     "nostall": 60,
-    "steady": 150,
+    "steady": 50,
     "gain": 150,
     "autotuned": 100,
     "graphs": 60,
