@@ -39,6 +39,8 @@ class Program:
         self._method, self._setup = method, setup
         self._function = with_own_code(self.module)
         self._wanted: Tensor | None = None
+        # Numbers of graphs without a choice that the last step did not call.
+        self._idle: frozenset[int] = frozenset()
 
     def compile(self) -> None:
         """Call torch.compile as a user does, including the imports that this needs."""
@@ -73,18 +75,25 @@ class Program:
 
     @property
     def has_chosen(self) -> bool:
-        """Whether the backend has chosen a version for every graph."""
-        return all(report.reason for report in self.reports)
+        """Whether the backend has chosen a version for every graph that steps still call.
+
+        Dynamo may have compiled a function again for another guard behind the first step.
+        """
+        return all(report.reason or at in self._idle for at, report in enumerate(self.reports))
 
     def run_until_chosen(self, seconds: float) -> list[float]:
         """Run steps until the backend has chosen, at most ``seconds``; returns their times."""
         step_seconds, deadline = list[float](), time.perf_counter() + seconds
         while not self.has_chosen and time.perf_counter() < deadline:
+            calls = [report.calls for report in self.reports]
             with gpu_turn():
                 start = time.perf_counter()
                 self.step()
                 synchronize(self._setup.device)
             step_seconds.append(time.perf_counter() - start)
+            self._idle = frozenset(
+                at for at, count in enumerate(calls) if self.reports[at].calls == count
+            )
         return step_seconds
 
 

@@ -148,7 +148,7 @@ class InductorCompiler:
 
         direct_call.use_direct_calls()
         patches = {**self.patches, PASS_OPTION: StitchPass(kernel_filter, self._user_pass)}
-        with collect_result(result), _backward_with_forward():
+        with collect_result(result), backward_with_forward():
             compiled: CompiledGraph = compile_fx(module, inputs, config_patches=patches)
         return compiled
 
@@ -175,7 +175,7 @@ def _missing_toolchain(error: BaseException | None) -> str | None:
     return None
 
 
-def _backward_with_forward() -> Any:
+def backward_with_forward() -> Any:
     """Compile the backward pass together with the forward pass, so that no step waits for it."""
     import torch._functorch.config as functorch
 
@@ -210,7 +210,7 @@ class EagerCompiler:
             garbage_collector.resume()
             insert_all(graph, KernelStore(), kernel_filter, result)
 
-        with _backward_with_forward():
+        with backward_with_forward():
             return self._compile(module, inputs, change)
 
     def _compile(

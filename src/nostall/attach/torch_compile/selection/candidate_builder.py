@@ -48,7 +48,9 @@ from nostall.attach.torch_compile.store.kernel_store import KernelStore
 from nostall.attach.torch_compile.store.rank_sync import RankSync, Selection
 from nostall.attach.torch_compile.store.records import RegionRecord
 from nostall.attach.torch_compile.store.regions import region_key, stitched_region
+from nostall.attach.torch_compile.workers.compile_job import CompileJob, describe_inputs
 from nostall.attach.torch_compile.workers.tasks import BackgroundTasks, Task, log_errors
+from nostall.attach.torch_compile.workers.torch_state import NotOffloadable
 from nostall.attach.torch_compile.workers.worker import INDUCTOR_WORKERS
 from nostall.attach.warning import warn_once
 from nostall.fusion.graph.graph import Graph
@@ -95,6 +97,8 @@ class CandidateBuilder:
         self.products = ProductComparisons(kernel_clock, options, dict(patches))
         # Keys of regions that are matrix products with their readers.
         self.product_keys = set[str]()
+        # Whether Inductor's graphs are known; they are not if its code came from PyTorch's caches.
+        self.is_observed = False
         # Regions of Inductor's graphs, and those whose kernels are not generated yet.
         self.regions: list[Graph] = []
         self.pending_regions = deque[Graph]()
@@ -127,6 +131,8 @@ class CandidateBuilder:
         self.report.local_only_reason = self.local_only_reason
         baseline = self.versions.compile_baseline(module, inputs, observe, copy)
         if not self.report.local_only_reason:
+            if observe is not None and not self.is_observed:
+                self._observe_later(copy, inputs)
             compiler = self.versions.compiler.without_cuda_graphs
             compile_baselines = self.precompiler.compile_baselines
             for worker in INDUCTOR_WORKERS:
@@ -299,6 +305,7 @@ class CandidateBuilder:
 
     def _observe(self, module: GraphModule) -> None:
         """Plan the background work for one of Inductor's graphs, while Inductor compiles it."""
+        self.is_observed = True
         try:
             regions = find_region_graphs(module)
             self.regions += regions
@@ -317,6 +324,21 @@ class CandidateBuilder:
             with log_errors():  # must not end Inductor's compilation, either
                 regions_compared = self._compared_regions(len(self.regions))
                 self.precompiler.start_workers(self.versions.device, regions_compared)
+
+    def _observe_later(self, copy: GraphModule, inputs: Sequence[Any]) -> None:
+        """Have a worker find Inductor's graphs, which plans the background work for them."""
+        try:
+            job = CompileJob(copy, describe_inputs(inputs), dict(self.patches), None)
+        except NotOffloadable as reason:
+            self.report.local_only_reason = str(reason)
+            return
+
+        def observe() -> list[Task]:
+            for module in self.precompiler.observe(job) if not self.is_observed else ():
+                self._observe(module)
+            return []
+
+        self.tasks.add(observe)
 
     def _generate_kernels(self) -> Iterator[Task]:
         """Generate the kernels of all pending regions, by a worker or here; yields tasks for it."""

@@ -37,6 +37,7 @@ from nostall.attach.torch_compile.workers.codegen_job import (
 )
 from nostall.attach.torch_compile.workers.compile_job import CompileJob, describe_inputs
 from nostall.attach.torch_compile.workers.cpu_time import MAX_COMPILERS
+from nostall.attach.torch_compile.workers.observe_job import ObserveJob, read_graph
 from nostall.attach.torch_compile.workers.tasks import BackgroundTasks, is_exiting
 from nostall.attach.torch_compile.workers.torch_state import TorchState
 from nostall.attach.torch_compile.workers.worker import (
@@ -95,6 +96,16 @@ class Precompiler:
     def _inductor_workers(self, compared_regions: int) -> list[Worker]:
         count = min(compared_regions // REGIONS_PER_WORKER, MAX_COMPILERS // CPUS_PER_WORKER)
         return [*INDUCTOR_WORKERS[: max(1, count)]]
+
+    def observe(self, job: CompileJob) -> list[GraphModule]:
+        """Inductor's graphs of a graph whose code came from PyTorch's caches, by a worker."""
+        if self._is_unneeded:
+            return []
+        FIRST_INDUCTOR_WORKER.attach_gpu()
+        result = self._run_job("ahead", FIRST_INDUCTOR_WORKER, ObserveJob(job))
+        if result.value is None:
+            warn_once(f"background preparation failed: {result.failure}")
+        return [read_graph(data) for data in result.value or ()]
 
     def generate_kernels(
         self, graphs: Sequence[Graph], tuning: PlanTuning | ProductTuning, device: torch.device

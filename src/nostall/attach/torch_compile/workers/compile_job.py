@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,6 +49,11 @@ def _reset_after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_reset_after_fork)
+
+
+def pickling_lock() -> threading.Lock:
+    """The lock to hold while PyTorch's graph pickler runs in the user's process."""
+    return _pickle_lock
 
 
 @dataclass(frozen=True)
@@ -89,35 +94,53 @@ class CompileJob:
 
         Returns what became of the graphs; empty if they were in the cache already.
         """
-        from torch._guards import TracingContext, tracing
-        from torch._inductor import compile_fx  # noqa: F401, as graphs call operators it defines
-        from torch._inductor import config as inductor
-        from torch._subclasses import FakeTensorMode
-        from torch.fx._graph_pickler import GraphPickler
-        from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
-        mode, result = FakeTensorMode(shape_env=ShapeEnv()), RewriteResult()
-        content: Any = GraphPickler.loads(data, mode)
-        module, attributes, inputs, patches, kernel_filter, state = content
-        module = clone_graph(module)
-        compiler = InductorCompiler(patches)
-        nodes = module.graph.find_nodes(op="placeholder")
-        for node, (source, static_type) in zip(nodes, attributes, strict=True):
-            setattr(node, SOURCE_ATTRIBUTE, source)
-            if static_type is not None:
-                node.meta["tensor_dict"] = {STATIC_ATTRIBUTE: static_type}
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(state.restored(autograd_cache=kernel_filter is not None))
-            threads = min(MAX_COMPILERS, inductor.compile_threads or MAX_COMPILERS)
-            stack.enter_context(inductor.patch(compile_threads=threads))
-            _set_example_values(module, inputs, mode)
-            stack.enter_context(tracing(TracingContext(mode)))
-            fakes = [_fake(value, mode) for value in inputs]
-            if kernel_filter is None:
-                compiler.compile_baseline(module, fakes)
+        result = RewriteResult()
+        with compilation(data) as job:
+            if job.kernel_filter is None:
+                job.compiler.compile_baseline(job.module, job.inputs)
             else:
-                compiler.compile_candidate(module, fakes, kernel_filter, result)
+                job.compiler.compile_candidate(job.module, job.inputs, job.kernel_filter, result)
         return result
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """A compilation in a worker whose process has the state of the user's."""
+
+    compiler: InductorCompiler
+    module: GraphModule
+    # Fake tensors, and other inputs as they are.
+    inputs: list[Any]
+    kernel_filter: KernelFilter | None
+
+
+@contextlib.contextmanager
+def compilation(data: bytes) -> Iterator[Compilation]:
+    """What a serialized :class:`CompileJob` compiles; the process has the job's state meanwhile."""
+    from torch._guards import TracingContext, tracing
+    from torch._inductor import compile_fx  # noqa: F401, as graphs call operators it defines
+    from torch._inductor import config as inductor
+    from torch._subclasses import FakeTensorMode
+    from torch.fx._graph_pickler import GraphPickler
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    content: Any = GraphPickler.loads(data, mode)
+    module, attributes, inputs, patches, kernel_filter, state = content
+    module = clone_graph(module)
+    nodes = module.graph.find_nodes(op="placeholder")
+    for node, (source, static_type) in zip(nodes, attributes, strict=True):
+        setattr(node, SOURCE_ATTRIBUTE, source)
+        if static_type is not None:
+            node.meta["tensor_dict"] = {STATIC_ATTRIBUTE: static_type}
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(state.restored(autograd_cache=kernel_filter is not None))
+        threads = min(MAX_COMPILERS, inductor.compile_threads or MAX_COMPILERS)
+        stack.enter_context(inductor.patch(compile_threads=threads))
+        _set_example_values(module, inputs, mode)
+        stack.enter_context(tracing(TracingContext(mode)))
+        fakes = [_fake(value, mode) for value in inputs]
+        yield Compilation(InductorCompiler(patches), module, fakes, kernel_filter)
 
 
 def describe_inputs(inputs: Sequence[Any]) -> tuple[Any, ...]:
