@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from math import exp, log, sqrt
 from pathlib import Path
 from statistics import geometric_mean, median
 from typing import Any
@@ -66,13 +67,16 @@ def models_section(folder: Path) -> list[str]:
 def _sample_text(complete: list[Any]) -> str:
     """What one sample in a loop is; records without its seconds have samples of one step."""
     seconds = [(r["model"], r["looped"].get("sample_seconds")) for r in complete]
-    texts = []
-    if looped := [f"{name} ({1e3 * s:.0f} ms)" for name, s in seconds if s]:
-        texts.append(f"Samples with steps back to back, and their length: {', '.join(looped)}.")
-    if len(looped) < len(seconds):
+    looped = sorted({f"{1e3 * s:.0f} ms" for _, s in seconds if s})
+    single = [name for name, s in seconds if not s]
+    texts = (
+        [f"A sample in a loop has steps back to back for {' or '.join(looped)}."] if looped else []
+    )
+    if single:
+        models = f"Those of {', '.join(single)}" if looped else "Samples in a loop"
         texts.append(
-            f"A sample of {'the other' if looped else 'all'} models is one step from an idle GPU, "
-            "so the host's time before the first launch counts."
+            f"{models} are one step from an idle GPU, so the host's time before the first launch "
+            "counts."
         )
     return " ".join(texts)
 
@@ -129,15 +133,35 @@ def inductor_share(record: Row) -> float | None:
 
 
 def _mean_text(complete: list[Any], clock: str) -> str:
-    ratios = [f["ratio"] for record in complete if (f := _compared(record, clock, "nostall"))]
-    if not ratios:
+    rows = [found for record in complete if (found := _compared(record, clock, "nostall"))]
+    if not rows:
         return ""
     target = LOOP_TARGET if clock == "looped" else GPU_TARGET
-    mean, least = geometric_mean(ratios), min(ratios)
+    mean, least = geometric_mean(row["ratio"] for row in rows), min(rows, key=lambda r: r["ratio"])
+    low, high = mean_interval(rows)
     return (
-        f"Geometric mean {CLOCKS[clock]}: {mean:.3f} (target {target}: {_yes(mean >= target)}); "
-        f"lowest {least:.3f} (target {LEAST_MODEL}: {_yes(least >= LEAST_MODEL)})."
+        f"Geometric mean {CLOCKS[clock]}: {mean:.3f} [{low:.3f}, {high:.3f}] (target {target}: "
+        f"{_verdict(mean, high, target)}); lowest {_interval(least)} (target {LEAST_MODEL}: "
+        f"{_verdict(least['ratio'], least['high'], LEAST_MODEL)})."
     )
+
+
+def mean_interval(rows: Sequence[Row]) -> tuple[float, float]:
+    """The interval of a geometric mean of independent ratios with intervals.
+
+    The squares of the half-widths of logarithms add up.
+    """
+    mean = geometric_mean(row["ratio"] for row in rows)
+    below, above = (
+        sqrt(sum(log(row["ratio"] / row[end]) ** 2 for row in rows)) / len(rows)
+        for end in ("low", "high")
+    )
+    return mean * exp(-below), mean * exp(above)
+
+
+def _verdict(value: float, high: float, target: float) -> str:
+    """Whether a value meets a target; an interval that contains the target does not decide."""
+    return "yes" if value >= target else "within the interval" if high >= target else "no"
 
 
 def _share_text(complete: list[Any]) -> str:
@@ -245,12 +269,7 @@ def plans_section(path: Path) -> list[str]:
         f"Plans of kernels over lists, measured on {record['gpu']}, PyTorch {record['torch']}, "
         f"{record['date'][:10]} ({link(path)}): AdamW and the norms of the same parameters, "
         "without the rest of a step. A ratio is the time of the plan with the ratio 1 over that of "
-        "the row; the steps above were measured with that plan. The defaults are the fastest rows, "
-        "chosen from these samples; steps were not measured again with them."
+        "the row; the steps above were measured with that plan, the default."
     )
     head = ["kernels", "block", "warps", "programs", "us", "ratio"]
     return [wrapped(text), table(head, rows)]
-
-
-def _yes(is_met: bool) -> str:
-    return "yes" if is_met else "no"

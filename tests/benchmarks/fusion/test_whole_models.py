@@ -68,10 +68,10 @@ def test_the_means_are_judged_by_their_targets(
 
     monkeypatch.setattr(whole_models, "load", load)
     text = " ".join(" ".join(whole_models.models_section(tmp_path)).split())
-    assert "steps back to back, and their length: a model (20 ms)." in text
-    assert "A sample of the other models is one step from an idle GPU" in text
+    assert "A sample in a loop has steps back to back for 20 ms." in text
+    assert "Those of a model are one step from an idle GPU" in text
     assert "2 of 3 measured models are complete." in text
-    assert "Geometric mean in a loop: 1.084 (target 1.05: yes); lowest 0.980" in text
+    assert "Geometric mean in a loop: 1.084 [1.078, 1.091] (target 1.05: yes); lowest 0.980" in text
     assert "needs kernels that are 1.4 times as fast" in text
     assert "alone is between 0.980 and 1.200 in a loop" in text
 
@@ -83,7 +83,7 @@ def test_a_gain_is_the_share_of_time_that_goes_away() -> None:
 
 def test_the_samples_of_all_models_may_be_single_steps_or_none() -> None:
     single, looped = record(0.9, ""), record(1.1, "")
-    assert whole_models._sample_text([single]).startswith("A sample of all models is one step")
+    assert whole_models._sample_text([single]).startswith("Samples in a loop are one step")
     assert "one step" not in whole_models._sample_text([looped])
 
 
@@ -98,3 +98,18 @@ def test_the_text_says_whether_kernels_over_lists_were_measured() -> None:
     assert "is 1.200 [1.100, 1.300] as CUDA graphs" in text("inductor", "stitched")
     assert "null there lies in [0.900, 1.050]" in text("inductor", "stitched")
     assert whole_models._list_text({"cases": {}}) == ""
+
+
+def test_the_interval_of_a_mean_narrows_with_the_root_of_the_count() -> None:
+    row = {"ratio": 1.2, "low": 1.2 / 1.1, "high": 1.2 * 1.1}
+    assert whole_models.mean_interval([row]) == pytest.approx((1.2 / 1.1, 1.2 * 1.1))
+    low, high = whole_models.mean_interval([row] * 4)
+    assert (low, high) == pytest.approx((1.2 / 1.1**0.5, 1.2 * 1.1**0.5))
+
+
+@pytest.mark.parametrize(
+    ("value", "high", "verdict"),
+    [(1.05, 1.06, "yes"), (1.04, 1.05, "within the interval"), (1.04, 1.049, "no")],
+)
+def test_a_target_in_the_interval_is_not_decided(value: float, high: float, verdict: str) -> None:
+    assert whole_models._verdict(value, high, 1.05) == verdict
