@@ -26,7 +26,7 @@ class TrainingSteps:
 
     def __init__(self) -> None:
         self.pending: weakref.WeakSet[Any] = weakref.WeakSet()
-        """Graphs whose version is not selected yet."""
+        """Graphs whose version is not selected yet and that are still called."""
         self.actions: list[Action] = []
         """Actions that wait for the end of the current step."""
         self._backward_passes: set[int] = set()
@@ -41,6 +41,15 @@ class TrainingSteps:
     def between_steps(self) -> bool:
         """Whether no backward pass is pending and no CUDA graph is being captured."""
         return not self._backward_passes and not is_capturing()
+
+    def leave(self, graph: Any) -> None:
+        """Note that a graph's version is selected.
+
+        Graphs that were called only once leave, too, until their next call: Dynamo may have
+        compiled their function again for another guard.
+        """
+        idle = [other for other in self.pending if other.report.calls == 1]
+        self.pending.difference_update([graph, *idle])
 
     def track_backward(self, result: Any, on_retained: Action | None = None) -> None:
         """Track the backward passes of a call's result until they ran or cannot run any more.

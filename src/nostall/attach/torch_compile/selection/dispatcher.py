@@ -116,10 +116,9 @@ class GraphDispatcher:
         self._selection: Selection | None = None
         self._candidate: Candidate | None = None
         self._lock = threading.Lock()
-        STEPS.pending.add(self)
 
     def __call__(self, *args: Any) -> Any:
-        if not STEPS.is_active or _is_tracing(args):
+        if (self._state.is_decided and not STEPS.is_active) or _is_tracing(args):
             return self._active(*args)
         STEPS.run_actions()
         may_advance = not self._state.is_decided and not is_capturing()
@@ -135,6 +134,7 @@ class GraphDispatcher:
     def _call_undecided(self, args: tuple[Any, ...]) -> Any:
         """A call before the decision."""
         self.report.calls += 1
+        STEPS.pending.add(self)
         if self.report.calls == 1:
             result, self._mutated = run_and_find_mutations(args, lambda: self._baseline(*args))
         else:
@@ -377,7 +377,7 @@ class GraphDispatcher:
         self._context = replace(
             self._context, tasks=BackgroundTasks(), repair=None, next_selection=no_selection
         )
-        STEPS.pending.discard(self)
+        STEPS.leave(self)
         if not STEPS.pending:
             self.report.add_cpu_seconds(stop_workers())
         print_progress(str(self.report), last=True)

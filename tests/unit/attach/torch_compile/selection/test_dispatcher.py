@@ -52,6 +52,18 @@ def test_a_faster_candidate_runs_from_the_second_call_on_and_is_stored() -> None
     assert record.comparison.inductor == (2.0,) * 12
 
 
+def test_a_graph_that_is_not_called_again_does_not_keep_steps_tracked() -> None:
+    """Dynamo compiles a function again if a guard fails behind the first step."""
+    versions, later = Versions(), Versions()
+    first = dispatch(versions)
+    assert call(first, versions, 1) == ["baseline"]
+    second = dispatch(later)
+    assert call(second, later, 1) == ["baseline"] and dispatcher.STEPS.is_active
+    assert call(second, later, 2) == ["candidate"] * 2
+    assert not dispatcher.STEPS.is_active
+    assert call(first, versions, 2) == ["candidate"] * 2, "it goes on if it is called again"
+
+
 @pytest.mark.parametrize("clock", [SAME, SLOWER])
 def test_a_candidate_without_gain_beyond_the_noise_is_not_used(clock: RecordedClock) -> None:
     versions = Versions()
