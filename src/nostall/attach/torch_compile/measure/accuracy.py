@@ -112,30 +112,37 @@ def max_error(
         versions.append((results, _copies(outcome.gradients)))
     (expected, gradients), (tested, tested_gradients) = versions
     _check_layouts((*expected, *gradients), (*tested, *tested_gradients))
+    exact, no_reference = None, ""
     try:
-        exact, terms = _reference_values(program, call, seeds, len(expected), len(gradients))
-    except NoReference as reason:
-        _restore_random_state(call, state)
-        try:
-            worst = _check_results(expected, tested)
-            noise = partial(_gradient_noise, baseline, call, seeds, gradients)
-            return max(worst, _check_gradients(gradients, tested_gradients, noise))
-        except AccuracyError as error:
-            raise AccuracyError(f"{error} (there is no reference: {reason})") from error
+        exact = _reference_values(program, call, seeds, len(expected), len(gradients))
+    except NoReference as reason:  # not kept: its traceback holds the tensors of the wide run
+        no_reference = str(reason)
     _restore_random_state(call, state)
-    return _check_against_reference(
-        exact,
-        [*expected, *gradients],
-        [*tested, *tested_gradients],
-        lambda: _perturbed_run(baseline, call, seeds),
-        terms,
-    )
+    if exact is not None:
+        perturbed = partial(_perturbed_run, baseline, call, seeds)
+        both = [*expected, *gradients], [*tested, *tested_gradients]
+        return _check_against_reference(exact.values, *both, perturbed, exact.longest_sum)
+    try:
+        worst = _check_results(expected, tested)
+        noise = partial(_gradient_noise, baseline, call, seeds, gradients)
+        return max(worst, _check_gradients(gradients, tested_gradients, noise))
+    except AccuracyError as error:
+        raise AccuracyError(f"{error} (there is no reference: {no_reference})") from error
+
+
+@dataclass(frozen=True)
+class _Exact:
+    """Results, mutated arguments and gradients in higher precision."""
+
+    values: list[Tensor | None]
+    # Terms of the longest sum of the program.
+    longest_sum: int
 
 
 def _reference_values(
     program: GraphFunction | None, call: Call, seeds: list[Tensor], results: int, gradients: int
-) -> tuple[list[Tensor | None], int]:
-    """Exact results, mutated arguments and gradients, and the terms of the longest sum.
+) -> _Exact:
+    """The values of the program, of which ``results`` results and mutated arguments are known.
 
     Raises :class:`NoReference` if the program cannot run in higher precision.
     """
@@ -145,7 +152,7 @@ def _reference_values(
     values = [*exact.results, *(exact.mutated[i] for i in sorted(call.mutated))]
     if (len(values), len(exact.gradients)) != (results, gradients):
         raise NoReference("the program has other results in higher precision")
-    return [*values, *exact.gradients], exact.longest_sum
+    return _Exact([*values, *exact.gradients], exact.longest_sum)
 
 
 def _check_results(expected: Sequence[Tensor | None], tested: Sequence[Tensor | None]) -> float:

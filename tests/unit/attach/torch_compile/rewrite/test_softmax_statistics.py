@@ -141,3 +141,19 @@ def test_inductor_is_compared_with_the_whole_softmax(function: Function) -> None
     outputs = baseline.module.graph.output_node().all_input_nodes
     for node, value in zip(outputs, baseline.module(*inputs), strict=True):
         torch.testing.assert_close(value, recorder.seen[node.name])
+
+
+def changed_in_place(x: Tensor) -> tuple[Tensor, ...]:
+    """The difference changes behind the exponential that the statistics have computed."""
+    largest, total = inductor_prims.prepare_softmax_online(x, -1)
+    shifted = x - largest
+    power = shifted.exp()
+    return (shifted.add_(1.0), power / total)
+
+
+def test_a_value_that_changes_in_place_is_not_shared() -> None:
+    x = torch.randn(12, 40, generator=torch.Generator().manual_seed(0))
+    captured = capture(traced(changed_in_place, x))
+    (shifted,) = (n for n in captured.values if n.target is torch.ops.aten.sub.Tensor)
+    first, *_ = (node for node in captured.graph if node.op == "exp")
+    assert captured.values[shifted] not in first.inputs
