@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import threading
 from collections import deque
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,9 @@ import pytest
 
 pytest.importorskip("triton")
 torch = pytest.importorskip("torch")
+
+from torch.fx import Graph as FxGraph  # noqa: E402
+from torch.fx import GraphModule  # noqa: E402
 
 from nostall.attach.torch_compile.measure.product_competition import (  # noqa: E402
     Displacement,
@@ -94,6 +98,7 @@ def test_workers_start_if_there_are_regions_and_workers_may_compile(
     options = SimpleNamespace(background=True)
     builder.versions = SimpleNamespace(device=CUDA, is_dynamic=False, options=options)
     builder.tasks, builder._generate_kernels = BackgroundTasks(), None
+    builder._add_graph = partial(CandidateBuilder._add_graph, builder)
     builder.precompiler.start_workers = lambda device, compared: calls.append(compared)
     CandidateBuilder._observe(builder, "a graph")  # type: ignore[arg-type]
     assert calls == started
@@ -305,3 +310,48 @@ def test_kernels_that_a_product_displaces_are_not_inserted(
         return
     assert selection.kept_in_inductor == {"slow", "norm"}
     assert selection.regions == {**REGIONS, **moved}
+
+
+@pytest.mark.parametrize("is_observed_meanwhile", [False, True])
+def test_kernels_of_graphs_that_a_worker_finds_are_generated_before_final_tasks(
+    monkeypatch: pytest.MonkeyPatch, is_observed_meanwhile: bool
+) -> None:
+    """The final tasks compile baselines, and would generate missing kernels in this process."""
+    region, order = normalized_rows(8), list[str]()
+    monkeypatch.setattr(candidate_builder, "find_region_graphs", lambda module: [region])
+    builder = CandidateBuilder.__new__(CandidateBuilder)
+    builder.tasks, builder.report, builder.is_observed = BackgroundTasks(), GraphReport(), False
+    builder.patches, builder.regions, builder.pending_regions = {}, [], deque()
+    options = SimpleNamespace(background=True)
+    fakes: dict[str, Any] = {
+        "versions": SimpleNamespace(is_dynamic=False, options=options, device=CUDA),
+        "comparisons": SimpleNamespace(add=order.append, graphs=[]),
+        "products": SimpleNamespace(add=lambda module: None),
+        "tuning": tuning(),
+        "_generate_products": lambda: iter(()),
+    }
+
+    def find() -> list[str]:
+        builder.is_observed = is_observed_meanwhile
+        return ["forward", "backward"]
+
+    def generate(graphs: Any, *_: Any) -> tuple[()]:
+        order.append(f"{len(graphs)} kernels")
+        return ()
+
+    fakes["precompiler"] = SimpleNamespace(
+        observation=lambda *_: find,
+        attach_workers=lambda regions: None,
+        generate_kernels=generate,
+        wait_for_kernels=lambda: order.append("wait"),
+    )
+    fakes["versions"].compiler = SimpleNamespace(local_only_reason="")
+    vars(builder).update(fakes)
+    done = threading.Event()
+    builder._observe_later(GraphModule(torch.nn.Module(), FxGraph()), ())
+    builder.tasks.add_final(lambda: order.append("final"))
+    builder.tasks.add_final(done.set)
+    builder.tasks.start()
+    assert done.wait(30)
+    found = [] if is_observed_meanwhile else ["forward", "backward", "2 kernels"]
+    assert order[: len(found)] == found
