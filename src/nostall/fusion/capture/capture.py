@@ -68,7 +68,7 @@ def capture(module: GraphModule) -> CapturedGraph:
     """Lower a functional ATen graph whose nodes carry fake tensors (``meta["val"]``).
 
     An unsupported call does not fail the capture. It becomes an opaque node, and the report counts
-    the reason. A call that computes what the lowering of Inductor's softmax statistics has computed
+    the reason. The first call that computes again what Inductor's softmax statistics have computed
     gets its node. Raises :class:`BadCapture` if a node has no ``meta["val"]``.
     """
     sizes = Sizes(module.graph.nodes)
@@ -125,11 +125,12 @@ class _SoftmaxOperators:
     def merged(self, first: int, value: Value) -> Value:
         """The value of a call that added the nodes from ``first`` on.
 
-        It is the operator that computes the same, if there is one; the call's node is then removed.
+        It is the operator that computes the same, if there is one that is no other call's result:
+        calls whose results leave the graph need a tensor each. The call's node is then removed.
         """
         nodes = self._build.nodes
         same = self._indices.get(self._key(nodes[first])) if len(nodes) == first + 1 else None
-        if same is None or (same in self._results and nodes[same].strides != nodes[first].strides):
+        if same is None or same in self._results:
             return value
         nodes[same] = replace(nodes[same], strides=nodes.pop().strides)
         self._results.add(same)

@@ -145,7 +145,17 @@ def statistics_alone(x: Tensor) -> tuple[Tensor, ...]:
     return (largest + total.log(),)
 
 
-@pytest.mark.parametrize("function", [attention, statistics_alone])
+def with_maximum(x: Tensor) -> tuple[Tensor, ...]:
+    """PyTorch does not take two results of a graph as one, so it keeps the second maximum."""
+    return (softmax(x)[0], x.amax(-1, True))
+
+
+def with_exponentials(x: Tensor) -> tuple[Tensor, ...]:
+    largest, total = inductor_prims.prepare_softmax_online(x, -1)
+    return ((x - largest).exp() / total, (x - largest).exp(), (x - largest).exp())
+
+
+@pytest.mark.parametrize("function", [attention, statistics_alone, with_maximum, with_exponentials])
 def test_a_kernel_replaces_the_call_and_what_computes_the_same(function: Function) -> None:
     module = traced(function, torch.randn(64, 64))
     result = RewriteResult()
