@@ -15,11 +15,9 @@ from types import MappingProxyType
 from typing import Any
 from weakref import WeakMethod
 
-import torch
 from torch.fx import GraphModule
 
 from nostall.attach.torch_compile.graph_copies import DynamicInputs, clone_graph
-from nostall.attach.torch_compile.graph_key import device_name
 from nostall.attach.torch_compile.measure.kernel_accuracy import Region
 from nostall.attach.torch_compile.measure.kernel_comparison import (
     AllKernelsSlower,
@@ -42,6 +40,7 @@ from nostall.attach.torch_compile.selection.precompile import Precompiler
 from nostall.attach.torch_compile.selection.versions import (
     Candidate,
     GraphVersions,
+    circumstances,
     compile_kernel,
 )
 from nostall.attach.torch_compile.store.kernel_store import KernelStore
@@ -119,7 +118,7 @@ class CandidateBuilder:
             clock=self.clock,
             seconds=self.versions.options.seconds,
             tasks=self.tasks,
-            about=self._about(),
+            about=circumstances(self.versions.device, self.patches),
             repair=self._repair(copy),
             next_selection=self._next_selection,
         )
@@ -314,10 +313,15 @@ class CandidateBuilder:
                 regions_compared = self._compared_regions(len(self.regions))
                 self.precompiler.start_workers(self.versions.device, regions_compared)
 
-    def _add_graph(self, module: GraphModule) -> bool:
-        """Note what is to be prepared for one of Inductor's graphs; whether that succeeded."""
+    def _add_graph(self, module: GraphModule, known: Collection[str] = ()) -> bool:
+        """Note what is to be prepared for one of Inductor's graphs; whether that succeeded.
+
+        Graphs of which all regions have keys in ``known`` were noted before.
+        """
         try:
             regions = find_region_graphs(module)
+            if regions and all(region.key in known for region in regions):
+                return True
             self.regions += regions
             self.pending_regions += regions
             if not self.versions.is_dynamic:
@@ -333,9 +337,9 @@ class CandidateBuilder:
         find_graphs = self.precompiler.observation(copy, inputs, self.patches)
 
         def prepare(find: Callable[[], list[GraphModule]]) -> Iterator[Task]:
-            graphs = find()
-            for module in () if self.is_observed else graphs:
-                self._add_graph(module)
+            graphs, known = find(), {region.key for region in self.regions}
+            for module in graphs:
+                self._add_graph(module, known)
             yield from self._generate_kernels()
             yield from self._generate_products()
 
@@ -389,12 +393,3 @@ class CandidateBuilder:
     def _compared_regions(self, regions: int) -> int:
         """The number of regions if this process compares their kernels with baselines, else 0."""
         return regions if self.comparisons.graphs and RankSync.current().is_leader else 0
-
-    def _about(self) -> dict[str, str]:
-        """Description of the circumstances, for the stored record."""
-        patches = sorted(self.patches.items())
-        return {
-            "gpu": device_name(self.versions.device),
-            "torch": torch.__version__,
-            "mode": ", ".join(f"{key}={value}" for key, value in patches) or "default",
-        }
