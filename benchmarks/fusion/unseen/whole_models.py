@@ -141,8 +141,8 @@ def _mean_text(complete: list[Any], clock: str) -> str:
     low, high = mean_interval(rows)
     return (
         f"Geometric mean {CLOCKS[clock]}: {mean:.3f} [{low:.3f}, {high:.3f}] (target {target}: "
-        f"{_verdict(mean, high, target)}); lowest {_interval(least)} (target {LEAST_MODEL}: "
-        f"{_verdict(least['ratio'], least['high'], LEAST_MODEL)})."
+        f"{_verdict(low, high, target)}); lowest {_interval(least)} (target {LEAST_MODEL}: "
+        f"{_verdict(least['low'], least['high'], LEAST_MODEL)})."
     )
 
 
@@ -159,9 +159,9 @@ def mean_interval(rows: Sequence[Row]) -> tuple[float, float]:
     return mean * exp(-below), mean * exp(above)
 
 
-def _verdict(value: float, high: float, target: float) -> str:
+def _verdict(low: float, high: float, target: float) -> str:
     """Whether a value meets a target; an interval that contains the target does not decide."""
-    return "yes" if value >= target else "within the interval" if high >= target else "no"
+    return "yes" if low >= target else "within the interval" if high >= target else "no"
 
 
 def _share_text(complete: list[Any]) -> str:

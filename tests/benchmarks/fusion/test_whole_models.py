@@ -113,3 +113,12 @@ def test_the_interval_of_a_mean_narrows_with_the_root_of_the_count() -> None:
 )
 def test_a_target_in_the_interval_is_not_decided(value: float, high: float, verdict: str) -> None:
     assert whole_models._verdict(value, high, 1.05) == verdict
+
+
+@pytest.mark.parametrize(
+    ("ratio", "verdict"),
+    [(1.065, "yes"), (1.055, "within the interval"), (1.045, "within the interval"), (1.03, "no")],
+)
+def test_an_interval_that_contains_the_target_does_not_decide(ratio: float, verdict: str) -> None:
+    text = whole_models._mean_text([record(ratio, "")], "looped")
+    assert f"(target 1.05: {verdict})" in text

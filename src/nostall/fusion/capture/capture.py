@@ -68,7 +68,7 @@ def capture(module: GraphModule) -> CapturedGraph:
     """Lower a functional ATen graph whose nodes carry fake tensors (``meta["val"]``).
 
     An unsupported call does not fail the capture. It becomes an opaque node, and the report counts
-    the reason. A call that computes what the lowering of Inductor's softmax statistics has computed
+    the reason. The first call that computes again what Inductor's softmax statistics have computed
     gets its node. Raises :class:`BadCapture` if a node has no ``meta["val"]``.
     """
     sizes = Sizes(module.graph.nodes)
@@ -77,7 +77,7 @@ def capture(module: GraphModule) -> CapturedGraph:
     unsupported: Counter[tuple[str, str]] = Counter()
     reasons: dict[int, tuple[str, str]] = {}
     mutated = mutated_tensors(module.graph.nodes)
-    known: dict[Operator, int] = {}
+    known = _SoftmaxOperators(build)
     fusible = 0
     for node in module.graph.nodes:
         if node.op == "output":
@@ -88,14 +88,10 @@ def capture(module: GraphModule) -> CapturedGraph:
         node_count = len(build.nodes)
         try:
             values[node] = _lower(node, build, values, mutated, sizes)
-            added = build.nodes[node_count:]
             if str(node.target) == SOFTMAX_STATISTICS:
-                known |= {replace(each, index=0): each.index for each in added}
-            elif len(added) == 1 and node not in mutated:
-                same = known.get(replace(added[0], index=0))
-                if same is not None:
-                    build.nodes.pop()
-                    values[node] = same
+                known.add(node_count, values[node])
+            elif node not in mutated:  # other readers of the same value must not see the change
+                values[node] = known.merged(node_count, values[node])
             fusible += node.target is not operator.getitem
         except (Unsupported, BadGraph) as error:
             del build.nodes[node_count:]
@@ -110,6 +106,39 @@ def capture(module: GraphModule) -> CapturedGraph:
     graph = build.graph(*flat)
     report = CaptureReport(fusible, unsupported, reasons)
     return CapturedGraph(graph, values, _origins(values), report, sizes.symbol)
+
+
+class _SoftmaxOperators:
+    """The operators of lowered softmax statistics, some of which later calls compute again."""
+
+    def __init__(self, build: Builder) -> None:
+        self._build = build
+        self._indices: dict[Operator, int] = {}
+        # Those that are results of calls. The strides of all others do not matter.
+        self._results: set[int] = set()
+
+    def add(self, first: int, results: Value) -> None:
+        """Add the operators from the node ``first`` on; ``results`` are the call's."""
+        self._indices |= {self._key(each): each.index for each in self._build.nodes[first:]}
+        self._results.update(results if isinstance(results, tuple) else (results,))
+
+    def merged(self, first: int, value: Value) -> Value:
+        """The value of a call that added the nodes from ``first`` on.
+
+        It is the operator that computes the same, if there is one that is no other call's result:
+        calls whose results leave the graph need a tensor each. The call's node is then removed.
+        """
+        nodes = self._build.nodes
+        same = self._indices.get(self._key(nodes[first])) if len(nodes) == first + 1 else None
+        if same is None or same in self._results:
+            return value
+        nodes[same] = replace(nodes[same], strides=nodes.pop().strides)
+        self._results.add(same)
+        return same
+
+    @staticmethod
+    def _key(node: Operator) -> Operator:
+        return replace(node, index=0, strides=())
 
 
 def _origins(values: dict[Node, Value]) -> dict[int, Node]:

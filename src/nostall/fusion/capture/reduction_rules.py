@@ -81,10 +81,8 @@ def softmax_statistics(call: Call) -> Value:
     axes = _axes(call, x)
     if not axes:
         raise Unsupported("softmax of one number")
-    strides = call.build.nodes[x].strides
     largest = call.add("amax", x, dims=axes, keepdim=True)
-    shifted = call.build("sub", x, largest, strides=strides)
-    power = call.build("exp", shifted, strides=strides)
+    power = call.add("exp", call.add("sub", x, largest))
     return largest, call.add("sum", power, dims=axes, keepdim=True)
 
 

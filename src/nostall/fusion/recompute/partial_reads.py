@@ -60,12 +60,24 @@ def views_of_parts(graph: Graph) -> frozenset[int]:
     These are views that :func:`read_parts` would slice, and those of which an axis is sliced that
     the view has split off, such as halves of the heads of a projection.  A region takes each one as
     an input.  A kernel cannot read a slice of a view that splits an axis, but a slice of a tensor
-    of that shape.
+    of that shape.  Slices that no operator reads do not count.
     """
     parts = (node for node in graph if _is_part_of_computed_value(graph, node))
     read = {index for part in parts for index in _sliced(graph, part) or ()}
     views = {index for index in read if graph[index].op == "view"}
-    return frozenset(views | {view for node in graph if (view := _split_view(graph, node))})
+    sliced = (_split_view(graph, graph[index]) for index in _layouts_of_operands(graph))
+    return frozenset(views.union(view for view in sliced if view is not None))
+
+
+def _layouts_of_operands(graph: Graph) -> set[int]:
+    """Slices, views and the like that operators read, directly or through others."""
+    found: set[int] = set()
+    for operator in graph.operators:
+        for index in graph[operator].inputs:
+            while graph[index].kind == "layout" and index not in found:
+                found.add(index)
+                index = graph[index].inputs[0]
+    return found
 
 
 def _split_view(graph: Graph, node: Node) -> int | None:
@@ -73,7 +85,7 @@ def _split_view(graph: Graph, node: Node) -> int | None:
     if node.op != "slice" or graph[graph.base(node.inputs[0])].kind not in ("input", "opaque"):
         return None
     index, axis = node.inputs[0], _axis(node)
-    while graph[index].op in ("permute", "expand"):
+    while axis >= 0 and graph[index].op in ("permute", "expand"):
         below = graph[index].inputs[0]
         axis = _operand_axis(graph, graph[index], below, axis)
         index = below

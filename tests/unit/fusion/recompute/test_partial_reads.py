@@ -159,3 +159,22 @@ def test_a_view_is_no_input_if_the_sliced_axis_is_one_below_it() -> None:
     graph = build.graph(build("exp", part))
     assert not views_of_parts(graph)
     assert no_kernel_reason(graph, graph.operators) is None
+
+
+@pytest.mark.parametrize("reader", ["result", "opaque"])
+def test_a_view_is_no_input_if_no_operator_reads_its_parts(reader: str) -> None:
+    """Other operators would read the tensor and the view of it as two tensors."""
+    build = Builder()
+    heads = build("view", build.input((6, 16)), shape=(6, 2, 8))
+    part = build("slice", heads, dim=2, start=0, step=1, shape=(6, 2, 4))
+    if reader == "opaque":
+        part = build.opaque("bmm", part, shape=(6, 2, 2), dtype="float32")
+    assert not views_of_parts(build.graph(part, build("exp", heads)))
+
+
+def test_a_slice_of_an_axis_that_a_broadcast_adds_is_no_part_of_the_view_below() -> None:
+    build = Builder()
+    heads = build("view", build.input((6, 16)), shape=(6, 2, 8))
+    wide = build("expand", build("permute", heads, dims=(2, 0, 1)), shape=(3, 8, 6, 2))
+    part = build("slice", wide, dim=0, start=0, step=1, shape=(2, 8, 6, 2))
+    assert not views_of_parts(build.graph(build("exp", part)))

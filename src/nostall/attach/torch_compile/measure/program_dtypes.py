@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -68,10 +69,16 @@ class ProgramDtypes:
 
 @contextlib.contextmanager
 def _without_logs() -> Iterator[None]:
-    """PyTorch logs a traceback for each operator that has no rule for these dtypes."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    was_disabled, logger.disabled = logger.disabled, True
+    """PyTorch logs a traceback for each operator that has no rule for these dtypes.
+
+    Logs of other threads stay.
+    """
+    token = _is_quiet.set(True)
     try:
         yield
     finally:
-        logger.disabled = was_disabled
+        _is_quiet.reset(token)
+
+
+_is_quiet: ContextVar[bool] = ContextVar("fake_tensor_is_quiet", default=False)
+logging.getLogger("torch._subclasses.fake_tensor").addFilter(lambda record: not _is_quiet.get())

@@ -22,8 +22,8 @@ def grouped_mm(
 
     ``offs``: the ends of the groups along the axis that has no axis of groups beside it: rows of
     ``left`` (rows x depth, groups x depth x columns), columns of ``right``, or the depth of both,
-    which gives groups x rows x columns. Rows and columns behind the last end are 0. Raises
-    NotImplementedError for a bias, which PyTorch refuses, too.
+    which gives groups x rows x columns. Rows and columns behind the last end, which PyTorch leaves
+    undefined, are 0. Raises NotImplementedError for a bias, which PyTorch refuses, too.
     """
     if bias is not None:
         raise NotImplementedError("a grouped matrix product with a bias")

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any
 from weakref import WeakMethod
 
-import torch
 from torch.fx import GraphModule
 
 from nostall.attach.torch_compile.graph_copies import DynamicInputs, clone_graph
-from nostall.attach.torch_compile.graph_key import device_name
 from nostall.attach.torch_compile.measure.kernel_accuracy import Region
 from nostall.attach.torch_compile.measure.kernel_comparison import (
     AllKernelsSlower,
@@ -42,15 +40,14 @@ from nostall.attach.torch_compile.selection.precompile import Precompiler
 from nostall.attach.torch_compile.selection.versions import (
     Candidate,
     GraphVersions,
+    circumstances,
     compile_kernel,
 )
 from nostall.attach.torch_compile.store.kernel_store import KernelStore
 from nostall.attach.torch_compile.store.rank_sync import RankSync, Selection
 from nostall.attach.torch_compile.store.records import RegionRecord
 from nostall.attach.torch_compile.store.regions import region_key, stitched_region
-from nostall.attach.torch_compile.workers.compile_job import CompileJob, describe_inputs
 from nostall.attach.torch_compile.workers.tasks import BackgroundTasks, Task, log_errors
-from nostall.attach.torch_compile.workers.torch_state import NotOffloadable
 from nostall.attach.torch_compile.workers.worker import INDUCTOR_WORKERS
 from nostall.attach.warning import warn_once
 from nostall.fusion.graph.graph import Graph
@@ -79,8 +76,7 @@ class CandidateBuilder:
         """``patches``: the user's changes of Inductor's configuration.
 
         ``clock`` times whole graphs.  ``kernel_clock`` times plans and kernels; None disables
-        tuning and comparisons of kernels.  ``dynamic_inputs``: the traced inputs if a size is
-        dynamic.
+        tuning and comparisons of kernels.  ``dynamic_inputs``: traced ones if a size is dynamic.
         """
         options, self.report = versions.options, versions.report
         self.versions, self.patches = versions, patches
@@ -97,7 +93,7 @@ class CandidateBuilder:
         self.products = ProductComparisons(kernel_clock, options, dict(patches))
         # Keys of regions that are matrix products with their readers.
         self.product_keys = set[str]()
-        # Whether Inductor's graphs are known; they are not if its code came from PyTorch's caches.
+        # Whether Inductor ran its passes; it does not if PyTorch's caches have the code.
         self.is_observed = False
         # Regions of Inductor's graphs, and those whose kernels are not generated yet.
         self.regions: list[Graph] = []
@@ -122,7 +118,7 @@ class CandidateBuilder:
             clock=self.clock,
             seconds=self.versions.options.seconds,
             tasks=self.tasks,
-            about=self._about(),
+            about=circumstances(self.versions.device, self.patches),
             repair=self._repair(copy),
             next_selection=self._next_selection,
         )
@@ -131,7 +127,7 @@ class CandidateBuilder:
         self.report.local_only_reason = self.local_only_reason
         baseline = self.versions.compile_baseline(module, inputs, observe, copy)
         if not self.report.local_only_reason:
-            if observe is not None and not self.is_observed:
+            if observe is not None and not (self.is_observed or self.local_only_reason):
                 self._observe_later(copy, inputs)
             compiler = self.versions.compiler.without_cuda_graphs
             compile_baselines = self.precompiler.compile_baselines
@@ -158,8 +154,8 @@ class CandidateBuilder:
             ):
                 return None
         # Compilers modify their graph, and the accuracy check runs this one.
-        module = clone_graph(copy)
-        return self._compile(module, args, self.selection, self.precompiler.rewrite_result)
+        known = self.precompiler.rewrite_result
+        return self._compile(clone_graph(copy), args, self.selection, known)
 
     def _compile(
         self,
@@ -306,15 +302,7 @@ class CandidateBuilder:
     def _observe(self, module: GraphModule) -> None:
         """Plan the background work for one of Inductor's graphs, while Inductor compiles it."""
         self.is_observed = True
-        try:
-            regions = find_region_graphs(module)
-            self.regions += regions
-            self.pending_regions += regions
-            if not self.versions.is_dynamic:
-                self.comparisons.add(module)
-                self.products.add(module)
-        except Exception as error:  # must not end Inductor's compilation
-            warn_once(f"a graph is not prepared: {type(error).__name__}: {error}")
+        if not self._add_graph(module):
             return
         if self.versions.options.background:
             self.tasks.add(self._generate_kernels)
@@ -325,20 +313,38 @@ class CandidateBuilder:
                 regions_compared = self._compared_regions(len(self.regions))
                 self.precompiler.start_workers(self.versions.device, regions_compared)
 
-    def _observe_later(self, copy: GraphModule, inputs: Sequence[Any]) -> None:
-        """Have a worker find Inductor's graphs, which plans the background work for them."""
+    def _add_graph(self, module: GraphModule, known: Collection[str] = ()) -> bool:
+        """Note what is to be prepared for one of Inductor's graphs; whether that succeeded.
+
+        Graphs of which all regions have keys in ``known`` were noted before.
+        """
         try:
-            job = CompileJob(copy, describe_inputs(inputs), dict(self.patches), None)
-        except NotOffloadable as reason:
-            self.report.local_only_reason = str(reason)
-            return
+            regions = find_region_graphs(module)
+            if regions and all(region.key in known for region in regions):
+                return True
+            self.regions += regions
+            self.pending_regions += regions
+            if not self.versions.is_dynamic:
+                self.comparisons.add(module)
+                self.products.add(module)
+        except Exception as error:  # must not end Inductor's compilation
+            warn_once(f"a graph is not prepared: {type(error).__name__}: {error}")
+            return False
+        return True
 
-        def observe() -> list[Task]:
-            for module in self.precompiler.observe(job) if not self.is_observed else ():
-                self._observe(module)
-            return []
+    def _observe_later(self, copy: GraphModule, inputs: Sequence[Any]) -> None:
+        """Have a worker find Inductor's graphs, and generate their kernels before final tasks."""
+        find_graphs = self.precompiler.observation(copy, inputs, self.patches)
 
-        self.tasks.add(observe)
+        def prepare(find: Callable[[], list[GraphModule]]) -> Iterator[Task]:
+            graphs, known = find(), {region.key for region in self.regions}
+            for module in graphs:
+                self._add_graph(module, known)
+            yield from self._generate_kernels()
+            yield from self._generate_products()
+
+        if find_graphs is not None:
+            self.tasks.add(partial(prepare, find_graphs))
 
     def _generate_kernels(self) -> Iterator[Task]:
         """Generate the kernels of all pending regions, by a worker or here; yields tasks for it."""
@@ -387,12 +393,3 @@ class CandidateBuilder:
     def _compared_regions(self, regions: int) -> int:
         """The number of regions if this process compares their kernels with baselines, else 0."""
         return regions if self.comparisons.graphs and RankSync.current().is_leader else 0
-
-    def _about(self) -> dict[str, str]:
-        """Description of the circumstances, for the stored record."""
-        patches = sorted(self.patches.items())
-        return {
-            "gpu": device_name(self.versions.device),
-            "torch": torch.__version__,
-            "mode": ", ".join(f"{key}={value}" for key, value in patches) or "default",
-        }

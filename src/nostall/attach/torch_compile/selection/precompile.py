@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -97,14 +98,31 @@ class Precompiler:
         count = min(compared_regions // REGIONS_PER_WORKER, MAX_COMPILERS // CPUS_PER_WORKER)
         return [*INDUCTOR_WORKERS[: max(1, count)]]
 
-    def observe(self, job: CompileJob) -> list[GraphModule]:
-        """Inductor's graphs of a graph whose code came from PyTorch's caches, by a worker."""
+    def observation(
+        self, module: GraphModule, inputs: Sequence[Any], patches: Mapping[str, Any]
+    ) -> Callable[[], list[GraphModule]] | None:
+        """A function that has a worker find Inductor's graphs of a graph.
+
+        None if no worker can; the report then says why.
+        """
+        try:
+            job = CompileJob(module, describe_inputs(inputs), dict(patches), None)
+        except Exception as error:  # must not end the user's compilation
+            self._report.local_only_reason = str(error)
+            return None
+        return partial(self._observe, ObserveJob(job))
+
+    def _observe(self, job: ObserveJob) -> list[GraphModule]:
         if self._is_unneeded:
             return []
         FIRST_INDUCTOR_WORKER.attach_gpu()
-        result = self._run_job("ahead", FIRST_INDUCTOR_WORKER, ObserveJob(job))
+        return self._graphs(self._run_job("ahead", FIRST_INDUCTOR_WORKER, job))
+
+    def _graphs(self, result: JobResult[tuple[bytes, ...]]) -> list[GraphModule]:
+        if self._is_unneeded:  # the worker may have been stopped, which is no failure
+            return []
         if result.value is None:
-            warn_once(f"background preparation failed: {result.failure}")
+            self._report.local_only_reason = result.failure
         return [read_graph(data) for data in result.value or ()]
 
     def generate_kernels(

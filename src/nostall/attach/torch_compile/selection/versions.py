@@ -11,7 +11,7 @@ import torch
 from torch.fx import GraphModule
 
 from nostall.attach.torch_compile.graph_copies import clone_graph, fake_inputs
-from nostall.attach.torch_compile.graph_key import dynamic_symbols, input_device
+from nostall.attach.torch_compile.graph_key import device_name, dynamic_symbols, input_device
 from nostall.attach.torch_compile.options import Options
 from nostall.attach.torch_compile.report import GraphReport
 from nostall.attach.torch_compile.rewrite.compilers import (
@@ -146,3 +146,9 @@ def compile_kernel(kernel: str, device: torch.device) -> None:
     from nostall.attach.torch_compile.runtime.custom_op import load_op
 
     load_op(kernel).compile(device)
+
+
+def circumstances(device: torch.device, patches: Mapping[str, Any]) -> dict[str, str]:
+    """Description of what a selection was made on, for the stored record."""
+    changes = ", ".join(f"{key}={value}" for key, value in sorted(patches.items()))
+    return {"gpu": device_name(device), "torch": torch.__version__, "mode": changes or "default"}

@@ -35,12 +35,14 @@ class ObserveJob:
     @staticmethod
     def run(data: bytes) -> tuple[bytes, ...]:
         """The graphs for :func:`read_graph`, in the order in which Inductor compiles them."""
+        import torch._functorch.config as functorch
         from torch._inductor import config as inductor
 
         graphs: list[bytes] = []
         with (
             compilation(data) as job,
-            inductor.patch(fx_graph_cache=False),
+            inductor.patch(fx_graph_cache=False, fx_graph_remote_cache=False),
+            functorch.patch(enable_remote_autograd_cache=False),
             backward_with_forward(),
         ):
             job.compiler.compile_baseline(

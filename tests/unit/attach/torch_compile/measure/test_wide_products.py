@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 
 import pytest
 
@@ -19,6 +20,7 @@ from nostall.attach.torch_compile.measure.accuracy import (  # noqa: E402
     run_graph,
 )
 from nostall.attach.torch_compile.measure.call import Call  # noqa: E402
+from nostall.attach.torch_compile.measure.program_dtypes import _without_logs  # noqa: E402
 from nostall.attach.torch_compile.measure.reference import wide_reference  # noqa: E402
 from nostall.attach.torch_compile.measure.wide_products import grouped_mm  # noqa: E402
 
@@ -107,3 +109,26 @@ def test_attention_without_dropout_has_a_reference_and_with_dropout_the_refusal_
     assert wide_reference(run_graph, without, call, []).results[0].dtype is torch.float64
     with pytest.raises(AccuracyError, match=r"there is no reference: it draws random numbers"):
         max_error(without, lambda x: (without(x)[0] + 1,), call, [], lambda x: attention(0.5, x))
+
+
+def test_logs_of_other_threads_stay_and_come_back(caplog: pytest.LogCaptureFixture) -> None:
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    inside, leave = threading.Event(), threading.Event()
+
+    def check() -> None:
+        with _without_logs():
+            logger.error("not shown")
+            inside.set()
+            leave.wait(30)
+
+    thread = threading.Thread(target=check)
+    with caplog.at_level(logging.DEBUG):
+        thread.start()
+        assert inside.wait(30)
+        logger.error("of another thread")
+        with _without_logs():
+            leave.set()
+            thread.join(30)
+        logger.error("behind both")
+    assert [record.message for record in caplog.records] == ["of another thread", "behind both"]
+    assert not logger.disabled

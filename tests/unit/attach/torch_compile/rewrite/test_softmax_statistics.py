@@ -89,6 +89,50 @@ def test_softmax_is_captured_with_one_exponential(function: Function, dtype: tor
         np.testing.assert_allclose(found, value.numpy(), rtol=1e-5, atol=1e-6)
 
 
+def softmax_of_columns_of_a_part(x: Tensor) -> tuple[Tensor, ...]:
+    return softmax(x[:, 4:36:2])
+
+
+def softmax_of_expanded(x: Tensor) -> tuple[Tensor, ...]:
+    return softmax(x.expand(3, 12, 40))
+
+
+def softmax_of_one_permuted_batch(x: Tensor) -> tuple[Tensor, ...]:
+    return softmax((x * 2).view(1, 12, 40).permute(1, 0, 2))
+
+
+@pytest.mark.parametrize(
+    "function", [softmax_of_columns_of_a_part, softmax_of_expanded, softmax_of_one_permuted_batch]
+)
+def test_softmax_of_a_view_is_captured_with_one_exponential(function: Function) -> None:
+    """PyTorch's ``x - maximum`` has other strides than ``x``."""
+    x = torch.randn(12, 40, generator=torch.Generator().manual_seed(0))
+    module = traced(function, x)
+    captured = capture(module)
+    operators = [node.op for node in captured.graph]
+    assert [operators.count(op) for op in ("amax", "sub", "exp", "sum")] == [1, 1, 1, 1]
+    for node, value in captured.values.items():
+        if isinstance(value, int) and captured.graph[value].op in ("sub", "exp", "div"):
+            assert captured.graph[value].strides == node.meta["val"].stride()
+    (found,) = interpret(captured.graph, [x.numpy()])
+    np.testing.assert_allclose(found, function(x)[0].numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_values_that_are_changed_in_place_are_not_those_of_other_calls() -> None:
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        largest, total = inductor_prims.prepare_softmax_online(x, -1)
+        shifted = x - largest
+        changed, kept = shifted.exp(), shifted.exp()
+        changed.add_(x @ x)
+        return (changed, kept / total)
+
+    module = traced(function, torch.randn(16, 16))
+    values = capture(module).values
+    changed, kept = (node for node in values if str(node.target) == "aten.exp.default")
+    assert values[changed] != values[kept]
+    assert capture(module).graph[values[kept]].op == "exp"
+
+
 def attention(x: Tensor) -> tuple[Tensor, ...]:
     """Softmax between two products, as in the attention of a model."""
     scores = x @ x.permute(1, 0) * 0.25
@@ -101,7 +145,17 @@ def statistics_alone(x: Tensor) -> tuple[Tensor, ...]:
     return (largest + total.log(),)
 
 
-@pytest.mark.parametrize("function", [attention, statistics_alone])
+def with_maximum(x: Tensor) -> tuple[Tensor, ...]:
+    """PyTorch does not take two results of a graph as one, so it keeps the second maximum."""
+    return (softmax(x)[0], x.amax(-1, True))
+
+
+def with_exponentials(x: Tensor) -> tuple[Tensor, ...]:
+    largest, total = inductor_prims.prepare_softmax_online(x, -1)
+    return ((x - largest).exp() / total, (x - largest).exp(), (x - largest).exp())
+
+
+@pytest.mark.parametrize("function", [attention, statistics_alone, with_maximum, with_exponentials])
 def test_a_kernel_replaces_the_call_and_what_computes_the_same(function: Function) -> None:
     module = traced(function, torch.randn(64, 64))
     result = RewriteResult()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import threading
 from collections import deque
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,9 @@ import pytest
 
 pytest.importorskip("triton")
 torch = pytest.importorskip("torch")
+
+from torch.fx import Graph as FxGraph  # noqa: E402
+from torch.fx import GraphModule  # noqa: E402
 
 from nostall.attach.torch_compile.measure.product_competition import (  # noqa: E402
     Displacement,
@@ -94,6 +98,7 @@ def test_workers_start_if_there_are_regions_and_workers_may_compile(
     options = SimpleNamespace(background=True)
     builder.versions = SimpleNamespace(device=CUDA, is_dynamic=False, options=options)
     builder.tasks, builder._generate_kernels = BackgroundTasks(), None
+    builder._add_graph = partial(CandidateBuilder._add_graph, builder)
     builder.precompiler.start_workers = lambda device, compared: calls.append(compared)
     CandidateBuilder._observe(builder, "a graph")  # type: ignore[arg-type]
     assert calls == started
@@ -305,3 +310,50 @@ def test_kernels_that_a_product_displaces_are_not_inserted(
         return
     assert selection.kept_in_inductor == {"slow", "norm"}
     assert selection.regions == {**REGIONS, **moved}
+
+
+@pytest.mark.parametrize("is_backward_observed", [False, True])
+def test_kernels_of_graphs_that_a_worker_finds_are_generated_before_final_tasks(
+    monkeypatch: pytest.MonkeyPatch, is_backward_observed: bool
+) -> None:
+    """The final tasks compile baselines, and would generate missing kernels in this process.
+
+    Inductor may compile the backward pass although the forward pass came from a cache.
+    """
+    regions, order = {"forward": normalized_rows(8), "backward": normalized_rows(9)}, list[str]()
+    monkeypatch.setattr(candidate_builder, "find_region_graphs", lambda name: [regions[name]])
+    builder = CandidateBuilder.__new__(CandidateBuilder)
+    builder.tasks, builder.report, builder.is_observed = BackgroundTasks(), GraphReport(), False
+    builder.patches, builder.regions, builder.pending_regions = {}, [], deque()
+    options = SimpleNamespace(background=True)
+    fakes: dict[str, Any] = {
+        "versions": SimpleNamespace(is_dynamic=False, options=options, device=CUDA),
+        "comparisons": SimpleNamespace(add=order.append, graphs=[]),
+        "products": SimpleNamespace(add=lambda module: None, is_enabled=False),
+        "tuning": tuning(),
+        "_generate_products": lambda: iter(()),
+    }
+
+    def generate(graphs: Any, *_: Any) -> tuple[()]:
+        order.append(f"{len(graphs)} kernels")
+        return ()
+
+    fakes["precompiler"] = SimpleNamespace(
+        observation=lambda *_: lambda: ["forward", "backward"],
+        attach_workers=lambda regions: None,
+        generate_kernels=generate,
+        wait_for_kernels=lambda: order.append("wait"),
+        start_workers=lambda *_: None,
+    )
+    fakes["versions"].compiler = SimpleNamespace(local_only_reason="")
+    vars(builder).update(fakes)
+    done = threading.Event()
+    builder._observe_later(GraphModule(torch.nn.Module(), FxGraph()), ())
+    if is_backward_observed:
+        builder._observe("backward")  # type: ignore[arg-type]
+    builder.tasks.add_final(done.set)
+    builder.tasks.start()
+    assert done.wait(30)
+    graphs = ["backward", "forward"] if is_backward_observed else ["forward", "backward"]
+    assert order[:3] == [*graphs, "2 kernels"]
+    assert builder.regions == [regions[name] for name in graphs]
