@@ -91,9 +91,8 @@ def capture(module: GraphModule) -> CapturedGraph:
             added = build.nodes[node_count:]
             if str(node.target) == SOFTMAX_STATISTICS:
                 known |= {replace(each, index=0): each.index for each in added}
-            elif len(added) == 1 and (same := known.get(replace(added[0], index=0))) is not None:
-                build.nodes.pop()
-                values[node] = same
+            elif len(added) == 1 and node not in mutated and replace(added[0], index=0) in known:
+                values[node] = known[replace(build.nodes.pop(), index=0)]
             fusible += node.target is not operator.getitem
         except (Unsupported, BadGraph) as error:
             del build.nodes[node_count:]

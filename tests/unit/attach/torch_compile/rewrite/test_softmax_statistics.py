@@ -141,3 +141,19 @@ def test_inductor_is_compared_with_the_whole_softmax(function: Function) -> None
     outputs = baseline.module.graph.output_node().all_input_nodes
     for node, value in zip(outputs, baseline.module(*inputs), strict=True):
         torch.testing.assert_close(value, recorder.seen[node.name])
+
+
+def changed_exponential(x: Tensor) -> tuple[Tensor, ...]:
+    """The exponential twice: one result is changed in place, and then the other is read."""
+    largest, total = inductor_prims.prepare_softmax_online(x, -1)
+    power = (x - largest).exp()
+    changed = power.zero_()
+    return (total, changed, (x - largest).exp() * (x @ x))
+
+
+def test_a_result_that_is_changed_in_place_is_not_that_of_another_call() -> None:
+    captured = capture(traced(changed_exponential, torch.randn(8, 8)))
+    exponentials = [
+        value for node, value in captured.values.items() if str(node.target) == "aten.exp.default"
+    ]
+    assert len(set(exponentials)) == 2
