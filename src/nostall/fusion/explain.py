@@ -10,6 +10,7 @@ from nostall.fusion.capture import CapturedGraph
 from nostall.fusion.capture.left_to_pytorch import LEFT, LISTS, NO_RULE
 from nostall.fusion.graph.graph import Graph
 from nostall.fusion.graph.regions import find_regions
+from nostall.fusion.recompute.partial_reads import views_of_parts
 
 BETWEEN_KERNELS = "values that one kernel writes and another reads"
 _CHANGES: tuple[tuple[str, str], ...] = (
@@ -98,7 +99,8 @@ def explain_graph(captured: CapturedGraph, kernels: Sequence[Collection[int]] = 
     if between := _bytes_between(graph, kernels):
         refusals.append(Refusal(BETWEEN_KERNELS, "", 1, between))
     refusals.sort(key=lambda each: (-each.bytes, -each.count, each.reason, each.operator))
-    return Explanation(len(find_regions(graph)), len(operators), tuple(refusals))
+    regions = find_regions(graph, input_views=views_of_parts(graph) & captured.origins.keys())
+    return Explanation(len(regions), len(operators), tuple(refusals))
 
 
 def _border_bytes(graph: Graph, index: int, operators: Collection[int]) -> int:

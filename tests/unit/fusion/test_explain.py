@@ -97,3 +97,11 @@ def test_a_value_that_each_kernel_computes_again_crosses_no_border() -> None:
     assert _bytes_between(graph, [(wide, scale), (wide, result)]) == 2 * graph[scale].bytes
     stored = 2 * (graph[scale].bytes + graph[wide].bytes)
     assert _bytes_between(graph, [(wide, scale), (result,)]) == stored
+
+
+def test_regions_between_which_heads_are_views_count() -> None:
+    def function(x: Any) -> Any:
+        first, second = (x * 2).view(4, 8, 4, 16).chunk(2, -1)
+        return first.exp() + second
+
+    assert explain_graph(captured(function, torch.rand(32, 64))).regions == 2

@@ -142,8 +142,9 @@ def _part_number(call: Call, parts: int, axes: int) -> int:
 def slice_scatter(call: Call) -> Value:
     """Lower a copy of a tensor in which one of several equal parts has other values.
 
-    Such copies are the gradients of ``chunk``: a selection by the number of the part, as in
-    :func:`cat`.  The number of parts is not limited, because every part is read once.
+    Such copies are the gradients of ``chunk`` and of ``x[..., ::2]``: a selection by the number of
+    the part, as in :func:`cat`.  The parts are adjacent or alternate.  Their number is not limited,
+    because every part is read once.
     """
     x, source = call.tensor(0), call.tensor(1)
     shape = call.shape(x)
@@ -153,12 +154,16 @@ def slice_scatter(call: Call) -> Value:
     if not isinstance(start, int):
         raise Unsupported("a number that is known at run time only")
     start = min(max(start + length if start < 0 else start, 0), length)
-    if step != 1 or not size or length % size or start % size:
+    parts = length // size if size else 0
+    alternate = step == parts > 1
+    if not size or length % size or not (alternate or (step == 1 and start % size == 0)):
         raise Unsupported("a part of a result that is not one of several equal parts")
-    parts = length // size
-    whole = call.build("view", x, shape=(*shape[:dim], parts, size, *shape[dim + 1 :]))
-    part = call.build("view", source, shape=(*shape[:dim], 1, size, *shape[dim + 1 :]))
-    number = _part_number(call, parts, len(shape) - dim)
-    is_part = call.add("eq", number, call.number(start // size, "int64"))
+    split, one, at = (parts, size), (1, size), start // size
+    if alternate:
+        split, one, at = (size, parts), (size, 1), start
+    whole = call.build("view", x, shape=(*shape[:dim], *split, *shape[dim + 1 :]))
+    part = call.build("view", source, shape=(*shape[:dim], *one, *shape[dim + 1 :]))
+    number = _part_number(call, parts, len(shape) - dim - alternate)
+    is_part = call.add("eq", number, call.number(at, "int64"))
     result = call.add("where", is_part, part, whole, dtype=call.dtype)
     return call.finish("copy", call.build("view", result, shape=shape))

@@ -29,7 +29,8 @@ def fuse_epilogues(graph: Graph, groups: Iterable[Group]) -> list[Group]:
         if not any(graph[index].kind == "reduce" for index in kernel):
             continue
         widest = max(iterations[index] for index in kernel)
-        epilogue = {i for i in _epilogue(graph, kernel) if SMALL_FACTOR * iterations[i] < widest}
+        small = {i for i in graph.operators if SMALL_FACTOR * iterations[i] < widest}
+        epilogue = _epilogue(graph, kernel, small)
         if epilogue and no_kernel_reason(graph, sorted(kernel | epilogue)) is None:
             for index in epilogue:
                 kernels[kernel_of[index]].discard(index)
@@ -38,10 +39,11 @@ def fuse_epilogues(graph: Graph, groups: Iterable[Group]) -> list[Group]:
     return [tuple(sorted(kernel)) for kernel in kernels if kernel]
 
 
-def _epilogue(graph: Graph, kernel: set[int]) -> set[int]:
-    """Elementwise operators that depend only on reductions of the kernel and on graph inputs.
+def _epilogue(graph: Graph, kernel: set[int], small: set[int]) -> set[int]:
+    """Small elementwise operators that depend only on reductions of the kernel and on graph inputs.
 
-    All their readers must be in the set, too.
+    What they depend on is small, too; otherwise the kernel would wait for another that waits for
+    its reductions.  All that depends on them must be elementwise, and in other kernels.
     """
     epilogue: set[int] = set()
     for index in reversed(graph.operators):
@@ -53,6 +55,6 @@ def _epilogue(graph: Graph, kernel: set[int]) -> set[int]:
         is_after_reductions = all(
             i in epilogue or (i in kernel and graph[i].kind == "reduce") for i in computed
         )
-        if not (computed and is_after_reductions):
+        if not (computed and is_after_reductions and index in small):
             epilogue.discard(index)
     return epilogue

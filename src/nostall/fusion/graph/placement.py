@@ -9,7 +9,7 @@ Computing it in the region after that product saves both.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,15 +20,18 @@ Unit = tuple[int, ...]
 """Nodes that are placed together: the operators of one call, or a single node."""
 
 
-def region_levels(graph: Graph, calls: Mapping[int, object]) -> list[int]:
+def region_levels(
+    graph: Graph, calls: Mapping[int, object], input_views: Collection[int] = ()
+) -> list[int]:
     """The level of each node. The operators of one level form a region; regions run by level.
 
     An opaque node runs after the region of its level and before the next region. Each operator
     starts on its lowest possible level (the largest number of opaque nodes on a path to it) and
     sinks to the first operator that reads it if that moves fewer bytes. ``calls`` maps operators to
-    the call they belong to; the operators of one call get the same level.
+    the call they belong to; the operators of one call get the same level. What reads a value by a
+    view in ``input_views`` is on a higher level than the value.
     """
-    units = _Units(graph, calls)
+    units = _Units(graph, calls, frozenset(input_views))
     sinking = {unit for unit in units.all if unit[0] in units.operators}
     while True:
         levels = _sunk_levels(units, sinking)
@@ -43,7 +46,7 @@ def _sunk_levels(units: _Units, sinking: set[Unit]) -> list[int]:
     levels = list(units.lowest_levels)
     for unit in reversed(units.all):
         if unit in sinking:
-            readers = [levels[i] for i in units.readers(unit)]
+            readers = [levels[i] - units.distance(unit, i) for i in units.readers(unit)]
             for index in unit:
                 levels[index] = min(readers, default=levels[index])
     return levels
@@ -89,6 +92,8 @@ class _Units:
     graph: Graph
     calls: Mapping[int, object]
     """The call of each operator that belongs to one."""
+    input_views: frozenset[int] = frozenset()
+    """Views that are inputs of regions."""
 
     @cached_property
     def all(self) -> tuple[Unit, ...]:
@@ -115,25 +120,55 @@ class _Units:
     def readers(self, unit: Unit) -> set[int]:
         return {i for index in unit for i in self.graph.consumers[index]}.difference(unit)
 
+    def distance(self, unit: Unit, reader: int) -> int:
+        """The number of levels that a reader of a unit's results is above the unit at least."""
+        return int(any((index, reader) in self.read_by_input_views for index in unit))
+
+    @cached_property
+    def read_by_input_views(self) -> frozenset[tuple[int, int]]:
+        """Operators and what reads them by a view that is an input of regions."""
+        graph = self.graph
+        pairs: set[tuple[int, int]] = set()
+        for reader in (node for node in graph if self.input_views and node.kind != "layout"):
+            for index in reader.inputs:
+                is_read = False
+                while graph[index].kind == "layout":
+                    is_read |= index in self.input_views
+                    index = graph[index].inputs[0]
+                if is_read and index in self.operators:
+                    pairs.add((index, reader.index))
+        return frozenset(pairs)
+
     @cached_property
     def lowest_levels(self) -> list[int]:
-        """For each node: the largest number of opaque nodes on a path to it."""
+        """For each node: the largest number of opaque nodes and input views on a path to it."""
         levels = [0] * len(self.graph)
         for unit in self.all:
-            above = (levels[i] + (self.graph[i].kind == "opaque") for i in self.sources(unit))
+            above = (
+                levels[i] + (self.graph[i].kind == "opaque" or self._is_above(unit, i))
+                for i in self.sources(unit)
+            )
             level = max(above, default=0)
             for index in unit:
                 levels[index] = level
         return levels
 
+    def _is_above(self, unit: Unit, source: int) -> bool:
+        return any((source, index) in self.read_by_input_views for index in unit)
+
     @cached_property
     def stored(self) -> frozenset[int]:
-        """Nodes that are in memory for any placement: non-operators, results, opaque operands."""
+        """Nodes that are in memory for any placement: non-operators, results, opaque operands.
+
+        So are operators that are read by views that are inputs of regions.
+        """
         graph = self.graph
+        viewed = {index for index, _ in self.read_by_input_views}
         return frozenset(
             node.index
             for node in graph
             if node.kind not in COMPUTE
             or node.index in graph.results
+            or node.index in viewed
             or any(graph[user].kind == "opaque" for user in graph.consumers[node.index])
         )

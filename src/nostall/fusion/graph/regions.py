@@ -40,9 +40,10 @@ def find_regions(
     Operators between the same opaque nodes form one region, so no path leaves a region and returns
     to it (:mod:`nostall.fusion.graph.placement`). ``calls`` maps operators to the call they belong
     to; a call is never spread over two regions. A view in ``input_views`` is itself an input of the
-    regions that read it; for other views, the viewed value is the input.
+    regions that read it, which run after the region that computes the viewed value; for other
+    views, the viewed value is the input.
     """
-    levels = region_levels(graph, calls or {})
+    levels = region_levels(graph, calls or {}, input_views)
     groups: dict[int, list[int]] = {}
     for index in graph.operators:
         groups.setdefault(levels[index], []).append(index)

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from nostall.fusion.graph.dynamic_size import varies
 from nostall.fusion.graph.graph import Graph, Node
-from nostall.fusion.graph.operations import ELEMENTWISE
+from nostall.fusion.graph.operations import COMPUTE, ELEMENTWISE
 from nostall.fusion.graph.shapes import contiguous_strides
 from nostall.fusion.recompute.copies import MAX_COPIES, NOT_COPIED, GraphCopier
 from nostall.fusion.recompute.rounding import may_change_decisions
@@ -55,15 +55,16 @@ def _is_part_of_computed_value(graph: Graph, node: Node) -> bool:
 
 
 def views_of_parts(graph: Graph) -> frozenset[int]:
-    """Views of inputs or of opaque results of which parts are read.
+    """Views of which parts are read, and that are inputs of the regions that read them.
 
     These are views that :func:`read_parts` would slice, and those of which an axis is sliced that
-    the view has split off, such as halves of the heads of a projection.  A region takes each one as
-    an input.  A kernel cannot read a slice of a view that splits an axis, but a slice of a tensor
-    of that shape.  Slices that no operator reads do not count.
+    the view has split off or put together, such as halves of the heads of a projection.  A kernel
+    cannot read a slice of such an axis, but a slice of a tensor of that shape.  So a computed value
+    that is read by such a view is written to memory, and another region reads the view.  Slices
+    that no operator reads do not count.
     """
     parts = (node for node in graph if _is_part_of_computed_value(graph, node))
-    read = {index for part in parts for index in _sliced(graph, part) or ()}
+    read = {index for part in parts for index in _sliced(graph, part, by_regions=True) or ()}
     views = {index for index in read if graph[index].op == "view"}
     sliced = (_split_view(graph, graph[index]) for index in _layouts_of_operands(graph))
     return frozenset(views.union(view for view in sliced if view is not None))
@@ -81,31 +82,53 @@ def _layouts_of_operands(graph: Graph) -> set[int]:
 
 
 def _split_view(graph: Graph, node: Node) -> int | None:
-    """The view of an input or opaque result that has split off the axis that a node slices."""
-    if node.op != "slice" or graph[graph.base(node.inputs[0])].kind not in ("input", "opaque"):
+    """The view that has split off, or put together, the axis that a node slices."""
+    if node.op != "slice":
         return None
     index, axis = node.inputs[0], _axis(node)
-    while axis >= 0 and graph[index].op in ("permute", "expand"):
+    while axis >= 0 and graph[index].kind == "layout":
+        if _separates(graph, graph[index], axis, node):
+            return index
         below = graph[index].inputs[0]
         axis = _operand_axis(graph, graph[index], below, axis)
         index = below
-    is_split = graph[index].op == "view" and axis >= 0 and _is_split(graph, graph[index], axis)
-    return index if is_split else None
+    return None
 
 
-def _is_split(graph: Graph, view: Node, axis: int) -> bool:
-    """Whether an axis of a view is a part of an axis of the tensor below, or of several."""
+def _separates(graph: Graph, view: Node, axis: int, part: Node) -> bool:
+    """Whether a part of a view along an axis can be read only if the view is an input.
+
+    Views of computed values stay in the kernel that computes them if the part of the view is a part
+    with a constant step of one axis below it: one position, or the outermost axis of several.
+    """
+    if view.op != "view" or view.shape[axis] == 1 or _axis_below_view(graph, view, axis) >= 0:
+        return False
+    if graph[graph.base(view.index)].kind not in COMPUTE:
+        return True
+    below = graph[view.inputs[0]].shape
+    inner = math.prod(view.shape[axis + 1 :])
+    for at, size in enumerate(below):
+        inside = math.prod(below[at + 1 :])
+        outer = size * inside
+        if inner % inside == 0 and outer % (inner * view.shape[axis]) == 0:
+            is_outermost = outer == inner * view.shape[axis] and part["step"] == 1
+            return part.shape[_axis(part)] > 1 and not is_outermost
+    return True
+
+
+def _axis_below_view(graph: Graph, view: Node, axis: int) -> int:
+    """The axis of the tensor below a view that is an axis of the view; -1 if there is none."""
     sizes, inner = graph[view.inputs[0]].shape, math.prod(view.shape[axis + 1 :])
-    is_axis = any(
-        (size, math.prod(sizes[at + 1 :])) == (view.shape[axis], inner)
-        for at, size in enumerate(sizes)
-    )
-    return view.shape[axis] > 1 and not is_axis
+    for at, size in enumerate(sizes):
+        if (size, math.prod(sizes[at + 1 :])) == (view.shape[axis], inner):
+            return at
+    return -1
 
 
-def _sliced(graph: Graph, part: Node) -> set[int] | None:
+def _sliced(graph: Graph, part: Node, *, by_regions: bool = False) -> set[int] | None:
     """The values in memory, or views of them, of which a part is read for a part of a value.
 
+    ``by_regions``: views of computed values are in memory if only another region can read the part.
     None if something that the part depends on along its axis cannot be sliced, or if the part may
     round otherwise than the whole value and a discontinuous operator depends on it.
     """
@@ -118,6 +141,9 @@ def _sliced(graph: Graph, part: Node) -> set[int] | None:
         if (index, axis) in copies or axis < 0 or node.shape[axis] == 1:
             continue
         if graph[graph.base(index)].kind in ("input", "opaque"):
+            leaves.add(index)
+            continue
+        if by_regions and _separates(graph, node, axis, part):
             leaves.add(index)
             continue
         if not _has_parts(node):
@@ -140,6 +166,8 @@ def _operand_axis(graph: Graph, node: Node, operand: int, axis: int) -> int:
     """The axis of an operand that is an axis of the node; negative if the operand has none."""
     if node.op == "permute":
         return node.dims[axis]
+    if node.op == "view":
+        return _axis_below_view(graph, node, axis)
     return axis - len(node.shape) + len(graph[operand].shape)
 
 

@@ -285,6 +285,10 @@ def test_fma_becomes_a_product_and_a_sum() -> None:
         lambda x, y: torch.slice_scatter(x, y, 1, -3),
         lambda x, y: torch.slice_scatter(torch.full((4, 6), 0.0), y.exp(), 1, 0, 3) + x,
         lambda x, y: torch.slice_scatter(torch.cat([x, x], 1), y, 1, 9),
+        lambda x, y: torch.slice_scatter(x, y, 1, 0, 6, 2),
+        lambda x, y: torch.slice_scatter(x, y.exp(), 1, 1, step=2) + x,
+        lambda x, y: torch.slice_scatter(x.view(2, 12), y.view(3, 4)[:2], 1, 2, step=3),
+        lambda x, y: torch.slice_scatter(x.view(6, 4), y.view(3, 4), 0, -5, step=2),
         lambda x, y: x * torch.ops.prims.iota(
             6, start=2, step=3, dtype=torch.int64, device="cpu", requires_grad=False
         ),
@@ -298,8 +302,10 @@ def test_equal_parts_of_a_result_and_counters_are_fused(function: Any) -> None:
     assert np.allclose(result, function(*inputs).numpy())
 
 
-def test_unequal_parts_of_a_result_are_opaque() -> None:
+@pytest.mark.parametrize(("start", "stop", "step"), [(2, 5, 1), (0, 4, 2), (1, 4, 3)])
+def test_unequal_parts_of_a_result_are_opaque(start: int, stop: int, step: int) -> None:
+    part = torch.rand(4, len(range(start, stop, step)))
     reasons = unsupported(
-        lambda x, y: torch.slice_scatter(x, y, 1, 2, 5), torch.rand(4, 6), torch.rand(4, 3)
+        lambda x, y: torch.slice_scatter(x, y, 1, start, stop, step), torch.rand(4, 6), part
     )
     assert "a part of a result that is not one of several equal parts" in reasons

@@ -65,6 +65,19 @@ def test_operators_read_by_another_kernel_are_not_moved_into_a_cycle() -> None:
     assert total in kernels[0] and mean in kernels[1]
 
 
+def test_small_operators_behind_a_large_one_are_not_moved_into_a_cycle() -> None:
+    """Two columns of what another kernel computes of the sums are no epilogue of the sums."""
+    build = Builder()
+    total = build("sum", build.input((8, 256)), dims=(0,), keepdim=True)
+    large = build("exp", total)
+    columns = build("slice", large, dim=1, start=0, step=1, shape=(1, 2))
+    small = build("neg", columns)
+    graph = build.graph(large, small)
+    kernels = fuse_epilogues(graph, [(total,), (large,), (small,)])
+    assert graph.is_acyclic(kernels)
+    assert kernels == [(total,), (large,), (small,)]
+
+
 def test_kernels_without_epilogue_do_not_change() -> None:
     graph = norm_gradient()
     assert fuse_epilogues(graph, [graph.operators]) == [graph.operators]

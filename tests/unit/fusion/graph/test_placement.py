@@ -135,3 +135,21 @@ def test_regions_can_run_in_order(graph: Graph) -> None:
     groups = [[r.origins[i] for i in r.graph.operators] for r in find_regions(graph)]
     assert sorted(i for group in groups for i in group) == list(graph.operators)
     assert graph.is_acyclic(groups)
+
+
+def test_readers_of_an_input_view_are_above_the_value_that_it_views() -> None:
+    build = Builder()
+    x = build.input((8, 16))
+    other = build("exp", x)
+    value = build("neg", x)
+    heads = build("view", value, shape=(8, 2, 8))
+    reader = build("square", heads)
+    whole = build("mul", value, other)
+    graph = build.graph(build("add", build("view", reader, shape=(8, 16)), whole))
+    assert len(find_regions(graph)) == 1
+    levels = region_levels(graph, {}, [heads])
+    assert levels[reader] == levels[value] + 1
+    first, second = find_regions(graph, input_views=[heads])
+    assert "neg" in ops(first) and "square" in ops(second)
+    assert heads in second.inputs and first.outputs
+    assert levels[other] == levels[whole]

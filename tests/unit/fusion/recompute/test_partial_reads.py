@@ -178,3 +178,67 @@ def test_a_slice_of_an_axis_that_a_broadcast_adds_is_no_part_of_the_view_below()
     wide = build("expand", build("permute", heads, dims=(2, 0, 1)), shape=(3, 8, 6, 2))
     part = build("slice", wide, dim=0, start=0, step=1, shape=(2, 8, 6, 2))
     assert not views_of_parts(build.graph(build("exp", part)))
+
+
+def computed_heads(*, is_halved: bool) -> Graph:
+    """Heads of a scaled projection: a product of their halves, or of the gates of a GLU."""
+    build = Builder()
+    x = build.opaque("mm", shape=(6, 16), dtype="float32")
+    value = build("mul", x, build.input((16,)))
+    heads = build("view", value, shape=(6, 2, 8))
+    dim, shape = (2, (6, 2, 4)) if is_halved else (1, (6, 1, 8))
+    first, second = (
+        build("slice", heads, dim=dim, start=start, step=1, shape=shape)
+        for start in (0, shape[dim])
+    )
+    return build.graph(build("add", build("exp", first), second))
+
+
+def test_heads_of_a_computed_value_are_read_by_another_region() -> None:
+    graph = computed_heads(is_halved=True)
+    assert no_kernel_reason(graph, graph.operators[1:]) is not None
+    views = views_of_parts(graph)
+    assert [graph[view].shape for view in views] == [(6, 2, 8)]
+    scaled, halves = find_regions(graph, input_views=views)
+    assert [scaled.graph[index].op for index in scaled.graph.operators] == ["mul"]
+    assert set(halves.inputs) == views
+    for region in (scaled, halves):
+        assert no_kernel_reason(region.graph, region.graph.operators) is None
+
+
+def test_parts_of_a_computed_value_with_a_constant_step_need_no_region() -> None:
+    graph = computed_heads(is_halved=False)
+    assert not views_of_parts(graph)
+    assert len(find_regions(graph)) == 1
+
+
+def test_heads_of_values_computed_from_a_view_are_read_by_another_region() -> None:
+    build = Builder()
+    x = build.input((6, 16), "float16")
+    heads = build("view", build("neg", x), shape=(6, 2, 8))
+    wide = build("cast", heads, dtype="float32")
+    halves = [build("slice", wide, dim=2, start=start, step=1, shape=(6, 2, 4)) for start in (0, 4)]
+    graph = build.graph(build("mul", *halves))
+    assert views_of_parts(graph) == {heads}
+    _, region = find_regions(graph, input_views=views_of_parts(graph))
+    changed, _ = read_parts(region.graph) or (region.graph, ())
+    assert no_kernel_reason(changed, changed.operators) is None
+
+
+@pytest.mark.parametrize("is_sliced", [False, True])
+def test_the_view_that_splits_the_axis_is_found_below_views_that_keep_it(is_sliced: bool) -> None:
+    build = Builder()
+    rows = build("view", build.opaque("mm", shape=(8, 16), dtype="float32"), shape=(2, 4, 16))
+    read = build("view", rows, shape=(2, 4, 2, 8))
+    if is_sliced:
+        read = build("slice", read, dim=1, start=1, step=1, shape=(2, 3, 2, 8))
+    shape = (2, 2, 2, 8)
+    first, second = (
+        build("slice", read, dim=1, start=start, step=1, shape=shape) for start in (0, 1)
+    )
+    graph = build.graph(build("sub", build("exp", first), second))
+    assert views_of_parts(graph) == {rows}
+    (region,) = find_regions(graph, input_views=views_of_parts(graph))
+    assert region.inputs == (rows,)
+    assert no_kernel_reason(graph, graph.operators) is not None
+    assert no_kernel_reason(region.graph, region.graph.operators) is None

@@ -211,3 +211,19 @@ def test_a_value_that_changes_in_place_is_not_shared() -> None:
     (shifted,) = (n for n in captured.values if n.target is torch.ops.aten.sub.Tensor)
     first, *_ = (node for node in captured.graph if node.op == "exp")
     assert captured.values[shifted] not in first.inputs
+
+
+def changed_exponential(x: Tensor) -> tuple[Tensor, ...]:
+    """The exponential twice: one result is changed in place, and then the other is read."""
+    largest, total = inductor_prims.prepare_softmax_online(x, -1)
+    power = (x - largest).exp()
+    changed = power.zero_()
+    return (total, changed, (x - largest).exp() * (x @ x))
+
+
+def test_a_result_that_is_changed_in_place_is_not_that_of_another_call() -> None:
+    captured = capture(traced(changed_exponential, torch.randn(8, 8)))
+    exponentials = [
+        value for node, value in captured.values.items() if str(node.target) == "aten.exp.default"
+    ]
+    assert len(set(exponentials)) == 2
