@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 from nostall.fusion.capture import CapturedGraph
 from nostall.fusion.capture.left_to_pytorch import LEFT, LISTS, NO_RULE
+from nostall.fusion.captured_regions import captured_regions
 from nostall.fusion.graph.graph import Graph
-from nostall.fusion.graph.regions import find_regions
-from nostall.fusion.recompute.partial_reads import views_of_parts
 
 BETWEEN_KERNELS = "values that one kernel writes and another reads"
 _CHANGES: tuple[tuple[str, str], ...] = (
@@ -99,7 +98,7 @@ def explain_graph(captured: CapturedGraph, kernels: Sequence[Collection[int]] = 
     if between := _bytes_between(graph, kernels):
         refusals.append(Refusal(BETWEEN_KERNELS, "", 1, between))
     refusals.sort(key=lambda each: (-each.bytes, -each.count, each.reason, each.operator))
-    regions = find_regions(graph, input_views=views_of_parts(graph) & captured.origins.keys())
+    regions = captured_regions(captured)
     return Explanation(len(regions), len(operators), tuple(refusals))
 
 

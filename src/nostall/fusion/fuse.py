@@ -23,15 +23,14 @@ from nostall.fusion.capture import CapturedGraph, capture
 from nostall.fusion.capture.randomness import SEEDS, replace_random_ops
 from nostall.fusion.capture.slicing import hoist_slices
 from nostall.fusion.capture.trace import decompositions
+from nostall.fusion.captured_regions import captured_regions
 from nostall.fusion.codegen.cost.default_plan import default_plan
 from nostall.fusion.codegen.emit.program import find_dynamic_size
 from nostall.fusion.codegen.runtime import eager
 from nostall.fusion.codegen.runtime.stitched_graph import PlanChooser, StitchedGraph, stitch
 from nostall.fusion.graph.graph import Graph
-from nostall.fusion.graph.regions import find_regions
 from nostall.fusion.recompute.copies import Kernels
 from nostall.fusion.recompute.kernels import default_kernels
-from nostall.fusion.recompute.partial_reads import views_of_parts
 from nostall.fusion.steps import Step, order_steps, results_to_copy
 
 Explorer = Callable[[Graph], Kernels | Sequence[tuple[int, ...]]]
@@ -202,7 +201,7 @@ def stitch_module(
     captured = capture(module)
     graph = captured.graph
     steps = []
-    for region in find_regions(graph, input_views=views_of_parts(graph) & captured.origins.keys()):
+    for region in captured_regions(captured):
         found = explorer(region.graph)
         kernels = found if isinstance(found, Kernels) else Kernels.of(region.graph, found)
         stitched = stitch(kernels.graph, kernels.groups, choice=choice, folder=folder)

@@ -16,9 +16,9 @@ from typing import Any
 
 from nostall import __version__
 from nostall.core import Observer, Run
+from nostall.fusion.captured_regions import captured_regions
 from nostall.fusion.codegen.emit.program import Program
 from nostall.fusion.evaluate import H200
-from nostall.fusion.graph.regions import find_regions
 from nostall.sass.binary import toolchain
 from nostall.tuning.fusing.binaries import CompiledKernel, compile_program, tune_kernel
 from nostall.tuning.fusing.document import FILE, Document, Pass, TunedBinary
@@ -117,7 +117,7 @@ class _FuseJob:
     def plan(self) -> None:
         """Partition each region and generate the source of its kernels."""
         passes = self.traced.passes
-        total = sum(len(find_regions(captured.graph)) for captured in passes.values())
+        total = sum(len(captured_regions(captured)) for captured in passes.values())
         num_completed = 0
         with tempfile.TemporaryDirectory(prefix="nostall-") as folder:
             for name, captured in passes.items():

@@ -15,6 +15,7 @@ from pathlib import Path
 from nostall.core.errors import BadInput, MissingPart
 from nostall.core.text.suggest import unknown
 from nostall.fusion.capture import CapturedGraph
+from nostall.fusion.captured_regions import captured_regions
 from nostall.fusion.codegen.cost.default_plan import default_plan, is_last_choice, modelled_seconds
 from nostall.fusion.codegen.emit.program import Program
 from nostall.fusion.codegen.runtime.kernel import StitchedKernel
@@ -26,7 +27,7 @@ from nostall.fusion.explore import explore, greedy_partition, refine
 from nostall.fusion.explore.default_partition import default_partition
 from nostall.fusion.graph.graph import Graph
 from nostall.fusion.graph.partition import to_mask
-from nostall.fusion.graph.regions import Region, find_regions
+from nostall.fusion.graph.regions import Region
 from nostall.tuning.fusing.document import (
     AlternativeSchedule,
     FusedKernel,
@@ -113,7 +114,7 @@ def plan_regions(captured: CapturedGraph, strategy: str, folder: Path) -> Iterat
     Sources are written to ``folder``, from which they are imported. Raises :class:`MissingPart`
     without Triton.
     """
-    for region in find_regions(captured.graph):
+    for region in captured_regions(captured):
         yield _plan_region(region, STRATEGIES[strategy], folder)
 
 
