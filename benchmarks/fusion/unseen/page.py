@@ -277,7 +277,9 @@ _MISSING: Sequence[str] = (
     "Dynamo compiles it again behind the first step, because `transformers` changes its "
     "configuration in the first call, and PyTorch's caches then had the code before nostall saw "
     "its graphs. A worker finds these graphs now, with tests on a CPU; the step was not measured "
-    "again on a GPU.",
+    "again on a GPU. Nor were rotary embeddings of projections that are scaled or normalised "
+    "before they are viewed as heads, and gradients of interleaved halves: both have kernels "
+    "since.",
     "Prologues of matrix products (operators that compute the left operand): kernels that gather "
     "the heads of an attention for its output projection are 1.02 to 1.20 times as fast as cuBLAS "
     "behind a copy (Whisper, Gemma, T5, ViT; 0.97 in BERT) and run. Those that compute gates, "
