@@ -1,4 +1,4 @@
-"""Which operators of Core ATen and of Inductor's decompositions stitched kernels compute.
+"""Which operators of Core ATen and of Inductor stitched kernels compute.
 
     python -m benchmarks run fusion.coverage --out OUT
 
@@ -35,7 +35,7 @@ RESULT = "coverage.json"
 DTYPES = ("float32", "int64", "bool")
 """Samples have the first of these dtypes that an operator supports."""
 SAMPLES = 3
-SOURCES = ("Core ATen", "Inductor", "lists")
+SOURCES = ("Core ATen", "Inductor", "passes", "lists")
 FUSED, PARTS, OVER_LISTS, LEFT_TO_INDUCTOR, NO_SAMPLE, REFUSED = (
     "fused",
     "fused as parts",
@@ -55,13 +55,15 @@ MEANINGS = {
 
 
 def overloads() -> dict[str, Any]:
-    """Functional overloads of Core ATen, of lists, and of Inductor's decompositions, by name.
+    """Functional overloads of Core ATen, of lists, and of Inductor, by name.
+
+    Those of Inductor are of its decompositions and those that its passes put into graphs.
 
     Composite operators are left out: autograd decomposes them before any backend sees them.
     """
     from torch._inductor.decomposition import decompositions
 
-    found = {*_core_aten(), *_of_lists(), *decompositions}
+    found = {*_core_aten(), *_of_lists(), *_of_passes(), *decompositions}
     return {str(each): each for each in sorted(found, key=str) if _is_seen_by_backends(each)}
 
 
@@ -80,6 +82,13 @@ def _of_lists() -> Iterator[Any]:
         if name.startswith(prefix) and not name.endswith("_"):
             packet = getattr(torch.ops.aten, name.removeprefix("aten::"))
             yield from (getattr(packet, overload) for overload in packet.overloads())
+
+
+def _of_passes() -> Iterator[Any]:
+    """Operators that Inductor defines for its own passes, such as the statistics of a softmax."""
+    from torch._inductor import inductor_prims
+
+    yield from (x for x in vars(inductor_prims).values() if isinstance(x, torch._ops.OpOverload))
 
 
 def _is_seen_by_backends(overload: Any) -> bool:
@@ -182,11 +191,12 @@ def rows(sampled: Mapping[str, list[str]]) -> list[dict[str, str]]:
     """One row for each operator."""
     from torch._inductor.decomposition import decompositions
 
-    found = []
+    found, passes = [], set(_of_passes())
     for name, overload in overloads().items():
         status, due = classify(name, sampled, overload in decompositions)
         source = "Core ATen" if torch.Tag.core in overload.tags else "Inductor"
         source = "lists" if name.startswith("aten._foreach_") else source
+        source = "passes" if overload in passes else source
         found.append({"operator": name, "source": source, "status": status, "due": due})
     return found
 
@@ -210,14 +220,17 @@ def text() -> str:
     record = load(path)
     counts = Counter((row["source"], row["status"]) for row in record["rows"])
     intro = wrapped(
-        f"All functional operators of Core ATen, of Inductor's decompositions and of lists of "
-        f"tensors (`_foreach_*`) in PyTorch "
+        "All functional operators of Core ATen, of Inductor's decompositions, of Inductor's own "
+        "passes on GPUs, and of lists of tensors (`_foreach_*`) in PyTorch "
         f"{record['pytorch']} that a backend sees (`python -m benchmarks run fusion.coverage`, "
         f"{link(path)}). A row says what happens with arguments that the kernels support; other "
         "arguments (fp64, complex numbers, several elements of a row) stay with Inductor."
     )
     summary = table(
-        ["Status", "Meaning", "Core ATen", "Inductor's other decompositions", "Lists of tensors"],
+        [
+            *("Status", "Meaning", "Core ATen", "Inductor's other decompositions"),
+            *("Inductor's passes", "Lists of tensors"),
+        ],
         [
             [status, meaning, *(str(counts[source, status]) for source in SOURCES)]
             for status, meaning in MEANINGS.items()

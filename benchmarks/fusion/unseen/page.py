@@ -280,13 +280,9 @@ _MISSING: Sequence[str] = (
     "again on a GPU. Nor were rotary embeddings of projections that are scaled or normalised "
     "before they are viewed as heads, and gradients of interleaved halves: both have kernels "
     "since.",
-    "Prologues of matrix products (operators that compute the left operand): kernels that gather "
-    "the heads of an attention for its output projection are 1.02 to 1.20 times as fast as cuBLAS "
-    "behind a copy (Whisper, Gemma, T5, ViT; 0.97 in BERT) and run. Those that compute gates, "
-    "activations or norms are 0.21 to 0.94 times as fast and stay apart: each tile of the product "
-    "computes them again. Right operands, operands that two products read or that the backward "
-    "pass needs stay apart. Batched products and products whose parts are read: nostall has no "
-    "kernel that contains one.",
+    "Prologues of matrix products: right operands, operands that two products read or that the "
+    "backward pass needs stay apart. Batched products and products whose parts are read: nostall "
+    "has no kernel that contains one.",
     "1.08 on the GPU alone is missed. The kernels that Inductor writes take a sixth of the time "
     "of Llama's and Qwen's forward passes, and products, attention and copies the rest; there "
     "stitched kernels gain one or two per cent. Where a softmax is written out (T5, Gemma, ViT) "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import exp, log, sqrt
 from pathlib import Path
 from statistics import geometric_mean, median
@@ -61,7 +61,8 @@ def models_section(folder: Path) -> list[str]:
     texts = [f"{len(complete)} of {len(records)} measured models are complete."]
     texts += [text for clock in CLOCKS if (text := _mean_text(complete, clock))]
     parts = [wrapped(about), wrapped(" ".join(texts)), table(head, rows) if rows else ""]
-    return [*parts, *([wrapped(_share_text(complete))] if complete else [])]
+    ends = [_share_text(complete), prologue_text(complete)] if complete else []
+    return [*parts, *(wrapped(text) for text in ends if text)]
 
 
 def _sample_text(complete: list[Any]) -> str:
@@ -110,6 +111,44 @@ def _product_text(graphs: list[Any]) -> str:
     faster = sum("one kernel, measured" in line for line in lines)
     runs = any(graph["state"] == "stitched" for graph in graphs)
     return f"{faster} of {len(lines)} faster{'' if runs or not faster else ', not run'}"
+
+
+def prologue_text(records: Sequence[Row]) -> str:
+    """Ratios of kernels of products that compute their left operand, by what they compute."""
+    gathered, computed = dict[str, list[float]](), dict[str, list[float]]()
+    for record in records:
+        for operators, ratio in _prologues(record):
+            ratios = gathered if operators <= _GATHERING else computed
+            ratios.setdefault(record["model"], []).append(ratio)
+    if not (gathered and computed):
+        return ""
+    winners = [name for name, ratios in gathered.items() if max(ratios) > 1]
+    return (
+        "Kernels of products that compute their left operand, beside cuBLAS with Inductor's "
+        f"kernels in front: those that gather the heads of an attention {_range(gathered)} (faster "
+        f"in {', '.join(winners) or 'no model'}), those that compute gates, activations or norms "
+        f"{_range(computed)}. The latter compute an operand again for each tile of columns. Only "
+        "faster ones run."
+    )
+
+
+def _prologues(record: Row) -> Iterator[tuple[set[str], float]]:
+    """The operators in front of each measured product, and its ratio."""
+    for graph in record["graphs"]["nostall"]:
+        for line in graph.get("products", []):
+            before, _, behind = line.partition(" in front")
+            if found := re.search(r"measured ([\d.]+) x", behind):
+                operators = re.split(r" (?:with|behind it and) ", before)[-1]
+                yield set(operators.split(", ")), float(found[1])
+
+
+_GATHERING = {"copy", "cast"}
+"""Operators that only move an operand."""
+
+
+def _range(ratios: Mapping[str, list[float]]) -> str:
+    every = [ratio for found in ratios.values() for ratio in found]
+    return f"{min(every):.2f} to {max(every):.2f} ({len(every)} products)"
 
 
 def _compared(record: Row, clock: str, name: str) -> Row | None:

@@ -170,7 +170,7 @@ def _quietly(function: Callable[..., None], *args: Any) -> None:
     """Call a function of this module; its errors are not the program's."""
     try:
         function(*args)
-    except Exception as error:
+    except Exception as error:  # any error: the program runs on without a record
         print(f"nostall: a launch is not recorded: {error}", file=sys.stderr)
 
 

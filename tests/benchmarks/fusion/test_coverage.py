@@ -52,6 +52,16 @@ def test_decompositions_of_samples_are_still_fused() -> None:
     assert {name: found[name] for name in checked} == {name: [] for name in checked}
 
 
+def test_operators_that_inductors_passes_put_into_graphs_are_fused_or_have_a_reason() -> None:
+    """The passes are those for GPUs, so no graph of a CPU has these operators."""
+    passes = {row["operator"]: row for row in RECORD["rows"] if row["source"] == "passes"}
+    assert passes["prims.prepare_softmax_online.default"]["status"] == FUSED
+    assert all(row["due"] for row in passes.values() if row["status"] == LEFT_TO_INDUCTOR)
+    refused = [name for name, row in passes.items() if row["status"] == REFUSED]
+    # A cast to the scales of microscaling formats, which sm_90 does not have.
+    assert refused == ["prims.inductor_cvt_e8m0_rceil.default"]
+
+
 def test_most_operators_of_lists_are_fused() -> None:
     lists = [row for row in RECORD["rows"] if row["source"] == "lists"]
     assert len(lists) >= 70

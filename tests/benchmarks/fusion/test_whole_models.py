@@ -122,3 +122,19 @@ def test_a_target_in_the_interval_is_not_decided(value: float, high: float, verd
 def test_an_interval_that_contains_the_target_does_not_decide(ratio: float, verdict: str) -> None:
     text = whole_models._mean_text([record(ratio, "")], "looped")
     assert f"(target 1.05: {verdict})" in text
+
+
+def test_products_with_computed_operands_are_told_apart_by_what_they_compute() -> None:
+    lines = [
+        "8 x 8 x 8 bfloat16 with cast behind it and cast, copy in front: one kernel, measured "
+        "1.250 x (1.2 to 1.3)",
+        "8 x 8 x 8 bfloat16 with cast behind it and cast, mul in front, beside Inductor's kernels: "
+        "stays with cuBLAS, measured 0.500 x (0.4 to 0.6)",
+        "8 x 8 x 8 bfloat16 with cast, mul: one kernel, measured 2.000 x (1.9 to 2.1)",
+        "8 x 8 x 8 bfloat16 with cast behind it and mul in front: stays with cuBLAS: late",
+    ]
+    graphs = {"nostall": [{"products": lines}, {}]}
+    text = whole_models.prologue_text([{"model": "a model", "graphs": graphs}])
+    assert "attention 1.25 to 1.25 (1 products) (faster in a model)" in text
+    assert "norms 0.50 to 0.50 (1 products)" in text
+    assert whole_models.prologue_text([record(1.1, "")]) == ""

@@ -123,10 +123,11 @@ class _SoftmaxOperators:
         self._results.update(results if isinstance(results, tuple) else (results,))
 
     def merged(self, first: int, value: Value) -> Value:
-        """The value of a call that added the nodes from ``first`` on.
+        """Merge the operator of a call with an equal one; returns the value of the call.
 
-        It is the operator that computes the same, if there is one that is no other call's result:
-        calls whose results leave the graph need a tensor each. The call's node is then removed.
+        The call has added the nodes from ``first`` on. Its value becomes the equal operator, and
+        its node is removed, unless that operator is another call's result: calls whose results
+        leave the graph need a tensor each.
         """
         nodes = self._build.nodes
         same = self._indices.get(self._key(nodes[first])) if len(nodes) == first + 1 else None

@@ -35,7 +35,8 @@ _NAMES: dict[str, str] = {
         "rand randn randint randperm bernoulli normal multinomial poisson binomial "
         "_sample_dirichlet _standard_gamma exponential geometric cauchy log_normal uniform dropout "
         "native_dropout rand_like randn_like randint_like rrelu_with_noise_functional "
-        "inductor_randint inductor_seeds inductor_random"
+        "inductor_randint inductor_seed inductor_seeds inductor_random "
+        "inductor_rand_eager_offset inductor_rand_eager_offsets"
     ),
     "shape that depends on values": (
         "nonzero unique _unique _unique2 unique_dim unique_consecutive masked_select "
@@ -65,7 +66,9 @@ _NAMES: dict[str, str] = {
         "reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d "
         "_fft_r2c _fft_c2r _fft_c2c"
     ),
-    "view with strides of its own": "as_strided diagonal view_as_real view_as_complex real imag",
+    "view with strides of its own": (
+        "as_strided diagonal view_as_real view_as_complex real imag inductor_force_stride_order"
+    ),
     "memory without values": (
         "empty empty_strided empty_like empty_permuted new_empty new_empty_strided resize set_"
     ),

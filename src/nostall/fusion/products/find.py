@@ -86,8 +86,10 @@ class Products:
     """What became of the products of a graph."""
 
     found: list[FoundProduct] = field(default_factory=list)
-    """Pairs with their readers first, then single products with theirs, then those with operators
-    in front; several may contain the same operators."""
+    """Kernels of products in the order in which they are measured; they may overlap.
+
+    Pairs with their readers, then single products with theirs, then those with operators in front.
+    """
     refused: Counter[str] = field(default_factory=Counter)
     """Products without a kernel, by reason."""
 

@@ -69,7 +69,7 @@ class ProgramDtypes:
 
 @contextlib.contextmanager
 def _without_logs() -> Iterator[None]:
-    """PyTorch logs a traceback for each operator that has no rule for these dtypes.
+    """Suppress the tracebacks that PyTorch logs for operators without a rule for these dtypes.
 
     Logs of other threads stay.
     """

@@ -28,13 +28,13 @@ from nostall.attach.torch_compile.store.regions import stitched_region
 from nostall.attach.warning import warn_once
 from nostall.fusion.capture import CapturedGraph, capture
 from nostall.fusion.capture.randomness import numbers_depend_on_kernels
+from nostall.fusion.captured_regions import captured_regions
 from nostall.fusion.errors import BadCapture
 from nostall.fusion.explain import explain_graph
 from nostall.fusion.graph.dynamic_size import varies
 from nostall.fusion.graph.graph import MAX_ELEMENTS, Graph
 from nostall.fusion.graph.operations import COMPUTE
-from nostall.fusion.graph.regions import Region, find_regions
-from nostall.fusion.recompute.partial_reads import views_of_parts
+from nostall.fusion.graph.regions import Region
 
 KEPT = "not faster than Inductor's code or a product's kernel for it, or not accurate"
 """Reason why a kernel is not inserted."""
@@ -93,8 +93,7 @@ def find_region_graphs(module: GraphModule) -> list[Graph]:
 
 
 def _regions(captured: CapturedGraph) -> tuple[Region, ...]:
-    views = views_of_parts(captured.graph) & captured.origins.keys()
-    return find_regions(captured.graph, operator_owners(captured), seed_pairs(captured) | views)
+    return captured_regions(captured, operator_owners(captured), seed_pairs(captured))
 
 
 def seed_pairs(captured: CapturedGraph) -> frozenset[int]:

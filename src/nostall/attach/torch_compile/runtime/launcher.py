@@ -39,7 +39,10 @@ Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 COPIES_OF_CHANGED = 3
 """Copies of the tensors that a kernel changes, at most, while its direct call is checked."""
 NO_MEMORY = RuntimeError
-"""What allocators raise without memory: PyTorch's a subclass, one that is plugged in this class."""
+"""The class of errors that say that the GPU has no memory left.
+
+PyTorch's allocator raises a subclass; an allocator of the user's that is plugged in raises this.
+"""
 MISALIGNED_BITS = ALIGNMENT_BYTES - 1
 """Address bits that are 0 if Triton may assume that the address is aligned."""
 

@@ -314,9 +314,9 @@ class CandidateBuilder:
                 self.precompiler.start_workers(self.versions.device, regions_compared)
 
     def _add_graph(self, module: GraphModule, known: Collection[str] = ()) -> bool:
-        """Note what is to be prepared for one of Inductor's graphs; whether that succeeded.
+        """Add one of Inductor's graphs to what is prepared; returns False if that fails.
 
-        Graphs of which all regions have keys in ``known`` were noted before.
+        A graph of which all regions have keys in ``known`` was added before.
         """
         try:
             regions = find_region_graphs(module)

@@ -294,8 +294,10 @@ class _TileModel:
 
 
 def _block_reduction_instructions(schedule: Schedule, index: int, layout: ThreadLayout) -> float:
-    """Instructions for each element: one in the thread, and a shuffle and one for each halving of
-    the lanes that share a block."""
+    """Modelled instructions of a block reduction for each element.
+
+    One in the thread, and a shuffle and one for each halving of the lanes that share a block.
+    """
     lanes = max(1.0, block_columns(schedule.mapping, index) / layout.vector)
     return 1 + 2 * math.log2(lanes) / layout.vector
 
