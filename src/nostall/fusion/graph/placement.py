@@ -46,7 +46,7 @@ def _sunk_levels(units: _Units, sinking: set[Unit]) -> list[int]:
     levels = list(units.lowest_levels)
     for unit in reversed(units.all):
         if unit in sinking:
-            readers = [levels[i] - units.distance(unit, i) for i in units.readers(unit)]
+            readers = [levels[i] - units.is_viewed(unit, (i,)) for i in units.readers(unit)]
             for index in unit:
                 levels[index] = min(readers, default=levels[index])
     return levels
@@ -120,13 +120,13 @@ class _Units:
     def readers(self, unit: Unit) -> set[int]:
         return {i for index in unit for i in self.graph.consumers[index]}.difference(unit)
 
-    def distance(self, unit: Unit, reader: int) -> int:
-        """The number of levels that a reader of a unit's results is above the unit at least."""
-        return int(any((index, reader) in self.read_by_input_views for index in unit))
+    def is_viewed(self, sources: Unit, readers: Unit) -> bool:
+        """Whether a view that is an input of regions is between operators and their readers."""
+        return any((i, j) in self.read_by_input_views for i in sources for j in readers)
 
     @cached_property
     def read_by_input_views(self) -> frozenset[tuple[int, int]]:
-        """Operators and what reads them by a view that is an input of regions."""
+        """Pairs of an operator and a node that reads it by a view that is an input of regions."""
         graph = self.graph
         pairs: set[tuple[int, int]] = set()
         for reader in (node for node in graph if self.input_views and node.kind != "layout"):
@@ -145,16 +145,13 @@ class _Units:
         levels = [0] * len(self.graph)
         for unit in self.all:
             above = (
-                levels[i] + (self.graph[i].kind == "opaque" or self._is_above(unit, i))
+                levels[i] + (self.graph[i].kind == "opaque" or self.is_viewed((i,), unit))
                 for i in self.sources(unit)
             )
             level = max(above, default=0)
             for index in unit:
                 levels[index] = level
         return levels
-
-    def _is_above(self, unit: Unit, source: int) -> bool:
-        return any((source, index) in self.read_by_input_views for index in unit)
 
     @cached_property
     def stored(self) -> frozenset[int]:

@@ -16,7 +16,7 @@ from nostall.attach.torch_compile.measure.call import (
     clone_with_strides,
     distinct_elements,
 )
-from nostall.attach.torch_compile.measure.reference import NoReference, wide_reference
+from nostall.attach.torch_compile.measure.reference import NoReference, Reference, wide_reference
 from nostall.attach.torch_compile.measure.rounding import Errors, errors, excess, has_same_axes
 
 GraphFunction = Callable[..., Any]
@@ -112,15 +112,15 @@ def max_error(
         versions.append((results, _copies(outcome.gradients)))
     (expected, gradients), (tested, tested_gradients) = versions
     _check_layouts((*expected, *gradients), (*tested, *tested_gradients))
+    both = [*expected, *gradients], [*tested, *tested_gradients]
     exact, no_reference = None, ""
     try:
-        exact = _reference_values(program, call, seeds, len(expected), len(gradients))
+        exact = _reference(program, call, seeds, len(both[0]))
     except NoReference as reason:  # not kept: its traceback holds the tensors of the wide run
         no_reference = str(reason)
     _restore_random_state(call, state)
     if exact is not None:
         perturbed = partial(_perturbed_run, baseline, call, seeds)
-        both = [*expected, *gradients], [*tested, *tested_gradients]
         return _check_against_reference(exact.values, *both, perturbed, exact.longest_sum)
     try:
         worst = _check_results(expected, tested)
@@ -130,33 +130,20 @@ def max_error(
         raise AccuracyError(f"{error} (there is no reference: {no_reference})") from error
 
 
-@dataclass(frozen=True)
-class _Exact:
-    """Results, mutated arguments and gradients in higher precision."""
-
-    values: list[Tensor | None]
-    # Terms of the longest sum of the program.
-    longest_sum: int
-
-
-def _reference_values(
-    program: GraphFunction | None, call: Call, seeds: list[Tensor], results: int, gradients: int
-) -> _Exact:
-    """The values of the program, of which ``results`` results and mutated arguments are known.
-
-    Raises :class:`NoReference` if the program cannot run in higher precision.
-    """
+def _reference(
+    program: GraphFunction | None, call: Call, seeds: list[Tensor], count: int
+) -> Reference:
+    """The reference of a call; raises :class:`NoReference` if none has ``count`` values."""
     if program is None:
         raise NoReference("the program is not known")
     exact = wide_reference(run_graph, program, call, seeds)
-    values = [*exact.results, *(exact.mutated[i] for i in sorted(call.mutated))]
-    if (len(values), len(exact.gradients)) != (results, gradients):
+    if len(exact.values) != count:
         raise NoReference("the program has other results in higher precision")
-    return _Exact([*values, *exact.gradients], exact.longest_sum)
+    return exact
 
 
 def _check_results(expected: Sequence[Tensor | None], tested: Sequence[Tensor | None]) -> float:
-    """Compare results of both versions; the largest relative error."""
+    """Compare results of both versions; returns the largest relative error (RMS)."""
     pairs = zip(expected, tested, strict=True)
     return max((_relative_error(a, b, 0.0) for a, b in pairs), default=0.0)
 
@@ -166,7 +153,10 @@ def _check_gradients(
     tested: Sequence[Tensor | None],
     find_noise: Callable[[], Sequence[float]],
 ) -> float:
-    """Compare gradients of both versions; ``find_noise`` gives how much Inductor's own change."""
+    """Compare gradients of both versions; returns the largest relative error (RMS).
+
+    ``find_noise``: as :func:`_gradient_noise`; called if a gradient near zero fails.
+    """
     worst, noise = 0.0, list[float]()
     floor = MIN_GRADIENT_SHARE * max((_rms(x) for x in expected if x is not None), default=0.0)
     for index, (a, b) in enumerate(zip(expected, tested, strict=True)):

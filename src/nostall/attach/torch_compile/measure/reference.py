@@ -129,6 +129,12 @@ class Reference:
     # Terms of the longest sum of the program.
     longest_sum: int = field(default=1)
 
+    @property
+    def values(self) -> list[Tensor | None]:
+        """Results, mutated arguments by index, and gradients."""
+        mutated = [self.mutated[index] for index in sorted(self.mutated)]
+        return [*self.results, *mutated, *self.gradients]
+
 
 def wide_reference(
     run: Callable[[Callable[..., Any], list[Any], list[Tensor] | None], Any],
