@@ -103,6 +103,9 @@ def test_an_interrupt_names_what_is_kept(tmp_path: Path) -> None:
     message = str(tune_runs.kept_after_interrupt(run))
     assert "keeps 2363 evaluations" in message
     assert f"`nostall tune --resume '{run.path}'`" in message
+    run.finish("interrupted", {"verdict": "safe"})
+    message = str(tune_runs.kept_after_interrupt(run))
+    assert "keeps the result" in message and f"`nostall report '{run.path}'`" in message
 
 
 @pytest.mark.parametrize(
