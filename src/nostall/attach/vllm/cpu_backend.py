@@ -1,8 +1,8 @@
 """Attention back end of vLLM's CPU build that executes nostall's task tables on the host.
 
-It is slow, and serves all decoder layers: it shows without a GPU that the tables and the plug-in
-compute the same tokens as vLLM. The cache has vLLM's shape, (blocks, KV heads, page, keys then
-values); vLLM's own CPU kernels pack it otherwise, so that both cannot share it.
+It is slow, and serves all layers of causal decoders: it shows without a GPU that the tables and the
+plug-in compute the same tokens as vLLM. The cache has vLLM's shape, (blocks, KV heads, page, keys
+then values); vLLM's own CPU kernels pack it otherwise, so that both cannot share it.
 """
 
 from __future__ import annotations
@@ -25,19 +25,18 @@ from nostall.serving.tables.tiles import TileSet
 TILES = TileSet((16, 64, 128), split=256)
 """Splits are short, so that tests of a few hundred tokens have reductions."""
 PROGRAMS = 8
+CACHE_DTYPES = ("auto", "float16", "bfloat16")
+REMEDY = "NOSTALL_VLLM_CPU=1 serves causal decoder attention only; unset it for this model"
 
 
 class NostallMetadataBuilder(cpu_attn.CPUAttentionMetadataBuilder):
-    """vLLM's metadata, with the lengths of the step on the host as ``nostall_batch``."""
+    """vLLM's metadata; steps are counted."""
 
     def build(
         self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False
     ) -> Any:
         metadata = super().build(common_prefix_len, common_attn_metadata, fast_build)
-        starts = common_attn_metadata.query_start_loc_cpu.numpy().astype(np.int32)
-        lengths = metadata.seq_lens.numpy().astype(np.int32)
-        metadata.nostall_batch = HostBatch(starts, lengths, metadata.block_table, {})
-        count_served(step_kind(np.diff(starts)))
+        count_served(step_kind(np.diff(common_attn_metadata.query_start_loc_cpu.numpy())))
         return metadata
 
 
@@ -46,8 +45,15 @@ class NostallCpuAttentionImpl(cpu_attn.CPUAttentionBackendImpl):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if self.attn_type != AttentionType.DECODER or self.sinks is not None:
-            raise BadInput("NOSTALL_VLLM_CPU=1 serves decoder attention without sinks only")
+        lacks = {
+            f"{self.attn_type} attention": self.attn_type != AttentionType.DECODER,
+            "attention sinks": self.sinks is not None,
+            "ALiBi": self.alibi_slopes is not None,
+            f"a cache of {self.kv_cache_dtype}": self.kv_cache_dtype not in CACHE_DTYPES,
+        }
+        for lack, holds in lacks.items():
+            if holds:
+                raise BadInput(f"a layer has {lack}, and {REMEDY}")
 
     def forward(
         self,
@@ -63,7 +69,15 @@ class NostallCpuAttentionImpl(cpu_attn.CPUAttentionBackendImpl):
         output = results["output"]
         if attn_metadata is None:  # vLLM warms up
             return output
-        batch: HostBatch = attn_metadata.nostall_batch
+        if attn_metadata.causal is not True:
+            raise BadInput(f"a step is not causal, and {REMEDY}")
+        # Made from the metadata itself, which vLLM may have copied for another group of layers.
+        batch = HostBatch(
+            attn_metadata.query_start_loc.numpy().astype(np.int32),
+            attn_metadata.seq_lens.numpy().astype(np.int32),
+            attn_metadata.block_table,
+            {},
+        )
         keys, values = _pages(kv_cache, self.head_size)
         shape = AttentionShape(
             self.num_heads,

@@ -2,21 +2,35 @@
 
 The classes inherit from vLLM's FlashAttention back end, write the same cache, and leave to it each
 step and each layer that nostall does not serve.
+
+A step's tables lie in buffers of its builder. Two rules keep them those of the step that runs:
+
+* Each group of layers builds its own (:attr:`NostallMetadataBuilder.supports_update_block_table`),
+  and a layer runs only steps whose tensors are those of its metadata.
+* What a captured graph reads is built for each step of the graph's size, whether or not nostall
+  serves it (:meth:`NostallMetadataBuilder.build_for_cudagraph_capture`).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
-from typing import Any, ClassVar
+from collections.abc import Collection, Mapping
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
-from vllm.v1.attention.backend import AttentionType
+from vllm.v1.attention.backend import AttentionCGSupport, AttentionType
 from vllm.v1.attention.backends import flash_attn
 
 from nostall.attach.attention_kernels import attach_attention_kernels
 from nostall.attach.vllm.counts import count_left, count_served
+from nostall.attach.vllm.layer_checks import (
+    group_shape,
+    layer_shape,
+    layers_of,
+    model_lack,
+    window_of,
+)
 from nostall.attach.vllm.routing import (
     VARIABLE,
     StepKind,
@@ -29,63 +43,98 @@ from nostall.attach.vllm.routing import (
 from nostall.attach.vllm.step_tables import StepLimits, StepTables
 from nostall.core.errors import BadInput, NostallError
 from nostall.serving.attention.config import HEAD_DIMS, AttentionShape
+from nostall.serving.attention.launch import BatchTensors
 from nostall.serving.attention.plan import AttentionPlan
 from nostall.serving.attention.tall_launch import has_tall_kernel
 
 MAX_SCRATCH_BYTES = 1 << 30
 """Most memory of the scratch of one group of layers."""
+CACHE_DTYPES = ("auto", "float16", "bfloat16")
+"""Names of caches that hold keys and values as the kernel reads them."""
 STEP = "nostall_step"
-"""Attribute of vLLM's metadata: (tables, batch) of a step that nostall serves, else missing."""
+"""Attribute of vLLM's metadata: the :class:`Step` that nostall serves, else missing."""
+
+
+class Step(NamedTuple):
+    """A step that nostall serves."""
+
+    tables: StepTables
+    batch: BatchTensors
+    """The step's tensors, the same objects as in its metadata."""
 
 
 class NostallMetadataBuilder(flash_attn.FlashAttentionMetadataBuilder):
     """FlashAttention's metadata, with nostall's tables for the steps that it serves."""
 
+    _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_BATCH
+    """vLLM captures full graphs of steps of equal query lengths only: see ``routing``."""
+    supports_update_block_table: bool = False
+    """vLLM must not copy a group's metadata for another group, which has pages of its own."""
+    _layers: Collection[str] = ()
+    """Layers that run the steps; steps that no layer runs are not counted."""
+    _captured: Mapping[tuple[int, int], StepTables] = {}
+    """Sequences and tokens of captured steps, padded ones included -> the tables they read."""
+
     def __init__(
         self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: Any
     ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        # vLLM would refresh a draft's metadata inside of a captured graph, without a build.
+        self.supports_draft_decode_metadata_update = False
         self._choice = find_choice(os.environ.get(VARIABLE, "measured"))
-        attach_attention_kernels()
+        self._tables: dict[StepKind, StepTables] = {}
         try:
-            self._tables = self._make_tables(self._choice.kinds, kv_cache_spec, vllm_config)
+            self._tables = self._make_tables(kv_cache_spec, vllm_config)
         except NostallError as error:
             count_left(f"a group of layers: {error}")
-            self._tables = {}
 
-    def _make_tables(
-        self, kinds: Collection[StepKind], spec: Any, config: Any
-    ) -> dict[StepKind, StepTables]:
-        """Tables for each kind of step; raises :class:`NostallError` for layers it cannot serve."""
+    def _make_tables(self, spec: Any, config: Any) -> dict[StepKind, StepTables]:
+        """Tables for each kind of step; raises :class:`NostallError` if nostall serves none."""
+        if type(self) is not NostallMetadataBuilder:
+            raise BadInput(f"its steps are changed by vLLM's {type(self).__name__}")
+        lack = model_lack(config, spec)
+        if lack is not None:
+            raise BadInput(lack)
+        layers = layers_of(config, self.layer_names, NostallAttentionImpl)
+        shape = group_shape(layers, spec.block_size)
+        if shape.window and config.speculative_config is not None:
+            raise BadInput("a sliding window with speculative decoding")
         scheduler = config.scheduler_config
         limits = StepLimits(
             scheduler.max_num_seqs,
             scheduler.max_num_batched_tokens,
             config.model_config.max_model_len,
         )
-        shape = AttentionShape(
-            self.num_heads_q,
-            self.num_heads_kv,
-            spec.head_size,
-            page_size=spec.block_size,
-            window=getattr(spec, "sliding_window", None) or 0,
-        )
-        if shape.window and config.speculative_config is not None:
-            raise BadInput("a sliding window with speculative decoding")
-        has_tall = has_tall_kernel(torch.device(self.device))
-        dtype = str(config.model_config.dtype).removeprefix("torch.")
+        dtype = config.model_config.dtype
         gpu = str(torch.cuda.get_device_name(self.device))
-        plans = {
-            kind: stored_plan(kind, shape, dtype, gpu) or plan_of(kind, shape, has_tall)
-            for kind in kinds
-        }
+        plans = self._plans(shape, limits, str(dtype).removeprefix("torch."), gpu)
+        attach_attention_kernels()
         made: dict[AttentionPlan, StepTables] = {}
         for plan in set(plans.values()):
             made[plan] = tables = StepTables(shape, plan, limits, self.device)
             if tables.scratch_bytes > MAX_SCRATCH_BYTES:
                 raise BadInput(f"{tables.scratch_bytes >> 20} MiB of scratch")
-            tables.warm_up(config.model_config.dtype, -(-limits.keys // spec.block_size))
+            tables.warm_up(dtype, -(-limits.keys // spec.block_size))
+        self._layers = [name for name, layer in layers.items() if layer.take(shape)]
         return {kind: made[plan] for kind, plan in plans.items()}
+
+    def _plans(
+        self, shape: AttentionShape, limits: StepLimits, dtype: str, gpu: str
+    ) -> dict[StepKind, AttentionPlan]:
+        """The plan of each kind of step of which nostall serves the largest."""
+        sms = torch.cuda.get_device_properties(self.device).multi_processor_count
+        kinds = [
+            kind
+            for kind in self._choice.kinds
+            if serves(self._choice, kind, shape, limits.sequences, sms, gpu)
+        ]
+        if not kinds:
+            raise BadInput(f"no steps of {shape} on {gpu} are among those that {VARIABLE} names")
+        has_tall = has_tall_kernel(torch.device(self.device))
+        return {
+            kind: stored_plan(kind, shape, dtype, gpu) or plan_of(kind, shape, has_tall)
+            for kind in kinds
+        }
 
     def build(
         self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False
@@ -93,49 +142,120 @@ class NostallMetadataBuilder(flash_attn.FlashAttentionMetadataBuilder):
         """vLLM's metadata of a step; nostall's tables are built on the current stream."""
         common = common_attn_metadata
         metadata = super().build(common_prefix_len, common, fast_build)
-        query_lengths = np.diff(common.query_start_loc_cpu.numpy())
+        query_lengths = np.diff(common.query_start_loc_cpu[: common.num_reqs + 1].numpy())
         kind = step_kind(query_lengths)
-        tables = self._tables.get(kind)
+        reason = self._reason_to_leave(kind, len(query_lengths), metadata, fast_build)
+        tables = self._tables[kind] if reason is None else None
+        read = {tables, self._captured.get(_graph_size(common))} - {None}
+        if read:
+            kv_lengths = np.maximum(_host_lengths(common), query_lengths)
+            for each in read:
+                each.build(query_lengths, kv_lengths)
         if tables is None:
-            count_left(f"{kind} steps")
-        elif not serves(self._choice, kind, tables.shape, len(query_lengths), tables.sms):
-            count_left(f"{kind} steps on which FlashAttention is as fast or faster")
-        elif metadata.use_cascade or metadata.causal is not True:
-            count_left("steps with a shared prefix or without a causal mask")
-        elif common.seq_lens_cpu_upper_bound is None:
-            count_left("steps without lengths on the host")
-        else:
-            kv_lengths = common.seq_lens_cpu_upper_bound.numpy().astype(np.int32, copy=False)
-            tables.build(query_lengths, np.maximum(kv_lengths, query_lengths))
-            batch = tables.batch(common.query_start_loc, common.seq_lens, common.block_table_tensor)
-            setattr(metadata, STEP, (tables, batch))
+            count_left(str(reason))
+            return metadata
+        batch = tables.batch(common.query_start_loc, common.seq_lens, common.block_table_tensor)
+        setattr(metadata, STEP, Step(tables, batch))
+        if self._layers:
             count_served(kind)
         return metadata
+
+    def _reason_to_leave(
+        self, kind: StepKind, sequences: int, metadata: Any, fast_build: bool
+    ) -> str | None:
+        """Why FlashAttention computes a step; None if nostall does."""
+        if not self._tables:
+            return "steps of groups of layers that nostall does not serve"
+        tables = self._tables.get(kind)
+        if tables is None:
+            return f"{kind} steps"
+        if not serves(self._choice, kind, tables.shape, sequences, tables.sms):
+            return f"{kind} steps on which FlashAttention is as fast or faster"
+        if fast_build:
+            return "steps of drafts"
+        if getattr(metadata, "use_cascade", False) or metadata.causal is not True:
+            return "steps with a shared prefix or without a causal mask"
+        return None
+
+    def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> Any:
+        """vLLM's metadata of a step that a graph captures.
+
+        Each later step of this size may replay the graph, so :meth:`build` builds the tables that
+        the graph reads for all of them.
+        """
+        metadata = super().build_for_cudagraph_capture(common_attn_metadata)
+        step: Step | None = getattr(metadata, STEP, None)
+        if step is not None:
+            size = _graph_size(common_attn_metadata)
+            self._captured = {**self._captured, size: step.tables}
+        return metadata
+
+    def update_block_table(self, metadata: Any, blk_table: Any, slot_mapping: Any) -> Any:
+        """A copy of a group's metadata for the pages of another one, left to FlashAttention."""
+        copied = super().update_block_table(metadata, blk_table, slot_mapping)
+        vars(copied).pop(STEP, None)
+        return copied
+
+
+def _graph_size(common: Any) -> tuple[int, int]:
+    """Sequences and tokens of a step, padded ones included: what tells captured graphs apart."""
+    return common.num_reqs, common.num_actual_tokens
+
+
+def _host_lengths(common: Any) -> Any:
+    """Key lengths of a step's sequences, int32; upper bounds if the device knows them alone."""
+    bounds = common.seq_lens_cpu_upper_bound
+    lengths = common.seq_lens.cpu() if bounds is None else bounds
+    return lengths[: common.num_reqs].numpy().astype(np.int32, copy=False)
 
 
 class NostallAttentionImpl(flash_attn.FlashAttentionImpl):
     """Attention of one layer: nostall's kernel where the step has its tables."""
 
+    _shape: AttentionShape | None = None
+    """What the tables of its steps must compute; None: no builder has tables for it."""
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._refusal = self._find_refusal()
-        if self._refusal:
-            count_left(f"layers with {self._refusal}")
+        lack = self.find_lack()
+        if lack:
+            count_left(f"layers with {lack}")
 
-    def _find_refusal(self) -> str | None:
-        """What nostall's kernel lacks for this layer; None if it serves it."""
+    def find_lack(self) -> str | None:
+        """What nostall's kernel lacks for this layer; None if it can serve it."""
         lacks = {
             f"{self.attn_type} attention": self.attn_type != AttentionType.DECODER,
             "ALiBi": self.alibi_slopes is not None,
             "attention sinks": self.sinks is not None,
             "a soft cap": bool(self.logits_soft_cap),
-            f"a cache of {self.kv_cache_dtype}": self.kv_cache_dtype not in ("auto", "bfloat16"),
+            f"a cache of {self.kv_cache_dtype}": self.kv_cache_dtype not in CACHE_DTYPES,
             f"heads of {self.head_size}": self.head_size not in HEAD_DIMS,
             "a scale of their own": abs(self.scale - self.head_size**-0.5) > 1e-6,
             "batch invariance": bool(self.batch_invariant_enabled),
-            "context parallelism": getattr(self, "dcp_world_size", 1) > 1,
+            "context parallelism": any(
+                getattr(self, f"{name}_world_size", 1) > 1 for name in ("dcp", "pcp")
+            ),
+            "a window that is not causal": window_of(self)[1] > 0,
         }
         return next((reason for reason, holds in lacks.items() if holds), None)
+
+    def take(self, shape: AttentionShape) -> bool:
+        """Let the layer run steps of tables of this shape, if it computes just that."""
+        if self.find_lack() is None:
+            if layer_shape(self, shape.page_size) == shape:
+                self._shape = shape
+            else:
+                count_left("layers whose heads or window are not those of their group's tables")
+        self._refusal = self._find_refusal()
+        return self._refusal is None
+
+    def _find_refusal(self) -> str | None:
+        """Why FlashAttention computes all steps of this layer; None if nostall may."""
+        lack = self.find_lack()
+        if lack is None and self._shape is None:
+            return "no tables of their heads, window and pages"
+        return lack
 
     def forward(
         self,
@@ -151,15 +271,33 @@ class NostallAttentionImpl(flash_attn.FlashAttentionImpl):
 
         Further results are scales of a quantised output, which nostall's kernel does not write.
         """
-        step = getattr(attn_metadata, STEP, None)
+        step: Step | None = getattr(attn_metadata, STEP, None)
         is_plain = all(value is None for name, value in results.items() if name != "output")
         if step is None or self._refusal or not is_plain:
             return super().forward(layer, query, key, value, kv_cache, attn_metadata, **results)
-        tables, batch = step
         keys, values = _pages(kv_cache, self.head_size)
+        reason = self._mismatch(step, attn_metadata, query, keys)
+        if reason is not None:
+            count_left(reason)
+            return super().forward(layer, query, key, value, kv_cache, attn_metadata, **results)
         heads, output = (-1, self.num_heads, self.head_size), results["output"]
-        tables.attend(query.view(heads), keys, values, output.view(heads), batch)
+        step.tables.attend(query.view(heads), keys, values, output.view(heads), step.batch)
         return output
+
+    def _mismatch(self, step: Step, metadata: Any, query: Any, keys: Any) -> str | None:
+        """Why a step is not one of this layer, its metadata and its cache; None if it is."""
+        shape, batch = step.tables.shape, step.batch
+        if shape != self._shape:
+            return "layers that get tables of other heads, windows or pages"
+        if (
+            batch.block_table is not metadata.block_table
+            or batch.kv_lengths is not metadata.seq_lens
+            or batch.query_starts is not metadata.query_start_loc
+        ):
+            return "layers that get metadata whose tensors were replaced"
+        if keys.shape[1:] != (shape.page_size, shape.kv_heads, shape.head_dim):
+            return "layers that get a cache of other pages"
+        return "layers that get a cache of another dtype" if keys.dtype != query.dtype else None
 
 
 def _pages(kv_cache: Any, head_size: int) -> Any:

@@ -3,8 +3,8 @@
     vllm serve MODEL --attention-backend CUSTOM
     NOSTALL_VLLM_LINEAR=table.json vllm serve MODEL
 
-vLLM calls :func:`register` in each of its processes. A vLLM that nostall does not know runs on as
-it is; this is logged once.
+vLLM calls :func:`register` in each of its processes. With a vLLM that a back end was not run with,
+CUSTOM is vLLM's own FlashAttention; this is logged once.
 """
 
 from __future__ import annotations
@@ -13,34 +13,63 @@ import logging
 import os
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
-SUPPORTED = ("0.25", "0.32")
-"""Minor versions of vLLM that the back ends were run with."""
+from nostall.attach.vllm.routing import VARIABLE
+
+RUN_ON_GPU = ("0.25",)
+"""Minor versions of vLLM that the GPU back end was run with on a GPU."""
+TESTED_ON_CPU = ("0.25", "0.32")
+"""Minor versions whose classes the tests drive on CPU tensors, and that the CPU back end and the
+linear layers were run with. The GPU back end is off there unless the environment names steps."""
 CPU_VARIABLE = "NOSTALL_VLLM_CPU"
 """If 1, nostall replaces the attention of vLLM's CPU build: to test the tables without a GPU."""
 LINEAR_VARIABLE = "NOSTALL_VLLM_LINEAR"
 """Path of a table of ``nostall serving tune``; without it linear layers stay vLLM's own."""
 BACKENDS = "nostall.attach.vllm"
+VLLM_BACKEND = "vllm.v1.attention.backends.flash_attn.FlashAttentionBackend"
+"""What CUSTOM is where nostall's back end is off."""
 _log = logging.getLogger("nostall")
 
 
 def register() -> None:
     """Register the back end as CUSTOM (GPU), and as CPU_ATTN where the environment asks for it."""
     found = installed_version()
-    if found is None or found not in SUPPORTED:
-        _log.warning(
-            "nostall: vLLM %s is not supported (supported: %s); vLLM runs without nostall",
-            found,
-            ", ".join(f"{name}.x" for name in SUPPORTED),
-        )
+    try:
+        from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+    except ImportError as error:
+        _log.warning("nostall: vLLM %s runs without nostall: %s", found, error)
         return
-    from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
-
-    register_backend(AttentionBackendEnum.CUSTOM, f"{BACKENDS}.gpu_backend.NostallAttentionBackend")
+    is_on = found in RUN_ON_GPU or (found in TESTED_ON_CPU and VARIABLE in os.environ)
+    if not is_on:
+        _log.warning(
+            "nostall: attention stays vLLM's own: the back end was run on a GPU with vLLM %s, not "
+            "with %s%s",
+            ", ".join(f"{name}.x" for name in RUN_ON_GPU),
+            found,
+            f"; set {VARIABLE} to run it" if found in TESTED_ON_CPU else "",
+        )
+    custom = AttentionBackendEnum.CUSTOM
+    other = registered_path(custom)
+    path = f"{BACKENDS}.gpu_backend.NostallAttentionBackend" if is_on else VLLM_BACKEND
+    if other not in (None, path):
+        _log.warning("nostall: CUSTOM stays %s, which another plug-in has registered", other)
+    else:
+        register_backend(custom, path)
+    if found not in TESTED_ON_CPU:
+        return
     if os.environ.get(CPU_VARIABLE) == "1":
         path = f"{BACKENDS}.cpu_backend.NostallCpuAttentionBackend"
         register_backend(AttentionBackendEnum.CPU_ATTN, path)
     register_linear_layers()
+
+
+def registered_path(backend: Any) -> str | None:
+    """The path of the class that vLLM has for a back end; None if there is none."""
+    try:
+        return str(backend.get_path())
+    except ValueError:
+        return None
 
 
 def register_linear_layers() -> None:

@@ -1,8 +1,9 @@
 """Which steps of vLLM nostall's attention kernel serves, decided from lengths on the host.
 
-A step that is replayed from a full CUDA graph runs the kernels of its capture. vLLM captures full
-graphs of steps whose sequences all have the same number of query tokens, so the kind of such a step
-must follow from that number alone.
+A step that is replayed from a full CUDA graph runs the kernels of its capture. The builder of the
+back end tells vLLM to capture full graphs only of steps whose sequences all have the same number of
+query tokens (``UNIFORM_BATCH``; vLLM then runs mixed steps without one, also if ``FULL`` is asked
+for), so the kind of such a step must follow from that number alone.
 """
 
 from __future__ import annotations
@@ -19,7 +20,13 @@ from nostall.core.errors import BadInput
 from nostall.core.text.suggest import unknown
 from nostall.serving.attention.config import AttentionShape
 from nostall.serving.attention.plan import AttentionPlan
-from nostall.serving.attention.rules import BatchKind, Kind, is_faster_than_fa3, plan_for
+from nostall.serving.attention.rules import (
+    MEASURED_GPU,
+    BatchKind,
+    Kind,
+    is_faster_than_fa3,
+    plan_for,
+)
 from nostall.serving.attention.winners.plan_store import PlanKey, find_plan
 
 _log = logging.getLogger("nostall")
@@ -124,11 +131,21 @@ def plan_kinds(shape: AttentionShape) -> frozenset[Kind]:
     return frozenset(batch.kind(shape.group) for batch in _BATCHES.values())
 
 
-def serves(choice: Choice, kind: StepKind, shape: AttentionShape, sequences: int, sms: int) -> bool:
+def serves(
+    choice: Choice,
+    kind: StepKind,
+    shape: AttentionShape,
+    sequences: int,
+    sms: int,
+    gpu: str = MEASURED_GPU,
+) -> bool:
     """Whether nostall serves a step of so many sequences, padded ones included.
 
     vLLM captures a full CUDA graph for each number of padded sequences, so it may decide, too.
+    ``gpu``: the name of the GPU, as PyTorch gives it; the default is the one of the measurements.
     """
     if kind not in choice.kinds:
         return False
-    return not choice.only_faster or is_faster_than_fa3(shape, _BATCHES[kind], sequences, sms)
+    if not choice.only_faster:
+        return True
+    return is_faster_than_fa3(shape, _BATCHES[kind], sequences, sms, gpu)

@@ -100,13 +100,31 @@ def plan_for(
     return replace(plan, kernel=replace(plan.kernel, schedule="unit"))
 
 
-def is_faster_than_fa3(shape: AttentionShape, batch: BatchKind, sequences: int, sms: int) -> bool:
+MEASURED_GPU = "NVIDIA H200"
+"""The GPU, as PyTorch names it, on which plans were measured beside FlashAttention-3."""
+MEASURED_GROUPS = (4, 7)
+"""Query heads that share a KV head in these measurements."""
+
+
+def is_faster_than_fa3(
+    shape: AttentionShape,
+    batch: BatchKind,
+    sequences: int,
+    sms: int,
+    gpu: str = MEASURED_GPU,
+) -> bool:
     """Whether the plan of a batch took less time than FlashAttention-3 where both were measured.
 
-    Decodes, with or without verifies, are faster if there are enough of them that their keys need
-    no split; verifies alone, prefills and mixed batches are slower.
+    Measured (benchmarks/serving/results/attention.json.gz) in bfloat16 on one GPU, for 32 query
+    heads over 8 KV heads and 28 over 4, heads of 128 elements, pages of 16 tokens, the usual scale,
+    and no window, soft cap, trees or shared prefixes. There decodes, with or without verifies, are
+    faster if there are enough of them that their keys need no split; verifies alone, prefills and
+    mixed batches are slower. False for everything else: other GPUs (``gpu``: the name, as PyTorch
+    gives it), groups, heads, pages and masks were not measured.
     """
-    kind = batch.kind(shape.group)
-    if shape.head_dim != 128 or kind not in ("decode", "decode and verify"):
+    measured = AttentionShape(shape.heads, shape.kv_heads, 128, page_size=16)
+    if gpu != MEASURED_GPU or shape != measured or shape.group not in MEASURED_GROUPS:
+        return False
+    if batch.kind(shape.group) not in ("decode", "decode and verify"):
         return False
     return sequences * shape.kv_heads >= 2 * sms

@@ -119,5 +119,29 @@ def test_where_fa3_is_slower(batch: BatchKind, sequences: int, is_faster: bool) 
     assert is_faster_than_fa3(AttentionShape(), batch, sequences, 132) == is_faster
 
 
+@pytest.mark.parametrize(
+    ("shape", "gpu", "is_faster"),
+    [
+        (AttentionShape(32, 8), "NVIDIA H200", True),
+        (AttentionShape(28, 4), "NVIDIA H200", True),
+        (AttentionShape(4, 1), "NVIDIA H200", True),
+        (AttentionShape(32, 8), "NVIDIA A100-SXM4-80GB", False),
+        (AttentionShape(32, 8), "NVIDIA H100 80GB HBM3", False),
+        (AttentionShape(32, 32), "NVIDIA H200", False),
+        (AttentionShape(64, 8), "NVIDIA H200", False),
+        (AttentionShape(32, 8, window=4096), "NVIDIA H200", False),
+        (AttentionShape(32, 8, soft_cap=30.0), "NVIDIA H200", False),
+        (AttentionShape(32, 8, scale=0.1), "NVIDIA H200", False),
+        (AttentionShape(32, 8, has_prefixes=True), "NVIDIA H200", False),
+        (AttentionShape(32, 8, page_size=32), "NVIDIA H200", False),
+        (AttentionShape(32, 8, head_dim=64), "NVIDIA H200", False),
+    ],
+)
+def test_only_what_was_measured_is_called_faster(
+    shape: AttentionShape, gpu: str, is_faster: bool
+) -> None:
+    assert is_faster_than_fa3(shape, BatchKind(True, 1), 512, 132, gpu) == is_faster
+
+
 def test_tiles_in_the_numbers_of_the_kernel() -> None:
     assert KernelConfig().compiled_tiles == ((16, 64, 4, 0), (64, 64, 3, 0), (128, 32, 4, 1))

@@ -1,0 +1,84 @@
+"""What the attention layers of a vLLM group compute, and what of it nostall's kernel lacks.
+
+Everything that a layer fixes is compared here, once, before tables are made: vLLM's groups join
+layers whose cache has one form, and their heads, windows and scales may differ.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from nostall.core.errors import BadInput
+from nostall.serving.attention.config import AttentionShape
+
+HOST_DRAFTS = ("ngram", "suffix")
+"""Methods of speculation whose drafts the host makes. With a draft model lengths change on the
+device between the build of a step and its run, also inside of one captured graph."""
+
+
+def layer_shape(impl: Any, page_size: int) -> AttentionShape:
+    """What a layer computes. Raises :class:`BadInput` for heads or pages that are not allowed."""
+    return AttentionShape(
+        impl.num_heads,
+        impl.num_kv_heads,
+        impl.head_size,
+        page_size=page_size,
+        window=window_of(impl)[0] + 1,
+    )
+
+
+def window_of(impl: Any) -> tuple[int, int]:
+    """Keys before and after a token's own that it sees, as FlashAttention has it; -1: all."""
+    return impl.sliding_window or (-1, -1)
+
+
+def model_lack(config: Any, spec: Any) -> str | None:
+    """What nostall's kernel lacks for all layers of a group; None if it can serve some of them."""
+    model, speculation = config.model_config, config.speculative_config
+    lacks = {
+        "layers of models with ranges that are not causal": model.is_mm_prefix_lm,
+        "layers of models with a reference window": model.rswa_window is not None,
+        "layers beside a draft model": speculation is not None
+        and speculation.method not in HOST_DRAFTS,
+        f"layers with a cache of {spec.dtype}": spec.dtype != model.dtype,
+        "layers whose values have heads of their own": getattr(spec, "head_size_v", spec.head_size)
+        not in (None, spec.head_size),
+    }
+    return next((reason for reason, holds in lacks.items() if holds), None)
+
+
+def group_shape(impls: Mapping[str, Any], page_size: int) -> AttentionShape:
+    """The shape that most layers of a group have, of those that nostall can serve.
+
+    Raises :class:`BadInput` if it can serve none.
+    """
+    shapes: Counter[AttentionShape] = Counter()
+    lacks: Counter[str] = Counter()
+    for impl in impls.values():
+        lack = impl.find_lack()
+        if lack is None:
+            shapes[layer_shape(impl, page_size)] += 1
+        else:
+            lacks[lack] += 1
+    if not shapes:
+        raise BadInput(f"no layer that nostall serves ({', '.join(lacks) or 'none is known'})")
+    return shapes.most_common(1)[0][0]
+
+
+def layers_of(config: Any, names: Iterable[str], kind: type) -> dict[str, Any]:
+    """vLLM's implementations of the layers with these names, as far as they are of a kind."""
+    known = config.compilation_config.static_forward_context
+    found = {}
+    for name in names:
+        impl = getattr(known.get(name), "impl", None)
+        variants = impl.get_impl_variants() if hasattr(impl, "get_impl_variants") else (impl,)
+        found.update(
+            {
+                f"{name}.{number}": one
+                for number, one in enumerate(variants)
+                if isinstance(one, kind)
+            }
+        )
+    return found
