@@ -26,9 +26,9 @@ from nostall.serving.batch.odd_batches import odd_batch, unowned_slots
 from nostall.serving.batch.ragged import RaggedBatch
 from nostall.serving.batch.trees import pack_trees
 from nostall.serving.tables.columns import PREFIX_ROWS, REDUCTIONS, UNITS
-from nostall.serving.tables.device import DeviceBuilder, DevicePrefixes
+from nostall.serving.tables.device import DeviceBuilder, Prefixes
 from nostall.serving.tables.host import HostBuilder, build_tables
-from nostall.serving.tables.prefixes import SharedPrefixes
+from nostall.serving.tables.prefix.leaders import SharedPrefixes
 from nostall.serving.tables.settings import TableCapacity
 
 HAS_GPU = torch.cuda.is_available()
@@ -207,15 +207,20 @@ def check_attention(variant: Variant, seed: int) -> dict[str, Any]:
 def check_tables(variant: Variant, seed: int) -> dict[str, Any]:
     """Build the tables of one batch on the device and on the host; they must be equal."""
     ragged = draw_batch(np.random.default_rng(seed), variant.shape, seed)
-    prefixes = SharedPrefixes.of(ragged.prefix_groups, len(ragged))
+    # Page 0 is shared with nobody.
+    pages = np.where(ragged.block_table < 0, 0, ragged.block_table + 1)
+    lengths_and_page = ragged.query_lengths, ragged.kv_lengths, ragged.page_size
+    prefixes = SharedPrefixes.in_pages(pages, *lengths_and_page)
     settings = variant.plan.table_settings(variant.shape, 132)
     capacity = TABLE_CAPACITY
     host = HostBuilder.of(settings, capacity).build(
         ragged.query_lengths, ragged.kv_lengths, prefixes
     )
     lengths = [torch.from_numpy(a).to(DEVICE) for a in (ragged.query_starts, ragged.kv_lengths)]
-    on_device = DevicePrefixes.of(prefixes, str(DEVICE)) if ragged.prefix_groups else None
-    device = DeviceBuilder.of(settings, capacity, str(DEVICE)).build(*lengths, on_device)
+    table = torch.from_numpy(pages).to(DEVICE)
+    on_device = Prefixes(block_table=table, page_size=ragged.page_size)
+    builder = DeviceBuilder.of(settings, capacity, str(DEVICE))
+    device = builder.build(*lengths, on_device if settings.tiles.least_prefix else None)
     device_tables = device.to_host(capacity)
     names = ("used_tasks", "used_reductions", "used_prefix_rows", "program_offsets", "counts")
     differ = [n for n in names if not np.array_equal(getattr(host, n), getattr(device_tables, n))]

@@ -14,7 +14,7 @@ from nostall.serving.attention.config import AttentionShape
 from nostall.serving.attention.space import plan_of
 from nostall.serving.tables.columns import PREFIX_ROWS
 from nostall.serving.tables.host import build_tables
-from nostall.serving.tables.prefixes import saved_ns
+from nostall.serving.tables.prefix.forest import saved_ns
 from nostall.serving.tables.tiles import LEAST_SAVED_NS
 
 FOLDER = results("serving")
@@ -94,8 +94,8 @@ def _rule(judged: Sequence[Judged]) -> str:
     lost = max(rejected, key=lambda case: case.gain)
     named = ", ".join(f"{case.name} ({case.gain:.2f})" for case in rejected)
     return wrapped(
-        "The rule of `serving.tables.prefixes` groups where the modelled saving exceeds the cost "
-        "of the partial results that it adds, and is at least "
+        "The rule of `serving.tables.prefix.forest` groups where the modelled saving exceeds the "
+        "cost of the partial results that it adds, and is at least "
         f"{LEAST_SAVED_NS / 1e3:g} us a program (`least_saved_ns`). This value was chosen from the "
         "samples of an earlier run on a GPU of the same kind. The plan *together* makes the "
         f"{len(grouped)} batches that the rule groups {min(grouped):.2f} to {max(grouped):.2f} "

@@ -108,15 +108,22 @@ def _check_trees(batch: RaggedBatch) -> None:
 
 
 def _check_prefix_groups(batch: RaggedBatch) -> None:
-    seen: set[int] = set()
-    for group in batch.prefix_groups:
+    for place, group in enumerate(batch.prefix_groups):
         what = f"prefix group {group.sequences}"
         members = np.array(group.sequences, np.int64)
         if len(members) < 2 or members.min() < 0 or members.max() >= len(batch):
             raise BadBatch(f"{what}: allowed are two or more sequences from 0 to {len(batch) - 1}")
-        if len(set(group.sequences)) != len(members) or seen & set(group.sequences):
-            raise BadBatch(f"{what}: a sequence is in one group, once")
-        seen |= set(group.sequences)
+        if len(set(group.sequences)) != len(members):
+            raise BadBatch(f"{what}: a sequence is in a group once")
+        for other in batch.prefix_groups[:place]:
+            small, large = sorted((group, other), key=lambda one: len(one.sequences))
+            if set(small.sequences) & set(large.sequences) and not (
+                set(small.sequences) < set(large.sequences) and small.tokens > large.tokens
+            ):
+                raise BadBatch(
+                    f"{what} and {other.sequences} have sequences in common; allowed are groups "
+                    "without common sequences, or one within the other that shares more tokens"
+                )
         before_query = (batch.kv_lengths - batch.query_lengths)[members].min()
         if not 0 < group.tokens <= before_query or group.tokens % batch.page_size:
             raise BadBatch(

@@ -68,7 +68,7 @@ def make_batch(
     numbers = np.random.default_rng(seed).permutation(int(pages.sum())).astype(np.int32)
     table = np.full((len(keys), max(int(pages.max(initial=0)), 1)), -1, np.int32)
     table[np.arange(table.shape[1])[None, :] < pages[:, None]] = numbers
-    for group in prefix_groups:
+    for group in sorted(prefix_groups, key=lambda group: group.tokens):
         shared = group.tokens // page_size
         table[list(group.sequences), :shared] = table[group.sequences[0], :shared]
     batch = RaggedBatch(

@@ -62,7 +62,8 @@ def draw_lengths(rng: np.random.Generator, page: int) -> tuple[list[int], list[i
 def _draw_groups(
     rng: np.random.Generator, before: NDArray[np.int64], page_size: int
 ) -> list[PrefixGroup]:
-    """Groups of the sequences that have at least 256 keys ``before`` their queries."""
+    """Groups of the sequences that have at least 256 keys ``before`` their queries, and groups
+    within them that share more."""
     free = rng.permutation(np.flatnonzero(before >= 256)).tolist()
     groups = []
     while len(free) > 1:
@@ -70,6 +71,11 @@ def _draw_groups(
         members, free = free[:count], free[count:]
         pages = int(rng.integers(1, before[members].min() // page_size + 1))
         groups.append(PrefixGroup(tuple(members), pages * page_size))
+        inner = members[: count // 2]
+        more = int(before[inner].min(initial=1 << 20)) // page_size
+        if len(inner) > 1 and more > pages:
+            pages = int(rng.integers(pages + 1, more + 1))
+            groups.append(PrefixGroup(tuple(inner), pages * page_size))
     return groups
 
 

@@ -61,7 +61,8 @@ class RaggedBatch:
     speculative_limit: int = 32
     """Query tokens up to which a speculative sequence is verified; longer ones are prefills."""
     prefix_groups: tuple[PrefixGroup, ...] = ()
-    """Sequences that share a prefix; a sequence is in at most one group."""
+    """Sequences that share a prefix. Two groups have no sequence in common, or one of them lies
+    within the other and shares more tokens."""
 
     def __len__(self) -> int:
         return len(self.query_lengths)

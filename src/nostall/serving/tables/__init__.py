@@ -19,10 +19,11 @@ table              shape                    content
                                             that a fixed grid of capacity.programs is correct
 ``reductions``     (capacity.reductions, 6)  SEQUENCE, QUERY_START, QUERY_COUNT, KV_HEAD, FIRST_ROW,
                                             SPLITS: a tile whose keys are split
-``counts``         (5,)                     UNITS, REDUCTIONS, SCRATCH_ROWS, PROGRAMS, PREFIX_ROWS
-``prefix_rows``    (capacity.prefix_rows, 4)  for each query token of a group whose shared prefix is
-                                            read once: its row in the packed queries, FIRST_ROW,
-                                            SPLIT_ROWS, HEAD_ROWS
+``counts``         (6,)                     UNITS, REDUCTIONS, SCRATCH_ROWS, PROGRAMS, PREFIX_ROWS,
+                                            SAVED_NS
+``prefix_rows``    (capacity.prefix_rows, 4)  for each query token of a batch with shared prefixes,
+                                            in the order of the prefix forest: its row in the
+                                            packed queries, FIRST_ROW, SPLIT_ROWS, HEAD_ROWS
 ``tokens``         (rows, 7)                the Token-Table, for people and for costs; kernels do
                                             not read it
 =================  =======================  ======================================================
@@ -33,10 +34,11 @@ splits fit into megabytes. PARTIAL is the unit's first row, or -1 if the unit wr
 itself. Split i of a reduction begins at row ``FIRST_ROW + i * QUERY_COUNT * group``; splits are in
 the order of their keys, so that a reduction that adds them in this order is deterministic.
 
-A unit of a shared prefix has SEQUENCE of the group's first member, QUERY_START as its first row of
-``prefix_rows``, and PARTIAL -2 - split. The partial result of a query token, KV head h and split i
-of the prefix is in the scratch rows from ``FIRST_ROW + i * SPLIT_ROWS + h * HEAD_ROWS`` on; these
-are the first splits of the reduction of the member's own tile.
+A unit of a node of the prefix forest (:mod:`nostall.serving.tables.prefix.forest`) has SEQUENCE of
+the node's leader, QUERY_START as its first row of ``prefix_rows``, and PARTIAL -2 - i for split i.
+Splits of all nodes on a sequence's path are counted together, from the root on; they are the first
+splits of the reductions of its own tiles. The partial result of a query token, KV head h and split
+i is in the scratch rows from ``FIRST_ROW + i * SPLIT_ROWS + h * HEAD_ROWS`` on.
 
 With a sliding window KV_START is the first visible key of the tile's first token, rounded down to
 ``TileSet.kv_align``; the kernel masks by position.

@@ -8,15 +8,22 @@ from nostall.serving.tables.settings import TableCapacity, TableSettings
 
 
 def bounded_capacity(
-    settings: TableSettings, sequences: int, query_tokens: int, keys: int
+    settings: TableSettings,
+    sequences: int,
+    query_tokens: int,
+    keys: int,
+    prefix_levels: int = 0,
 ) -> TableCapacity:
     """A capacity for all batches of at most these sequences, query tokens and keys of a sequence.
 
-    It does not count prefix groups.
+    ``prefix_levels``: how many kept nodes of the prefix forest a query token is in, on average over
+    the query tokens; 0: no shared prefixes. The capacity has a query tile of a node for each
+    sequence. Batches whose prefixes need more fit too: they are built without shared prefixes.
 
     With R keys that all query tiles see together, a ``split`` of s keys gives at most R / s units
     more than query tiles, and splitting by cost at most ``programs * units_per_program / kv_heads``
-    more, of each KV head.
+    more, of each KV head. Of a tile whose keys are split at least one split is more; a query token
+    of a node has a partial result of its own keys, and one of each node.
     """
     if min(sequences, query_tokens, keys) < 1:
         raise BadTables(
@@ -30,7 +37,10 @@ def bounded_capacity(
         for count, limit in zip(tokens[:-1], rules.limits[:-1], strict=True)
         if count and limit > count * settings.group
     ]
-    tiles = min(sequences + query_tokens // min([*several, tokens[-1]]), query_tokens)
+    own = min(sequences + query_tokens // min([*several, tokens[-1]]), query_tokens)
+    levels = prefix_levels if settings.tiles.least_prefix and not settings.window else 0
+    prefix_tiles, prefix_rows = (sequences, query_tokens * levels) if levels else (0, 0)
+    tiles = own + prefix_tiles
     visible = keys
     if settings.window:
         visible = min(keys, settings.window + max(tokens) + rules.kv_align)
@@ -38,10 +48,13 @@ def bounded_capacity(
     more = tiles * visible // rules.split + parts // heads
     units = heads * (tiles + more)
     most_splits = -(-visible // min(rules.split, rules.least_split))
-    scratch_rows = min(
-        2 * more * heads * max(tokens) * settings.group,
-        query_tokens * settings.heads * most_splits,
-    )
+    split_rows = 2 * more * heads * max(tokens) * settings.group
+    if levels:
+        scratch_rows = split_rows + settings.heads * (query_tokens + prefix_rows)
+    else:
+        scratch_rows = min(split_rows, query_tokens * settings.heads * most_splits)
     programs = settings.programs if find_order(settings.order).is_persistent else units
-    reductions = heads * min(tiles, more)
-    return TableCapacity(sequences, tiles, units, reductions, scratch_rows, programs)
+    reductions = heads * (own if levels else min(own, more))
+    return TableCapacity(
+        sequences, tiles, units, reductions, scratch_rows, programs, prefix_rows, prefix_tiles
+    )

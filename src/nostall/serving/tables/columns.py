@@ -37,20 +37,23 @@ SCRATCH_ROWS = 2
 PROGRAMS = 3
 """Count of programs that have a range of units."""
 PREFIX_ROWS = 4
-"""Count of rows of ``prefix_rows``: query tokens whose prefix is read once for a group."""
-COUNTS = 5
+"""Count of rows of ``prefix_rows``: the query tokens of a batch with a shared prefix, else 0."""
+SAVED_NS = 5
+"""Time of each program that shared prefixes save, by the costs of units; -1: a batch whose prefixes
+exceed the capacity, so that it is built without them."""
+COUNTS = 6
 
 PREFIX_QUERY = 0
 """Row of a query token in the packed queries (prefix_rows)."""
 PREFIX_FIRST_ROW = 1
-"""Scratch row of its first query head, for KV head 0 and split 0."""
+"""Scratch row of its first query head, for KV head 0 and split 0; -1: it shares nothing."""
 PREFIX_SPLIT_ROWS = 2
 """Scratch rows from one split to the next."""
 PREFIX_HEAD_ROWS = 3
 """Scratch rows from one KV head to the next."""
 PREFIX_COLUMNS = 4
 FIRST_PREFIX_SPLIT = -2
-"""PARTIAL of a unit of split 0 of a shared prefix; split i has this minus i."""
+"""PARTIAL of a unit of split 0 of shared prefixes; split i of them has this minus i."""
 
 TASK_NAMES = ("sequence", "start", "tokens", "kv start", "kv end", "head", "tile", "partial")
 PREFIX_NAMES = ("query row", "first row", "split rows", "head rows")

@@ -1,4 +1,8 @@
-"""Device builder: task tables from lengths on the GPU, in one launch that a CUDA graph can hold."""
+"""Device builder: task tables from lengths on the GPU, without a word from the host.
+
+One launch builds the tables of a batch without shared prefixes. Two more in front of it find the
+prefixes in the block table, and arrange the forest.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +28,14 @@ from nostall.serving.tables.orders import (
     find_order,
     sort_as_given,
 )
-from nostall.serving.tables.prefixes import SharedPrefixes
+from nostall.serving.tables.prefix.leaders import SharedPrefixes
 from nostall.serving.tables.settings import TableCapacity, TableSettings, TaskTables, check_counts
 
 try:
     import torch
 
     from nostall.serving.tables import device_kernel
+    from nostall.serving.tables.prefix.device_leaders import arrange_forest, find_leaders
 except ImportError as error:
     raise MissingPart(
         f"the device builder of task tables needs PyTorch and Triton ({error.name} is missing); "
@@ -49,7 +54,9 @@ GIVEN_WORKERS = 64
 """Programs of an order that does not sort."""
 UNIT_BLOCK = 128
 """Units that a program writes at a time."""
-MAX_TILES = 4096
+PAGE_BLOCK = 512
+"""Pages of two sequences that a program compares at a time."""
+MAX_TILES = 16_384
 """Largest capacity of query tiles: each program holds all of them in registers."""
 
 
@@ -84,18 +91,35 @@ class DeviceTables:
         return arrays
 
 
-class DevicePrefixes(NamedTuple):
-    """The arrays of :class:`nostall.serving.tables.prefixes.SharedPrefixes` as tensors."""
+class DeviceForest(NamedTuple):
+    """The prefix forest of a batch, tensors of one entry for each sequence of the capacity."""
 
-    members: Any
-    starts: Any
+    leaders: Any
     tokens: Any
-    places: Any
+    first_rows: Any
+    deepest: Any
+    node_tokens: Any
+    parents: Any
+    branch_costs: Any
+    """int64: cost of a key for the branches of a node besides that of its leader."""
+    branch_tokens: Any
 
     @staticmethod
-    def of(prefixes: SharedPrefixes, device: str = "cuda") -> DevicePrefixes:
-        """Copies on a device."""
-        return DevicePrefixes(*(torch.from_numpy(array).to(device) for array in prefixes))
+    def empty(sequences: int, device: str) -> DeviceForest:
+        """A forest without nodes."""
+        columns = [_zeros(device, sequences) for _ in DeviceForest._fields]
+        forest = DeviceForest(*columns)
+        return forest._replace(branch_costs=forest.branch_costs.long())
+
+
+@dataclass(frozen=True)
+class Prefixes:
+    """Where the shared prefixes of a batch come from: arrays of the host, or a block table."""
+
+    given: SharedPrefixes | None = None
+    block_table: Any = None
+    """int32 tensor (S, pages)."""
+    page_size: int = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,6 +131,9 @@ class DeviceBuilder:
     tables: DeviceTables
     grid: int
     """Programs of the launch."""
+    totals: Any
+    """int64 (4,): sums over all builds; see :func:`device_kernel.build_kernel`."""
+    _forest: DeviceForest
     _constants: dict[str, Any]
 
     @staticmethod
@@ -149,20 +176,22 @@ class DeviceBuilder:
             "BLOCK_S": _power_of_two(capacity.sequences),
             "BLOCK_T": _power_of_two(capacity.tiles),
             "BLOCK_U": UNIT_BLOCK,
-            "num_warps": 4 if capacity.tiles <= 1024 else 16,
+            "num_warps": _warps(capacity.tiles),
         }
         grid = (settings.cost_classes if sorts else 1) * workers
-        return DeviceBuilder(settings, capacity, tables, grid, constants)
+        totals = torch.zeros(4, dtype=torch.int64, device=device)
+        forest = DeviceForest.empty(max(capacity.sequences, 1), device)
+        return DeviceBuilder(settings, capacity, tables, grid, totals, forest, constants)
 
     def build(
-        self, query_starts: Any, kv_lengths: Any, prefixes: DevicePrefixes | None = None
+        self, query_starts: Any, kv_lengths: Any, prefixes: Prefixes | None = None
     ) -> DeviceTables:
         """Launch the build on the current stream; the tables are the builder's tensors.
 
         ``query_starts`` is int32 (S + 1,): the first packed query row of each sequence, and the
-        total; ``kv_lengths`` is int32 (S,), S at most the capacity. The caller guarantees that a
-        group shares no more tokens than each member has keys before its query. A batch that does
-        not fit gets no unit; ``tables.to_host`` then raises with the capacity needed.
+        total; ``kv_lengths`` is int32 (S,), S at most the capacity. A batch that does not fit gets
+        no unit; ``tables.to_host`` then raises with the capacity needed. A batch of which only the
+        shared prefixes do not fit is built without them.
         """
         sequences = len(kv_lengths)
         if sequences > self.capacity.sequences:
@@ -171,30 +200,58 @@ class DeviceBuilder:
                 "allocate tables of this capacity"
             )
         capacity, tables = self.capacity, self.tables
-        groups = 0 if prefixes is None else len(prefixes.tokens)
-        arrays = (query_starts,) * 4 if prefixes is None else tuple(prefixes)
-        # Without groups the kernel is one that does not look for any.
-        least = self._constants["LEAST_PREFIX"] if groups else 0
+        # Without prefixes the kernel is one that does not look for any.
+        least = self._constants["LEAST_PREFIX"] if prefixes is not None and sequences else 0
+        if least and prefixes is not None:
+            self._arrange(query_starts, kv_lengths, prefixes)
         device_kernel.build_kernel[(self.grid,)](
             query_starts,
             kv_lengths,
             sequences,
-            *arrays,
-            groups,
+            *self._forest,
             tables.tasks,
             tables.program_offsets,
             tables.reductions,
             tables.counts,
             tables.prefix_rows,
+            self.totals,
             capacity.tiles,
             capacity.units,
             capacity.reductions,
             capacity.scratch_rows,
             capacity.programs,
             capacity.prefix_rows,
+            capacity.prefix_tiles,
             **{**self._constants, "LEAST_PREFIX": least},
         )
         return tables
+
+    def _arrange(self, query_starts: Any, kv_lengths: Any, prefixes: Prefixes) -> None:
+        """Fill the forest of a batch with sequences."""
+        forest, constants, grid = self._forest, self._constants, (len(kv_lengths),)
+        block = constants["BLOCK_S"]
+        if prefixes.given is not None:
+            forest.leaders[: grid[0]].copy_(torch.from_numpy(prefixes.given.leaders))
+            forest.tokens[: grid[0]].copy_(torch.from_numpy(prefixes.given.tokens))
+            forest.branch_costs.zero_()
+            forest.branch_tokens.zero_()
+        else:
+            table = prefixes.block_table
+            find_leaders[grid](
+                table, query_starts, kv_lengths, grid[0], table.shape[1], table.stride(0),
+                forest.leaders, forest.tokens, forest.branch_costs, forest.branch_tokens,
+                PAGE=prefixes.page_size, BLOCK_S=block, BLOCK_P=PAGE_BLOCK, num_warps=4,
+            )  # fmt: skip
+        arrange_forest[grid](
+            query_starts, grid[0], *forest,
+            **{name: constants[name] for name in ("TILE_TOKENS", "LIMITS", "KEY_COSTS", "GROUP")},
+            BLOCK_S=block, num_warps=4,
+        )  # fmt: skip
+
+
+def _warps(tiles: int) -> int:
+    """Warps of the builder: a thread holds 8 to 16 query tiles of a large capacity."""
+    return 4 if tiles <= 1024 else 16 if tiles <= 4096 else 32
 
 
 def _constants(settings: TableSettings) -> dict[str, Any]:

@@ -15,12 +15,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from nostall.serving.tables.device_tiles import (
-    count_at_most,
-    cumsum,
-    cut_batch,
-    split_tiles,
-)
+from nostall.serving.tables.device_lanes import count_at_most, cumsum
+from nostall.serving.tables.device_tiles import cut_batch, split_tiles
 
 CYCLIC = tl.constexpr(0)
 SNAKE = tl.constexpr(1)
@@ -29,9 +25,10 @@ ONE_EACH = tl.constexpr(2)
 
 @triton.jit
 def build_kernel(
-    query_starts, kv_lengths, sequences, members, member_starts, shared_tokens, places, groups,
-    tasks, program_offsets, reductions, counts, prefix_rows, capacity_tiles, capacity_units,
-    capacity_reductions, capacity_rows, capacity_programs, capacity_prefix_rows,
+    query_starts, kv_lengths, sequences, leaders, shared, first_rows, deepest, node_tokens, parents,
+    branch_costs, branch_tokens, tasks, program_offsets, reductions, counts, prefix_rows, totals,
+    capacity_tiles, capacity_units, capacity_reductions, capacity_rows, capacity_programs,
+    capacity_prefix_rows, capacity_prefix_tiles,
     PROGRAMS: tl.constexpr, TILE_TOKENS: tl.constexpr, LIMITS: tl.constexpr,
     START_COSTS: tl.constexpr, KEY_COSTS: tl.constexpr, GROUP: tl.constexpr,
     KV_HEADS: tl.constexpr, WINDOW: tl.constexpr, SPLIT: tl.constexpr, LEAST_SPLIT: tl.constexpr,
@@ -41,27 +38,31 @@ def build_kernel(
 ):  # fmt: skip
     """Write the tables of a batch; the grid is max(CLASSES, 1) * WORKERS programs.
 
-    ``LEAST_PREFIX`` 0: there are no prefix groups, and the arguments of groups are not read.
+    ``LEAST_PREFIX`` 0: there is no prefix forest, and its arguments are not read. ``totals``,
+    int64, sums over the builds: their number, those with shared prefixes, those whose prefixes
+    exceeded the capacity, and SAVED_NS.
     """
     (
-        tile_count, prefix_count, sequence, start, taken, first, end, index, is_prefix, prefix_row,
-        prefix_index,
+        tile_count, prefix_count, saved_ns, sequence, start, taken, first, end, index, is_node,
+        node, prefix_row, node_start, reach, tokens, parent,
     ) = cut_batch(
-        query_starts, kv_lengths, sequences, members, member_starts, shared_tokens, places, groups,
+        query_starts, kv_lengths, sequences, leaders, shared, first_rows, deepest, node_tokens,
+        parents, branch_costs, branch_tokens, capacity_prefix_rows, capacity_prefix_tiles,
         TILE_TOKENS, LIMITS, KEY_COSTS, GROUP, KV_HEADS, WINDOW, KV_ALIGN, LEAST_PREFIX,
-        LEAST_SAVED, BLOCK_S, BLOCK_T,
+        LEAST_SAVED, PROGRAMS, BLOCK_S, BLOCK_T,
     )  # fmt: skip
     is_counted = tile_count <= capacity_tiles
     counted_tiles = tl.where(is_counted, tile_count, 0)
     lane = tl.arange(0, BLOCK_T)
     is_tile = lane < counted_tiles
     splits, split_keys, splits_before, cost = split_tiles(
-        is_tile, first, end, index, prefix_index,
-        START_COSTS, KEY_COSTS, KV_HEADS, SPLIT, LEAST_SPLIT, PARTS, KV_ALIGN, LEAST_PREFIX,
+        is_tile, first, end, index, is_node, node, node_start, reach, tokens, parent,
+        TILE_TOKENS, LIMITS, GROUP, START_COSTS, KEY_COSTS, KV_HEADS, SPLIT, LEAST_SPLIT, PARTS,
+        KV_ALIGN, LEAST_PREFIX,
     )  # fmt: skip
     tile_units = splits * KV_HEADS
     splits += splits_before
-    is_reduced = (splits > 1) & (is_prefix == 0)
+    is_reduced = (splits > 1) & (is_node.to(tl.int32) == 0)
     reduced = tl.where(is_reduced, KV_HEADS, 0)
     rows = tl.where(is_reduced, splits * KV_HEADS * taken * GROUP, 0)
 
@@ -71,21 +72,20 @@ def build_kernel(
     program_count = units if DEAL == ONE_EACH else PROGRAMS
     fits = (units <= capacity_units) & (reduction_count <= capacity_reductions)
     fits = fits & (row_count <= capacity_rows) & (program_count <= capacity_programs)
-    fits = fits & (prefix_count <= capacity_prefix_rows)
     pid = tl.program_id(0)
     _write_offsets(
         pid, program_offsets, tl.where(fits, units, 0), capacity_programs, PROGRAMS, DEAL, BLOCK_U
     )
     if pid == 0:
         _write_counts(
-            counts, tile_count, is_counted, units, reduction_count, row_count, program_count,
-            prefix_count,
+            counts, totals, tile_count, is_counted, units, reduction_count, row_count,
+            program_count, prefix_count, saved_ns,
         )  # fmt: skip
 
     _write_tables(
         tasks, reductions, prefix_rows, pid, is_tile, lane < tl.where(fits, counted_tiles, 0), cost,
         tile_units, splits, split_keys, splits_before, rows, reduced, query_starts, sequence, start,
-        taken, first, end, index, is_prefix, prefix_row, units,
+        taken, first, end, index, is_node, prefix_row, prefix_count, units,
         PROGRAMS, DEAL, KV_HEADS, GROUP, LEAST_PREFIX, CLASSES, WORKERS, BLOCK_T, BLOCK_U,
     )  # fmt: skip
 
@@ -94,7 +94,7 @@ def build_kernel(
 def _write_tables(
     tasks, reductions, prefix_rows, pid, is_tile, is_written, cost,
     tile_units, splits, split_keys, splits_before, rows, reduced, query_starts, sequence, start,
-    taken, first, end, index, is_prefix, prefix_row, units,
+    taken, first, end, index, is_node, prefix_row, prefix_count, units,
     PROGRAMS: tl.constexpr, DEAL: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
     LEAST_PREFIX: tl.constexpr, CLASSES: tl.constexpr, WORKERS: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_U: tl.constexpr,
@@ -104,7 +104,7 @@ def _write_tables(
     first_row = cumsum(rows) - rows
     _write_units(
         tasks, pid % WORKERS, mine, rank_before, units, tile_units, splits, split_keys, first_row,
-        sequence, start, taken, first, end, index, is_prefix, splits_before,
+        sequence, start, taken, first, end, index, is_node, splits_before,
         PROGRAMS, DEAL, KV_HEADS, GROUP, LEAST_PREFIX, WORKERS, BLOCK_T, BLOCK_U,
     )  # fmt: skip
     _write_reductions(
@@ -112,9 +112,10 @@ def _write_tables(
         KV_HEADS, GROUP, WORKERS,
     )  # fmt: skip
     if LEAST_PREFIX > 0:
+        is_own = tl.where(is_node, 0, prefix_count) > 0
         _write_prefix_rows(
-            prefix_rows, pid % WORKERS, mine & (splits_before > 0), query_starts, prefix_row,
-            sequence, start, taken, splits, first_row, GROUP, WORKERS,
+            prefix_rows, pid % WORKERS, mine & is_own, query_starts,
+            prefix_row, sequence, start, taken, splits, splits_before, first_row, GROUP, WORKERS,
         )  # fmt: skip
 
 
@@ -133,7 +134,7 @@ def _my_share(is_tile, mine, cost, tile_units, my_place, CLASSES: tl.constexpr):
 @triton.jit
 def _write_units(
     tasks, worker, mine, rank_before, units, tile_units, splits, split_keys, first_row,
-    sequence, start, taken, first, end, index, is_prefix, splits_before,
+    sequence, start, taken, first, end, index, is_node, splits_before,
     PROGRAMS: tl.constexpr, DEAL: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
     LEAST_PREFIX: tl.constexpr, WORKERS: tl.constexpr, BLOCK_T: tl.constexpr,
     BLOCK_U: tl.constexpr,
@@ -155,14 +156,14 @@ def _write_units(
         step = tl.gather(split_keys, tile, 0)
         low = tl.gather(first, tile, 0) + split * step
         tile_splits = tl.gather(splits, tile, 0)
-        partial_split = split
+        place = split
         if LEAST_PREFIX > 0:
-            partial_split += tl.gather(splits_before, tile, 0)
+            place += tl.gather(splits_before, tile, 0)
         partial = tl.gather(first_row, tile, 0)
-        partial += (head * tile_splits + partial_split) * tokens * GROUP
+        partial += (head * tile_splits + place) * tokens * GROUP
         partial = tl.where(tile_splits > 1, partial, -1)
         if LEAST_PREFIX > 0:
-            partial = tl.where(tl.gather(is_prefix.to(tl.int32), tile, 0) > 0, -2 - split, partial)
+            partial = tl.where(tl.gather(is_node.to(tl.int32), tile, 0) > 0, -2 - place, partial)
         tl.store(row, tl.gather(sequence, tile, 0), is_unit)
         tl.store(row + 1, tl.gather(start, tile, 0), is_unit)
         tl.store(row + 2, tokens, is_unit)
@@ -194,7 +195,7 @@ def _write_reductions(
 @triton.jit
 def _write_prefix_rows(
     prefix_rows, worker, writes, query_starts, prefix_row, sequence, start, taken, splits,
-    first_row,
+    splits_before, first_row,
     GROUP: tl.constexpr, WORKERS: tl.constexpr,
 ):  # fmt: skip
     """Write the prefix rows of every ``WORKERS``-th query token of the query tiles."""
@@ -204,14 +205,16 @@ def _write_prefix_rows(
         row = prefix_rows + (prefix_row + token) * 4
         is_token = writes & (token < taken)
         tl.store(row, packed + token, is_token)
-        tl.store(row + 1, first_row + token * GROUP, is_token)
+        first = tl.where(splits_before > 0, first_row + token * GROUP, -1)
+        tl.store(row + 1, first, is_token)
         tl.store(row + 2, rows, is_token)
         tl.store(row + 3, splits * rows, is_token)
 
 
 @triton.jit
 def _write_counts(
-    counts, tile_count, is_counted, units, reductions, scratch_rows, programs, prefix_rows
+    counts, totals, tile_count, is_counted, units, reductions, scratch_rows, programs, prefix_rows,
+    saved_ns,
 ):  # fmt: skip
     """Write the counts; if the query tiles exceed the capacity, minus their number and zeros."""
     clamped = tl.minimum(scratch_rows, 2147483647).to(tl.int32)
@@ -220,6 +223,11 @@ def _write_counts(
     tl.store(counts + 2, tl.where(is_counted, clamped, 0))
     tl.store(counts + 3, tl.where(is_counted, programs, 0))
     tl.store(counts + 4, tl.where(is_counted, prefix_rows, 0))
+    tl.store(counts + 5, tl.where(is_counted, saved_ns, 0))
+    tl.store(totals, tl.load(totals) + 1)
+    tl.store(totals + 1, tl.load(totals + 1) + tl.where(prefix_rows > 0, 1, 0))
+    tl.store(totals + 2, tl.load(totals + 2) + tl.where(saved_ns < 0, 1, 0))
+    tl.store(totals + 3, tl.load(totals + 3) + tl.maximum(saved_ns, 0))
 
 
 @triton.jit

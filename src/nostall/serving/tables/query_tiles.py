@@ -1,9 +1,9 @@
 """Cut a batch into query tiles and decide into how many units the keys of each are split.
 
 A query tile is a tile before its keys are split: some query tokens of a sequence, and the keys that
-they see. All KV heads have the same query tiles. Query tiles of prefix groups stand behind those of
-all sequences: some query tokens of all members, and the keys that the members share. The device
-builder computes the same integers.
+they see. All KV heads have the same query tiles. Query tiles of kept nodes of the prefix forest
+stand behind those of all sequences: some query tokens of all members, and the keys that the node
+reads. The device builder computes the same integers.
 """
 
 from __future__ import annotations
@@ -14,20 +14,26 @@ from numpy.typing import NDArray
 
 from nostall.serving.tables.costs import MAX_COST_NS
 from nostall.serving.tables.cut_rules import NO_REFERENCE_COUNTS, CutRules, tile_of, unit_cost
-from nostall.serving.tables.prefixes import (
+from nostall.serving.tables.prefix.forest import (
+    DEEPEST,
     FIRST_PREFIX_ROW,
+    NODE_PARENT,
+    NODE_REACH,
+    NODE_SPLITS,
+    NODE_START,
+    NODE_TOKENS,
     PACKED,
-    PREFIX_TILE,
-    SHARED,
-    SharedPrefixes,
+    shared_keys,
+    splits_to,
 )
+from nostall.serving.tables.prefix.leaders import SharedPrefixes
 
 Int32s = NDArray[np.int32]
 
 TILE_SEQUENCE = 0
-"""Sequence; of a tile of a prefix group its first member, whose pages are read."""
+"""Sequence; of a tile of a node its leader, whose pages are read."""
 TILE_START = 1
-"""First query token within the sequence; of a tile of a prefix group its first prefix row."""
+"""First query token within the sequence; of a tile of a node its first prefix row."""
 TILE_COUNT = 2
 TILE_KV_START = 3
 TILE_KV_END = 4
@@ -40,16 +46,16 @@ TILE_UNITS = 9
 TILE_RANK = 10
 """Rank of the tile's first unit in the order of costs."""
 TILE_PREFIX = 11
-"""Tile height of the prefix group of a member, :data:`NO_PREFIX`, or :data:`IS_PREFIX`."""
+"""1 if the tile is one of a node, else 0."""
 TILE_PREFIX_ROW = 12
-"""Prefix row of a member's first query token."""
+"""Prefix row of the first query token."""
 TILE_PACKED = 13
 """Row of the first query token in the packed queries."""
 TILE_BEFORE = 14
-"""Splits of the shared prefix, which a member adds before its own."""
-TILE_COLUMNS = 15
-
-NO_PREFIX, IS_PREFIX = -1, -2
+"""Splits of the nodes that read keys before it, which are added before its own."""
+TILE_NODE = 15
+"""Sequence that stands for the node of a tile of one."""
+TILE_COLUMNS = 16
 
 
 @njit(**NO_REFERENCE_COUNTS)  # type: ignore[untyped-decorator]
@@ -68,14 +74,14 @@ def cut_tiles(
     query_lengths: Int32s,
     kv_lengths: Int32s,
     prefixes: SharedPrefixes,
-    shares: Int32s,
+    forest: Int32s,
     rules: CutRules,
     tiles: Int32s,
 ) -> None:
     """Write the query tiles of a batch, one a row of (tiles, TILE_COLUMNS).
 
-    ``shares`` is from :func:`share_prefixes`; ``tiles`` has exactly the rows that
-    :func:`count_tiles` and :func:`share_prefixes` count.
+    ``forest`` is from :mod:`nostall.serving.tables.prefix.forest`; ``tiles`` has exactly the rows
+    that :func:`count_tiles` and its ``choose_nodes`` count.
     """
     count = 0
     total = 0
@@ -86,7 +92,7 @@ def cut_tiles(
         index = tile_of(length, rules)
         tokens = rules.tile_tokens[index]
         before = kv_lengths[sequence] - length
-        shared = shares[sequence, SHARED]
+        shared = shared_keys(sequence, forest)
         for start in range(0, length, tokens):
             taken = min(tokens, length - start)
             first = max(shared, before + start - rules.window + 1)
@@ -99,52 +105,45 @@ def cut_tiles(
             row[TILE_KV_START] = first
             row[TILE_KV_END] = end
             row[TILE_INDEX] = index
-            row[TILE_PREFIX] = shares[sequence, PREFIX_TILE] if shared else NO_PREFIX
-            row[TILE_PREFIX_ROW] = shares[sequence, FIRST_PREFIX_ROW] + start
-            row[TILE_PACKED] = shares[sequence, PACKED] + start
+            row[TILE_PREFIX] = 0
+            row[TILE_PREFIX_ROW] = forest[sequence, FIRST_PREFIX_ROW] + start
+            row[TILE_PACKED] = forest[sequence, PACKED] + start
             total += unit_cost(index, end - first, rules)
             count += 1
-    total += _cut_prefixes(query_lengths, prefixes, shares, rules, tiles, count)
-    _split_tiles(tiles, total, rules)
+    total += _cut_nodes(prefixes, forest, rules, tiles, count)
+    _split_tiles(tiles, total, forest, rules)
 
 
 @njit(**NO_REFERENCE_COUNTS)  # type: ignore[untyped-decorator]
-def _cut_prefixes(
-    query_lengths: Int32s,
-    prefixes: SharedPrefixes,
-    shares: Int32s,
-    rules: CutRules,
-    tiles: Int32s,
-    count: int,
+def _cut_nodes(
+    prefixes: SharedPrefixes, forest: Int32s, rules: CutRules, tiles: Int32s, count: int
 ) -> int:
-    """Write the query tiles of prefix groups from row ``count`` on; returns their cost."""
+    """Write the query tiles of kept nodes from row ``count`` on; returns their cost."""
     cost = 0
-    for group in range(len(prefixes.tokens)):
-        members = prefixes.members[prefixes.starts[group] : prefixes.starts[group + 1]]
-        shared = np.int64(shares[members[0], SHARED])
-        if shared == 0:
+    for node in range(len(prefixes.leaders)):
+        start, reach = np.int64(forest[node, NODE_START]), np.int64(forest[node, NODE_REACH])
+        if reach <= start:
             continue
-        index = shares[members[0], PREFIX_TILE]
+        leader, length = prefixes.leaders[node], np.int64(forest[node, NODE_TOKENS])
+        index = tile_of(length, rules)
         tokens = rules.tile_tokens[index]
-        length = np.int64(0)
-        for sequence in members:
-            length += query_lengths[sequence]
-        for start in range(0, length, tokens):
+        for first in range(0, length, tokens):
             row = tiles[count]
-            row[TILE_SEQUENCE] = members[0]
-            row[TILE_START] = shares[members[0], FIRST_PREFIX_ROW] + start
-            row[TILE_COUNT] = min(tokens, length - start)
-            row[TILE_KV_START] = 0
-            row[TILE_KV_END] = shared
+            row[TILE_SEQUENCE] = leader
+            row[TILE_START] = forest[leader, FIRST_PREFIX_ROW] + first
+            row[TILE_COUNT] = min(tokens, length - first)
+            row[TILE_KV_START] = start
+            row[TILE_KV_END] = reach
             row[TILE_INDEX] = index
-            row[TILE_PREFIX] = IS_PREFIX
-            cost += unit_cost(index, shared, rules)
+            row[TILE_PREFIX] = 1
+            row[TILE_NODE] = node
+            cost += unit_cost(index, reach - start, rules)
             count += 1
     return cost
 
 
 @njit(**NO_REFERENCE_COUNTS)  # type: ignore[untyped-decorator]
-def _split_tiles(tiles: Int32s, total: int, rules: CutRules) -> None:
+def _split_tiles(tiles: Int32s, total: int, forest: Int32s, rules: CutRules) -> None:
     """Decide the splits, units and costs of query tiles; ``total`` is the cost of all of them."""
     target = MAX_COST_NS
     if rules.parts:
@@ -156,11 +155,14 @@ def _split_tiles(tiles: Int32s, total: int, rules: CutRules) -> None:
         row[TILE_SPLIT_KEYS] = split_keys
         row[TILE_COST] = unit_cost(index, split_keys, rules)
         row[TILE_UNITS] = splits * rules.kv_heads
-        row[TILE_BEFORE] = 0
-        if row[TILE_PREFIX] >= 0:
-            # All tiles of its prefix group have these splits.
-            shared = np.int64(row[TILE_KV_START])
-            row[TILE_BEFORE] = _split(row[TILE_PREFIX], shared, target, rules)[0]
+        if row[TILE_PREFIX]:
+            # All tiles of a node have these splits.
+            forest[row[TILE_NODE], NODE_SPLITS] = splits
+    for row in tiles:
+        if row[TILE_PREFIX]:
+            row[TILE_BEFORE] = splits_to(forest[row[TILE_NODE], NODE_PARENT], forest)
+        else:
+            row[TILE_BEFORE] = splits_to(forest[row[TILE_SEQUENCE], DEEPEST], forest)
 
 
 @njit(**NO_REFERENCE_COUNTS, inline="always")  # type: ignore[untyped-decorator]
@@ -186,7 +188,7 @@ def count_units(tiles: Int32s, rules: CutRules) -> tuple[int, int, int]:
     for row in tiles:
         units += row[TILE_UNITS]
         splits = row[TILE_SPLITS] + row[TILE_BEFORE]
-        if splits > 1 and row[TILE_PREFIX] != IS_PREFIX:
+        if splits > 1 and not row[TILE_PREFIX]:
             reductions += rules.kv_heads
             rows = np.int64(row[TILE_COUNT]) * rules.group
             scratch_rows += splits * rows * rules.kv_heads

@@ -40,7 +40,10 @@ class TableCapacity:
     scratch_rows: int
     programs: int
     prefix_rows: int = 0
-    """Query tokens of groups whose shared prefix is read once."""
+    """Query tokens of a batch that has shared prefixes, and of all kept nodes of it together. A
+    batch whose prefixes exceed this, or the next, is built without them."""
+    prefix_tiles: int = 0
+    """Query tiles of kept nodes; a part of ``tiles``."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +133,7 @@ class TaskTables:
 
     @property
     def used_prefix_rows(self) -> Int32s:
-        """Where the partial results of shared prefixes go, shape (prefix rows, 4)."""
+        """Where the partial results of shared prefixes go, shape (query tokens or 0, 4)."""
         return self.prefix_rows[: self.counts[PREFIX_ROWS]]
 
 
@@ -151,7 +154,6 @@ def check_counts(counts: Int32s, capacity: TableCapacity) -> None:
         "reductions": (counts[REDUCTIONS], capacity.reductions),
         "scratch rows": (counts[SCRATCH_ROWS], capacity.scratch_rows),
         "programs": (counts[PROGRAMS], capacity.programs),
-        "prefix rows": (counts[PREFIX_ROWS], capacity.prefix_rows),
     }
     exceeded = [
         f"{need} {name} (capacity {has})" for name, (need, has) in needed.items() if need > has

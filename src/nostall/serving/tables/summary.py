@@ -21,41 +21,46 @@ from nostall.serving.tables.columns import (
 )
 from nostall.serving.tables.costs import FRACTION_BITS, MAX_COST_NS
 from nostall.serving.tables.cut_rules import cut_rules
-from nostall.serving.tables.prefixes import (
-    SHARE_COLUMNS,
-    SHARED,
-    SharedPrefixes,
-    share_prefixes,
+from nostall.serving.tables.prefix.forest import (
+    FIRST_PREFIX_ROW,
+    FOREST_COLUMNS,
+    NODE_REACH,
+    NODE_START,
+    NODE_TOKENS,
+    arrange,
+    choose_nodes,
+    shared_keys,
 )
+from nostall.serving.tables.prefix.leaders import SharedPrefixes
 from nostall.serving.tables.settings import TableSettings, TaskTables
 
 Int64s = NDArray[np.int64]
 
 
 class TokenRow(NamedTuple):
-    """A row of the Token-Table (paper, section 2.3): the query tokens of a sequence or group."""
+    """A row of the Token-Table (paper, section 2.3): the query tokens of a sequence or node."""
 
     stage: Stage
     sequence: int
     start: int
-    """First row in the packed queries; of a group its first prefix row."""
+    """First row in the packed queries; of a node its first prefix row."""
     tokens: int
     kv_length: int
     shared: int
-    """Of its keys, those that its prefix group reads."""
+    """Of its keys, those that nodes read; of a node the keys that it reads."""
     tile: int
     """Index of the tile height."""
 
 
 def token_table(batch: RaggedBatch, settings: TableSettings) -> list[TokenRow]:
-    """The Token-Table of a batch: a row for each sequence that has query tokens, then the groups.
-
-    Groups are those whose shared prefix is read once.
+    """The Token-Table of a batch: a row for each sequence that has query tokens, then those of the
+    nodes of its prefix forest that are read once.
     """
     starts, stages = batch.query_starts, batch.stages
-    shares = np.zeros((len(batch), SHARE_COLUMNS), np.int32)
+    forest = np.zeros((len(batch), FOREST_COLUMNS), np.int32)
     prefixes = SharedPrefixes.of(batch.prefix_groups, len(batch))
-    share_prefixes(batch.query_lengths, prefixes, cut_rules(settings), shares)
+    arrange(batch.query_lengths, prefixes, forest)
+    choose_nodes(prefixes, cut_rules(settings), forest, np.zeros(len(batch), np.int64))
     rows = [
         TokenRow(
             Stage(stages[sequence]),
@@ -63,19 +68,25 @@ def token_table(batch: RaggedBatch, settings: TableSettings) -> list[TokenRow]:
             int(starts[sequence]),
             int(length),
             int(batch.kv_lengths[sequence]),
-            int(shares[sequence, SHARED]),
-            settings.tiles.tile_of(int(length), settings.group),
+            int(shared_keys(sequence, forest)),
+            _tile(int(length), settings),
         )
         for sequence, length in enumerate(batch.query_lengths)
         if length
     ]
-    for group in batch.prefix_groups:
-        shared, start, tile, _ = map(int, shares[group.sequences[0]])
-        if shared:
-            tokens = int(batch.query_lengths[list(group.sequences)].sum())
-            first = group.sequences[0]
-            rows.append(TokenRow(Stage.PREFIX, first, start, tokens, shared, shared, tile))
+    for node, row in enumerate(forest.tolist()):
+        shared, tokens = row[NODE_REACH] - row[NODE_START], row[NODE_TOKENS]
+        if shared > 0:
+            leader = int(prefixes.leaders[node])
+            start, tile = int(forest[leader, FIRST_PREFIX_ROW]), _tile(tokens, settings)
+            rows.append(
+                TokenRow(Stage.PREFIX, leader, start, tokens, row[NODE_REACH], shared, tile)
+            )
     return rows
+
+
+def _tile(tokens: int, settings: TableSettings) -> int:
+    return settings.tiles.tile_of(tokens, settings.group)
 
 
 @dataclass(frozen=True)
@@ -138,7 +149,7 @@ def summarize(batch: RaggedBatch, tables: TaskTables, settings: TableSettings) -
     """The summary of the tables of a batch."""
     costs = unit_costs(tables, settings)
     loads = program_loads(tables, costs) / 1e3
-    units, reductions, scratch_rows, programs, _ = (int(count) for count in tables.counts)
+    units, reductions, scratch_rows, programs, *_ = (int(count) for count in tables.counts)
     return TableSummary(
         settings.order,
         units,

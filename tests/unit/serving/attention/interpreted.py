@@ -63,6 +63,10 @@ CASES: dict[str, tuple[AttentionShape, str, str, str]] = {
         AttentionShape(7, 1, 96, page_size=48, has_trees=True, has_prefixes=True), "ranges",
         "snake", "1/300 2/299d 3/350d 1/200 2/210d 1/290d 30/240",
     ),
+    "nested prefixes": (
+        AttentionShape(4, 1, 64, has_prefixes=True), "queue", "sorted",
+        "1/300 1/290 2/310 1/330 1/250 1/40 1/331 1/100",
+    ),
     "no sequence": (AttentionShape(4, 2, 64), "queue", "paired", ""),
     "no work": (AttentionShape(4, 2, 64), "queue", "paired", "0/7 0/0"),
 }  # fmt: skip
@@ -71,6 +75,10 @@ GROUPS: dict[str, tuple[PrefixGroup, ...]] = {
     "shared prefixes": (PrefixGroup((7, 1, 0), 272), PrefixGroup((3, 6, 4), 96)),
     "shared prefixes, trees, odd group": (
         PrefixGroup((2, 0, 1, 5), 240), PrefixGroup((3, 6, 4), 144)
+    ),
+    "nested prefixes": (
+        PrefixGroup((0, 1, 2, 3, 4, 6), 96), PrefixGroup((0, 2, 3, 6), 160),
+        PrefixGroup((3, 6, 2), 304),
     ),
 }  # fmt: skip
 """Sequences of a case that share a prefix."""

@@ -24,7 +24,7 @@ from nostall.serving.errors import CapacityExceeded
 from nostall.serving.tables.columns import PREFIX_ROWS, UNITS
 from nostall.serving.tables.device import DeviceBuilder
 from nostall.serving.tables.host import build_tables, needed_capacity
-from nostall.serving.tables.prefixes import SharedPrefixes
+from nostall.serving.tables.prefix.leaders import SharedPrefixes
 from nostall.serving.tables.settings import TableSettings
 from nostall.serving.tables.tiles import TileSet
 

@@ -55,15 +55,14 @@ CHANGES = {
     "prefix group .*: allowed are two or more sequences": {
         "prefix_groups": (PrefixGroup((0,), 16),)
     },
-    "prefix group .*: a sequence is in one group, once": {
-        "prefix_groups": (PrefixGroup((0, 0), 16),)
-    },
+    "prefix group .*: a sequence is in a group once": {"prefix_groups": (PrefixGroup((0, 0), 16),)},
     "shares 24 tokens; allowed are multiples of the page size 16": {
         "prefix_groups": (PrefixGroup((0, 1), 24),)
     },
     "up to the 0 keys before every query": {"prefix_groups": (PrefixGroup((0, 2), 16),)},
     "the pages of its 16 shared tokens differ": {"prefix_groups": (PrefixGroup((0, 1), 16),)},
 }
+NESTING = "have sequences in common; allowed are groups without common sequences, or one within"
 
 
 @pytest.mark.parametrize("message", list(CHANGES))
@@ -78,3 +77,12 @@ def test_sequences_may_share_the_pages_of_a_prefix() -> None:
     table = shared.block_table.copy()
     table[1, :2] = table[0, :2]
     check_batch(replace(shared, block_table=table, prefix_groups=(PrefixGroup((0, 1), 32),)))
+
+
+def test_of_two_groups_with_a_common_sequence_the_inner_one_shares_more() -> None:
+    inner, outer = PrefixGroup((0, 2), 48), PrefixGroup((0, 1, 2), 32)
+    nested = make_batch([1] * 4, [80] * 4, prefix_groups=(inner, outer))
+    assert (nested.block_table[0, :3] == nested.block_table[2, :3]).all()
+    for wrong in ((outer, PrefixGroup((0, 2), 32)), (outer, PrefixGroup((0, 3), 16))):
+        with pytest.raises(BadBatch, match=NESTING):
+            check_batch(replace(nested, prefix_groups=wrong, block_table=nested.block_table * 0))

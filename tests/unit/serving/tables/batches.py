@@ -57,13 +57,29 @@ def prefix_groups(draw: st.DrawFn, queries: list[int], keys: list[int]) -> tuple
     rng = draw(st.randoms(use_true_random=False))
     free = [s for s, (query, key) in enumerate(zip(queries, keys, strict=True)) if key > query + 15]
     rng.shuffle(free)
-    groups = []
+    groups: list[PrefixGroup] = []
     while len(free) > 1 and len(groups) < 4:
         size = draw(st.integers(2, len(free)))
         members, free = free[:size], free[size:]
-        most = min(keys[member] - queries[member] for member in members)
-        groups.append(PrefixGroup(tuple(members), draw(st.integers(1, most // 16)) * 16))
+        groups.extend(_nested(draw, members, 0, queries, keys))
     return tuple(groups)
+
+
+def _nested(
+    draw: st.DrawFn, members: list[int], above: int, queries: list[int], keys: list[int]
+) -> list[PrefixGroup]:
+    """A group of these members that shares more than ``above`` tokens, and groups within it."""
+    most = min(keys[member] - queries[member] for member in members) // 16
+    if most <= above // 16:
+        return []
+    tokens = draw(st.integers(above // 16 + 1, most)) * 16
+    groups = [PrefixGroup(tuple(members), tokens)]
+    rest = members[draw(st.integers(0, 2)) :]
+    while len(rest) > 1 and len(rest) < len(members) and draw(st.booleans()):
+        size = draw(st.integers(2, len(rest)))
+        groups += _nested(draw, rest[:size], tokens, queries, keys)
+        rest = rest[size:]
+    return groups
 
 
 @st.composite

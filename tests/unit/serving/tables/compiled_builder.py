@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from nostall.serving.tables.device_kernel import SNAKE, build_kernel
+from nostall.serving.tables.prefix.device_leaders import arrange_forest, find_leaders
 
-POINTERS = (
-    "query_starts", "kv_lengths", "members", "member_starts", "shared_tokens", "places", "tasks",
-    "program_offsets", "reductions", "counts", "prefix_rows",
+NUMBERS = (
+    "sequences", "columns", "stride", "capacity_tiles", "capacity_units", "capacity_reductions",
+    "capacity_rows", "capacity_programs", "capacity_prefix_rows", "capacity_prefix_tiles",
 )  # fmt: skip
+"""Arguments that are 32-bit numbers; all others are addresses."""
+WIDE = ("branch_costs", "totals")
+"""Addresses of 64-bit numbers."""
 CONSTANTS = {
     "PROGRAMS": 264,
     "TILE_TOKENS": (4, 16, 32),
@@ -35,28 +40,33 @@ CONSTANTS = {
     "BLOCK_S": 256,
     "BLOCK_T": 256,
     "BLOCK_U": 256,
+    "PAGE": 16,
+    "BLOCK_P": 512,
 }
-VARIANTS: dict[str, dict[str, int]] = {
-    "prefix groups": {},
-    "window": {"WINDOW": 4096, "LEAST_PREFIX": 0},
+VARIANTS: dict[str, tuple[Any, dict[str, int]]] = {
+    "prefix groups": (build_kernel, {}),
+    "window": (build_kernel, {"WINDOW": 4096, "LEAST_PREFIX": 0}),
+    "leaders": (find_leaders, {}),
+    "forest": (arrange_forest, {}),
 }
-"""Constants of each builder, as settings give them: a window has no prefix groups."""
+"""Kernels, and the constants in which they differ from :data:`CONSTANTS`."""
 
 
-def size(changed: dict[str, int]) -> int:
-    """Bytes of the cubin of a builder."""
-    constants = CONSTANTS | changed
+def size(kernel: Any, changed: dict[str, int]) -> int:
+    """Bytes of the cubin of a kernel."""
+    constants = {k: v for k, v in (CONSTANTS | changed).items() if k in kernel.arg_names}
+    types = dict.fromkeys(NUMBERS, "i32") | dict.fromkeys(WIDE, "*i64")
     signature = {
-        name: "constexpr" if name in constants else "*i32" if name in POINTERS else "i32"
-        for name in build_kernel.arg_names
+        name: "constexpr" if name in constants else types.get(name, "*i32")
+        for name in kernel.arg_names
     }
-    source = ASTSource(build_kernel, signature, constants, {})
-    kernel = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 8})
-    return len(kernel.asm["cubin"])
+    source = ASTSource(kernel, signature, constants, {})
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 8})
+    return len(compiled.asm["cubin"])
 
 
 def main() -> None:
-    sizes = {name: size(changed) for name, changed in VARIANTS.items()}
+    sizes = {name: size(*variant) for name, variant in VARIANTS.items()}
     print(json.dumps([triton.__version__, sizes]))
 
 

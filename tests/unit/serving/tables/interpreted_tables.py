@@ -18,9 +18,9 @@ from nostall.fusion.testing.triton_interpreter import prepare
 from nostall.serving.batch.ragged import PrefixGroup
 from nostall.serving.errors import CapacityExceeded
 from nostall.serving.tables.costs import CostTable
-from nostall.serving.tables.device import DeviceBuilder, DevicePrefixes
+from nostall.serving.tables.device import DeviceBuilder, Prefixes
 from nostall.serving.tables.host import HostBuilder, needed_capacity
-from nostall.serving.tables.prefixes import SharedPrefixes
+from nostall.serving.tables.prefix.leaders import SharedPrefixes
 from nostall.serving.tables.settings import TableCapacity, TableSettings, TaskTables
 from nostall.serving.tables.tiles import TileSet
 
@@ -95,7 +95,7 @@ def build_device(
     capacity: TableCapacity,
 ) -> TaskTables:
     starts = np.cumsum([0, *queries]).astype(np.int32)
-    prefixes = DevicePrefixes.of(SharedPrefixes.of(groups, len(queries)), "cpu")
+    prefixes = Prefixes(SharedPrefixes.of(groups, len(queries)))
     builder = DeviceBuilder.of(settings, capacity, "cpu", workers=2 if len(queries) == 9 else 1)
     lengths = torch.from_numpy(starts), torch.tensor(keys, dtype=torch.int32)
     return builder.build(*lengths, prefixes if groups else None).to_host(capacity)

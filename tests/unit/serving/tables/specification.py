@@ -38,6 +38,17 @@ class Tables(NamedTuple):
         return [unit for program in self.programs for unit in program]
 
 
+class Kept(NamedTuple):
+    """A node of the prefix forest that is read once."""
+
+    members: tuple[int, ...]
+    start: int
+    end: int
+    tile: int
+    stands: int
+    """The sequence that stands for it: the first member outside of its leader's branch."""
+
+
 class Cut(NamedTuple):
     """A query tile."""
 
@@ -47,8 +58,8 @@ class Cut(NamedTuple):
     first: int
     end: int
     tile: int
-    prefix_tile: int | None
-    """Tile height of the group that reads the keys before ``first``; None: nothing is shared."""
+    path: tuple[Kept, ...]
+    """Kept nodes that read keys before ``first``, from the root on."""
     is_prefix: bool
 
 
@@ -59,8 +70,10 @@ def specify(
     groups: Sequence[PrefixGroup] = (),
 ) -> Tables:
     """The tables of a batch, by definition."""
-    paying = [group for group in groups if _pays(group, queries, settings)]
-    cuts = _query_tiles(queries, keys, paying, settings)
+    forest = _Forest(queries, settings, groups)
+    kept = sorted(forest.kept(), key=lambda node: node.stands)
+    order = forest.preorder()
+    cuts = _query_tiles(queries, keys, kept, order, settings)
     total = sum(settings.unit_costs.unit_ns(cut.tile, cut.end - cut.first) for cut in cuts)
     units: list[Unit] = []
     reductions: list[tuple[int, ...]] = []
@@ -71,11 +84,12 @@ def specify(
     starts = list(itertools.accumulate(queries, initial=0))
     prefix_rows = [
         (starts[member] + token, *placed[member, token])
-        for group in paying
-        for member in group.sequences
+        for member in order
         for token in range(queries[member])
     ]
-    return Tables(_deal(_sort(units, settings), settings), reductions, row, prefix_rows)
+    return Tables(
+        _deal(_sort(units, settings), settings), reductions, row, prefix_rows if kept else []
+    )
 
 
 def _add_units(
@@ -88,84 +102,126 @@ def _add_units(
     placed: dict[tuple[int, int], tuple[int, ...]],
 ) -> int:
     """Add the units of a query tile, and its reductions; returns the next scratch row."""
-    sequence, start, count, first, end, tile, prefix_tile, is_prefix = cut
+    sequence, start, count, first, end, tile, path, is_prefix = cut
     ranges = _split(first, end, tile, total, settings)
     cost = settings.unit_costs.unit_ns(tile, ranges[0][1] - ranges[0][0])
-    before = 0
-    if prefix_tile is not None:
-        before = len(_split(0, first, prefix_tile, total, settings))
+    before = sum(len(_split(n.start, n.end, n.tile, total, settings)) for n in path)
     heads, splits, stride = settings.kv_heads, before + len(ranges), count * settings.group
     for split, (low, high) in enumerate(ranges):
         for head in range(heads):
             partial = row + (head * splits + before + split) * stride if splits > 1 else -1
-            partial = -2 - split if is_prefix else partial
+            partial = -2 - before - split if is_prefix else partial
             units.append(Unit(sequence, start, count, low, high, head, tile, partial, cost))
-    if is_prefix or splits == 1:
+    if is_prefix:
+        return row
+    for token in range(count):
+        first_row = row + token * settings.group if before else -1
+        placed[sequence, start + token] = (first_row, stride, splits * stride)
+    if splits == 1:
         return row
     for head in range(heads):
         reductions.append((sequence, start, count, head, row + head * splits * stride, splits))
-    for token in range(count):
-        first_row = row + token * settings.group
-        placed[sequence, start + token] = (first_row, stride, splits * stride)
     return row + heads * splits * stride
 
 
-def _pays(group: PrefixGroup, queries: list[int], settings: TableSettings) -> bool:
-    """Whether reading a group's prefix once costs less than reading it for each member."""
-    least, (_, key) = settings.tiles.least_prefix, settings.unit_costs.fixed_point().tolist()
-    shared = _shared(group, settings)
-    if settings.window or least == 0 or shared < max(least, 1):
-        return False
+class _Forest:
+    """The prefix forest of groups of which two are disjoint or nested."""
 
-    def cost(query: int) -> int:
-        tile = settings.tiles.tile_of(query, settings.group)
-        return _ceil_div(query, settings.tiles.heights[tile] // settings.group) * int(key[tile])
+    def __init__(
+        self, queries: list[int], settings: TableSettings, groups: Sequence[PrefixGroup]
+    ) -> None:
+        self.queries, self.settings = queries, settings
+        self.groups = [(frozenset(group.sequences), group.tokens) for group in groups]
 
-    members = [queries[member] for member in group.sequences]
-    saved = (sum(map(cost, members)) - cost(sum(members))) * shared
-    if saved * settings.kv_heads < settings.programs * settings.tiles.least_saved_ns * 256:
-        return False
-    return saved > 4 * settings.group * sum(members) * int(key[0])
+    def branches(self, members: frozenset[int]) -> list[frozenset[int]]:
+        """The largest groups within a node, and its other members, in the order of the first."""
+        inner = [group for group, _ in self.groups if group < members]
+        largest = [group for group in inner if not any(group < other for other in inner)]
+        single = members.difference(*largest)
+        return sorted([*largest, *(frozenset({one}) for one in single)], key=min)
 
+    def preorder(self) -> list[int]:
+        """All sequences, those of each node together."""
+        every = frozenset(range(len(self.queries))) | {-1, -2}  # Larger than any group.
+        return [one for one in self._preorder(every) if one >= 0]
 
-def _shared(group: PrefixGroup, settings: TableSettings) -> int:
-    return group.tokens // settings.tiles.kv_align * settings.tiles.kv_align
+    def _preorder(self, members: frozenset[int]) -> list[int]:
+        if len(members) == 1:
+            return list(members)
+        return [one for branch in self.branches(members) for one in self._preorder(branch)]
+
+    def kept(self) -> list[Kept]:
+        """The nodes that are read once."""
+        tiles, kept = self.settings.tiles, list[Kept]()
+        for members, tokens in sorted(self.groups, key=lambda group: group[1]):
+            start = max((node.end for node in kept if members < set(node.members)), default=0)
+            end = tokens // tiles.kv_align * tiles.kv_align
+            if self._pays(members, end - start):
+                tile = tiles.tile_of(self._tokens(members), self.settings.group)
+                stands = min(members - self.branches(members)[0])
+                kept.append(Kept(tuple(sorted(members)), start, end, tile, stands))
+        return kept
+
+    def _tokens(self, members: frozenset[int]) -> int:
+        return sum(self.queries[member] for member in members)
+
+    def _pays(self, members: frozenset[int], shared: int) -> bool:
+        """Whether reading so many keys once costs less than reading them for each branch."""
+        settings = self.settings
+        least, (_, key) = settings.tiles.least_prefix, settings.unit_costs.fixed_point().tolist()
+        if settings.window or least == 0 or shared < max(least, 1):
+            return False
+
+        def cost(query: int) -> int:
+            tile = settings.tiles.tile_of(query, settings.group)
+            tokens = settings.tiles.heights[tile] // settings.group
+            return _ceil_div(query, tokens) * int(key[tile])
+
+        apart = sum(cost(self._tokens(branch)) for branch in self.branches(members))
+        saved = (apart - cost(self._tokens(members))) * shared
+        if saved * settings.kv_heads < settings.programs * settings.tiles.least_saved_ns * 256:
+            return False
+        return saved > 4 * settings.group * self._tokens(members) * int(key[0])
 
 
 def _query_tiles(
-    queries: list[int], keys: list[int], paying: list[PrefixGroup], settings: TableSettings
+    queries: list[int],
+    keys: list[int],
+    kept: list[Kept],
+    order: list[int],
+    settings: TableSettings,
 ) -> list[Cut]:
     tiles, align = settings.tiles, settings.tiles.kv_align
-    tiles_of_groups = {
-        group: tiles.tile_of(sum(queries[member] for member in group.sequences), settings.group)
-        for group in paying
-    }
-    group_of = {member: group for group in paying for member in group.sequences}
     cuts = []
     for sequence, (query, length) in enumerate(zip(queries, keys, strict=True)):
-        group = group_of.get(sequence)
+        path = _path({sequence}, kept)
         tile = tiles.tile_of(query, settings.group)
         tokens = tiles.heights[tile] // settings.group
         for start in range(0, query, tokens):
             count = min(tokens, query - start)
             position = length - query + start
             first = max(0, position - settings.window + 1) if settings.window else 0
-            first = _shared(group, settings) if group else first // align * align
-            prefix_tile = tiles_of_groups[group] if group else None
-            cuts.append(
-                Cut(sequence, start, count, first, position + count, tile, prefix_tile, False)
-            )
-    row = 0
-    for group, tile in tiles_of_groups.items():
+            first = path[-1].end if path else first // align * align
+            cuts.append(Cut(sequence, start, count, first, position + count, tile, path, False))
+    starts = itertools.accumulate(queries[s] for s in order)
+    rows = {s: end - queries[s] for s, end in zip(order, starts, strict=True)}
+    for node in kept:
+        above = tuple(n for n in _path(set(node.members), kept) if n != node)
         total, tokens = (
-            sum(queries[member] for member in group.sequences),
-            tiles.heights[tile] // settings.group,
+            sum(queries[member] for member in node.members),
+            tiles.heights[node.tile] // settings.group,
         )
+        leader = node.members[0]
         for start in range(0, total, tokens):
-            count, end = min(tokens, total - start), _shared(group, settings)
-            cuts.append(Cut(group.sequences[0], row + start, count, 0, end, tile, None, True))
-        row += total
+            count = min(tokens, total - start)
+            row = rows[leader] + start
+            cuts.append(Cut(leader, row, count, node.start, node.end, node.tile, above, True))
     return cuts
+
+
+def _path(members: set[int], kept: list[Kept]) -> tuple[Kept, ...]:
+    """The kept nodes with these members, from the root on."""
+    return tuple(sorted((n for n in kept if members <= set(n.members)), key=lambda n: n.start))
 
 
 def _split(

@@ -7,9 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as limits
 
+from nostall.serving.attention.config import AttentionShape
+from nostall.serving.attention.rules import BatchKind, plan_for
+from nostall.serving.batch.ragged import PrefixGroup
 from nostall.serving.errors import BadTables
 from nostall.serving.tables.capacity import bounded_capacity
-from nostall.serving.tables.host import needed_capacity
+from nostall.serving.tables.columns import PREFIX_ROWS, SAVED_NS
+from nostall.serving.tables.host import HostBuilder, needed_capacity
+from nostall.serving.tables.prefix.leaders import SharedPrefixes
 from nostall.serving.tables.settings import TableCapacity, TableSettings
 from tests.unit.serving.tables import batches
 
@@ -24,6 +29,34 @@ def test_the_bound_holds_a_batch_at_its_limits(
     bound = bounded_capacity(settings, max(len(queries), 1), max(sum(queries), 1), max([1, *keys]))
     for name in TableCapacity.__dataclass_fields__:
         assert getattr(bound, name) >= getattr(needed, name), name
+
+
+@given(batches.grouped(60), batches.settings())
+@limits(max_examples=150, deadline=None)
+def test_the_bound_holds_a_batch_with_shared_prefixes_or_builds_it_without(
+    batch: tuple[list[int], list[int], tuple[PrefixGroup, ...]], settings: TableSettings
+) -> None:
+    queries, keys, groups = batch
+    arrays = np.array(queries, np.int32), np.array(keys, np.int32)
+    prefixes = SharedPrefixes.of(groups, len(queries))
+    bound = bounded_capacity(
+        settings, max(len(queries), 1), max(sum(queries), 1), max([1, *keys]), prefix_levels=2
+    )
+    needed = needed_capacity(*arrays, settings, prefixes)
+    fits = needed.prefix_tiles <= bound.prefix_tiles and needed.prefix_rows <= bound.prefix_rows
+    counts = HostBuilder.of(settings, bound).build(*arrays, prefixes).counts
+    assert (counts[SAVED_NS] < 0) == (not fits)
+    assert (counts[PREFIX_ROWS] > 0) == (fits and needed.prefix_tiles > 0)
+
+
+@pytest.mark.parametrize(("sequences", "mebibytes"), [(256, 36), (1024, 128)])
+def test_the_scratch_of_decodes_with_shared_prefixes_is_tens_of_mebibytes(
+    sequences: int, mebibytes: int
+) -> None:
+    shape = AttentionShape(has_prefixes=True)
+    settings = plan_for(shape, BatchKind(True, 1)).table_settings(shape, 132)
+    bound = bounded_capacity(settings, sequences, sequences, 131_072, prefix_levels=2)
+    assert mebibytes / 2 < bound.scratch_rows * (128 + 1) * 4 / 2**20 < mebibytes
 
 
 def test_the_bound_of_a_serving_engine_fits_into_megabytes() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -11,9 +12,18 @@ from hypothesis import settings as limits
 
 from nostall.serving.batch.ragged import PrefixGroup
 from nostall.serving.errors import BadTables, CapacityExceeded
-from nostall.serving.tables.columns import KV_END, KV_START, PREFIX_ROWS, PROGRAMS, UNITS
+from nostall.serving.tables.columns import (
+    KV_END,
+    KV_START,
+    PREFIX_ROWS,
+    PROGRAMS,
+    SAVED_NS,
+    SPLITS,
+    UNITS,
+)
 from nostall.serving.tables.host import HostBuilder, needed_capacity
-from nostall.serving.tables.prefixes import SharedPrefixes, saved_ns
+from nostall.serving.tables.prefix.forest import saved_ns
+from nostall.serving.tables.prefix.leaders import SharedPrefixes
 from nostall.serving.tables.settings import TableCapacity, TableSettings, TaskTables
 from nostall.serving.tables.tiles import TileSet
 from tests.unit.serving.tables import batches
@@ -45,7 +55,7 @@ def test_tables_are_those_of_the_specification(
     assert tables.used_prefix_rows.tolist() == [list(row) for row in specified.prefix_rows]
     ends = np.cumsum([0, *map(len, specified.programs)])
     assert tables.used_offsets.tolist() == ends.tolist()
-    assert tables.counts.tolist() == [
+    assert tables.counts[:SAVED_NS].tolist() == [
         len(specified.units),
         len(specified.reductions),
         specified.scratch_rows,
@@ -96,28 +106,61 @@ def test_a_larger_capacity_gives_the_same_tables(
     assert set(behind.tolist()) == {int(tables.counts[UNITS])}
 
 
-@pytest.mark.parametrize("name", list(TableCapacity.__dataclass_fields__))
+SETTINGS = TableSettings(32, 8, 132, TileSet(split=512, least_prefix=256))
+BATCH = np.array([1, 1, 1, 1], np.int32), np.array([4000, 3000, 3000, 700], np.int32)
+THREE = SharedPrefixes.of([PrefixGroup((0, 2, 1), 2048)], 4)
+FIELDS = TableCapacity.__dataclass_fields__.keys() - {"prefix_rows", "prefix_tiles"}
+
+
+@pytest.mark.parametrize("name", sorted(FIELDS))
 def test_a_capacity_that_is_exceeded_is_an_error_and_leaves_no_unit(name: str) -> None:
-    settings = TableSettings(32, 8, 132, TileSet(split=512, least_prefix=256))
-    arrays = np.array([1, 1, 1, 1], np.int32), np.array([4000, 3000, 3000, 700], np.int32)
-    prefixes = SharedPrefixes.of([PrefixGroup((0, 2, 1), 2048)], 4)
-    exact = needed_capacity(*arrays, settings, prefixes)
-    assert exact.prefix_rows == 3
+    exact = needed_capacity(*BATCH, SETTINGS, THREE)
     fields = vars(exact)
-    builder = HostBuilder.of(settings, TableCapacity(**{**fields, name: fields[name] - 1}))
+    builder = HostBuilder.of(SETTINGS, TableCapacity(**{**fields, name: fields[name] - 1}))
     with pytest.raises(
         CapacityExceeded, match=rf"{name} {fields[name]} \(has {fields[name] - 1}\)"
     ):
-        builder.build(*arrays, prefixes)
+        builder.build(*BATCH, THREE)
     assert not builder.tables.counts.any()
     assert not builder.tables.program_offsets.any()
+
+
+@pytest.mark.parametrize("name", ["prefix_rows", "prefix_tiles"])
+def test_prefixes_that_exceed_the_capacity_are_left_out_and_counted(name: str) -> None:
+    exact = needed_capacity(*BATCH, SETTINGS, THREE)
+    assert (exact.prefix_rows, exact.prefix_tiles) == (4, 1)
+    larger = TableCapacity(*(3 * size for size in vars(exact).values()))
+    cut = replace(larger, **{name: getattr(exact, name) - 1})
+    tables = HostBuilder.of(SETTINGS, cut).build(*BATCH, THREE)
+    alone = HostBuilder.of(SETTINGS, cut).build(*BATCH)
+    assert tables.counts[SAVED_NS] == -1
+    assert tables.counts[:SAVED_NS].tolist() == alone.counts[:SAVED_NS].tolist()
+    assert tables.used_tasks.tolist() == alone.used_tasks.tolist()
+
+
+def test_a_system_prompt_and_the_prompts_behind_it_are_read_once_each() -> None:
+    """Four prompts of eight samples each behind one system prompt, and a stranger."""
+    groups = (
+        PrefixGroup(tuple(range(32)), 2048),
+        *(PrefixGroup(tuple(range(first, 32, 4)), 3072) for first in range(4)),
+    )
+    settings = TableSettings(32, 8, 132, TileSet((16, 64), least_prefix=256))
+    tables = build([1] * 33, [3500] * 33, settings, groups)
+    keys = (tables.used_tasks[:, KV_END] - tables.used_tasks[:, KV_START]).sum() // 8
+    tiles_of_all = 2  # Of 16 decodes each.
+    assert keys == tiles_of_all * 2048 + 4 * 1024 + 32 * (3500 - 3072) + 3500
+    assert tables.counts[PREFIX_ROWS] == 33
+    splits = tables.used_reductions[:, SPLITS]
+    assert len(splits) == 32 * 8
+    assert set(splits.tolist()) == {3}
 
 
 def test_decodes_read_a_long_shared_prefix_once_and_prefills_do_not() -> None:
     settings = TableSettings(32, 8, 132, TileSet((16, 64), least_prefix=256))
     group = (PrefixGroup(tuple(range(16)), 2048),)
     decodes = build([1] * 16, [3000] * 16, settings, group)
-    assert decodes.counts.tolist() == [17 * 8, 16 * 8, 2 * 16 * 32, 132, 16]
+    assert decodes.counts.tolist()[:SAVED_NS] == [17 * 8, 16 * 8, 2 * 16 * 32, 132, 16]
+    assert decodes.counts[SAVED_NS] > 10_000
     keys = (decodes.used_tasks[:, KV_END] - decodes.used_tasks[:, KV_START]).sum() // 8
     assert keys == 2048 + 16 * (3000 - 2048)
     prefills = build([1000] * 16, [4000] * 16, settings, group)

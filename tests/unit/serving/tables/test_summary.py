@@ -16,7 +16,7 @@ def test_a_group_that_pays_has_a_row_and_units_of_its_own() -> None:
     settings = TableSettings(32, 8, 16, TileSet((16, 64), least_prefix=256))
     *sequences, of_group = token_table(batch, settings)
     assert [row.shared for row in sequences] == [1024, 1024, 1024, 0, 1024]
-    assert of_group == (Stage.PREFIX, 2, 0, 4, 1024, 1024, 0)
+    assert of_group == (Stage.PREFIX, 0, 0, 4, 1024, 1024, 0)
     kinds = summarize(batch, build_tables(batch, settings), settings).kinds
     assert {kind.stage: kind.keys for kind in kinds} == {
         "prefill": 8 * sum(1960 + min(start + 16, 40) for start in (0, 16, 32)),
