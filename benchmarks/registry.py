@@ -267,6 +267,9 @@ BENCHMARKS: tuple[Benchmark, ...] = (
          "prefix_groups_h200.json.gz kernel_check_prefixes.json plan_search_h200.json "
          "plan_search_from_rule_h200.json",
          "serving.md", module="serving.attention.prefix_groups"),
+    _row("serving.prefix_forests", "GPU",
+         "How fast are decodes that read each shared prefix once, beside FlashAttention-3?",
+         "", module="serving.attention.prefix_forests"),
     _row("serving.native_winners", "GPU",
          "What do native schedules of the attention kernels gain over what Triton compiles?",
          "native_winners_h200.json native_winners_later_h200.json native_portfolio.json",
