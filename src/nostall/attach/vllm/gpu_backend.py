@@ -146,7 +146,8 @@ class NostallMetadataBuilder(flash_attn.FlashAttentionMetadataBuilder):
         kind = step_kind(query_lengths)
         reason = self._reason_to_leave(kind, len(query_lengths), metadata, fast_build)
         tables = self._tables[kind] if reason is None else None
-        read = {tables, self._captured.get(_graph_size(common))} - {None}
+        captured = self._captured.get(_graph_size(common))
+        read = {each for each in (tables, captured) if each is not None}
         if read:
             kv_lengths = np.maximum(_host_lengths(common), query_lengths)
             for each in read:

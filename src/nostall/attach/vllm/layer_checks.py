@@ -72,13 +72,8 @@ def layers_of(config: Any, names: Iterable[str], kind: type) -> dict[str, Any]:
     known = config.compilation_config.static_forward_context
     found = {}
     for name in names:
-        impl = getattr(known.get(name), "impl", None)
+        impl: Any = getattr(known.get(name), "impl", None)
         variants = impl.get_impl_variants() if hasattr(impl, "get_impl_variants") else (impl,)
-        found.update(
-            {
-                f"{name}.{number}": one
-                for number, one in enumerate(variants)
-                if isinstance(one, kind)
-            }
-        )
+        own = [variant for variant in variants if isinstance(variant, kind)]
+        found.update({f"{name}.{number}": variant for number, variant in enumerate(own)})
     return found
