@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -111,6 +112,15 @@ def run(engine: Any, requests: list[dict[str, Any]]) -> tuple[list[list[float]],
     return chosen, best
 
 
+def driver() -> str:
+    """Version of the GPU's driver; empty without one."""
+    try:
+        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        return subprocess.run(query, capture_output=True, text=True).stdout.split("\n")[0].strip()
+    except OSError:
+        return ""
+
+
 def main() -> None:
     job = json.loads(Path(sys.argv[1]).read_text())
     began = time.perf_counter()
@@ -144,6 +154,7 @@ def main() -> None:
         "torch": torch.__version__,
         "cudagraph_mode": str(engine.vllm_config.compilation_config.cudagraph_mode),
         "gpu": torch.cuda.get_device_name(0) if torch.cuda.is_available() else "cpu",
+        "driver": driver(),
     }
     if job["plug_in"]:
         import nostall
