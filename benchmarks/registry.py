@@ -285,7 +285,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
          module="serving.engine.vllm_engine"),
     _row("serving.forced_tokens", "GPU",
          "Does vLLM with nostall's plug-in compute what it computes with FlashAttention alone?",
-         module="serving.engine.forced_tokens"),
+         "forced_tokens_h200.json.gz", "serving.md", module="serving.engine.forced_tokens"),
     _row("serving.step_costs", "GPU", "How long do vLLM's steps take, by what they compute?",
          module="serving.engine.step_costs"),
     _row("serving.simulated_engine", "CPU and public data",

@@ -14,7 +14,7 @@ from benchmarks.harness.markdown import PAGES, link, page, table, wrapped
 from benchmarks.harness.result_file import load, results
 from benchmarks.serving.gemm import cliffs
 from benchmarks.serving.pages.attention import attention, builders, checks
-from benchmarks.serving.pages.engine import engines, simulated
+from benchmarks.serving.pages.engine import engines, forced_tokens, simulated
 from benchmarks.serving.pages.native import native
 from benchmarks.serving.pages.prefixes import RANGES, best_candidates, plan_search, prefixes
 from nostall.core.files.atomic import write_atomically
@@ -42,6 +42,7 @@ def text() -> str:
             builders(),
             _gemm(),
             engines(),
+            forced_tokens(),
             simulated(),
         ],
     )
