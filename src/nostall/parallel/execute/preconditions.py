@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from nostall.parallel.errors import BadModel, BadPlan
 from nostall.parallel.module.model import Model
 from nostall.parallel.plan import Plan, Workload
 from nostall.parallel.slices import Slices
 
 
-def check_deterministic(model: Model) -> None:
-    """Raise :class:`BadModel` if the forward pass draws random numbers."""
-    if names := model.random_operations:
+def check_deterministic(random_operators: Sequence[str]) -> None:
+    """Raise :class:`BadModel` if there are names of operators that draw random numbers."""
+    if names := random_operators:
         raise BadModel(
-            "--check compares with training in a single process, and this forward pass draws "
+            "--check compares with training in a single process, and this step draws "
             f"random numbers ({', '.join(names[:4])}), which differ between processes; call "
             "eval() on the module, set its dropout to 0, or run without --check"
         )

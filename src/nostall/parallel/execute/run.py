@@ -53,9 +53,9 @@ def run_plan(model: Model, workload: Workload, plan: Plan, options: RunOptions) 
     """
     check_layers(model, workload)
     if options.check:
-        check_deterministic(model)
-    device = options.device
-    reference = Reference(model.job, device) if options.check else None
+        check_deterministic(model.random_operations)
+    device, dtype = options.device, model.computation_dtype
+    reference = Reference(model.job, device, dtype) if options.check else None
     groups = ProcessGroups(device, options.deadline)
     executor = _make_executor(model, workload, plan, groups, options)
     trainer = _PipelineTrainer(model, executor)

@@ -35,8 +35,8 @@ def run_hybrid_plan(job: Job, plan: HybridFile, options: RunOptions) -> RunResul
             "plan again"
         )
     if options.check:
-        check_deterministic(model)
-    reference = Reference(job, device) if options.check else None
+        check_deterministic(model.random_operations)
+    reference = Reference(job, device, model.computation_dtype) if options.check else None
     stages = _captured(model, plan)
     sizes = [stage.devices for stage in stages]
     processes = StageProcesses(sizes, device, options.deadline)

@@ -7,7 +7,7 @@ step may be larger than this machine's memory.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from nostall.core.errors import one_line
 from nostall.parallel.errors import BadModel
+from nostall.parallel.module.effects import PythonState, refuse_changed_state
 from nostall.parallel.module.job import Job
 
 _aten = torch.ops.aten
@@ -63,27 +64,35 @@ def trace_step(job: Job, samples: int) -> JointGraph:
     """Trace the training step of a job with ``samples`` samples.
 
     Raises :class:`BadModel` if it cannot be traced, if the loss is not a scalar, or if the forward
-    pass changes a buffer.
+    pass changes a buffer or a value in Python.
     """
     module = job.module
     parameters = dict(module.named_parameters())
     buffers = dict(module.named_buffers())
     leaves, structure = tree_flatten(job.example_batch(samples))
     batched = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+    changed: list[str] = []
 
     def loss_of(own: list[Any], constant: list[Any], batch: list[Any]) -> torch.Tensor:
         values = list(leaves)
         for i, tensor in zip(batched, batch, strict=True):
             values[i] = tensor
         inputs, targets = tree_unflatten(values, structure)
-        named = inputs if isinstance(inputs, Mapping) else {}
-        positional = () if isinstance(inputs, Mapping) else tuple(inputs)
         state = dict(zip([*parameters, *buffers], [*own, *constant], strict=True))
-        loss: torch.Tensor = job.loss(functional_call(module, state, positional, named), targets)
+
+        def call(*positional: Any, **named: Any) -> Any:
+            return functional_call(module, state, positional, named)
+
+        before = PythonState(module, job.loss)
+        loss = job.run(inputs, targets, call)
+        changed[:] = PythonState(module, job.loss).changed_since(before)
         return loss
 
     groups = [list(parameters.values()), list(buffers.values()), [leaves[i] for i in batched]]
-    graph_module, outputs = _trace(loss_of, groups, samples)
+    try:
+        graph_module, outputs = _trace(loss_of, groups, samples)
+    finally:
+        refuse_changed_state(changed)
     graph = graph_module.graph
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     names = [*parameters, *buffers]
@@ -126,7 +135,12 @@ def _trace(function: Any, groups: list[list[Any]], samples: int) -> tuple[GraphM
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with _exporting(), FakeTensorMode(allow_non_fake_inputs=True):
+            # Compiled blocks are traced as the eager code that they stand for.
+            with (
+                _exporting(),
+                torch.compiler.set_stance("force_eager"),
+                FakeTensorMode(allow_non_fake_inputs=True),
+            ):
                 step(*([_fake(tensor) for tensor in group] for group in groups))
     except _Traced as traced:
         traced.graph_module.graph.eliminate_dead_code()
