@@ -7,7 +7,7 @@ planners about joint graphs.  Operations inside of sub-graphs count as those of 
 
 from __future__ import annotations
 
-import operator
+import operator as operators
 import random
 import sys
 from collections import deque
@@ -56,8 +56,8 @@ def batch_statistics_operator(nodes: Iterable[Node]) -> str:
     """Name of the first operator that takes statistics from the batch; empty if none does."""
     for node in operations(nodes):
         if any(part in str(node.target) for part in _BATCH_STATISTICS):
-            arguments = _arguments(node)
-            if arguments.get("training", arguments.get("train", False)):
+            values = _arguments(node)
+            if values.get("training", values.get("train", False)):
                 return str(node.target)
     return ""
 
@@ -92,7 +92,7 @@ def written(node: Node) -> list[Node]:
 
 def is_view(node: Node) -> bool:
     """Whether an operation returns a view of an argument, or an item of a tuple."""
-    if node.target is operator.getitem:
+    if node.target is operators.getitem:
         return True
     schema = getattr(node.target, "_schema", None)
     return schema is not None and any(
@@ -175,14 +175,20 @@ def _draws_numbers(node: Node) -> bool:
     return not any(values.get(name, off + 1) == off for name, off in _WITHOUT_RANDOMNESS.items())
 
 
-def _arguments(node: Node) -> dict[str, Any]:
-    """The arguments of an operation by name, with defaults; empty if it has no schema."""
-    schema: Any = getattr(node.target, "_schema", None)
+def schema_arguments(
+    operator: Any, args: Iterable[Any], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The arguments of an operator by name, with defaults; empty if it has no schema."""
+    schema: Any = getattr(operator, "_schema", None)
     if schema is None:
         return {}
     values = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
-    values |= dict(zip((a.name for a in schema.arguments), node.args, strict=False))
-    return {**values, **node.kwargs}
+    values |= dict(zip((a.name for a in schema.arguments), args, strict=False))
+    return {**values, **kwargs}
+
+
+def _arguments(node: Node) -> dict[str, Any]:
+    return schema_arguments(node.target, node.args, node.kwargs)
 
 
 def _subgraphs(node: Node) -> list[Graph]:

@@ -84,6 +84,17 @@ def has_rule(target: Any) -> bool:
     return any(target in _part(path) for path in _PARTS[:2])
 
 
+def is_known(target: Any) -> bool:
+    """Whether DTensor has a rule or a handler of its own for an operator."""
+    handlers = getattr(_part("_api.DTensor._op_dispatcher"), "_custom_op_handlers", {})
+    return has_rule(target) or target in handlers
+
+
+def is_replaceable(target: Any) -> bool:
+    """Whether ``register_sharding`` replaces DTensor's rule: it does in the first registry only."""
+    return target not in _part(_PARTS[1])
+
+
 def strategies(
     target: Any, args: Sequence[Any], kwargs: dict[str, Any], devices: int
 ) -> list[Strategy]:

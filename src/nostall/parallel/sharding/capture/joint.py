@@ -17,6 +17,7 @@ from torch._functorch.aot_autograd import aot_function
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 from torch.fx import Graph, GraphModule, Node
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from nostall.core.errors import one_line
@@ -24,6 +25,8 @@ from nostall.parallel.errors import BadModel
 from nostall.parallel.module.effects import PythonState, refuse_changed_state
 from nostall.parallel.module.job import Job
 
+Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
+"""An operator with its positional and named arguments."""
 _aten = torch.ops.aten
 _DECOMPOSED = (
     # Means over a batch whose parts have different weights: the mean of shards' means is wrong.
@@ -135,12 +138,7 @@ def _trace(function: Any, groups: list[list[Any]], samples: int) -> tuple[GraphM
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            # Compiled blocks are traced as the eager code that they stand for.
-            with (
-                _exporting(),
-                torch.compiler.set_stance("force_eager"),
-                FakeTensorMode(allow_non_fake_inputs=True),
-            ):
+            with _eager_blocks():
                 step(*([_fake(tensor) for tensor in group] for group in groups))
     except _Traced as traced:
         traced.graph_module.graph.eliminate_dead_code()
@@ -168,6 +166,52 @@ def _exporting() -> Iterator[None]:
     finally:
         for name, value in saved.items():
             setattr(torch.compiler, name, value)
+
+
+def dispatched_operators(job: Job, samples: int) -> list[Call]:
+    """The operators that autograd calls in a step, in order, as DTensor receives them.
+
+    They differ from those of the joint graph, which has some in parts.  Raises :class:`BadModel` if
+    the step needs values of tensors.
+    """
+    calls = _Calls()
+    batch = job.example_batch(samples)
+    parameters = [p for p in job.module.parameters() if p.requires_grad]
+    try:
+        with warnings.catch_warnings(), _eager_blocks(), calls:
+            warnings.simplefilter("ignore")
+            torch.autograd.grad(job.run(*batch), parameters, allow_unused=True)
+    except Exception as error:  # PyTorch and the user's code raise errors of any class
+        raise BadModel(
+            f"the training step needs values of tensors: {one_line(error)}; write it without "
+            "branches on these"
+        ) from error
+    return calls.calls
+
+
+class _Calls(TorchDispatchMode):  # type: ignore[misc]
+    """Records each operator with its arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[Call] = []
+
+    def __torch_dispatch__(
+        self, operator: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        self.calls.append((operator, args, kwargs or {}))
+        return operator(*args, **(kwargs or {}))
+
+
+@contextmanager
+def _eager_blocks() -> Iterator[None]:
+    """Let tensors be fake, and compiled blocks be the eager code that they stand for."""
+    with (
+        _exporting(),
+        torch.compiler.set_stance("force_eager"),
+        FakeTensorMode(allow_non_fake_inputs=True),
+    ):
+        yield
 
 
 def _fake(tensor: torch.Tensor) -> torch.Tensor:
