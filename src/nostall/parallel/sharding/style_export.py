@@ -21,7 +21,6 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from nostall.parallel.errors import BadModel
-from nostall.parallel.module.effects import schema_arguments
 from nostall.parallel.module.job import Job
 from nostall.parallel.sharding.capture import dtensor_rules
 from nostall.parallel.sharding.capture.joint import dispatched_operators
@@ -31,8 +30,6 @@ from nostall.parallel.sharding.placements import Placements, is_sharded, shard_d
 from nostall.parallel.sharding.planners.sharding import ShardingPlan
 
 _MATRIX_PRODUCTS = ("aten.mm.default", "aten.addmm.default")
-_MEAN = 1
-"""Value of the argument ``reduction`` of losses that return a mean."""
 _REPLICABLE = {"Tensor", "int", "SymInt", "bool", "float"}
 """Types of results of operators that can run replicated."""
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")
@@ -134,7 +131,7 @@ def replicated_operators(job: Job) -> tuple[str, ...]:
         leaves = tree_leaves((args, kwargs))
         if not any(isinstance(leaf, torch.Tensor) for leaf in leaves):
             continue
-        is_mean = schema_arguments(operator, args, kwargs).get("reduction") == _MEAN
+        is_mean = dtensor_rules.is_mean(operator, args, kwargs)
         if dtensor_rules.is_known(operator) and not is_mean:
             continue
         results = {str(value.type) for value in operator._schema.returns}

@@ -7,6 +7,7 @@ makes these tests fail.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -127,10 +128,10 @@ def own_rules() -> Iterator[None]:
         rules.update(before)
 
 
-def check_on_two_ranks(job: Job) -> None:
-    """Run ``check`` of the exported text of a data-parallel plan on two ranks."""
+def check_on_two_ranks(job: Job, text: str = "") -> None:
+    """Run ``check`` of a text, or of that of a data-parallel plan, on two ranks."""
     pasted: dict[str, Any] = {}
-    exec(EXPORTED, pasted)
+    exec(text or EXPORTED, pasted)
     pasted["REPLICATED"] = replicated_operators(job)
 
     def on_rank(rank: int) -> None:
@@ -161,6 +162,96 @@ def test_losses_have_the_gradients_of_one_process(name: str, reduction: str) -> 
         check_on_two_ranks(step(summed(loss, reduction), targets))
     except BadModel:  # refused by name, before anything is exported
         assert name in ("ctc_loss", "gaussian_nll_loss")  # these branch on values
+
+
+OPERATORS: dict[str, Callable[[Any], Any]] = {
+    "mean": lambda y: y.mean(),
+    "mean of a dimension": lambda y: y.mean(0),
+    "variance": lambda y: y.var(0),
+    "variance of all": lambda y: y.var(),
+    "standard deviation": lambda y: y.std(-1),
+    "norm": lambda y: y.norm(),
+    "norm of rows": lambda y: torch.linalg.vector_norm(y, dim=-1),
+    "norm of order 3": lambda y: torch.linalg.vector_norm(y, 3),
+    "largest": lambda y: y.amax(0),
+    "largest with indices": lambda y: y.max(0).values,
+    "smallest": lambda y: y.min(-1).values,
+    "median": lambda y: y.median(0).values,
+    "product": lambda y: y.prod(0),
+    "logarithm of a sum": lambda y: y.logsumexp(0),
+    "softmax": lambda y: y.softmax(0),
+    "softmax of rows": lambda y: y.log_softmax(-1),
+    "top values": lambda y: y.topk(2, 0).values,
+    "sorted": lambda y: y.sort(0).values,
+    "running sum": lambda y: y.cumsum(0),
+    "running product": lambda y: y.cumprod(-1),
+    "gather": lambda y: y.gather(1, CLASSES[:, None]),
+    "scatter": lambda y: torch.zeros_like(y).scatter(1, CLASSES[:, None], y[:, :1]),
+    "added at indices": lambda y: torch.zeros_like(y).index_add(0, CLASSES, y),
+    "rows by index": lambda y: y[CLASSES],
+    "selected rows": lambda y: y.index_select(0, CLASSES),
+    "masked": lambda y: y.masked_fill(BINARY.bool(), 2.0),
+    "chosen": lambda y: torch.where(BINARY.bool(), y, y * y),
+    "rolled": lambda y: y.roll(1, 0),
+    "flipped": lambda y: y.flip(0),
+    "triangle": lambda y: y.tril(),
+    "padded": lambda y: F.pad(y, (1, 1)),
+    "concatenated": lambda y: torch.cat([y, y.tanh()], 0),
+    "stacked": lambda y: torch.stack([y, y.tanh()], 1),
+    "divided": lambda y: y[1:] - y[:-1],
+    "squares of all pairs": lambda y: y @ y.T,
+    "distances": lambda y: torch.cdist(y, y.tanh() + 1),
+    "layer norm": lambda y: F.layer_norm(y, (FEATURES,), WEIGHTS),
+    "group norm": lambda y: F.group_norm(y, 2, WEIGHTS),
+    "root mean square norm": lambda y: F.rms_norm(y, (FEATURES,), WEIGHTS),
+    "batch norm": lambda y: F.batch_norm(y, None, None, training=True),
+    "cosine": lambda y: F.cosine_similarity(y, OTHER),
+    "normalised": lambda y: F.normalize(y, dim=0),
+    "parametric relu": lambda y: F.prelu(y, WEIGHTS),
+    "gated": lambda y: F.glu(y),
+    "pooled": lambda y: F.avg_pool1d(y[None], 2),
+    "largest of windows": lambda y: F.max_pool1d(y[None], 2),
+    "interpolated": lambda y: F.interpolate(y[None], scale_factor=2.0),
+    "convolved": lambda y: F.conv1d(y[:, None], _HEAD[:2, None, :3]),
+    "attention": lambda y: F.scaled_dot_product_attention(
+        y.view(1, 2, 4, FEATURES), y.view(1, 2, 4, FEATURES).tanh(), y.view(1, 2, 4, FEATURES)),
+    "product of three": lambda y: torch.einsum("bi,ij,bj->b", y, _HEAD, y),
+    "unfolded": lambda y: y.unfold(0, 4, 2),
+    "logarithm of a determinant": lambda y: torch.logdet(y.T @ y + torch.eye(FEATURES).double()),
+}  # fmt: skip
+ACTIVATIONS = {
+    "samples": ("Replicate()", "Replicate()"),
+    "features": ("Shard(0)", "Shard(0)"),
+    "sums": ("Shard(1)", "Replicate()"),
+}
+"""How a layer's result is sharded, by the placements of its weight and bias."""
+WITH_ERROR = {
+    (name, "features")
+    for name in ("running product", "gather", "root mean square norm", "convolved")
+}
+"""Cases that DTensor of torch 2.13 refuses with an error of its own."""
+
+
+@pytest.mark.parametrize(
+    "activations",
+    ["samples", *(pytest.param(other, marks=pytest.mark.slow) for other in ("features", "sums"))],
+)
+@pytest.mark.parametrize("name", OPERATORS)
+def test_operators_have_the_gradients_of_one_process(name: str, activations: str) -> None:
+    def loss(output: Any, targets: Any) -> Any:
+        value = OPERATORS[name](output)
+        weights = torch.arange(value.numel(), dtype=torch.float64).cos().view(value.shape)
+        return (value * weights if value.numel() > 1 else value).sum()
+
+    job = step(loss, OTHER)
+    weight, bias = ACTIVATIONS[activations]
+    last = f"    '2': Placed({{'weight': [{weight}], 'bias': [{bias}]}}),"
+    text, changes = re.subn(r"^    '2': .*$", last, EXPORTED, flags=re.MULTILINE)
+    assert changes == 1
+    try:
+        check_on_two_ranks(job, text)
+    except (RuntimeError, IndexError):
+        assert (name, activations) in WITH_ERROR
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._pytree import tree_leaves
 
-from nostall.parallel.execute.preconditions import check_deterministic
+from nostall.parallel.execute.preconditions import check_deterministic, check_optimizer
 from nostall.parallel.execute.reference import Reference, make_optimizer
 from nostall.parallel.execute.run import RunOptions
 from nostall.parallel.execute.run_config import RunResult
@@ -38,6 +38,7 @@ def run_sharding_plan(job: Job, plan: PlanFile, options: RunOptions) -> RunResul
     device = options.device
     step = capture(job, plan.samples, plan.mesh)
     assignment = plan.assignment(step.graph)
+    check_optimizer(job, is_sharded=True)
     if options.check:
         check_deterministic(random_operators(step.joint.graph.nodes))
     coarsest_dtype = coarsest(computed_dtypes(step.joint.graph.nodes))
