@@ -8,7 +8,7 @@ from pathlib import Path
 from nostall.cli.planning.hybrid import HybridRequest
 from nostall.cli.planning.output import write_and_show
 from nostall.cli.planning.pipeline_offer import PipelineOffer
-from nostall.cli.terminal.console import Format, out
+from nostall.cli.terminal.console import Format, err, out
 from nostall.core.text.plurals import pluralize
 from nostall.parallel.errors import BadModel, BadPlan, Infeasible
 from nostall.parallel.evaluation import evaluate_plan
@@ -18,7 +18,8 @@ from nostall.report.units import Scale
 
 def explore_pipelines(request: HybridRequest, seed: int, seconds: float) -> PipelineOffer:
     """Play the explorer's game with as many stages as servers, at least two."""
-    from nostall.parallel.module import Model, load_job
+    from nostall.parallel.module import load_job
+    from nostall.parallel.module.eager import compared_model
     from nostall.parallel.plan import Workload
     from nostall.parallel.sharding.automap.modelled_profile import modelled_profile
     from nostall.parallel.sharding.automap.pipeline import explore_pipeline
@@ -26,7 +27,7 @@ def explore_pipelines(request: HybridRequest, seed: int, seconds: float) -> Pipe
     cluster = request.cluster
     stages = max(2, len(cluster.servers))
     try:
-        model = Model(load_job(request.module))
+        model = compared_model(load_job(request.module), err.print)
         profile = modelled_profile(model, cluster, request.rates, request.micro_batch)
         work = Workload(
             profile, cluster, request.samples, request.micro_batch, request.state_factor

@@ -14,7 +14,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from nostall.cli.planning.pipeline_offer import PipelineOffer
-from nostall.cli.terminal.console import Format, out, show_json, show_table
+from nostall.cli.terminal.console import Format, err, out, show_json, show_table
 from nostall.cli.terminal.progress import stage_bar
 from nostall.core.errors import BadInput
 from nostall.core.files.atomic import write_atomically
@@ -124,14 +124,14 @@ def _plan(
     request: HybridRequest, job: Job, quiet: bool, units: int | None = None,
     seconds: float = float("inf"),
 ) -> Hybrid:  # fmt: skip
-    from nostall.parallel.module import Model
+    from nostall.parallel.module.eager import compared_model
     from nostall.parallel.sharding.hybrid.planner import MAX_UNITS, HybridEffort, plan_hybrid
 
     until = monotonic() + seconds
     with stage_bar(enabled=not quiet) as bar:
         task = bar.add_task("stages", total=1.0)
         return plan_hybrid(
-            Model(job),
+            compared_model(job, err.print),
             request.cluster,
             request.rates,
             request.micro_batch,

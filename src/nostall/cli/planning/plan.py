@@ -264,6 +264,7 @@ def _measure(target: str, profiling: _ModuleProfiling) -> Profile:
         samples=profiling.micro_batch,
         device=device,
         granularity=cast(Granularity, profiling.layers),
+        note=err.print,
     )
 
 

@@ -2,20 +2,67 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
+
 from nostall.parallel.errors import BadModel, BadPlan
+from nostall.parallel.module.job import Job
 from nostall.parallel.module.model import Model
 from nostall.parallel.plan import Plan, Workload
 from nostall.parallel.slices import Slices
 
 
-def check_deterministic(model: Model) -> None:
-    """Raise :class:`BadModel` if the forward pass draws random numbers."""
-    if names := model.random_operations:
+def check_deterministic(random_operators: Sequence[str]) -> None:
+    """Raise :class:`BadModel` if there are names of operators that draw random numbers."""
+    if names := random_operators:
         raise BadModel(
-            "--check compares with training in a single process, and this forward pass draws "
+            "--check compares with training in a single process, and this step draws "
             f"random numbers ({', '.join(names[:4])}), which differ between processes; call "
             "eval() on the module, set its dropout to 0, or run without --check"
         )
+
+
+def check_optimizer(job: Job, *, is_sharded: bool) -> None:
+    """Raise :class:`BadModel` if the optimiser's step of a parameter depends on other gradients.
+
+    Each rank steps its own parameters, or with ``is_sharded`` its own rows of them, so clipping by
+    the norm of all gradients would clip by a rank's own norm.  Small matrices with large gradients
+    show it; an optimiser that does not take these is not judged.
+    """
+    if job.optimizer is None:
+        return
+    try:
+        whole = _stepped(job, [(0, 1)], rows=1)
+        parts = _stepped(job, [(0,), (1,)], rows=2 if is_sharded else 1)
+    except Exception:  # the user's function may expect the parameters of its module
+        return
+    if not torch.allclose(whole, parts, rtol=1e-4, atol=0.0):
+        raise BadModel(
+            "the optimiser changes a parameter by the gradients of others (clipping by the norm of "
+            "all gradients does), and each rank has the gradients of its own parameters only; "
+            "clip each value (torch.nn.utils.clip_grad_value_), or leave the clipping out"
+        )
+
+
+def _stepped(job: Job, groups: Sequence[Sequence[int]], rows: int) -> torch.Tensor:
+    """Two matrices after two steps; an optimiser for each group and each part of the rows."""
+    assert job.optimizer is not None
+    generator = torch.Generator().manual_seed(0)
+    values = [100 * torch.randn(4, 4, generator=generator) for _ in range(2)]
+    gradients = [1e4 * torch.randn(4, 4, generator=generator) for _ in range(2)]
+    result = []
+    for group in groups:
+        for part in range(rows):
+            own = slice(4 // rows * part, 4 // rows * (part + 1))
+            parameters = [torch.nn.Parameter(values[i][own].clone()) for i in group]
+            optimizer = job.optimizer(parameters)
+            for step in (1.0, 0.1):
+                for i, parameter in zip(group, parameters, strict=True):
+                    parameter.grad = step * gradients[i][own].clone()
+                optimizer.step()
+            result += [p.detach() - values[i][own] for i, p in zip(group, parameters, strict=True)]
+    return torch.cat(result)
 
 
 def check_layers(model: Model, workload: Workload) -> None:

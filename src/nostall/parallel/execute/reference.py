@@ -10,23 +10,15 @@ from typing import Any
 import torch
 
 from nostall.parallel.module.job import Job, to_device
-
-TOLERANCE = {
-    torch.float64: 1e-9,
-    torch.complex128: 1e-9,
-    torch.float32: 1e-4,
-    torch.complex64: 1e-4,
-}
-"""Largest allowed difference of a gradient, divided by its tensor's largest value, and of a loss,
-divided by the loss: the sums are rounded in another order.  Other types: ``COARSE_TOLERANCE``."""
-COARSE_TOLERANCE = 0.05
+from nostall.parallel.module.precision import coarsest, tolerance
 
 
 class Reference:
     """A copy of the module that is trained on whole batches."""
 
-    def __init__(self, job: Job, device: torch.device) -> None:
-        self.job = job
+    def __init__(self, job: Job, device: torch.device, dtype: torch.dtype = torch.float64) -> None:
+        """``dtype`` is the coarsest type that the step computes in; it limits the tolerance."""
+        self.job, self.dtype = job, dtype
         self.device = device
         self.module = copy.deepcopy(job.module).to(device)
         self.optimizer = make_optimizer(job, self.module.parameters())
@@ -37,9 +29,7 @@ class Reference:
         The gradients stay until :meth:`update`.
         """
         inputs, targets = to_device((inputs, targets), self.device)
-        is_named = isinstance(inputs, Mapping)
-        output = self.module(**inputs) if is_named else self.module(*inputs)
-        loss = self.job.loss(output, targets)
+        loss = self.job.run(inputs, targets, self.module)
         loss.backward()
         return float(loss.detach())
 
@@ -58,12 +48,13 @@ class Reference:
             expected = torch.zeros_like(parameter) if expected is None else expected
             actual = torch.zeros_like(parameter) if gradient is None else gradient
             difference = float((actual - expected).abs().max())
-            worst = max(worst, _error(difference, float(expected.abs().max()), parameter.dtype))
+            size = float(expected.abs().max())
+            worst = max(worst, self._error(difference, size, parameter.dtype))
         return worst
 
     def loss_error(self, loss: float, expected: float, dtype: torch.dtype) -> float:
-        """Difference of two losses, divided by the tolerance of ``dtype``; at most 1 is equal."""
-        return _error(abs(loss - expected), abs(expected), dtype)
+        """Difference of two losses of type ``dtype``, divided by the tolerance; at most 1 is equal."""
+        return self._error(abs(loss - expected), abs(expected), dtype)
 
     def update(self) -> None:
         """Step the optimiser and clear the gradients."""
@@ -71,12 +62,14 @@ class Reference:
             self.optimizer.step()
             self.optimizer.zero_grad()
 
+    def _error(self, difference: float, size: float, dtype: torch.dtype) -> float:
+        """A difference relative to the size of the values, divided by the tolerance.
 
-def _error(difference: float, size: float, dtype: torch.dtype) -> float:
-    """A difference relative to the size of the values, divided by the tolerance of their type."""
-    if not (math.isfinite(difference) and math.isfinite(size)):
-        return math.inf
-    return difference / max(size, 1e-6) / TOLERANCE.get(dtype, COARSE_TOLERANCE)
+        The tolerance is that of the coarser one of ``dtype`` and the type of the computation.
+        """
+        if not (math.isfinite(difference) and math.isfinite(size)):
+            return math.inf
+        return difference / max(size, 1e-6) / tolerance(coarsest((dtype, self.dtype)))
 
 
 def make_optimizer(

@@ -17,6 +17,7 @@ from nostall.parallel.execute.engines.pipelining import PipeliningExecutor, unsu
 from nostall.parallel.execute.preconditions import (
     check_deterministic,
     check_layers,
+    check_optimizer,
     check_sample_sums,
 )
 from nostall.parallel.execute.reference import Reference, make_optimizer
@@ -52,10 +53,12 @@ def run_plan(model: Model, workload: Workload, plan: Plan, options: RunOptions) 
     Raises :class:`BadPlan` if the plan was made for another model or the engine cannot run it.
     """
     check_layers(model, workload)
+    if len(plan.stages) > 1:
+        check_optimizer(model.job, is_sharded=False)
     if options.check:
-        check_deterministic(model)
-    device = options.device
-    reference = Reference(model.job, device) if options.check else None
+        check_deterministic(model.random_operations)
+    device, dtype = options.device, model.computation_dtype
+    reference = Reference(model.job, device, dtype) if options.check else None
     groups = ProcessGroups(device, options.deadline)
     executor = _make_executor(model, workload, plan, groups, options)
     trainer = _PipelineTrainer(model, executor)

@@ -7,7 +7,6 @@ same operations.
 
 from __future__ import annotations
 
-import operator
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,6 +20,14 @@ from torch.fx import Node
 
 from nostall.core.errors import one_line
 from nostall.parallel.errors import BadModel
+from nostall.parallel.module.effects import (
+    PythonState,
+    batch_statistics_operator,
+    changed_arguments,
+    is_random,
+    is_view,
+    refuse_changed_state,
+)
 from nostall.parallel.module.job import Job
 
 SourceKind = Literal["parameter", "buffer", "constant", "input"]
@@ -29,9 +36,6 @@ _ROOT = "module"
 _CHECKS = ("_assert", "sym_constrain", "_guards")
 """Parts of the names of operations that only check values; the graph does without them."""
 
-_WITHOUT_RANDOMNESS: dict[str, float] = {"dropout_p": 0.0, "p": 0.0, "train": 0, "training": 0}
-"""Arguments of random operators, and the value with which an operator draws no random numbers."""
-
 
 class _ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]
     """A job's module followed by its loss, so that the loss belongs to the last layer."""
@@ -39,12 +43,14 @@ class _ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]
     def __init__(self, job: Job) -> None:
         super().__init__()
         self.module = job.module
-        self.compute_loss = job.loss
+        self.job = job
+        self.changed: tuple[str, ...] = ()
+        """Names of the values in Python that the last forward pass changed."""
 
     def forward(self, inputs: Any, targets: Any) -> torch.Tensor:
-        is_named = isinstance(inputs, Mapping)
-        output = self.module(**inputs) if is_named else self.module(*inputs)
-        loss: torch.Tensor = self.compute_loss(output, targets)
+        before = PythonState(self.job.module, self.job.loss)
+        loss = self.job.run(inputs, targets, self.module)
+        self.changed = PythonState(self.job.module, self.job.loss).changed_since(before)
         return loss
 
 
@@ -97,11 +103,16 @@ def trace(job: Job, samples: int) -> TracedJob:
     """Trace a job with ``samples`` samples.
 
     Raises :class:`BadModel` if ``torch.export`` cannot trace it, if the loss is not a scalar, or if
-    the forward pass changes a parameter or buffer: segments on several ranks would each change a
-    copy of their own.
+    the forward pass has an effect that slices of a batch cannot have: it changes a parameter, a
+    buffer or a value in Python, or takes statistics from the batch.
     """
     exported = _export(job, samples)
     sources = _placeholder_sources(exported)
+    if name := batch_statistics_operator(exported.graph.nodes):
+        raise BadModel(
+            f"{name} takes its statistics from the batch: over slices of a micro-batch they differ "
+            "from those of the whole; give it training=False, or use GroupNorm or LayerNorm"
+        )
     _make_functional(exported.graph, sources)
     (loss,) = exported.graph.output_node().args[0]
     if not isinstance(loss, Node) or loss.meta["val"].dim() != 0:
@@ -121,7 +132,8 @@ def _export(job: Job, samples: int) -> torch.export.ExportedProgram:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with _on_cpu(job.module):
-                return torch.export.export(module, job.example_batch(samples), strict=False)
+                batch = job.example_batch(samples)
+                exported = torch.export.export(module, batch, strict=False)
     except Exception as error:  # torch.export and the user's code raise errors of any class
         raise BadModel(
             f"torch.export cannot trace the module with its loss at {samples} samples: "
@@ -131,6 +143,8 @@ def _export(job: Job, samples: int) -> torch.export.ExportedProgram:
     finally:
         for name, part in job.module.named_modules():
             part.training = modes[name]
+    refuse_changed_state(module.changed)
+    return exported
 
 
 @contextmanager
@@ -189,7 +203,8 @@ def _make_functional(graph: torch.fx.Graph, sources: Mapping[str, tuple[SourceKi
 
     A tensor that was sent to another stage cannot be changed in place there.  Raises
     :class:`BadModel` if an operation changes a view, a tensor that has views, or a parameter,
-    buffer or input, or if it has no functional variant.
+    buffer or input, if it has no functional variant, or if a sub-graph changes a tensor that it is
+    given.
     """
     position = {node: i for i, node in enumerate(graph.nodes)}
     for node in list(graph.nodes):
@@ -199,24 +214,33 @@ def _make_functional(graph: torch.fx.Graph, sources: Mapping[str, tuple[SourceKi
             if not node.users:
                 graph.erase_node(node)
             continue
+        for argument in changed_arguments(node):
+            raise _changes(f"a part under {node.target}", argument, sources)
         schema = getattr(node.target, "_schema", None)
         if schema is None or not schema.is_mutable:
             continue
         changed = node.args[0]
         functional = _functional_variant(node.target)
         is_aliased = isinstance(changed, Node) and (
-            _is_view(changed)
-            or any(_is_view(u) for u in changed.users if position[u] < position[node])
+            is_view(changed)
+            or any(is_view(u) for u in changed.users if position[u] < position[node])
         )
-        kind = sources.get(changed.name, ("", ""))[0] if isinstance(changed, Node) else ""
-        if functional is None or is_aliased or kind:
-            what = f"the {kind} {sources[changed.name][1]}" if kind else "a tensor in place"
-            raise BadModel(
-                f"{node.target} changes {what}; a stage can change only its own values; "
-                "write that part of the forward pass without changing tensors"
-            )
+        is_source = isinstance(changed, Node) and changed.name in sources
+        if functional is None or is_aliased or is_source:
+            raise _changes(str(node.target), changed, sources)
         node.target = functional
         changed.replace_all_uses_with(node, lambda user, node=node: position[user] > position[node])
+
+
+def _changes(
+    operation: str, changed: Any, sources: Mapping[str, tuple[SourceKind, Any]]
+) -> BadModel:
+    kind, name = sources.get(getattr(changed, "name", ""), ("", ""))
+    what = f"the {kind} {name}" if kind else "a tensor in place"
+    return BadModel(
+        f"{operation} changes {what}; a stage can change only its own values; "
+        "write that part of the forward pass without changing tensors"
+    )
 
 
 def _functional_variant(target: Any) -> Any:
@@ -226,23 +250,3 @@ def _functional_variant(target: Any) -> Any:
         return None
     packet = getattr(torch.ops.aten, name[:-1], None)
     return getattr(packet, target._overloadname, None)
-
-
-def _is_view(node: Node) -> bool:
-    if node.target is operator.getitem:
-        return True
-    schema = getattr(node.target, "_schema", None)
-    return schema is not None and any(
-        value.alias_info is not None and not value.alias_info.is_write for value in schema.returns
-    )
-
-
-def is_random(node: Node) -> bool:
-    """Whether an operation draws random numbers: dropout with probability 0 does not."""
-    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
-        return False
-    schema: Any = getattr(node.target, "_schema")  # noqa: B009, operators in the graph have one
-    values = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
-    values |= dict(zip((a.name for a in schema.arguments), node.args, strict=False))
-    values |= node.kwargs
-    return not any(values.get(name, off + 1) == off for name, off in _WITHOUT_RANDOMNESS.items())

@@ -24,6 +24,8 @@ except ImportError as error:
         "modules need PyTorch, which is missing; pip install 'nostall[torch]'"
     ) from error
 
+_GRADIENT_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+"""Attributes of a tensor with the functions that run when its gradient is computed."""
 SEED = 0
 """torch's seed when ``build`` is called, so that every process builds the same parameters."""
 
@@ -77,11 +79,26 @@ class Job:
                     "over slices of a micro-batch they differ from those of the whole; put it "
                     "into eval mode, or use GroupNorm or LayerNorm"
                 )
+        for name, parameter in self.module.named_parameters():
+            if any(getattr(parameter, hooks, None) for hooks in _GRADIENT_HOOKS):
+                raise BadModel(
+                    f"the parameter {name} has a gradient hook, which would see the gradients of "
+                    "micro-batches or shards, or would not run; change gradients in the optimiser "
+                    "(Job's optimizer) instead"
+                )
 
     @property
     def samples(self) -> int:
         """Number of samples of the example batch."""
         return count_samples((self.inputs, self.targets))
+
+    def run(
+        self, inputs: Any, targets: Any, module: Callable[..., Any] | None = None
+    ) -> torch.Tensor:
+        """Loss of one forward pass of the module, or of ``module`` in its place."""
+        module = self.module if module is None else module
+        output = module(**inputs) if isinstance(inputs, Mapping) else module(*inputs)
+        return self.loss(output, targets)
 
     def batch(self, step: int, samples: int) -> tuple[Any, Any]:
         """Inputs and targets of an iteration of ``samples`` samples.

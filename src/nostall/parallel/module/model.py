@@ -16,9 +16,11 @@ import torch
 from torch.fx import Node
 
 from nostall.parallel.errors import BadModel
-from nostall.parallel.module.graph import TracedJob, is_random, trace
+from nostall.parallel.module.effects import random_operators
+from nostall.parallel.module.graph import TracedJob, trace
 from nostall.parallel.module.job import Job
 from nostall.parallel.module.layering import Granularity, layer_modules, layer_names
+from nostall.parallel.module.precision import coarsest, computed_dtypes
 from nostall.parallel.module.segment import Segment, make_segment
 
 _TRACED_SAMPLES = (2, 3)
@@ -93,7 +95,16 @@ class Model:
     @cached_property
     def random_operations(self) -> tuple[str, ...]:
         """Operators of the forward pass that draw random numbers, each once."""
-        return tuple(dict.fromkeys(str(n.target) for n in self._base.nodes if is_random(n)))
+        return random_operators(self._base.nodes)
+
+    @cached_property
+    def computation_dtype(self) -> torch.dtype:
+        """The coarsest element type of a value that depends on a parameter.
+
+        Under autocast it differs from that of the parameters.
+        """
+        inside = [node for node in self._base.nodes if node.name in self.layer_of]
+        return coarsest(computed_dtypes(inside))
 
     def sample_sums(self, cut: int) -> tuple[str, ...]:
         """Values that cross the cut, are computed from samples and have no sample dimension.

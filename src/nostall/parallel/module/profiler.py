@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
 import torch
 
+from nostall.parallel.module.eager import compared_model
 from nostall.parallel.module.job import Job, to_device
 from nostall.parallel.module.layering import Granularity
 from nostall.parallel.module.model import Model, can_have_gradient
@@ -39,21 +41,28 @@ def profile_job(
     granularity: Granularity = "block",
     repeats: int | None = None,
     name: str = "",
+    note: Callable[[str], None] = warnings.warn,
 ) -> Profile:
     """Measure a job at ``samples`` samples (default: those of its example batch) on a device.
 
-    ``repeats`` is the number of passes; None adds passes until their spread is small.
+    ``repeats`` is the number of passes; None adds passes until their spread is small.  ``note`` is
+    called with each sentence on what the module does and its layers do not.
 
-    Raises :class:`BadModel` if the job cannot be traced.
+    Raises :class:`BadModel` if the job cannot be traced, or if the traced layers have other
+    gradients than the module.
     """
-    model = Model(job, granularity)
-    return profile_model(model, samples or job.samples, torch.device(device), repeats, name)
+    samples, place = samples or job.samples, torch.device(device)
+    model = compared_model(job, note, granularity, samples, place)
+    return profile_model(model, samples, place, repeats, name)
 
 
 def profile_model(
     model: Model, samples: int, device: torch.device, repeats: int | None = None, name: str = ""
 ) -> Profile:
-    """Measure a traced model at ``samples`` samples on a device, as :func:`profile_job`."""
+    """Measure a traced model at ``samples`` samples on a device, as :func:`profile_job`.
+
+    The gradients are not compared with those of the module.
+    """
     inputs, targets = to_device(model.job.example_batch(samples), device)
     segments = [model.segment(i, i + 1, samples, device) for i in range(len(model))]
     passes = _LayerPasses(segments, inputs, targets, device)

@@ -4,7 +4,8 @@ The text needs PyTorch alone: ``shard_model`` gives the parameters the plan's pl
 DTensor mesh, and ``shard_batch`` the batch.  Linear layers on one mesh dimension get PyTorch's
 ColwiseParallel or RowwiseParallel where these say what the plan says; other modules get ``Placed``,
 a style in the text.  DTensor chooses the placements of all other tensors while the step runs, so
-its collectives may differ from the plan's; its results do not.
+its collectives may differ from the plan's.  Operators without a rule of DTensor's that is known to
+be right run replicated, and ``check`` in the text compares a step's gradients with one process.
 """
 
 from __future__ import annotations
@@ -15,15 +16,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 
+import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
+from nostall.parallel.errors import BadModel
 from nostall.parallel.module.job import Job
+from nostall.parallel.sharding.capture import dtensor_rules
+from nostall.parallel.sharding.capture.joint import dispatched_operators
 from nostall.parallel.sharding.cost.device_mesh import mesh_text
 from nostall.parallel.sharding.graph import Edge, input_placements, output_placements
 from nostall.parallel.sharding.placements import Placements, is_sharded, shard_dim
 from nostall.parallel.sharding.planners.sharding import ShardingPlan
 
 _MATRIX_PRODUCTS = ("aten.mm.default", "aten.addmm.default")
+_REPLICABLE = {"Tensor", "int", "SymInt", "bool", "float"}
+"""Types of results of operators that can run replicated."""
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")
 
 
@@ -38,6 +46,8 @@ class StyleExport:
     """Modules whose parameters need ``Placed``."""
     left_out: Mapping[str, int]
     """Redistributions at operators inside of modules, which no style can state, by operator."""
+    replicated: tuple[str, ...]
+    """Operators that run on whole tensors, because DTensor has no rule known to be right."""
 
 
 @dataclass
@@ -86,7 +96,11 @@ class _Module:
 
 
 def export_styles(plan: ShardingPlan, job: Job) -> StyleExport:
-    """Python text for the module of a job; the plan was made for this job."""
+    """Python text for the module of a job; the plan was made for this job.
+
+    Raises :class:`BadModel` if the step has an operator that DTensor can neither shard nor
+    replicate.
+    """
     graph, modules, stated = plan.prices.graph, dict[str, _Module](), set[Edge]()
     for number in graph.parameters:
         operator = graph.operators[number]
@@ -98,8 +112,39 @@ def export_styles(plan: ShardingPlan, job: Job) -> StyleExport:
     styles = {name: module.style() for name, module in modules.items()}
     placed = tuple(name or "(root)" for name, m in modules.items() if not m.is_standard)
     left_out = _left_out(plan, stated)
-    text = _text(plan, job, _grouped(styles, job.module), placed, left_out)
-    return StyleExport(text, len(modules) - len(placed), placed, left_out)
+    replicated = replicated_operators(job)
+    text = _text(plan, job, _grouped(styles, job.module), placed, left_out, replicated)
+    return StyleExport(text, len(modules) - len(placed), placed, left_out, replicated)
+
+
+def replicated_operators(job: Job) -> tuple[str, ...]:
+    """Names of the operators of a step that DTensor may not shard.
+
+    Those are operators without a rule in DTensor's registries, for which torch 2.13 derives one
+    from a decomposition, and means that divide by a count or a weight: the rule for these divides
+    by those of a shard.
+
+    Raises :class:`BadModel` for such an operator if it cannot run replicated either.
+    """
+    names: set[str] = set()
+    for operator, args, kwargs in dispatched_operators(job, job.samples):
+        leaves = tree_leaves((args, kwargs))
+        if not any(isinstance(leaf, torch.Tensor) for leaf in leaves):
+            continue
+        is_mean = dtensor_rules.is_mean(operator, args, kwargs)
+        if dtensor_rules.is_known(operator) and not is_mean:
+            continue
+        results = {str(value.type) for value in operator._schema.returns}
+        if not any("Tensor" in text for text in results):
+            continue
+        if not results <= _REPLICABLE or not dtensor_rules.is_replaceable(operator):
+            raise BadModel(
+                f"DTensor has no rule for {operator} that is known to be right, and it cannot "
+                "run on whole tensors either, so the plan cannot be exported; write the step "
+                "without this operator, or run the plan with nostall launch"
+            )
+        names.add(str(operator))
+    return tuple(sorted(names))
 
 
 def _describe_linear(plan: ShardingPlan, module: _Module, weight: int) -> set[Edge]:
@@ -182,6 +227,7 @@ def _text(
     styles: Mapping[str, str],
     placed: Sequence[str],
     left_out: Counter[str],
+    replicated: Sequence[str],
 ) -> str:
     graph = plan.prices.graph
     template = (files(__package__) / "style_template.txt").read_text(encoding="utf-8")
@@ -199,12 +245,14 @@ def _text(
         f"{sum(left_out.values())} redistributions inside of modules are left to DTensor"
         + (":" if left_out else "."),
         *(f"  {count} at {target}" for target, count in sorted(left_out.items())),
+        f"{len(replicated)} operators run on whole tensors (REPLICATED).",
     ]
     values = {
         "HEAD": "\n".join(head),
         "MESH": repr(graph.mesh),
         "PLAN": "\n".join(f"    {name!r}: {style}," for name, style in styles.items()),
         "BATCH": "\n".join(f"    {leaf}: {placements}," for leaf, placements in batch.items()),
+        "REPLICATED": "\n".join(f"    {name!r}," for name in replicated),
         "TIED": "\n".join(f"    {a!r}: {b!r}," for a, b in _tied(job.module)),
     }
     for key, value in values.items():

@@ -64,9 +64,9 @@ def test_values_that_depend_on_parameters_alone_may_come_from_any_replica() -> N
 def test_a_check_refuses_random_forward_passes_by_name() -> None:
     model = Model(jobs.dropout())
     with pytest.raises(BadModel, match=r"random numbers \(aten\.dropout"):
-        check_deterministic(model)
+        check_deterministic(model.random_operations)
     model.job.module.eval()
-    check_deterministic(Model(model.job))
+    check_deterministic(Model(model.job).random_operations)
 
 
 def test_attention_without_dropout_draws_no_random_numbers() -> None:

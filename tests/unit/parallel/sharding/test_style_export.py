@@ -74,6 +74,11 @@ def job() -> Job:
 
 def export(rule: str, mesh: tuple[int, ...] = (2,)) -> StyleExport:
     """The export of a rule's plan; ``megatron`` keeps activations between layers whole."""
+    return export_job(job(), rule, mesh)
+
+
+def export_job(training: Job, rule: str, mesh: tuple[int, ...]) -> StyleExport:
+    """The export of a rule's plan of any job."""
     own = RULES[rule]
 
     def wanted(operator: Any, graph: Any) -> Any:
@@ -81,12 +86,12 @@ def export(rule: str, mesh: tuple[int, ...] = (2,)) -> StyleExport:
         return "R" if is_between else own.inner(operator, graph)
 
     given = Rule(rule, wanted, own.outer) if rule == "megatron" else own
-    step = capture(job(), SAMPLES, mesh, "tied")
+    step = capture(training, training.samples, mesh, "tied")
     devices = int(torch.tensor(mesh).prod())
     prices = Prices(step.graph, ClusterMesh(parse_cluster(CLUSTER.format(devices)), mesh), RATES)
     plan = plan_by_rule(prices, given, Options(seconds=20))
     assert plan is not None
-    return export_styles(plan, job())
+    return export_styles(plan, training)
 
 
 def test_linear_layers_of_tensor_parallelism_get_the_styles_of_pytorch() -> None:

@@ -86,8 +86,10 @@ class _StageModule(torch.nn.Module):  # type: ignore[misc]
         if self.is_last:
             return outputs["loss"].reshape(1)
         # A tensor that is passed on must not be the received tensor object itself, hence the view.
+        # The runtime sends contiguous tensors only.
         return tuple(
-            outputs[n] if n in outputs else inputs[n].view_as(inputs[n]) for n in self.segment.sent
+            outputs[n].contiguous() if n in outputs else inputs[n].view_as(inputs[n])
+            for n in self.segment.sent
         )
 
 

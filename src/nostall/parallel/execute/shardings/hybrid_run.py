@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from nostall.parallel.errors import BadPlan
-from nostall.parallel.execute.preconditions import check_deterministic
+from nostall.parallel.execute.preconditions import check_deterministic, check_optimizer
 from nostall.parallel.execute.reference import Reference, make_optimizer
 from nostall.parallel.execute.run import RunOptions
 from nostall.parallel.execute.run_config import RunResult
@@ -34,9 +34,10 @@ def run_hybrid_plan(job: Job, plan: HybridFile, options: RunOptions) -> RunResul
             f"the plan is for {plan.stages[-1][0].end} layers and the module has {len(model)}; "
             "plan again"
         )
+    check_optimizer(job, is_sharded=True)
     if options.check:
-        check_deterministic(model)
-    reference = Reference(job, device) if options.check else None
+        check_deterministic(model.random_operations)
+    reference = Reference(job, device, model.computation_dtype) if options.check else None
     stages = _captured(model, plan)
     sizes = [stage.devices for stage in stages]
     processes = StageProcesses(sizes, device, options.deadline)

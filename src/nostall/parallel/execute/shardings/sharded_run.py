@@ -10,13 +10,14 @@ import torch
 import torch.distributed as dist
 from torch.utils._pytree import tree_leaves
 
-from nostall.parallel.errors import BadModel
+from nostall.parallel.execute.preconditions import check_deterministic, check_optimizer
 from nostall.parallel.execute.reference import Reference, make_optimizer
 from nostall.parallel.execute.run import RunOptions
 from nostall.parallel.execute.run_config import RunResult
 from nostall.parallel.execute.train import train
-from nostall.parallel.module.graph import is_random
+from nostall.parallel.module.effects import random_operators
 from nostall.parallel.module.job import Job
+from nostall.parallel.module.precision import coarsest, computed_dtypes
 from nostall.parallel.sharding.capture.operators import CapturedStep, capture
 from nostall.parallel.sharding.graph import Assignment
 from nostall.parallel.sharding.placements import COLLECTIVES, REPLICATED
@@ -37,9 +38,11 @@ def run_sharding_plan(job: Job, plan: PlanFile, options: RunOptions) -> RunResul
     device = options.device
     step = capture(job, plan.samples, plan.mesh)
     assignment = plan.assignment(step.graph)
+    check_optimizer(job, is_sharded=True)
     if options.check:
-        _check_deterministic(step)
-    reference = Reference(job, device) if options.check else None
+        check_deterministic(random_operators(step.joint.graph.nodes))
+    coarsest_dtype = coarsest(computed_dtypes(step.joint.graph.nodes))
+    reference = Reference(job, device, coarsest_dtype) if options.check else None
     trainer = _ShardedTrainer(job, step, assignment, options)
     result = RunResult(ENGINE)
     train(job, plan.samples, trainer, options.steps, device, result, reference)
@@ -103,15 +106,3 @@ class _ShardedTrainer:
         if self.optimizer is not None:
             self.optimizer.step()
             self.optimizer.zero_grad()
-
-
-def _check_deterministic(step: CapturedStep) -> None:
-    """Raise :class:`BadModel` if the step draws random numbers."""
-    nodes = [node for node in step.nodes if node is not None and node.op == "call_function"]
-    names = list(dict.fromkeys(str(node.target) for node in nodes if is_random(node)))
-    if names:
-        raise BadModel(
-            "--check compares with training in a single process, and this step draws random "
-            f"numbers ({', '.join(names[:4])}), which differ between processes; call eval() on "
-            "the module, set its dropout to 0, or run without --check"
-        )

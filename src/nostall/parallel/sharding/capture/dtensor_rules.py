@@ -20,6 +20,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from nostall.core.errors import MissingPart
+from nostall.parallel.module.effects import schema_arguments
 from nostall.parallel.sharding.placements import (
     PARTIAL_MEAN,
     PARTIAL_SUM,
@@ -45,6 +46,8 @@ _PARTS = (
     "placement_types.Replicate",
     "placement_types.Shard",
 )
+_MEAN = 1
+"""Value of the argument ``reduction`` of losses that return a mean."""
 _REDUCTIONS = {"sum": PARTIAL_SUM, "avg": PARTIAL_MEAN}
 """Placements by the reduction of DTensor's Partial; strategies with other reductions are left
 out."""
@@ -84,15 +87,37 @@ def has_rule(target: Any) -> bool:
     return any(target in _part(path) for path in _PARTS[:2])
 
 
+def is_known(target: Any) -> bool:
+    """Whether DTensor has a rule or a handler of its own for an operator."""
+    handlers = getattr(_part("_api.DTensor._op_dispatcher"), "_custom_op_handlers", {})
+    return has_rule(target) or target in handlers
+
+
+def is_mean(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether an operator is a loss, or its gradient, that divides by a count or by weights.
+
+    A shard has another count than the whole; DTensor's rules for such operators are wrong for
+    weights or ignored targets (nll_loss in torch 2.13).
+    """
+    return bool(schema_arguments(target, args, kwargs).get("reduction") == _MEAN)
+
+
+def is_replaceable(target: Any) -> bool:
+    """Whether ``register_sharding`` replaces DTensor's rule: it does in the first registry only."""
+    return target not in _part(_PARTS[1])
+
+
 def strategies(
     target: Any, args: Sequence[Any], kwargs: dict[str, Any], devices: int
 ) -> list[Strategy]:
     """DTensor's strategies of an operator on a mesh dimension of ``devices`` devices.
 
     ``args`` and ``kwargs`` have tensors (real or fake) where the operator reads tensors.  The
-    strategies may shard dimensions unevenly and may be listed twice.  Empty if there is no rule, or
-    if the rule does not accept these arguments.
+    strategies may shard dimensions unevenly and may be listed twice.  Empty if there is no rule, if
+    the rule does not accept these arguments, or for a mean (see :func:`is_mean`).
     """
+    if is_mean(target, args, kwargs):
+        return []
     old, new = (_part(path) for path in _PARTS[:2])
     if target in old:
         return _from_placements(old[target], target, args, kwargs, devices)

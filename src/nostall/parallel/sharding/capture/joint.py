@@ -7,7 +7,7 @@ step may be larger than this machine's memory.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -17,12 +17,16 @@ from torch._functorch.aot_autograd import aot_function
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 from torch.fx import Graph, GraphModule, Node
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from nostall.core.errors import one_line
 from nostall.parallel.errors import BadModel
+from nostall.parallel.module.effects import PythonState, refuse_changed_state
 from nostall.parallel.module.job import Job
 
+Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
+"""An operator with its positional and named arguments."""
 _aten = torch.ops.aten
 _DECOMPOSED = (
     # Means over a batch whose parts have different weights: the mean of shards' means is wrong.
@@ -63,27 +67,35 @@ def trace_step(job: Job, samples: int) -> JointGraph:
     """Trace the training step of a job with ``samples`` samples.
 
     Raises :class:`BadModel` if it cannot be traced, if the loss is not a scalar, or if the forward
-    pass changes a buffer.
+    pass changes a buffer or a value in Python.
     """
     module = job.module
     parameters = dict(module.named_parameters())
     buffers = dict(module.named_buffers())
     leaves, structure = tree_flatten(job.example_batch(samples))
     batched = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+    changed: list[str] = []
 
     def loss_of(own: list[Any], constant: list[Any], batch: list[Any]) -> torch.Tensor:
         values = list(leaves)
         for i, tensor in zip(batched, batch, strict=True):
             values[i] = tensor
         inputs, targets = tree_unflatten(values, structure)
-        named = inputs if isinstance(inputs, Mapping) else {}
-        positional = () if isinstance(inputs, Mapping) else tuple(inputs)
         state = dict(zip([*parameters, *buffers], [*own, *constant], strict=True))
-        loss: torch.Tensor = job.loss(functional_call(module, state, positional, named), targets)
+
+        def call(*positional: Any, **named: Any) -> Any:
+            return functional_call(module, state, positional, named)
+
+        before = PythonState(module, job.loss)
+        loss = job.run(inputs, targets, call)
+        changed[:] = PythonState(module, job.loss).changed_since(before)
         return loss
 
     groups = [list(parameters.values()), list(buffers.values()), [leaves[i] for i in batched]]
-    graph_module, outputs = _trace(loss_of, groups, samples)
+    try:
+        graph_module, outputs = _trace(loss_of, groups, samples)
+    finally:
+        refuse_changed_state(changed)
     graph = graph_module.graph
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     names = [*parameters, *buffers]
@@ -126,7 +138,7 @@ def _trace(function: Any, groups: list[list[Any]], samples: int) -> tuple[GraphM
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with _exporting(), FakeTensorMode(allow_non_fake_inputs=True):
+            with _eager_blocks():
                 step(*([_fake(tensor) for tensor in group] for group in groups))
     except _Traced as traced:
         traced.graph_module.graph.eliminate_dead_code()
@@ -154,6 +166,52 @@ def _exporting() -> Iterator[None]:
     finally:
         for name, value in saved.items():
             setattr(torch.compiler, name, value)
+
+
+def dispatched_operators(job: Job, samples: int) -> list[Call]:
+    """The operators that autograd calls in a step, in order, as DTensor receives them.
+
+    They differ from those of the joint graph, which has some in parts.  Raises :class:`BadModel` if
+    the step needs values of tensors.
+    """
+    calls = _Calls()
+    batch = job.example_batch(samples)
+    parameters = [p for p in job.module.parameters() if p.requires_grad]
+    try:
+        with warnings.catch_warnings(), _eager_blocks(), calls:
+            warnings.simplefilter("ignore")
+            torch.autograd.grad(job.run(*batch), parameters, allow_unused=True)
+    except Exception as error:  # PyTorch and the user's code raise errors of any class
+        raise BadModel(
+            f"the training step needs values of tensors: {one_line(error)}; write it without "
+            "branches on these"
+        ) from error
+    return calls.calls
+
+
+class _Calls(TorchDispatchMode):  # type: ignore[misc]
+    """Records each operator with its arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[Call] = []
+
+    def __torch_dispatch__(
+        self, operator: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        self.calls.append((operator, args, kwargs or {}))
+        return operator(*args, **(kwargs or {}))
+
+
+@contextmanager
+def _eager_blocks() -> Iterator[None]:
+    """Let tensors be fake, and compiled blocks be the eager code that they stand for."""
+    with (
+        _exporting(),
+        torch.compiler.set_stance("force_eager"),
+        FakeTensorMode(allow_non_fake_inputs=True),
+    ):
+        yield
 
 
 def _fake(tensor: torch.Tensor) -> torch.Tensor:
