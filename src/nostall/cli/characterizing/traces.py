@@ -13,6 +13,7 @@ from nostall.workload.characterization.traces import (
     host_name,
 )
 from nostall.workload.timeline.analysis import TIME_PARTS
+from nostall.workload.timeline.bottlenecks import Bottleneck
 from nostall.workload.timeline.host import HOST_PARTS, HostTimeline
 from nostall.workload.timeline.kernels import KernelTime
 from nostall.workload.traces.chakra.reader import ChakraTrace
@@ -44,7 +45,7 @@ def show_traces(result: TracesCharacterization) -> None:
         _show_hosts(result.hosts)
     for trace in result.chakra:
         _show_chakra(trace)
-    for note in result.notes:
+    for note in (*result.notes, *(note for gpu in result.gpus for note in gpu.edge_notes)):
         out.print(f"note: {note}")
     gpu_traces = {gpu.timeline.recording.path for gpu in result.gpus}
     count = len(gpu_traces) + len(result.hosts) + len(result.chakra)
@@ -105,10 +106,7 @@ def _show_gpu(gpu: GpuCharacterization) -> None:
         show_table(
             f"what to fix first ({name}); modelled gain over the measured span",
             ("problem", "measured", "modelled gain", "remedy"),
-            [
-                (b.problem, f"{b.seconds * 1e3:.3f} ms", f"at most {b.max_speedup:.2f}x", b.remedy)
-                for b in gpu.bottlenecks
-            ],
+            [(b.problem, f"{b.seconds * 1e3:.3f} ms", _gain(b), b.remedy) for b in gpu.bottlenecks],
         )
     for question, speedup in gpu.what_if:
         out.print(f"what if {question}: modelled {speedup:.2f}x the measured speed")
@@ -124,6 +122,11 @@ def _show_gpu(gpu: GpuCharacterization) -> None:
         ("kernel", "kind", "calls", "ms", "%", *(["modelled roofline"] if has_roofline else [])),
         [_kernel_row(kernel, gpu, has_roofline) for kernel in gpu.kernels[:MAX_KERNELS]],
     )
+
+
+def _gain(bottleneck: Bottleneck) -> str:
+    speedup = bottleneck.max_speedup
+    return "-" if speedup is None else f"at most {speedup:.2f}x"
 
 
 def _kernel_row(

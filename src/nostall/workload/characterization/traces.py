@@ -51,6 +51,20 @@ class GpuCharacterization:
         """The rank (the file name if the trace has no rank) and the device."""
         return f"{_rank_name(self.timeline.recording)}, GPU {self.timeline.device}"
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """GPU events outside the steps or without a launch, a sentence each."""
+        return self._notes(self.timeline.remarks)
+
+    @property
+    def edge_notes(self) -> tuple[str, ...]:
+        """How the edges of the span were chosen, if the trace has no steps for them."""
+        return () if self.timeline.steps else self._notes((self.timeline.edges,))
+
+    def _notes(self, remarks: Sequence[str]) -> tuple[str, ...]:
+        path, device = self.timeline.recording.path, self.timeline.device
+        return tuple(f"{path}, GPU {device}: {remark}" for remark in remarks)
+
     def as_json(self) -> dict[str, Any]:
         timeline = self.timeline
         recording = timeline.recording
@@ -62,8 +76,23 @@ class GpuCharacterization:
             "gpu": recording.gpu,
             "events": recording.events,
             "seconds": timeline.span,
+            "span": timeline.edges,
             "steps": timeline.steps,
             "parts_seconds": dict(timeline.parts),
+            "idle_other_seconds": {reason.value: s for reason, s in timeline.other.items()},
+            "gaps_that_occur_once": [
+                {
+                    "start_seconds": gap.start,
+                    "seconds": gap.seconds,
+                    "host_call": gap.call,
+                    "host_call_seconds": gap.call_seconds,
+                }
+                for gap in timeline.single_gaps
+            ],
+            "longest_host_calls": {
+                part: {"host_call": name, "seconds": seconds}
+                for part, (name, seconds) in timeline.longest_calls.items()
+            },
             "communication_seconds": timeline.communication,
             "overlap": timeline.overlap,
             "kernels": timeline.num_kernels,
@@ -205,6 +234,7 @@ def characterize_traces(
             notes += remarks
         except BadTrace as error:
             notes.append(f"the waiting of ranks for each other is unknown: {error}")
+    notes += [note for gpu in gpus for note in gpu.notes]
     return TracesCharacterization(
         tuple(gpus), tuple(hosts), collectives, tuple(chakra), tuple(skip_reasons), tuple(notes)
     )

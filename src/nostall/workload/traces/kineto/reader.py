@@ -9,7 +9,7 @@ import numpy as np
 from nostall.core.errors import BadTrace
 from nostall.core.files.text_blocks import Progress
 from nostall.core.text.plurals import pluralize
-from nostall.workload.traces.event_columns import ColumnBuilder, column_remarks
+from nostall.workload.traces.event_columns import ColumnBuilder, column_remarks, spans
 from nostall.workload.traces.kineto.metadata import read_metadata
 from nostall.workload.traces.recording import TIME_UNIT, Recording
 from nostall.workload.traces.stream.event_stream import TraceFile
@@ -20,7 +20,7 @@ class NoGpuActivity(BadTrace):
 
 
 def read_kineto(path: Path, progress: Progress | None = None) -> Recording:
-    """Read one trace, plain or gzipped; memory holds only GPU activities and runtime calls.
+    """Read one trace, plain or gzipped; memory holds only GPU activities and calls on the host.
 
     Damaged events are skipped, and ``Recording.remarks`` counts them.  Raises
     :class:`~nostall.core.errors.BadTrace` if the file has no events (with the position of the
@@ -51,13 +51,20 @@ def _recording(file: TraceFile, columns: ColumnBuilder) -> Recording:
     origin = columns.start[rows[0]]
     metadata, damage = read_metadata(file.frame, is_complete=file.end_damage is None)
     distributed = metadata.distributed
+    steps, step_thread = spans(columns.steps, origin)
+    loading, loading_thread = spans(columns.loading, origin)
     return Recording(
         path=file.path,
         activities=columns.activities(rows, origin),
         calls=columns.calls(origin),
         names=tuple(columns.names),
-        steps=_spans(columns.steps, origin),
-        loading=_spans(columns.loading, origin),
+        steps=steps,
+        loading=loading,
+        step_thread=step_thread,
+        loading_thread=loading_thread,
+        host=columns.host_calls(origin),
+        host_names=tuple(columns.host_names),
+        thread_process=np.array(columns.thread_process, dtype=np.int64),
         operator_costs=columns.operator_costs,
         origin=origin * TIME_UNIT,
         rank=distributed.rank if distributed else None,
@@ -69,8 +76,3 @@ def _recording(file: TraceFile, columns: ColumnBuilder) -> Recording:
         remarks=(*file.remarks, *column_remarks(columns), *([damage] if damage else [])),
         groups=tuple(columns.groups),
     )
-
-
-def _spans(spans: list[tuple[float, float]], origin: float) -> np.ndarray:
-    """(start, end) in seconds since ``origin``, sorted, shape [spans, 2]."""
-    return (np.array(sorted(spans), dtype=np.float64).reshape(-1, 2) - origin) * TIME_UNIT

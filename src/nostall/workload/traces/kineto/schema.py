@@ -40,6 +40,7 @@ class Event(msgspec.Struct, gc=False):
     name: str | int | None = None
     ts: float | str | None = None
     dur: float | str | None = None
+    pid: int | str | None = None
     tid: int | str | None = None
     args: EventArguments | None = None
 
@@ -84,7 +85,8 @@ def lenient_event(text: bytes) -> Event | None:
         name=_text(fields.get("name")),
         ts=_scalar(fields.get("ts")),
         dur=_scalar(fields.get("dur")),
-        tid=_text(fields.get("tid")),
+        pid=_identity(fields.get("pid")),
+        tid=_identity(fields.get("tid")),
         args=_lenient_arguments(fields.get("args")),
     )
 
@@ -111,6 +113,11 @@ def _scalar(value: object) -> float | str | None:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value if isinstance(value, int | float | str) else None
+
+
+def _identity(value: object) -> int | str | None:
+    """A number of a process or thread as it is, so that it equals that of other events."""
+    return value if isinstance(value, int) else _text(value)
 
 
 def _text(value: object) -> str | None:
