@@ -8,7 +8,13 @@ from collections import Counter
 import msgspec
 import numpy as np
 
-from nostall.core.text.plurals import pluralize
+from nostall.workload.traces.event_remarks import (
+    NO_LANE,
+    NO_PHASE,
+    NO_TIME,
+    NOT_AN_EVENT,
+    OUT_OF_TIME,
+)
 from nostall.workload.traces.kineto.categories import (
     DATA_LOADER,
     PHASES,
@@ -17,12 +23,17 @@ from nostall.workload.traces.kineto.categories import (
     SYNCHRONISING_NAMES,
     EventRole,
 )
+from nostall.workload.traces.kineto.lanes import Lanes
 from nostall.workload.traces.kineto.schema import (
+    MAX_ID,
     Event,
     EventArguments,
     Scalar,
     lenient_event,
+    parse_amount,
+    parse_integer,
     parse_number,
+    printable,
 )
 from nostall.workload.traces.launch_calls import launching_calls
 from nostall.workload.traces.operator_cost import COST_RULES, OperatorCost, operator_cost
@@ -33,6 +44,8 @@ MAX_HOST_NAMES = 100_000
 """Limit of the names of host calls; a trace can have a new name for every call."""
 OTHER_NAMES = "(other names)"
 """Name of the host calls beyond that limit."""
+MAX_UNPLACED = 5_000_000
+"""Limit of the events without a category that wait for the names of their lanes."""
 MAX_CATEGORIES = 20
 """Limit of the unknown categories that are counted by name."""
 DTYPE_BYTES = {
@@ -51,18 +64,10 @@ DTYPE_BYTES = {
 }
 """Bytes per element of the dtypes that PyTorch records for NCCL kernels."""
 
-NO_PHASE = "without a valid phase"
-NO_TIME = "without a valid start or duration"
-OUT_OF_TIME = "with a time far outside the trace"
-NOT_AN_EVENT = "with other JSON than an event"
-
 Span = tuple[float, float, int]
 """(start, end, thread) of a step or of a wait for the data loader; microseconds."""
-_MAX_ID = 1 << 62
-"""Ids from here on are given to values that are not numbers or do not fit in 64 bits."""
 _MAX_DEVICE = 32767
 _NO_ARGUMENTS = EventArguments()
-_PRINTABLE = dict.fromkeys((*range(32), 127, *range(128, 160)), "�")
 
 
 class ColumnBuilder:
@@ -77,6 +82,9 @@ class ColumnBuilder:
         """Events that are skipped, by reason."""
         self.unknown_categories: Counter[str] = Counter()
         """Events of unknown categories that have a stream or a launch."""
+        self.lanes = Lanes()
+        self._unplaced: list[Event] = []
+        """Events without a category on lanes that have no names yet."""
         self.names: dict[str, int] = {}
         self.start, self.end = array("d"), array("d")
         self.name, self.type, self.device = array("i"), array("b"), array("h")
@@ -136,10 +144,12 @@ class ColumnBuilder:
         operator, call, nothing = EventRole.OPERATOR, EventRole.CALL, EventRole.IGNORED
         for event in events:
             if event.ph != "X":
-                if event.ph not in PHASES:
+                if event.ph == "M":
+                    self.lanes.name(event)
+                elif event.ph not in PHASES:
                     self.unusable[NO_PHASE] += 1
                 continue
-            role = role_of(event.cat)
+            role = role_of(event.cat) if event.cat else self._role_of_lane(event)
             if role is nothing:
                 continue
             if role is operator:
@@ -152,6 +162,26 @@ class ColumnBuilder:
                 self._add_annotation(event)
             else:
                 self._add_activity(event, role)
+
+    def _role_of_lane(self, event: Event) -> EventRole:
+        """The role of an event without a category; it is kept if its lane has no names yet."""
+        role = self.lanes.classify(event)
+        if role is not None:
+            return role
+        if len(self._unplaced) < MAX_UNPLACED:
+            self._unplaced.append(event)
+        else:
+            self._count_unknown(NO_LANE)
+        return EventRole.IGNORED
+
+    def finish(self) -> None:
+        """Add the events whose lanes got their names behind them; call it after the last list."""
+        waiting, self._unplaced = self._unplaced, []
+        self.events -= len(waiting)
+        self.add(waiting)
+        for event in self._unplaced:
+            self._count_unknown(f"{NO_LANE} {self.lanes.label(event)}")
+        self._unplaced = []
 
     def _span(self, event: Event) -> tuple[float, float] | None:
         """(start, end); None if the event has no valid times, which is counted."""
@@ -179,9 +209,9 @@ class ColumnBuilder:
         # Old versions of Kineto write the correlation id instead of the operator's id.
         operator = self._parse_id(args.external_id)
         self.operator.append(-1 if operator == correlation else operator)
-        self.copied_bytes.append(0.0 if args.bytes is None else _parse_amount(args.bytes))
+        self.copied_bytes.append(0.0 if args.bytes is None else parse_amount(args.bytes))
         elements, dtype_bytes = args.message_elements, DTYPE_BYTES.get(args.dtype or "", 0)
-        self.message_bytes.append(_parse_amount(elements) * dtype_bytes if elements else 0.0)
+        self.message_bytes.append(parse_amount(elements) * dtype_bytes if elements else 0.0)
         self.group.append(-1 if args.group is None else self._group_index(args))
         self.sequence.append(-1 if args.sequence is None else self._parse_id(args.sequence))
 
@@ -189,7 +219,7 @@ class ColumnBuilder:
         index = self._name_indices.get(name)
         if index is None:
             index = self._name_indices[name] = self.names.setdefault(
-                _printable(name), len(self.names)
+                printable(name), len(self.names)
             )
         return index
 
@@ -243,7 +273,7 @@ class ColumnBuilder:
         index = self._host_name_indices.get(name)
         if index is None:
             is_full = len(self.host_names) >= MAX_HOST_NAMES
-            text = OTHER_NAMES if is_full else _printable(name)
+            text = OTHER_NAMES if is_full else printable(name)
             index = self.host_names.setdefault(text, len(self.host_names))
             if not is_full:
                 self._host_name_indices[name] = index
@@ -272,22 +302,25 @@ class ColumnBuilder:
         args = event.args or _NO_ARGUMENTS
         if event.cat is None or (args.stream is None and args.correlation is None):
             return
-        if event.cat in self.unknown_categories or len(self.unknown_categories) < MAX_CATEGORIES:
-            self.unknown_categories[event.cat] += 1
+        self._count_unknown(event.cat)
+
+    def _count_unknown(self, category: str) -> None:
+        if category in self.unknown_categories or len(self.unknown_categories) < MAX_CATEGORIES:
+            self.unknown_categories[category] += 1
 
     def _parse_id(self, value: Scalar) -> int:
         """The number of a stream, device, call or operator; -1 if it is missing or negative.
 
         'stream 7' is 7.  Other text and numbers beyond 64 bits get numbers of their own.
         """
-        if type(value) is int and -1 <= value < _MAX_ID:
+        if type(value) is int and -1 <= value < MAX_ID:
             return value
         if value is None:
             return -1
-        number = _parse_integer(value)
-        if number is not None and number < _MAX_ID:
+        number = parse_integer(value)
+        if number is not None and number < MAX_ID:
             return max(number, -1)
-        return self._ids.setdefault(value, _MAX_ID + len(self._ids))
+        return self._ids.setdefault(value, MAX_ID + len(self._ids))
 
     def note_out_of_time(self, count: int) -> None:
         """Count events whose times cannot be true."""
@@ -363,37 +396,3 @@ def spans(rows: list[Span], origin: float) -> tuple[np.ndarray, np.ndarray]:
     """Sorted (start, end) in seconds since ``origin``, shape [rows, 2], and the thread of each."""
     table = np.array(sorted(rows), dtype=np.float64).reshape(-1, 3)
     return (table[:, :2] - origin) * TIME_UNIT, table[:, 2].astype(np.int64)
-
-
-def column_remarks(columns: ColumnBuilder) -> list[str]:
-    """Skipped events and events of unknown categories, a sentence each."""
-    remarks = [
-        f"{pluralize(count, 'event')} {reason} {'is' if count == 1 else 'are'} skipped"
-        for reason, count in columns.unusable.items()
-    ]
-    if columns.unknown_categories:
-        names = ", ".join(repr(name[:40]) for name in columns.unknown_categories)
-        count = sum(columns.unknown_categories.values())
-        remarks.append(
-            f"{pluralize(count, 'event')} of unknown categories ({names}) "
-            f"{'is' if count == 1 else 'are'} not counted as GPU work"
-        )
-    return remarks
-
-
-def _printable(name: str | int | None) -> str:
-    return "(no name)" if name is None else str(name).translate(_PRINTABLE)
-
-
-def _parse_integer(value: Scalar) -> int | None:
-    if isinstance(value, float):
-        return int(value) if value == value // 1 and abs(value) < _MAX_ID else None
-    text = str(value).strip().lower().removeprefix("stream").strip()
-    try:
-        return int(text) if len(text) <= 20 else None
-    except ValueError:
-        return None
-
-
-def _parse_amount(value: Scalar) -> float:
-    return max(parse_number(value) or 0.0, 0.0)

@@ -9,7 +9,8 @@ import numpy as np
 
 from nostall.core.errors import BadTrace
 from nostall.core.files.text_blocks import Progress
-from nostall.workload.traces.event_columns import ColumnBuilder, column_remarks, spans
+from nostall.workload.traces.event_columns import ColumnBuilder, spans
+from nostall.workload.traces.event_remarks import event_remarks
 from nostall.workload.traces.kineto.metadata import read_metadata
 from nostall.workload.traces.recording import TIME_UNIT, RuntimeCalls
 from nostall.workload.traces.stream.event_stream import TraceFile
@@ -60,14 +61,17 @@ def read_host(path: Path, progress: Progress | None = None) -> HostRecording:
     columns = ColumnBuilder()
     for events in file.event_lists(columns.decode):
         columns.add(events)
+    columns.finish()
     is_operator = np.array(columns.host_is_operator, dtype=bool)
     operator_start = np.array(columns.host_start)[is_operator]
     operator_end = np.array(columns.host_end)[is_operator]
     start = np.concatenate((operator_start, np.array(columns.call_start)))
     if not len(start):
+        causes = event_remarks(columns.unusable, columns.unknown_categories)
+        cause = f" ({'; '.join(causes)})" if causes else ""
         raise BadTrace(
-            f"{path}: none of its events is GPU work, an operator or a runtime call; record the "
-            "trace with ProfilerActivity.CPU or ProfilerActivity.CUDA"
+            f"{path}: none of its events is GPU work, an operator or a runtime call{cause}; record "
+            "the trace with ProfilerActivity.CPU or ProfilerActivity.CUDA"
         )
     end = np.concatenate((operator_end, np.array(columns.call_end)))
     usable = has_usable_time(start, end, np.full(len(start), np.nan))
@@ -87,7 +91,11 @@ def read_host(path: Path, progress: Progress | None = None) -> HostRecording:
         rank=distributed.rank if distributed else None,
         world_size=distributed.world_size if distributed else None,
         events=columns.events,
-        remarks=(*file.remarks, *column_remarks(columns), *([damage] if damage else [])),
+        remarks=(
+            *file.remarks,
+            *event_remarks(columns.unusable, columns.unknown_categories),
+            *([damage] if damage else []),
+        ),
     )
 
 
