@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nostall.core.errors import BadInput, BadTrace
-from nostall.core.text.labels import file_labels
+from nostall.core.text.labels import file_labels, printable
 from nostall.core.text.plurals import pluralize
 from nostall.workload.characterization.trace_slowdown import TraceSlowdown, slowdown_over_nodes
 from nostall.workload.characterization.what_if import WhatIf
@@ -68,7 +68,7 @@ class GpuCharacterization:
 
     def _notes(self, remarks: Sequence[str]) -> tuple[str, ...]:
         path, device = self.timeline.recording.path, self.timeline.device
-        return tuple(f"{path}, GPU {device}: {remark}" for remark in remarks)
+        return tuple(printable(f"{path}, GPU {device}: {remark}") for remark in remarks)
 
     def as_json(self) -> dict[str, Any]:
         timeline = self.timeline
@@ -249,8 +249,8 @@ def characterize_traces(
         tuple(hosts),
         collectives,
         tuple(chakra),
-        tuple(skip_reasons),
-        tuple(notes),
+        tuple(map(printable, skip_reasons)),
+        tuple(map(printable, notes)),
         labels,
     )
 
