@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -14,6 +15,7 @@ from tests.e2e.cli import error_line
 from tests.e2e.cli import nostall_here as nostall
 from tests.unit.workload.trace_events import event, kernel, launch, trace, write
 from tests.unit.workload.traces.chakra.test_reader import METADATA, NODES, stream
+from tests.unit.workload.traces.nsight_export import Export
 
 TABLE = """name,architecture,replicas,flops [T],memory_bytes [GB],weight_traffic [GB],gpu_hours
 a,allreduce-local,8,1.5,30,0.357,12
@@ -35,6 +37,16 @@ TRACE = trace(
     kernel("vectorized_elementwise_kernel", 600, 50, launch=3),
     rank=0,
     world=2,
+)
+
+
+LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+ONE_STEP = trace(
+    event("user_annotation", "ProfilerStep#5", 1000, 1000),
+    event("user_annotation", LOADER, 1005, 600),
+    launch(1620, 1, 5),
+    kernel("ampere_sgemm_128x64_nn", 1640, 300, launch=1),
+    rank=None,
 )
 
 
@@ -93,6 +105,70 @@ def test_json_of_a_trace(profile: Path) -> None:
         "nostall.fusion",
     }
     assert done.json["remarks"] == ["no trace for 1 of 2 ranks (1)"]
+
+
+def test_one_step_has_the_wait_for_its_data(tmp_path: Path) -> None:
+    done = nostall("characterize", write(tmp_path / "t.json", ONE_STEP), "--format", "json")
+    assert done.code == 0, done.err
+    [rank] = done.json["ranks"]
+    assert (rank["steps"], rank["seconds"]) == (1, pytest.approx(1000e-6))
+    assert rank["parts_seconds"]["idle_input"] == pytest.approx(600e-6)
+    assert sum(rank["parts_seconds"].values()) == pytest.approx(rank["seconds"])
+    assert rank["fix_first"][0]["problem"] == "the GPU waits for input"
+    assert done.json["remarks"] == []
+
+
+def test_a_gap_that_occurs_once_is_named_and_has_no_bound(tmp_path: Path) -> None:
+    events = [
+        one
+        for n in range(50)
+        for one in (
+            launch(101 * n + 1.3e6 * (n > 25), n),
+            kernel("vectorized_elementwise_kernel", 101 * n + 10 + 1.3e6 * (n > 25), 100, launch=n),
+        )
+    ]
+    slow = [launch(26 * 101 - 9, 999, 1.29e6), kernel("cudnn_fprop", 1.293e6, 10, launch=999)]
+    path = write(tmp_path / "cold.json", trace(*events, *slow, rank=None))
+    done = nostall("characterize", path, "--format", "json", "--report", tmp_path / "page.html")
+    [rank] = done.json["ranks"]
+    longest = rank["gaps_that_occur_once"][0]
+    assert longest["host_call"] == "cudaLaunchKernel"
+    assert longest["seconds"] > 0.9 * rank["seconds"]
+    first = rank["fix_first"][0]
+    assert first["problem"].startswith("gaps that occur once")
+    assert first["modelled_gain_at_most"] is None
+    assert "gaps that occur once" in (tmp_path / "page.html").read_text()
+    table = nostall("characterize", path).out
+    assert "no step is recorded, so the span is from the first to the last GPU event" in table
+
+
+def test_an_export_of_nsight_systems(tmp_path: Path) -> None:
+    export = Export()
+    export.range("step 5", 1000, 1000)
+    export.launch(1620, 1)
+    export.kernel("ampere_sgemm_128x64_nn", 1640, 300, 1)
+    export.write(tmp_path / "t.sqlite")
+    for given in (tmp_path / "t.sqlite", tmp_path):
+        done = nostall("characterize", given, "--format", "json")
+        assert done.code == 0, done.err
+        assert done.json["ranks"][0]["parts_seconds"]["compute"] == pytest.approx(300e-6)
+    assert "needs traces of torch.profiler" in error_line(
+        nostall("characterize", tmp_path / "t.sqlite", "--learn", "c", "--kind", "k")
+    )
+
+
+def test_two_files_have_two_labels_that_can_be_printed(tmp_path: Path) -> None:
+    paths = []
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        for name in (b"t.json", b"t\xff.json"):
+            paths.append(write(tmp_path / folder / os.fsdecode(name), ONE_STEP))
+    done = nostall("characterize", *paths, "--report", tmp_path / "page.html")
+    assert done.code == 0, done.err
+    page = (tmp_path / "page.html").read_text()
+    for label in ("a/t.json, GPU 0", "b/t.json, GPU 0", r"a/t\xff.json, GPU 0"):
+        assert f"<h2>{label} " in page
+    assert "a/t.json" in done.out and "b/t.json" in done.out
 
 
 def test_terminal_output(table: Path, profile: Path) -> None:

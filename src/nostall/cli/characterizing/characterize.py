@@ -39,7 +39,7 @@ from nostall.workload.traces.ranks import read_ranks
 NETWORK_HARDWARE = "h100-dgx"
 """Hardware whose network bounds that of step tables by default; it is the fastest preset."""
 CHAKRA_SUFFIX = ".et"
-TRACE_SUFFIXES = (".json", ".json.gz", CHAKRA_SUFFIX)
+TRACE_SUFFIXES = (".json", ".json.gz", ".sqlite", CHAKRA_SUFFIX)
 MAX_REASONS = 20
 """Reasons for skipped input that are printed; the number of all of them is always printed."""
 Result = JobsCharacterization | ScalingCharacterization | TracesCharacterization
@@ -50,9 +50,9 @@ def characterize(
     inputs: Annotated[
         list[Path],
         typer.Argument(
-            help="Traces of torch.profiler (.json, .json.gz) and of Chakra (.et), or tables of "
-            "jobs or of measured steps (.csv, .csv.gz, .parquet). A directory means all traces "
-            "in it."
+            help="Traces of torch.profiler or JAX (.json, .json.gz), of Nsight Systems (.sqlite) "
+            "and of Chakra (.et), or tables of jobs or of measured steps (.csv, .csv.gz, "
+            ".parquet). A directory means all traces in it."
         ),
     ],
     hardware: Annotated[

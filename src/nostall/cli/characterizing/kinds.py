@@ -7,10 +7,12 @@ from pathlib import Path
 
 from nostall.cli.terminal.console import err, out, show_table
 from nostall.core.errors import BadInput
+from nostall.core.text.labels import file_labels
 from nostall.core.text.plurals import pluralize
 from nostall.workload.characterization.kinds import KindsCharacterization, learn
 from nostall.workload.jobs.table_rows import is_table
 from nostall.workload.traces.kernel_names import parse_kernel_name
+from nostall.workload.traces.nsight import is_sqlite
 
 UNKNOWN = "unknown"
 MAX_NAME = 100
@@ -20,7 +22,7 @@ MAX_NAME = 100
 def require_traces(paths: Sequence[Path], option: str) -> None:
     """Raise :class:`~nostall.core.errors.BadInput` for tables and Chakra traces."""
     for path in paths:
-        if is_table(path) or path.suffix == ".et":
+        if is_table(path) or path.suffix == ".et" or is_sqlite(path):
             raise BadInput(
                 f"{option} needs traces of torch.profiler, whose operators tell the kind; {path} "
                 "is none; leave it out"
@@ -38,23 +40,24 @@ def learn_traces(paths: Sequence[Path], kind: str | None, corpus: Path) -> None:
 
 def show_kinds(result: KindsCharacterization, explain: bool) -> None:
     """Print the label of each trace, and the possible new kinds."""
+    files = file_labels([Path(document.name) for document, _ in result.rows])
     show_table(
         f"kinds of the traces by their operators (learnt from {result.corpus})",
         ("trace", "kind", "probability", "nearest programs"),
         [
             (
-                Path(document.name).name,
+                file,
                 UNKNOWN if label.is_unknown else label.kind,
                 f"novelty {label.novelty:.2f}" if label.is_unknown else f"{label.probability:.2f}",
                 ", ".join(
                     f"{Path(n.name).name} ({n.kind}, {n.similarity:.2f})" for n in label.nearest
                 ),
             )
-            for document, label in result.rows
+            for file, (_, label) in zip(files, result.rows, strict=True)
         ],
     )
     if explain:
-        _show_words(result)
+        _show_words(result, files)
     if result.kernels:
         _show_kernels(result)
     if result.new_kinds is not None:
@@ -77,17 +80,17 @@ def _show_kernels(result: KindsCharacterization) -> None:
     )
 
 
-def _show_words(result: KindsCharacterization) -> None:
+def _show_words(result: KindsCharacterization, files: Sequence[str]) -> None:
     show_table(
         "operators that decide (share of the trees that a label loses without the operator)",
         ("trace", "label", "operators"),
         [
             (
-                Path(document.name).name,
+                file,
                 label.kind,
                 ", ".join(f"{word} {loss:.2f}" for word, loss in label.words) or "no single one",
             )
-            for document, label in result.rows
+            for file, (_, label) in zip(files, result.rows, strict=True)
         ],
     )
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from nostall.cli.terminal.console import out, show_table
+from nostall.core.text.labels import shorten_all
 from nostall.core.text.plurals import pluralize
 from nostall.workload.characterization import TracesCharacterization
 from nostall.workload.characterization.traces import (
     CollectiveSummary,
     GpuCharacterization,
-    host_name,
 )
 from nostall.workload.timeline.analysis import TIME_PARTS
+from nostall.workload.timeline.bottlenecks import Bottleneck
 from nostall.workload.timeline.host import HOST_PARTS, HostTimeline
 from nostall.workload.timeline.kernels import KernelTime
 from nostall.workload.traces.chakra.reader import ChakraTrace
@@ -36,33 +38,38 @@ def show_traces(result: TracesCharacterization) -> None:
         _show_gpus(result.gpus)
     if result.collectives:
         _show_collectives(result.collectives)
-    for gpu in result.gpus[:1]:
-        _show_gpu(gpu)
+    for gpu, name in zip(result.gpus[:1], _short([gpu.name for gpu in result.gpus]), strict=False):
+        _show_gpu(gpu, name)
     if len(result.gpus) > 1:
         out.print(f"details are of {result.gpus[0].name} only; --report has those of other GPUs")
     if result.hosts:
-        _show_hosts(result.hosts)
+        _show_hosts(result.hosts, [result.labels[host.recording.path] for host in result.hosts])
     for trace in result.chakra:
-        _show_chakra(trace)
-    for note in result.notes:
+        _show_chakra(trace, result.labels[trace.path])
+    for note in (*result.notes, *(note for gpu in result.gpus for note in gpu.edge_notes)):
         out.print(f"note: {note}")
     gpu_traces = {gpu.timeline.recording.path for gpu in result.gpus}
     count = len(gpu_traces) + len(result.hosts) + len(result.chakra)
     out.print(f"{pluralize(count, 'trace')}, {len(result.skip_reasons)} skipped")
 
 
+def _short(names: Sequence[str]) -> list[str]:
+    return shorten_all(names, MAX_NAME_LENGTH)
+
+
 def _show_gpus(gpus: tuple[GpuCharacterization, ...]) -> None:
+    names = _short([gpu.name for gpu in gpus])
     show_table(
         "measured time of each GPU, % of its span",
         ("GPU", "span, ms", *BUSY_PARTS, "idle"),
         [
             (
-                _shorten(gpu.name),
+                name,
                 f"{gpu.timeline.span * 1e3:.4g}",
                 *(_percent(gpu.timeline.parts[part], gpu) for part in BUSY_PARTS),
                 _percent(gpu.timeline.idle, gpu),
             )
-            for gpu in gpus
+            for gpu, name in zip(gpus, names, strict=True)
         ],
     )
     show_table(
@@ -70,11 +77,11 @@ def _show_gpus(gpus: tuple[GpuCharacterization, ...]) -> None:
         ("GPU", *(part.removeprefix("idle_") for part in IDLE_PARTS), "communication hidden"),
         [
             (
-                _shorten(gpu.name),
+                name,
                 *(_percent(gpu.timeline.parts[part], gpu) for part in IDLE_PARTS),
                 f"{gpu.timeline.overlap:.0%}" if gpu.timeline.communication else "-",
             )
-            for gpu in gpus
+            for gpu, name in zip(gpus, names, strict=True)
         ],
     )
 
@@ -90,25 +97,23 @@ def _show_collectives(summary: CollectiveSummary) -> None:
         ("rank", "collectives", "of which waiting for other ranks"),
         [
             (
-                _shorten(rank.name),
+                name,
                 f"{rank.collective_seconds * 1e3:.3f} ms",
                 f"{rank.waiting_seconds * 1e3:.3f} ms",
             )
-            for rank in summary.ranks
+            for rank, name in zip(
+                summary.ranks, _short([rank.name for rank in summary.ranks]), strict=True
+            )
         ],
     )
 
 
-def _show_gpu(gpu: GpuCharacterization) -> None:
-    name = _shorten(gpu.name)
+def _show_gpu(gpu: GpuCharacterization, name: str) -> None:
     if gpu.bottlenecks:
         show_table(
             f"what to fix first ({name}); modelled gain over the measured span",
             ("problem", "measured", "modelled gain", "remedy"),
-            [
-                (b.problem, f"{b.seconds * 1e3:.3f} ms", f"at most {b.max_speedup:.2f}x", b.remedy)
-                for b in gpu.bottlenecks
-            ],
+            [(b.problem, f"{b.seconds * 1e3:.3f} ms", _gain(b), b.remedy) for b in gpu.bottlenecks],
         )
     for question, speedup in gpu.what_if:
         out.print(f"what if {question}: modelled {speedup:.2f}x the measured speed")
@@ -124,6 +129,11 @@ def _show_gpu(gpu: GpuCharacterization) -> None:
         ("kernel", "kind", "calls", "ms", "%", *(["modelled roofline"] if has_roofline else [])),
         [_kernel_row(kernel, gpu, has_roofline) for kernel in gpu.kernels[:MAX_KERNELS]],
     )
+
+
+def _gain(bottleneck: Bottleneck) -> str:
+    speedup = bottleneck.max_speedup
+    return "-" if speedup is None else f"at most {speedup:.2f}x"
 
 
 def _kernel_row(
@@ -142,23 +152,24 @@ def _kernel_row(
     )
 
 
-def _show_hosts(hosts: tuple[HostTimeline, ...]) -> None:
+def _show_hosts(hosts: tuple[HostTimeline, ...], labels: Sequence[str]) -> None:
+    names = _short(labels)
     show_table(
         "measured time of the host, % of its span (no GPU activities are recorded)",
         ("host", "span, ms", *(part.replace("_", " ") for part in HOST_PARTS)),
         [
             (
-                _shorten(host_name(host)),
+                name,
                 f"{host.span * 1e3:.4g}",
                 *(f"{100 * host.parts[part] / host.span:.1f}" for part in HOST_PARTS),
             )
-            for host in hosts
+            for host, name in zip(hosts, names, strict=True)
         ],
     )
     first = hosts[0]
     if first.operators:
         show_table(
-            f"operators of the host ({_shorten(host_name(first))})",
+            f"operators of the host ({names[0]})",
             ("operator", "calls", "own ms", "own %", "total ms"),
             [
                 (
@@ -173,9 +184,9 @@ def _show_hosts(hosts: tuple[HostTimeline, ...]) -> None:
         )
 
 
-def _show_chakra(trace: ChakraTrace) -> None:
+def _show_chakra(trace: ChakraTrace, label: str) -> None:
     show_table(
-        f"measured GPU time of {trace.path.name} (Chakra {trace.version}, "
+        f"measured GPU time of {label} (Chakra {trace.version}, "
         f"{pluralize(trace.gpu_nodes, 'GPU node')})",
         ("kind", "seconds"),
         [
@@ -197,11 +208,3 @@ def _wrapped(name: str, others: int) -> str:
             lines.append("")
         lines[-1] += part
     return "\n".join(line[i : i + width] for line in lines for i in range(0, len(line), width))
-
-
-def _shorten(name: str) -> str:
-    """Cut out the middle of a long name; files of one job differ at the start or at the end."""
-    if len(name) <= MAX_NAME_LENGTH:
-        return name
-    tail = (MAX_NAME_LENGTH - 1) // 2
-    return f"{name[: MAX_NAME_LENGTH - 1 - tail]}…{name[-tail:]}"

@@ -22,7 +22,7 @@ def write_batch(
     ] = None,
     trace: Annotated[
         Path | None,
-        typer.Option(help="Trace to draw lengths from (Azure CSV, Mooncake JSON)."),
+        typer.Option(help="Trace to draw lengths from (CSV of Azure or BurstGPT, Mooncake JSON)."),
     ] = None,
     out_file: Annotated[
         Path | None, typer.Option("--out", help="Batch file; default: standard output.")

@@ -30,7 +30,7 @@ HOW_TO_MEASURE = (
 
 
 TraceArgument = Annotated[
-    Path, typer.Argument(help="Trace: CSV of Azure 2023, or JSON lines of Mooncake.")
+    Path, typer.Argument(help="Trace: CSV of Azure or of BurstGPT, or JSON lines of Mooncake.")
 ]
 CostsOption = Annotated[
     Path,

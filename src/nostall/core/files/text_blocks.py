@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from nostall.core.errors import BadInput
+from nostall.core.files.pointers import check_content
 
 CHUNK = 1 << 20
 """Bytes that are read and decoded at a time; a piece that fits the CPU cache decodes fastest."""
@@ -40,6 +41,7 @@ class TextBlocks:
 
     def __iter__(self) -> Iterator[bytes]:
         """Yield the text.  Raises ``self.error`` if the file cannot be read."""
+        check_content(self.path, self.error)
         for block in _to_utf8(self._unpacked()):
             self.size += len(block)
             yield block

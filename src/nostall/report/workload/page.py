@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 from nostall import __version__
 from nostall.core.files.atomic import write_atomically
+from nostall.core.text.labels import shorten_all
 from nostall.core.text.plurals import pluralize
 from nostall.report.workload.plots import Line, cdf_corners, line_plot, stacked_bars, timeline_plot
 from nostall.workload import Architecture
@@ -70,6 +71,8 @@ def _jobs_page(result: JobsCharacterization) -> str:
         Line(summary.target, f"l-{number}", *_speedup_cdf(result, summary.target))
         for number, summary in enumerate(result.porting)
     ]
+    largest = result.largest_jobs(MAX_JOBS)
+    names = shorten_all([job.name for job, _ in largest], MAX_NAME_LENGTH)
     share_label = "modelled share of a step"
     return _render(
         "jobs.html",
@@ -80,8 +83,8 @@ def _jobs_page(result: JobsCharacterization) -> str:
         ),
         job_shares=stacked_bars(
             [
-                (_shorten(job.name), {part: step.share(part) for part in STEP_PARTS})
-                for job, step in result.largest_jobs(MAX_JOBS)
+                (name, {part: step.share(part) for part in STEP_PARTS})
+                for name, (_, step) in zip(names, largest, strict=True)
             ],
             STEP_PART_STYLES,
         ),
@@ -110,14 +113,6 @@ def _share_cdfs(result: JobsCharacterization, by: str) -> list[Line]:
     return lines
 
 
-def _shorten(name: str) -> str:
-    """Cut out the middle of a long name; files of one job differ at the start or at the end."""
-    if len(name) <= MAX_NAME_LENGTH:
-        return name
-    tail = (MAX_NAME_LENGTH - 1) // 2
-    return f"{name[: MAX_NAME_LENGTH - 1 - tail]}…{name[-tail:]}"
-
-
 def _speedup_cdf(result: JobsCharacterization, target: str) -> tuple[list[float], list[float]]:
     """The distribution of the throughput speed-up of PS/Worker jobs ported to ``target``."""
     ps_workers = result.population.select(Architecture.PS_WORKER)
@@ -127,12 +122,10 @@ def _speedup_cdf(result: JobsCharacterization, target: str) -> tuple[list[float]
 
 
 def _traces_page(result: TracesCharacterization, kinds: KindsCharacterization | None) -> str:
+    names = shorten_all([gpu.name for gpu in result.gpus], MAX_NAME_LENGTH)
     rows = [
-        (
-            _shorten(gpu.name),
-            {part: value / gpu.timeline.span for part, value in gpu.timeline.parts.items()},
-        )
-        for gpu in result.gpus
+        (name, {part: value / gpu.timeline.span for part, value in gpu.timeline.parts.items()})
+        for name, gpu in zip(names, result.gpus, strict=True)
     ]
     detailed = [
         (

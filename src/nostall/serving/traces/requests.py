@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nostall.core.errors import BadTrace
+from nostall.core.files.pointers import check_content
 
 
 @dataclass(frozen=True)
@@ -32,15 +33,21 @@ Reader = Callable[[Path, int | None], list[Request]]
 def load_requests(path: Path, limit: int | None = None) -> list[Request]:
     """The first ``limit`` requests of a trace file, by arrival.
 
-    Formats: CSV of the Azure LLM inference traces (2023), JSON lines of the Mooncake traces. The
-    first byte decides. Raises :class:`BadTrace` if the file has another format or no request.
+    Formats: CSV of the Azure LLM inference traces (2023 and 2024) and of BurstGPT, JSON lines of
+    the Mooncake traces. The first byte decides. Raises :class:`BadTrace` if the file has another
+    format or no request.
     """
-    from nostall.serving.traces.azure import read_azure
+    from nostall.serving.traces.csv_rows import read_csv
     from nostall.serving.traces.mooncake import read_mooncake
 
+    check_content(path, BadTrace)
     with path.open("rb") as file:
-        first = file.read(1)
-    reader: Reader = read_mooncake if first == b"{" else read_azure
+        first = file.read(2)
+    if first == b"\x1f\x8b":
+        raise BadTrace(
+            f"trace {path} is compressed with gzip; run 'gunzip -k' on it and give the result"
+        )
+    reader: Reader = read_mooncake if first.startswith(b"{") else read_csv
     requests = reader(path, limit)
     if not requests:
         raise BadTrace(f"trace {path} has no request; give a trace with one or more")

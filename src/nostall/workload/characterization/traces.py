@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from nostall.core.errors import BadInput, BadTrace
+from nostall.core.text.labels import file_labels, printable
 from nostall.core.text.plurals import pluralize
 from nostall.workload.characterization.trace_slowdown import TraceSlowdown, slowdown_over_nodes
 from nostall.workload.characterization.what_if import WhatIf
@@ -18,6 +20,7 @@ from nostall.workload.timeline.collectives import has_collectives, match_with_re
 from nostall.workload.timeline.host import HostTimeline, build_host_timeline
 from nostall.workload.timeline.kernels import KernelTime, kernel_times
 from nostall.workload.traces.chakra.reader import ChakraTrace
+from nostall.workload.traces.host import HostRecording
 from nostall.workload.traces.ranks import RankRecordings
 from nostall.workload.traces.recording import Recording
 
@@ -45,11 +48,27 @@ class GpuCharacterization:
     """(question, modelled speed-up: the measured span over the modelled one)."""
     slowdowns: tuple[TraceSlowdown, ...]
     """The answers to ``nodes=N`` questions."""
+    label: str
+    """The rank, or the file name if the trace has no rank; two files have different labels."""
 
     @property
     def name(self) -> str:
-        """The rank (the file name if the trace has no rank) and the device."""
-        return f"{_rank_name(self.timeline.recording)}, GPU {self.timeline.device}"
+        """The label and the device."""
+        return f"{self.label}, GPU {self.timeline.device}"
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """GPU events outside the steps or without a launch, a sentence each."""
+        return self._notes(self.timeline.remarks)
+
+    @property
+    def edge_notes(self) -> tuple[str, ...]:
+        """How the edges of the span were chosen, if the trace has no steps for them."""
+        return () if self.timeline.steps else self._notes((self.timeline.edges,))
+
+    def _notes(self, remarks: Sequence[str]) -> tuple[str, ...]:
+        path, device = self.timeline.recording.path, self.timeline.device
+        return tuple(printable(f"{path}, GPU {device}: {remark}") for remark in remarks)
 
     def as_json(self) -> dict[str, Any]:
         timeline = self.timeline
@@ -62,8 +81,23 @@ class GpuCharacterization:
             "gpu": recording.gpu,
             "events": recording.events,
             "seconds": timeline.span,
+            "span": timeline.edges,
             "steps": timeline.steps,
             "parts_seconds": dict(timeline.parts),
+            "idle_other_seconds": {reason.value: s for reason, s in timeline.other.items()},
+            "gaps_that_occur_once": [
+                {
+                    "start_seconds": gap.start,
+                    "seconds": gap.seconds,
+                    "host_call": gap.call,
+                    "host_call_seconds": gap.call_seconds,
+                }
+                for gap in timeline.single_gaps
+            ],
+            "longest_host_calls": {
+                part: {"host_call": name, "seconds": seconds}
+                for part, (name, seconds) in timeline.longest_calls.items()
+            },
             "communication_seconds": timeline.communication,
             "overlap": timeline.overlap,
             "kernels": timeline.num_kernels,
@@ -95,10 +129,8 @@ class RankWaiting:
     """Measured seconds of all collectives on this rank."""
     waiting_seconds: float
     """Seconds of these that the rank waits for the last rank."""
-
-    @property
-    def name(self) -> str:
-        return _rank_name(self.recording)
+    name: str
+    """The label of its trace."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +177,8 @@ class TracesCharacterization:
     """Reasons for unreadable traces and traces without GPU time."""
     notes: tuple[str, ...]
     """Damage of files, missing ranks and other limits of the result."""
+    labels: Mapping[Path, str]
+    """The rank of each trace, or its file name; two files have different labels."""
 
     def as_json(self) -> dict[str, Any]:
         """The JSON output of the command; it has ``collectives`` only if they were matched."""
@@ -174,6 +208,7 @@ def characterize_traces(
     """
     skip_reasons = [*unreadable, *(ranks.unreadable if ranks else ())]
     recordings = ranks.recordings if ranks else ()
+    labels = _labels([*recordings, *(ranks.hosts if ranks else ())], chakra)
     gpus: list[GpuCharacterization] = []
     for recording in recordings:
         try:
@@ -181,7 +216,10 @@ def characterize_traces(
         except BadTrace as error:
             skip_reasons.append(str(error))
             continue
-        gpus += [_characterize_gpu(timeline, hardware, questions) for timeline in timelines]
+        gpus += [
+            _characterize_gpu(timeline, hardware, questions, labels[recording.path])
+            for timeline in timelines
+        ]
     hosts: list[HostTimeline] = []
     for host in ranks.hosts if ranks else ():
         try:
@@ -201,12 +239,19 @@ def characterize_traces(
     collectives = None
     if _are_ranks_of_one_job(recordings):
         try:
-            collectives, remarks = _collective_summary(recordings)
+            collectives, remarks = _collective_summary(recordings, labels)
             notes += remarks
         except BadTrace as error:
             notes.append(f"the waiting of ranks for each other is unknown: {error}")
+    notes += [note for gpu in gpus for note in gpu.notes]
     return TracesCharacterization(
-        tuple(gpus), tuple(hosts), collectives, tuple(chakra), tuple(skip_reasons), tuple(notes)
+        tuple(gpus),
+        tuple(hosts),
+        collectives,
+        tuple(chakra),
+        tuple(map(printable, skip_reasons)),
+        tuple(map(printable, notes)),
+        labels,
     )
 
 
@@ -221,8 +266,21 @@ def _overlap_notes(gpu: GpuCharacterization) -> list[str]:
     ]
 
 
-def _rank_name(recording: Recording) -> str:
-    return f"rank {recording.rank}" if recording.rank is not None else recording.path.name
+def _labels(
+    recordings: Sequence[Recording | HostRecording], chakra: Sequence[ChakraTrace]
+) -> dict[Path, str]:
+    """Labels of the traces; traces of one rank have their file names, too."""
+    traces: list[tuple[Path, int | None]] = [(r.path, r.rank) for r in recordings]
+    traces += [(trace.path, None) for trace in chakra]
+    ranks = [rank for _, rank in traces]
+    files = file_labels([path for path, _ in traces])
+    labels = {}
+    for (path, rank), file in zip(traces, files, strict=True):
+        if rank is None:
+            labels[path] = file
+        else:
+            labels[path] = f"rank {rank}" + (f" ({file})" if ranks.count(rank) > 1 else "")
+    return labels
 
 
 def _are_ranks_of_one_job(recordings: Sequence[Recording]) -> bool:
@@ -240,7 +298,7 @@ def _are_ranks_of_one_job(recordings: Sequence[Recording]) -> bool:
 
 
 def _collective_summary(
-    recordings: Sequence[Recording],
+    recordings: Sequence[Recording], labels: Mapping[Path, str]
 ) -> tuple[CollectiveSummary | None, list[str]]:
     """The summary (None if no collective has two traces), and what it does not count."""
     collectives, remarks = match_with_remarks(recordings)
@@ -256,13 +314,16 @@ def _collective_summary(
         collectives=len(collectives),
         message_bytes=sum(c.message_bytes for c in collectives),
         transfer_seconds=sum(c.transfer for c in collectives),
-        ranks=tuple(map(RankWaiting, recordings, seconds, waits)),
+        ranks=tuple(
+            RankWaiting(recording, spent, waited, labels[recording.path])
+            for recording, spent, waited in zip(recordings, seconds, waits, strict=True)
+        ),
     )
     return summary, remarks
 
 
 def _characterize_gpu(
-    timeline: Timeline, hardware: Hardware | None, questions: Sequence[WhatIf]
+    timeline: Timeline, hardware: Hardware | None, questions: Sequence[WhatIf], label: str
 ) -> GpuCharacterization:
     kernels = kernel_times(timeline, hardware)
     what_if = tuple((q.text, _speedup(timeline, q, hardware)) for q in questions if q.nodes is None)
@@ -270,7 +331,9 @@ def _characterize_gpu(
         slowdown_over_nodes(timeline, q, hardware) for q in questions if q.nodes is not None
     )
     bottlenecks = find_bottlenecks(timeline, kernels)
-    return GpuCharacterization(timeline, tuple(kernels), tuple(bottlenecks), what_if, slowdowns)
+    return GpuCharacterization(
+        timeline, tuple(kernels), tuple(bottlenecks), what_if, slowdowns, label
+    )
 
 
 def _speedup(timeline: Timeline, question: WhatIf, hardware: Hardware | None) -> float:
@@ -308,12 +371,6 @@ def _kernel_json(kernel: KernelTime) -> dict[str, Any]:
             "reached": kernel.roofline.attained_share,
         }
     return fields
-
-
-def host_name(host: HostTimeline) -> str:
-    """The rank, or the file name if the trace has no rank."""
-    recording = host.recording
-    return f"rank {recording.rank}" if recording.rank is not None else recording.path.name
 
 
 def _host_json(host: HostTimeline) -> dict[str, Any]:

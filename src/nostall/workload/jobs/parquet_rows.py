@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from nostall.core.errors import BadJob, MissingPart, one_line
+from nostall.core.files.pointers import check_content
 
 _BATCH_ROWS = 4096
 _MAX_COLUMNS = 1000
@@ -20,6 +21,7 @@ def read_parquet(path: Path) -> tuple[list[str], Iterator[tuple[int, dict[str, A
     Raises :class:`~nostall.core.errors.BadJob` if the file is not a Parquet file, and
     :class:`~nostall.core.errors.MissingPart` if pyarrow is not installed.
     """
+    check_content(path, BadJob)
     try:
         import pyarrow.parquet as parquet
     except ImportError as error:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from itertools import pairwise
 
 import numpy as np
 
 from nostall.core.errors import BadTrace
+from nostall.core.text.plurals import pluralize
+from nostall.workload.timeline.host_work import HostTime
+from nostall.workload.timeline.idle import IdleGaps, idle_gaps
 from nostall.workload.timeline.intervals import Intervals
+from nostall.workload.timeline.steps import AnalysedSpan, analysed_span, launch_rows
 from nostall.workload.traces.recording import Activities, ActivityType, Recording
 from nostall.workload.traces.work_kinds import WorkKind, work_kinds
 
@@ -21,7 +26,9 @@ TIME_PARTS = (
     "copies",
     "idle_input",
     "idle_sync",
+    "idle_host",
     "idle_launch",
+    "idle_once",
     "idle_other",
 )
 """Parts of the time of a GPU; those of a timeline sum to its span."""
@@ -36,14 +43,39 @@ _BUSY_PARTS = {
 """Kind of work of each busy part, in the order of priority for moments with several kinds."""
 
 
+class OtherIdle(StrEnum):
+    """Reasons of ``idle_other``."""
+
+    QUEUED = "launched"
+    """The activity behind the gap was launched before, and the GPU did not begin it."""
+    GRAPH = "graph"
+    """The gap is between two activities of one launch of a graph."""
+    UNKNOWN = "no launch"
+    """The launch of the activity behind the gap is not recorded."""
+
+
+@dataclass(frozen=True, slots=True)
+class SingleGap:
+    """A gap that is much longer than the others and does not recur."""
+
+    start: float
+    """Seconds since the begin of the span."""
+    seconds: float
+    call: str | None
+    """The host call that takes most of it; None: none is recorded in it."""
+    call_seconds: float
+
+
 @dataclass(frozen=True)
 class Timeline:
     """Measured time of one GPU of one trace, in seconds.
 
-    A gap without GPU work has one of four causes.  ``idle_input``: the host waited for its data
-    loader.  ``idle_sync``: the host waited for the GPU before it launched the next activity.
-    ``idle_launch``: the host launched the next activity late without such a wait.  ``idle_other``:
-    the next activity was launched before the gap, or its launch is not recorded.
+    Each moment without GPU work has one of six causes, by what the host did before it launched the
+    next activity.  ``idle_input``: it waited for its data loader.  ``idle_sync``: it waited for
+    the GPU.  ``idle_host``: one host call without a launch filled most of the gap.
+    ``idle_launch``: any other work of the host before the launch, and the launch.  ``idle_other``:
+    the activity had been launched, or its launch is not recorded.  ``idle_once``: gaps that occur
+    once, without the time in which the host waited.
     """
 
     recording: Recording
@@ -51,7 +83,7 @@ class Timeline:
     begin: float
     """Start of the analysed span."""
     span: float
-    """Length of the analysed span: the recorded steps, or all activities if there are no steps."""
+    """Length of the analysed span (:func:`~nostall.workload.timeline.steps.analysed_span`)."""
     steps: int
     """Recorded steps in the span; 0: the trace has none."""
     parts: Mapping[str, float]
@@ -68,10 +100,21 @@ class Timeline:
     on_time_gap: float
     """Median gap before activities that were launched before the gap: a lower bound of gaps."""
     num_late_gaps: int
-    """Number of ``idle_launch`` gaps."""
+    """Number of gaps with ``idle_launch`` whose activity was launched in the gap."""
+    other: Mapping[OtherIdle, float]
+    """Seconds of ``idle_other`` by reason."""
+    single_gaps: tuple[SingleGap, ...]
+    """The gaps of ``idle_once``, the longest first."""
+    longest_calls: Mapping[str, tuple[str, float]]
+    """For ``idle_host`` and ``idle_launch``: the host call that takes most of that time, and its
+    seconds in it; without a key: none is recorded in it."""
     fusion_saving: float
     """Seconds saved if each run of neighbouring memory-bound kernels were one kernel that takes as
     long as the longest of them: an upper bound of the gain of fusion."""
+    edges: str
+    """How the edges of the span were chosen."""
+    remarks: tuple[str, ...]
+    """GPU events outside the span, launched before it, or without a launch, a sentence each."""
 
     @property
     def idle(self) -> float:
@@ -104,47 +147,45 @@ def build_timelines(recording: Recording) -> list[Timeline]:
 
 
 def _build_timeline(recording: Recording, activities: Activities, device: int) -> Timeline:
-    begin, end, steps = _analysed_span(recording, activities)
-    activities = activities.select((activities.start < end) & (activities.end > begin))
+    launches = launch_rows(recording, activities)
+    span = analysed_span(recording, activities, launches)
+    begin, end = span.begin, span.end
+    inside = (activities.start < end) & (activities.end > begin)
+    activities, launches = activities.select(inside), launches[inside]
     kinds = work_kinds(activities, recording.names)
     busy_parts, busy = _busy_parts(activities, kinds, begin, end)
     communication = _covered(activities, kinds == WorkKind.COMMUNICATION).clip(begin, end)
     computation = _covered(activities, kinds <= WorkKind.MEMORY).clip(begin, end)
-    idle = _idle_time(recording, activities, busy.gaps(begin, end))
+    works = activities.end > activities.start
+    gaps = idle_gaps(
+        recording, activities.select(works), launches[works], busy.gaps(begin, end), span
+    )
+    idle, other = _idle_parts(gaps)
+    single_gaps, longest_calls = _host_calls(recording, gaps, span)
     return Timeline(
         recording=recording,
         device=device,
         begin=begin,
         span=end - begin,
-        steps=steps,
-        parts={**busy_parts, **idle.parts},
+        steps=len(span.step_starts),
+        parts={**busy_parts, **idle},
         communication=communication.length,
         hidden_communication=communication.overlap(computation),
         num_kernels=int((activities.type == ActivityType.KERNEL).sum()),
         num_overlapping=_num_overlapping(activities),
-        on_time_gap=idle.on_time_gap,
-        num_late_gaps=idle.num_late_gaps,
+        on_time_gap=_on_time_gap(gaps),
+        num_late_gaps=int((gaps.is_late & ~gaps.is_once & (gaps.launch > 0)).sum()),
+        other=other,
+        single_gaps=single_gaps,
+        longest_calls=longest_calls,
         fusion_saving=_fusion_saving(activities, kinds),
+        edges=span.edges,
+        remarks=(*span.remarks, *_launch_remarks(launches, other)),
     )
 
 
 def _covered(activities: Activities, rows: np.ndarray) -> Intervals:
     return Intervals.union(activities.start[rows], activities.end[rows])
-
-
-def _analysed_span(recording: Recording, activities: Activities) -> tuple[float, float, int]:
-    """(begin, end, number of steps): from the first recorded step on if GPU work follows it.
-
-    Activities of duration 0 are no work, so they do not extend the span.
-    """
-    works = activities.end > activities.start
-    first, last = float(activities.start[works].min()), float(activities.end[works].max())
-    steps = recording.steps
-    if len(steps):
-        begin = max(first, float(steps[0, 0]))
-        if last > begin:
-            return begin, last, len(steps)
-    return first, last, 0
 
 
 def _busy_parts(
@@ -160,52 +201,58 @@ def _busy_parts(
     return parts, covered
 
 
-@dataclass(frozen=True, slots=True)
-class _IdleTime:
-    """Idle seconds by cause, and the gaps; the fields are those of :class:`Timeline`."""
-
-    parts: dict[str, float]
-    num_late_gaps: int
-    on_time_gap: float
-
-
-def _idle_time(recording: Recording, activities: Activities, gaps: Intervals) -> _IdleTime:
-    length = gaps.end - gaps.start
-    launched = _next_launch(recording, activities, gaps)
-    is_known = np.isfinite(launched)
-    is_late = is_known & (launched > gaps.start)
-    loading = Intervals.union(recording.loading[:, 0], recording.loading[:, 1])
-    by_input = is_late & gaps.intersects(loading)
-    calls = recording.calls
-    waits = Intervals.union(calls.start[calls.synchronizes], calls.end[calls.synchronizes])
-    by_sync = is_late & ~by_input & gaps.intersects(waits)
-    by_launch = is_late & ~by_input & ~by_sync
-    on_time = length[is_known & ~is_late]
-    parts = {
-        "idle_input": float(length[by_input].sum()),
-        "idle_sync": float(length[by_sync].sum()),
-        "idle_launch": float(length[by_launch].sum()),
-        "idle_other": float(length[~is_late].sum()),
+def _idle_parts(gaps: IdleGaps) -> tuple[dict[str, float], dict[OtherIdle, float]]:
+    """Idle seconds by cause, and those of ``idle_other`` by reason."""
+    recurs = ~gaps.is_once
+    reasons = {
+        OtherIdle.GRAPH: gaps.in_graph,
+        OtherIdle.UNKNOWN: ~gaps.is_known,
+        OtherIdle.QUEUED: gaps.is_known & ~gaps.in_graph,
     }
-    on_time_gap = float(np.median(on_time)) if len(on_time) else 0.0
-    return _IdleTime(parts, int(by_launch.sum()), on_time_gap)
+    other = {reason: float(gaps.other[rows & recurs].sum()) for reason, rows in reasons.items()}
+    parts = {
+        "idle_input": float(gaps.input.sum()),
+        "idle_sync": float(gaps.sync.sum()),
+        "idle_host": float(gaps.host[recurs].sum()),
+        "idle_launch": float(gaps.launch[recurs].sum()),
+        "idle_once": float(gaps.rest[gaps.is_once].sum()),
+        "idle_other": sum(other.values()),
+    }
+    return parts, other
 
 
-def _next_launch(recording: Recording, activities: Activities, gaps: Intervals) -> np.ndarray:
-    """Start of the call that launched the activity after each gap; NaN if it is not recorded."""
-    calls = recording.calls
-    launched = np.full(len(gaps.start), np.nan)
-    if not len(calls.start):
-        return launched
-    order = np.argsort(calls.correlation, kind="stable")
-    sorted_ids = calls.correlation[order]
-    next_activity = np.searchsorted(activities.start, gaps.end - 1e-12)
-    for gap in np.flatnonzero(next_activity < len(activities)):
-        correlation = activities.correlation[next_activity[gap]]
-        row = np.searchsorted(sorted_ids, correlation)
-        if correlation >= 0 and row < len(sorted_ids) and sorted_ids[row] == correlation:
-            launched[gap] = calls.start[order[row]]
-    return launched
+def _on_time_gap(gaps: IdleGaps) -> float:
+    on_time = (gaps.end - gaps.start)[gaps.is_known & ~gaps.is_late & ~gaps.is_once]
+    return float(np.median(on_time)) if len(on_time) else 0.0
+
+
+def _host_calls(
+    recording: Recording, gaps: IdleGaps, span: AnalysedSpan
+) -> tuple[tuple[SingleGap, ...], dict[str, tuple[str, float]]]:
+    """The gaps that occur once, and the host calls that take most of the other late gaps."""
+    host = HostTime.of(recording)
+    single = []
+    for gap in sorted(np.flatnonzero(gaps.is_once), key=lambda gap: -gaps.rest[gap]):
+        window = Intervals(gaps.start[[gap]], gaps.end[[gap]])
+        call, seconds = host.longest_in(window) or (None, 0.0)
+        start = float(gaps.start[gap]) - span.begin
+        single.append(SingleGap(start, float(gaps.rest[gap]), call, seconds))
+    late = gaps.is_late & ~gaps.is_once
+    waiting = Intervals(gaps.start[late], gaps.waiting[late])
+    windows = {"idle_host": waiting & gaps.host_calls, "idle_launch": waiting - gaps.host_calls}
+    longest = {part: host.longest_in(window) for part, window in windows.items()}
+    return tuple(single), {part: call for part, call in longest.items() if call is not None}
+
+
+def _launch_remarks(launches: np.ndarray, other: Mapping[OtherIdle, float]) -> list[str]:
+    count, unknown = len(launches), int((launches < 0).sum())
+    if not unknown:
+        return []
+    return [
+        f"{unknown:,} of {pluralize(count, 'GPU event')} {'has' if unknown == 1 else 'have'} no "
+        f"recorded launch; {other[OtherIdle.UNKNOWN] * 1e3:.3f} ms of idle time before them "
+        "without another cause count as other"
+    ]
 
 
 def _num_overlapping(activities: Activities) -> int:

@@ -1,64 +1,80 @@
-"""Bottlenecks of a timeline: lost time, an upper bound of the speed-up, and the remedy."""
+"""What the time of a timeline goes to: each part, an upper bound of the speed-up, the remedy."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nostall.workload.timeline.analysis import Timeline
+from nostall.workload.timeline.analysis import OtherIdle, Timeline
 from nostall.workload.timeline.kernels import KernelTime
 from nostall.workload.traces.work_kinds import WorkKind
 
 MIN_SHARE = 0.005
-"""Bottlenecks with a smaller recoverable share of the span are not reported."""
+"""Rows with a smaller share of the span are not reported."""
+MAX_CALL_LENGTH = 40
+"""Characters of the name of a host call in a row."""
+MAX_SINGLE_GAPS = 3
+"""Gaps that occur once and that a row names; the JSON output has all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bottleneck:
-    """One cause of lost time."""
+    """One row of the ranking: a part of the span, and what would make it shorter.
+
+    The parts of all rows of a timeline sum to its span, but for rows below :data:`MIN_SHARE`.
+    """
 
     problem: str
     seconds: float
     """Measured seconds of the parts of the timeline that show the problem."""
-    recoverable_seconds: float
-    """Modelled upper bound of the seconds that a remedy saves."""
-    max_speedup: float
-    """Modelled speed-up of the span if all recoverable seconds were saved."""
+    recoverable_seconds: float | None
+    """Modelled upper bound of the seconds that a remedy saves; None: the trace shows no bound."""
+    max_speedup: float | None
+    """Modelled speed-up of the span if all recoverable seconds were saved; None: no bound."""
     remedy: str
     """The part of nostall that works on the problem, or what else to do."""
     method: str
-    """Derivation of ``recoverable_seconds`` from the trace."""
+    """Derivation of ``recoverable_seconds`` from the trace, or why there is none."""
+    lost_seconds: float
+    """Rank of the row: the bound, or without one the seconds in which the GPU does nothing."""
 
 
 def find_bottlenecks(timeline: Timeline, kernels: Sequence[KernelTime] = ()) -> list[Bottleneck]:
-    """All bottlenecks above :data:`MIN_SHARE`, the largest recoverable time first.
+    """All parts of the span, the one with the most time to save first.
 
     ``kernels`` are the kernel times of the timeline with their roofline positions.
     """
-    candidates = [
+    rows = [
         _exposed_communication(timeline),
-        _late_launches(timeline),
+        _launches(timeline),
         _input(timeline),
         _synchronisation(timeline),
-        _unfused_kernels(timeline),
-        _slow_products(timeline, kernels),
+        _host_work(timeline),
+        _memory_kernels(timeline),
+        _products(timeline, kernels),
+        _copies(timeline),
+        _single_gaps(timeline),
+        *_other_idle(timeline),
     ]
-    notable = [b for b in candidates if b.recoverable_seconds > MIN_SHARE * timeline.span]
-    return sorted(notable, key=lambda b: -b.recoverable_seconds)
+    notable = [row for row in rows if row.seconds > MIN_SHARE * timeline.span]
+    return sorted(notable, key=lambda row: (-row.lost_seconds, -row.seconds))
 
 
-def _bottleneck(
+def _bounded(
     timeline: Timeline, problem: str, seconds: float, recoverable: float, remedy: str, method: str
 ) -> Bottleneck:
     recoverable = min(max(recoverable, 0.0), 0.999 * timeline.span)
+    if recoverable <= MIN_SHARE * timeline.span:
+        method = f"less than {MIN_SHARE:.1%} of the span: {method}"
+        return Bottleneck(problem, seconds, None, None, remedy, method, 0.0)
     max_speedup = timeline.span / (timeline.span - recoverable)
-    return Bottleneck(problem, seconds, recoverable, max_speedup, remedy, method)
+    return Bottleneck(problem, seconds, recoverable, max_speedup, remedy, method, recoverable)
 
 
 def _exposed_communication(timeline: Timeline) -> Bottleneck:
     exposed = timeline.parts["weights"]
     computation = timeline.parts["compute"] + timeline.parts["memory"]
-    return _bottleneck(
+    return _bounded(
         timeline,
         "communication that no computation hides",
         exposed,
@@ -68,45 +84,70 @@ def _exposed_communication(timeline: Timeline) -> Bottleneck:
     )
 
 
-def _late_launches(timeline: Timeline) -> Bottleneck:
+def _launches(timeline: Timeline) -> Bottleneck:
     """A launch in time still leaves a gap: the median of such gaps in this trace."""
     idle = timeline.parts["idle_launch"]
-    return _bottleneck(
+    return _bounded(
         timeline,
-        "the GPU waits for launches",
+        f"the GPU waits for launches{_longest(timeline, 'idle_launch')}",
         idle,
         idle - timeline.num_late_gaps * timeline.on_time_gap,
         "nostall.fusion: fewer kernels; or CUDA graphs",
-        "gaps before late launches, minus the median gap before launches in time",
+        "time before late launches without waits and long host calls, and without gaps that occur "
+        "once; minus the median gap before launches in time",
     )
 
 
 def _input(timeline: Timeline) -> Bottleneck:
     lost = timeline.parts["idle_input"] + timeline.parts["data"]
-    return _bottleneck(
+    return _bounded(
         timeline,
         "the GPU waits for input",
         lost,
         lost,
         "outside nostall: more loader workers, pinned memory, prefetching",
-        "idle time during the data loader, plus copies to the GPU that nothing hides",
+        "idle time while the host waits for the loader, plus copies to the GPU that nothing hides",
     )
 
 
 def _synchronisation(timeline: Timeline) -> Bottleneck:
     lost = timeline.parts["idle_sync"]
-    return _bottleneck(
+    return _bounded(
         timeline,
         "the host waits for the GPU before the next launch",
         lost,
         lost,
         "outside nostall: remove .item(), .cpu() and synchronize() from the step",
-        "gaps during a synchronising call",
+        "idle time in which a synchronising call runs",
     )
 
 
-def _unfused_kernels(timeline: Timeline) -> Bottleneck:
-    return _bottleneck(
+def _host_work(timeline: Timeline) -> Bottleneck:
+    lost = timeline.parts["idle_host"]
+    return _bounded(
+        timeline,
+        f"the GPU waits for other work of the host{_longest(timeline, 'idle_host')}",
+        lost,
+        lost,
+        "outside nostall: move the call out of the step, or into another thread",
+        "idle time of host calls without a launch that fill most of a gap",
+    )
+
+
+def _longest(timeline: Timeline, part: str) -> str:
+    """The host call that takes most of a part, to be put behind the problem."""
+    if part not in timeline.longest_calls:
+        return ""
+    name, seconds = timeline.longest_calls[part]
+    return f" (most in {_short(name)}, {seconds * 1e3:.3f} ms)"
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= MAX_CALL_LENGTH else f"{name[: MAX_CALL_LENGTH - 1]}…"
+
+
+def _memory_kernels(timeline: Timeline) -> Bottleneck:
+    return _bounded(
         timeline,
         "chains of memory-bound kernels",
         timeline.parts["memory"],
@@ -116,8 +157,8 @@ def _unfused_kernels(timeline: Timeline) -> Bottleneck:
     )
 
 
-def _slow_products(timeline: Timeline, kernels: Sequence[KernelTime]) -> Bottleneck:
-    """Only kernels with a roofline position below the roof count."""
+def _products(timeline: Timeline, kernels: Sequence[KernelTime]) -> Bottleneck:
+    """Only kernels with a roofline position below the roof count for the bound."""
     products = [
         (kernel, kernel.roofline)
         for kernel in kernels
@@ -125,12 +166,84 @@ def _slow_products(timeline: Timeline, kernels: Sequence[KernelTime]) -> Bottlen
         and kernel.roofline is not None
         and kernel.roofline.attained_share <= 1
     ]
+    compute = timeline.parts["compute"]
+    if not products:
+        return Bottleneck(
+            "matrix products, convolutions and attention",
+            compute,
+            None,
+            None,
+            "nostall.sass: tune the kernels",
+            "unknown: a bound needs --hardware, and shapes in the trace (record_shapes=True)",
+            0.0,
+        )
     recoverable = sum(k.roofline_seconds - roofline.roof_seconds for k, roofline in products)
-    return _bottleneck(
+    placed = sum(kernel.roofline_seconds for kernel, _ in products)
+    return _bounded(
         timeline,
         "matrix products below their roof",
-        sum(kernel.roofline_seconds for kernel, _ in products),
-        min(recoverable, timeline.parts["compute"]),
+        compute,
+        min(recoverable, compute),
         "nostall.sass: tune the kernels",
-        "each product with recorded shapes at the peak of its roofline",
+        f"the products with recorded shapes ({placed * 1e3:.3f} ms) at the peak of their roofline",
     )
+
+
+def _copies(timeline: Timeline) -> Bottleneck:
+    copies = timeline.parts["copies"]
+    return Bottleneck(
+        "copies on and from the GPU that nothing hides",
+        copies,
+        None,
+        None,
+        "outside nostall: avoid them, or copy in another stream",
+        "unknown: the trace does not show which copies are needed",
+        0.0,
+    )
+
+
+def _single_gaps(timeline: Timeline) -> Bottleneck:
+    gaps = timeline.single_gaps
+    named = "; ".join(
+        f"{gap.seconds * 1e3:.3f} ms at {gap.start * 1e3:.3f} ms"
+        + (f" in {_short(gap.call)}" if gap.call else "")
+        for gap in gaps[:MAX_SINGLE_GAPS]
+    )
+    more = f" and {len(gaps) - MAX_SINGLE_GAPS} more" if len(gaps) > MAX_SINGLE_GAPS else ""
+    return _idle_row(
+        f"gaps that occur once ({named}{more})",
+        timeline.parts["idle_once"],
+        "outside nostall: record several steps after the warm-up, to see whether they recur",
+        "none: a gap that does not recur, such as a first launch, a compilation or a checkpoint, "
+        "says nothing about other steps",
+    )
+
+
+def _other_idle(timeline: Timeline) -> list[Bottleneck]:
+    other = timeline.other
+    return [
+        _idle_row(
+            "the GPU does not begin work that is launched",
+            other[OtherIdle.QUEUED],
+            "nostall.fusion: fewer kernels; or fewer dependences between streams",
+            "unknown: the gap between two kernels, a wait for another stream or GPU, or work that "
+            "is not recorded",
+        ),
+        _idle_row(
+            "gaps between the kernels of a CUDA graph",
+            other[OtherIdle.GRAPH],
+            "nostall.fusion: fewer kernels",
+            "unknown: the GPU itself launches the kernels of a graph",
+        ),
+        _idle_row(
+            "the GPU is idle before work without a recorded launch",
+            other[OtherIdle.UNKNOWN],
+            "record the runtime calls, too (ProfilerActivity.CPU)",
+            "unknown: without the launch of the next kernel the cause of a gap is not known",
+        ),
+    ]
+
+
+def _idle_row(problem: str, seconds: float, remedy: str, method: str) -> Bottleneck:
+    """A row of idle time that has no bound."""
+    return Bottleneck(problem, seconds, None, None, remedy, method, seconds)

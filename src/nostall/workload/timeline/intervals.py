@@ -41,6 +41,24 @@ class Intervals:
             np.concatenate((self.start, other.start)), np.concatenate((self.end, other.end))
         )
 
+    def __sub__(self, other: Intervals) -> Intervals:
+        """The time of these intervals that ``other`` does not cover."""
+        if not len(self.start):
+            return self
+        return self & other.gaps(float(self.start[0]), float(self.end[-1]))
+
+    def __and__(self, other: Intervals) -> Intervals:
+        """The time that both sets cover."""
+        edges = np.unique(np.concatenate((self.start, self.end, other.start, other.end)))
+        low, high = edges[:-1], edges[1:]
+        middle = (low + high) / 2
+        both = self._contains(middle) & other._contains(middle)
+        return Intervals.union(low[both], high[both])
+
+    def _contains(self, times: np.ndarray) -> np.ndarray:
+        row = np.searchsorted(self.start, times, side="right") - 1
+        return np.asarray((row >= 0) & (times < np.append(self.end, -np.inf)[row]))
+
     def overlap(self, other: Intervals) -> float:
         """Time that both sets cover."""
         return max(0.0, self.length + other.length - (self | other).length)
@@ -59,10 +77,17 @@ class Intervals:
         keep = high > low
         return Intervals(low[keep], high[keep])
 
-    def intersects(self, other: Intervals) -> np.ndarray:
-        """Whether each interval shares time with any interval of ``other``; bool, [intervals]."""
-        if not len(other.start):
-            return np.zeros(len(self.start), dtype=bool)
-        first_after = np.searchsorted(other.end, self.start, side="right")
-        starts = np.append(other.start, np.inf)
-        return np.asarray(starts[first_after] < self.end)
+    def length_until(self, times: np.ndarray) -> np.ndarray:
+        """Covered time before each of ``times``; shape of ``times``."""
+        if not len(self.start):
+            return np.zeros(len(times))
+        length = self.end - self.start
+        total = np.cumsum(length)
+        knots = np.column_stack((self.start, self.end)).ravel()
+        values = np.column_stack((total - length, total)).ravel()
+        return np.asarray(np.interp(times, knots, values))
+
+    def length_in(self, start: np.ndarray, end: np.ndarray) -> np.ndarray:
+        """Covered time between each ``start`` and its ``end``, shape [windows]."""
+        inside = self.length_until(end) - self.length_until(start)
+        return np.asarray(np.clip(inside, 0.0, np.maximum(end - start, 0.0)))

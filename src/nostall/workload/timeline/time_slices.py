@@ -25,18 +25,7 @@ def slice_shares(timeline: Timeline, slices: int) -> np.ndarray:
     for kind in WorkKind:
         is_kind = kinds == kind
         covered = covered | Intervals.union(activities.start[is_kind], activities.end[is_kind])
-        current = np.diff(_covered_until(covered, edges))
+        current = np.diff(covered.length_until(edges))
         rows.append(current - previous)
         previous = current
     return np.asarray(np.maximum(np.stack(rows), 0) * slices / timeline.span)
-
-
-def _covered_until(intervals: Intervals, times: np.ndarray) -> np.ndarray:
-    """Seconds that the intervals cover before each of ``times``."""
-    if not len(intervals.start):
-        return np.zeros(len(times))
-    length = intervals.end - intervals.start
-    total = np.cumsum(length)
-    knots = np.column_stack((intervals.start, intervals.end)).ravel()
-    values = np.column_stack((total - length, total)).ravel()
-    return np.asarray(np.interp(times, knots, values))

@@ -8,7 +8,13 @@ from collections import Counter
 import msgspec
 import numpy as np
 
-from nostall.core.text.plurals import pluralize
+from nostall.workload.traces.event_remarks import (
+    NO_LANE,
+    NO_PHASE,
+    NO_TIME,
+    NOT_AN_EVENT,
+    OUT_OF_TIME,
+)
 from nostall.workload.traces.kineto.categories import (
     DATA_LOADER,
     PHASES,
@@ -17,19 +23,29 @@ from nostall.workload.traces.kineto.categories import (
     SYNCHRONISING_NAMES,
     EventRole,
 )
+from nostall.workload.traces.kineto.lanes import Lanes
 from nostall.workload.traces.kineto.schema import (
+    MAX_ID,
     Event,
     EventArguments,
     Scalar,
     lenient_event,
+    parse_amount,
+    parse_integer,
     parse_number,
+    printable,
 )
+from nostall.workload.traces.launch_calls import launching_calls
 from nostall.workload.traces.operator_cost import COST_RULES, OperatorCost, operator_cost
-from nostall.workload.traces.recording import TIME_UNIT, Activities, RuntimeCalls
+from nostall.workload.traces.recording import TIME_UNIT, Activities, HostCalls, RuntimeCalls
 from nostall.workload.traces.usable_times import has_usable_time
 
-MAX_IGNORED_NAMES = 10_000
-"""Limit of the set of ignored operator names; a trace can have a new name for every call."""
+MAX_HOST_NAMES = 100_000
+"""Limit of the names of host calls; a trace can have a new name for every call."""
+OTHER_NAMES = "(other names)"
+"""Name of the host calls beyond that limit."""
+MAX_UNPLACED = 5_000_000
+"""Limit of the events without a category that wait for the names of their lanes."""
 MAX_CATEGORIES = 20
 """Limit of the unknown categories that are counted by name."""
 DTYPE_BYTES = {
@@ -48,16 +64,10 @@ DTYPE_BYTES = {
 }
 """Bytes per element of the dtypes that PyTorch records for NCCL kernels."""
 
-NO_PHASE = "without a valid phase"
-NO_TIME = "without a valid start or duration"
-OUT_OF_TIME = "with a time far outside the trace"
-NOT_AN_EVENT = "with other JSON than an event"
-
-_MAX_ID = 1 << 62
-"""Ids from here on are given to values that are not numbers or do not fit in 64 bits."""
+Span = tuple[float, float, int]
+"""(start, end, thread) of a step or of a wait for the data loader; microseconds."""
 _MAX_DEVICE = 32767
 _NO_ARGUMENTS = EventArguments()
-_PRINTABLE = dict.fromkeys((*range(32), 127, *range(128, 160)), "�")
 
 
 class ColumnBuilder:
@@ -72,6 +82,9 @@ class ColumnBuilder:
         """Events that are skipped, by reason."""
         self.unknown_categories: Counter[str] = Counter()
         """Events of unknown categories that have a stream or a launch."""
+        self.lanes = Lanes()
+        self._unplaced: list[Event] = []
+        """Events without a category on lanes that have no names yet."""
         self.names: dict[str, int] = {}
         self.start, self.end = array("d"), array("d")
         self.name, self.type, self.device = array("i"), array("b"), array("h")
@@ -80,15 +93,22 @@ class ColumnBuilder:
         self.groups: dict[str, int] = {}
         self.group, self.sequence = array("i"), array("q")
         self.call_start, self.call_end = array("d"), array("d")
-        self.call_correlation, self.call_synchronizes = array("q"), array("b")
-        self.steps: list[tuple[float, float]] = []
-        self.loading: list[tuple[float, float]] = []
+        self.call_correlation, self.call_external = array("q"), array("q")
+        self.call_name, self.call_thread = array("i"), array("i")
+        self.host_start, self.host_end = array("d"), array("d")
+        self.host_name, self.host_thread = array("i"), array("i")
+        self.host_is_operator = array("b")
+        self.host_names: dict[str, int] = {}
+        """Names of runtime calls, operators and annotations."""
+        self.thread_process = array("q")
+        """Process of each thread of the host."""
+        self.steps: list[Span] = []
+        self.loading: list[Span] = []
         self.operator_costs: dict[int, OperatorCost] = {}
-        self._ignored_names: set[str | int | None] = set()
         self._ids: dict[Scalar, int] = {}
         self._name_indices: dict[str | int | None, int] = {}
-        self._synchronizes: dict[str | int | None, bool] = {}
-        """Whether a runtime call of this name waits for the GPU."""
+        self._host_name_indices: dict[str | int | None, int] = {}
+        self._threads: dict[tuple[Scalar, Scalar], int] = {}
 
     def decode(self, text: bytes | memoryview) -> list[Event]:
         """Decode a JSON list of events; fields of wrong types are missing in an event.
@@ -120,19 +140,20 @@ class ColumnBuilder:
         """Append the events to the columns."""
         self.events += len(events)
         # Local names: this loop runs once per event of the file.
-        role_of, ignored = ROLES.get, self._ignored_names
+        role_of = ROLES.get
         operator, call, nothing = EventRole.OPERATOR, EventRole.CALL, EventRole.IGNORED
         for event in events:
             if event.ph != "X":
-                if event.ph not in PHASES:
+                if event.ph == "M":
+                    self.lanes.name(event)
+                elif event.ph not in PHASES:
                     self.unusable[NO_PHASE] += 1
                 continue
-            role = role_of(event.cat)
+            role = role_of(event.cat) if event.cat else self._role_of_lane(event)
             if role is nothing:
                 continue
             if role is operator:
-                if event.name not in ignored:
-                    self._add_operator(event)
+                self._add_operator(event)
             elif role is call:
                 self._add_call(event)
             elif role is None:
@@ -141,6 +162,26 @@ class ColumnBuilder:
                 self._add_annotation(event)
             else:
                 self._add_activity(event, role)
+
+    def _role_of_lane(self, event: Event) -> EventRole:
+        """The role of an event without a category; it is kept if its lane has no names yet."""
+        role = self.lanes.classify(event)
+        if role is not None:
+            return role
+        if len(self._unplaced) < MAX_UNPLACED:
+            self._unplaced.append(event)
+        else:
+            self._count_unknown(NO_LANE)
+        return EventRole.IGNORED
+
+    def finish(self) -> None:
+        """Add the events whose lanes got their names behind them; call it after the last list."""
+        waiting, self._unplaced = self._unplaced, []
+        self.events -= len(waiting)
+        self.add(waiting)
+        for event in self._unplaced:
+            self._count_unknown(f"{NO_LANE} {self.lanes.label(event)}")
+        self._unplaced = []
 
     def _span(self, event: Event) -> tuple[float, float] | None:
         """(start, end); None if the event has no valid times, which is counted."""
@@ -168,17 +209,18 @@ class ColumnBuilder:
         # Old versions of Kineto write the correlation id instead of the operator's id.
         operator = self._parse_id(args.external_id)
         self.operator.append(-1 if operator == correlation else operator)
-        self.copied_bytes.append(0.0 if args.bytes is None else _parse_amount(args.bytes))
+        self.copied_bytes.append(0.0 if args.bytes is None else parse_amount(args.bytes))
         elements, dtype_bytes = args.message_elements, DTYPE_BYTES.get(args.dtype or "", 0)
-        self.message_bytes.append(_parse_amount(elements) * dtype_bytes if elements else 0.0)
+        self.message_bytes.append(parse_amount(elements) * dtype_bytes if elements else 0.0)
         self.group.append(-1 if args.group is None else self._group_index(args))
         self.sequence.append(-1 if args.sequence is None else self._parse_id(args.sequence))
 
     def _name_index(self, name: str | int | None) -> int:
         index = self._name_indices.get(name)
         if index is None:
-            text = "(no name)" if name is None else str(name).translate(_PRINTABLE)
-            index = self._name_indices[name] = self.names.setdefault(text, len(self.names))
+            index = self._name_indices[name] = self.names.setdefault(
+                printable(name), len(self.names)
+            )
         return index
 
     def _group_index(self, args: EventArguments) -> int:
@@ -190,32 +232,61 @@ class ColumnBuilder:
         if (span := self._span(event)) is None:
             return
         args = event.args or _NO_ARGUMENTS
-        synchronizes = self._synchronizes.get(event.name)
-        if synchronizes is None:
-            synchronizes = any(part in str(event.name) for part in SYNCHRONISING_NAMES)
-            if len(self._synchronizes) < MAX_IGNORED_NAMES:
-                self._synchronizes[event.name] = synchronizes
         self.call_start.append(span[0])
         self.call_end.append(span[1])
         self.call_correlation.append(self._parse_id(args.correlation))
-        self.call_synchronizes.append(synchronizes)
+        self.call_external.append(self._parse_id(args.external_id))
+        self.call_name.append(self._host_name_index(event.name))
+        self.call_thread.append(self._thread(event))
 
     def _add_annotation(self, event: Event) -> None:
         name = str(event.name)
-        spans = self.steps if name.startswith(PROFILER_STEP) else self.loading
-        if name.startswith((PROFILER_STEP, DATA_LOADER)) and (span := self._span(event)):
-            spans.append(span)
+        if (span := self._span(event)) is None:
+            return
+        if name.startswith(PROFILER_STEP):
+            self.steps.append((*span, self._thread(event)))
+        elif name.startswith(DATA_LOADER):
+            self.loading.append((*span, self._thread(event)))
+        else:
+            self._add_host_call(event, span, is_operator=False)
 
     def _add_operator(self, event: Event) -> None:
-        """Add an operator with a cost rule or a data loader; remember other names as ignored."""
+        """Add an operator or a data loader, and the cost of an operator that has a cost rule."""
         name = str(event.name)
         if name in COST_RULES:
             self._add_cost(name, event)
-        elif name.startswith(DATA_LOADER):
-            if span := self._span(event):
-                self.loading.append(span)
-        elif len(self._ignored_names) < MAX_IGNORED_NAMES:
-            self._ignored_names.add(event.name)
+        if (span := self._span(event)) is None:
+            return
+        if name.startswith(DATA_LOADER):
+            self.loading.append((*span, self._thread(event)))
+        else:
+            self._add_host_call(event, span, is_operator=True)
+
+    def _add_host_call(self, event: Event, span: tuple[float, float], *, is_operator: bool) -> None:
+        self.host_start.append(span[0])
+        self.host_end.append(span[1])
+        self.host_name.append(self._host_name_index(event.name))
+        self.host_thread.append(self._thread(event))
+        self.host_is_operator.append(is_operator)
+
+    def _host_name_index(self, name: str | int | None) -> int:
+        index = self._host_name_indices.get(name)
+        if index is None:
+            is_full = len(self.host_names) >= MAX_HOST_NAMES
+            text = OTHER_NAMES if is_full else printable(name)
+            index = self.host_names.setdefault(text, len(self.host_names))
+            if not is_full:
+                self._host_name_indices[name] = index
+        return index
+
+    def _thread(self, event: Event) -> int:
+        """Number of the thread of the host that an event ran on."""
+        key = event.pid, event.tid
+        thread = self._threads.get(key)
+        if thread is None:
+            thread = self._threads[key] = len(self._threads)
+            self.thread_process.append(self._parse_id(event.pid))
+        return thread
 
     def _add_cost(self, name: str, event: Event) -> None:
         args = event.args or _NO_ARGUMENTS
@@ -231,22 +302,25 @@ class ColumnBuilder:
         args = event.args or _NO_ARGUMENTS
         if event.cat is None or (args.stream is None and args.correlation is None):
             return
-        if event.cat in self.unknown_categories or len(self.unknown_categories) < MAX_CATEGORIES:
-            self.unknown_categories[event.cat] += 1
+        self._count_unknown(event.cat)
+
+    def _count_unknown(self, category: str) -> None:
+        if category in self.unknown_categories or len(self.unknown_categories) < MAX_CATEGORIES:
+            self.unknown_categories[category] += 1
 
     def _parse_id(self, value: Scalar) -> int:
         """The number of a stream, device, call or operator; -1 if it is missing or negative.
 
         'stream 7' is 7.  Other text and numbers beyond 64 bits get numbers of their own.
         """
-        if type(value) is int and -1 <= value < _MAX_ID:
+        if type(value) is int and -1 <= value < MAX_ID:
             return value
         if value is None:
             return -1
-        number = _parse_integer(value)
-        if number is not None and number < _MAX_ID:
+        number = parse_integer(value)
+        if number is not None and number < MAX_ID:
             return max(number, -1)
-        return self._ids.setdefault(value, _MAX_ID + len(self._ids))
+        return self._ids.setdefault(value, MAX_ID + len(self._ids))
 
     def note_out_of_time(self, count: int) -> None:
         """Count events whose times cannot be true."""
@@ -256,22 +330,18 @@ class ColumnBuilder:
     def usable_activities(self) -> np.ndarray:
         """Rows of the activities whose times can be true; the others are counted as unusable."""
         start, end = np.array(self.start), np.array(self.end)
-        launch = self._launch_starts(np.array(self.correlation, dtype=np.int64))
+        calls = np.array(self.call_start)
+        rows = launching_calls(
+            start,
+            np.array(self.correlation, np.int64),
+            calls,
+            np.array(self.call_correlation, np.int64),
+        )
+        launch = np.full(len(start), np.nan)
+        launch[rows >= 0] = calls[rows[rows >= 0]]
         usable = has_usable_time(start, end, launch)
         self.note_out_of_time(int((~usable).sum()))
         return np.flatnonzero(usable)
-
-    def _launch_starts(self, correlation: np.ndarray) -> np.ndarray:
-        """Start of the call that launched each activity, microseconds; NaN: not recorded."""
-        calls = np.array(self.call_correlation, dtype=np.int64)
-        order = np.argsort(calls, kind="stable")
-        calls, starts = calls[order], np.array(self.call_start)[order]
-        first = np.searchsorted(calls, correlation)
-        found = np.flatnonzero(first < len(calls))
-        found = found[(calls[first[found]] == correlation[found]) & (correlation[found] >= 0)]
-        launch = np.full(len(correlation), np.nan)
-        launch[found] = starts[first[found]]
-        return launch
 
     def activities(self, rows: np.ndarray, origin: float) -> Activities:
         """The activities of some rows, in seconds since ``origin`` (microseconds)."""
@@ -297,39 +367,32 @@ class ColumnBuilder:
     def calls(self, origin: float) -> RuntimeCalls:
         """The runtime calls, in seconds since ``origin`` (microseconds)."""
         order = np.argsort(np.array(self.call_start), kind="stable")
+        waits = np.array([any(p in n for p in SYNCHRONISING_NAMES) for n in self.host_names], bool)
+        name = np.array(self.call_name, dtype=np.int32)[order]
         return RuntimeCalls(
             start=(np.array(self.call_start)[order] - origin) * TIME_UNIT,
             end=(np.array(self.call_end)[order] - origin) * TIME_UNIT,
+            name=name,
+            thread=np.array(self.call_thread, dtype=np.int32)[order],
             correlation=np.array(self.call_correlation, dtype=np.int64)[order],
-            synchronizes=np.array(self.call_synchronizes, dtype=bool)[order],
+            external=np.array(self.call_external, dtype=np.int64)[order],
+            synchronizes=waits[name],
+        )
+
+    def host_calls(self, origin: float) -> HostCalls:
+        """The operators and annotations, in seconds since ``origin``, the longer one first."""
+        start, end = np.array(self.host_start), np.array(self.host_end)
+        order = np.lexsort((-end, start))
+        return HostCalls(
+            start=(start[order] - origin) * TIME_UNIT,
+            end=(end[order] - origin) * TIME_UNIT,
+            name=np.array(self.host_name, dtype=np.int32)[order],
+            thread=np.array(self.host_thread, dtype=np.int32)[order],
+            is_operator=np.array(self.host_is_operator, dtype=bool)[order],
         )
 
 
-def column_remarks(columns: ColumnBuilder) -> list[str]:
-    """Skipped events and events of unknown categories, a sentence each."""
-    remarks = [
-        f"{pluralize(count, 'event')} {reason} {'is' if count == 1 else 'are'} skipped"
-        for reason, count in columns.unusable.items()
-    ]
-    if columns.unknown_categories:
-        names = ", ".join(repr(name[:40]) for name in columns.unknown_categories)
-        count = sum(columns.unknown_categories.values())
-        remarks.append(
-            f"{pluralize(count, 'event')} of unknown categories ({names}) "
-            f"{'is' if count == 1 else 'are'} not counted as GPU work"
-        )
-    return remarks
-
-
-def _parse_integer(value: Scalar) -> int | None:
-    if isinstance(value, float):
-        return int(value) if value == value // 1 and abs(value) < _MAX_ID else None
-    text = str(value).strip().lower().removeprefix("stream").strip()
-    try:
-        return int(text) if len(text) <= 20 else None
-    except ValueError:
-        return None
-
-
-def _parse_amount(value: Scalar) -> float:
-    return max(parse_number(value) or 0.0, 0.0)
+def spans(rows: list[Span], origin: float) -> tuple[np.ndarray, np.ndarray]:
+    """Sorted (start, end) in seconds since ``origin``, shape [rows, 2], and the thread of each."""
+    table = np.array(sorted(rows), dtype=np.float64).reshape(-1, 3)
+    return (table[:, :2] - origin) * TIME_UNIT, table[:, 2].astype(np.int64)

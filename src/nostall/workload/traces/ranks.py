@@ -11,9 +11,12 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from nostall.core.errors import BadTrace
+from nostall.core.files.pointers import check_content
 from nostall.core.text.plurals import pluralize
 from nostall.workload.traces.host import HostRecording, read_host
 from nostall.workload.traces.kineto.reader import NoGpuActivity, read_kineto
+from nostall.workload.traces.nsight import is_sqlite, read_nsight
+from nostall.workload.traces.other_formats import other_format
 from nostall.workload.traces.recording import Recording
 
 Progress = Callable[[Path, int], None]
@@ -82,6 +85,11 @@ def _read(
 ) -> Recording | HostRecording | str:
     """The recording, or the reason if the file cannot be read."""
     try:
+        check_content(path, BadTrace)
+        if is_sqlite(path):
+            return read_nsight(path)
+        if (reason := other_format(path)) is not None:
+            return reason
         try:
             return read_kineto(path, progress)
         except NoGpuActivity:

@@ -66,10 +66,35 @@ class RuntimeCalls:
     """Seconds."""
     end: np.ndarray
     """Seconds."""
+    name: np.ndarray
+    """Index into ``Recording.host_names``."""
+    thread: np.ndarray
+    """Index into ``Recording.thread_process``."""
     correlation: np.ndarray
     """Correlation id of the activity that the call launches; -1: none."""
+    external: np.ndarray
+    """External id of the call; -1: none.  Profilers of ROCm link activities to calls by it."""
     synchronizes: np.ndarray
     """Whether the call waits for the GPU."""
+
+
+@dataclass(frozen=True)
+class HostCalls:
+    """Operators and annotations on the host in columns of shape [calls], sorted by start.
+
+    Of two calls with the same start, the longer one is first.
+    """
+
+    start: np.ndarray
+    """Seconds."""
+    end: np.ndarray
+    """Seconds."""
+    name: np.ndarray
+    """Index into ``Recording.host_names``."""
+    thread: np.ndarray
+    """Index into ``Recording.thread_process``."""
+    is_operator: np.ndarray
+    """Whether the call is an operator; the others are annotations of the user."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +110,15 @@ class Recording:
     """Start and end of each ProfilerStep, shape [steps, 2]."""
     loading: np.ndarray
     """Start and end of each wait of the host for its data loader, shape [waits, 2]."""
+    step_thread: np.ndarray
+    """Thread that marks each step."""
+    loading_thread: np.ndarray
+    """Thread that waits for the data loader."""
+    host: HostCalls
+    host_names: tuple[str, ...]
+    """Names of the runtime calls, operators and annotations."""
+    thread_process: np.ndarray
+    """Process of each thread of the host, shape [threads]."""
     operator_costs: Mapping[int, OperatorCost]
     """FLOP and bytes by operator id, if the shapes of the operator were recorded."""
     origin: float

@@ -20,6 +20,51 @@ def test_azure_traces_have_lengths_and_times() -> None:
     assert len(load_requests(CORPUS / "azure_conversation.csv", limit=7)) == 7
 
 
+BURSTGPT = (
+    "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+    "{0},ChatGPT,472,18,490,Conversation log\n{1},GPT-4,1087,0,1087,API log\n"
+)
+BURSTGPT_3 = (
+    "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+    "{0},1722ac82,43,GPT-4,472,18,490,Conversation log\n{1},d59,2,ChatGPT,1087,0,1087,API log\n"
+)
+
+
+@pytest.mark.parametrize("text", [BURSTGPT, BURSTGPT_3])
+def test_burstgpt_traces_of_both_layouts_are_read(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "BurstGPT_1.csv"
+    file.write_text(text.format("19440110.0", "19440150.5"))
+    first, second = load_requests(file)
+    assert (first.arrival_s, first.prompt, first.output) == (0.0, 472, 18)
+    assert (second.arrival_s, second.prompt, second.output) == (40.5, 1087, 1)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("2024-05-10 00:00:00.009930+00:00", "2024-05-10 00:00:01.509930+00:00"),
+        ("2024-05-10 00:00:00+00:00", "2024-05-10 02:00:01.5+02:00"),
+        ("2023-11-16 18:17:03.9799600", "2023-11-16 18:17:05.4799600"),
+        ("2024-05-10T00:00:00Z", "2024-05-10T00:00:01.500Z"),
+    ],
+)
+def test_azure_times_of_both_years(first: str, second: str, tmp_path: Path) -> None:
+    file = tmp_path / "AzureLLMInferenceTrace_conv_1week.csv"
+    file.write_text(f"{HEAD}{first},374,44\n{second},396,109\n")
+    assert [r.arrival_s for r in load_requests(file)] == pytest.approx([0, 1.5], abs=1e-6)
+
+
+def test_compressed_files_and_pointers_are_named(tmp_path: Path) -> None:
+    file = tmp_path / "trace.csv.gz"
+    file.write_bytes(b"\x1f\x8b\x08")
+    with pytest.raises(BadTrace, match="gunzip -k"):
+        load_requests(file)
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "0" * 64 + "\nsize 9\n"
+    file.write_text(pointer)
+    with pytest.raises(BadTrace, match="git lfs pull"):
+        load_requests(file)
+
+
 def test_mooncake_traces_have_prefix_hashes() -> None:
     requests = load_requests(CORPUS / "mooncake.jsonl")
     assert len(requests) == 40

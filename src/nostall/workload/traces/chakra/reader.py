@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nostall.core.errors import BadTrace
+from nostall.core.files.pointers import check_content
 from nostall.workload.traces.chakra.messages import ChakraFile
 from nostall.workload.traces.chakra.protobuf import Value, read_fields
 from nostall.workload.traces.work_kinds import WorkKind, is_host_to_device, kernel_work_kind
@@ -67,6 +68,7 @@ def read_chakra(path: Path) -> ChakraTrace:
 
     Raises :class:`~nostall.core.errors.BadTrace` if no node can be read.
     """
+    check_content(path, BadTrace)
     file = ChakraFile(path, _is_node)
     sums = _Sums()
     version, is_first = "unknown", True

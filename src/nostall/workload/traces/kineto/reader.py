@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,10 @@ import numpy as np
 from nostall.core.errors import BadTrace
 from nostall.core.files.text_blocks import Progress
 from nostall.core.text.plurals import pluralize
-from nostall.workload.traces.event_columns import ColumnBuilder, column_remarks
+from nostall.workload.traces.event_columns import ColumnBuilder, spans
+from nostall.workload.traces.event_remarks import event_remarks
 from nostall.workload.traces.kineto.metadata import read_metadata
+from nostall.workload.traces.kineto.schema import Metadata
 from nostall.workload.traces.recording import TIME_UNIT, Recording
 from nostall.workload.traces.stream.event_stream import TraceFile
 
@@ -20,7 +23,7 @@ class NoGpuActivity(BadTrace):
 
 
 def read_kineto(path: Path, progress: Progress | None = None) -> Recording:
-    """Read one trace, plain or gzipped; memory holds only GPU activities and runtime calls.
+    """Read one trace, plain or gzipped; memory holds only GPU activities and calls on the host.
 
     Damaged events are skipped, and ``Recording.remarks`` counts them.  Raises
     :class:`~nostall.core.errors.BadTrace` if the file has no events (with the position of the
@@ -30,34 +33,50 @@ def read_kineto(path: Path, progress: Progress | None = None) -> Recording:
     columns = ColumnBuilder()
     for events in file.event_lists(columns.decode):
         columns.add(events)
+    columns.finish()
     if not columns.events:
         cause = "; ".join(file.remarks) or "the list is empty"
         raise BadTrace(f"{path}: no events: {cause}; record the trace again")
     if not columns.start:
-        causes = (*file.remarks, *column_remarks(columns))
+        causes = (*file.remarks, *event_remarks(columns.unusable, columns.unknown_categories))
         cause = f" ({'; '.join(causes)})" if causes else ""
         raise NoGpuActivity(
             f"{path}: none of {pluralize(columns.events, 'event')} ran on a GPU{cause}; record the "
             "trace with ProfilerActivity.CUDA on a machine with a GPU"
         )
-    return _recording(file, columns)
+    metadata, damage = read_metadata(file.frame, is_complete=file.end_damage is None)
+    return build_recording(
+        path, columns, metadata, remarks=file.remarks, damage=[damage] if damage else ()
+    )
 
 
-def _recording(file: TraceFile, columns: ColumnBuilder) -> Recording:
-    """The recording, with columns sorted by start."""
+def build_recording(
+    path: Path,
+    columns: ColumnBuilder,
+    metadata: Metadata,
+    remarks: Sequence[str],
+    damage: Sequence[str] = (),
+) -> Recording:
+    """The recording of columns that have GPU activities, which are sorted by start."""
     rows = columns.usable_activities()
     rows = rows[np.argsort(np.array(columns.start)[rows], kind="stable")]
     # Times count from the epoch; subtracting before scaling keeps nanoseconds in a float64.
     origin = columns.start[rows[0]]
-    metadata, damage = read_metadata(file.frame, is_complete=file.end_damage is None)
     distributed = metadata.distributed
+    steps, step_thread = spans(columns.steps, origin)
+    loading, loading_thread = spans(columns.loading, origin)
     return Recording(
-        path=file.path,
+        path=path,
         activities=columns.activities(rows, origin),
         calls=columns.calls(origin),
         names=tuple(columns.names),
-        steps=_spans(columns.steps, origin),
-        loading=_spans(columns.loading, origin),
+        steps=steps,
+        loading=loading,
+        step_thread=step_thread,
+        loading_thread=loading_thread,
+        host=columns.host_calls(origin),
+        host_names=tuple(columns.host_names),
+        thread_process=np.array(columns.thread_process, dtype=np.int64),
         operator_costs=columns.operator_costs,
         origin=origin * TIME_UNIT,
         rank=distributed.rank if distributed else None,
@@ -66,11 +85,10 @@ def _recording(file: TraceFile, columns: ColumnBuilder) -> Recording:
         schema=metadata.schema,
         events=columns.events,
         unusable_events=columns.unusable.total(),
-        remarks=(*file.remarks, *column_remarks(columns), *([damage] if damage else [])),
+        remarks=(
+            *remarks,
+            *event_remarks(columns.unusable, columns.unknown_categories),
+            *damage,
+        ),
         groups=tuple(columns.groups),
     )
-
-
-def _spans(spans: list[tuple[float, float]], origin: float) -> np.ndarray:
-    """(start, end) in seconds since ``origin``, sorted, shape [spans, 2]."""
-    return (np.array(sorted(spans), dtype=np.float64).reshape(-1, 2) - origin) * TIME_UNIT

@@ -11,6 +11,9 @@ import msgspec
 Scalar = int | float | str | None
 """A field that is a number; profilers also write numbers as text."""
 _MISSING = msgspec.Raw()
+MAX_ID = 1 << 62
+"""Ids from here on are given to values that are not numbers or do not fit in 64 bits."""
+_PRINTABLE = dict.fromkeys((*range(32), 127, *range(128, 160)), "�")
 
 
 class EventArguments(msgspec.Struct, gc=False):
@@ -19,7 +22,14 @@ class EventArguments(msgspec.Struct, gc=False):
     stream: Scalar = None
     device: Scalar = None
     correlation: Scalar = None
+    correlation_id: Scalar = None
+    """The same in traces of JAX and TensorFlow."""
     external_id: Scalar = msgspec.field(name="External id", default=None)
+    step_num: Scalar = None
+    """Number of a step that JAX marks."""
+    name: Scalar = None
+    """Name of a process or thread, in a metadata event."""
+    labels: Scalar = None
     bytes: Scalar = None
     collective: str | None = msgspec.field(name="Collective name", default=None)
     message_elements: Scalar = msgspec.field(name="In msg nelems", default=None)
@@ -40,6 +50,7 @@ class Event(msgspec.Struct, gc=False):
     name: str | int | None = None
     ts: float | str | None = None
     dur: float | str | None = None
+    pid: int | str | None = None
     tid: int | str | None = None
     args: EventArguments | None = None
 
@@ -84,7 +95,8 @@ def lenient_event(text: bytes) -> Event | None:
         name=_text(fields.get("name")),
         ts=_scalar(fields.get("ts")),
         dur=_scalar(fields.get("dur")),
-        tid=_text(fields.get("tid")),
+        pid=_identity(fields.get("pid")),
+        tid=_identity(fields.get("tid")),
         args=_lenient_arguments(fields.get("args")),
     )
 
@@ -113,6 +125,11 @@ def _scalar(value: object) -> float | str | None:
     return value if isinstance(value, int | float | str) else None
 
 
+def _identity(value: object) -> int | str | None:
+    """A number of a process or thread as it is, so that it equals that of other events."""
+    return value if isinstance(value, int) else _text(value)
+
+
 def _text(value: object) -> str | None:
     """Text without lone surrogates, which cannot be printed."""
     return None if value is None else str(value).encode(errors="replace").decode()
@@ -132,3 +149,24 @@ def parse_number(value: Scalar) -> float | None:
     except OverflowError:
         return None
     return number if math.isfinite(number) else None
+
+
+def printable(name: str | int | None) -> str:
+    """A name without control characters."""
+    return "(no name)" if name is None else str(name).translate(_PRINTABLE)
+
+
+def parse_integer(value: Scalar) -> int | None:
+    """A whole number, also from text such as 'stream 7'; None for other values."""
+    if isinstance(value, float):
+        return int(value) if value == value // 1 and abs(value) < MAX_ID else None
+    text = str(value).strip().lower().removeprefix("stream").strip()
+    try:
+        return int(text) if len(text) <= 20 else None
+    except ValueError:
+        return None
+
+
+def parse_amount(value: Scalar) -> float:
+    """A number of 0 or more, also from text; 0 for other values."""
+    return max(parse_number(value) or 0.0, 0.0)

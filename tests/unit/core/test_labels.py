@@ -1,0 +1,41 @@
+"""Labels of files and shortened names: printable, short, and never equal for different things."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nostall.core.text.labels import file_labels, printable, shorten_all
+
+
+def test_files_of_one_name_are_told_apart_by_their_folders() -> None:
+    paths = [Path("runs/a/trace.json"), Path("runs/b/trace.json"), Path("runs/b/other.json")]
+    assert file_labels(paths) == ["a/trace.json", "b/trace.json", "other.json"]
+    assert file_labels([Path("/t.json"), Path("/a/t.json")]) == ["//t.json", "a/t.json"]
+
+
+def test_names_that_are_not_utf8_can_be_printed() -> None:
+    paths = [Path(os.fsdecode(name)) for name in (b"t\xff.json", b"t\xfe.json")]
+    assert file_labels(paths) == [r"t\xff.json", r"t\xfe.json"]
+    assert printable("a\x1b[2Jb\n") == r"a\x1b[2Jb\n"
+
+
+def test_shortened_names_show_where_they_differ() -> None:
+    names = ["epoch_1_rank_0_of_the_first_job.json", "epoch_1_rank_7_of_the_first_job.json"]
+    assert shorten_all(names, 18) == ["…ank_0_of_the_fir…", "…ank_7_of_the_fir…"]
+    assert shorten_all(["short", "a" * 30], 18) == ["short", "aaaaaaaaa…aaaaaaaa"]
+
+
+@given(st.lists(st.text("ab", min_size=1, max_size=30), max_size=12), st.integers(8, 20))
+def test_different_names_stay_different(names: list[str], length: int) -> None:
+    short = shorten_all(names, length)
+    assert all(len(label) <= length for label in short)
+    assert len(set(short)) == len(set(names))
+    assert all(
+        (first == second) == (a == b)
+        for first, a in zip(short, names, strict=True)
+        for second, b in zip(short, names, strict=True)
+    )
