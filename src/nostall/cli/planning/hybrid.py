@@ -17,7 +17,7 @@ from nostall.cli.planning.pipeline_offer import PipelineOffer
 from nostall.cli.terminal.console import Format, out, show_json, show_table
 from nostall.cli.terminal.progress import stage_bar
 from nostall.core.errors import BadInput
-from nostall.core.files.atomic import write_atomically
+from nostall.core.files.atomic import write_text_atomically
 from nostall.core.text.plurals import pluralize
 from nostall.parallel.cluster import Cluster
 from nostall.parallel.errors import BadModel, Infeasible
@@ -162,8 +162,7 @@ def write_and_show_hybrid(
         found.best.step_s,
     )  # fmt: skip
     if out_file is not None:
-        out_file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(out_file, (json.dumps(document, indent=1) + "\n").encode())
+        write_text_atomically(out_file, json.dumps(document, indent=1) + "\n", parents=True)
     plans = {"best": found.best, **found.by_kind}
     if format is Format.JSON:
         summary = {

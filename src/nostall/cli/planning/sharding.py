@@ -24,7 +24,7 @@ from nostall.cli.planning.pipeline_offer import PipelineOffer
 from nostall.cli.terminal.console import Format, out, show_json, show_table
 from nostall.cli.terminal.progress import stage_bar
 from nostall.core.errors import BadInput
-from nostall.core.files.atomic import write_atomically
+from nostall.core.files.atomic import write_text_atomically
 from nostall.core.text.plurals import pluralize
 from nostall.parallel.cluster import Cluster
 from nostall.parallel.errors import BadPlan, Infeasible
@@ -151,11 +151,9 @@ def plan_sharding_command(
     document = plan_document(plan, others, request.module, request.samples, request.state_factor)
     document["pipelines"] = pipelines
     if out_file is not None:
-        out_file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(out_file, (json.dumps(document, indent=1) + "\n").encode())
+        write_text_atomically(out_file, json.dumps(document, indent=1) + "\n", parents=True)
     if picture is not None:
-        picture.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(picture, sharding_picture(plan).encode())
+        write_text_atomically(picture, sharding_picture(plan), parents=True)
     exported = _export(plan, request.module, export) if export is not None else ""
     if format is Format.JSON:
         show_json(document)
@@ -251,8 +249,7 @@ def _export(plan: ShardingPlan, module: str, path: Path) -> str:
     from nostall.parallel.sharding.style_export import export_styles
 
     found = export_styles(plan, load_job(module))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, found.text.encode())
+    write_text_atomically(path, found.text, parents=True)
     left_out = sum(found.left_out.values())
     return (
         f"{pluralize(found.standard, 'module')} with PyTorch's styles, {len(found.placed)} with "
