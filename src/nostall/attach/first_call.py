@@ -23,6 +23,7 @@ from nostall.attach.warning import warn_once
 from nostall.core.errors import NostallError
 from nostall.core.files.atomic import write_atomically
 from nostall.core.launch import LaunchSpec, StrictModel
+from nostall.core.validation import dump_json, load_json
 from nostall.gpu import Device, Kernel, LocalGpu, MeasurementPlan
 from nostall.store import Row, Store
 from nostall.tuning.assembler.job import open_setup, tune_assembler
@@ -134,7 +135,7 @@ def tune_in_subprocess(source: Source, seconds: float, ordinal: int) -> None:
         write_atomically(Path(folder) / _CUBIN, source.cubin)
         if source.ptx is not None:
             write_atomically(Path(folder) / _PTX, source.ptx.encode())
-        write_atomically(Path(folder) / _JOB, job.model_dump_json().encode())
+        write_atomically(Path(folder) / _JOB, dump_json(job).encode())
         try:
             subprocess.run(
                 # -P: files in the current folder must not shadow modules.
@@ -156,7 +157,7 @@ def tune_folder(folder: Path, device: OpenDevice | None = None) -> Row | None:
     opens the device, by default a :class:`LocalGpu`.  Returns the row of the store, or None if
     there is no gain.
     """
-    job = Job.model_validate_json((folder / _JOB).read_text())
+    job = load_json(Job, (folder / _JOB).read_text())
     cubin = (folder / _CUBIN).read_bytes()
     ptx = (folder / _PTX).read_text() if (folder / _PTX).exists() else None
     source = Source(cubin, job.kernel, job.launch, job.origin, job.provenance, ptx)

@@ -8,7 +8,9 @@ usage or bad input; 3 a missing part of the environment; 130 interrupted without
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import sys
 from typing import Annotated
 
@@ -57,12 +59,13 @@ def nostall(version: VersionOption = False) -> None:
 
 def main() -> None:
     """Entry point: print errors that nostall raises deliberately on one line, set the exit code."""
+    _open_standard_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # The terminal's encoding may lack characters of file names.
             stream.reconfigure(errors="backslashreplace")
     try:
-        app()
+        _run_app()
     except SystemExit as end:
         if end.code == INTERRUPTED:
             console.print_error("interrupted")
@@ -83,3 +86,25 @@ def main() -> None:
         file = f" {error.filename}" if error.filename else ""
         console.print_error(f"cannot read or write{file}: {error.strerror or error}")
         sys.exit(2)
+
+
+def _run_app() -> None:
+    """Run the command, and raise :class:`OSError` if its output could not be written."""
+    printed = sys.stdout
+    try:
+        app()
+    except SystemExit:
+        if sys.stdout is not printed:  # Typer replaces it and exits with 1 if its reader ended
+            raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE), "the output") from None
+        printed.flush()
+        raise
+
+
+def _open_standard_streams() -> None:
+    """Open the null device as each standard stream that the shell closed.
+
+    Otherwise the next file that is opened would get the descriptor, and everything that is printed.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w" if number else "r"))  # noqa: SIM115

@@ -11,7 +11,8 @@ import typer
 from nostall.cli.options.inputs import ArchOption, KernelOption, TargetArgument, load_source
 from nostall.cli.terminal.console import Format, FormatOption, out, show_json
 from nostall.core.errors import BadInput
-from nostall.core.files.atomic import write_atomically
+from nostall.core.files.atomic import write_text_atomically
+from nostall.core.files.destination import is_stream
 from nostall.tuning.launches.template import (
     Template,
     template_of_cubin,
@@ -42,14 +43,14 @@ def init(
     """
     template, name = _template(target, kernel, arch)
     path = out_file or Path(f"{_file_name(name)}.toml")
-    if path.exists():
+    if path.exists() and not is_stream(path):
         raise BadInput(f"{path} exists already; give another file with --out")
     header = [
         f"Launch of the kernel {name} in {target}, written by `nostall init`.",
         "All keys: docs/reference/launch-spec.md",
     ]
     text = launch_toml(template.launch, header, template.comments, template.keys)
-    write_atomically(path, text.encode())
+    write_text_atomically(path, text)
     words = ["nostall", "tune", target, *(["--kernel", kernel] if kernel else [])]
     words += [*(["--arch", arch] if arch else []), "--launch", str(path)]
     if format is Format.JSON:

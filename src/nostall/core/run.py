@@ -21,7 +21,7 @@ from nostall.core.errors import BadRun
 from nostall.core.files.atomic import remove_abandoned, write_atomically
 from nostall.core.files.folder_lock import FolderLock
 from nostall.core.search import Checkpoint, Trial
-from nostall.core.validation import parse_json
+from nostall.core.validation import dump_json, load_json, parse_json
 
 _FIELDS = [f.name for f in dataclasses.fields(Trial)]
 
@@ -100,7 +100,7 @@ class Run:
                 "`nostall tune` makes one"
             ) from error
         try:
-            return cls(path, RunRecord.model_validate_json(text))
+            return cls(path, load_json(RunRecord, text))
         except ValidationError as error:
             first = error.errors()[0]
             field = ".".join(str(p) for p in first["loc"]) or "the file"
@@ -108,7 +108,7 @@ class Run:
 
     def save(self) -> None:
         """Write ``run.json``."""
-        self.write("run.json", self.record.model_dump_json(indent=1).encode())
+        self.write("run.json", dump_json(self.record).encode())
 
     def finish(
         self, status: Literal["done", "interrupted", "failed"], result: dict[str, Any]

@@ -6,12 +6,15 @@ import json
 import sys
 import tomllib
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import PydanticSerializationError
 
 from nostall.core.text.suggest import did_you_mean
 from nostall.core.text.terminal import escape_controls
+
+Model = TypeVar("Model", bound=BaseModel)
 
 _MAX_VALUE = 60
 """Characters of a value in a message."""
@@ -61,6 +64,27 @@ def _parse(parse: Callable[[Any], Any], text: str | bytes) -> Any:
     except ValueError:  # the text is right, and Python refuses the conversion
         digits = sys.get_int_max_str_digits()
         raise ValueError(f"a number has more than {digits} digits") from None
+
+
+def dump_json(model: BaseModel) -> str:
+    """The JSON text of a model, which :func:`load_json` reads.
+
+    Bytes of file names that are not UTF-8 become escapes such as ``\\udcff``.
+    """
+    try:
+        return model.model_dump_json(indent=1)
+    except PydanticSerializationError:  # pydantic writes UTF-8 only
+        return json.dumps(model.model_dump(mode="json"), indent=1)
+
+
+def load_json(model: type[Model], text: str | bytes) -> Model:
+    """The model of a JSON text.  Raises :class:`pydantic.ValidationError` for another text."""
+    try:
+        return model.model_validate_json(text)
+    except ValidationError as error:
+        if "surrogate" not in str(error):  # pydantic does not read the escapes of `dump_json`
+            raise
+        return model.model_validate(parse_json(text))
 
 
 def explain(error: ValidationError, model: type[BaseModel]) -> str:

@@ -10,6 +10,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from nostall.core.errors import BadRun
+from nostall.core.files.atomic import write_text_atomically
 from nostall.gpu.device import Device, Outcome, Status, Timing
 
 Method = Literal["evaluate", "compare"]
@@ -85,7 +86,7 @@ class RecordingDevice:
     def save(self, path: Path) -> None:
         """Write all outcomes so far to a recording file."""
         file = _RecordingFile(about=dict(self.info), records=tuple(self.records))
-        path.write_text(file.model_dump_json(indent=1))
+        write_text_atomically(path, file.model_dump_json(indent=1))
 
     def _record(self, method: Method, cubin: bytes, outcome: Outcome) -> Outcome:
         self.records.append(OutcomeRecord.from_outcome(method, cubin, outcome))

@@ -8,6 +8,7 @@ from typing import Any
 from nostall.parallel.errors import BadPlan, Infeasible
 from nostall.parallel.plan import Plan, Workload, check_plan
 from nostall.parallel.planners.closed_form import closed_form
+from nostall.parallel.planners.fastest import simulated_cheap_plans
 from nostall.parallel.simulate import (
     Memory,
     Timeline,
@@ -21,6 +22,10 @@ LARGE_SPREAD = 0.1
 """Spread of a measured profile above which the notes advise to measure again."""
 
 
+_EQUAL = 1 - 1e-9
+"""Speed-ups from here on are at least 1; differences below are rounding."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class PlanEvaluation:
     """A plan with its simulated timeline and memory; all times are modelled."""
@@ -31,6 +36,13 @@ class PlanEvaluation:
     """Name of the planner that made the plan."""
     timeline: Timeline
     memory: Memory
+    cheap_s: dict[str, float]
+    """Seconds of the plans that need no search and fit into memory, by name; fastest first."""
+
+    @property
+    def speedup_over_cheap(self) -> float | None:
+        """Time of the fastest cheap plan, divided by the plan's; None if none fits into memory."""
+        return min(self.cheap_s.values()) / self.timeline.iteration_s if self.cheap_s else None
 
     @property
     def speedup(self) -> float:
@@ -64,7 +76,7 @@ class PlanEvaluation:
 
     def notes(self) -> list[str]:
         """Assumptions and limits of the modelled figures, as sentences."""
-        notes = []
+        notes = self._slow_notes()
         profile = self.workload.profile
         if not self.memory.measured:
             notes.append(
@@ -84,6 +96,23 @@ class PlanEvaluation:
         if profile.batch is None:
             notes.append(
                 "the profile does not state its batch size; its times are taken for one micro-batch"
+            )
+        return notes
+
+    def _slow_notes(self) -> list[str]:
+        """Notes on plans that take less effort and are faster."""
+        notes, over_cheap = list[str](), self.speedup_over_cheap
+        if self.speedup < _EQUAL:
+            memory = "" if "one GPU" in self.cheap_s else ", whose memory cannot hold the model"
+            notes.append(
+                f"this plan is SLOWER than one GPU{memory}: {self.speedup:.3g} of its modelled "
+                "throughput; use faster links between the GPUs, a larger --micro-batch, or one GPU"
+            )
+        if over_cheap is not None and over_cheap < _EQUAL:
+            name = next(iter(self.cheap_s))
+            notes.append(
+                f"this plan is SLOWER than {name}, which needs no search: {over_cheap:.3g} of its "
+                "modelled throughput; plan with --planner nostall"
             )
         return notes
 
@@ -151,7 +180,9 @@ def evaluate_plan(workload: Workload, plan: Plan, planner: str) -> PlanEvaluatio
         )
     if timeline.iteration_s <= 0:
         raise BadPlan("the plan takes no time; give a profile with times above 0")
-    return PlanEvaluation(workload, plan, planner, timeline, needed)
+    cheap = simulated_cheap_plans(workload, recompute=True)
+    cheap_s = {name: seconds for name, (_, seconds) in cheap.items()}
+    return PlanEvaluation(workload, plan, planner, timeline, needed, cheap_s)
 
 
 def evaluation_document(evaluation: PlanEvaluation) -> dict[str, Any]:
@@ -161,6 +192,8 @@ def evaluation_document(evaluation: PlanEvaluation) -> dict[str, Any]:
         "planner": evaluation.planner,
         "predicted_iteration_s": timeline.iteration_s,
         "predicted_speedup": evaluation.speedup,
+        "predicted_speedup_over_cheap": evaluation.speedup_over_cheap,
+        "cheap_plans_s": evaluation.cheap_s,
         "kind": "modelled",
         "profile_name": workload.profile.name,
         "cluster_name": workload.cluster.name,

@@ -14,7 +14,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from nostall.core.files.atomic import write_atomically
+from nostall.core.files.atomic import create_folder, write_text_atomically
 from nostall.parallel.errors import BadPlan
 from nostall.parallel.plan import Plan, Workload
 from nostall.parallel.rank_schedule import rank_schedules
@@ -30,9 +30,9 @@ def export_torchtitan(workload: Workload, plan: Plan, folder: Path) -> tuple[Pat
     table, settings = folder / "schedule.csv", folder / "torchtitan.json"
     record = torchtitan_settings(workload, plan, str(table.resolve()))
     rows = schedule_csv(workload, plan)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(table, rows.encode())
-    write_atomically(settings, (json.dumps(record, indent=1) + "\n").encode())
+    create_folder(folder)
+    write_text_atomically(table, rows)
+    write_text_atomically(settings, json.dumps(record, indent=1) + "\n")
     return table, settings
 
 

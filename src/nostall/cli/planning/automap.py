@@ -12,6 +12,8 @@ from nostall.cli.terminal.console import Format, err, out
 from nostall.core.text.plurals import pluralize
 from nostall.parallel.errors import BadModel, BadPlan, Infeasible
 from nostall.parallel.evaluation import evaluate_plan
+from nostall.parallel.planners import Effort
+from nostall.parallel.planners.fastest import fastest_or_cheap
 from nostall.parallel.sharding.planners.sharding import ShardingPlan
 from nostall.report.units import Scale
 
@@ -35,7 +37,9 @@ def explore_pipelines(request: HybridRequest, seed: int, seconds: float) -> Pipe
         found = explore_pipeline(work, stages, seed, seconds=seconds)
     except (BadModel, BadPlan, Infeasible) as error:
         return PipelineOffer(f"the pipeline explorer found no plan: {error}")
-    evaluation = evaluate_plan(work, found.plan, "automap")
+    # A cheap plan that is faster is taken, so a short limit gives no slower one.
+    plan = fastest_or_cheap(work, found.plan, Effort(seconds))
+    evaluation = evaluate_plan(work, plan or found.plan, "automap")
     step_s = evaluation.timeline.iteration_s
 
     def show(plans: Sequence[ShardingPlan], out_file: Path | None, format: Format) -> None:
@@ -46,7 +50,7 @@ def explore_pipelines(request: HybridRequest, seed: int, seconds: float) -> Pipe
                 out.print(f"modelled step {Scale('s', plan.step_s)(plan.step_s)}: {plan.name}")
 
     return PipelineOffer(
-        f"the pipeline explorer's plan, GPUs {found.plan.split}, of "
+        f"the pipeline explorer's plan, GPUs {evaluation.plan.split}, of "
         f"{pluralize(work.micro_batches, 'micro-batch')} takes {Scale('s', step_s)(step_s)}, "
         "modelled",
         step_s,

@@ -10,20 +10,21 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from nostall.cli.planning.pipeline_offer import PipelineOffer
 from nostall.cli.terminal.console import Format, err, out, show_json, show_table
 from nostall.cli.terminal.progress import stage_bar
+from nostall.core.compile_clock import planning_clock
 from nostall.core.errors import BadInput
-from nostall.core.files.atomic import write_atomically
+from nostall.core.files.atomic import write_text_atomically
 from nostall.core.text.plurals import pluralize
 from nostall.parallel.cluster import Cluster
 from nostall.parallel.errors import BadModel, Infeasible
 from nostall.parallel.sharding.cost.rates import DeviceRates
 from nostall.parallel.sharding.graph import replicated
 from nostall.parallel.sharding.planners.sharding import ShardingPlan
+from nostall.report.plan.sharding import speedup_sentence
 from nostall.report.units import Scale
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ def _plan(
     from nostall.parallel.module.eager import compared_model
     from nostall.parallel.sharding.hybrid.planner import MAX_UNITS, HybridEffort, plan_hybrid
 
-    until = monotonic() + seconds
+    until = planning_clock() + seconds
     with stage_bar(enabled=not quiet) as bar:
         task = bar.add_task("stages", total=1.0)
         return plan_hybrid(
@@ -161,9 +162,10 @@ def write_and_show_hybrid(
         "sharding", request.module, batch, request.state_factor, stages, request.cluster,
         found.best.step_s,
     )  # fmt: skip
+    speedup = _speedup(found, request)
+    document["predicted_speedup"] = speedup
     if out_file is not None:
-        out_file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(out_file, (json.dumps(document, indent=1) + "\n").encode())
+        write_text_atomically(out_file, json.dumps(document, indent=1) + "\n", parents=True)
     plans = {"best": found.best, **found.by_kind}
     if format is Format.JSON:
         summary = {
@@ -185,10 +187,21 @@ def write_and_show_hybrid(
     for name, own in plans.items():
         kind = f"{own.kind}, the best" if name == "best" else f"pure {name}"
         out.print(f"modelled step {scale(own.step_s)}: {kind}")
+    if speedup is not None:
+        out.print(speedup_sentence(speedup))
     for other in others:
         out.print(f"modelled step {scale(other.step_s)}: {other.name}, the whole batch at once")
     if out_file is not None:
         out.print(f"plan:     {out_file}")
+
+
+def _speedup(found: Hybrid, request: HybridRequest) -> float | None:
+    """Modelled speed-up of the best plan over one GPU; None if the whole model was not priced."""
+    whole = found.by_kind.get("sharding")
+    if whole is None:
+        return None
+    one_gpu_s = found.planned(whole)[0][1].one_gpu_s * request.micro_batches
+    return one_gpu_s / found.best.step_s
 
 
 def _row(stage: HybridStage, plan: ShardingPlan, scale: Scale) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from nostall.cli.terminal.console import Format, out, show_json, show_table
-from nostall.core.files.atomic import write_atomically
+from nostall.core.files.atomic import write_text_atomically
 from nostall.parallel.evaluation import PlanEvaluation
 from nostall.parallel.plan_file import plan_document
 from nostall.report.plan.gantt import write_gantt
@@ -35,8 +35,7 @@ def write_and_show(
         write_gantt(evaluation, gantt)
     document = plan_document(evaluation, module)
     if out_file is not None:
-        out_file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(out_file, (json.dumps(document, indent=1) + "\n").encode())
+        write_text_atomically(out_file, json.dumps(document, indent=1) + "\n", parents=True)
     if format is Format.JSON:
         show_json(document)
         return

@@ -211,7 +211,7 @@ def plan(
     _check_time(workload, seconds)
     with measured_compile_time() as compilation:
         evaluation = _plan_with_progress(workload, planner, effort, quiet)
-    compilation.show()
+    compilation.show(is_counted=False)
     if effort.is_over:
         err.print(
             f"the time limit of {effort.seconds:g} s ended the planning; the plan is the best so "

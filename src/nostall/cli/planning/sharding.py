@@ -7,7 +7,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic
 from typing import Annotated
 
 import typer
@@ -23,8 +22,9 @@ from nostall.cli.planning.hybrid import (
 from nostall.cli.planning.pipeline_offer import PipelineOffer
 from nostall.cli.terminal.console import Format, out, show_json, show_table
 from nostall.cli.terminal.progress import stage_bar
+from nostall.core.compile_clock import planning_clock
 from nostall.core.errors import BadInput
-from nostall.core.files.atomic import write_atomically
+from nostall.core.files.atomic import write_text_atomically
 from nostall.core.text.plurals import pluralize
 from nostall.parallel.cluster import Cluster
 from nostall.parallel.errors import BadPlan, Infeasible
@@ -137,9 +137,9 @@ def plan_sharding_command(
     if request.mesh or export or picture:
         plan, *others = _plan(request, quiet, _seconds(request))
     else:
-        started, total = monotonic(), _seconds(request)
+        started, total = planning_clock(), _seconds(request)
         plans, failure = _plan_if_feasible(request, quiet, SHARDING_SHARE * total)
-        left = max((1 - SHARDING_SHARE) * total, started + total - monotonic())
+        left = max((1 - SHARDING_SHARE) * total, started + total - planning_clock())
         offer = _pipelines(request, plans, quiet, left)
         if offer.shown_if_faster(plans, out_file, format):
             if failure is not None and format is not Format.JSON:
@@ -151,11 +151,9 @@ def plan_sharding_command(
     document = plan_document(plan, others, request.module, request.samples, request.state_factor)
     document["pipelines"] = pipelines
     if out_file is not None:
-        out_file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(out_file, (json.dumps(document, indent=1) + "\n").encode())
+        write_text_atomically(out_file, json.dumps(document, indent=1) + "\n", parents=True)
     if picture is not None:
-        picture.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(picture, sharding_picture(plan).encode())
+        write_text_atomically(picture, sharding_picture(plan), parents=True)
     exported = _export(plan, request.module, export) if export is not None else ""
     if format is Format.JSON:
         show_json(document)
@@ -251,8 +249,7 @@ def _export(plan: ShardingPlan, module: str, path: Path) -> str:
     from nostall.parallel.sharding.style_export import export_styles
 
     found = export_styles(plan, load_job(module))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, found.text.encode())
+    write_text_atomically(path, found.text, parents=True)
     left_out = sum(found.left_out.values())
     return (
         f"{pluralize(found.standard, 'module')} with PyTorch's styles, {len(found.placed)} with "
@@ -311,7 +308,7 @@ def _plan_on_mesh(
         return best, rules
     from nostall.parallel.sharding.automap.planner import plan_automap
 
-    automap, explorers = plan_automap(prices, options, request.seed)
+    automap, explorers = plan_automap(prices, options, request.seed, rules)
     return automap, [best, *rules, *explorers]
 
 

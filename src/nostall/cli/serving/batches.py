@@ -9,7 +9,7 @@ import typer
 
 from nostall.cli.terminal.console import out
 from nostall.core.errors import BadInput
-from nostall.core.files.atomic import write_atomically
+from nostall.core.files.atomic import write_text_atomically
 from nostall.serving.batch.batch_file import dump_batch
 from nostall.serving.batch.examples import EXAMPLES, Draw, draw_batch, example
 from nostall.serving.batch.ragged import RaggedBatch
@@ -50,7 +50,7 @@ def write_batch(
     if out_file is None:
         typer.echo(text, nl=False)
         return
-    write_atomically(out_file, text.encode())
+    write_text_atomically(out_file, text)
     out.print(
         f"{out_file}: {len(batch)} sequences, {batch.query_lengths.sum()} query tokens, "
         f"{batch.kv_lengths.sum()} keys"

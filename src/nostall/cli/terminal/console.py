@@ -30,7 +30,15 @@ FormatOption = Annotated[Format, typer.Option("--format", help="Output format.")
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result only.")]
 
 
-class PlainConsole(Console):
+class OutputConsole(Console):
+    """A console whose output must be written: an ended reader is an error, as a full disk is."""
+
+    def on_broken_pipe(self) -> None:
+        """Raise the error that is being handled; Rich would exit with 1, the answer *no*."""
+        raise
+
+
+class PlainConsole(OutputConsole):
     """A console that prints text as it is, without markup; control characters become escapes.
 
     Names in cubins, traces and bundles may hold escape sequences that a terminal would obey.
@@ -66,7 +74,7 @@ def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[objec
     """
     from rich.text import Text
 
-    console = Console(highlight=False)
+    console = OutputConsole(highlight=False)
     cells = [[_plain(str(cell)) for cell in row] for row in rows]
     widths = column_widths(columns, cells, console.width)
     if widths is None and len(columns) > 2:

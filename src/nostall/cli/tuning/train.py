@@ -14,6 +14,7 @@ from nostall.cli.terminal.compile_time import measured_compile_time
 from nostall.cli.terminal.console import Format, FormatOption, QuietOption, err, out, show_json
 from nostall.core import BadInput, BadRun
 from nostall.core.errors import Interrupted
+from nostall.core.files.atomic import create_folder
 from nostall.core.files.folder_lock import FolderLock
 from nostall.tuning.sources.corpus import load_corpus, modelled_problem
 from nostall.tuning.strategies import LOG_FOLDER, POLICY_FILE, load_strategy_class
@@ -72,7 +73,7 @@ def train(
         TrainingKernel(name, *modelled_problem(source))
         for name, source in load_corpus(corpus, arch)
     ]
-    out_dir.mkdir(parents=True, exist_ok=True)
+    create_folder(out_dir)
     is_shown = not quiet and format is Format.TABLE
     lock = FolderLock(out_dir)
     lock.acquire()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import bisect
-import itertools
 from collections.abc import Sequence
 
 from nostall.parallel.errors import BadPlan, Infeasible
 from nostall.parallel.plan import Plan, Policy, Stage, Workload
 from nostall.parallel.planners.chain_dp import best_partitions, search_grid
+from nostall.parallel.planners.cut_positions import balanced_cuts, straight_stages
 from nostall.parallel.planners.effort import Effort
+from nostall.parallel.planners.fastest import fastest_or_cheap
 from nostall.parallel.planners.memory_fit import fit_to_memory
 
 
@@ -42,28 +42,10 @@ def pipedream(workload: Workload, effort: Effort) -> Plan:
     order = tuple(range(len(workload.cluster)))
     partitions = best_partitions(workload, order, search_grid(workload), "hidden", effort)
     ranked = [stages for _, stages in sorted(partitions, key=lambda pair: (pair[0], len(pair[1])))]
-    return _first_feasible(
-        [fit_to_memory(workload, Plan(stages, "1f1b")) for stages in ranked], "PipeDream's plan"
-    )
-
-
-def balanced_cuts(workload: Workload, stages: int) -> list[int]:
-    """Cuts 0 = c_0 < ... < c_stages = layers such that all stages take about equal time."""
-    time = [f + b for f, b in zip(workload.forward_s, workload.backward_s, strict=True)]
-    layers = len(workload.profile)
-    cuts = [0]
-    for i in range(1, stages):
-        ideal = time[-1] * i / stages
-        cut = bisect.bisect_left(time, ideal)
-        if cut > 0 and ideal - time[cut - 1] < time[cut] - ideal:
-            cut -= 1
-        cuts.append(max(cuts[-1] + 1, min(cut, layers - (stages - i))))
-    return [*cuts, layers]
-
-
-def straight_stages(cuts: Sequence[int]) -> tuple[Stage, ...]:
-    """Stages between consecutive cuts, stage i on GPU i."""
-    return tuple(Stage(a, b, (g,)) for g, (a, b) in enumerate(itertools.pairwise(cuts)))
+    plans = [fit_to_memory(workload, Plan(stages, "1f1b")) for stages in ranked]
+    if not ranked and effort.is_over:
+        plans = [fastest_or_cheap(workload, None, effort)]
+    return _first_feasible(plans, "PipeDream's plan")
 
 
 def _stage_per_gpu(workload: Workload) -> int:

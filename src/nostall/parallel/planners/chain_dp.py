@@ -28,8 +28,8 @@ AllReduceModel = Literal["shared", "hidden"]
 MAX_STEPS = 3e8
 """Steps of the inner loop that an exact search may take; a larger search merges layers and tries
 powers of two as numbers of replicas."""
-GPUS_PER_CHECK = 32
-"""GPUs of the row after which the time limit is checked."""
+ROUTES_PER_CHECK = 4096
+"""Routes after which the time limit is checked; up to 16 GPUs have fewer."""
 MAX_STAGES = 16
 """Stages in a search that is not exact."""
 
@@ -105,15 +105,18 @@ def best_partitions(
     """For each number of stages, the least bottleneck in seconds and the stages that reach it.
 
     ``order`` is the row of GPUs.  Numbers of stages for which nothing fits into memory are left
-    out.  Raises :class:`BadPlan` if the time limit is reached first.
+    out, and all of them if the time limit is reached first.
     """
     cuts = [*grid.cuts, len(workload.profile)]
+    links = _link_arrays(workload, order, grid, effort)
+    if links is None:
+        return []
     value, previous = _solve(
         grid.max_stages,
         np.array(grid.replicas, dtype=np.int64),
         np.array([workload.slice_share(r) for r in grid.replicas]),
         _stage_arrays(workload, order, cuts),
-        _link_arrays(workload, order, grid, effort),
+        links,
         1.0 / workload.micro_batches if allreduce == "shared" else 0.0,
         workload.cluster.duplex == "half",
         workload.state_factor,
@@ -141,13 +144,13 @@ def _stage_arrays(workload: Workload, order: Sequence[int], cuts: Sequence[int])
 
 def _link_arrays(
     workload: Workload, order: Sequence[int], grid: SearchGrid, effort: Effort
-) -> LinkArrays:
+) -> LinkArrays | None:
+    """The costs of all links of the row; None if the time limit is reached first."""
     n, count = len(order), len(grid.replicas)
     latency, s_per_byte = np.zeros((n + 1, count, count)), np.zeros((n + 1, count, count))
     allreduce_start, allreduce_s_per_byte = np.zeros((n + 1, count)), np.zeros((n + 1, count))
+    routes = 0
     for i in range(1, n + 1):
-        if i % GPUS_PER_CHECK == 0:
-            effort.require_time()
         for a, r in enumerate(grid.replicas):
             if r > i:
                 continue
@@ -155,7 +158,12 @@ def _link_arrays(
             if r > 1:
                 line = workload.allreduce_line(gpus)
                 allreduce_start[i, a], allreduce_s_per_byte[i, a] = line
+            if routes >= ROUTES_PER_CHECK:
+                routes = 0
+                if effort.is_over:
+                    return None
             for b, q in enumerate(grid.replicas):
+                routes += 1
                 if i + q <= n:
                     route = workload.route(gpus, tuple(order[i : i + q]))
                     latency[i, a, b], s_per_byte[i, a, b] = route.latency_s, route.s_per_byte

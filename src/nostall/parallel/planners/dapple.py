@@ -30,7 +30,7 @@ from nostall.parallel.plan import Plan, Stage, Workload
 from nostall.parallel.planners.closed_form import closed_form, latency
 from nostall.parallel.planners.cut_positions import candidate_cuts
 from nostall.parallel.planners.effort import Effort
-from nostall.parallel.planners.fastest import fastest
+from nostall.parallel.planners.fastest import fastest, fastest_or_cheap
 from nostall.parallel.planners.memory_fit import fit_to_memory
 from nostall.parallel.planners.placement import RULES, GpuCounts, add_counts, place, placed_gpus
 
@@ -132,12 +132,14 @@ class _Search:
 def dapple(workload: Workload, effort: Effort) -> Plan:
     """Of the plans with the least closed-form latency, the one with the least simulated time.
 
-    Raises :class:`Infeasible` if no plan fits into memory, with or without re-computation.
+    A cheap plan (:mod:`.fastest`) that is faster is returned instead.  Raises :class:`Infeasible`
+    if no plan fits into memory, with or without re-computation.
     """
+    found = None
     for recompute in effort.recompute_options:
-        plan = _best_plan(workload, effort, recompute)
-        if plan is not None:
-            return plan
+        found = found or _best_plan(workload, effort, recompute)
+    if (plan := fastest_or_cheap(workload, found, effort)) is not None:
+        return plan
     raise effort.no_plan(
         "no DAPPLE plan fits into memory, the smallest of which is "
         f"{min(workload.cluster.memory) / 2**30:.3g} GiB per GPU; use more GPUs, a smaller "

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from time import monotonic
 
-from nostall.parallel.errors import BadPlan, Infeasible
+from nostall.core.compile_clock import planning_clock
+from nostall.parallel.errors import Infeasible
 from nostall.parallel.plan import Workload
 
 BASE_SECONDS, SECONDS_PER_LAYER_GPU = 1.5, 1 / 2400
@@ -24,15 +24,16 @@ class Effort:
     """
 
     seconds: float = 20.0
-    """Time limit; a planner that reaches it returns its best plan so far."""
+    """Time limit; a planner that reaches it returns its best plan so far.  Seconds in which Numba
+    compiles the planner do not count."""
     evaluations: int | None = None
     """Maximum number of plans that a search simulates; None for the planner's default."""
     seed: int = 0
     recompute: bool = True
     """Whether plans may re-compute activations if nothing else fits into memory."""
     report: ProgressCallback | None = None
-    started: float = field(default_factory=monotonic)
-    """Start of the run, in seconds of the monotonic clock."""
+    started: float = field(default_factory=planning_clock)
+    """Start of the run by :func:`planning_clock`."""
 
     @classmethod
     def for_workload(
@@ -51,22 +52,19 @@ class Effort:
         return cls(default if seconds is None else seconds, evaluations, seed, recompute, report)
 
     @property
+    def elapsed_s(self) -> float:
+        """Seconds since the start, without those of compilation."""
+        return planning_clock() - self.started
+
+    @property
     def is_over(self) -> bool:
         """Whether the time limit is reached."""
-        return monotonic() - self.started >= self.seconds
-
-    def require_time(self) -> None:
-        """Raise :class:`BadPlan` if the time limit is reached and there is no plan yet."""
-        if self.is_over:
-            raise BadPlan(
-                f"the time limit of {self.seconds:g} s ended the planner before it had a plan; "
-                "give a larger --seconds, or use --planner data-parallel"
-            )
+        return self.elapsed_s >= self.seconds
 
     @property
     def remaining_s(self) -> float:
         """Seconds until the time limit, at least a millisecond."""
-        return max(1e-3, self.seconds - (monotonic() - self.started))
+        return max(1e-3, self.seconds - self.elapsed_s)
 
     @property
     def recompute_options(self) -> tuple[bool, ...]:

@@ -1,13 +1,14 @@
 """nostall's own planner: the best published plan, then a search over cuts, mapping and order.
 
-Every other planner's plan is a candidate: as it is, in every order, and with a split backward pass.
-The result is therefore never worse, in modelled time, than any of these plans.
+The cheap plans (:mod:`.fastest`) are candidates, and every other planner's plan: as it is, in every
+order, and with a split backward pass.  The result is therefore never worse, in modelled time, than
+any of these plans.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -16,15 +17,15 @@ from nostall.core.measurement import Kind
 from nostall.parallel.errors import BadPlan, Infeasible
 from nostall.parallel.plan import Plan, Stage, Workload
 from nostall.parallel.planners.baselines import (
-    balanced_cuts,
     data_parallel,
     even,
     gpipe,
     pipedream,
-    straight_stages,
 )
+from nostall.parallel.planners.cut_positions import balanced_cuts, straight_stages
 from nostall.parallel.planners.dapple import dapple
 from nostall.parallel.planners.effort import Effort
+from nostall.parallel.planners.fastest import simulated_cheap_plans
 from nostall.parallel.planners.memory_fit import fit_to_memory
 from nostall.parallel.planners.plan_space import ORDERS, PlanSpace
 from nostall.parallel.planners.spp import partitions, spp
@@ -61,13 +62,14 @@ def nostall(workload: Workload, effort: Effort) -> Plan:
 
     Raises :class:`Infeasible` if no planner has a plan that fits into memory.
     """
+    cheap = dict(simulated_cheap_plans(workload, effort.recompute).values())
     plans = list(candidates(workload, effort))
-    if not plans:
+    if not plans and not cheap:
         raise effort.no_plan(
             "no plan fits into memory; use more GPUs, a smaller micro-batch or a smaller "
             "--state-factor"
         )
-    times = _simulate_all(workload, plans, effort)
+    times = _simulate_all(workload, plans, effort, cheap)
     ranked = sorted(times.items(), key=lambda pair: pair[1])
     best, seconds = ranked[0]
     starts = [plan for plan, _ in ranked if not plan.interleaved]
@@ -90,14 +92,16 @@ def nostall(workload: Workload, effort: Effort) -> Plan:
     return best if best.interleaved else _best_first(workload, best, seconds, evaluations, effort)
 
 
-def _simulate_all(workload: Workload, plans: Sequence[Plan], effort: Effort) -> dict[Plan, float]:
-    """Modelled seconds of the plans; at the time limit, only of those simulated so far."""
+def _simulate_all(
+    workload: Workload, plans: Sequence[Plan], effort: Effort, known: Mapping[Plan, float]
+) -> dict[Plan, float]:
+    """Modelled seconds of the plans, at the limit of those simulated so far, and ``known`` ones."""
     times: dict[Plan, float] = {}
     for plan in plans:
-        if times and effort.is_over:
+        if (times or known) and effort.is_over:
             break
         times[plan] = simulated_s(workload, plan)
-    return times
+    return times | {plan: seconds for plan, seconds in known.items() if plan not in times}
 
 
 def _best_first(

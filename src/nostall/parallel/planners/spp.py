@@ -15,7 +15,7 @@ from nostall.parallel.plan import Plan, Stage, Workload
 from nostall.parallel.planners.chain_dp import best_partitions, search_grid
 from nostall.parallel.planners.device_order import device_order
 from nostall.parallel.planners.effort import Effort
-from nostall.parallel.planners.fastest import fastest
+from nostall.parallel.planners.fastest import fastest, fastest_or_cheap
 from nostall.parallel.planners.memory_fit import fit_to_memory
 
 
@@ -31,17 +31,19 @@ def partitions(workload: Workload, effort: Effort) -> tuple[tuple[Stage, ...], .
 def spp(workload: Workload, effort: Effort) -> Plan:
     """The list-scheduled plan with the least simulated time over all numbers of stages.
 
-    Raises :class:`Infeasible` if no plan fits into memory.
+    A cheap plan (:mod:`.fastest`) that is faster is returned instead.  Raises :class:`Infeasible`
+    if no plan fits into memory.
     """
     effort.report_progress(0.1, "spp: partition and mapping")
     candidates = partitions(workload, effort)
+    best = None
     for recompute in effort.recompute_options:
         effort.report_progress(0.5, "spp: list scheduling")
         plans = (Plan(stages, "list", recompute=recompute) for stages in candidates)
         fitting = (fit for plan in plans if (fit := fit_to_memory(workload, plan)) is not None)
-        best = fastest(workload, fitting, effort)
-        if best is not None:
-            return best
+        best = best or fastest(workload, fitting, effort)
+    if (plan := fastest_or_cheap(workload, best, effort)) is not None:
+        return plan
     raise effort.no_plan(
         "no SPP plan fits into memory; use more GPUs, a smaller micro-batch or a smaller "
         "--state-factor"

@@ -9,7 +9,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from nostall.core.files.atomic import write_atomically
+from nostall.core.files.atomic import write_text_atomically
+from nostall.core.validation import load_json
 from nostall.parallel.errors import BadProfile
 from nostall.parallel.profile.layers import Layer, Profile, Tensor
 from nostall.parallel.profile.pipedream import parse_graph
@@ -69,7 +70,7 @@ def load_profile(path: Path) -> Profile:
         batch = _BATCH_IN_FILE_NAME.search(path.name)
         return parse_graph(text, path.stem, int(batch[1]) if batch else None)
     try:
-        record = ProfileRecord.model_validate_json(text)
+        record = load_json(ProfileRecord, text)
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"])) or "the file"
@@ -114,4 +115,4 @@ def to_record(profile: Profile) -> ProfileRecord:
 def save_profile(profile: Profile, path: Path) -> None:
     """Write a profile as JSON; :func:`load_profile` reads an equal profile back."""
     record = to_record(profile).model_dump()
-    write_atomically(path, (json.dumps(record, indent=1) + "\n").encode())
+    write_text_atomically(path, json.dumps(record, indent=1) + "\n")

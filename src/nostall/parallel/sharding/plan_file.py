@@ -109,6 +109,7 @@ def plan_document(
     return {
         "planner": plan.name,
         "predicted_step_s": plan.step_s,
+        "predicted_speedup": plan.one_gpu_s / plan.step_s,
         "kind": "modelled",
         "operators_s": plan.times.operators_s,
         "collectives_s": plan.times.collectives_s,

@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from nostall import __version__
 from nostall.core import Run
-from nostall.core.files.atomic import write_atomically
+from nostall.core.files.atomic import write_text_atomically
 from nostall.core.text.plurals import pluralize
 from nostall.report.fusion.picture import MAX_DRAWN, draw_pass
 from nostall.report.tune.page import REPORT_FILE
@@ -43,7 +43,7 @@ def write_page(path: Path) -> Path:
     document = load_document(path)
     page = render(document, Run.open(path).record.command)
     target = path / REPORT_FILE
-    write_atomically(target, page.encode())
+    write_text_atomically(target, page)
     return target
 
 

@@ -14,7 +14,7 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from nostall.core.errors import BadInput
-from nostall.core.files.atomic import write_atomically
+from nostall.core.files.atomic import write_text_atomically
 from nostall.parallel.evaluation import PlanEvaluation
 from nostall.parallel.simulate.costs import Transfer
 from nostall.report.plan.summary import ranges, sentences, stage_table
@@ -59,8 +59,7 @@ def write_gantt(evaluation: PlanEvaluation, path: Path) -> Path:
         )
     figure = gantt(evaluation)
     text = _page(evaluation, figure) if path.suffix == ".html" else figure
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, text.encode())
+    write_text_atomically(path, text, parents=True)
     return path
 
 

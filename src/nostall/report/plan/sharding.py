@@ -14,6 +14,8 @@ from nostall.parallel.sharding.planners.sharding import ShardingPlan
 from nostall.report.units import Scale, format_bytes
 
 _GIB = 2**30
+_EQUAL = 1 - 1e-9
+"""Speed-ups from here on are at least 1; differences below are rounding."""
 Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
 
 
@@ -93,6 +95,7 @@ def sharding_sentences(plan: ShardingPlan) -> list[str]:
         f"{plan.memory.state / _GIB:.3g} GiB of parameter state, "
         f"{plan.memory.tensors / _GIB:.3g} GiB of other tensors",
     ]
+    lines.append(speedup_sentence(plan.one_gpu_s / plan.step_s))
     if plan.is_proven:
         lines.append(
             "the plan meets its bound: under this model, no plan that treats equal layers equally "
@@ -115,3 +118,9 @@ def sharding_sentences(plan: ShardingPlan) -> list[str]:
             f"replicated: {', '.join(names)}"
         )
     return lines
+
+
+def speedup_sentence(speedup: float) -> str:
+    """A line on the modelled speed-up of a plan over one GPU; it says if that is below 1."""
+    line = f"modelled speed-up {speedup:.4g}x over one GPU"
+    return line if speedup >= _EQUAL else f"{line}: this plan is SLOWER than one GPU"

@@ -11,7 +11,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from nostall import __version__
-from nostall.core.files.atomic import write_atomically
+from nostall.core.files.atomic import write_text_atomically
 from nostall.report.tune.ablation import has_ablation, load_ablation
 from nostall.report.tune.assembler_page import is_assembler_run, render_assembler
 from nostall.report.tune.episodes import count_annealing_trials, draw_returns
@@ -35,7 +35,7 @@ def write_report(path: Path) -> Path:
     """
     page = render_assembler(path) if is_assembler_run(path) else render(load_run(path))
     target = path / REPORT_FILE
-    write_atomically(target, page.encode())
+    write_text_atomically(target, page)
     return target
 
 

@@ -10,7 +10,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from nostall import __version__
-from nostall.core.files.atomic import write_atomically
+from nostall.core.files.atomic import write_text_atomically
 from nostall.core.text.labels import shorten_all
 from nostall.core.text.plurals import pluralize
 from nostall.report.workload.plots import Line, cdf_corners, line_plot, stacked_bars, timeline_plot
@@ -51,7 +51,7 @@ def write_page(
         page = _jobs_page(result)
     else:
         page = _traces_page(result, kinds)
-    write_atomically(path, page.encode())
+    write_text_atomically(path, page)
     return path
 
 

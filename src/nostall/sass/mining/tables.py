@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
+from nostall.core.files.atomic import create_folder, write_text_atomically
 from nostall.sass.mining.store import Checkpoint
 from nostall.sass.mining.tallies import Key, Least, Tallies, Tally, least
 from nostall.sass.program.opcodes import Pipe, lookup
@@ -31,12 +32,13 @@ Rows = dict[str, dict[str, list[int]]]
 
 def write_tables(checkpoint: Checkpoint, out: Path) -> list[Path]:
     """Write the tables of what was mined so far into the folder ``out``."""
-    out.mkdir(parents=True, exist_ok=True)
+    create_folder(out)
     paths: list[Path] = []
     for family, tallies in sorted(_families(checkpoint).items()):
         architectures = [sm for sm, other in FAMILY.items() if other == family]
         path = out / f"sm_{family}.json"
-        path.write_text(_format(_table(family, architectures, tallies, checkpoint)) + "\n")
+        table = _table(family, architectures, tallies, checkpoint)
+        write_text_atomically(path, _format(table) + "\n")
         paths.append(path)
     return paths
 

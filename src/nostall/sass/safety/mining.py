@@ -24,6 +24,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from nostall.core.errors import BadBinary
+from nostall.core.files.atomic import create_folder, write_text_atomically
 from nostall.sass.program import Function, Program
 from nostall.sass.program.opcodes import Pipe, lookup
 from nostall.sass.safety import evidence, pairing
@@ -256,7 +257,7 @@ def main() -> None:
     parser.add_argument("files", nargs="+", type=Path, help="cubins from compilers")
     options = parser.parse_args()
     if options.cache:
-        options.cache.mkdir(parents=True, exist_ok=True)
+        create_folder(options.cache)
     for family, result in sorted(observe_files(options.files, options.cache).items()):
         floors = floor_rows(result.floors)
         exact, sufficient = attested_rows(result.sightings)
@@ -271,7 +272,7 @@ def main() -> None:
             "attested": exact,
             "suffices": sufficient,
         }
-        (options.out / f"sm_{family}.json").write_text(_format_json(table) + "\n")
+        write_text_atomically(options.out / f"sm_{family}.json", _format_json(table) + "\n")
         print(f"sm_{family}: {result.cubins} cubins, {result.instructions} instructions")
 
 

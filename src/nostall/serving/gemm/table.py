@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 import pydantic
 
 from nostall.core.errors import BadInput
-from nostall.core.files.atomic import write_atomically
+from nostall.core.files.atomic import write_text_atomically
 from nostall.serving.gemm.config import GemmConfig, LinearShape
 
 FORMAT: Literal["nostall-gemm-table-1"] = "nostall-gemm-table-1"
@@ -116,7 +116,7 @@ def save_tables(path: Path, tables: list[GemmTable]) -> None:
         for table in tables
     ]
     file = _File(format=FORMAT, gpu=tables[0].gpu, versions=dict(tables[0].versions), layers=layers)
-    write_atomically(path, file.model_dump_json(indent=1, exclude_defaults=True).encode())
+    write_text_atomically(path, file.model_dump_json(indent=1, exclude_defaults=True))
 
 
 def load_tables(path: Path, gpu: str, versions: dict[str, str]) -> dict[LinearShape, GemmTable]:

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from nostall.core.errors import BadRun
 from nostall.core.launch import StrictModel
+from nostall.core.validation import load_json
 from nostall.fusion.graph.operations import Kind
 
 FILE = "fusion.json"
@@ -228,7 +229,7 @@ def load_document(folder: Path) -> Document:
     """Read ``fusion.json`` of a run directory; raises :class:`BadRun` if it cannot be used."""
     path = folder / FILE
     try:
-        return Document.model_validate_json(path.read_text())
+        return load_json(Document, path.read_text())
     except (OSError, UnicodeDecodeError) as error:
         raise BadRun(f"{path} cannot be read: {error}; run `nostall fuse` to create it") from error
     except ValidationError as error:

@@ -16,6 +16,7 @@ from typing import Any
 
 from nostall import __version__
 from nostall.core import Observer, Run
+from nostall.core.validation import dump_json
 from nostall.fusion.captured_regions import captured_regions
 from nostall.fusion.codegen.emit.program import Program
 from nostall.fusion.evaluate import H200
@@ -93,7 +94,7 @@ def run_fuse(
         run.finish("failed", {})
         raise
     document = job.document(request)
-    run.write(FILE, (document.model_dump_json(indent=1) + "\n").encode())
+    run.write(FILE, (dump_json(document) + "\n").encode())
     run.finish("interrupted" if job.interrupted else "done", _summary(document))
     return document
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nostall.core.errors import BadLaunch
-from nostall.core.files.atomic import write_atomically
+from nostall.core.files.atomic import create_folder, write_text_atomically
 from nostall.core.launch import LaunchSpec
 from nostall.core.text.plurals import pluralize
 from nostall.core.text.terminal import escape_controls
@@ -80,7 +80,7 @@ def write_launches(
 
     Existing files are kept: a number makes the name new.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    create_folder(folder)
     written: list[tuple[RecordedLaunch, Path | None, str]] = []
     for recorded in launches:
         try:
@@ -99,7 +99,7 @@ def write_launches(
             if hasattr(argument, "role")
         }
         path = _free_name(folder, recorded.kernel)
-        write_atomically(path, launch_toml(launch, header, comments, ("grid",)).encode())
+        write_text_atomically(path, launch_toml(launch, header, comments, ("grid",)))
         written.append((recorded, path, ""))
     return written
 

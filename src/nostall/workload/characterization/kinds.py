@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nostall.core.errors import BadInput, BadTrace, MissingPart
+from nostall.core.files.destination import is_stream
 from nostall.workload.characterization.unnamed_kernels import (
     UnnamedKernel,
     label_unnamed_kernels,
@@ -153,7 +154,7 @@ def learn(paths: Sequence[Path], kind: str, corpus: Path) -> tuple[int, list[str
         raise BadInput("--learn needs the kind of the traces; give --kind, for example --kind bert")
     documents, reasons = read_trace_documents(paths, kind.strip())
     names = {document.name for document in documents}
-    old = read_documents(corpus) if corpus.exists() else []
+    old = read_documents(corpus) if corpus.exists() and not is_stream(corpus) else []
     together = [document for document in old if document.name not in names] + documents
     write_documents(corpus, together)
     return len(together), reasons

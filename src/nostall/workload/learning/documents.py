@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nostall.core.errors import BadInput
+from nostall.core.files.atomic import create_folder, write_atomically
 
 Floats = NDArray[np.float64]
 FORMAT = "nostall operator documents 1"
@@ -124,8 +125,8 @@ def write_documents(path: Path, documents: Sequence[Document]) -> None:
         ],
     }
     text = json.dumps(body, separators=(",", ":"))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(gzip.compress(text.encode(), mtime=0))
+    create_folder(path.parent)
+    write_atomically(path, gzip.compress(text.encode(), mtime=0))
 
 
 def read_documents(path: Path) -> list[Document]:

@@ -20,6 +20,7 @@ from sklearn.ensemble import ExtraTreesClassifier
 from sklearn.model_selection import GroupKFold
 
 from nostall.core.errors import BadInput
+from nostall.core.files.atomic import write_atomically
 from nostall.workload.learning.calibration import Floats, fit_temperature, softmax
 
 FORMAT = "nostall kernels 1"
@@ -146,7 +147,8 @@ def write_launches(path: Path, launches: Sequence[LabelledLaunch]) -> None:
         for row in launches
     ]
     body = {"format": FORMAT, "kinds": kinds, "models": models, "launches": rows}
-    path.write_bytes(gzip.compress(json.dumps(body, separators=(",", ":")).encode(), mtime=0))
+    text = json.dumps(body, separators=(",", ":"))
+    write_atomically(path, gzip.compress(text.encode(), mtime=0))
 
 
 def read_launches(path: Path) -> list[LabelledLaunch]:

@@ -15,8 +15,7 @@ from nostall.parallel.errors import BadPlan, BadProfile, Infeasible
 from nostall.parallel.evaluation import evaluate_plan
 from nostall.parallel.plan import Plan, Stage, Workload
 from nostall.parallel.planners import PLANNERS, Effort, closed_form, make_plan
-from nostall.parallel.planners.baselines import balanced_cuts
-from nostall.parallel.planners.cut_positions import candidate_cuts
+from nostall.parallel.planners.cut_positions import balanced_cuts, candidate_cuts
 from nostall.parallel.planners.device_order import device_order
 from nostall.parallel.planners.exhaustive import count_mappings, mappings
 from nostall.parallel.planners.placement import place
@@ -207,13 +206,10 @@ def test_planners_keep_their_time_limit_with_many_micro_batches(planner: str) ->
 
 
 def test_the_time_limit_holds_for_a_cluster_of_many_gpus() -> None:
-    """A planner has a plan at its limit, or says that it has none; most of its work is left out."""
+    """A planner has a plan at its limit, at worst a cheap one; most of its work is left out."""
     work = Workload(profile(6), servers(100, 8, inside=100, between=10), 1000)
-    for planner in ("nostall", "dapple"):
+    for planner in ("nostall", "dapple", "spp", "pipedream"):
         assert make_plan(work, planner, Effort(seconds=0.0)).stages
-    for planner in ("spp", "pipedream"):
-        with pytest.raises(BadPlan, match="the time limit of 0 s ended the planner before it had"):
-            make_plan(work, planner, Effort(seconds=0.0))
     assert len(work._routes) < 10_000  # all of them are 80,000
 
 

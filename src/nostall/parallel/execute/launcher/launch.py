@@ -17,7 +17,7 @@ from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from nostall.core.errors import NostallError
-from nostall.core.files.atomic import write_atomically
+from nostall.core.files.atomic import create_folder, write_text_atomically
 from nostall.parallel.errors import BadPlan, RunFailed
 from nostall.parallel.execute.launcher import loopback
 from nostall.parallel.execute.launcher.failures import RankExit, RankFailure, root_cause
@@ -54,11 +54,11 @@ def launch_ranks(
         raise BadPlan(
             f"{gpus} GPUs on {nodes.count} nodes; the number of GPUs must be a multiple of --nodes"
         )
-    folder.mkdir(parents=True, exist_ok=True)
+    create_folder(folder)
     for old in (result_file(folder), *(error_file(folder, rank) for rank in range(gpus))):
         old.unlink(missing_ok=True)
     config_path = folder / "run_config.json"
-    write_atomically(config_path, (json.dumps(asdict(config)) + "\n").encode())
+    write_text_atomically(config_path, json.dumps(asdict(config)) + "\n")
     launch_config = LaunchConfig(
         min_nodes=nodes.count,
         max_nodes=nodes.count,

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from nostall.core.errors import NostallError
-from nostall.core.files.atomic import write_atomically
+from nostall.core.files.atomic import write_text_atomically
 from nostall.parallel.errors import BadPlan
 from nostall.parallel.execute.launcher.failures import RankFailure, classify_error
 from nostall.parallel.execute.launcher.loopback import use_loopback_interface
@@ -126,7 +126,7 @@ def _local_device(config: RunConfig) -> torch.device:
 
 
 def _write(path: Path, record: dict[str, Any]) -> None:
-    write_atomically(path, (json.dumps(record) + "\n").encode())
+    write_text_atomically(path, json.dumps(record) + "\n")
 
 
 def _exit_without_finalizing() -> NoReturn:

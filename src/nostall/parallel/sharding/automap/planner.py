@@ -8,7 +8,7 @@ third explorer is :mod:`.pipeline`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from nostall.parallel.errors import Infeasible
@@ -116,11 +116,12 @@ def _play(game: PartitionGame, explorer: Explorer, seed: int, is_over: Callable[
 
 
 def plan_automap(
-    prices: Prices, options: Options, seed: int = 0
+    prices: Prices, options: Options, seed: int = 0, cheap: Sequence[ShardingPlan] = ()
 ) -> tuple[ShardingPlan, list[ShardingPlan]]:
-    """The faster plan of the two explorers that fits into memory, and both explorers' plans.
+    """The fastest plan of the two explorers that fits into memory, and both explorers' plans.
 
-    Raises :class:`Infeasible` if no plan fits.
+    A faster one of ``cheap``, plans that are known, is returned instead.  Raises
+    :class:`Infeasible` if no plan fits.
     """
     plans = []
     for number, explorer in enumerate(EXPLORERS):
@@ -132,10 +133,10 @@ def plan_automap(
         plan = plan_by_rule(prices, _rule(exploration), options)
         plans += [plan] if plan is not None else []
     plans.sort(key=lambda plan: plan.step_s)
-    fitting = [plan for plan in plans if plan.fits(options.memory)]
+    fitting = [plan for plan in (*plans, *cheap) if plan.fits(options.memory)]
     if not fitting:
         raise no_plan_fits(plans, options)
-    return fitting[0].renamed("automap"), plans
+    return min(fitting, key=lambda plan: plan.step_s).renamed("automap"), plans
 
 
 def _rule(exploration: Exploration) -> Rule:

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from time import monotonic
 
 import numpy as np
 import torch
 
+from nostall.core.compile_clock import planning_clock
 from nostall.core.text.plurals import pluralize
 from nostall.parallel.cluster import Cluster
 from nostall.parallel.errors import BadModel, Infeasible
@@ -60,7 +60,7 @@ class HybridEffort:
     units: int = MAX_UNITS
     """Most pieces of the model that stages consist of."""
     until: float = float("inf")
-    """Time of the monotonic clock at which no further stage is priced."""
+    """Time of :func:`planning_clock` at which no further stage is priced."""
     ends: Sequence[int] = ()
     """Layers at which stages may end, 0 first; chosen by ``units`` if empty."""
 
@@ -114,7 +114,7 @@ class _Table:
         try:
             key = self._key(first, end, devices)
             if key not in self.shardings:
-                if monotonic() > self.until:
+                if planning_clock() > self.until and self.shardings:  # the first one is needed
                     self.is_complete = False
                     return None
                 self.shardings[key] = self._plan(first, end, devices)
@@ -164,7 +164,7 @@ class _Table:
                 f"{kept / 2**30:.3g} GiB and a GPU has {min(part.memory) / 2**30:.3g} GiB; use a "
                 "smaller --global-batch"
             )
-        seconds = max(1.0, min(ENTRY_SECONDS, self.until - monotonic()))
+        seconds = max(1.0, min(ENTRY_SECONDS, self.until - planning_clock()))
         if captured.devices > 1:
             plan = plan_sharding(prices, Options(limit, self.state_factor, seconds))[0]
         else:

@@ -64,13 +64,16 @@ def cost_table(
 ) -> dict[Key, float]:
     """The table of all stages on 1, 2, 4, ... GPUs; ``price`` is None for what is impossible.
 
-    All layers take all GPUs, and fewer layers take fewer GPUs.
+    All layers take all GPUs, and fewer layers take fewer GPUs.  The first entry is that of all
+    layers, so that a search which its limit ends has a plan.
     """
     table = {}
-    for first, end in combinations(range(layers + 1), 2):
-        is_whole = (first, end) == (0, layers)
+    whole = (0, layers)
+    parts = [part for part in combinations(range(layers + 1), 2) if part != whole]
+    for first, end in (whole, *parts):
         for size in stage_sizes(devices):
-            seconds = price(first, end, size) if (size == devices) == is_whole else None
+            is_priced = (size == devices) == ((first, end) == whole)
+            seconds = price(first, end, size) if is_priced else None
             if seconds is not None:
                 table[first, end, size] = seconds
     return table

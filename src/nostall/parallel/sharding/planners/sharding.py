@@ -1,21 +1,21 @@
 """The planner ``sharding``: exact on one mesh dimension at a time, and never worse than a rule.
 
 On two mesh dimensions, it solves one dimension with the other fixed and repeats this until the
-modelled time stays the same.  It starts from the plan of each rule, so its plan is never worse than
-any of them under the same cost model.
+modelled time stays the same.  It starts from the plan of each rule and from that of one GPU, so its
+plan is never worse than any of them under the same cost model, also if its limit ends it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from time import monotonic
 
+from nostall.core.compile_clock import planning_clock
 from nostall.parallel.errors import Infeasible
 from nostall.parallel.sharding.cost.memory import ADAM_STATE_FACTOR, MemoryUse, memory_use
 from nostall.parallel.sharding.cost.prices import Prices, StepCost, step_cost
 from nostall.parallel.sharding.cost.timeline import Timeline, timeline
-from nostall.parallel.sharding.graph import Assignment, ShardingGraph
+from nostall.parallel.sharding.graph import Assignment, ShardingGraph, replicated
 from nostall.parallel.sharding.planners.integer_program import OutOfTime, Problem, Solution, solve
 from nostall.parallel.sharding.planners.rules import RULES, Rule, allowed_strategies
 from nostall.parallel.sharding.planners.tied import tie
@@ -49,12 +49,13 @@ class Options:
     seconds: float = DEFAULT_SECONDS
     """Time limit."""
     report: Callable[[float, str], None] | None = None
-    started: float = field(default_factory=monotonic)
+    started: float = field(default_factory=planning_clock)
+    """Start of the run by :func:`planning_clock`."""
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since the start."""
-        return monotonic() - self.started
+        """Seconds since the start, without those of compilation."""
+        return planning_clock() - self.started
 
     @property
     def remaining_s(self) -> float:
@@ -92,6 +93,11 @@ class ShardingPlan:
     def step_s(self) -> float:
         """Modelled seconds of a step, with overlap."""
         return self.times.step_s
+
+    @property
+    def one_gpu_s(self) -> float:
+        """Modelled seconds of a step on one GPU, whether or not it fits into its memory."""
+        return timeline(self.prices, replicated(self.prices.graph)).step_s
 
     @property
     def is_proven(self) -> bool:
@@ -134,7 +140,8 @@ def plan_sharding(prices: Prices, options: Options) -> tuple[ShardingPlan, list[
         if (improved := _within_memory(prices, start, options, exposed)) is not None:
             found.append(improved)
     bound_s = max((plan.bound_s for plan in found), default=0.0)
-    found += [plan for plan in rules if plan.fits(options.memory)]
+    one_gpu = priced_plan("one GPU", prices, replicated(prices.graph), options.state_factor)
+    found += [plan for plan in (*rules, one_gpu) if plan.fits(options.memory)]
     if not found:
         raise no_plan_fits(rules, options)
     best = min(found, key=lambda plan: plan.step_s)

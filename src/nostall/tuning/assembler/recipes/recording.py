@@ -18,6 +18,7 @@ from nostall.core import BadInput, Comparison, LaunchSpec, Run
 from nostall.core.errors import BadRun
 from nostall.core.files.atomic import write_atomically
 from nostall.core.launch import StrictModel
+from nostall.core.validation import dump_json, load_json
 from nostall.store.provenance import Sha256
 from nostall.tuning.assembler.candidate_log import CANDIDATES_FILE, read_candidates
 from nostall.tuning.assembler.recipes.recipe import PTX_FILE, RECIPE_FILE, Recipe, hash_text
@@ -143,7 +144,7 @@ class Recording(StrictModel):
     def read(cls, path: Path) -> Recording:
         """Read a recording file.  Raises :class:`BadInput`, which names the field, if invalid."""
         try:
-            return cls.model_validate_json(path.read_bytes())
+            return load_json(cls, path.read_bytes())
         except OSError as error:
             raise BadInput(f"cannot read recording {path}: {error.strerror}") from error
         except ValidationError as error:
@@ -156,7 +157,7 @@ class Recording(StrictModel):
 
     def write(self, path: Path) -> None:
         """Write the file.  Raises :class:`BadRun` if that is not possible."""
-        write_atomically(path, (self.model_dump_json(indent=1) + "\n").encode())
+        write_atomically(path, (dump_json(self) + "\n").encode())
 
 
 def hash_source(source: Source) -> str:
