@@ -1,7 +1,7 @@
 """Catalogue of the corpus: paths of its cubins, and building those that are out of date.
 
 Tests call ``corpus()``, which builds missing cubins and returns all paths.  The environment
-variable ``NOSTALL_CORPUS_SLICE=N`` selects every N-th cubin only, for quick runs.
+variable ``NOSTALL_CORPUS_SLICE=N`` selects every N-th cubin and ``IN_EVERY_SLICE``, for quick runs.
 """
 
 from __future__ import annotations
@@ -31,6 +31,14 @@ NVCC = Path(__file__).parent / "nvcc"
 """Folder of the committed cubins that nvcc compiled."""
 EXAMPLES_NVCC = ROOT / "examples" / "nvcc"
 SLICE_VARIABLE = "NOSTALL_CORPUS_SLICE"
+IN_EVERY_SLICE = (
+    "batched_gemm-wgmma.sm_90",
+    "flash_attention-short.sm_86",
+    "softmax.sm_90",
+    "vector_add.sm_90",
+)
+"""Cubins of the installed Triton without which the tests of moves, or those of some kinds of
+violations, would have no kernel in a slice."""
 
 
 def slice_step() -> int:
@@ -45,7 +53,10 @@ def slice_step() -> int:
 
 
 def triton_entries(version: str, step: int = 1) -> list[tuple[Entry, int, str]]:
-    """(entry, compute capability, file name) of every ``step``-th cubin of a Triton version."""
+    """(entry, compute capability, file name) of every ``step``-th cubin of a Triton version.
+
+    Those of ``IN_EVERY_SLICE`` are added, except for the oldest supported version.
+    """
     series = ".".join(version.split(".")[:2])
     entries = [
         (entry, capability, entry.name(capability))
@@ -53,7 +64,8 @@ def triton_entries(version: str, step: int = 1) -> list[tuple[Entry, int, str]]:
         for capability in entry.capabilities
         if (series, entry.name(capability)) not in SKIPPED
     ]
-    return entries[::step]
+    added = IN_EVERY_SLICE if version != OLD_TRITON_VERSION else ()
+    return [item for number, item in enumerate(entries) if number % step == 0 or item[2] in added]
 
 
 @lru_cache

@@ -68,3 +68,12 @@ def test_a_slice_is_every_nth_cubin(monkeypatch: pytest.MonkeyPatch) -> None:
     part = catalogue.triton_entries(version, 7)
     assert len(part) == -(-len(entries) // 7)
     assert {item[2] for item in part} <= {item[2] for item in entries}
+
+
+def test_cubins_of_every_slice_exist() -> None:
+    installed = catalogue.versions()[1]
+    part = {item[2] for item in catalogue.triton_entries(installed, 10_000)}
+    assert part >= set(catalogue.IN_EVERY_SLICE)
+    assert len(part) <= len(catalogue.IN_EVERY_SLICE) + 1
+    built = {path.stem for path in catalogue.triton_corpus()}
+    assert built >= set(catalogue.IN_EVERY_SLICE)

@@ -25,14 +25,14 @@ TRITON = (
     "matmul_fp8.sm_120",
     "matmul-int8small.sm_80",
     "matmul-single.sm_90",
-    "batched_gemm-wgmma.sm_90",
     "gemm_leakyrelu.sm_86",
-    "flash_attention-short.sm_86",
     "descriptor_matmul.sm_100",
     "layernorm.sm_80",
     "transpose-half.sm_100",
 )
 NVCC = ("atomics.sm_90", "memory.sm_120", "memory.sm_80", "hopper.sm_90a")
+LARGE_TRITON = ("batched_gemm-wgmma.sm_90", "flash_attention-short.sm_86")
+"""Large kernels with rare constructs.  They come last, for kinds that have no place elsewhere."""
 SPECIAL = (
     "memory_order.sm_80",
     "memory_order.sm_90",
@@ -51,11 +51,12 @@ SPECIAL = (
 
 
 def cubin_paths() -> list[Path]:
-    """The cubins that exist: all of ``TRITON`` and ``NVCC`` unless the corpus is sliced."""
+    """The cubins that exist: all of ``TRITON`` and the others unless the corpus is sliced."""
     catalogue.corpus()
     folder = catalogue.folder(catalogue.versions()[1])
     paths = [folder / f"{name}.cubin" for name in TRITON]
     paths += [catalogue.NVCC / f"{name}.cubin" for name in NVCC]
+    paths += [folder / f"{name}.cubin" for name in LARGE_TRITON]
     return [path for path in paths if path.is_file()]
 
 

@@ -90,12 +90,19 @@ class PartResults:
     unreadable: bool
     structure: bool
     hazards: tuple[Finding, ...]
+    """Of the hazard validator, without the check of the order."""
+    order: tuple[Finding, ...]
     symbolic: tuple[Finding, ...]
 
     @property
     def rejected(self) -> bool:
         """Whether the parser or any part of the verifier rejects the mutant."""
-        return bool(self.unreadable or self.structure or self.hazards or self.symbolic)
+        return bool(not self.judged or self.hazards or self.order or self.symbolic)
+
+    @property
+    def judged(self) -> bool:
+        """Whether parser and structure check accept the mutant, so that the halves judge it."""
+        return not (self.unreadable or self.structure)
 
 
 def parse_known_words(program: Program, data: bytes) -> Program:
@@ -129,12 +136,16 @@ def check_by_part(mutant: Mutant, *, disassemble: bool) -> PartResults:
         else:
             changed = parse_known_words(mutant.program, mutant.data)
     except BadBinary:
-        return PartResults(True, False, (), ())
+        return PartResults(True, False, (), (), ())
     try:
         after = align(mutant.program, changed).function(mutant.function.name)
     except Mismatch:
-        return PartResults(False, True, (), ())
+        return PartResults(False, True, (), (), ())
     before, sm = mutant.function, mutant.program.sm
-    hazards = [*HazardValidator(sm).compare(before, after), *order_findings(before, after)]
-    symbolic = SymbolicValidator(sm).compare(before, after)
-    return PartResults(False, False, tuple(hazards), tuple(symbolic))
+    return PartResults(
+        unreadable=False,
+        structure=False,
+        hazards=tuple(HazardValidator(sm).compare(before, after)),
+        order=tuple(order_findings(before, after)),
+        symbolic=tuple(SymbolicValidator(sm).compare(before, after)),
+    )

@@ -33,7 +33,7 @@ def measure(kind: str, count: int, per_function: int) -> Row:
         row["refused"] += result.rejected
         row["unreadable"] += result.unreadable
         row["structure"] += result.structure
-        row["hazards"] += bool(result.hazards)
+        row["hazards"] += bool(result.hazards or result.order)
         row["symbolic"] += bool(result.symbolic)
         if not result.rejected:
             row["accepted"].append(str(mutant))

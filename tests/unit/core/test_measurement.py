@@ -55,6 +55,50 @@ def test_equal_samples_compare_as_same(samples):
     assert null.ratio == 1.0
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "null_low", "null_high", "verdict"),
+    [
+        (1.02, 1.2, 0.99, 1.01, "faster"),
+        (1.01, 1.2, 0.99, 1.01, "same"),  # touches the null
+        (1.005, 1.2, 0.9, 0.95, "faster"),
+        (1.0, 1.2, 0.9, 0.95, "same"),  # touches 1
+        (0.97, 1.2, 0.9, 0.95, "same"),  # above the null, and not above 1
+        (0.5, 0.98, 0.99, 1.01, "slower"),
+        (0.5, 0.99, 0.99, 1.01, "same"),
+        (0.5, 1.0, 1.05, 1.1, "same"),
+        (0.5, 0.999, 1.05, 1.1, "slower"),
+        (0.5, 1.5, 1.0, 1.0, "same"),
+    ],
+)
+def test_the_verdict_needs_the_whole_interval_beyond_1_and_beyond_the_null(
+    low: float, high: float, null_low: float, null_high: float, verdict: str
+) -> None:
+    compared = Comparison((low + high) / 2, low, high, null_low, null_high, "measured")
+    assert compared.verdict == verdict
+
+
+def test_the_interval_holds_95_percent_of_the_resampled_medians() -> None:
+    """With one of two ratios for each sample, a median is one of them, or their mean."""
+    original = [1.0] * 20 + [3.0] * 20
+    compared = Comparison.from_samples(original, [1.0] * 40, kind="measured")
+    assert (compared.low, compared.high) == (1.0, 3.0)
+    # The median of 9 samples, of which 1 is large, is large in 0.1 % of the resamples.
+    one = Comparison.from_samples([1.0] * 8 + [3.0], [1.0] * 9, kind="measured")
+    assert (one.ratio, one.low, one.high) == (1.0, 1.0, 1.0)
+    # With 3 of 9 large, it is large in about 14 %, and one of the two ends is.
+    three = Comparison.from_samples([1.0] * 6 + [3.0] * 3, [1.0] * 9, kind="measured")
+    assert (three.ratio, three.low, three.high) == (1.0, 1.0, 3.0)
+
+
+def test_the_null_compares_the_original_with_itself() -> None:
+    compared = Comparison.from_samples([2.0] * 5, [1.0] * 5, [1.6] * 5, kind="measured")
+    assert (compared.ratio, compared.low, compared.high) == (2.0, 2.0, 2.0)
+    assert (compared.null_low, compared.null_high) == (1.25, 1.25)
+    assert compared.verdict == "faster"
+    alone = Comparison.from_samples([2.0], [1.0], kind="modelled")
+    assert (alone.null_low, alone.null_high, alone.kind) == (1.0, 1.0, "modelled")
+
+
 def test_a_gain_within_the_null_interval_is_same():
     # The original against itself shows +5 %, so +3 % proves nothing.
     original = [1.03] * 20

@@ -12,7 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from nostall.core import ContractBroken
-from nostall.store import BadStore, Row, Store, Verification
+from nostall.store import BadStore, ComparisonRecord, Provenance, Row, Store, Verification
 from nostall.store.artefacts import content_hash
 from nostall.store.store import Contents
 from tests.unit.store.records import GPU, ORIGINAL, keep, modelled, provenance
@@ -146,6 +146,40 @@ def test_the_record_with_the_largest_lower_bound_is_used(store: Store) -> None:
     assert lookup(store) == b"three"
 
 
+def _interval(ratio: float, low: float, high: float) -> ComparisonRecord:
+    return ComparisonRecord(
+        ratio=ratio,
+        low=low,
+        high=high,
+        null_low=0.999,
+        null_high=1.001,
+        triples=200,
+        verdict="faster",
+    )
+
+
+def test_the_lower_bound_counts_and_not_the_ratio_or_the_date(store: Store) -> None:
+    """A noisy measurement has a large ratio, and its lower bound is small."""
+    noisy, sure = _interval(2.0, 1.01, 3.0), _interval(1.3, 1.2, 1.4)
+    keep(store, b"sure", comparison=sure, ratio=1.3, created="2026-11-21T00:00:00+00:00")
+    keep(store, b"noisy", comparison=noisy, ratio=2.0, created="2026-11-22T00:00:00+00:00")
+    assert lookup(store) == b"sure"
+    assert [row.low for row in store.index.find_original(content_hash(ORIGINAL))] == [1.2, 1.01]
+
+
+def test_of_equal_lower_bounds_the_newest_record_counts(store: Store) -> None:
+    for day in (21, 23, 22):
+        keep(store, f"day {day}".encode(), created=f"2026-11-{day}T00:00:00+00:00")
+    assert lookup(store) == b"day 23"
+
+
+def test_a_measured_record_comes_before_a_modelled_one_with_a_larger_ratio(store: Store) -> None:
+    store.record(ORIGINAL, b"thought", modelled(ORIGINAL, b"thought"))
+    keep(store, b"known", low=1.01)
+    ranked = [(row.kind, row.low) for row in store.index.find_original(content_hash(ORIGINAL))]
+    assert ranked == [("measured", 1.01), ("modelled", 1.5)]
+
+
 def test_records_for_dependent_launches_are_used_only_where_these_can_be_made(
     store: Store,
 ) -> None:
@@ -183,6 +217,23 @@ def test_modelled_records_are_used_only_if_allowed(store: Store) -> None:
 def test_an_incomplete_provenance_is_rejected(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         provenance(ORIGINAL, b"better", **changes)
+
+
+@pytest.mark.parametrize("verdict", ["same", "slower"])
+def test_only_a_faster_cubin_is_recorded(verdict: str) -> None:
+    comparison = _interval(1.3, 1.2, 1.4).model_copy(update={"verdict": verdict})
+    with pytest.raises(ValidationError, match=f"the comparison says '{verdict}', not 'faster'"):
+        provenance(ORIGINAL, b"better", comparison=comparison)
+    forged = (
+        provenance(ORIGINAL, b"better").to_bytes().replace(b'"faster"', f'"{verdict}"'.encode())
+    )
+    with pytest.raises(BadStore, match="not 'faster'"):
+        Provenance.from_bytes(forged, "forged")
+
+
+def test_an_original_is_no_optimised_cubin_of_itself() -> None:
+    with pytest.raises(ValidationError, match="the same file"):
+        provenance(ORIGINAL, ORIGINAL)
 
 
 def test_a_provenance_must_name_the_recorded_cubins(store: Store) -> None:

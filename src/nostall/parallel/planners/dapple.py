@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -44,7 +45,7 @@ BEAM_WIDTH = 64
 """States with the least latency that are extended at each cut on the larger clusters."""
 MAX_STAGES = 24
 FINALISTS = 40
-"""Plans of each search with the least closed-form latency that are simulated."""
+"""Plans of each search that are simulated: those that fit, with the least closed-form latency."""
 ALL_SIZES = 16
 """Clusters of up to this many GPUs try every number of GPUs for a stage; larger ones try powers of
 two and whole servers."""
@@ -160,11 +161,23 @@ def _best_plan(workload: Workload, effort: Effort, recompute: bool) -> Plan | No
         ranked = sorted(_complete_plans(search), key=lambda pair: pair[0])
         if sizes == "one":
             ranked = [pair for pair in ranked if len(pair[1]) == len(gpus)]
-        for _, stages in ranked[:FINALISTS]:
-            plan = fit_to_memory(workload, Plan(stages, "pb", recompute=recompute))
-            if plan is not None:
-                plans.append(plan)
+        plans += islice(_fitting(workload, recompute, ranked, effort), FINALISTS)
     return fastest(workload, plans, effort)
+
+
+def _fitting(
+    workload: Workload,
+    recompute: bool,
+    ranked: Sequence[tuple[float, tuple[Stage, ...]]],
+    effort: Effort,
+) -> Iterator[Plan]:
+    """The ranked plans that fit into memory, of which the search checks all stages but the last."""
+    for number, (_, stages) in enumerate(ranked):
+        if number >= FINALISTS and effort.is_over:
+            return
+        plan = fit_to_memory(workload, Plan(stages, "pb", recompute=recompute))
+        if plan is not None:
+            yield plan
 
 
 def _searches(workload: Workload) -> list[tuple[int, _GroupSizes]]:

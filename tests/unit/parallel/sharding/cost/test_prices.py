@@ -89,6 +89,39 @@ def test_a_sharded_parameter_is_gathered_and_its_gradient_scattered() -> None:
     assert cost.collectives_s == pytest.approx((400 / 2 + 400 / 2 + 4) / 1e9 + 2 * 4 / 1e6)
 
 
+@pytest.mark.parametrize(
+    ("source", "target", "kind", "sent", "copied"),
+    [
+        # Bytes of a local tensor of 100 x 50 elements: 20,000 replicated, 10,000 sharded.  Parts
+        # along the first dimension are contiguous, and others are copied: read and written.
+        ("S0", "S1", "all-to-all", 10_000, 2 * 10_000),
+        ("S1", "S0", "all-to-all", 10_000, 2 * 10_000),
+        ("S0", "R", "all-gather", 20_000, 0),
+        ("S1", "R", "all-gather", 20_000, 2 * 20_000),
+        ("P", "S0", "reduce-scatter", 20_000, 0),
+        ("P", "S1", "reduce-scatter", 20_000, 2 * 20_000),
+        ("P", "R", "all-reduce", 2 * 20_000, 2 * 20_000),
+    ],
+)
+def test_seconds_of_each_redistribution(
+    source: str, target: str, kind: str, sent: float, copied: float
+) -> None:
+    """On two GPUs at 1 GB/s, half of the larger local tensor is sent (of an all-reduce: twice)."""
+    steps = _prices().redistribution(_f32(100, 50), (source,), (target,))
+    assert steps is not None
+    (priced,) = steps
+    assert priced.step.kind == kind
+    assert priced.seconds == pytest.approx(sent / 2 / 1e9 + copied / 1e6)
+
+
+def test_an_all_to_all_between_two_inner_dimensions_copies_both_sides() -> None:
+    steps = _prices().redistribution(_f32(10, 10, 50), ("S1",), ("S2",))
+    assert steps is not None
+    (priced,) = steps
+    assert priced.step.kind == "all-to-all"
+    assert priced.seconds == pytest.approx(10_000 / 2 / 1e9 + 4 * 10_000 / 1e6)
+
+
 def test_an_assignment_with_an_impossible_redistribution_has_no_cost() -> None:
     assert step_cost(_prices(), ((0, 1, 1, 1, 0, 0),)) is not None
     graph = _linear((Strategy(("P",), ("P",)),))  # nothing sharded becomes partial
