@@ -64,7 +64,9 @@ def test_a_printed_table_has_numbers_below_each_other(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "60")
-    show_table("Times of [b]stages[/b]", ("stage", "ms"), [("first", "4.2"), ("second", "1,012.545")])
+    show_table(
+        "Times of [b]stages[/b]", ("stage", "ms"), [("first", "4.2"), ("second", "1,012.545")]
+    )
     assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == [
         "Times of [b]stages[/b]",
         "stage          ms",
