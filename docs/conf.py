@@ -38,8 +38,8 @@ copybutton_prompt_text = "$ "
 
 # Optional packages are not needed to read docstrings.
 autodoc_mock_imports = [
-    "cuda", "cupy", "dask", "distributed", "gymnasium", "ortools", "pyarrow", "safetensors",
-    "sb3_contrib", "stable_baselines3", "tensorboard", "torch", "triton",
+    "cuda", "cupy", "dask", "distributed", "functorch", "gymnasium", "ortools", "pyarrow",
+    "safetensors", "sb3_contrib", "stable_baselines3", "tensorboard", "torch", "triton", "vllm",
 ]  # fmt: skip
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"

@@ -1,11 +1,13 @@
-"""Run the commands of a tutorial page in order, in a folder of their own.
+"""Run the commands of a page in order, in a folder of their own, and compare what they print.
+
+All commands of a tutorial run. Of README and other pages those run whose output is quoted.
 
 Code blocks of a page mean:
 
 - ``{code-block} console``: lines that begin with ``$ `` are commands; the other lines are output.
-  Each output line must occur in the command's output. Numbers may differ, and ``...`` stands for
-  any text of a line, or as a line of its own for any lines.
-- ``:class: exact``: the numbers of the output must be equal, too.
+  Each output line must occur in the command's output, and ``...`` stands for any text of a line, or
+  as a line of its own for any lines. A plain ``console`` block means the same.
+- ``:class: varying``: numbers may differ, because the command measures the machine it runs on.
 - any block with ``:caption: NAME``: its text is written to the file NAME.
 - ``:class: gpu``: the command needs a GPU. The test runs ``nostall tune`` and ``nostall bench``
   on a recorded device (:mod:`tests.docs.replayed`), and compares the recorded output of all GPU
@@ -34,8 +36,8 @@ ROOT = Path(__file__).resolve().parents[2]
 REPLAYED = ("nostall tune", "nostall bench")
 """Beginnings of commands that measure only through :class:`nostall.gpu.LocalGpu`."""
 _FENCE = re.compile(r"^(`{3,})(.*)$")
-_OPTION = re.compile(r"^:([a-z-]+): *(.*)$")
 _NUMBER = re.compile(r"\d[\d,.]*(e[+-]?\d+)?")
+_OPTION = re.compile(r"^:([a-z-]+): *(.*)$")
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,8 @@ class Block:
         return "gpu" in self.options.get("class", "").split()
 
     @property
-    def exact(self) -> bool:
-        return "exact" in self.options.get("class", "").split()
+    def varying(self) -> bool:
+        return "varying" in self.options.get("class", "").split()
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,8 @@ class Command:
     line: str
     output: tuple[str, ...]
     needs_gpu: bool
-    exact: bool = False
-    """Whether the numbers of the output must be equal, too."""
+    varying: bool = False
+    """Whether the numbers of the output may differ."""
 
     @property
     def is_replayed(self) -> bool:
@@ -112,6 +114,7 @@ def blocks(text: str) -> Iterator[Block]:
 
 
 def read(page: Path) -> Tutorial:
+    """The steps of a tutorial."""
     tutorial = Tutorial(page.stem)
     for block in blocks(page.read_text("utf-8")):
         if "caption" in block.options:
@@ -121,6 +124,13 @@ def read(page: Path) -> Tutorial:
     return tutorial
 
 
+def read_quotations(page: Path) -> Tutorial:
+    """The commands of another page whose output it quotes; the other commands are not run."""
+    steps = read(page).steps
+    quoted = [step for step in steps if isinstance(step, Command) and step.output]
+    return Tutorial(page.stem, list(quoted))
+
+
 def _commands(block: Block) -> Iterator[Command]:
     line, output = "", list[str]()
     for text in (*block.lines, "$ "):
@@ -128,7 +138,7 @@ def _commands(block: Block) -> Iterator[Command]:
             output.append(text)
             continue
         if line:
-            yield Command(line, tuple(output), block.needs_gpu, block.exact)
+            yield Command(line, tuple(output), block.needs_gpu, block.varying)
         line, output = text.removeprefix("$ "), []
 
 
@@ -189,7 +199,7 @@ def execute(
         "PYTHONPATH": paths,
         "PYTHONDONTWRITEBYTECODE": "1",
         "NOSTALL_HOME": str(folder / "store"),
-        "COLUMNS": "100",
+        "COLUMNS": "88",
         "OMP_NUM_THREADS": "1",
     }
     done = subprocess.CompletedProcess[str]([], 0, "", "")
@@ -226,7 +236,7 @@ def _run(
 
 def missing_lines(command: Command, output: str) -> list[str]:
     """The output lines of the page that ``output`` lacks."""
-    shape = _single_blanks if command.exact else _shape
+    shape = _shape if command.varying else _single_blanks
     printed = [shape(text) for text in output.splitlines()]
 
     def is_printed(line: str) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 from benchmarks.harness.markdown import PAGES, link, page, table, wrapped
 from benchmarks.harness.result_file import load, results
 from nostall.core.files.atomic import write_atomically
+from nostall.sass.model.agreement import RANKING_WORTH
 
 PAGE = PAGES / "sass-modelled.md"
 FOLDER = results("sass")
@@ -38,7 +39,7 @@ def _strategies() -> str:
         "*Modelled* time of the original divided by that of the best schedule, mean over the "
         f"seeds with its standard error, sm_90, {max(evaluations):,} evaluations (`python -m "
         f"benchmarks run sass.strategies_on_model`, {link(FOLDER / 'strategies_on_model.json')}). "
-        "The SM model ranks schedules only roughly: these figures compare strategies, they are "
+        f"The SM model {RANKING_WORTH}: these figures compare strategies, they are "
         "not speed-ups. `sip` restarts when its one published run ends, which can only help it. "
         "It accepts moves by TFLOPS, so it has no value for a kernel without floating-point work."
     )

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from nostall.cli.terminal.console import out
+from nostall.core import Run
 from nostall.report import write_report
 from nostall.report.fusion import is_fusion, write_page
 
@@ -23,4 +24,6 @@ def report(run: RunArgument) -> None:
     search, the stalls, and both schedules side by side; for `nostall fuse` the fused kernels.
     """
     page = write_page(run) if is_fusion(run) else write_report(run)
+    for remark in Run.open(run).trial_log().remarks:
+        out.print(f"note:   {remark}")
     out.print(f"report: {page}")

@@ -17,6 +17,7 @@ from nostall.tuning.records.run_summary import (
     RunSummary,
     differences,
     find_runs,
+    rank,
     summarize,
 )
 
@@ -95,10 +96,10 @@ def show(run: RunArgument, format: FormatOption = Format.TABLE) -> None:
 
 @app.command("compare")
 def compare(runs: RunsArgument, format: FormatOption = Format.TABLE) -> None:
-    """Compare runs: their settings, gains and times, the largest gain first."""
+    """Compare runs: their settings, gains and times; measured gains first, the largest first."""
     if len(runs) < 2:
         raise BadRun(f"{len(runs)} run to compare; give two or more run directories")
-    summaries = sorted(map(_readable, runs), key=lambda run: -(run.ratio or 0.0))
+    summaries = sorted(map(_readable, runs), key=rank)
     remarks = differences(summaries)
     if format is Format.JSON:
         show_json({"runs": [_document(run) for run in summaries], "remarks": remarks})
@@ -135,7 +136,14 @@ def _readable(path: Path) -> RunSummary:
 def _gain(run: RunSummary) -> str:
     if run.improved is False:
         return "none found"
-    return "-" if run.ratio is None else f"{run.kind or ''} {run.ratio:.4f}x".strip()
+    if run.ratio is None:
+        return "-"
+    # Without an interval further digits would say more than is known.
+    gain = f"{run.ratio:.2f}x"
+    if run.interval is not None:
+        gain = f"{run.ratio:.4f}x [{run.interval[0]:.4f}, {run.interval[1]:.4f}]"
+    over = "" if run.baseline == "the original" else f" over {run.baseline}"
+    return f"{run.kind or ''} {gain}{over}".strip()
 
 
 def _times(run: RunSummary) -> str | None:

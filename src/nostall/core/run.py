@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
@@ -17,13 +17,13 @@ from typing import Any, Literal, TextIO
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from nostall.core import trial_log
 from nostall.core.errors import BadRun
 from nostall.core.files.atomic import remove_abandoned, write_atomically
 from nostall.core.files.folder_lock import FolderLock
 from nostall.core.search import Checkpoint, Trial
+from nostall.core.trial_log import TrialLog, read_trials, remove_partial_row
 from nostall.core.validation import dump_json, load_json, parse_json
-
-_FIELDS = [f.name for f in dataclasses.fields(Trial)]
 
 
 class RunRecord(BaseModel):
@@ -135,12 +135,12 @@ class Run:
     def on_trial(self, trial: Trial) -> None:
         """Append one row to ``trials.csv``."""
         if self._log is None:
-            path = self.path / "trials.csv"
-            is_empty = _truncate_partial_row(path) == 0
+            path = self.path / trial_log.FILE
+            is_empty = remove_partial_row(path) == 0
             self._log = path.open("a", newline="")
             if is_empty:
-                csv.writer(self._log).writerow(_FIELDS)
-        csv.writer(self._log).writerow([getattr(trial, name) for name in _FIELDS])
+                csv.writer(self._log).writerow(trial_log.FIELDS)
+        csv.writer(self._log).writerow([getattr(trial, name) for name in trial_log.FIELDS])
 
     def on_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Flush the log and replace ``checkpoint.json``."""
@@ -161,22 +161,13 @@ class Run:
         except (OSError, ValueError, TypeError) as error:
             raise BadRun(f"{path} cannot be used ({error}); start the run anew") from error
 
-    def trials(self) -> Iterator[Trial]:
-        """Yield the logged trials by index.
+    def trial_log(self) -> TrialLog:
+        """The logged trials by index, and remarks on rows that cannot be used."""
+        return read_trials(self.path / trial_log.FILE)
 
-        Rows that a kill cut off are skipped.  If a resumed search logged a trial twice, the last
-        row counts.
-        """
-        path = self.path / "trials.csv"
-        if not path.exists():
-            return
-        rows: dict[int, Trial] = {}
-        with path.open(newline="") as log:
-            for row in csv.DictReader(log):
-                trial = _parse_trial(row)
-                if trial is not None:
-                    rows[trial.index] = trial
-        yield from (rows[index] for index in sorted(rows))
+    def trials(self) -> tuple[Trial, ...]:
+        """The logged trials by index, without those of rows that cannot be used."""
+        return self.trial_log().trials
 
     def __enter__(self) -> Run:
         """Lock the directory, and remove temporary files that a killed process left.
@@ -192,35 +183,3 @@ class Run:
             self._log.close()
             self._log = None
         self._lock.release()
-
-
-def _truncate_partial_row(path: Path) -> int:
-    """Remove a row without a line end from the end of a log; returns the bytes that remain.
-
-    Otherwise the next row would be appended to the partial one.
-    """
-    if not path.exists():
-        return 0
-    with path.open("r+b") as log:
-        size = log.read().rfind(b"\n") + 1
-        log.truncate(size)
-    return size
-
-
-def _parse_trial(row: dict[str, str]) -> Trial | None:
-    """The trial of a CSV row, or None if the row is incomplete."""
-    if row.get("failure") is None:  # the last column is missing: the row was cut off
-        return None
-    try:
-        return Trial(
-            index=int(row["index"]),
-            value=float(row["value"]),
-            accepted=row["accepted"] == "True",
-            best=float(row["best"]),
-            move=row["move"],
-            rejected=int(row["rejected"]),
-            seconds=float(row["seconds"]),
-            failure=row["failure"] or None,
-        )
-    except (KeyError, TypeError, ValueError):
-        return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 _SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 _NAMES = {"us": "µs", "seconds": "s"}
@@ -43,6 +44,15 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
     first = math.ceil(low / step - 1e-9)
     last = math.floor(high / step + 1e-9)
     return [n * step for n in range(first, last + 1)]
+
+
+def tick_labels(values: Sequence[float]) -> list[str]:
+    """Labels of an axis: all with the decimals that the finest of them needs."""
+    texts = [f"{value:.6g}" for value in values]
+    if any("e" in text for text in texts):
+        return texts
+    decimals = max((len(text.partition(".")[2]) for text in texts), default=0)
+    return [f"{value:,.{decimals}f}" for value in values]
 
 
 def format_bytes(count: float) -> str:

@@ -41,7 +41,7 @@ def test_ls(runs: Path) -> None:
     assert lines[0].startswith(f"4 runs in {runs}")
     states = {word for line in lines for word in ("done", "stopped", "unreadable") if word in line}
     assert states == {"done", "stopped", "unreadable"}
-    assert any("two" in line and "modelled 2.0000x" in line for line in lines)
+    assert any("two" in line and "modelled 2.00x" in line for line in lines)
     listed = json.loads(run("ls", runs, "--format", "json"))
     assert [entry["state"] for entry in listed].count("done") == 2
 

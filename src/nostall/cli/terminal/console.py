@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from nostall.cli.terminal.table_layout import column_widths, list_rows
+from nostall.cli.terminal.table_layout import align_numbers, column_widths, list_rows
 from nostall.core.text.terminal import escape_controls
 
 MAX_ERROR = 1000
@@ -70,22 +70,29 @@ def show_json(value: Any) -> None:
 def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print a table, or a list if its words do not fit side by side.
 
-    Titles and cells are plain text: Rich markup in them is not interpreted.
+    Columns of numbers are aligned at the right and have the same number of decimals. Titles and
+    cells are plain text: Rich markup in them is not interpreted.
     """
+    from rich import box
     from rich.text import Text
 
     console = OutputConsole(highlight=False)
-    cells = [[_plain(str(cell)) for cell in row] for row in rows]
+    cells, are_numbers = align_numbers([[_plain(str(cell)) for cell in row] for row in rows])
     widths = column_widths(columns, cells, console.width)
+    out.print(Text(_plain(title), style="bold"))
     if widths is None and len(columns) > 2:
-        out.print(title)
         for line in list_rows(columns, cells):
             out.print(line)
         return
-    table = Table(title=Text(_plain(title)), title_justify="left", header_style="bold")
+    table = Table(
+        box=box.SIMPLE_HEAD, header_style="bold", show_edge=False, pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )  # fmt: skip
     for number, column in enumerate(columns):
         width = widths[number] if widths is not None else None
-        table.add_column(column, overflow="fold", width=width)
+        is_number = number < len(are_numbers) and are_numbers[number]
+        justify = "right" if is_number else "left"
+        table.add_column(column, overflow="fold", width=width, justify=justify)
     for row in cells:
         table.add_row(*map(Text, row))
     console.print(table)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
@@ -12,10 +13,37 @@ MAX_WORD = 40
 """Cells of a word that a column keeps whole; longer ones, such as paths, are folded."""
 _SHORT = 20
 """Cells of a text that is better not divided."""
-_BORDER = 3
-"""Cells that a column takes beside its text."""
+_GAP = 2
+"""Cells between two columns."""
+_EMPTY = ("", "-", "–")
+_NUMBER = re.compile(r"[-+−]?\d[\d,]*(?:\.(\d+))?")
+_QUANTITY = re.compile(rf"(?:{_NUMBER.pattern})(?:e[-+]?\d+)?\s?(?:x|%|[a-zµ]?s|[kMGT]?i?B|MHz|W)?")
 
 Rows = Sequence[Sequence[str]]
+
+
+def align_numbers(rows: Rows) -> tuple[list[list[str]], list[bool]]:
+    """The rows with equal decimals in each column of plain numbers; which columns hold numbers.
+
+    A column holds numbers if each of its cells is one, with or without a unit, or is empty. Zeros
+    are added to numbers without a unit, so that their points are below each other.
+    """
+    columns = [list(column) for column in zip_longest(*rows, fillvalue="")]
+    are_numbers = []
+    for column in columns:
+        filled = [cell for cell in column if cell not in _EMPTY]
+        are_numbers.append(bool(filled) and all(map(_QUANTITY.fullmatch, filled)))
+        plain = [_NUMBER.fullmatch(cell) for cell in filled]
+        if filled and all(plain):
+            most = max(len(match[1] or "") for match in plain if match)
+            column[:] = [cell if cell in _EMPTY else _decimals(cell, most) for cell in column]
+    return [list(row) for row in zip(*columns, strict=True)], are_numbers
+
+
+def _decimals(text: str, number: int) -> str:
+    """A number with zeros added up to ``number`` decimals."""
+    whole, _, decimals = text.partition(".")
+    return f"{whole}.{decimals:0<{number}}" if number else text
 
 
 def column_widths(columns: Sequence[str], rows: Rows, width: int) -> list[int] | None:
@@ -28,7 +56,7 @@ def column_widths(columns: Sequence[str], rows: Rows, width: int) -> list[int] |
     texts = [[header, *cells] for header, *cells in zip_longest(columns, *rows, fillvalue="")]
     natural = [max(map(_line_width, column)) for column in texts]
     words = [min(MAX_WORD, max(map(_word_width, column))) for column in texts]
-    available = width - 1 - _BORDER * len(columns)
+    available = width - _GAP * (len(columns) - 1)
     if sum(words) > available:
         return None
     short = [

@@ -19,6 +19,14 @@ def assembler_lines(assembler: Mapping[str, Any]) -> Iterator[str]:
         yield f"GPU idle: {idle:.1%} of the search, with {assembler['workers']} build processes"
 
 
+def median_times(record: Mapping[str, Any]) -> str:
+    """The medians of the final comparison; ``record`` is the result of a measured run."""
+    return (
+        f"{record['original'] * 1e6:.3f} us -> {record['best'] * 1e6:.3f} us in the final "
+        "comparison; the gain is the median of its paired ratios"
+    )
+
+
 def dependent_lines(dependent: Mapping[str, Any]) -> Iterator[str]:
     """Lines on dependent launches; ``dependent`` is that field of the result."""
     chain, isolated = dependent["chain"], dependent["over_isolated"]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from nostall.cli.terminal.console import Format, err, out, show_json
-from nostall.cli.tuning.assembler_output import assembler_lines, dependent_lines
+from nostall.cli.tuning.assembler_output import assembler_lines, dependent_lines, median_times
 from nostall.cli.tuning.runs import ORIGINAL_FILE, TuneRun, resume_command
 from nostall.sass.model.agreement import model_caution
 from nostall.store import Row
@@ -32,16 +32,19 @@ def show_result(
         f"{search.seconds:.1f} s, stopped: {search.stopped}{_limit(settings, result)}"
     )
     out.print(_gain(result))
+    record = run.record.result or {}
+    if result.improved and search.start_measurement.kind == "measured":
+        out.print(f"medians:  {median_times(record)}")
     if compared := source.provenance.get("starts"):
         start = source.provenance.get(ASSEMBLER_KEY, "the compiler's own cubin")
         out.print(f"start:    {start} (compared: {compared})")
     for line in _checks(settings, result):
         out.print(line)
-    assembler = (run.record.result or {}).get("assembler")
+    assembler = record.get("assembler")
     if assembler is not None:
         for line in assembler_lines(assembler):
             out.print(line)
-    dependent = (run.record.result or {}).get("dependent_launch")
+    dependent = record.get("dependent_launch")
     if dependent is not None:
         for line in dependent_lines(dependent):
             out.print(line)
@@ -91,12 +94,13 @@ def _gain(result: TuningResult) -> str:
     moves = (
         ""
         if result.recipe is not None
-        else f"; {result.num_moved} positions changed, {result.num_retimed} control words changed"
+        else f"{result.num_moved} positions changed, {result.num_retimed} control words changed"
     )
-    source = "SM model:" if start.kind == "modelled" else start.kind
+    if start.kind == "measured":
+        return f"measured gain: {result.ratio:.4f}x{_intervals(result)}{moves and f'  ({moves})'}"
     return (
-        f"{start.kind} gain: {result.ratio:.4f}x{_intervals(result)}  ({source} "
-        f"{start.value * 1e6:.3f} us -> {start.value / result.ratio * 1e6:.3f} us{moves})"
+        f"modelled gain: {result.ratio:.4f}x  (SM model: {start.value * 1e6:.3f} us -> "
+        f"{start.value / result.ratio * 1e6:.3f} us{moves and f'; {moves}'})"
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from nostall.cli.terminal.console import Format, out, show_json
 from nostall.cli.terminal.interruption import Interruption
 from nostall.cli.terminal.progress import SearchProgress
-from nostall.cli.tuning.assembler_output import assembler_lines, count_text
+from nostall.cli.tuning.assembler_output import assembler_lines, count_text, median_times
 from nostall.cli.tuning.runs import TuneRun, discard_if_empty
 from nostall.cli.verify import describe_verdict
 from nostall.core import BadInput
@@ -84,12 +84,13 @@ def _replay_lines(result: Replay, tune_run: TuneRun, target: str) -> list[str]:
             "kept"
         )
     else:
-        start = recording.original_s * 1e6
+        record = tune_run.run.record.result or {}
         lines.append(
-            f"gain {result.measured_on}: {result.ratio:.4f}x [{comparison.low:.4f}, "
+            f"gain {result.measured_on}: {result.ratio:.4f}x "
+            f"({100 * (1 - 1 / result.ratio):.1f} % less time) [{comparison.low:.4f}, "
             f"{comparison.high:.4f}], null [{comparison.null_low:.4f}, {comparison.null_high:.4f}]"
-            f"  ({start:.3f} us -> {start / result.ratio:.3f} us)"
         )
+        lines.append(f"medians:  {median_times(record)}")
     if result.verdict is not None:
         lines.append(f"verifier: safe, on this machine ({describe_verdict(result.verdict)})")
     if recording.comparison is not None and result.improved:

@@ -49,6 +49,7 @@ from nostall.cli.tuning.stored_gain import store_gain
 from nostall.core import BadInput, Observer, Search
 from nostall.gpu import Device, LocalGpu
 from nostall.report import write_report
+from nostall.sass.model.agreement import RANKING_WORTH
 from nostall.tuning.assembler.job import open_setup, tune_assembler
 from nostall.tuning.assembler.recipes.recording import record_run
 from nostall.tuning.job import Settings, TuningResult
@@ -90,7 +91,7 @@ ObjectiveOption = Annotated[
     typer.Option(
         help="gpu (measures every candidate); recorded (default for a kernel with PTX: replays "
         "measurements of an earlier search, and verifies its result); model (default for a cubin: "
-        "modelled times, which rank candidates no better than chance)."
+        f"modelled times; the model {RANKING_WORTH})."
     ),
 ]
 SeedOption = Annotated[

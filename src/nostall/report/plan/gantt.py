@@ -28,6 +28,14 @@ MAX_BARS = 20_000
 """A longer schedule is drawn up to this many bars; the title states that."""
 _KIND_COLOURS = {"forward": "#4c78a8", "backward": "#e07b39", "weight gradients": "#72a66a"}
 _TRANSFER_COLOURS = {"transfer": "#9d9d9d", "all-reduce": "#b279a2"}
+_STYLE = (
+    ":root{--gantt-paper:#fff;--gantt-ink:#1b2430;--gantt-soft:#5d6b7c;--gantt-line:#e3e3e3}"
+    "@media(prefers-color-scheme:dark){:root{--gantt-paper:#171d25;--gantt-ink:#dfe6ee;"
+    "--gantt-soft:#93a1b1;--gantt-line:#2a333e}}"
+    ".paper{fill:var(--gantt-paper)}.gantt text{fill:var(--gantt-ink)}"
+    ".gantt .soft{fill:var(--gantt-soft)}.gantt .grid{stroke:var(--gantt-line)}"
+)
+"""Colours of the paper and of texts, which follow the dark mode of the reader."""
 _EDGE = ' stroke="white" stroke-width="0.3"'
 """Outline of bars that are wide enough for it."""
 
@@ -96,9 +104,11 @@ def gantt(evaluation: PlanEvaluation) -> str:
     limit = f" (first {MAX_BARS} of {len(bars)} bars)" if len(bars) > MAX_BARS else ""
     return "".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
-            f'font-family="sans-serif" font-size="11" aria-label="{escape(title)}">',
-            f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
+            f'class="gantt" role="img" font-family="sans-serif" font-size="11" '
+            f'aria-label="{escape(title)}">',
+            f"<style>{_STYLE}</style>",
+            f'<rect class="paper" width="{WIDTH}" height="{height}"/>',
             f'<text x="8" y="18" font-size="13">{escape(title + limit)}</text>',
             *_time_axis(iteration_s, height),
             *_legend(evaluation, height),
@@ -160,7 +170,7 @@ def _row_names(evaluation: PlanEvaluation, workers: int) -> Iterator[str]:
     for row, (name, _, _) in enumerate(_transfers(evaluation)):
         y = TOP + ROW * workers + TRANSFER_ROW * row + TRANSFER_ROW - 4
         position = f'x="{LEFT - 8}" y="{y}"'
-        yield f'<text {position} font-size="9" text-anchor="end" fill="#666">{name}</text>'
+        yield f'<text {position} font-size="9" text-anchor="end" class="soft">{name}</text>'
 
 
 def _shorten(name: str) -> str:
@@ -171,7 +181,7 @@ def _time_axis(iteration_s: float, height: int) -> Iterator[str]:
     scale = Scale("s", iteration_s)
     for time in ticks(0.0, iteration_s, 8):
         x = LEFT + (WIDTH - LEFT - RIGHT) * time / iteration_s
-        yield f'<path d="M{x:.1f} {TOP - 4}V{height - 54}" stroke="#e3e3e3"/>'
+        yield f'<path d="M{x:.1f} {TOP - 4}V{height - 54}" class="grid"/>'
         yield f'<text x="{x:.1f}" y="{height - 40}" text-anchor="middle">{scale(time)}</text>'
 
 

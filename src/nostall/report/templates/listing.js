@@ -260,7 +260,6 @@ $("filter").addEventListener("input", () => {
 $("only").addEventListener("change", () => { state.only = $("only").checked; redraw(); });
 $("open").addEventListener("click", () => blocks().forEach((d) => { d.open = true; }));
 $("close").addEventListener("click", () => blocks().forEach((d) => { d.open = false; }));
-$("copy").addEventListener("click", () => { navigator.clipboard?.writeText($("next").textContent); $("copy").textContent = "copied"; });
 $("listing").addEventListener("click", (event) => { const r = event.target.closest(".row[data-i]"); if (r) selectRow(r); });
 $("listing").addEventListener("mouseover", onHover);
 $("panel").addEventListener("click", (event) => { if (event.target.closest("[data-close]")) deselect(); });

@@ -14,9 +14,10 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from nostall import __version__
-from nostall.core import Run, Trial
-from nostall.report.tune.sample_spread import draw_samples, load_comparison
-from nostall.report.tune.search_curve import draw_search_curve
+from nostall.core import Run
+from nostall.core.trial_log import TrialLog
+from nostall.report.tune.sample_spread import ComparisonRecord, draw_samples, load_comparison
+from nostall.report.tune.search_curve import count_drawn, draw_search_curve
 from nostall.report.units import Scale
 from nostall.tuning.strategies import ASSEMBLER
 
@@ -37,7 +38,7 @@ class AssemblerRun:
 
     path: Path
     run: Run
-    trials: tuple[Trial, ...]
+    log: TrialLog
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -60,11 +61,12 @@ def render_assembler(path: Path) -> str:
     Raises :class:`~nostall.core.errors.BadRun` if the directory is not a run.
     """
     run = Run.open(path)
-    data = AssemblerRun(path, run, tuple(run.trials()))
+    data = AssemblerRun(path, run, run.trial_log())
     result = data.result
-    start = result.get("original") or (data.trials[0].value if data.trials else math.nan)
-    scale = Scale(str(result.get("unit", "s")), start)
     comparison, no_samples_reason = load_comparison(data)
+    start = data.log.trials[0].value if data.log.trials else math.nan
+    times = _times(result, comparison)
+    scale = Scale(str(result.get("unit", "s")), times[0][1] if times else start)
     assembler = result.get("assembler") or {}
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     return environment.from_string(_read_template("assembler.html")).render(
@@ -72,9 +74,9 @@ def render_assembler(path: Path) -> str:
         status=run.record.status,
         kind=_kind(result),
         scale=scale,
-        start=start if math.isfinite(start) else None,
+        times=times,
         result=result,
-        notes=result.get("notes") or [],
+        notes=[*(result.get("notes") or []), *data.log.remarks],
         verdict=result.get("verdict"),
         next_command=_next_command(data),
         winner=assembler.get("winner"),
@@ -85,14 +87,28 @@ def render_assembler(path: Path) -> str:
         counts=sorted((assembler.get("counts") or {}).items(), key=lambda pair: -pair[1]),
         codes=assembler.get("codes") or {},
         assembler=assembler,
-        search_curve=draw_search_curve(data.trials, scale, "measured"),
+        search_curve=draw_search_curve(data.log.trials, scale, "measured"),
+        drawn=count_drawn(data.log.trials),
         comparison=comparison,
         no_samples_reason=no_samples_reason,
         samples=draw_samples(comparison) if comparison else "",
         provenance=_provenance(data),
         style=Markup(_read_template("page.css")),
+        script=Markup(_read_template("copy.js")),
         version=__version__,
     )
+
+
+def _times(
+    result: Mapping[str, Any], comparison: ComparisonRecord | None
+) -> list[tuple[str, float]]:
+    """Names and seconds of the original and of the result; empty if nothing was measured."""
+    names = ("original", "result")
+    if comparison is not None:
+        return list(zip(names, comparison.medians, strict=True))
+    if "best" not in result:
+        return []
+    return list(zip(names, (result["original"], result["best"]), strict=True))
 
 
 def _kind(result: Mapping[str, Any]) -> str:

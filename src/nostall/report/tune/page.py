@@ -18,7 +18,7 @@ from nostall.report.tune.episodes import count_annealing_trials, draw_returns
 from nostall.report.tune.listing_data import instruction_texts, page_data
 from nostall.report.tune.run_data import RunData, load_run
 from nostall.report.tune.sample_spread import draw_samples, load_comparison
-from nostall.report.tune.search_curve import draw_search_curve, find_improvements
+from nostall.report.tune.search_curve import count_drawn, draw_search_curve, find_improvements
 from nostall.report.tune.side_by_side import compare_blocks
 from nostall.report.tune.stalls import compare_stalls
 from nostall.report.tune.summary import make_summary
@@ -48,7 +48,7 @@ def render(run: RunData) -> str:
     notes = [*run.notes]
     if ablation is None and has_ablation(run.path):
         notes.append("ablation.json cannot be read")
-    summary = make_summary(run, blocks)
+    summary = make_summary(run, blocks, comparison)
     improvements = find_improvements(run.trials)
     num_annealing = count_annealing_trials(run.trials)
     return (
@@ -59,6 +59,7 @@ def render(run: RunData) -> str:
             candidate_name=run.candidate_name,
             notes=notes,
             search_curve=draw_search_curve(run.trials, summary.scale, summary.kind, num_annealing),
+            drawn=count_drawn(run.trials),
             num_episodes=len(run.episodes),
             num_rollouts=len({e.rollout for e in run.episodes}),
             returns=draw_returns(run.episodes, summary.kind),
@@ -73,7 +74,11 @@ def render(run: RunData) -> str:
             no_stalls_reason=no_stalls_reason,
             longest_stalls=stalls.longest_stalls(instruction_texts(run.original)) if stalls else [],
             style=Markup(_read_template("page.css")),
-            script=Markup(_read_template("panel.js") + _read_template("listing.js")),
+            script=Markup(
+                _read_template("copy.js")
+                + _read_template("panel.js")
+                + _read_template("listing.js")
+            ),
             data=_embed(page_data(run, blocks, stalls)),
             version=__version__,
         )

@@ -74,13 +74,15 @@ def load_run(path: Path) -> RunData:
     hashes = {"original.cubin": hashlib.sha256(data).hexdigest()}
     if file is not None:
         hashes[file] = hashlib.sha256(_read_bytes(path / file)).hexdigest()
+    log = run.trial_log()
+    notes += log.remarks
     recorded_hash = run.record.settings.get("original_sha256")
     if recorded_hash is not None and recorded_hash != hashes["original.cubin"]:
         notes.append("original.cubin is not the file that run.json recorded (another sha256)")
     return RunData(
         path=path,
         record=run.record,
-        trials=tuple(run.trials()),
+        trials=log.trials,
         episodes=_load_episodes(path, notes),
         program=program,
         original=original,

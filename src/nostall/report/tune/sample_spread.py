@@ -10,7 +10,7 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from nostall.report.units import Scale, ticks
+from nostall.report.units import Scale, tick_labels, ticks
 
 # Pixels: the figure, its margins, the height of a violin's row and of an interval's row.
 WIDTH, HEIGHT = 1280, 330
@@ -49,6 +49,21 @@ class ComparisonRecord(BaseModel):
     equal: str = "bit by bit"
     """Rule by which the outputs were compared."""
     samples: SampleSets
+
+    @property
+    def medians(self) -> tuple[float, float]:
+        """Median seconds of the original, and of the result that is kept."""
+        original = float(np.median(self.samples.original))
+        is_kept = self.verdict == "faster"
+        return original, float(np.median(self.samples.candidate)) if is_kept else original
+
+    @property
+    def interval(self) -> str:
+        """The intervals of the ratio and of the null in words."""
+        return (
+            f"95 % interval {self.low:.4f} to {self.high:.4f}; the original beside itself "
+            f"{self.null_low:.4f} to {self.null_high:.4f}"
+        )
 
     @property
     def rows(self) -> tuple[tuple[str, Samples], ...]:
@@ -106,10 +121,11 @@ class _Axis:
 
     def ticks(self, y: float, top: float, factor: float, unit: str) -> Iterator[str]:
         """Grid lines from ``top`` to ``y`` with labels in ``unit`` (values times ``factor``)."""
-        for tick in ticks(self.low * factor, self.high * factor, 8):
+        values = ticks(self.low * factor, self.high * factor, 8)
+        for tick, label in zip(values, tick_labels(values), strict=True):
             x = self.x(tick / factor)
             yield f'<path class="grid" d="M{x} {top}V{y}"/>'
-            yield f'<text x="{x}" y="{y + 16}" text-anchor="middle">{tick:.6g}</text>'
+            yield f'<text x="{x}" y="{y + 16}" text-anchor="middle">{label}</text>'
         yield f'<text class="axis" x="{LEFT - 12}" y="{y + 16}" text-anchor="end">{unit}</text>'
 
 

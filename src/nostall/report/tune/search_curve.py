@@ -10,7 +10,7 @@ from markupsafe import Markup, escape
 
 from nostall.core import Trial
 from nostall.report.plot import LEFT, TOP, Plot
-from nostall.report.units import Scale, ticks
+from nostall.report.units import Scale, tick_labels, ticks
 
 _HEIGHT = 300
 MAX_DOTS = 4000
@@ -26,6 +26,32 @@ class Improvement:
     index: int
     value: float
     move: str
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What the figure shows of a search."""
+
+    timed: int
+    """Evaluations with a time."""
+    shown: int
+    """Those that are drawn."""
+    above: int
+    """Those drawn at the upper edge, because their value is above the range."""
+
+
+def count_drawn(trials: Sequence[Trial]) -> Drawn:
+    """Counts of the figure that :func:`draw_search_curve` makes."""
+    timed = [t for t in trials if math.isfinite(t.value)]
+    if not timed:
+        return Drawn(0, 0, 0)
+    plot = _plot(trials)
+    shown = [t for t in trials[:: _step(trials)] if math.isfinite(t.value)]
+    return Drawn(len(timed), len(shown), sum(t.value > plot.high for t in shown))
+
+
+def _step(trials: Sequence[Trial]) -> int:
+    return max(1, len(trials) // MAX_DOTS)
 
 
 def find_improvements(trials: Sequence[Trial]) -> list[Improvement]:
@@ -48,8 +74,7 @@ def draw_search_curve(
     if not any(math.isfinite(t.value) for t in trials):
         return Markup("")
     plot = _plot(trials)
-    step = max(1, len(trials) // MAX_DOTS)
-    shown = trials[::step]
+    shown = trials[:: _step(trials)]
     parts = [
         plot.open(f"{kind} value of each evaluation and the best so far"),
         _annealing_area(plot, num_annealing),
@@ -78,8 +103,9 @@ def _plot(trials: Sequence[Trial]) -> Plot:
 
 
 def _ticks(plot: Plot, scale: Scale) -> Iterator[tuple[float, str]]:
-    for tick in ticks(plot.low * scale.factor, plot.high * scale.factor):
-        yield tick / scale.factor, f"{tick:.6g}"
+    values = ticks(plot.low * scale.factor, plot.high * scale.factor)
+    for tick, label in zip(values, tick_labels(values), strict=True):
+        yield tick / scale.factor, label
 
 
 def _annealing_area(plot: Plot, num_annealing: int) -> str:
@@ -96,7 +122,9 @@ def _annealing_area(plot: Plot, num_annealing: int) -> str:
 
 
 def _dots(style: str, trials: Iterable[Trial], plot: Plot) -> str:
-    path = "".join(f"M{plot.x(t.index)} {plot.y(t.value)}h0" for t in trials)
+    # One NaN in a path would hide all of its points.
+    drawn = (t for t in trials if not math.isnan(t.value))
+    path = "".join(f"M{plot.x(t.index)} {plot.y(t.value)}h0" for t in drawn)
     return f'<path class="dot {style}" d="{path}"/>' if path else ""
 
 

@@ -16,6 +16,7 @@ from nostall.core.measurement import Kind
 from nostall.core.text.plurals import pluralize
 from nostall.report.tune.episodes import count_annealing_trials
 from nostall.report.tune.run_data import BEST_SO_FAR, REJECTED, RunData
+from nostall.report.tune.sample_spread import ComparisonRecord
 from nostall.report.tune.side_by_side import BlockDiff
 from nostall.report.units import Scale
 from nostall.sass.model.agreement import model_caution
@@ -43,6 +44,8 @@ class Summary:
     best: str
     """Time of the candidate."""
     ratio: str
+    interval: str
+    """Intervals of a measured gain and of the null; empty if modelled."""
     gained: bool
     verdict: str
     verdict_tone: Tone
@@ -55,10 +58,17 @@ class Summary:
     provenance: tuple[tuple[str, str], ...]
 
 
-def make_summary(run: RunData, blocks: list[BlockDiff]) -> Summary:
-    """Make the summary from the parts that the run recorded."""
+def make_summary(
+    run: RunData, blocks: list[BlockDiff], comparison: ComparisonRecord | None
+) -> Summary:
+    """Make the summary from the parts that the run recorded.
+
+    Measured times are the medians of the final comparison, if there is one.
+    """
     numbers = _numbers(run)
     original, best, kind = numbers.original, numbers.best, numbers.kind
+    if comparison is not None:
+        original, best = comparison.medians
     scale = Scale(numbers.unit, original)
     ratio = numbers.ratio or (original / best if best > 0 else math.nan)
     verdict, tone, findings = _verdict(run)
@@ -73,6 +83,7 @@ def make_summary(run: RunData, blocks: list[BlockDiff]) -> Summary:
         original=scale(original) if math.isfinite(original) else NOT_RECORDED,
         best=scale(best) if math.isfinite(best) else NOT_RECORDED,
         ratio=f"{ratio:.4f}×" if math.isfinite(ratio) else NOT_RECORDED,
+        interval=comparison.interval if comparison is not None else "",
         gained=ratio > 1 and run.candidate_name != REJECTED,
         verdict=verdict,
         verdict_tone=tone,

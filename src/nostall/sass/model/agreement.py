@@ -14,6 +14,8 @@ from nostall.core.errors import ContractBroken
 from nostall.core.launch import StrictModel
 
 AGREEMENT_FILE = "agreement.json"
+RANKING_WORTH = "ranks schedules no better than chance"
+"""What the model's ranking is worth, in the words that every text uses."""
 
 
 class Agreement(StrictModel):
@@ -56,5 +58,5 @@ def load_agreement() -> Agreement | None:
 def model_caution() -> str:
     """The warning that nostall prints beside a modelled gain."""
     agreement = load_agreement()
-    advice = f": {agreement.sentence}. Measure" if agreement is not None else ": measure"
-    return f"A model ranks schedules only roughly{advice} on a GPU before you use the result."
+    evidence = f": {agreement.sentence}" if agreement is not None else ""
+    return f"The model {RANKING_WORTH}{evidence}. Measure on a GPU before you use the result."

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from nostall.core import Checkpoint, Trial
+from nostall.core import BadRun, Checkpoint, Trial
 from nostall.ptx.schedule.state import PtxState
 from nostall.search.evolution.operators import GIVEN, Proposal
 from nostall.tuning.assembler.candidate import Candidate
@@ -79,12 +80,24 @@ class CandidateLog:
 
 
 def read_candidates(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of a log; a batch that a kill cut off is left out."""
+    """The records of a log; a batch that a kill cut off is left out.
+
+    Raises :class:`BadRun` for a damaged file.
+    """
     lines: list[str] = []
     try:
         with gzip.open(path, "rt") as file:
             lines.extend(file)
     except (EOFError, gzip.BadGzipFile):
         pass
-    for line in lines:
-        yield json.loads(line)
+    except (UnicodeDecodeError, zlib.error) as error:
+        raise _damaged(path, f"{type(error).__name__}: {error}") from error
+    for number, line in enumerate(lines, 1):
+        try:
+            yield json.loads(line)
+        except ValueError as error:
+            raise _damaged(path, f"line {number}: {error}") from error
+
+
+def _damaged(path: Path, reason: str) -> BadRun:
+    return BadRun(f"{path} is damaged ({reason}); delete it to go on without its measurements")

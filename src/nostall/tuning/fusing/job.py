@@ -216,6 +216,7 @@ def _summary(document: Document) -> dict[str, Any]:
                 "operators": traced_pass.operators,
                 "launches": traced_pass.launches,
                 "unfused": traced_pass.seconds_unfused,
+                "greedy": traced_pass.greedy_seconds,
                 "fused": traced_pass.seconds,
             }
             for traced_pass in document.passes

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nostall import __version__
@@ -69,6 +70,21 @@ def comparison_record(decision: Decision) -> dict[str, Any]:
     }
 
 
+def final_times(
+    samples: Mapping[str, Sequence[float]] | None, start: float, ratio: float
+) -> dict[str, float]:
+    """Times of the original and of the result: medians of the deciding comparison.
+
+    Their quotient need not be the ratio, which is the median of the paired ratios. Without a
+    comparison (``samples`` is None) the times are the search's: ``start``, and ``start / ratio``,
+    which is exact because a model is deterministic. A kept original has its own time.
+    """
+    if samples is None:
+        return {"original": start, "best": start / ratio}
+    original, candidate = (median(samples[name]) for name in ("original", "candidate"))
+    return {"original": original, "best": candidate if ratio != 1.0 else original}
+
+
 def verdict_record(verdict: Verdict) -> dict[str, Any]:
     """The verdict of the verifier with its first findings."""
     return {
@@ -111,12 +127,15 @@ def result_record(
     result: TuningResult, settings: Settings, measured: CountedObjective | None
 ) -> dict[str, Any]:
     """The result as recorded in ``run.json``; times in the objective's unit."""
-    search = result.search
+    search, decision = result.search, result.decision
+    comparison = None if decision is None else comparison_record(decision)
+    samples = None if comparison is None else comparison.get("samples")
+    start = search.start_measurement.value
     record: dict[str, Any] = {
         "kind": search.best_measurement.kind,
         "unit": search.best_measurement.unit,
-        "original": search.start_measurement.value,
-        "best": search.start_measurement.value / result.ratio,
+        **final_times(samples, start, result.ratio),
+        "searched": {"original": start, "best": search.best_measurement.value},
         "ratio": result.ratio,
         "improved": result.improved,
         "moved": result.num_moved,
@@ -128,11 +147,11 @@ def result_record(
         "verdict": verdict_record(result.verdict),
         "model": dict(search.start_measurement.provenance),
     }
-    if measured is not None and result.decision is not None:
+    if measured is not None and comparison is not None:
         comparison_fields = comparison_settings(settings.checks, settings.tolerance)
         reports = {tool: vars(report) for tool, report in result.sanitizer_reports.items()}
         record |= {
-            "comparison": comparison_record(result.decision) | comparison_fields,
+            "comparison": comparison | comparison_fields,
             "fates": dict(measured.outcome_counts),
             "spent": {phase: round(s, 3) for phase, s in measured.phase_seconds.items()},
             "faults": measured.failures[:MAX_FAILURES],

@@ -36,12 +36,18 @@ class RunSummary:
     kind: str | None = None
     """Whether times are modelled or measured."""
     before: float | None = None
-    """Time of the original in seconds; of the unfused operators for ``fuse``."""
+    """Time of the original in seconds; of greedy fusion for ``fuse``."""
     after: float | None = None
     """Time of the result in seconds."""
     evaluations: int | None = None
     seconds: float | None = None
     """Time of the search."""
+    recorded_ratio: float | None = None
+    """The recorded gain of ``tune``."""
+    interval: tuple[float, float] | None = None
+    """The 95 % interval of a measured gain."""
+    baseline: str = "the original"
+    """What the gain is over."""
     improved: bool | None = None
     """Whether ``tune`` found anything better than the original."""
     remark: str = ""
@@ -51,7 +57,9 @@ class RunSummary:
 
     @property
     def ratio(self) -> float | None:
-        """Time before / time after."""
+        """The recorded gain, otherwise time before / time after."""
+        if self.recorded_ratio is not None:
+            return self.recorded_ratio
         if self.before is None or self.after is None or self.after <= 0:
             return None
         return self.before / self.after
@@ -90,6 +98,7 @@ def _read(run: Run) -> RunSummary:
     record, settings = run.record, run.record.settings
     result = record.result or {}
     before, after = _times(result)
+    compared = result.get("comparison") or {}
     checkpoint = None if record.result else run.checkpoint()
     evaluations = result.get("evaluations", checkpoint.evaluations if checkpoint else None)
     return RunSummary(
@@ -105,6 +114,9 @@ def _read(run: Run) -> RunSummary:
         kind=_text(result.get("kind")),
         before=before,
         after=after,
+        recorded_ratio=None if result.get("ratio") is None else float(result["ratio"]),
+        interval=(compared["low"], compared["high"]) if "low" in compared else None,
+        baseline="greedy fusion" if "passes" in result else "the original",
         improved=result.get("improved") if isinstance(result.get("improved"), bool) else None,
         evaluations=None if evaluations is None else int(evaluations),
         seconds=None if result.get("seconds") is None else float(result["seconds"]),
@@ -120,11 +132,17 @@ def _state(run: Run) -> str:
     return "running" if is_locked(run.path) else STOPPED
 
 
+def rank(run: RunSummary) -> tuple[bool, float]:
+    """Sort key of gains: measured ones first, the largest first."""
+    return run.kind != "measured", -(run.ratio or 0.0)
+
+
 def _times(result: Mapping[str, Any]) -> tuple[float | None, float | None]:
     """Times before and after in seconds: of ``tune``, or the sums over the passes of ``fuse``."""
     passes = result.get("passes")
     if isinstance(passes, Mapping):
-        return _sum(passes, "unfused"), _sum(passes, "fused")
+        is_known = all("greedy" in values for values in passes.values())
+        return _sum(passes, "greedy") if is_known else None, _sum(passes, "fused")
     before, after = result.get("original"), result.get("best")
     return (
         None if before is None else float(before),
@@ -143,8 +161,14 @@ def _text(value: object) -> str | None:
 def differences(runs: Sequence[RunSummary]) -> list[str]:
     """Reasons why the times of these runs cannot be compared, as sentences."""
     reasons = []
-    if len({run.original_sha256 or run.subject for run in runs}) > 1:
+    if len({run.subject for run in runs}) > 1:
         reasons.append("the runs are of different kernels, so only their gains can be compared")
+    elif len(codes := {run.original_sha256 for run in runs}) > 1:
+        hashes = ", ".join(sorted(code[:12] if code else "a recording's" for code in codes))
+        reasons.append(
+            f"the runs start from different cubins of the same kernel (sha256 {hashes}), so only "
+            "their gains can be compared"
+        )
     if len({run.kind for run in runs if run.kind}) > 1:
         reasons.append("modelled and measured times cannot be compared with each other")
     gpus = {_gpu(run) for run in runs} - {None}

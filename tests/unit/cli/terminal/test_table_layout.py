@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from nostall.cli.terminal.table_layout import MAX_WORD, column_widths, list_rows
+from nostall.cli.terminal.console import show_table
+from nostall.cli.terminal.table_layout import (
+    MAX_WORD,
+    align_numbers,
+    column_widths,
+    list_rows,
+)
 
 WORDS = st.text(alphabet="abcdefgh0123→µ", min_size=1, max_size=12)
 CELLS = st.lists(WORDS, max_size=6).map(" ".join)
@@ -25,7 +32,7 @@ def test_columns_fit_and_keep_their_words(
     widths = column_widths(columns, rows, width)
     cells = [[header, *(row[i] for row in rows)] for i, header in enumerate(columns)]
     longest = [max(cell_len(word) for word in " ".join(column).split()) for column in cells]
-    needed = sum(longest) + 3 * len(columns) + 1
+    needed = sum(longest) + 2 * (len(columns) - 1)
     if widths is None:
         assert needed > width
         lines = list(list_rows(columns, rows))
@@ -35,10 +42,35 @@ def test_columns_fit_and_keep_their_words(
             for text in row_cells:
                 assert any(" ".join(text.split()) in line for line in lines)
         return
-    assert sum(widths) + 3 * len(columns) + 1 <= width
+    assert sum(widths) + 2 * (len(columns) - 1) <= width
     assert all(given >= word for given, word in zip(widths, longest, strict=True))
 
 
 def test_long_words_may_be_folded() -> None:
-    assert column_widths(("path",), [("x" * 200,)], 80) == [76]
-    assert column_widths(("path",), [("x" * 200,)], MAX_WORD + 4) == [MAX_WORD]
+    assert column_widths(("path",), [("x" * 200,)], 80) == [80]
+    assert column_widths(("path",), [("x" * 200,)], MAX_WORD) == [MAX_WORD]
+
+
+def test_numbers_of_a_column_have_equal_decimals_and_stand_at_the_right() -> None:
+    rows = [("a", "2", "1 %", "3.6.0", "7"), ("b", "1.875", "12.5 %", "3.6", "-")]
+    assert align_numbers(rows) == (
+        [["a", "2.000", "1 %", "3.6.0", "7"], ["b", "1.875", "12.5 %", "3.6", "-"]],
+        [False, True, True, False, True],
+    )
+    assert align_numbers([]) == ([], [])
+
+
+def test_a_printed_table_has_numbers_below_each_other(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    show_table(
+        "Times of [b]stages[/b]", ("stage", "ms"), [("first", "4.2"), ("second", "1,012.545")]
+    )
+    assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == [
+        "Times of [b]stages[/b]",
+        "stage          ms",
+        "─────────────────",
+        "first       4.200",
+        "second  1,012.545",
+    ]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ from nostall.cli.verify import verify
 from nostall.core import BadInput, LaunchSpec, Search
 from nostall.gpu import Kernel, MeasurementPlan
 from nostall.ptx.assemble.versions import find_assemblers
+from nostall.report.units import Scale
 from nostall.search.evolution.evolve import Evolve
 from nostall.store import Store
 from nostall.tuning.assembler import job, objective, shortlist
@@ -96,7 +99,9 @@ def test_ptx_is_tuned_by_its_default_strategy_and_resumed(
     verify(folder)
     assert "safe: PTX proved equal; the same machine code" in capsys.readouterr().out
     page = (folder / "report.html").read_text()
-    assert "Lineage" in page and "Resources" in page and "measured" in page
+    assert (
+        "How the search came to the result" in page and "Resources" in page and "measured" in page
+    )
     before = json.loads((folder / "run.json").read_text())["result"]["evaluations"]
     command.tune(resume=folder, evaluations=5)  # five more
     record = json.loads((folder / "run.json").read_text())
@@ -202,7 +207,15 @@ def test_a_recorded_search_is_replayed_and_verified_without_a_gpu(
     for field in ("low", "high", "null_low", "null_high"):
         assert result["comparison"][field] == measured["comparison"][field]
     assert Path("second/best.cubin").read_bytes() == Path("run/best.cubin").read_bytes()
-    assert "measured on Fake" in Path("second/report.html").read_text()
+    page = Path("second/report.html").read_text()
+    assert "measured on Fake" in page
+    samples = result["comparison"]["samples"]
+    assert result["original"] == median(samples["original"])
+    assert result["best"] == median(samples["candidate"])
+    assert f"{result['best'] * 1e6:.3f} us in the final comparison" in text
+    times = re.findall(r"<strong>([\d.]+ .s)</strong>", page)
+    scale = Scale("s", result["original"])
+    assert times == [scale(result["original"]), scale(result["best"])]
     verify(Path("second"))
     trials = Path("second/trials.csv").read_text().splitlines()
     assert len(trials) > 40

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nostall.cli.fusing.tables import show_document, show_explanation
 from nostall.core import Run
 from nostall.core.errors import BadRun
 from nostall.fusion.graph.operations import Kind
@@ -281,17 +280,3 @@ def test_equal_kernels_are_grouped() -> None:
         ("stitched_b", 1),
     ]
     assert traced_pass.launches == 3 and traced_pass.seconds == pytest.approx(9e-6)
-
-
-def test_documentation_shows_the_output_of_the_committed_run(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "110")
-    text = (ROOT / "benchmarks" / "fusion" / "results" / "layernorm_gelu.json").read_text()
-    fusion = Document.model_validate_json(text)
-    show_document(fusion)
-    show_explanation(fusion)
-    printed = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
-    page = (ROOT / "docs" / "how-to" / "fuse-a-function.md").read_text()
-    shown = page.partition("--explain --out runs/layernorm\n")[2].partition("```")[0].splitlines()
-    assert shown[:-2] == printed

@@ -64,7 +64,7 @@ def page_text(run: Path) -> str:
 
 def summary(run: Path) -> Summary:
     """The summary at the top of the page."""
-    return make_summary(load_run(run), [])
+    return make_summary(load_run(run), [], None)
 
 
 def embedded_data(text: str) -> dict:
@@ -106,7 +106,7 @@ def test_summary_has_times_verdict_next_command_and_provenance(run: Path) -> Non
         "sm_90 · anneal · done",
         "original, modelled",
         "best, modelled",
-        "modelled gain",
+        "gain, modelled",
         "verifier: safe",
         f"nostall verify {run / 'original.cubin'} {run / 'best.cubin'}",
         "nostall tune softmax.py:softmax",

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nostall.core import BadRun, Checkpoint, Run
-from nostall.tuning.records.run_summary import differences, find_runs, summarize
+from nostall.tuning.records.run_summary import differences, find_runs, rank, summarize
 
 SETTINGS = {"kernel": "k", "original_sha256": "a" * 64, "strategy": "anneal", "seed": 3}
 RESULT: dict[str, Any] = {
@@ -42,13 +42,14 @@ def test_a_running_and_a_stopped_run(tmp_path: Path) -> None:
 
 
 def test_a_fusion_run(tmp_path: Path) -> None:
-    forward, backward = {"unfused": 3e-6, "fused": 1e-6}, {"unfused": 5e-6, "fused": 3e-6}
+    forward, backward = {"greedy": 3e-6, "fused": 1e-6}, {"greedy": 5e-6, "fused": 3e-6}
     passes = {"forward": forward, "backward": backward}
     settings = {"target": "f.py:f", "strategy": "explore"}
     run = Run.create(tmp_path / "a", "nostall fuse f.py:f", settings)
     run.finish("done", {"kind": "modelled", "passes": passes})
     summary = summarize(tmp_path / "a")
     assert summary.subject == "f.py:f" and summary.ratio == pytest.approx(2.0)
+    assert summary.baseline == "greedy fusion"
 
 
 @pytest.mark.parametrize(
@@ -70,6 +71,25 @@ def test_an_unreadable_run_is_listed(tmp_path: Path, text: str) -> None:
 def test_a_result_of_another_form(tmp_path: Path, result: dict[str, Any]) -> None:
     make(tmp_path / "a").finish("done", result)
     assert summarize(tmp_path / "a").state == "unreadable"
+
+
+def test_a_measured_run_has_its_recorded_ratio_and_interval(tmp_path: Path) -> None:
+    """The quotient of the two medians is another number than the median of the ratios."""
+    compared = {"low": 1.005, "high": 1.0055}
+    result = {"kind": "measured", "original": 7.949e-6, "best": 7.9101e-6, "ratio": 1.0053}
+    make(tmp_path / "a").finish("done", {**result, "comparison": compared})
+    make(tmp_path / "b").finish("done", RESULT)
+    measured, modelled = summarize(tmp_path / "a"), summarize(tmp_path / "b")
+    assert measured.ratio == 1.0053 and measured.interval == (1.005, 1.0055)
+    assert modelled.ratio is not None and modelled.ratio > measured.ratio
+    assert sorted([modelled, measured], key=rank) == [measured, modelled]
+
+
+def test_other_code_of_one_kernel_is_not_another_kernel(tmp_path: Path) -> None:
+    make(tmp_path / "a").finish("done", RESULT)
+    make(tmp_path / "b", original_sha256="b" * 64).finish("done", RESULT)
+    (remark,) = differences([summarize(tmp_path / "a"), summarize(tmp_path / "b")])
+    assert "different cubins of the same kernel" in remark and "b" * 12 in remark
 
 
 def test_a_missing_folder(tmp_path: Path) -> None:

@@ -196,7 +196,7 @@ def record_run(run: Run, source: Source) -> Recording:
             winner=pack((run.path / "best.cubin").read_bytes()) if improved else None,
             recipe=Recipe.from_bytes(recipe_file.read_bytes(), RECIPE_FILE) if improved else None,
             comparison=_samples(result.get("comparison")),
-            original_s=result["original"],
+            original_s=result["searched"]["original"],
             evaluations=result["evaluations"],
             seconds=result["seconds"],
             stopped=result["stopped"],

@@ -13,7 +13,7 @@ from nostall.ptx.assemble.versions import Assembler
 from nostall.tuning.assembler.recipes.recipe import PTX_FILE, RECIPE_FILE, hash_text
 from nostall.tuning.assembler.recipes.recording import Recording, unpack
 from nostall.tuning.assembler.recipes.reverify import RecipeVerdict, kernel_verdict, verify_recipe
-from nostall.tuning.records.result_records import verdict_record
+from nostall.tuning.records.result_records import final_times, verdict_record
 from nostall.tuning.sources.source import Source
 
 
@@ -134,6 +134,10 @@ def _trials(recording: Recording) -> list[Trial]:
 def _result_record(result: Replay) -> dict[str, Any]:
     """The result as recorded in ``run.json``, with the fields of a measured run."""
     recording, comparison = result.recording, result.comparison
+    recorded = recording.comparison
+    samples = None if recorded is None else {
+        "original": recorded.original, "candidate": recorded.candidate
+    }  # fmt: skip
     record: dict[str, Any] = {
         "kind": "measured",
         "unit": "s",
@@ -144,8 +148,8 @@ def _result_record(result: Replay) -> dict[str, Any]:
             "rebuilt": result.verdict.is_rebuilt if result.verdict else None,
         },
         "notes": list(result.notes),
-        "original": recording.original_s,
-        "best": recording.original_s / result.ratio,
+        **final_times(samples, recording.original_s, result.ratio),
+        "searched": {"original": recording.original_s},
         "ratio": result.ratio,
         "improved": result.improved,
         "evaluations": recording.evaluations,
@@ -156,8 +160,7 @@ def _result_record(result: Replay) -> dict[str, Any]:
         "model": dict(recording.device),
         "assembler": recording.assembler,
     }
-    if comparison is not None and recording.comparison is not None:
-        samples = recording.comparison
+    if comparison is not None and recorded is not None:
         record["comparison"] = {
             "verdict": comparison.verdict,
             "ratio": comparison.ratio,
@@ -165,10 +168,10 @@ def _result_record(result: Replay) -> dict[str, Any]:
             "high": comparison.high,
             "null_low": comparison.null_low,
             "null_high": comparison.null_high,
-            "checks": samples.checks,
+            "checks": recorded.checks,
             "equal": "bit by bit",
             "samples": json.loads(
-                samples.model_dump_json(include={"original", "candidate", "null"})
+                recorded.model_dump_json(include={"original", "candidate", "null"})
             ),
         }
     return record
