@@ -104,7 +104,9 @@ class Step:
             settings, max(SEQUENCES, len(ragged)), max(SEQUENCES, len(ragged)), 16_384, LEVELS
         )
         builder = DeviceBuilder.of(settings, capacity, str(DEVICE))
-        buffers = AttentionBuffers.around(builder.tables, capacity.scratch_rows, shape.head_dim)
+        buffers = AttentionBuffers.around(
+            builder.tables, capacity.scratch_rows, shape.head_dim, builder.queue
+        )
         step = Step(_inputs(ragged, shape), plan, builder, buffers)
         step.build()
         builder.tables.to_host(capacity)
