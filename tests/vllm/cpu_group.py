@@ -7,6 +7,7 @@ results are wrong wherever tables are not those of the step.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,8 +18,13 @@ from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.attention.backends import flash_attn
 
 from nostall.attach.vllm import counts, gpu_backend
+from nostall.attach.vllm.grouped_tables import GroupedStepTables
 from nostall.attach.vllm.step_tables import StepTables
 from nostall.serving.attention.host import HostBatch, execute
+from nostall.serving.tables.columns import PREFIX_ROWS
+from nostall.serving.tables.device import Totals
+from nostall.serving.tables.host import HostBuilder
+from nostall.serving.tables.prefix.leaders import SharedPrefixes
 
 PAGE = 16
 HEADS, KV_HEADS, DIMS = 4, 2, 64
@@ -48,6 +54,44 @@ class HostTables(StepTables):
         lengths = batch.kv_lengths.numpy().astype(np.int32)
         host = HostBatch(batch.query_starts.numpy(), lengths, batch.block_table, {})
         execute(self.shape, self.last, host, query, keys, values, out)
+
+
+class HostGroupedTables(GroupedStepTables):
+    """Tables of decodes that share prefixes, which the host builds from the block table."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.builds = self.shared = 0
+        tiles = replace(self._settings.tiles, least_prefix=64, least_saved_ns=0)
+        settings = replace(self._settings, tiles=tiles)
+        self.host = HostBuilder.of(settings, self._capacity)
+        HostTables.made.append(self)
+
+    def warm_up(self, dtype: Any, table_width: int) -> None:
+        """Nothing is compiled."""
+        offsets = torch.full((self._capacity.sequences,), -1, dtype=torch.int32)
+        self._no_trees = offsets, torch.zeros(1, dtype=torch.int64)
+
+    @property
+    def totals(self) -> Totals:
+        return Totals(self.builds, self.shared, 0, 0)
+
+    def watch(self, layers: int) -> None:
+        counts.watch_prefixes(lambda: self.totals, layers)
+
+    def build(self, batch: Any) -> None:
+        starts, lengths, table = (tensor.numpy().astype(np.int32) for tensor in batch[:3])
+        queries = np.diff(starts)
+        prefixes = SharedPrefixes.in_pages(table, queries, lengths, PAGE)
+        self.last = self.host.build(queries, np.maximum(lengths, queries), prefixes)
+        self.builds += 1
+        self.shared += int(self.last.counts[PREFIX_ROWS] > 0)
+
+    def attend(self, query: Any, keys: Any, values: Any, out: Any, batch: Any) -> None:
+        lengths = batch.kv_lengths.numpy().astype(np.int32)
+        host = HostBatch(batch.query_starts.numpy(), lengths, batch.block_table, {})
+        shape = replace(self.shape, has_prefixes=True)
+        execute(shape, self.last, host, query, keys, values, out)
 
 
 def attention(impl: Any, query: Any, cache: Any, metadata: Any, out: Any) -> None:
@@ -99,6 +143,7 @@ def patch(monkeypatch: pytest.MonkeyPatch, steps: str = "all") -> None:
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
     monkeypatch.setattr(gpu_backend, "StepTables", HostTables)
+    monkeypatch.setattr(gpu_backend, "GroupedStepTables", HostGroupedTables)
     monkeypatch.setattr(gpu_backend, "has_tall_kernel", lambda device: False)
     monkeypatch.setattr(gpu_backend, "attach_attention_kernels", lambda: None)
     monkeypatch.setattr(flash_attn.FlashAttentionImpl, "forward", fake_forward)

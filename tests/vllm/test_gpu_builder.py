@@ -290,7 +290,7 @@ def test_builders_that_vllm_wraps_are_left(wrapper: str) -> None:
 
 def test_measured_steps_alone_are_served_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     """Heads of 64 elements were not measured, so no tables are made for them."""
-    patch(monkeypatch, "measured")
+    patch(monkeypatch, "auto")
     group = Group(FULL, {"a": layer()})
     assert not HostTables.made
     group.check(group.builder.build(0, step(group, DECODES)))

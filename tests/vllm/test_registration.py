@@ -20,7 +20,7 @@ def test_custom_resolves_with_every_version(asked: bool, monkeypatch: pytest.Mon
     monkeypatch.setattr(registry, "_ATTN_OVERRIDES", {})
     monkeypatch.delenv(VARIABLE, raising=False)
     if asked:
-        monkeypatch.setenv(VARIABLE, "measured")
+        monkeypatch.setenv(VARIABLE, "auto")
     plugin.register()
     found = AttentionBackendEnum.CUSTOM.get_class()
     assert issubclass(found, FlashAttentionBackend)

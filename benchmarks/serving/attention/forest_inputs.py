@@ -32,7 +32,7 @@ from nostall.serving.tables.columns import PREFIX_ROWS, REDUCTIONS, SAVED_NS, SC
 from nostall.serving.tables.device import DeviceBuilder, Prefixes
 from nostall.serving.tables.host import HostBuilder, needed_capacity
 from nostall.serving.tables.prefix.leaders import NO_PREFIXES, SharedPrefixes
-from nostall.serving.tables.settings import TaskTables
+from nostall.serving.tables.settings import TableSettings, TaskTables
 
 if TYPE_CHECKING:
     from benchmarks.serving.attention.prefix_forests import Workload
@@ -45,6 +45,7 @@ LAYER = (
 SEQUENCES = 256 if HAS_GPU else 16
 """Most sequences of the engine for which the tables are allocated."""
 LEVELS = 2
+WORKERS = None if HAS_GPU else 1
 SHAPES = {
     "32/8": AttentionShape(has_prefixes=True),
     "8/1 d64": AttentionShape(8, 1, 64, has_prefixes=True),
@@ -58,6 +59,12 @@ SHAPES = {
 def sms() -> int:
     """Multiprocessors of the device."""
     return torch.cuda.get_device_properties(0).multi_processor_count if HAS_GPU else 2
+
+
+def settings_of(plan: AttentionPlan, shape: AttentionShape) -> TableSettings:
+    """The settings of a plan's tables; the interpreter runs few programs of the builder."""
+    settings = plan.table_settings(shape, sms())
+    return settings if HAS_GPU else replace(settings, cost_classes=2)
 
 
 def batch_of(workload: Workload) -> RaggedBatch:
@@ -99,12 +106,14 @@ class Step:
         plan = plan_for(shape, BatchKind(True, 1))
         if not HAS_GPU:
             plan = replace(plan, least_prefix=64, least_saved_ns=0)
-        settings = plan.table_settings(shape, sms())
+        settings = settings_of(plan, shape)
         capacity = bounded_capacity(
             settings, max(SEQUENCES, len(ragged)), max(SEQUENCES, len(ragged)), 16_384, LEVELS
         )
-        builder = DeviceBuilder.of(settings, capacity, str(DEVICE))
-        buffers = AttentionBuffers.around(builder.tables, capacity.scratch_rows, shape.head_dim)
+        builder = DeviceBuilder.of(settings, capacity, str(DEVICE), WORKERS)
+        buffers = AttentionBuffers.around(
+            builder.tables, capacity.scratch_rows, shape.head_dim, builder.queue
+        )
         step = Step(_inputs(ragged, shape), plan, builder, buffers)
         step.build()
         builder.tables.to_host(capacity)
@@ -249,7 +258,7 @@ class Forest(NamedTuple):
 
 
 def draw_forest(rng: np.random.Generator) -> Forest:
-    """A random batch; half of them are decodes only. Table entries behind the last page are wrong."""
+    """A random batch; half are decodes only. Table entries behind the last page are wrong."""
     rows: list[list[int]] = []
     queries, keys = [], []
     fresh, is_decode = 1, rng.random() < 0.5
@@ -284,9 +293,9 @@ class Checker:
         self.shape = shape
         plan = plan_for(shape, BatchKind(True, 1))
         self.plan = replace(plan, least_prefix=64, least_saved_ns=0, least_split=128)
-        self.settings = self.plan.table_settings(shape, sms())
+        self.settings = settings_of(self.plan, shape)
         self.capacity = bounded_capacity(self.settings, 32, 288, 16_384, 8)
-        self.builder = DeviceBuilder.of(self.settings, self.capacity, str(DEVICE))
+        self.builder = DeviceBuilder.of(self.settings, self.capacity, str(DEVICE), WORKERS)
         self.buffers = AttentionBuffers.around(
             self.builder.tables, self.capacity.scratch_rows, shape.head_dim
         )

@@ -151,7 +151,7 @@ def jobs_of(
         }  # fmt: skip
     custom = engine if options.tiny else {**engine, "attention_backend": "CUSTOM"}
     for tree, folder in trees.items():
-        for steps in ("measured", "all"):
+        for steps in ("auto", "all"):
             environment = {"NOSTALL_VLLM_ATTENTION": steps, "NOSTALL_VLLM_CPU": "1"}
             environment["PYTHONPATH"] = str(folder / "src")
             jobs[f"{tree}, {steps}"] = {

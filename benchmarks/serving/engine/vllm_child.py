@@ -225,7 +225,7 @@ def started_engine(options: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
     return engine, {
         "backend": options.backend,
         "speculate": options.speculate,
-        "served": os.environ.get("NOSTALL_VLLM_ATTENTION", "measured"),
+        "served": os.environ.get("NOSTALL_VLLM_ATTENTION", "auto"),
         "linear": "NOSTALL_VLLM_LINEAR" in os.environ,
         "async": bool(engine.vllm_config.scheduler_config.async_scheduling),
         "kv_tokens": int(cache.num_gpu_blocks) * int(cache.block_size),

@@ -57,23 +57,20 @@ MOST_EXPLAINED = 16
 class Engine:
     """A process with one engine."""
 
-    def __init__(self, name: str, number: int, folder: Path, options: argparse.Namespace) -> None:
+    def __init__(
+        self, name: str, own: Path, arguments: list[str], environment: dict[str, str]
+    ) -> None:
+        """``own``: a new folder; ``arguments``: the module of the process and its options."""
         self.name, self.problem = name, ""
-        backend, speculate, *served = name.split(":")
-        self.record: dict[str, Any] = {"speculate": int(speculate), "rounds": []}
-        own = folder / str(number)
+        self.record: dict[str, Any] = {"rounds": []}
         own.mkdir()
-        environment = {**os.environ, **ENVIRONMENT, "VLLM_CACHE_ROOT": str(own / "cache")}
-        if "linear" in served:
-            environment["NOSTALL_VLLM_LINEAR"] = str(options.linear)
-        if "all" in served:
-            environment["NOSTALL_VLLM_ATTENTION"] = "all"
+        environment = {
+            **os.environ, **ENVIRONMENT, "VLLM_CACHE_ROOT": str(own / "cache"), **environment
+        }  # fmt: skip
         self._log = own / "log"
         self._listener = Listener(str(own / "socket"), "AF_UNIX")
-        command = [sys.executable, "-m", CHILD, "--backend", backend,
-                   "--speculate", speculate, "--cache-gib", str(options.cache_gib),
-                   "--traces", str(options.traces), "--folder", str(own / "model"),
-                   "--socket", str(own / "socket")]  # fmt: skip
+        command = [sys.executable, "-m", *arguments,
+                   "--folder", str(own / "model"), "--socket", str(own / "socket")]  # fmt: skip
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
                 command, env=environment, stdout=log, stderr=subprocess.STDOUT
@@ -121,15 +118,35 @@ class Engine:
         self._listener.close()
 
 
+def engine_of(name: str, own: Path, options: argparse.Namespace) -> Engine:
+    """The engine of a name such as CUSTOM:7:all."""
+    backend, speculate, *served = name.split(":")
+    environment = {}
+    if "linear" in served:
+        environment["NOSTALL_VLLM_LINEAR"] = str(options.linear)
+    if "all" in served:
+        environment["NOSTALL_VLLM_ATTENTION"] = "all"
+    arguments = [CHILD, "--backend", backend, "--speculate", speculate, "--cache-gib",
+                 str(options.cache_gib), "--traces", str(options.traces)]  # fmt: skip
+    engine = Engine(name, own, arguments, environment)
+    engine.record["speculate"] = int(speculate)
+    return engine
+
+
 def check_machine(options: argparse.Namespace) -> None:
     """Raise :class:`MissingPart` without vLLM or a GPU, and :class:`BadInput` for bad engines."""
-    import torch
-
     wrong = [name for name in options.engines if not ENGINE_NAME.fullmatch(name)]
     if wrong:
         raise BadInput(f"engine {wrong[0]!r}; allowed are BACKEND:TOKENS[:all][:linear]")
     if options.linear is None and any(name.endswith(":linear") for name in options.engines):
         raise BadInput("an engine with :linear needs --linear, a table of `nostall serving tune`")
+    check_vllm()
+
+
+def check_vllm() -> None:
+    """Raise :class:`MissingPart` without vLLM or a GPU."""
+    import torch
+
     if find_spec("vllm") is None:
         raise MissingPart("vLLM is not installed; install vllm 0.25, or add it to PYTHONPATH")
     if not torch.cuda.is_available():
@@ -279,7 +296,7 @@ def main(options: argparse.Namespace) -> int:
     options.cache_gib = cache_gib(len(options.engines))
     with tempfile.TemporaryDirectory(prefix="nostall-") as folder:
         engines = [
-            Engine(name, number, Path(folder), options)
+            engine_of(name, Path(folder) / str(number), options)
             for number, name in enumerate(options.engines)
         ]
         try:

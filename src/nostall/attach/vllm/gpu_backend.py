@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -24,6 +25,7 @@ from vllm.v1.attention.backends import flash_attn
 
 from nostall.attach.attention_kernels import attach_attention_kernels
 from nostall.attach.vllm.counts import count_left, count_served
+from nostall.attach.vllm.grouped_tables import GroupedStepTables
 from nostall.attach.vllm.layer_checks import (
     group_shape,
     layer_shape,
@@ -32,10 +34,12 @@ from nostall.attach.vllm.layer_checks import (
     window_of,
 )
 from nostall.attach.vllm.routing import (
+    DEFAULT,
     VARIABLE,
     StepKind,
     find_choice,
     plan_of,
+    reads_once,
     serves,
     step_kind,
     stored_plan,
@@ -51,6 +55,7 @@ MAX_SCRATCH_BYTES = 1 << 30
 """Most memory of the scratch of one group of layers."""
 CACHE_DTYPES = ("auto", "float16", "bfloat16")
 """Names of caches that hold keys and values as the kernel reads them."""
+AnyTables = StepTables | GroupedStepTables
 STEP = "nostall_step"
 """Attribute of vLLM's metadata: the :class:`Step` that nostall serves, else missing."""
 
@@ -58,7 +63,7 @@ STEP = "nostall_step"
 class Step(NamedTuple):
     """A step that nostall serves."""
 
-    tables: StepTables
+    tables: AnyTables
     batch: BatchTensors
     """The step's tensors, the same objects as in its metadata."""
 
@@ -72,7 +77,7 @@ class NostallMetadataBuilder(flash_attn.FlashAttentionMetadataBuilder):
     """vLLM must not copy a group's metadata for another group, which has pages of its own."""
     _layers: Collection[str] = ()
     """Layers that run the steps; steps that no layer runs are not counted."""
-    _captured: Mapping[tuple[int, int], StepTables] = {}
+    _captured: Mapping[tuple[int, int], AnyTables] = {}
     """Sequences and tokens of captured steps, padded ones included -> the tables they read."""
 
     def __init__(
@@ -81,14 +86,14 @@ class NostallMetadataBuilder(flash_attn.FlashAttentionMetadataBuilder):
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         # vLLM would refresh a draft's metadata inside of a captured graph, without a build.
         self.supports_draft_decode_metadata_update = False
-        self._choice = find_choice(os.environ.get(VARIABLE, "measured"))
-        self._tables: dict[StepKind, StepTables] = {}
+        self._choice = find_choice(os.environ.get(VARIABLE, DEFAULT))
+        self._tables: dict[StepKind, AnyTables] = {}
         try:
             self._tables = self._make_tables(kv_cache_spec, vllm_config)
         except NostallError as error:
             count_left(f"a group of layers: {error}")
 
-    def _make_tables(self, spec: Any, config: Any) -> dict[StepKind, StepTables]:
+    def _make_tables(self, spec: Any, config: Any) -> dict[StepKind, AnyTables]:
         """Tables for each kind of step; raises :class:`NostallError` if nostall serves none."""
         if type(self) is not NostallMetadataBuilder:
             raise BadInput(f"its steps are changed by vLLM's {type(self).__name__}")
@@ -109,14 +114,22 @@ class NostallMetadataBuilder(flash_attn.FlashAttentionMetadataBuilder):
         gpu = str(torch.cuda.get_device_name(self.device))
         plans = self._plans(shape, limits, str(dtype).removeprefix("torch."), gpu)
         attach_attention_kernels()
-        made: dict[AttentionPlan, StepTables] = {}
-        for plan in set(plans.values()):
-            made[plan] = tables = StepTables(shape, plan, limits, self.device)
+        made: dict[tuple[AttentionPlan, bool], AnyTables] = {}
+        wanted = {kind: (plan, self._reads_once(kind, shape)) for kind, plan in plans.items()}
+        for plan, is_grouped in set(wanted.values()):
+            make = GroupedStepTables if is_grouped else StepTables
+            made[plan, is_grouped] = tables = make(shape, plan, limits, self.device)
             if tables.scratch_bytes > MAX_SCRATCH_BYTES:
                 raise BadInput(f"{tables.scratch_bytes >> 20} MiB of scratch")
             tables.warm_up(dtype, -(-limits.keys // spec.block_size))
         self._layers = [name for name, layer in layers.items() if layer.take(shape)]
-        return {kind: made[plan] for kind, plan in plans.items()}
+        for tables in made.values():
+            if isinstance(tables, GroupedStepTables):
+                tables.watch(len(self._layers))
+        return {kind: made[key] for kind, key in wanted.items()}
+
+    def _reads_once(self, kind: StepKind, shape: AttentionShape) -> bool:
+        return reads_once(self._choice, kind, shape)
 
     def _plans(
         self, shape: AttentionShape, limits: StepLimits, dtype: str, gpu: str
@@ -131,10 +144,12 @@ class NostallMetadataBuilder(flash_attn.FlashAttentionMetadataBuilder):
         if not kinds:
             raise BadInput(f"no steps of {shape} on {gpu} are among those that {VARIABLE} names")
         has_tall = has_tall_kernel(torch.device(self.device))
-        return {
-            kind: stored_plan(kind, shape, dtype, gpu) or plan_of(kind, shape, has_tall)
-            for kind in kinds
-        }
+        plans = {}
+        for kind in kinds:
+            kernel_shape = replace(shape, has_prefixes=self._reads_once(kind, shape))
+            stored = stored_plan(kind, kernel_shape, dtype, gpu)
+            plans[kind] = stored or plan_of(kind, kernel_shape, has_tall)
+        return plans
 
     def build(
         self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False
@@ -148,15 +163,16 @@ class NostallMetadataBuilder(flash_attn.FlashAttentionMetadataBuilder):
         tables = self._tables[kind] if reason is None else None
         captured = self._captured.get(_graph_size(common))
         read = {each for each in (tables, captured) if each is not None}
-        if read:
-            kv_lengths = np.maximum(_host_lengths(common), query_lengths)
-            for each in read:
+        for each in read:
+            if isinstance(each, GroupedStepTables):
+                each.build(_tensors(each, common))
+            else:
+                kv_lengths = np.maximum(_host_lengths(common), query_lengths)
                 each.build(query_lengths, kv_lengths)
         if tables is None:
             count_left(str(reason))
             return metadata
-        batch = tables.batch(common.query_start_loc, common.seq_lens, common.block_table_tensor)
-        setattr(metadata, STEP, Step(tables, batch))
+        setattr(metadata, STEP, Step(tables, _tensors(tables, common)))
         if self._layers:
             count_served(kind)
         return metadata
@@ -201,6 +217,11 @@ class NostallMetadataBuilder(flash_attn.FlashAttentionMetadataBuilder):
 def _graph_size(common: Any) -> tuple[int, int]:
     """Sequences and tokens of a step, padded ones included: what tells captured graphs apart."""
     return common.num_reqs, common.num_actual_tokens
+
+
+def _tensors(tables: AnyTables, common: Any) -> BatchTensors:
+    """The tensors of a step."""
+    return tables.batch(common.query_start_loc, common.seq_lens, common.block_table_tensor)
 
 
 def _host_lengths(common: Any) -> Any:

@@ -35,6 +35,7 @@ MAX_VERIFY = 32
 
 VARIABLE = "NOSTALL_VLLM_ATTENTION"
 """Environment variable that names the steps to serve; see :data:`CHOICES`."""
+DEFAULT = "auto"
 
 
 class StepKind(StrEnum):
@@ -67,15 +68,22 @@ class Choice:
     kinds: frozenset[StepKind]
     only_faster: bool = False
     """Whether it serves only steps on which it was faster than FlashAttention-3."""
+    reads_once: bool = False
+    """Whether decodes that share a prefix read it once."""
 
 
 CHOICES: Mapping[str, Choice] = {
-    "measured": Choice(frozenset((StepKind.DECODE,)), only_faster=True),
-    "all": Choice(frozenset((StepKind.DECODE, StepKind.VERIFY, StepKind.PREFILL, StepKind.MIXED))),
+    "auto": Choice(frozenset((StepKind.DECODE,)), only_faster=True, reads_once=True),
+    "all": Choice(
+        frozenset((StepKind.DECODE, StepKind.VERIFY, StepKind.PREFILL, StepKind.MIXED)),
+        reads_once=True,
+    ),
     "none": Choice(frozenset()),
 }
-"""Choices by the value of the environment variable.  ``measured``: steps on which the kernel alone
-was faster than FlashAttention-3; the token rates of vLLM did not differ beyond the noise."""
+"""Choices by the value of the environment variable. ``auto``: decode steps of so many sequences
+that the kernel alone, without shared prefixes, was faster than FlashAttention-3. Graphs are
+captured by the number of sequences, so that this number decides; sharing is found by the tables of
+each step, and the same kernel serves steps with and without it."""
 
 
 def step_kind(query_lengths: NDArray[np.int32]) -> StepKind:
@@ -96,6 +104,11 @@ def find_choice(name: str) -> Choice:
     if name not in CHOICES:
         raise BadInput(unknown(f"value of {VARIABLE}", name, CHOICES))
     return CHOICES[name]
+
+
+def reads_once(choice: Choice, kind: StepKind, shape: AttentionShape) -> bool:
+    """Whether steps of a kind read shared prefixes once: decodes without a window."""
+    return choice.reads_once and kind is StepKind.DECODE and not shape.window
 
 
 def plan_of(kind: StepKind, shape: AttentionShape, has_tall: bool = False) -> AttentionPlan:

@@ -34,7 +34,7 @@ from nostall.serving.tables.settings import TableCapacity, TaskTables
 REDUCED_ELEMENTS = 8192
 """Elements of all splits that a program of the reduction adds at a time, at most."""
 FEW_SPLITS_ELEMENTS = 4096
-"""The same for the reductions of decodes with shared prefixes, which are many and have few splits."""
+"""The same for reductions of decodes with shared prefixes, which are many and have few splits."""
 REDUCTION_PROGRAMS = 4
 """Programs of these for each program of the attention kernel."""
 SHORT_TILE = 16
@@ -83,12 +83,14 @@ class AttentionBuffers:
     """fp32 (scratch rows,): their base-2 logarithms of the sums of exponents."""
 
     @staticmethod
-    def around(tables: DeviceTables, scratch_rows: int, head_dim: int) -> AttentionBuffers:
-        """Scratch for the tensors of a device builder."""
+    def around(
+        tables: DeviceTables, scratch_rows: int, head_dim: int, queue: Tensor | None = None
+    ) -> AttentionBuffers:
+        """Scratch for the tensors of a device builder; None: a queue of its own."""
         device, rows = tables.tasks.device, max(scratch_rows, 1)
         return AttentionBuffers(
             tables,
-            torch.zeros(2, dtype=torch.int64, device=device),
+            torch.zeros(2, dtype=torch.int64, device=device) if queue is None else queue,
             torch.empty(rows, head_dim, dtype=torch.float32, device=device),
             torch.empty(rows, dtype=torch.float32, device=device),
         )

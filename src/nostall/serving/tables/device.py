@@ -112,6 +112,18 @@ class DeviceForest(NamedTuple):
         return forest._replace(branch_costs=forest.branch_costs.long())
 
 
+class Totals(NamedTuple):
+    """Sums over the builds of a device builder."""
+
+    builds: int
+    shared: int
+    """Builds with shared prefixes."""
+    left: int
+    """Builds whose shared prefixes exceeded the capacity."""
+    saved_ns: int
+    """Modelled time of each program that shared prefixes saved."""
+
+
 @dataclass(frozen=True)
 class Prefixes:
     """Where the shared prefixes of a batch come from: arrays of the host, or a block table."""
@@ -131,8 +143,8 @@ class DeviceBuilder:
     tables: DeviceTables
     grid: int
     """Programs of the launch."""
-    totals: Any
-    """int64 (4,): sums over all builds; see :func:`device_kernel.build_kernel`."""
+    state: Any
+    """int64 (6,): the queue and sums over all builds; see :func:`device_kernel.build_kernel`."""
     _forest: DeviceForest
     _constants: dict[str, Any]
 
@@ -179,9 +191,19 @@ class DeviceBuilder:
             "num_warps": _warps(capacity.tiles),
         }
         grid = (settings.cost_classes if sorts else 1) * workers
-        totals = torch.zeros(4, dtype=torch.int64, device=device)
+        state = torch.zeros(6, dtype=torch.int64, device=device)
         forest = DeviceForest.empty(max(capacity.sequences, 1), device)
-        return DeviceBuilder(settings, capacity, tables, grid, totals, forest, constants)
+        return DeviceBuilder(settings, capacity, tables, grid, state, forest, constants)
+
+    @property
+    def queue(self) -> Any:
+        """int64 (2,): a queue for the attention kernel, which each build empties."""
+        return self.state[:2]
+
+    @property
+    def totals(self) -> Totals:
+        """Sums over all builds; waits for the device."""
+        return Totals(*self.state[2:].tolist())
 
     def build(
         self, query_starts: Any, kv_lengths: Any, prefixes: Prefixes | None = None
@@ -214,7 +236,7 @@ class DeviceBuilder:
             tables.reductions,
             tables.counts,
             tables.prefix_rows,
-            self.totals,
+            self.state,
             capacity.tiles,
             capacity.units,
             capacity.reductions,

@@ -23,10 +23,10 @@ SNAKE = tl.constexpr(1)
 ONE_EACH = tl.constexpr(2)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["sequences"])
 def build_kernel(
     query_starts, kv_lengths, sequences, leaders, shared, first_rows, deepest, node_tokens, parents,
-    branch_costs, branch_tokens, tasks, program_offsets, reductions, counts, prefix_rows, totals,
+    branch_costs, branch_tokens, tasks, program_offsets, reductions, counts, prefix_rows, state,
     capacity_tiles, capacity_units, capacity_reductions, capacity_rows, capacity_programs,
     capacity_prefix_rows, capacity_prefix_tiles,
     PROGRAMS: tl.constexpr, TILE_TOKENS: tl.constexpr, LIMITS: tl.constexpr,
@@ -38,9 +38,9 @@ def build_kernel(
 ):  # fmt: skip
     """Write the tables of a batch; the grid is max(CLASSES, 1) * WORKERS programs.
 
-    ``LEAST_PREFIX`` 0: there is no prefix forest, and its arguments are not read. ``totals``,
-    int64, sums over the builds: their number, those with shared prefixes, those whose prefixes
-    exceeded the capacity, and SAVED_NS.
+    ``LEAST_PREFIX`` 0: there is no prefix forest, and its arguments are not read. ``state``,
+    int64: the queue of the attention kernel, which is emptied, and sums over the builds: their
+    number, those with shared prefixes, those whose prefixes exceeded the capacity, and SAVED_NS.
     """
     (
         tile_count, prefix_count, saved_ns, sequence, start, taken, first, end, index, is_node,
@@ -78,7 +78,7 @@ def build_kernel(
     )
     if pid == 0:
         _write_counts(
-            counts, totals, tile_count, is_counted, units, reduction_count, row_count,
+            counts, state, tile_count, is_counted, units, reduction_count, row_count,
             program_count, prefix_count, saved_ns,
         )  # fmt: skip
 
@@ -213,7 +213,7 @@ def _write_prefix_rows(
 
 @triton.jit
 def _write_counts(
-    counts, totals, tile_count, is_counted, units, reductions, scratch_rows, programs, prefix_rows,
+    counts, state, tile_count, is_counted, units, reductions, scratch_rows, programs, prefix_rows,
     saved_ns,
 ):  # fmt: skip
     """Write the counts; if the query tiles exceed the capacity, minus their number and zeros."""
@@ -224,10 +224,12 @@ def _write_counts(
     tl.store(counts + 3, tl.where(is_counted, programs, 0))
     tl.store(counts + 4, tl.where(is_counted, prefix_rows, 0))
     tl.store(counts + 5, tl.where(is_counted, saved_ns, 0))
-    tl.store(totals, tl.load(totals) + 1)
-    tl.store(totals + 1, tl.load(totals + 1) + tl.where(prefix_rows > 0, 1, 0))
-    tl.store(totals + 2, tl.load(totals + 2) + tl.where(saved_ns < 0, 1, 0))
-    tl.store(totals + 3, tl.load(totals + 3) + tl.maximum(saved_ns, 0))
+    tl.store(state, tl.full([], 0, tl.int64))
+    tl.store(state + 1, tl.full([], 0, tl.int64))
+    tl.store(state + 2, tl.load(state + 2) + 1)
+    tl.store(state + 3, tl.load(state + 3) + tl.where(prefix_rows > 0, 1, 0))
+    tl.store(state + 4, tl.load(state + 4) + tl.where(saved_ns < 0, 1, 0))
+    tl.store(state + 5, tl.load(state + 5) + tl.maximum(saved_ns, 0))
 
 
 @triton.jit

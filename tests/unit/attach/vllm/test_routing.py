@@ -59,10 +59,10 @@ def test_each_served_kind_has_a_plan() -> None:
 @pytest.mark.parametrize(
     ("choice", "kind", "sequences", "head_dim", "served"),
     [
-        ("measured", StepKind.DECODE, 256, 128, True),
-        ("measured", StepKind.DECODE, 4, 128, False),
-        ("measured", StepKind.DECODE, 256, 64, False),
-        ("measured", StepKind.VERIFY, 256, 128, False),
+        ("auto", StepKind.DECODE, 256, 128, True),
+        ("auto", StepKind.DECODE, 4, 128, False),
+        ("auto", StepKind.DECODE, 256, 64, False),
+        ("auto", StepKind.VERIFY, 256, 128, False),
         ("all", StepKind.MIXED, 1, 64, True),
         ("none", StepKind.DECODE, 256, 128, False),
     ],

@@ -17,7 +17,7 @@ NUMBERS = (
     "capacity_rows", "capacity_programs", "capacity_prefix_rows", "capacity_prefix_tiles",
 )  # fmt: skip
 """Arguments that are 32-bit numbers; all others are addresses."""
-WIDE = ("branch_costs", "totals")
+WIDE = ("branch_costs", "state")
 """Addresses of 64-bit numbers."""
 CONSTANTS = {
     "PROGRAMS": 264,

@@ -1,0 +1,96 @@
+"""Task tables of vLLM's decode steps, built on the device from its block table.
+
+Sequences with the same leading pages read them once. The host neither waits nor copies: the same
+launches serve both model runners of vLLM, and steps whose lengths only the device knows. Whether a
+step shares anything is decided by its tables, so that one captured graph serves all steps of its
+size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from nostall.attach.vllm.counts import watch_prefixes
+from nostall.attach.vllm.step_tables import StepLimits
+from nostall.serving.attention.config import AttentionShape
+from nostall.serving.attention.launch import (
+    AttentionBuffers,
+    BatchTensors,
+    MetaAttention,
+    PagedCache,
+)
+from nostall.serving.attention.plan import AttentionPlan
+from nostall.serving.tables.capacity import bounded_capacity
+from nostall.serving.tables.device import DeviceBuilder, Prefixes, Totals
+
+PREFIX_LEVELS = 2
+"""Shared prefixes that a sequence is in, on average over a step: the scratch grows with them. A
+step that needs more is built without shared prefixes, and counted."""
+
+
+class GroupedStepTables:
+    """The tables of the decode steps of one group of layers, built anew for each step."""
+
+    def __init__(
+        self, shape: AttentionShape, plan: AttentionPlan, limits: StepLimits, device: Any
+    ) -> None:
+        """``shape``: what the layers compute; ``plan``: one for shapes with shared prefixes."""
+        self.shape, self.plan, self.device = shape, plan, device
+        self.sms = torch.cuda.get_device_properties(device).multi_processor_count
+        kernel_shape = replace(shape, has_prefixes=True)
+        settings = plan.table_settings(kernel_shape, self.sms)
+        capacity = bounded_capacity(
+            settings, limits.sequences, limits.sequences, limits.keys, PREFIX_LEVELS
+        )
+        self.scratch_bytes = capacity.scratch_rows * (shape.head_dim + 1) * 4
+        self._capacity, self._settings = capacity, settings
+        programs = plan.launched_programs(self.sms, capacity.units)
+        self._attention = MetaAttention(kernel_shape, plan.kernel, programs, is_decode=True)
+
+    def warm_up(self, dtype: Any, table_width: int) -> None:
+        """Allocate the tables and compile the kernels, so that no step of a server waits for it."""
+        builder = DeviceBuilder.of(self._settings, self._capacity, str(self.device))
+        self._builder = builder
+        self.buffers = AttentionBuffers.around(
+            builder.tables, self._capacity.scratch_rows, self.shape.head_dim, builder.queue
+        )
+        sequences = self._capacity.sequences
+        ints = partial(torch.zeros, dtype=torch.int32, device=self.device)
+        self._no_trees = (ints(sequences) - 1, ints(1).long())
+        shape, zeros = self.shape, partial(torch.zeros, dtype=dtype, device=self.device)
+        # As vLLM has them: queries are a part of the rows of one product, a block has keys and
+        # values, so that Triton specialises on the same strides.
+        query = zeros((1, shape.heads + 2 * shape.kv_heads, shape.head_dim))[:, : shape.heads]
+        blocks = zeros((1, 2, shape.page_size, shape.kv_heads, shape.head_dim))
+        out = zeros((1, shape.heads, shape.head_dim))
+        batch = self.batch(ints(2), ints(1), ints((1, table_width)))
+        self.build(batch)
+        self.attend(query, blocks[:, 0], blocks[:, 1], out, batch)
+        if torch.device(self.device).type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def watch(self, layers: int) -> None:
+        """Report what shared prefixes save in the steps of so many layers."""
+        watch_prefixes(lambda: self._builder.totals, layers)
+
+    @property
+    def totals(self) -> Totals:
+        """Sums over all steps; waits for the device."""
+        return self._builder.totals
+
+    def build(self, batch: BatchTensors) -> None:
+        """Build the tables of a step on the current stream."""
+        prefixes = Prefixes(block_table=batch.block_table, page_size=self.shape.page_size)
+        self._builder.build(batch.query_starts, batch.kv_lengths, prefixes)
+
+    def batch(self, query_starts: Any, kv_lengths: Any, block_table: Any) -> BatchTensors:
+        """The tensors of a step on the device, as the kernels read them."""
+        return BatchTensors(query_starts, kv_lengths, block_table, *self._no_trees)
+
+    def attend(self, query: Any, keys: Any, values: Any, out: Any, batch: BatchTensors) -> None:
+        """Launch attention of the step whose tables were built last."""
+        self._attention(query, PagedCache(keys, values), out, batch, self.buffers)
