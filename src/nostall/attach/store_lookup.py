@@ -80,6 +80,7 @@ def _log_lookup(where: str, original: bytes, cubin: StoredCubin | None) -> None:
         "delivered": cubin.row.optimised if cubin is not None else None,
         "record": cubin.row.id if cubin is not None else None,
         "kind": cubin.row.kind if cubin is not None else None,
+        "source": cubin.row.source if cubin is not None else None,
         "dependent_launch": cubin.dependent if cubin is not None else None,
     }
     try:

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from nostall.cli.options.inputs import MeasuredLatenciesOption
 from nostall.cli.terminal.console import Format, FormatOption, err, out, show_json, show_table
 from nostall.core.text.plurals import pluralize
 from nostall.store import BadStore, Row, Store, bundle
@@ -100,19 +101,23 @@ def export(
 @app.command("import")
 def import_(
     path: Annotated[Path, typer.Argument(help="Bundle of `nostall store export`.")],
+    measured_latencies: MeasuredLatenciesOption = False,
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Import a bundle after checking each hash and verifying each kernel.
 
-    If one check fails, nothing is imported.
+    If one check fails, nothing is imported. The gains are those of another machine: a record that
+    was measured on this one is used before them.
     """
-    _show_rows(import_bundle(Store(), path), format, "imported and verified")
+    rows = import_bundle(Store(), path, measured_latencies=measured_latencies)
+    _show_rows(rows, format, "imported and verified")
 
 
 @app.command("verify")
 def verify(
     records: OptionalRecordsArgument = None,
     remove: RemoveOption = False,
+    measured_latencies: MeasuredLatenciesOption = False,
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Verify records again with the verifier of this version.
@@ -122,7 +127,9 @@ def verify(
     """
     store = Store()
     rows = [_find_row(store, record) for record in records] if records else store.rows()
-    reasons = [(row, rejection_reason(store, row)) for row in rows]
+    reasons = [
+        (row, rejection_reason(store, row, measured_latencies=measured_latencies)) for row in rows
+    ]
     if not records:
         _warn_of_unlisted(store)
     unsafe = [row for row, reason in reasons if reason is not None]
@@ -220,7 +227,8 @@ def _fields(row: Row) -> dict[str, object]:
 
 
 def _gain(row: Row) -> str:
-    return f"{row.kind} {row.ratio:.4f}x"
+    where = " elsewhere" if (row.kind, row.source) == ("measured", "imported") else ""
+    return f"{row.kind}{where} {row.ratio:.4f}x"
 
 
 def _text(value: object) -> str:

@@ -109,9 +109,13 @@ class Index:
             database.execute("DELETE FROM records WHERE id = ?", (id,))
 
     def find_original(self, sha256: str) -> list[Row]:
-        """The records of one original: measured before modelled, then by ``low``, largest first."""
+        """The records of one original: measured before modelled, then those of this machine's own
+        searches before others, whose gains are claims, then by ``low``, largest first.
+        """
         return self._rows(
-            "WHERE original = ? ORDER BY kind = 'modelled', low DESC, created DESC, id", sha256
+            "WHERE original = ? "
+            "ORDER BY kind = 'modelled', source != 'tuned', low DESC, created DESC, id",
+            sha256,
         )
 
     def find_prefix(self, prefix: str) -> list[Row]:

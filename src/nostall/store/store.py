@@ -141,12 +141,15 @@ class Store:
         is the name of the GPU: a measured record is used only on the GPU it was measured on, so
         without ``gpu`` none is.  ``modelled`` also allows records that were never measured.
         ``dependent`` also allows records for dependent launches, and prefers them: each was faster
-        in chains than the other results of its search.  The caller must then launch a cubin with
+        in chains than the other results of its search.  Records of this machine's own searches come
+        before imported and repaired ones.  The caller must then launch a cubin with
         ``dependent`` set with that attribute.
         """
         rejections: list[str] = []
         plain: StoredCubin | None = None
         for row in self.index.find_original(content_hash(original)):
+            if plain is not None and plain.row.source == "tuned" and row.source != "tuned":
+                break  # another machine's claim is no reason to leave what was measured here
             reason = _rejection_reason(row, architecture, gpu, kernel, modelled)
             if reason is None:
                 try:

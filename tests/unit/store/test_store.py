@@ -180,6 +180,22 @@ def test_a_measured_record_comes_before_a_modelled_one_with_a_larger_ratio(store
     assert ranked == [("measured", 1.01), ("modelled", 1.5)]
 
 
+def test_what_was_measured_here_comes_before_claims_of_others(store: Store) -> None:
+    for source in ("imported", "repaired"):
+        claim = provenance(ORIGINAL, source.encode(), low=50.0)
+        store.record(ORIGINAL, source.encode(), claim, source)  # type: ignore[arg-type]
+    assert lookup(store) in (b"imported", b"repaired")
+    keep(store, b"own", low=1.01)
+    assert lookup(store) == b"own"
+    chain = provenance(ORIGINAL, b"chain", low=60.0, dependent_launch=True)
+    store.record(ORIGINAL, b"chain", chain, "imported")
+    found = store.lookup(ORIGINAL, gpu=GPU, dependent=True).cubin
+    assert found is not None and found.data == b"own"
+    keep(store, b"own chain", low=1.02, dependent_launch=True)
+    found = store.lookup(ORIGINAL, gpu=GPU, dependent=True).cubin
+    assert found is not None and found.data == b"own chain"
+
+
 def test_records_for_dependent_launches_are_used_only_where_these_can_be_made(
     store: Store,
 ) -> None:

@@ -109,8 +109,8 @@ def plan_document(
     return {
         "planner": plan.name,
         "predicted_step_s": plan.step_s,
-        "predicted_speedup": plan.one_gpu_s / plan.step_s,
         "kind": "modelled",
+        "predicted_speedup": plan.one_gpu_s / plan.step_s,
         "operators_s": plan.times.operators_s,
         "collectives_s": plan.times.collectives_s,
         "exposed_s": plan.times.exposed_s,

@@ -119,28 +119,31 @@ def _recipe_file(source: Source, result: TuningResult) -> bytes | None:
     return result.recipe.with_ptx(source.ptx)
 
 
-def import_bundle(store: Store, path: Path) -> list[Row]:
+def import_bundle(store: Store, path: Path, *, measured_latencies: bool = False) -> list[Row]:
     """Import all records of a bundle, or none of them.
 
     The hashes of a bundle prove that its files are complete and unchanged.  They do not prove that
     a cubin is safe, so this machine verifies each pair again; a cubin that was assembled anew is
     also made again from its recipe.  Measurements cannot be repeated
     here; the store delivers a measured record only on the GPU that it names.  Records are read one
-    at a time, to verify and again to store them.  Raises :class:`BadBundle` if a record is invalid
-    or unsafe.
+    at a time, to verify and again to store them.
+
+    The rules are those of this machine: ``measured_latencies`` is the importer's decision, whatever
+    the bundle says of its search.  Raises :class:`BadBundle` if a record is invalid or unsafe.
     """
     records = bundle.read(path)
-    verified: dict[tuple[str, str, str | None, bool], _Original] = {}
+    verified: dict[tuple[str, str, str | None, bool, str], _Original] = {}
     for record in records:
         pair = (
             record.provenance.original,
             record.provenance.optimised,
             record.provenance.recipe,
-            _uses_measured_latencies(record.provenance),
+            record.provenance.dependent_launch,
+            record.provenance.kernel,
         )
         label = f"bundle {path}, kernel {record.provenance.kernel!r} (record {record.id[:12]})"
         if pair not in verified:
-            verified[pair] = _verify_pair(record, label)
+            verified[pair] = _verify_pair(record, label, measured_latencies)
         _check_provenance(record.provenance, verified[pair], label)
     return store.record_all((record.contents for record in records), source="imported")
 
@@ -153,17 +156,23 @@ class _Original(NamedTuple):
     kernels: frozenset[str]
 
 
-def _verify_pair(record: BundledRecord, label: str) -> _Original:
+def _verify_pair(record: BundledRecord, label: str, measured_latencies: bool) -> _Original:
     """Verify the cubins of a record; returns facts of the original."""
     try:
-        objection, unproved = _verify(record.contents)
+        objection, unproved = _verify(record.contents, measured_latencies)
         cubin = Cubin.parse(record.original)
     except BadInput as error:
         raise BadBundle(f"{label}: {error}") from error
     if objection:
+        remedy = "tune the kernel again"
+        if _uses_measured_latencies(record.provenance) and not measured_latencies:
+            remedy += (
+                "; its search permitted issue distances measured on a GPU: to permit them here, "
+                "too, import with --measured-latencies"
+            )
         raise BadBundle(
             f"{label}: the verifier of this version rejects the cubin ({objection}); "
-            "nothing was imported; tune the kernel again"
+            f"nothing was imported; {remedy}"
         )
     if unproved:
         raise BadBundle(
@@ -186,22 +195,25 @@ def _check_provenance(provenance: Provenance, original: _Original, label: str) -
         )
 
 
-def rejection_reason(store: Store, row: Row) -> str | None:
+def rejection_reason(store: Store, row: Row, *, measured_latencies: bool = False) -> str | None:
     """Why this version of the verifier rejects a stored record, or None if it is safe.
 
     The record was verified when it was stored, perhaps by an older version with weaker rules.
+    ``measured_latencies`` permits issue distances measured on a GPU; a record of this machine's own
+    search that permitted them has this permission.
     """
     try:
-        objection, _ = _verify(store.contents(row))
+        record = store.contents(row)
+        objection, _ = _verify(record, measured_latencies or row.source == "tuned")
     except BadInput as error:
         return str(error)
     return objection or None
 
 
-def _verify(record: Contents) -> tuple[str, str]:
-    """(why this version rejects a cubin, what this machine cannot check); both empty if it is safe.
+def _verify(record: Contents, measured_latencies: bool) -> tuple[str, str]:
+    """(why this version rejects a cubin, what this machine cannot check), empty if it is safe.
 
-    Moved instructions are verified with the latency table that the search used.
+    ``measured_latencies``: whether moved instructions may be as close as the search permitted.
     """
     if record.provenance.dependent_launch:
         problem = check_wait(record.optimised, record.provenance.kernel)
@@ -210,7 +222,7 @@ def _verify(record: Contents) -> tuple[str, str]:
     if record.recipe is not None:
         answer = verify_stored(record.recipe, record.original, record.optimised)
         return answer.objection, answer.unproved
-    measured = _uses_measured_latencies(record.provenance)
+    measured = measured_latencies and _uses_measured_latencies(record.provenance)
     verdict = verify(record.original, record.optimised, measured_latencies=measured)
     return "" if verdict.safe else str(verdict.findings[0]), ""
 

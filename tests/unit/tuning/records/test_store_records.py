@@ -9,8 +9,11 @@ import pytest
 
 from nostall.cli.tuning.stored_gain import store_gain
 from nostall.core import BadInput
-from nostall.sass import Verdict
+from nostall.core.space import NO_TAGS
+from nostall.sass import Program, Verdict
 from nostall.sass.binary.cubin import Cubin
+from nostall.sass.schedule import ScheduleSpace
+from nostall.sass.schedule.moves import SetStall
 from nostall.search import Anneal
 from nostall.store import BadBundle, BadStore, Store, bundle
 from nostall.store.artefacts import content_hash
@@ -22,6 +25,7 @@ from tests.unit.attach.variants import keep_variant
 from tests.unit.store.records import provenance
 from tests.unit.tuning.fake_device import SETTINGS, FakeDevice, load_example
 
+CLUSTERS = Path(__file__).parents[3] / "corpus" / "nvcc" / "clusters.sm_90.cubin"
 DEVICE_INFO = {"gpu": "A GPU", "architecture": "sm_90", "driver_version": "580.1"}
 
 
@@ -142,6 +146,57 @@ def test_the_records_of_a_bundle_are_imported(tmp_path: Path) -> None:
     (row,) = import_bundle(importing, tmp_path / "b")
     assert row == replace(exporting.rows()[0], source="imported")
     assert importing.lookup(load_example().cubin, gpu=row.gpu).cubin is not None
+
+
+def closer_than_mined(original: bytes) -> bytes:
+    """The cubin with an issue distance that only the measured table permits."""
+    program = Program.from_cubin(original)
+    function = program.kernel("cluster_sum")
+    default = ScheduleSpace(program, function)
+    measured = ScheduleSpace(program, function, measured_latencies=True)
+    start = default.start()
+    move = next(
+        move
+        for index in range(len(function.instructions))
+        for cycles in range(1, int(start.stall[index]))
+        if measured.apply_if_legal(start, move := SetStall(index, cycles, NO_TAGS)) is not None
+        and default.apply_if_legal(start, move) is None
+    )
+    return measured.impose(measured.apply(start, move)).to_cubin()
+
+
+def test_a_bundle_does_not_choose_the_rules_that_judge_it(tmp_path: Path) -> None:
+    """Its settings say that its search permitted measured distances; the importer decides."""
+    original = CLUSTERS.read_bytes()
+    closer = closer_than_mined(original)
+    exporting, importing = Store(tmp_path / "exporting"), Store(tmp_path / "importing")
+    settings = {"measured_latencies": True}
+    claim = provenance(original, closer, kernel="cluster_sum", settings=settings)
+    own = exporting.record(original, closer, claim)
+    assert store_records.rejection_reason(exporting, own) is None  # its own search
+    bundle.write(exporting, exporting.rows(), tmp_path / "b")
+    with pytest.raises(BadBundle, match=r"short-latency.*import with --measured-latencies"):
+        import_bundle(importing, tmp_path / "b")
+    assert importing.rows() == []
+    (row,) = import_bundle(importing, tmp_path / "b", measured_latencies=True)
+    assert row.source == "imported"
+    assert "short-latency" in (store_records.rejection_reason(importing, row) or "")
+    permitted = store_records.rejection_reason(importing, row, measured_latencies=True)
+    assert permitted is None
+
+
+def test_a_cubin_is_verified_again_for_another_kind_of_launch(tmp_path: Path) -> None:
+    """The same files in two records: the one for dependent launches has to wait itself."""
+    exporting, importing = Store(tmp_path / "exporting"), Store(tmp_path / "importing")
+    original = load_example().cubin
+    good = keep_variant(exporting, original)
+    chain = exporting.provenance(good).model_copy(update={"dependent_launch": True})
+    exporting.record(original, exporting.artefacts.get(good.optimised, "cubin"), chain)
+    for rows in (exporting.rows(), exporting.rows()[::-1]):
+        bundle.write(exporting, rows, tmp_path / "b")
+        with pytest.raises(BadBundle, match="ACQBULK"):
+            import_bundle(importing, tmp_path / "b")
+        assert importing.rows() == []
 
 
 def swap_instructions(original: bytes) -> bytes:
