@@ -141,6 +141,25 @@ def complex_cut() -> Job:
     return Job(module, (torch.randn(9, 6).double(),), torch.randn(9, 5).double(), F.mse_loss)
 
 
+class _Transposed(nn.Module):
+    """A convolution whose result is no contiguous tensor."""
+
+    def __init__(self, inside: int, outside: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(inside, outside, 3, 1, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.conv(x)).transpose(2, 3)
+
+
+def transposed() -> Job:
+    """Layers that send tensors which are not contiguous."""
+    torch.manual_seed(0)
+    module = nn.Sequential(*(_Transposed(a, b) for a, b in ((3, 4), (4, 5), (5, 4), (4, 2))))
+    images = torch.randn(9, 3, 6, 5).double()
+    return Job(module.double(), (images,), torch.randn(9, 2, 6, 5).double(), F.mse_loss)
+
+
 class _WithPenalty(nn.Module):
     """A layer that also returns the mean square of its output over the batch."""
 

@@ -86,6 +86,7 @@ CASES = (
     Case("chain data parallel, a replica without samples", "chain", ALL, "1f1b", 3, 1),
     Case("resnet torch", "resnet", FOUR, "1f1b", 4, 2, engine="torch"),
     Case("resnet 1:2:1, uneven", "resnet", ONE_TWO_ONE, "list", 6, 3),
+    Case("transposed torch", "transposed", FOUR, "1f1b", engine="torch"),
     Case("gpt2 torch", "gpt2", FOUR, "pb", 4, 2, engine="torch"),
     Case("gpt2 3:1, uneven", "gpt2", THREE_ONE, "zero-bubble", 10, 5),
     Case("frozen first half p2p", "frozen_first_half", FOUR, "zero-bubble"),

@@ -39,9 +39,10 @@ def check_optimizer(job: Job, *, is_sharded: bool) -> None:
         return
     if not torch.allclose(whole, parts, rtol=1e-4, atol=0.0):
         raise BadModel(
-            "the optimiser changes a parameter by the gradients of others (clipping by the norm of "
-            "all gradients does), and each rank has the gradients of its own parameters only; "
-            "clip each value (torch.nn.utils.clip_grad_value_), or leave the clipping out"
+            "the optimiser changes a value by the gradients of others (clipping by the norm of all "
+            "gradients does), and each rank has the gradients of its own stage or shards only; "
+            "clip each value (torch.nn.utils.clip_grad_value_), leave the clipping out, or plan "
+            "with replicated parameters (--planner data-parallel)"
         )
 
 

@@ -53,7 +53,7 @@ class Reference:
         return worst
 
     def loss_error(self, loss: float, expected: float, dtype: torch.dtype) -> float:
-        """Difference of two losses of type ``dtype``, divided by the tolerance; at most 1 is equal."""
+        """Difference of two losses of a type, divided by the tolerance; at most 1 is equal."""
         return self._error(abs(loss - expected), abs(expected), dtype)
 
     def update(self) -> None:

@@ -1,9 +1,9 @@
 """Comparison of a model's traced layers with its module: are the gradients those of training?
 
-``torch.export`` traces the forward pass alone.  The backward pass of a custom ``autograd.Function``,
-hooks on tensors and activation checkpointing are not in the trace, and neither is what a module does
-differently in its next pass.  So both run on one batch with one seed: the module twice, which shows
-the differences that the device itself causes, then the traced layers.
+``torch.export`` traces the forward pass alone.  The backward pass of a custom autograd function,
+hooks on tensors and activation checkpointing are not in the trace, and neither is what a module
+does differently in its next pass.  So both run on one batch with one seed: the module twice, which
+shows the differences that the device itself causes, then the traced layers.
 """
 
 from __future__ import annotations

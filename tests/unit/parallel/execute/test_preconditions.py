@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ torch = pytest.importorskip("torch", reason="models need the extra nostall[torch
 from nostall.parallel.errors import BadModel, BadPlan  # noqa: E402
 from nostall.parallel.execute.preconditions import (  # noqa: E402
     check_deterministic,
+    check_optimizer,
     check_sample_sums,
 )
 from nostall.parallel.execute.reference import Reference, make_optimizer  # noqa: E402
@@ -95,6 +97,40 @@ def test_a_model_with_frozen_parameters_only_is_refused() -> None:
     with pytest.raises(BadModel, match="all parameters are frozen"):
         Model(job)
     assert make_optimizer(job, job.module.parameters()) is None
+
+
+class _Clipping(torch.optim.SGD):
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        torch.nn.utils.clip_grad_norm_(parameters, 0.01)
+        super().step()
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "is_sharded", "is_refused"),
+    [
+        (lambda p: _Clipping(p, lr=1.0), False, True),
+        (lambda p: torch.optim.AdamW(p, lr=1e-3), True, False),
+        (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.1), True, False),
+        (lambda p: torch.optim.Adafactor(p), False, False),
+        (lambda p: torch.optim.Adafactor(p), True, True),
+    ],
+)
+def test_optimisers_that_couple_parameters_of_ranks_are_refused(
+    optimizer: Any, is_sharded: bool, is_refused: bool
+) -> None:
+    job = jobs.replace(jobs.chain(), optimizer=optimizer)
+    if is_refused:
+        with pytest.raises(BadModel, match="each rank has the gradients of its own"):
+            check_optimizer(job, is_sharded=is_sharded)
+    else:
+        check_optimizer(job, is_sharded=is_sharded)
+
+
+def test_the_tolerance_is_that_of_the_computation() -> None:
+    reference = Reference(jobs.chain(), CPU, torch.bfloat16)
+    assert reference.loss_error(2.0 + 1e-2, 2.0, torch.float64) < 1
+    assert reference.loss_error(2.0 + 0.2, 2.0, torch.float64) > 1
 
 
 def test_values_that_are_not_numbers_are_unequal() -> None:

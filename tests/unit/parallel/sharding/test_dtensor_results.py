@@ -254,9 +254,7 @@ def test_operators_have_the_gradients_of_one_process(name: str, activations: str
         assert (name, activations) in WITH_ERROR
 
 
-@pytest.mark.parametrize(
-    ("layer", "name"), [(0, "the loss"), (None, "the gradient of 0.weight")]
-)
+@pytest.mark.parametrize(("layer", "name"), [(0, "the loss"), (None, "the gradient of 0.weight")])
 def test_the_check_names_the_first_value_that_differs(layer: int | None, name: str) -> None:
     job = step(F.mse_loss, OTHER)
 

@@ -19,8 +19,8 @@ from nostall.parallel.module.effects import random_operators
 from nostall.parallel.module.job import Job
 from nostall.parallel.module.precision import coarsest, computed_dtypes
 from nostall.parallel.sharding.capture.operators import CapturedStep, capture
-from nostall.parallel.sharding.graph import Assignment
-from nostall.parallel.sharding.placements import COLLECTIVES, REPLICATED
+from nostall.parallel.sharding.graph import Assignment, output_placements
+from nostall.parallel.sharding.placements import COLLECTIVES, REPLICATED, is_sharded
 from nostall.parallel.sharding.plan_file import PlanFile
 from nostall.parallel.sharding.program.devices import ProcessDevices, redistribute
 from nostall.parallel.sharding.program.program import ShardedProgram
@@ -38,7 +38,8 @@ def run_sharding_plan(job: Job, plan: PlanFile, options: RunOptions) -> RunResul
     device = options.device
     step = capture(job, plan.samples, plan.mesh)
     assignment = plan.assignment(step.graph)
-    check_optimizer(job, is_sharded=True)
+    if _has_sharded_parameters(step, assignment):
+        check_optimizer(job, is_sharded=True)
     if options.check:
         check_deterministic(random_operators(step.joint.graph.nodes))
     coarsest_dtype = coarsest(computed_dtypes(step.joint.graph.nodes))
@@ -106,3 +107,9 @@ class _ShardedTrainer:
         if self.optimizer is not None:
             self.optimizer.step()
             self.optimizer.zero_grad()
+
+
+def _has_sharded_parameters(step: CapturedStep, assignment: Assignment) -> bool:
+    graph = step.graph
+    tensors = [graph.operators[number].outputs[0] for number in graph.parameters]
+    return any(is_sharded(p) for t in tensors for p in output_placements(graph, assignment, t))
