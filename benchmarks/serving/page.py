@@ -17,6 +17,7 @@ from benchmarks.serving.pages.attention import attention, builders, checks
 from benchmarks.serving.pages.engine import engines, forced_tokens, simulated
 from benchmarks.serving.pages.native import native
 from benchmarks.serving.pages.prefixes import RANGES, best_candidates, plan_search, prefixes
+from benchmarks.serving.pages.rollouts import forests, rollouts
 from nostall.core.files.atomic import write_atomically
 from nostall.core.measurement import Comparison
 
@@ -36,12 +37,14 @@ def text() -> str:
         [
             attention(),
             prefixes(),
+            forests(),
             plan_search(),
             native(),
             checks(),
             builders(),
             _gemm(),
             engines(),
+            rollouts(),
             forced_tokens(),
             simulated(),
         ],
