@@ -38,8 +38,8 @@ class Claim(StrEnum):
     """The later one issues after the earlier one's sources are read, without a wait."""
     PARTIAL_WAIT = "partial wait"
     """The operations complete in order, so DEPBAR with a count proves all but the last ones."""
-    READ_PROVES_RESULT = "read proves result"
-    """Without a write scoreboard, the read scoreboard is released after the result is written."""
+    READ_PROVES_PREDICATE = "read proves predicate"
+    """The read scoreboard is released after the success predicate is written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +128,7 @@ _SOURCES_IN_ORDER = {
     "bit-counts": "bit-counts",
     "double": "double",
     "double-matrix": "double-matrix",
+    "texture": "texture",
     "tensor memory": "LDTM STTM",
     "tensor core": "tensor-core",
     "bulk loads": "UTMALDG",
@@ -188,7 +189,7 @@ RULES: tuple[CoverRule, ...] = (
         for earlier in _LOAD_STORE.split()
     ),
     *_queues(Claim.PARTIAL_WAIT, {"texture": "texture"}),
-    *_queues(Claim.READ_PROVES_RESULT, {"ATOM": "ATOM"}),
+    *_queues(Claim.READ_PROVES_PREDICATE, {"ATOM": "ATOM"}),
 )
 """All in-order rules."""
 
@@ -198,7 +199,7 @@ def ordered_pairs() -> frozenset[OrderedPair]:
 
     The other two claims are about one group, and candidates use them as compilers do.
     """
-    alone = (Claim.PARTIAL_WAIT, Claim.READ_PROVES_RESULT)
+    alone = (Claim.PARTIAL_WAIT, Claim.READ_PROVES_PREDICATE)
     return frozenset(rule.pair for rule in RULES if rule.claim not in alone)
 
 
