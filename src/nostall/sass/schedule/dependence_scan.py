@@ -242,8 +242,9 @@ class _RegisterTracker:
         own_group = group(instruction, self.sm)
         if not own_group or (control.write_sb > 5 and control.read_sb > 5):
             return
-        proofs = COVER.proofs(own_group, self.sm, witnessed=True)
-        assumed = COVER.proofs(own_group, self.sm, witnessed=False)
+        guarded = instruction.is_guarded
+        proofs = COVER.proofs(own_group, self.sm, witnessed=True, guarded=guarded)
+        assumed = COVER.proofs(own_group, self.sm, witnessed=False, guarded=guarded)
         for item in self.pending:
             boards: tuple[int, ...] = ()
             if not item.is_result and item.group in proofs.sources:

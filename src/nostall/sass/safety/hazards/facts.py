@@ -78,8 +78,9 @@ def instruction_facts(
     completion, release = _announced(instruction, bool(late_sources))
     own_group = group(instruction, sm)
     result, early = queues.announced_results(instruction, cover)
-    proofs = cover.proofs(own_group, sm, witnessed=True)
-    assumed = cover.proofs(own_group, sm, witnessed=False)
+    is_guarded = instruction.is_guarded
+    proofs = cover.proofs(own_group, sm, witnessed=True, guarded=is_guarded)
+    assumed = cover.proofs(own_group, sm, witnessed=False, guarded=is_guarded)
     return InstructionFacts(
         instruction=instruction,
         fixed_latency=has_fixed_latency,

@@ -220,8 +220,7 @@ class SymbolicMachine:
 
     def _check_overwrites(self, position: int, instruction: Instruction) -> None:
         """Poison writes to a register that an earlier instruction may still write or read."""
-        own_group = group(instruction, self.sm)
-        follows = self.rules.proofs(own_group).overwrites_results
+        follows = self.rules.proofs(instruction).overwrites_results
         for register in instruction.defs:
             for writer in self.writers.get(register, ()):
                 if writer.group not in follows and self._may_still_write(
@@ -259,8 +258,7 @@ class SymbolicMachine:
                 < self.table.min_distance(reader.instruction, instruction, r, "WAR")
                 for r in overwritten
             )
-        own_group = group(instruction, self.sm)
-        if reader.group in self.rules.proofs(own_group).overwrites_sources:
+        if reader.group in self.rules.proofs(instruction).overwrites_sources:
             return False
         provers = reader.source_provers
         if reader.group in self.rules.assumed(instruction).overwrites_sources:
