@@ -23,7 +23,7 @@ _CLAIMS = {
     Claim.SOURCES: "sources are read in order",
     Claim.DRAINS_SOURCES: "a blocking BAR waits for earlier sources",
     Claim.PARTIAL_WAIT: "DEPBAR with a count proves all but the last",
-    Claim.READ_PROVES_RESULT: "the read scoreboard proves the result",
+    Claim.READ_PROVES_PREDICATE: "the read scoreboard proves the predicate",
 }
 
 

@@ -5,8 +5,10 @@
 
 Each function is analysed as if no pair had witnesses.  An access that only an order protects then
 names the later instructions that may prove it.  If all of them make one pair with the earlier
-instruction, the function is a witness of this pair.  The verifier lets a candidate rely on the
-order of a pair with at least three witnesses (``nostall.sass.program.cover_rules``).
+instruction, the function is a witness of this pair; if all of them have a guard, it is a *guarded*
+witness, too.  The verifier lets a candidate rely on the order of a pair with at least three
+witnesses (``nostall.sass.program.cover_rules``).  ``--add`` adds the counts for other cubins to
+those in the file.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from typing import Any
 
 from tests.corpus import catalogue
 
-from benchmarks.harness.result_file import save
+from benchmarks.harness.result_file import load, save
 from benchmarks.sass.verifier.cover_rules import corpus_paths
 from nostall.core.errors import BadBinary
 from nostall.sass import Program
@@ -44,21 +46,26 @@ PROGRESS = 100
 """Cubins after which the table so far is written."""
 
 _PAIRS = ordered_pairs()
-_NO_WITNESSES = CoverTable(RULES, frozenset())
+_NO_WITNESSES = CoverTable(RULES, frozenset(), frozenset())
 
-Witness = tuple[OrderedPair, int, str]
-"""(pair, architecture, function that needs it)."""
+Witness = tuple[OrderedPair, int, str, bool]
+"""(pair, architecture, function that needs it, whether only guarded instructions prove it)."""
 
 
-def needed_pairs(function: Function, sm: int) -> set[OrderedPair]:
-    """The pairs without whose order a result or a source of the function is not protected."""
+def needed_pairs(function: Function, sm: int) -> dict[OrderedPair, bool]:
+    """The pairs without whose order a result or a source of the function is not protected.
+
+    The value is whether only guarded instructions protect one of them.
+    """
     analysis = HazardValidator(sm, _NO_WITNESSES).analyse(function)
     groups = {i.index: group(i, sm) for i in function.instructions}
-    needed: set[OrderedPair] = set()
+    guarded = {i.index for i in function.instructions if i.is_guarded}
+    needed: dict[OrderedPair, bool] = {}
     for (first, _, kind), provers in analysis.reliances.items():
         pairs = {_pair(kind, groups[first], groups[later]) for later in provers}
         if len(pairs) == 1:
-            needed |= pairs
+            (pair,) = pairs
+            needed[pair] = needed.get(pair, False) or provers <= guarded
     return needed
 
 
@@ -81,9 +88,9 @@ def examine(path: Path) -> tuple[list[Witness], int]:
     name = str(path.relative_to(catalogue.ROOT)) if catalogue.ROOT in path.parents else path.name
     small = [f for f in program.functions if len(f.instructions) <= MAX_INSTRUCTIONS]
     return [
-        (pair, program.sm, f"{name}:{function.name}")
+        (pair, program.sm, f"{name}:{function.name}", guarded)
         for function in small
-        for pair in needed_pairs(function, program.sm)
+        for pair, guarded in needed_pairs(function, program.sm).items()
     ], len(small)
 
 
@@ -98,9 +105,27 @@ def records(witnesses: list[Witness]) -> Iterator[dict[str, Any]]:
             "earlier": pair.earlier,
             "later": pair.later,
             "functions": len(own),
-            "architectures": dict(sorted(Counter(f"sm_{sm}" for _, sm, _ in own).items())),
-            "witnesses": sorted((name for _, _, name in own), key=len)[:LEAST_WITNESSES],
+            "guarded": sum(guarded for *_, guarded in own),
+            "architectures": dict(sorted(Counter(f"sm_{sm}" for _, sm, *_ in own).items())),
+            "witnesses": sorted((name for _, _, name, _ in own), key=len)[:LEAST_WITNESSES],
         }
+
+
+def added(rows: list[dict[str, Any]], more: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of two runs over different cubins, as one table."""
+    found = {(row["order"], row["earlier"], row["later"]): row for row in rows}
+    for row in more:
+        key = (row["order"], row["earlier"], row["later"])
+        old = found.get(key, {"functions": 0, "architectures": {}, "witnesses": []})
+        counts = Counter(old["architectures"]) + Counter(row["architectures"])
+        found[key] = {
+            **row,
+            "functions": old["functions"] + row["functions"],
+            "guarded": old.get("guarded", 0) + row["guarded"],
+            "architectures": dict(sorted(counts.items())),
+            "witnesses": [*old["witnesses"], *row["witnesses"]][:LEAST_WITNESSES],
+        }
+    return [found[key] for key in sorted(found)]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -109,6 +134,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--every", type=int, default=1, help="every N-th Triton cubin; 0: no corpus"
     )
     parser.add_argument("--folder", type=Path, help="a folder with further cubins")
+    parser.add_argument("--add", action="store_true", help="add to the counts in the file")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--nice", type=int, default=5)
 
@@ -124,13 +150,17 @@ def main(options: argparse.Namespace) -> None:
         for at, (found, count) in enumerate(pool.map(examine, paths, chunksize=4), 1):
             witnesses += found
             functions += count
-            if at % PROGRESS == 0:
+            if at % PROGRESS == 0 and not options.add:
                 save(options.out, cubins=at, functions=functions, pairs=list(records(witnesses)))
-    pairs = list(records(witnesses))
+    pairs, cubins = list(records(witnesses)), len(paths)
+    if options.add:
+        earlier = load(options.out)
+        pairs = added(earlier["pairs"], pairs)
+        cubins, functions = cubins + earlier["cubins"], functions + earlier["functions"]
     for row in pairs:
         print(f"{row['order']:18} {row['earlier']:20} {row['later']:20} {row['functions']:5}")
     enough = sum(row["functions"] >= LEAST_WITNESSES for row in pairs)
     print(
         f"{functions} functions; {enough} of {len(_PAIRS)} pairs have {LEAST_WITNESSES} witnesses"
     )
-    save(options.out, cubins=len(paths), functions=functions, pairs=pairs)
+    save(options.out, cubins=cubins, functions=functions, pairs=pairs)

@@ -45,6 +45,10 @@ build blackwell blackwell "" 100a
 build wide_conversions wide_conversions "" 75 86 90 120
 build tensor_ring tensor_ring "" 100a
 build block_scaled block_scaled "" 120a
+build unit_order unit_order "" 75 80 86 90 100 120
+build generic_atomics generic_atomics "" 80 90 100 120
+build rare_distances rare_distances "-w" 75 100 120
+build register_operands register_operands "-w" 90a
 
 # Two images in one file, compressed (the compiler's default) and not.
 two="-gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=sm_90"

@@ -2,8 +2,9 @@
 # Compile the CUDA part of the corpus with other versions of ptxas, and pack the results as a wheel
 # that `python -m nostall.sass.mining read` takes.
 #
-#   sh build_mined.sh FOLDER PTXAS ...
+#   [SOURCES="NAME ..."] sh build_mined.sh FOLDER PTXAS ...
 #
+# SOURCES: only these; register_operands is for sm_90a, all others are for all other architectures.
 # The wheels nvidia-cuda-nvcc-cu11 11.8.89, nvidia-cuda-nvcc-cu12 12.1.105 and 12.9.86, and
 # nvidia-cuda-nvcc 13.4.92 have ptxas.  nvcc 13.0 makes the PTX.  A version of ptxas that does not
 # know an architecture or the PTX of a source leaves it out.
@@ -12,11 +13,14 @@ here=$(cd "$(dirname "$0")" && pwd)
 out=$1
 shift
 mkdir -p "$out/ptx" "$out/cubins"
-for source in algorithms arithmetic atomics calls conversions division half_predicates matrix_chains memory \
-    memory_order pressure shared_order tensor warps wide_conversions; do
-    for arch in 75 80 86 89 90 100 120; do
+all="algorithms arithmetic atomics calls conversions division half_predicates
+    matrix_chains memory memory_order pressure rare_distances register_operands shared_order tensor
+    warps wide_conversions"
+for source in ${SOURCES:-$all}; do
+    case $source in register_operands) archs=90a ;; *) archs="75 80 86 89 90 100 120" ;; esac
+    for arch in $archs; do
         ptx="$out/ptx/$source.$arch"
-        nvcc -ptx -O3 -arch="compute_$arch" -o "$ptx" "$here/$source.cu" 2> /dev/null || continue
+        nvcc -w -ptx -O3 -arch="compute_$arch" -o "$ptx" "$here/$source.cu" 2> /dev/null || continue
         for ptxas in "$@"; do
             version=$("$ptxas" --version | sed -n 's/.*release \([0-9.]*\),.*/\1/p')
             case $version in 11.8) isa=7.8 ;; 12.1) isa=8.1 ;; 12.9) isa=8.8 ;; *) isa=9.0 ;; esac

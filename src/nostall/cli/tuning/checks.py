@@ -120,6 +120,8 @@ def check_files(settings: Settings, record: Path | None, recording: Path | None)
             f"--record needs a measured search of the assembler's input, but this one has strategy "
             f"{settings.strategy} and objective {settings.objective}; give --objective gpu"
         )
+    if record is not None and not record.absolute().parent.is_dir():
+        raise BadInput(f"--record is {record}, but {record.parent} is no folder; make it first")
     if recording is not None and settings.objective != "recorded":
         raise BadInput(
             f"--recording is read with --objective recorded, but it is {settings.objective}; leave "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from nostall.cli.terminal.console import Format, err, out, show_json
@@ -16,9 +16,18 @@ from nostall.tuning.ptxas_versions import ASSEMBLER_KEY
 
 
 def show_result(
-    tune_run: TuneRun, result: TuningResult, page: Path, row: Row | None, format: Format
+    tune_run: TuneRun,
+    result: TuningResult,
+    page: Path,
+    row: Row | None,
+    format: Format,
+    resumed: Sequence[str] = (),
 ) -> None:
-    """Print a result.  ``page`` is its report, ``row`` its row in the store, if any."""
+    """Print a result.
+
+    ``page`` is its report, ``row`` its row in the store, if any.  ``resumed``: options that a
+    command that continues the run repeats.
+    """
     run, source = tune_run.run, tune_run.source
     if format is Format.JSON:
         assert run.record.result is not None
@@ -51,7 +60,7 @@ def show_result(
     out.print(f"report:   {page}")
     if search.start_measurement.kind == "modelled":
         err.print(model_caution())
-    out.print(f"next:     {_next_command(tune_run, result)}")
+    out.print(f"next:     {_next_command(tune_run, result, resumed)}")
     if row is not None:
         option = "--modelled " if row.kind == "modelled" else ""
         out.print(
@@ -59,18 +68,20 @@ def show_result(
         )
 
 
-def _next_command(tune_run: TuneRun, result: TuningResult) -> str:
+def _next_command(tune_run: TuneRun, result: TuningResult, resumed: Sequence[str]) -> str:
     """Verify the pair of cubins; without a gain, search on, because the pair is one file."""
-    path = tune_run.run.path
+    path, settings = tune_run.run.path, tune_run.settings
     if result.improved:
         is_assembled = bool((tune_run.run.record.result or {}).get("assembler"))
         files = [path] if is_assembled else [path / ORIGINAL_FILE, path / "best.cubin"]
-        return shlex.join(["nostall", "verify", *map(str, files)])
-    settings = tune_run.settings
+        measured = settings.measured_latencies and not is_assembled
+        options = ["--measured-latencies"] if measured else []
+        return shlex.join(["nostall", "verify", *map(str, files), *options])
     if settings.evaluations is not None:
         more = f"--evaluations {settings.evaluations}"
     else:
         more = f"--seconds {settings.seconds:g}"
+    more = shlex.join([*resumed, *more.split()])
     return f"{resume_command(path)} {more}  (searches on; or try another --seed or --strategy)"
 
 

@@ -27,9 +27,12 @@ from nostall.tuning.sources.source import Source
 
 
 def tune_recorded(
-    tune_run: TuneRun, recording_file: Path | None, target: str, format: Format, *, quiet: bool
+    tune_run: TuneRun, recording_file: Path | None, measure: str, format: Format, *, quiet: bool
 ) -> None:
-    """Replay the recording of a kernel; without one, build and verify candidates."""
+    """Replay the recording of a kernel; without one, build and verify candidates.
+
+    ``measure``: the command that measures the same search on a GPU.
+    """
     run, source, settings = tune_run.run, tune_run.source, tune_run.settings
     with discard_if_empty(run, is_new=True), run:
         recording, reason = _find(source, recording_file)
@@ -37,13 +40,13 @@ def tune_recorded(
             show_bar = format is Format.TABLE and not quiet
             with SearchProgress(settings.budget, enabled=show_bar) as bar:
                 replayed = replay(source, recording, run, [bar])
-            lines = _replay_lines(replayed, tune_run, target)
+            lines = _replay_lines(replayed, tune_run, measure)
         else:
             # No process measures here, so builds take all cores.
             with Interruption(), open_setup(source, workers=worker_count() + 1) as setup:
                 found = build_shortlist(setup, settings.budget, settings.seed)
                 record_shortlist(setup, found, run)
-            lines = _shortlist_lines(found, tune_run, target, reason)
+            lines = _shortlist_lines(found, tune_run, measure, reason)
     page = write_report(run.path)
     if format is Format.JSON:
         assert run.record.result is not None
@@ -70,7 +73,7 @@ def _find(source: Source, recording_file: Path | None) -> tuple[Recording | None
     return recording, ""
 
 
-def _replay_lines(result: Replay, tune_run: TuneRun, target: str) -> list[str]:
+def _replay_lines(result: Replay, tune_run: TuneRun, measure: str) -> list[str]:
     recording, comparison = result.recording, result.comparison
     settings = recording.settings
     lines = [
@@ -100,11 +103,11 @@ def _replay_lines(result: Replay, tune_run: TuneRun, target: str) -> list[str]:
     lines += [f"note:     {note}" for note in result.notes]
     if result.improved:
         lines.append(f"next:     nostall verify {shlex.quote(str(tune_run.run.path))}")
-    lines.append(f"measure:  nostall tune {shlex.quote(target)} --objective gpu  (on your GPU)")
+    lines.append(f"measure:  {measure}  (on your GPU)")
     return lines
 
 
-def _shortlist_lines(found: Shortlist, tune_run: TuneRun, target: str, reason: str) -> list[str]:
+def _shortlist_lines(found: Shortlist, tune_run: TuneRun, measure: str, reason: str) -> list[str]:
     lines = [
         f"{tune_run.source.kernel}: no recording ({reason}), and no GPU was asked for",
         f"built:    {count_text(found.counts)}; stopped: {found.stopped}",
@@ -120,5 +123,5 @@ def _shortlist_lines(found: Shortlist, tune_run: TuneRun, target: str, reason: s
     bundle = tune_run.run.path / BUNDLE_FILE
     if bundle.exists():
         lines.append(f"measure:  copy {bundle} to a machine with a GPU; unzip it; sh measure.sh")
-    lines.append(f"or here:  nostall tune {shlex.quote(target)} --objective gpu  (needs a GPU)")
+    lines.append(f"or here:  {measure}  (needs a GPU)")
     return lines

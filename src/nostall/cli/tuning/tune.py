@@ -10,7 +10,13 @@ from typing import Annotated
 
 import typer
 
-from nostall.cli.options.given_options import NO_CONTEXT, GivenContext, refuse_all_but
+from nostall.cli.options.given_options import (
+    NO_CONTEXT,
+    GivenContext,
+    given_words,
+    refuse_all_but,
+    repeated_command,
+)
 from nostall.cli.options.inputs import (
     TARGET_HELP,
     ArchOption,
@@ -72,6 +78,12 @@ _RESUME_OPTIONS = (
     "quiet",
 )
 """Parameters that a resumed run honours."""
+
+_RESUMED = ("workers", "scheduler", "store")
+"""Parameters that a resumed run takes from its own command line only."""
+
+_MEASURED = {"objective": "gpu", "out_dir": None, "recording": None}
+"""Parameter -> its value in the command that measures what was replayed or built."""
 
 TargetArgument = Annotated[str | None, typer.Argument(help=TARGET_HELP)]
 StrategyOption = Annotated[
@@ -272,9 +284,11 @@ def tune(
         kernel_input = KernelInput(target, kernel, launch, arch, assemblers, ptxas_options)
         run = start_run(kernel_input, complete, out_dir)
         if run.settings.objective == "recorded":
-            tune_recorded(run, recording, target, format, quiet=quiet)
+            measure = repeated_command(context, _MEASURED)
+            tune_recorded(run, recording, measure, format, quiet=quiet)
             return
-    _tune(run, scheduler, store, _Output(format, quiet, record), resume=resume is not None)
+    output = _Output(format, quiet, record, given_words(context, _RESUMED))
+    _tune(run, scheduler, store, output, resume=resume is not None)
 
 
 @dataclass(frozen=True)
@@ -285,6 +299,8 @@ class _Output:
     quiet: bool
     record: Path | None = None
     """Recording file to write."""
+    resumed: tuple[str, ...] = ()
+    """The given options that a command that continues the run repeats."""
 
 
 def _tune(
@@ -327,7 +343,7 @@ def _tune(
             f"sip compares TFLOPS: without `flops` in the launch, the original counts as "
             f"{NOMINAL_TFLOPS:g} TFLOPS"
         )
-    show_result(tune_run, result, page, row, output.format)
+    show_result(tune_run, result, page, row, output.format, output.resumed)
 
 
 def _run_search(

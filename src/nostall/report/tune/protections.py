@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from nostall.report.tune.reaching_definitions import ReachingDefinitions
 from nostall.sass.binary.encoding import SCOREBOARDS
 from nostall.sass.program import Block, Function, Instruction, registers
-from nostall.sass.program.queues import result_scoreboards
 from nostall.sass.safety.hazards import dataflow, in_flight
 from nostall.sass.safety.hazards.facts import (
     InstructionFacts,
@@ -80,6 +79,7 @@ class DependenceAnalysis:
 
 _ROLE_NAMES = {
     in_flight.RESULT: "result",
+    in_flight.EARLY_RESULT: "result",
     in_flight.SOURCES: "sources",
     in_flight.COMPLETION: "completion",
     in_flight.RELEASE: "completion",
@@ -206,7 +206,9 @@ class _Analyzer:
         items: in_flight.State,
     ) -> Protection | None:
         """The protection of a dependence; None if it needs none, or none that is worth a line."""
-        role = in_flight.SOURCES if kind == "WAR" else in_flight.RESULT
+        role = in_flight.EARLY_RESULT if first.early_defs >> register & 1 else in_flight.RESULT
+        if kind == "WAR":
+            role = in_flight.SOURCES
         key = (first.instruction.index, role)
         item = items.get(key)
         if item is not None:
@@ -246,7 +248,9 @@ class _Analyzer:
         index, role = key
         producer = self.facts[index]
         control = producer.instruction.control
-        own = result_scoreboards(producer.instruction)
+        if role == in_flight.EARLY_RESULT:
+            return index
+        own = producer.result_scoreboards
         if role != in_flight.RESULT:
             own |= sum(1 << b for b in (control.write_sb, control.read_sb) if b in SCOREBOARDS)
         if own & scoreboards:

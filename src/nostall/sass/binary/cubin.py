@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nostall.core.errors import BadBinary, BadInput, UnsupportedArchitecture
 from nostall.sass.binary.attributes import OffsetRecord, offset_records
@@ -38,7 +38,8 @@ class TextSection:
     """The machine code of one function (an entry kernel or a device function)."""
 
     name: str
-    """Name of the function."""
+    """Name of the function.  Local functions of linked files may share a name: the second one is
+    ``NAME#2``."""
     file_offset: int
     """File position of the first instruction word, in bytes."""
     size: int
@@ -75,7 +76,6 @@ class Cubin:
         Raises :class:`BadBinary` if ``data`` is not a complete cubin with machine code,
         :class:`UnsupportedArchitecture` if it is for an architecture outside ``ARCHITECTURES``, and
         :class:`BadInput` if it is not bytes, for example a path.
-        :class:`BadInput` if it is not bytes, for example a path.
         """
         require_bytes(data, "a cubin")
         elf = Elf.parse(data)
@@ -101,10 +101,9 @@ class Cubin:
             ]
             text = _text_section(elf, section, symbols.get(section.index, []), records, infos)
             if text.name in texts:
-                raise BadBinary(
-                    f"section {section.name!r} appears twice, but a function has one; the file is "
-                    "damaged"
-                )
+                _check_local(section, symbols.get(section.index, []))
+                earlier = sum(base_name(name) == text.name for name in texts)
+                text = replace(text, name=f"{text.name}#{earlier + 1}")
             texts[text.name] = text
         if not texts:
             raise BadBinary(
@@ -112,6 +111,21 @@ class Cubin:
                 "for example -arch=sm_90"
             )
         return cls(elf, sm, tuple(texts.values()))
+
+
+def base_name(name: str) -> str:
+    """The name of a function without the number of :attr:`TextSection.name`."""
+    return name.partition("#")[0]
+
+
+def _check_local(section: Section, symbols: list[Symbol]) -> None:
+    """Raise :class:`BadBinary` if a further section of one name is not a local function's."""
+    own = [s for s in symbols if f".text.{s.name}" == section.name and s.type == STT_FUNC]
+    if not own or not all(symbol.is_local for symbol in own):
+        raise BadBinary(
+            f"section {section.name!r} appears twice, but only local functions may share a name; "
+            "the file is damaged"
+        )
 
 
 def require_bytes(value: object, name: str) -> None:
@@ -190,7 +204,10 @@ def _text_section(
     name = section.name.removeprefix(".text.")
     functions = [s for s in symbols if s.type == STT_FUNC]
     pinned: set[int] = set()
-    for info in infos.get(f".nv.info.{name}", ()):
+    infos_of_name = infos.get(f".nv.info.{name}", [])
+    if len(infos_of_name) > 1:
+        infos_of_name = [info for info in infos_of_name if info.info == section.index]
+    for info in infos_of_name:
         info_records, info_pinned = offset_records(elf, info, section.size)
         records = records + info_records
         pinned |= info_pinned

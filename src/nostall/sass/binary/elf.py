@@ -56,7 +56,8 @@ class Section:
 class Symbol:
     """One symbol; ``value`` (offset in its section) and ``size`` are in bytes.
 
-    ``section`` is the index of its section, ``other`` the field ``st_other``.
+    ``section`` is the index of its section, ``other`` the field ``st_other``.  A *local* symbol is
+    known in one of the linked files only.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Symbol:
     section: int
     value: int
     size: int
+    is_local: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +159,7 @@ class Elf:
                     raw, i * ELF_SYMBOL.size
                 )
                 text = names.name(name, "symbol")
-                symbols.append(Symbol(text, info & 15, other, index, value, size))
+                symbols.append(Symbol(text, info & 15, other, index, value, size, info < 16))
         return tuple(symbols)
 
     def relocations(self) -> tuple[Relocation, ...]:

@@ -11,12 +11,12 @@ from __future__ import annotations
 import functools
 import re
 import tempfile
-from collections.abc import Iterator, Set
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass, replace
 
 from nostall.core.errors import BadBinary
 from nostall.sass.binary import subset, toolchain
-from nostall.sass.binary.cubin import Cubin, upgrade_elf_header
+from nostall.sass.binary.cubin import Cubin, base_name, upgrade_elf_header
 
 REGISTER_FILES = {"GPR": "R", "PRED": "P", "UGPR": "UR", "UPRED": "UP"}
 """Column group -> prefix of its register names."""
@@ -73,11 +73,24 @@ def disassemble(cubin: Cubin, only: Set[str] | None = None) -> dict[str, Listing
     """
     is_complete = only is None or only >= {text.name for text in cubin.texts}
     if is_complete and sum(text.size for text in cubin.texts) <= MAX_CODE_BYTES:
-        return parse(_run_nvdisasm(upgrade_elf_header(cubin.data, cubin.sm)))
+        return _list(cubin, cubin.data, [text.name for text in cubin.texts])
     listings: dict[str, Listing] = {}
     for names in _groups(cubin, only):
-        part = subset.cut(cubin.elf, names)
-        listings.update(parse(_run_nvdisasm(upgrade_elf_header(part, cubin.sm))))
+        bases = {base_name(name) for name in names}
+        kept = [text.name for text in cubin.texts if base_name(text.name) in bases]
+        listings.update(_list(cubin, subset.cut(cubin.elf, bases), kept))
+    return listings
+
+
+def _list(cubin: Cubin, data: bytes, names: Sequence[str]) -> dict[str, Listing]:
+    """The listings of the functions ``names``, in the order of the file, of a part of a cubin.
+
+    nvdisasm gives functions that share a name names of its own; it keeps their order.
+    """
+    listings = parse(_run_nvdisasm(upgrade_elf_header(data, cubin.sm)))
+    if any(name != base_name(name) for name in names) and len(listings) == len(names):
+        pairs = zip(names, listings.values(), strict=True)
+        return {name: replace(listing, name=name) for name, listing in pairs}
     return listings
 
 

@@ -31,7 +31,7 @@ _SECTION_INDICES = range(1, 0xFF00)
 
 
 def cut(elf: Elf, names: Collection[str]) -> bytes:
-    """A cubin with the functions ``names`` only."""
+    """A cubin with the functions ``names`` only; all functions of a shared name come together."""
     return _Part(elf, frozenset(names)).to_bytes()
 
 

@@ -15,7 +15,13 @@ from hashlib import blake2b
 from pathlib import Path
 
 from nostall.core.errors import BadBinary, UnsupportedArchitecture
-from nostall.sass.binary.cubin import ARCHITECTURES, Cubin, TextSection, upgrade_elf_header
+from nostall.sass.binary.cubin import (
+    ARCHITECTURES,
+    Cubin,
+    TextSection,
+    base_name,
+    upgrade_elf_header,
+)
 from nostall.sass.binary.elf import SHT_CUDA_INFO
 from nostall.sass.binary.encoding import WORD_BYTES
 from nostall.sass.binary.subset import cut
@@ -94,7 +100,11 @@ def read_source(
             order = -int.from_bytes(function.key, "big")
             if function.size > max_size or (len(heap) == limit and order < heap[0][0]):
                 continue
-            drawn = replace(function, cubin=cut(cubin.elf, (name,))) if with_cubins else function
+            drawn = (
+                replace(function, cubin=cut(cubin.elf, (base_name(name),)))
+                if with_cubins
+                else function
+            )
             (heapq.heappush if len(heap) < limit else heapq.heappushpop)(heap, (order, drawn))
     for sm, heap in heaps.items():
         contents.sample[sm] = sorted(function for _, function in heap)

@@ -38,8 +38,8 @@ class Claim(StrEnum):
     """The later one issues after the earlier one's sources are read, without a wait."""
     PARTIAL_WAIT = "partial wait"
     """The operations complete in order, so DEPBAR with a count proves all but the last ones."""
-    READ_PROVES_RESULT = "read proves result"
-    """Without a write scoreboard, the read scoreboard is released after the result is written."""
+    READ_PROVES_PREDICATE = "read proves predicate"
+    """The read scoreboard is released after the success predicate is written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +55,14 @@ class CoverRule:
     """Group of the later instruction."""
     architectures: frozenset[int] | None = None
     """Architectures on which compilers rely on the rule; None means all."""
+    order: Claim | None = None
+    """The order from which the claim follows; None: the one that is about the same registers."""
 
     @property
     def pair(self) -> OrderedPair:
-        """The order from which the claim follows."""
-        return OrderedPair(_ORDER_OF.get(self.claim, self.claim), self.earlier, self.later)
+        """The order from which the claim follows, with its groups."""
+        order = self.order or _ORDER_OF.get(self.claim, self.claim)
+        return OrderedPair(order, self.earlier, self.later)
 
 
 class OrderedPair(NamedTuple):
@@ -97,8 +100,8 @@ def group(instruction: Instruction, sm: int) -> str:
     """The group of an instruction in the rules, or "" if no rule is about it.
 
     The group of an opcode of the load/store unit is the opcode.  Conversions with an FP64 operand
-    and those with a 64-bit integer have groups of their own: no compiler output needs an order
-    between them and 32-bit conversions.
+    and those with a 64-bit integer have groups of their own, and so have bit counts, although one
+    unit executes them: witnesses are counted by pairs of groups.
     """
     if instruction.has_fixed_latency(sm) and instruction.base != "BAR":
         return ""
@@ -123,11 +126,11 @@ _LOAD_STORE = "LDG LDGSTS STG LDL STL LD ST LDS STS LDSM STSM SHFL ATOM ATOMG AT
 
 _SOURCES_IN_ORDER = {
     "load/store unit": _LOAD_STORE,
-    "functions": "functions",
-    "double-conversions": "double-conversions",
-    "bit-counts": "bit-counts",
+    "transcendental unit": "functions double-conversions wide-conversions bit-counts",
     "double": "double",
     "double-matrix": "double-matrix",
+    "texture": "texture",
+    "warp reductions": "REDUX",
     "tensor memory": "LDTM STTM",
     "tensor core": "tensor-core",
     "bulk loads": "UTMALDG",
@@ -138,13 +141,9 @@ an H200 the load/store unit kept this order in each pair that was tried, with a 
 (``benchmarks/sass/results/witnesses.json.gz``)."""
 
 _RESULTS_IN_ORDER = {
-    "shared memory": "LDS LDSM SHFL MOVM",
-    "shared atomics": "ATOMS",
+    "shared memory": "LDS LDSM SHFL MOVM ATOMS",
     "warp reductions": "REDUX",
-    "functions": "functions",
-    "double-conversions": "double-conversions",
-    "wide-conversions": "wide-conversions",
-    "bit-counts": "bit-counts",
+    "transcendental unit": "functions double-conversions wide-conversions bit-counts",
     "uniform special registers": "S2UR",
     "double": "double",
     "double-matrix": "double-matrix",
@@ -152,8 +151,8 @@ _RESULTS_IN_ORDER = {
     "tensor memory loads": "LDTM",
 }
 """Queue -> the groups whose results it writes in issue order.  Loads from global and local memory
-complete in any order, and no compiler output relies on an order of atomics, REDUX and S2R with
-other results."""
+complete in any order, and no compiler output relies on an order of global atomics, REDUX, MATCH
+and S2R with other results."""
 
 
 def _queues(order: Claim, queues: dict[str, str], *implied: Claim) -> Iterator[CoverRule]:
@@ -166,15 +165,15 @@ def _queues(order: Claim, queues: dict[str, str], *implied: Claim) -> Iterator[C
         for claim in (order, *implied):
             for later in groups.split():
                 for earlier in groups.split():
-                    yield CoverRule(f"{order.value}: {name}", claim, earlier, later)
+                    yield CoverRule(f"{order.value}: {name}", claim, earlier, later, order=order)
 
 
 _BLOCKING_BAR = frozenset((75, 80, 86, 89))
 """Architectures on which ptxas relies on BAR to wait for sources; it does so up to CUDA 12.1."""
 
 RULES: tuple[CoverRule, ...] = (
-    *_queues(Claim.RESULT, _RESULTS_IN_ORDER, Claim.OVERWRITES_RESULT),
     # An instruction writes its result after it has read its sources.
+    *_queues(Claim.RESULT, _RESULTS_IN_ORDER, Claim.OVERWRITES_RESULT, Claim.OVERWRITES_SOURCES),
     *_queues(Claim.SOURCES, _SOURCES_IN_ORDER, Claim.OVERWRITES_SOURCES),
     # A BAR that blocks at once issues after earlier sources are read.
     *(
@@ -188,7 +187,7 @@ RULES: tuple[CoverRule, ...] = (
         for earlier in _LOAD_STORE.split()
     ),
     *_queues(Claim.PARTIAL_WAIT, {"texture": "texture"}),
-    *_queues(Claim.READ_PROVES_RESULT, {"ATOM": "ATOM"}),
+    *_queues(Claim.READ_PROVES_PREDICATE, {"ATOM": "ATOM"}),
 )
 """All in-order rules."""
 
@@ -198,7 +197,7 @@ def ordered_pairs() -> frozenset[OrderedPair]:
 
     The other two claims are about one group, and candidates use them as compilers do.
     """
-    alone = (Claim.PARTIAL_WAIT, Claim.READ_PROVES_RESULT)
+    alone = (Claim.PARTIAL_WAIT, Claim.READ_PROVES_PREDICATE)
     return frozenset(rule.pair for rule in RULES if rule.claim not in alone)
 
 
@@ -206,21 +205,27 @@ LEAST_WITNESSES = 3
 """Functions of compiler output that must need the order of a pair."""
 
 
-def _witnessed_pairs() -> frozenset[OrderedPair]:
+def _witnessed_pairs(count: str) -> frozenset[OrderedPair]:
     """The pairs whose order at least ``LEAST_WITNESSES`` functions of compiler output need.
 
-    ``python -m benchmarks run sass.witnessed_pairs`` counts them.
+    ``count``: "functions", or "guarded" for those in which only later instructions with a guard
+    prove something.  ``python -m benchmarks run sass.witnessed_pairs`` counts them.
     """
     text = resources.files("nostall.sass.program").joinpath("witnessed_pairs.json").read_text()
     return frozenset(
         OrderedPair(Claim(row["order"]), row["earlier"], row["later"])
         for row in json.loads(text)["pairs"]
-        if row["functions"] >= LEAST_WITNESSES
+        if row.get(count, 0) >= LEAST_WITNESSES
     )
 
 
-WITNESSED = _witnessed_pairs()
+WITNESSED = _witnessed_pairs("functions")
 """The pairs on whose order a candidate may rely."""
+
+WITNESSED_GUARDED = _witnessed_pairs("guarded")
+"""The pairs on whose order a candidate may rely if the later instruction has a guard.
+
+A guard that is false in all threads may let the later instruction pass the queue."""
 
 
 _NONE: frozenset[str] = frozenset()
@@ -250,13 +255,19 @@ class CoverTable:
     """A set of rules in the form that the analyses look up."""
 
     def __init__(
-        self, rules: Iterable[CoverRule] = RULES, witnessed: Set[OrderedPair] = WITNESSED
+        self,
+        rules: Iterable[CoverRule] = RULES,
+        witnessed: Set[OrderedPair] = WITNESSED,
+        guarded: Set[OrderedPair] = WITNESSED_GUARDED,
     ) -> None:
-        """``witnessed``: the pairs on whose order a candidate may rely."""
+        """``witnessed``: the pairs on whose order a candidate may rely.
+
+        ``guarded``: those of them for which the later instruction may have a guard.
+        """
         self.rules = tuple(rules)
-        self.witnessed = witnessed
-        self._cached: dict[tuple[Claim, str, int, bool], frozenset[str]] = {}
-        self._proofs: dict[tuple[str, int, bool], Proofs] = {}
+        self.witnessed, self.guarded = witnessed, guarded
+        self._cached: dict[tuple[Claim, str, int, bool, bool], frozenset[str]] = {}
+        self._proofs: dict[tuple[str, int, bool, bool], Proofs] = {}
 
     def without(self, name: str) -> CoverTable:
         """A table without the rules of one name; raises KeyError if there is none."""
@@ -265,18 +276,22 @@ class CoverTable:
             raise KeyError(
                 f"no cover rule {name!r}; known are {sorted({r.name for r in self.rules})}"
             )
-        return CoverTable(rest, self.witnessed)
+        return CoverTable(rest, self.witnessed, self.guarded)
 
     def earlier_groups(
-        self, claim: Claim, group: str, sm: int, *, witnessed: bool
+        self, claim: Claim, group: str, sm: int, *, witnessed: bool, guarded: bool = False
     ) -> frozenset[str]:
         """The groups of earlier instructions about which one of ``group`` proves ``claim``.
 
-        ``witnessed``: those of the pairs with witnesses, or those of the other pairs.
+        ``witnessed``: those of the pairs with witnesses, or those of the other pairs.  ``guarded``:
+        whether the later instruction has a guard; what it overwrites does not depend on that.
         """
         if not group:
             return _NONE
-        key = (claim, group, sm, witnessed)
+        key = (claim, group, sm, witnessed, guarded)
+        known = self.witnessed
+        if guarded and claim in (Claim.RESULT, Claim.SOURCES):
+            known = known & self.guarded
         found = self._cached.get(key)
         if found is None:
             rules = (
@@ -285,16 +300,19 @@ class CoverTable:
                 if r.claim is claim
                 and group == r.later
                 and (r.architectures is None or sm in r.architectures)
-                and (r.pair in self.witnessed) == witnessed
+                and (r.pair in known) == witnessed
             )
             found = self._cached[key] = frozenset(rule.earlier for rule in rules)
         return found
 
-    def proofs(self, group: str, sm: int, *, witnessed: bool) -> Proofs:
-        """All that an instruction of ``group`` proves by pairs with or without witnesses."""
+    def proofs(self, group: str, sm: int, *, witnessed: bool, guarded: bool = False) -> Proofs:
+        """All that an instruction of ``group`` proves by pairs with or without witnesses.
+
+        ``guarded``: whether the instruction has a guard.
+        """
         if not group:
             return NO_PROOFS
-        key = (group, sm, witnessed)
+        key = (group, sm, witnessed, guarded)
         found = self._proofs.get(key)
         if found is None:
             claims = (
@@ -306,7 +324,10 @@ class CoverTable:
                 Claim.DRAINS_SOURCES,
             )
             found = self._proofs[key] = Proofs(
-                *(self.earlier_groups(claim, group, sm, witnessed=witnessed) for claim in claims)
+                *(
+                    self.earlier_groups(claim, group, sm, witnessed=witnessed, guarded=guarded)
+                    for claim in claims
+                )
             )
         return found
 

@@ -5,6 +5,8 @@ The order inside the units is in :mod:`.cover_rules`.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from nostall.sass.program import registers
 from nostall.sass.program.cover_rules import COVER, Claim, CoverTable
 from nostall.sass.program.instruction import Instruction
@@ -53,20 +55,36 @@ def drained_sources(
     return cover.proofs("BAR", sm, witnessed=witnessed).drained
 
 
-def result_scoreboards(instruction: Instruction, cover: CoverTable = COVER) -> int:
-    """Bit mask of the scoreboards that the instruction releases when its own result is written.
+class Announced(NamedTuple):
+    """A part of an instruction's result, with its own scoreboards."""
 
-    The success predicate of ATOM (emulated half-precision adds) comes with the read scoreboard.
+    registers: tuple[int, ...]
+    scoreboards: int
+    """Bit mask of the scoreboards that are released when the registers are written."""
+
+
+def announced_results(
+    instruction: Instruction, cover: CoverTable = COVER
+) -> tuple[Announced, Announced | None]:
+    """The result of an instruction, and the part that comes earlier with another scoreboard.
+
+    The success predicate of ATOM comes with the read scoreboard, its register with the write
+    scoreboard.  An ATOM without a register has its predicate as its only result.
     """
-    control = instruction.control
-    scoreboard = control.write_sb
+    control, defs = instruction.control, instruction.defs
+    write = 1 << control.write_sb if control.write_sb < 6 else 0
+    predicates = tuple(r for r in defs if registers.is_predicate(r))
     if (
-        scoreboard > 5
-        and instruction.base == "ATOM"
-        and any(rule.claim is Claim.READ_PROVES_RESULT for rule in cover.rules)
+        not predicates
+        or control.read_sb > 5
+        or instruction.base != "ATOM"
+        or all(rule.claim is not Claim.READ_PROVES_PREDICATE for rule in cover.rules)
     ):
-        scoreboard = control.read_sb
-    return 1 << scoreboard if scoreboard < 6 else 0
+        return Announced(defs, write), None
+    early = Announced(predicates, 1 << control.read_sb)
+    if len(predicates) == len(defs):
+        return early, None
+    return Announced(tuple(r for r in defs if r not in predicates), write), early
 
 
 def partial_wait(instruction: Instruction) -> tuple[int, int] | None:

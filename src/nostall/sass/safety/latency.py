@@ -73,6 +73,9 @@ _VECTOR_ROLES = (
 )
 """Operands of vector instructions: all of them read uniform registers through one port."""
 
+_VECTOR_READERS = tuple(f"{pipe}>UR" for pipe in (Pipe.INT, Pipe.FMA, Pipe.HALF, Pipe.DOUBLE))
+"""Vector instructions of fixed latency as readers of uniform registers: through the same port."""
+
 _ARITHMETIC_ROLES = ("int:data", "fma:data", "half:data", "uniform:data")
 """Operands whose RAW floors show the difference of two latencies."""
 
@@ -220,7 +223,10 @@ class LatencyTable:
             if second.has_fixed_latency(self.sm):
                 order = order[: order.index(second.pipe) + 1] if second.pipe in order else ()
             roles = [role, *(f"{pipe}:write" for pipe in order)]
-        found = (rows.get(f"{producer}|{other}") for other in roles)
+        producers = [producer]
+        if kind == "WAR" and producer in _VECTOR_READERS:
+            producers += _VECTOR_READERS
+        found = (rows.get(f"{name}|{other}") for name in producers for other in roles)
         trusted = [row for row in found if row is not None and row.seen >= WELL_OBSERVED]
         return min(trusted, key=lambda row: row.distance, default=own)
 

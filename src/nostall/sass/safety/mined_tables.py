@@ -1,9 +1,10 @@
 """Read the mined tables of an architecture family and combine their sources.
 
-There are two sources.  ``floors/sm_N.json`` is mined from a corpus of cubins, over all paths
-(:mod:`.mining`).  ``floors/libraries/sm_N.json`` is mined from the libraries in wheels, in
-straight-line code (:mod:`nostall.sass.mining`).  A smaller distance that a compiler kept often
-enough is safe, so the smaller one of two rows counts.
+There are three sources.  ``floors/sm_N.json`` is mined from a corpus of cubins, over all paths
+(:mod:`.mining`), and ``floors/own/sm_N.json`` in the same way from code that was written for pairs
+that this corpus hardly has.  ``floors/libraries/sm_N.json`` is mined from the libraries in wheels,
+in straight-line code (:mod:`nostall.sass.mining`).  A smaller distance that a compiler kept often
+enough is safe, so the smallest row counts.
 """
 
 from __future__ import annotations
@@ -54,25 +55,25 @@ def load(family: int) -> MinedTables | None:
     if not corpus_path.is_file():
         return None
     corpus = json.loads(corpus_path.read_text())
-    path = folder.joinpath("libraries", f"sm_{family}.json")
-    libraries = json.loads(path.read_text()) if path.is_file() else {}
-    return combine(corpus, libraries)
+    further = [folder.joinpath(name, f"sm_{family}.json") for name in ("own", "libraries")]
+    return combine(corpus, *(json.loads(p.read_text()) for p in further if p.is_file()))
 
 
-def combine(corpus: Mapping[str, Any], libraries: Mapping[str, Any]) -> MinedTables:
-    """Combine the tables of the corpus with those of the libraries, as read from JSON.
+def combine(corpus: Mapping[str, Any], *further: Mapping[str, Any]) -> MinedTables:
+    """Combine the tables of the corpus with further ones, as read from JSON.
 
     Distances between scheduling barriers and other instructions were measured on a GPU to matter
-    without any visible dependence, so libraries add rows of them but lower none.
+    without any visible dependence, so further tables add rows of them but lower none.
     """
     floors, attested = _rows(corpus["floors"]), _rows(corpus["attested"])
     sufficient = _rows(corpus["suffices"])
-    for part in ("forms", "classes"):
-        _lower(floors, _rows(libraries.get(part, {}), _DATA_HAZARDS))
-    mined = _rows(libraries.get("attested", {}))
-    _lower(attested, {kind: rows for kind, rows in mined.items() if kind in _DATA_HAZARDS})
-    _add_missing(attested, {k: rows for k, rows in mined.items() if k not in _DATA_HAZARDS})
-    _raise(sufficient, _rows(libraries.get("suffices", {})))
+    for table in further:
+        for part in ("floors", "forms", "classes"):
+            _lower(floors, _rows(table.get(part, {}), _DATA_HAZARDS))
+        mined = _rows(table.get("attested", {}))
+        _lower(attested, {kind: rows for kind, rows in mined.items() if kind in _DATA_HAZARDS})
+        _add_missing(attested, {k: rows for k, rows in mined.items() if k not in _DATA_HAZARDS})
+        _raise(sufficient, _rows(table.get("suffices", {})))
     return MinedTables(floors, attested, sufficient, corpus["ceilings"])
 
 

@@ -189,10 +189,13 @@ class _RegisterTracker:
         is_announced = instruction.is_barrier and control.read_sb < 6
         if instruction.has_fixed_latency(self.sm) and control.write_sb > 5 and not is_announced:
             return
-        mask = queues.result_scoreboards(instruction)
-        write = {board: instruction.index for board in range(6) if mask >> board & 1}
+        result, early = queues.announced_results(instruction)
+        write = _setters(instruction, result)
         read = {control.read_sb: instruction.index} if control.read_sb < 6 else {}
-        self._track(instruction, True, frozenset(instruction.defs), dict(write))
+        self._track(instruction, True, frozenset(result.registers), dict(write))
+        if early is not None:
+            proofs = _setters(instruction, early)
+            self._track(instruction, True, frozenset(early.registers), proofs)
         late_sources = frozenset(queues.late_sources(instruction, self.sm))
         self._track(instruction, False, late_sources, {**write, **read})
         if instruction.is_barrier or (instruction.accesses_memory and not late_sources):
@@ -239,8 +242,9 @@ class _RegisterTracker:
         own_group = group(instruction, self.sm)
         if not own_group or (control.write_sb > 5 and control.read_sb > 5):
             return
-        proofs = COVER.proofs(own_group, self.sm, witnessed=True)
-        assumed = COVER.proofs(own_group, self.sm, witnessed=False)
+        guarded = instruction.is_guarded
+        proofs = COVER.proofs(own_group, self.sm, witnessed=True, guarded=guarded)
+        assumed = COVER.proofs(own_group, self.sm, witnessed=False, guarded=guarded)
         for item in self.pending:
             boards: tuple[int, ...] = ()
             if not item.is_result and item.group in proofs.sources:
@@ -298,6 +302,12 @@ class _RegisterTracker:
         if instruction.defs and not instruction.has_fixed_latency(self.sm):
             distance = constraints.before_end.get(index, 0)
             constraints.before_end[index] = max(distance, min(since, SCOREBOARD_GAP))
+
+
+def _setters(instruction: Instruction, announced: queues.Announced) -> dict[int, int]:
+    """Each scoreboard of a part of a result -> the instruction that sets it."""
+    boards = [board for board in range(6) if announced.scoreboards >> board & 1]
+    return dict.fromkeys(boards, instruction.index)
 
 
 def _fixed_late_sources(instruction: Instruction, sm: int) -> tuple[int, ...]:

@@ -17,7 +17,8 @@ from nostall.sass.safety.hazards.facts import (
 )
 from nostall.sass.safety.hazards.in_flight import (
     COMPLETION,
-    RESULT,
+    EARLY_RESULT,
+    SOURCES,
     InFlight,
     Key,
     Provers,
@@ -139,10 +140,11 @@ def find_conflicts(
         if role >= COMPLETION or item.guard_literals & negate_literals(current.guard_literals):
             continue
         assumed = current.assumed
-        if role == RESULT:
+        if role < SOURCES:
             if hit := item.registers & current.uses:
                 yield Conflict(first, current, "RAW", hit, item, item.relied_on)
-            hit = first.defs & current.defs
+            own = first.early_defs if role == EARLY_RESULT else first.defs & ~first.early_defs
+            hit = own & current.defs
             if hit and first.group not in current.proofs.overwrites_results:
                 is_assumed = assumed is not None and first.group in assumed.overwrites_results
                 relies_on = _own_proof(current, item, is_assumed)

@@ -25,6 +25,8 @@ class InstructionFacts:
     fixed_latency: bool
     defs: int
     """Registers that are written."""
+    early_defs: int
+    """The part of ``defs`` that has scoreboards of its own."""
     uses: int
     """Registers that are read."""
     late_sources: int
@@ -45,7 +47,9 @@ class InstructionFacts:
     assumed_drains: frozenset[str]
     """The same by pairs without witnesses."""
     result_scoreboards: int
-    """Bit mask of the scoreboards that prove its own result written."""
+    """Bit mask of the scoreboards that prove its own result written, without ``early_defs``."""
+    early_scoreboards: int
+    """Bit mask of the scoreboards that prove ``early_defs`` written."""
     completes_in_order: bool
     """Whether DEPBAR with a count proves it complete."""
     guard_literals: int
@@ -73,13 +77,15 @@ def instruction_facts(
     accesses_memory = instruction.accesses_memory and not instruction.is_barrier
     completion, release = _announced(instruction, bool(late_sources))
     own_group = group(instruction, sm)
-
-    proofs = cover.proofs(own_group, sm, witnessed=True)
-    assumed = cover.proofs(own_group, sm, witnessed=False)
+    result, early = queues.announced_results(instruction, cover)
+    is_guarded = instruction.is_guarded
+    proofs = cover.proofs(own_group, sm, witnessed=True, guarded=is_guarded)
+    assumed = cover.proofs(own_group, sm, witnessed=False, guarded=is_guarded)
     return InstructionFacts(
         instruction=instruction,
         fixed_latency=has_fixed_latency,
         defs=register_mask(instruction.defs),
+        early_defs=register_mask(early.registers) if early else 0,
         uses=register_mask(instruction.uses),
         late_sources=late_sources,
         kills=0 if instruction.is_guarded else register_mask(instruction.defs),
@@ -89,7 +95,8 @@ def instruction_facts(
         assumed=assumed if any(assumed) else None,
         drains_sources=queues.drained_sources(instruction, sm, cover, witnessed=True),
         assumed_drains=queues.drained_sources(instruction, sm, cover, witnessed=False),
-        result_scoreboards=queues.result_scoreboards(instruction, cover),
+        result_scoreboards=result.scoreboards,
+        early_scoreboards=early.scoreboards if early else 0,
         completes_in_order=own_group in proofs.in_order or own_group in assumed.in_order,
         guard_literals=guard_literal(instruction.guard) if instruction.guard else 0,
         redefined_literals=_redefined_literals(instruction),

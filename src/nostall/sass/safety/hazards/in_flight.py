@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 from nostall.sass.safety.hazards.facts import NEVER, InstructionFacts
 
-RESULT, SOURCES, COMPLETION, RELEASE = 0, 1, 2, 3
-"""Roles of an item: a result to be written, sources to be read, or what a write scoreboard
-(COMPLETION) or a read scoreboard (RELEASE) of an operation announces, whatever its registers."""
+RESULT, EARLY_RESULT, SOURCES, COMPLETION, RELEASE = 0, 1, 2, 3, 4
+"""Roles of an item: a result to be written, the part of it with scoreboards of its own, sources to
+be read, or what a write scoreboard (COMPLETION) or a read scoreboard (RELEASE) of an operation
+announces, whatever its registers."""
 
 MAX_ELAPSED = 255
 """Cycles at which the count of elapsed cycles stops."""
@@ -124,9 +125,14 @@ def issue(state: State, facts: InstructionFacts, all_facts: dict[int, Instructio
         _cover_earlier_items(state, facts, write, read, all_facts)
     _advance(state, facts)
     stall, literals = control.stall, facts.guard_literals & ~facts.redefined_literals
-    if facts.defs and stall < facts.max_latency:
+    late_defs = facts.defs & ~facts.early_defs
+    if late_defs and stall < facts.max_latency:
         state[instruction.index, RESULT] = InFlight(
-            facts.defs, stall, facts.result_scoreboards, literals, facts.max_latency
+            late_defs, stall, facts.result_scoreboards, literals, facts.max_latency
+        )
+    if facts.early_defs:
+        state[instruction.index, EARLY_RESULT] = InFlight(
+            facts.early_defs, stall, facts.early_scoreboards, literals
         )
     if facts.completion:
         state[instruction.index, COMPLETION] = InFlight(0, stall, facts.completion, 0)
@@ -158,7 +164,7 @@ def _advance(state: State, facts: InstructionFacts) -> None:
         unkilled = ~facts.kills
         overwritten: list[Key] = []
         for key, item in state.items():
-            if key[1] == RESULT or item.relied_on is not None:
+            if key[1] < SOURCES or item.relied_on is not None:
                 item.registers &= unkilled
                 if item.relied_on is not None and not item.registers:
                     overwritten.append(key)

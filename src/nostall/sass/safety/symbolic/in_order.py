@@ -23,16 +23,21 @@ class InOrderRules:
     """Compute capability."""
     cover: CoverTable
 
-    def proofs(self, own_group: str) -> Proofs:
-        """What an instruction of a group proves by pairs with witnesses."""
-        return self.cover.proofs(own_group, self.sm, witnessed=True)
+    def proofs(self, instruction: Instruction) -> Proofs:
+        """What an instruction proves by pairs with witnesses."""
+        return self._proofs(instruction, witnessed=True)
 
     def assumed(self, instruction: Instruction) -> Proofs:
         """What an instruction proves by pairs without witnesses."""
-        return self._assumed_by(group(instruction, self.sm))
+        return self._proofs(instruction, witnessed=False)
 
-    def _assumed_by(self, own_group: str) -> Proofs:
-        return self.cover.proofs(own_group, self.sm, witnessed=False)
+    def _proofs(self, instruction: Instruction, *, witnessed: bool) -> Proofs:
+        return self.cover.proofs(
+            group(instruction, self.sm),
+            self.sm,
+            witnessed=witnessed,
+            guarded=instruction.is_guarded,
+        )
 
     def wait_partially(
         self, issued: Iterable[IssuedInstruction], scoreboard: int, count: int
@@ -42,8 +47,8 @@ class InOrderRules:
         That holds for operations that complete in order.
         """
         for earlier in issued:
-            own = earlier.group
-            in_order = own in self.proofs(own).in_order or own in self._assumed_by(own).in_order
+            own, word = earlier.group, earlier.instruction
+            in_order = own in self.proofs(word).in_order or own in self.assumed(word).in_order
             is_done = in_order and earlier.later_setters[scoreboard] >= count
             covering = earlier.result_scoreboards | earlier.source_scoreboards
             if is_done and covering >> scoreboard & 1:
@@ -66,7 +71,7 @@ class InOrderRules:
 
         ``write`` and ``read`` are the bit masks of its write and read scoreboard.
         """
-        proofs, assumed = self.proofs(later.group), self.assumed(later.instruction)
+        proofs, assumed = self.proofs(later.instruction), self.assumed(later.instruction)
         index, has_assumed = later.instruction.index, any(assumed)
         for earlier in issued:
             if not earlier.group:

@@ -21,6 +21,8 @@ from nostall.sass.safety.symbolic.assumed_proofs import AssumedProof, Provers
 from nostall.sass.safety.symbolic.in_order import InOrderRules
 from nostall.sass.safety.symbolic.products import RunningProducts
 from nostall.sass.safety.symbolic.state import (
+    EARLY,
+    SOURCES,
     IssuedInstruction,
     Outcome,
     Protection,
@@ -152,9 +154,9 @@ class SymbolicMachine:
             finished |= not waits_result and not waits_sources
             if relies_on_all or issued.instruction.is_barrier:
                 if waits_result:
-                    found[index, "result"] = issued.assumed_result
+                    found[index, issued.part] = issued.assumed_result
                 if waits_sources:
-                    found[index, "sources"] = issued.assumed_sources
+                    found[index, SOURCES] = issued.assumed_sources
         if finished:
             self.ordered = [i for i in self.ordered if not self._is_finished(i)]
         return found
@@ -218,8 +220,7 @@ class SymbolicMachine:
 
     def _check_overwrites(self, position: int, instruction: Instruction) -> None:
         """Poison writes to a register that an earlier instruction may still write or read."""
-        own_group = group(instruction, self.sm)
-        follows = self.rules.proofs(own_group).overwrites_results
+        follows = self.rules.proofs(instruction).overwrites_results
         for register in instruction.defs:
             for writer in self.writers.get(register, ()):
                 if writer.group not in follows and self._may_still_write(
@@ -257,8 +258,7 @@ class SymbolicMachine:
                 < self.table.min_distance(reader.instruction, instruction, r, "WAR")
                 for r in overwritten
             )
-        own_group = group(instruction, self.sm)
-        if reader.group in self.rules.proofs(own_group).overwrites_sources:
+        if reader.group in self.rules.proofs(instruction).overwrites_sources:
             return False
         provers = reader.source_provers
         if reader.group in self.rules.assumed(instruction).overwrites_sources:
@@ -284,41 +284,60 @@ class SymbolicMachine:
         if reads_shared_in_order(instruction):
             self.reads.add(instruction, effect)
         guard = self._guard(instruction)
-        issued = self._issue(instruction, guard)
-        for register in instruction.defs:
-            self.outcome.values[register] = self.terms("def", effect, register)
-            pending = [w for w in self.writers.get(register, ()) if not self._has_settled(w)]
-            self.writers[register] = [*pending, issued]
-            visible = self.visible_writers.get(register, ()) if instruction.is_guarded else ()
-            self.visible_writers[register] = [*visible, issued]
+        for issued in self._issue(instruction, guard):
+            for register in issued.results:
+                self.outcome.values[register] = self.terms("def", effect, register)
+                pending = [w for w in self.writers.get(register, ()) if not self._has_settled(w)]
+                self.writers[register] = [*pending, issued]
+                visible = self.visible_writers.get(register, ()) if instruction.is_guarded else ()
+                self.visible_writers[register] = [*visible, issued]
 
     def _issue(
         self, instruction: Instruction, guard: tuple[Term, bool] | None
-    ) -> IssuedInstruction:
-        """Add an instruction to ``issued``; its scoreboards cover earlier ones of its queues."""
+    ) -> list[IssuedInstruction]:
+        """Add an instruction to ``issued``; its scoreboards cover earlier ones of its queues.
+
+        Returns its result, and as a second item the part of it with scoreboards of its own.
+        """
         control = instruction.control
         write, read = scoreboard_bit(control.write_sb), scoreboard_bit(control.read_sb)
+        result, early = queues.announced_results(instruction, self.cover)
+        fixed_latency = instruction.has_fixed_latency(self.sm)
         issued = IssuedInstruction(
             instruction,
             self.now,
-            instruction.has_fixed_latency(self.sm),
+            fixed_latency,
+            frozenset(result.registers),
             frozenset(queues.late_sources(instruction, self.sm)),
             guard,
-            result_scoreboards=queues.result_scoreboards(instruction, self.cover),
+            result_scoreboards=result.scoreboards,
             source_scoreboards=read | write,
             group=group(instruction, self.sm),
         )
+        parts = [issued]
+        if early is not None:
+            parts.append(
+                IssuedInstruction(
+                    instruction,
+                    self.now,
+                    fixed_latency,
+                    frozenset(early.registers),
+                    frozenset(),
+                    guard,
+                    result_scoreboards=early.scoreboards,
+                    part=EARLY,
+                )
+            )
         if instruction.base == "BAR":
             self.rules.drain(self.issued, instruction)
         if issued.group and (write or read):
             self.rules.cover_earlier(self.issued, issued, write, read)
-        self.issued.append(issued)
-        if issued.is_ordered:
-            self.ordered.append(issued)
+        self.issued += parts
+        self.ordered += [part for part in parts if part.is_ordered]
         if len(self.issued) >= self.cleanup_size:
             self.issued = [i for i in self.issued if not self._is_finished(i)]
             self.cleanup_size = 2 * len(self.issued) + 32
-        return issued
+        return parts
 
     def _is_finished(self, issued: IssuedInstruction) -> bool:
         """Whether no later instruction can wait for it or disturb its result or sources."""
@@ -361,16 +380,19 @@ class SymbolicMachine:
             if issued.has_result and not self._has_settled(issued):
                 proof = issued.assumed_result
                 if proof is not None and proof.provers is not None:
-                    outcome.assumed_done[index, "result"] = proof.provers
+                    outcome.assumed_done[index, issued.part] = proof.provers
                 else:
                     cycles = since if issued.fixed_latency else min(since, SCOREBOARD_GAP)
                     assumed = 0 if proof is None else proof.scoreboards()
-                    outcome.results_out[index] = (cycles, issued.result_scoreboards | assumed)
+                    outcome.results_out[index, issued.part] = (
+                        cycles,
+                        issued.result_scoreboards | assumed,
+                    )
             is_tracked = issued.is_ordered or not issued.fixed_latency
             if issued.has_sources and not issued.is_read and is_tracked:
                 proof = issued.assumed_sources
                 if proof is not None and proof.provers is not None:
-                    outcome.assumed_done[index, "sources"] = proof.provers
+                    outcome.assumed_done[index, SOURCES] = proof.provers
                 else:
                     assumed = 0 if proof is None else proof.scoreboards()
                     boards = issued.result_scoreboards | issued.source_scoreboards

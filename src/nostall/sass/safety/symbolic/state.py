@@ -11,8 +11,12 @@ from nostall.sass.program.instruction import Instruction
 from nostall.sass.safety.symbolic.assumed_proofs import AssumedProof, Provers
 from nostall.sass.safety.symbolic.terms import Term
 
+RESULT, EARLY, SOURCES = "result", "early result", "sources"
+"""What may be in flight of an instruction: its result, the part of it that has scoreboards of its
+own, and the reads of its sources."""
+
 Unfinished = tuple[int, str]
-"""(index, "result" or "sources") of an operation that others may have to find complete."""
+"""(index, RESULT, EARLY or SOURCES) of an operation that others may have to find complete."""
 
 
 @dataclass(slots=True)
@@ -26,6 +30,8 @@ class IssuedInstruction:
     issued: int
     """Cycle of issue since the block began."""
     fixed_latency: bool
+    results: frozenset[int]
+    """Registers that it writes."""
     late_sources: frozenset[int]
     """Registers that may still be read after issue."""
     guard: tuple[Term, bool] | None
@@ -40,6 +46,8 @@ class IssuedInstruction:
     """Scoreboards that prove the sources read."""
     group: str = ""
     """Group in the in-order rules, or ""."""
+    part: str = RESULT
+    """``RESULT``, or ``EARLY`` for the part of a result with scoreboards of its own."""
     later_setters: list[int] = field(default_factory=lambda: [0] * 6)
     """For each scoreboard: how many later operations that complete in order set it."""
     assumed_result: AssumedProof | None = None
@@ -61,7 +69,7 @@ class IssuedInstruction:
         else:
             self.is_ordered = instruction.accesses_memory
         is_ordered = self.is_ordered
-        self.has_result = bool(instruction.defs) or (is_ordered and self.result_scoreboards != 0)
+        self.has_result = bool(self.results) or (is_ordered and self.result_scoreboards != 0)
         self.has_sources = bool(self.late_sources) or (is_ordered and self.source_scoreboards != 0)
 
     def assume_result(self) -> AssumedProof:
@@ -113,8 +121,11 @@ class Outcome:
         default_factory=list[tuple[int, Instruction, str]]
     )
     """(position in the block, instruction, reason) of each poisoned register."""
-    results_out: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
-    """Results in flight at the end: index -> (cycles since issue, scoreboards that prove it)."""
+    results_out: dict[Unfinished, tuple[int, int]] = field(
+        default_factory=dict[Unfinished, tuple[int, int]]
+    )
+    """Results in flight at the end: (index, RESULT or EARLY) -> (cycles since issue, scoreboards
+    that prove it)."""
     sources_out: dict[int, int] = field(default_factory=dict[int, int])
     """Sources in flight at the end: index -> scoreboards that prove them read."""
     protection: dict[int, Protection] = field(default_factory=dict[int, "Protection"])
@@ -151,10 +162,23 @@ class Outcome:
 def proving_scoreboards(instruction: Instruction, role: str) -> int:
     """Bit mask of an instruction's own scoreboards that prove its ``role`` done.
 
-    ``role`` is "result" (written) or "sources" (read).
+    ``role``: RESULT or EARLY (written), SOURCES (read).
     """
-    write = queues.result_scoreboards(instruction)
-    return write if role == "result" else write | scoreboard_bit(instruction.control.read_sb)
+    result, early = queues.announced_results(instruction)
+    if role == EARLY:
+        return early.scoreboards if early else 0
+    read = scoreboard_bit(instruction.control.read_sb)
+    return result.scoreboards if role == RESULT else result.scoreboards | read
+
+
+def concerned_registers(instruction: Instruction, role: str, sm: int) -> tuple[int, ...]:
+    """The registers that an instruction writes or reads in one role."""
+    if role == SOURCES:
+        return queues.late_sources(instruction, sm)
+    result, early = queues.announced_results(instruction)
+    if role == EARLY:
+        return early.registers if early else ()
+    return result.registers
 
 
 def scoreboard_bit(scoreboard: int) -> int:

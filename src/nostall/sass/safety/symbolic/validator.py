@@ -15,14 +15,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from nostall.sass.program import queues, registers
+from nostall.sass.program import registers
 from nostall.sass.program.cover_rules import COVER, CoverTable
 from nostall.sass.program.instruction import Instruction
 from nostall.sass.program.opcodes import Effect
 from nostall.sass.program.program import Function
 from nostall.sass.safety.latency import LatencyTable
 from nostall.sass.safety.symbolic.machine import SETTLED, SymbolicMachine
-from nostall.sass.safety.symbolic.state import Outcome, Unfinished, proving_scoreboards
+from nostall.sass.safety.symbolic.state import (
+    SOURCES,
+    Outcome,
+    Unfinished,
+    concerned_registers,
+    proving_scoreboards,
+)
 from nostall.sass.safety.symbolic.terms import Terms
 from nostall.sass.safety.verdict import Finding
 
@@ -115,14 +121,13 @@ class SymbolicValidator:
         by_index = {i.index: i for i in function.instructions}
         for (index, role), since in arrivals.items():
             first = by_index[index]
-            concerned = first.defs if role == "result" else queues.late_sources(first, self.sm)
-            for register in concerned:
+            for register in concerned_registers(first, role, self.sm):
                 touching.setdefault(register, []).append((first, role, since))
         for position, instruction in enumerate(order):
             defs = set(instruction.defs)
             for register in {*instruction.uses, *defs}:
                 for first, role, since in touching.get(register, ()):
-                    if (role == "result" or register in defs) and self._is_less_protected(
+                    if (role != SOURCES or register in defs) and self._is_less_protected(
                         first, role, since, instruction, old, new
                     ):
                         yield _finding(
@@ -311,10 +316,10 @@ def _new_reliances(
                 f"{kind}: only an order of {texts[first]} and {texts[min(provers)]} protects it, "
                 "which no compiler output needs and on which the original does not rely here",
             )
+    known = {key for key, _ in _departures(old)}
     for (index, role), provers in new.assumed_done.items():
-        known = old.results_out if role == "result" else old.sources_out
         required = old.assumed_done.get((index, role))
-        if index not in known and (required is None or not required <= provers):
+        if (index, role) not in known and (required is None or not required <= provers):
             yield _finding(
                 "unwitnessed-order",
                 function,
@@ -340,10 +345,10 @@ def _order_finding(
 
 def _departures(outcome: Outcome) -> Iterator[tuple[tuple[int, str], int]]:
     """Operations of a block that are in flight at its end: ((index, role), cycles since issue)."""
-    for index, (since, _) in outcome.results_out.items():
-        yield (index, "result"), since
+    for key, (since, _) in outcome.results_out.items():
+        yield key, since
     for index in outcome.sources_out:
-        yield (index, "sources"), 0
+        yield (index, SOURCES), 0
 
 
 def _weaker_exit(
@@ -352,8 +357,8 @@ def _weaker_exit(
     """Operations in flight at the end that are new, later or less covered than in the original."""
     end = start + len(order) - 1
     texts = {i.index: i.text for i in order}
-    for index, (since, scoreboards) in new.results_out.items():
-        before = old.results_out.get(index)
+    for (index, part), (since, scoreboards) in new.results_out.items():
+        before = old.results_out.get((index, part))
         if before is None or before[1] & ~scoreboards or since < before[0]:
             yield _finding(
                 "exit-weaker",
