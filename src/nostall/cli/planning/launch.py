@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from nostall.cli.options.given_options import NO_CONTEXT, GivenContext, refuse_options
-from nostall.cli.terminal.console import Format, FormatOption, out, show_json, show_table
+from nostall.cli.terminal.console import Format, FormatOption, err, out, show_json, show_table
 from nostall.core.errors import BadInput
 from nostall.core.text.suggest import unknown
 from nostall.parallel.plan_file import load_plan, load_planned_module
@@ -92,6 +92,11 @@ def launch(
     else:
         described = _describe_pipeline_plan(plan)
     target = _target_module(plan, module or described.module)
+    if target != described.module and not check:
+        err.print(
+            f"note: the plan was not made from {target}, so the gradients of its layers were not "
+            "compared with those of the module; run once with --check"
+        )
     from nostall.parallel.execute.run_config import RunConfig, resolve_device
 
     config = RunConfig(

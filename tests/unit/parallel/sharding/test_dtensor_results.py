@@ -92,12 +92,14 @@ _HEAD = torch.randn(FEATURES, FEATURES, generator=_GENERATOR).double()
 def losses() -> list[str]:
     """Names of the losses of the installed version: functions with the parameter reduction."""
     public = ((name, getattr(F, name)) for name in dir(F) if not name.startswith("_"))
-    return [
-        name
-        for name, value in public
-        if inspect.isfunction(value) and "reduction" in inspect.signature(value).parameters
-        or name in ("ctc_loss", "binary_cross_entropy_with_logits", "cosine_embedding_loss")
-    ]  # fmt: skip
+    return [name for name, value in public if "reduction" in _parameters(value)]
+
+
+def _parameters(value: Any) -> Any:
+    try:
+        return inspect.signature(value).parameters
+    except (TypeError, ValueError):  # a module, or a function of C++
+        return {}
 
 
 def step(loss: Loss, targets: Any) -> Job:
