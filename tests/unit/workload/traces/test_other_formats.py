@@ -33,7 +33,7 @@ XPLANE = b'\n\xb1\x16\x12\x0e/host:metadata"\xb6\x0b'
         ("t.json.zst", b"\x28\xb5\x2f\xfd", "zstd -d"),
         ("t.json", b"<!DOCTYPE html><html>", "is a web page"),
         ("t.json", b'{"schema": "1.1.1", "pid": 1, "nodes": [', "execution trace of PyTorch"),
-        ("t.json.gz", gzip.compress(b'{"schema": "1.0.1", "nodes": ['), "execution trace"),
+        ("t.json.gz", gzip.compress(b'{"schema": "1.0.1", "nodes": [', mtime=0), "execution trace"),
         ("t.pickle", b"\x80\x04\x95\x00", "memory snapshot"),
         ("t.json", POINTER, "Git LFS to 1,055,988,361 bytes .* run 'git lfs pull'"),
         ("t.xplane.pb", POINTER, "git lfs pull"),
