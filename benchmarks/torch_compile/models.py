@@ -43,6 +43,7 @@ import json
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -260,8 +261,15 @@ def pending_jobs(options: argparse.Namespace, deadline: float) -> list[Job]:
 
 
 def cache_root() -> Path:
-    """Folder of all caches."""
-    return Path(tempfile.gettempdir()) / f"nostall-fusion-backend-{os.getuid()}"
+    """Folder of all caches, whose code programs load; raises :class:`BadInput` if others own it."""
+    folder = Path(tempfile.gettempdir()) / f"nostall-fusion-backend-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    status = folder.lstat()
+    if status.st_uid != os.getuid() or not stat.S_ISDIR(status.st_mode) or status.st_mode & 0o022:
+        raise BadInput(
+            f"{folder} is not a folder that this user alone can write; delete it, or set TMPDIR"
+        )
+    return folder
 
 
 def with_unrecorded_start(number: int, jobs: list[Job]) -> list[Job]:

@@ -44,6 +44,26 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def test_a_module_that_a_plan_names_elsewhere_is_not_imported(
+    planned: Path, tmp_path: Path
+) -> None:
+    elsewhere, mine = tmp_path / "elsewhere", tmp_path / "mine"
+    for folder in (elsewhere, mine):
+        folder.mkdir()
+    (elsewhere / "evil.py").write_text(
+        "from pathlib import Path\nPath(__file__ + '.ran').touch()\n"
+    )
+    target = f"{elsewhere / 'evil.py'}:build"
+    document = json.loads(planned.read_text()) | {"module": target}
+    (mine / "plan.json").write_text(json.dumps(document))
+    line = error_line(nostall("launch", mine / "plan.json", cwd=mine))
+    assert line.endswith(f"if you trust it, give --module {target}")
+    assert not (elsewhere / "evil.py.ran").exists()
+    (mine / "link.py").symlink_to(elsewhere / "evil.py")
+    (mine / "plan.json").write_text(json.dumps(document | {"module": f"{mine / 'link.py'}:build"}))
+    assert "if you trust it" in error_line(nostall("launch", mine / "plan.json", cwd=mine))
+
+
 def test_a_planned_module_is_run_and_checked(planned: Path) -> None:
     done = nostall(
         "launch",

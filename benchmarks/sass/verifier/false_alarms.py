@@ -17,7 +17,6 @@ judges one half.
 from __future__ import annotations
 
 import argparse
-import pickle
 import sys
 import time
 from collections import Counter, defaultdict, deque
@@ -29,6 +28,7 @@ from typing import Any
 from benchmarks.harness.result_file import save
 from benchmarks.sass.verifier.library_functions import Row, batches, draw, libraries, programs
 from nostall.core.errors import NostallError
+from nostall.core.files.typed_file import read_typed, write_typed
 from nostall.sass import Program
 from nostall.sass.mining.functions import CodeFunction
 from nostall.sass.safety.verify import validate_program
@@ -208,7 +208,7 @@ def main(options: argparse.Namespace) -> int:
     kept = options.state / "answers"
     rows: dict[bytes, Row] = {}
     if kept.exists() and not options.restart:
-        rows = {key: _explained(row) for key, row in pickle.loads(kept.read_bytes()).items()}
+        rows = {key: _explained(row) for key, row in read_typed(kept, dict[bytes, Row]).items()}
     done = {key for key, row in rows.items() if not options.again or "kinds" not in row}
 
     def wanted(function: CodeFunction) -> bool:
@@ -228,7 +228,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _write(out: Path, kept: Path, contents: dict[str, Row], rows: dict[bytes, Row]) -> None:
-    kept.write_bytes(pickle.dumps(rows))
+    write_typed(kept, rows)
     total = summary(rows)
     print(f"{total['functions']} functions, {total['refused']} refused", flush=True)
     refused = [row for row in rows.values() if "kinds" in row]

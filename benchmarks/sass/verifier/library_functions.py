@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import tomllib
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from nostall.core.errors import NostallError
+from nostall.core.files.typed_file import read_typed, write_typed
 from nostall.sass import Program
 from nostall.sass.binary.cubin import Cubin
 from nostall.sass.binary.listing import Listing, disassemble
@@ -23,6 +23,8 @@ SEED = 1
 BATCH_FUNCTIONS = 24
 
 Row = dict[str, Any]
+Drawn = tuple[Row, dict[int, list[CodeFunction]]]
+"""Facts of a library, and the sample of its functions by architecture."""
 
 
 def libraries(part: str) -> list[str]:
@@ -53,8 +55,8 @@ def draw(
                 "cubins_without_code": found.without_code,
                 "unreadable_cubins": dict(found.unreadable),
             }
-            kept.write_bytes(pickle.dumps((row, found.sample)))
-        contents[name] = pickle.loads(kept.read_bytes())[0]
+            write_typed(kept, (row, found.sample))
+        contents[name] = read_typed(kept, Drawn)[0]
     return contents
 
 
@@ -70,7 +72,7 @@ def batches(
     """
     groups: list[tuple[int, str, list[CodeFunction]]] = []
     for name in names:
-        _, sample = pickle.loads((state / f"{name}.drawn").read_bytes())
+        _, sample = read_typed(state / f"{name}.drawn", Drawn)
         for _, functions in sorted(sample.items()):
             remaining = [f for f in functions if f.key not in done]
             remaining = [f for f in remaining if wanted is None or wanted(f)]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import enum
 import importlib.util
 import lzma
-import os
 import sys
 import types
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from torch import Tensor
 
 from benchmarks.serving.attention.flashinfer import flashinfer
 from benchmarks.serving.attention.inputs import HAS_GPU, max_keys, max_query
+from nostall.attach.process_folder import process_folder
 from nostall.core.errors import MissingPart
 from nostall.serving.attention.launch import PagedCache
 from nostall.serving.attention.winners.gpu_batch import GpuBatch
@@ -56,14 +56,12 @@ def flash_attention_3(inputs: GpuBatch, folder: Path) -> Call:
 
 
 def _unpacked(archive: Path) -> Path:
-    """The shared library of an .xz file, unpacked beside the other temporary files."""
+    """The shared library of an .xz file, unpacked into a private folder of this process."""
     if not archive.exists():
         raise MissingPart(f"{archive.name} is not in the folder of --peers; FA3 is left out")
-    target = Path("/tmp") / archive.name.removesuffix(".xz")
+    target = process_folder() / archive.name.removesuffix(".xz")
     if not target.exists():
-        part = target.with_suffix(f".{os.getpid()}")
-        part.write_bytes(lzma.decompress(archive.read_bytes()))
-        part.replace(target)
+        target.write_bytes(lzma.decompress(archive.read_bytes()))
     return target
 
 

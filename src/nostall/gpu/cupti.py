@@ -157,8 +157,7 @@ def _load_library() -> Any:
         from cuda.pathfinder import load_nvidia_dynamic_lib
 
         return ctypes.CDLL(load_nvidia_dynamic_lib("cupti").abs_path)
-    # Versions of cuda.pathfinder raise different classes for unknown and for missing libraries.
-    except Exception as error:
+    except Exception as error:  # of a class that depends on the version of cuda.pathfinder
         causes.append(" ".join(str(error).split())[:120] or type(error).__name__)
     for name in ("libcupti.so.13", "libcupti.so.12", "libcupti.so"):
         with suppress(OSError):

@@ -111,7 +111,7 @@ class Store:
             try:
                 rows = [self._write_files(record, source, written) for record in records]
                 self.index.add(rows)
-            except BaseException:
+            except BaseException:  # raised again; Ctrl-C, too, must leave no files behind
                 with suppress(BadStore, OSError):  # the first error is the one to report
                     self._discard(written)
                 raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 import shutil
 import statistics
 import tempfile
@@ -32,7 +33,10 @@ ENGINES = ("auto", "p2p", "torch")
 PlanArgument = Annotated[Path, typer.Argument(help="Plan file of `nostall plan --out`.")]
 ModuleOption = Annotated[
     str | None,
-    typer.Option(help="Module as path.py:build; default: the module that was planned."),
+    typer.Option(
+        help="Module as path.py:build; default: the module that was planned, if it is in this "
+        "folder or in that of the plan."
+    ),
 ]
 StepsOption = Annotated[int, typer.Option(min=1, help="Iterations.")]
 DeviceOption = Annotated[
@@ -97,6 +101,8 @@ def launch(
             f"note: the plan was not made from {target}, so the gradients of its layers were not "
             "compared with those of the module; run once with --check"
         )
+    if module is None:
+        _announce_import(plan, target)
     from nostall.parallel.execute.run_config import RunConfig, resolve_device
 
     config = RunConfig(
@@ -197,6 +203,21 @@ def _target_module(plan: Path, target: str | None) -> str:
     if file.suffix != ".py" or not file.is_file():
         raise BadInput(f"module {target!r}; allowed is path.py:build with an existing file")
     return target
+
+
+def _announce_import(plan: Path, target: str) -> None:
+    """Say which module of the plan is imported; its code runs, and a plan may come from others.
+
+    Raises :class:`BadInput` if it is neither in the current folder nor in that of the plan: the
+    user then has to name it.
+    """
+    file = Path(target.rpartition(":")[0]).resolve()
+    if not any(file.is_relative_to(own) for own in (Path.cwd(), plan.resolve().parent)):
+        raise BadInput(
+            f"{plan} names the module {target}, whose code would run; it is neither in this folder "
+            f"nor in that of the plan; if you trust it, give --module {shlex.quote(target)}"
+        )
+    err.print(f"nostall: imports {target}, which {plan} names")
 
 
 def _run(config: RunConfig, gpus: int, logs: Path | None, nodes: Nodes) -> RunResult | None:

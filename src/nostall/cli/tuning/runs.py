@@ -194,7 +194,7 @@ def discard_if_empty(run: Run, *, is_new: bool) -> Iterator[None]:
     initial_files = ("run.json", ORIGINAL_FILE, PTX_FILE, POLICY_FILE, LOCK_FILE)
     try:
         yield
-    except BaseException:
+    except BaseException:  # raised again; Ctrl-C, too, must leave no empty directory
         files = {path.name for path in run.path.iterdir()}
         if is_new and files <= {*initial_files} and run.record.status == "running":
             for name in initial_files:

@@ -95,7 +95,7 @@ def replaced_file(target: Path, folder: Path | None = None) -> Iterator[IO[bytes
             file.flush()
             os.fsync(file.fileno())
             temporary.replace(path)  # still locked, so that no other process removes it
-    except BaseException:
+    except BaseException:  # raised again; Ctrl-C, too, must leave no partial file
         with suppress(OSError):
             temporary.unlink()
         raise

@@ -96,7 +96,7 @@ def _run_limited(command: Sequence[str], output: IO[bytes], cwd: Path | None) ->
                 for kind, limit in _resource_limits().items():
                     resource.prlimit(process.pid, kind, (limit, limit))
             errors = process.communicate(timeout=_TIMEOUT_SECONDS)[1]
-        except BaseException:
+        except BaseException:  # raised again; Ctrl-C, too, must leave no process behind
             process.kill()
             raise
     return process.returncode, errors

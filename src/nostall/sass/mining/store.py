@@ -6,11 +6,12 @@ earlier one at once, so sightings and progress never disagree.
 
 from __future__ import annotations
 
-import pickle
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from nostall.core.files.atomic import create_folder
+from nostall.core.files.typed_file import read_typed, write_typed
 from nostall.sass.mining.functions import CodeFunction, Contents
 from nostall.sass.mining.marks import Marks
 from nostall.sass.mining.tallies import Tallies
@@ -52,31 +53,23 @@ class Store:
     def __init__(self, folder: Path, seed: int) -> None:
         """Open a run; ``seed`` is for a new one."""
         self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
+        create_folder(folder)
         path = folder / "checkpoint"
-        self.checkpoint: Checkpoint = (
-            pickle.loads(path.read_bytes()) if path.exists() else Checkpoint(seed)
-        )
+        self.checkpoint = read_typed(path, Checkpoint) if path.exists() else Checkpoint(seed)
 
     def save(self) -> None:
         """Write a checkpoint."""
-        self._write("checkpoint", self.checkpoint)
+        write_typed(self.folder / "checkpoint", self.checkpoint)
 
     def add_source(self, name: str, contents: Contents) -> None:
         """Keep the sample of a source and record the source."""
         sampled = {sm: len(functions) for sm, functions in sorted(contents.sample.items())}
         for sm, functions in contents.sample.items():
-            self._write(f"{name}.sm_{sm}", functions)
+            write_typed(self.folder / f"{name}.sm_{sm}", functions)
         contents.sample = {}
         self.checkpoint.sources[name] = SourceRecord(contents, sampled)
         self.save()
 
     def sample(self, name: str, sm: int) -> list[CodeFunction]:
         """The sample of one architecture of a source."""
-        return pickle.loads((self.folder / f"{name}.sm_{sm}").read_bytes())  # type: ignore[no-any-return]
-
-    def _write(self, name: str, content: object) -> None:
-        path = self.folder / name
-        partial = path.with_name(name + ".partial")
-        partial.write_bytes(pickle.dumps(content, pickle.HIGHEST_PROTOCOL))
-        partial.replace(path)
+        return read_typed(self.folder / f"{name}.sm_{sm}", list[CodeFunction])

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import pickle
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
@@ -25,6 +24,7 @@ from pathlib import Path
 
 from nostall.core.errors import BadBinary
 from nostall.core.files.atomic import create_folder, write_text_atomically
+from nostall.core.files.typed_file import read_typed, write_typed
 from nostall.sass.program import Function, Program
 from nostall.sass.program.opcodes import Pipe, lookup
 from nostall.sass.safety import evidence, pairing
@@ -229,13 +229,13 @@ def _observe_file(path: Path, cache: Path | None) -> tuple[int, Observations] | 
     data = path.read_bytes()
     cached = cache / hashlib.blake2b(data, digest_size=12).hexdigest() if cache else None
     if cached is not None and cached.exists():
-        return pickle.loads(cached.read_bytes())  # type: ignore[no-any-return]
+        return read_typed(cached, tuple[int, Observations])
     try:
         result = observe_cubin(data)
     except BadBinary:
         return None
     if cached is not None:
-        cached.write_bytes(pickle.dumps(result))
+        write_typed(cached, result)
     return result
 
 

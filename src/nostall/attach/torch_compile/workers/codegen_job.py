@@ -163,8 +163,7 @@ def _prepare(
     try:
         _use_folders(folders)
         kernels += tuning.prepare(graph)
-    # Returned as text: an exception that cannot be unpickled would break the pool.
-    except Exception as error:
+    except Exception as error:  # as text: one that cannot be unpickled would break the pool
         return kernels, tuning.candidates, one_line(error)
     return kernels, tuning.candidates, ""
 

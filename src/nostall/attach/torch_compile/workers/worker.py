@@ -149,7 +149,7 @@ class Worker:
         try:
             process.send(data, JOB_TIMEOUT_S)
             result: JobResult[Any] = process.receive(JOB_TIMEOUT_S)
-        except BaseException:
+        except BaseException:  # raised again; after Ctrl-C an answer would be that of another job
             self._close()
             raise
         self._reported_seconds += result.cpu_seconds

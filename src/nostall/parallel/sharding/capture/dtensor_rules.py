@@ -11,6 +11,7 @@ Tested with torch 2.11 to 2.13; if another version lacks a part, the error names
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from functools import cache, partial, reduce
 from importlib import import_module
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from nostall.core.errors import MissingPart
+from nostall.core.errors import MissingPart, one_line
 from nostall.parallel.module.effects import schema_arguments
 from nostall.parallel.sharding.placements import (
     PARTIAL_MEAN,
@@ -134,12 +135,8 @@ def _from_shapes(
     def shapes(values: Any) -> Any:
         return tuple(map(shapes, values)) if isinstance(values, list | tuple) else _meta(values)
 
-    try:
-        rows = rule.func(
-            target, tuple(map(shapes, args)), {name: shapes(v) for name, v in kwargs.items()}
-        )
-    except Exception:  # a rule may reject arguments with any error
-        return []
+    by_name = {name: shapes(v) for name, v in kwargs.items()}
+    rows = _call(target, rule.func, target, tuple(map(shapes, args)), by_name) or []
     inputs = _count_tensors([args, list(kwargs.values())])
     result = []
     for row in rows:
@@ -167,16 +164,14 @@ def _from_placements(
     mesh = _mesh(devices)
 
     def ask(chosen: _Chosen) -> list[Strategy]:
-        try:
-            given = [_with_strategies(values, mesh, chosen) for values in (args, kwargs)]
-            return _ask(rule, target, *given)
-        except Exception:  # a rule may reject arguments with any error
-            return []
-
-    def one_by_one(choose: Callable[[int], _Chosen]) -> list[Strategy]:
-        return [s for number in range(_MOST_PLACEMENTS) for s in ask(choose(number))]
+        return _ask(rule, target, *(_with_strategies(v, mesh, chosen) for v in (args, kwargs)))
 
     first = next(iter(_tensors([args, kwargs])), None)
+    count = 0 if first is None else len(_all_placements(first))
+
+    def one_by_one(choose: Callable[[int], _Chosen]) -> list[Strategy]:
+        return [s for number in range(count) for s in ask(choose(number))]
+
     return (
         ask(lambda tensor: None)
         or one_by_one(lambda number: lambda tensor: number if tensor is first else None)
@@ -196,13 +191,34 @@ def _alike(first: torch.Tensor | None, number: int, tensor: torch.Tensor) -> int
     return number if has_dim and tensor.dim() == first.dim() else 0
 
 
-_MOST_PLACEMENTS = 10
-"""Placements of an input: replicated, partial, and shards of up to eight dimensions."""
+_REJECTIONS = (RuntimeError, LookupError, ValueError, AssertionError)
+"""Errors by which rules say that they do not accept arguments."""
+
+
+def _call(target: Any, rule: Callable[..., Any], *arguments: Any) -> Any:
+    """The result of a rule of DTensor; None if the rule rejects the arguments or is defective.
+
+    An error of another class is a defect of the rule, or of the arguments that nostall gives it:
+    the operator runs replicated, and a warning names it.
+    """
+    try:
+        return rule(*arguments)
+    except _REJECTIONS:
+        return None
+    except Exception as error:  # a rule of another library may have any defect; the warning says it
+        warnings.warn(
+            f"DTensor's sharding rule of {target} failed ({one_line(error)}); the operator runs "
+            "replicated",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return None
 
 
 def _ask(rule: Any, target: Any, args: Any, kwargs: Any) -> list[Strategy]:
     result, returns = [], len(target._schema.returns)
-    for spec in rule(_part("_op_schema.OpSchema")(target, tuple(args), kwargs)).strategies:
+    found = _call(target, rule, _part("_op_schema.OpSchema")(target, tuple(args), kwargs))
+    for spec in found.strategies if found is not None else ():
         outputs = spec.output_specs
         # One entry stands for all outputs.
         outputs = list(outputs) if isinstance(outputs, list | tuple) else [outputs] * returns

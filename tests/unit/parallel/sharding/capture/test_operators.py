@@ -222,3 +222,39 @@ def _difference(got: Any, expected: Any) -> float:
     size = float(expected[finite].abs().max()) if finite.any() else 0.0
     error = float((got[finite] - expected[finite]).abs().max()) if finite.any() else 0.0
     return error / max(size, 1e-6)
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyError, ValueError, AssertionError])
+def test_a_rule_that_rejects_arguments_gives_no_strategies(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert _strategies_with_rule(monkeypatch, error("no")) == []
+
+
+def test_a_defective_rule_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pytest is set to raise warnings, so a silent rejection would be seen here."""
+    named = (
+        r"rule of aten.relu.default failed \(TypeError: a defect\); the operator runs replicated"
+    )
+    with pytest.warns(RuntimeWarning, match=named):
+        assert _strategies_with_rule(monkeypatch, TypeError("a defect")) == []
+
+
+def test_a_defect_of_the_adapter_is_no_rejection(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise ValueError("a defect")
+
+    monkeypatch.setattr(dtensor_rules, "_with_strategies", broken)
+    with pytest.raises(ValueError, match="a defect"):
+        _strategies_with_rule(monkeypatch, RuntimeError("not asked"))
+
+
+def _strategies_with_rule(monkeypatch: pytest.MonkeyPatch, error: Exception) -> list[Strategy]:
+    """The strategies of relu with a rule in the first registry that raises ``error``."""
+
+    def rule(_: object) -> None:
+        raise error
+
+    target = torch.ops.aten.relu.default
+    monkeypatch.setitem(dtensor_rules._part(dtensor_rules._PARTS[0]), target, rule)
+    return dtensor_rules.strategies(target, [torch.ones(4, 4)], {}, 2)
