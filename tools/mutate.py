@@ -23,7 +23,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,7 +32,6 @@ from typing import Any
 from tools.mutations import Mutation, sample
 
 ROOT = Path(__file__).resolve().parents[1]
-TABLES = ROOT / "tools" / "mutants"
 DEFAULT_COUNT = 60
 TESTS = {
     "sass.safety": (
@@ -86,7 +85,7 @@ class Clone:
         is_compiled = mutation is not None and mutation.file in self.compiled
         with _mutated(self.root, mutation), tempfile.TemporaryDirectory() as fresh:
             cache = fresh if is_compiled else str(self.root / ".cache" / "numba")
-            process = subprocess.Popen(
+            with subprocess.Popen(
                 [sys.executable, *self.command()[1:]],
                 cwd=self.root,
                 env=self.environment() | {"NUMBA_CACHE_DIR": cache},
@@ -94,13 +93,13 @@ class Clone:
                 stderr=subprocess.STDOUT,
                 text=True,
                 start_new_session=True,
-            )
-            try:
-                output, _ = process.communicate(timeout=seconds)
-            except subprocess.TimeoutExpired:
-                return HANGS, ""
-            finally:
-                _end(process)
+            ) as process:
+                try:
+                    output, _ = process.communicate(timeout=seconds)
+                except subprocess.TimeoutExpired:
+                    return HANGS, ""
+                finally:
+                    _end(process)
         failed = [line.split()[1] for line in output.splitlines() if line.startswith(_FAILURES)]
         if process.returncode == 0:
             return SURVIVED, ""
@@ -137,11 +136,8 @@ def _mutated(root: Path, mutation: Mutation | None) -> Iterator[None]:
 
 def _end(process: subprocess.Popen[str]) -> None:
     """End the tests with all the processes that they started."""
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
-    process.wait()
 
 
 def _git(*arguments: str, root: Path) -> str:

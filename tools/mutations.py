@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import random
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 _COMPARISONS = {
@@ -53,15 +54,17 @@ def sample(root: Path, folder: Path, count: int, seed: int) -> tuple[list[Mutati
     for path in sorted(folder.rglob("*.py")) if folder.is_dir() else [folder]:
         every += mutations(path.relative_to(root).as_posix(), path.read_text())
     random.Random(f"{seed} {folder.relative_to(root).as_posix()}").shuffle(every)
-    return every[:count], len(every)
+    texts = {file: (root / file).read_text() for file in {mutation.file for mutation in every}}
+    legal = (mutation for mutation in every if _parses(mutation.apply(texts[mutation.file])))
+    return list(islice(legal, count)), len(every)
 
 
 def mutations(file: str, text: str) -> list[Mutation]:
-    """All mutations of a module that are syntactically right, in the order of the text."""
+    """All mutations of a module, in the order of the text."""
     finder = _Finder(text)
     finder.visit(ast.parse(text))
     found = {Mutation(file, start, end, name, new) for start, end, name, new in finder.found}
-    return sorted(m for m in found if _parses(m.apply(text)))
+    return sorted(found)
 
 
 def _parses(text: str) -> bool:

@@ -9,6 +9,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from nostall.store import BadBundle, BadStore, Store, bundle
 from nostall.store.artefacts import content_hash
@@ -236,6 +237,28 @@ def test_deep_nesting_is_refused(tmp_path: Path) -> None:
         path = _forge(tmp_path / "deep", [text.encode()], [b"a", b"b"], None)
         with pytest.raises(BadBundle):
             bundle.read(path)
+
+
+def _nested(levels: int, kind: str) -> object:
+    value: object = 1
+    for _ in range(levels):
+        value = {"a": value} if kind == "objects" else [value]
+    return value
+
+
+@pytest.mark.parametrize("kind", ["objects", "lists"])
+def test_settings_are_nested_up_to_20_levels(kind: str) -> None:
+    """The settings themselves are one level, and the number at the end is another."""
+    assert provenance(b"a", b"b", settings={"a": _nested(18, kind)})
+    with pytest.raises(ValidationError, match="nested more than 20 levels"):
+        provenance(b"a", b"b", settings={"a": _nested(19, kind)})
+
+
+def test_numbers_and_texts_have_a_largest_size() -> None:
+    assert provenance(b"a", b"b", checks=2**63 - 1, kernel="k" * (1 << 16))
+    for field, value in (("checks", 2**63), ("checks", -1), ("kernel", "k" * ((1 << 16) + 1))):
+        with pytest.raises(ValidationError, match=field):
+            provenance(b"a", b"b", **{field: value})
 
 
 def test_unusable_paths_and_empty_exports(tmp_path: Path) -> None:

@@ -41,6 +41,44 @@ def test_ring_all_reduce_sends_each_byte_nearly_twice() -> None:
     assert servers(2, 2, inside=10, between=1).allreduce_s(range(4), 8e9) == pytest.approx(12)
 
 
+def test_an_all_reduce_has_the_latency_and_the_bandwidth_of_its_slowest_link() -> None:
+    """Its links may be slower or faster than those of single messages."""
+    cluster = parse_cluster(
+        'name = "ring"\n[[servers]]\ngpus = 4\nmemory_gib = 1\n'
+        "link = { bandwidth_gbytes = 1, allreduce_gbytes = 8, latency_us = 5 }\n"
+        "[[links]]\ngpus = [0, 3]\nbandwidth_gbytes = 9\nallreduce_gbytes = 4\nlatency_us = 7\n"
+    )
+    steps = 2 * 3
+    assert cluster.allreduce_s(range(4), 8e9) == pytest.approx(steps * (7e-6 + 2e9 / 4e9))
+    assert cluster.allreduce_s([0, 1, 2], 3e9) == pytest.approx(4 * (5e-6 + 1e9 / 8e9))
+    assert cluster.allreduce_s(range(4), 0) == 0
+
+
+def test_a_route_is_as_slow_as_the_gpu_that_sends_or_receives_most() -> None:
+    """The slices of one GPU follow each other; those of several GPUs are sent at once."""
+    cluster = servers(1, 6, inside=1)
+    assert route(cluster, (0,), (1, 2)).s_per_byte == pytest.approx(1e-9)  # GPU 0 sends two halves
+    assert route(cluster, (0, 1), (2,)).s_per_byte == pytest.approx(1e-9)  # GPU 2 receives them
+    assert route(cluster, (0, 1), (2, 3)).s_per_byte == pytest.approx(0.5e-9)
+    # Of thirds and halves: the middle GPU sends two sixths, the receivers get three sixths each.
+    assert route(cluster, (0, 1, 2), (3, 4)).s_per_byte == pytest.approx(0.5e-9)
+    # GPU 1 keeps its half, and GPU 0 sends the other half.
+    assert route(cluster, (0, 1), (2, 1)).s_per_byte == pytest.approx(0.5e-9)
+
+
+def test_a_route_has_the_latency_of_its_slowest_link_in_use() -> None:
+    cluster = parse_cluster(
+        'name = "far"\n[[servers]]\ngpus = 4\nmemory_gib = 1\n'
+        "link = { bandwidth_gbytes = 1, latency_us = 5 }\n"
+        "[[links]]\ngpus = [0, 3]\nbandwidth_gbytes = 1\nlatency_us = 90\n"
+        "[[links]]\ngpus = [0, 2]\nbandwidth_gbytes = 4\nlatency_us = 9\n"
+    )
+    used = route(cluster, (0, 1), (2, 3))  # 0 sends to 2, and 1 to 3
+    assert used.latency_s == pytest.approx(9e-6)
+    assert used.s_per_byte == pytest.approx(0.5e-9)  # half over the link of 1 GB/s
+    assert route(cluster, (0,), (2,)).s_per_byte == pytest.approx(0.25e-9)
+
+
 def test_slices_within_a_server_do_not_use_its_port() -> None:
     cluster = servers(2, 4, inside=100, between=1)
     path = route(cluster, (0, 1, 2, 3, 4, 5), (6, 7))

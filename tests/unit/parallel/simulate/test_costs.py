@@ -8,8 +8,9 @@ import pytest
 
 from nostall.parallel.cluster import Cluster, parse_cluster
 from nostall.parallel.plan import Plan, Stage, Workload
+from nostall.parallel.profile.layers import Layer, Profile, Tensor
 from nostall.parallel.simulate import costs, simulated_s
-from nostall.parallel.simulate.costs import exposed_allreduce_s
+from nostall.parallel.simulate.costs import Transfer, exposed_allreduce_s
 from tests.unit.parallel.cases import profile, servers, straight
 
 # Two servers have the ports 0 and 2 (sending), 1 and 3 (receiving); the boundary's channels are 4
@@ -35,6 +36,19 @@ def test_half_duplex_directions_share_the_channel_and_both_ports() -> None:
     planned = costs(_two_servers("half"), TWO_STAGES)
     (forward,), (backward,) = planned.forward_transfers, planned.backward_transfers
     assert dict(forward.loads) == dict(backward.loads) == {4: 2.0, 0: 2.0, 2: 2.0}
+
+
+def test_only_tensors_with_a_gradient_are_sent_back() -> None:
+    """Forward 2 GB over the boundary, of which 0.5 GB have a gradient."""
+    layers = (Layer("a", 1, 2), Layer("b", 1, 2))
+    tensors = (Tensor(0, 1, 1.5e9, gradient=False), Tensor(0, 1, 0.5e9))
+    work = Workload(Profile("ids", layers, tensors, 1), servers(2, 1, between=1), 4)
+    planned = costs(work, TWO_STAGES)
+    assert planned.forward_transfers[0].seconds == pytest.approx(2.0)
+    assert planned.backward_transfers[0].seconds == pytest.approx(0.5)
+    none = Profile("ids", layers, (Tensor(0, 1, 1e9, gradient=False),), 1)
+    frozen = costs(Workload(none, work.cluster, 4), TWO_STAGES)
+    assert frozen.backward_transfers[0] == Transfer(0.0, ())
 
 
 @pytest.mark.parametrize(("duplex", "seconds"), [("full", 1.0), ("half", 2.0)])
