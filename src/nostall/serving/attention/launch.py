@@ -33,7 +33,7 @@ from nostall.serving.tables.settings import TableCapacity, TaskTables
 
 REDUCED_ELEMENTS = 8192
 """Elements of all splits that a program of the reduction adds at a time, at most."""
-FEW_SPLITS_ELEMENTS = 4096
+FEW_SPLITS_ELEMENTS = 2048
 """The same for reductions of decodes with shared prefixes, which are many and have few splits."""
 REDUCTION_PROGRAMS = 4
 """Programs of these for each program of the attention kernel."""

@@ -66,22 +66,15 @@ def build_kernel(
     reduced = tl.where(is_reduced, KV_HEADS, 0)
     rows = tl.where(is_reduced, splits * KV_HEADS * taken * GROUP, 0)
 
-    # Where a count exceeds the capacity, no unit is written.
-    units, reduction_count = tl.sum(tile_units), tl.sum(reduced)
-    row_count = tl.sum(rows.to(tl.int64))
-    program_count = units if DEAL == ONE_EACH else PROGRAMS
-    fits = (units <= capacity_units) & (reduction_count <= capacity_reductions)
-    fits = fits & (row_count <= capacity_rows) & (program_count <= capacity_programs)
+    units = tl.sum(tile_units)
+    fits = _write_counts(
+        counts, state, tile_count, is_counted, units, tl.sum(reduced), tl.sum(rows.to(tl.int64)),
+        prefix_count, saved_ns, capacity_units, capacity_reductions, capacity_rows,
+        capacity_programs, PROGRAMS, DEAL,
+    )  # fmt: skip
     pid = tl.program_id(0)
-    _write_offsets(
-        pid, program_offsets, tl.where(fits, units, 0), capacity_programs, PROGRAMS, DEAL, BLOCK_U
-    )
-    if pid == 0:
-        _write_counts(
-            counts, state, tile_count, is_counted, units, reduction_count, row_count,
-            program_count, prefix_count, saved_ns,
-        )  # fmt: skip
-
+    units = tl.where(fits, units, 0)
+    _write_offsets(pid, program_offsets, units, capacity_programs, PROGRAMS, DEAL, BLOCK_U)
     _write_tables(
         tasks, reductions, prefix_rows, pid, is_tile, lane < tl.where(fits, counted_tiles, 0), cost,
         tile_units, splits, split_keys, splits_before, rows, reduced, query_starts, sequence, start,
@@ -213,23 +206,31 @@ def _write_prefix_rows(
 
 @triton.jit
 def _write_counts(
-    counts, state, tile_count, is_counted, units, reductions, scratch_rows, programs, prefix_rows,
-    saved_ns,
+    counts, state, tile_count, is_counted, units, reductions, scratch_rows, prefix_rows, saved_ns,
+    capacity_units, capacity_reductions, capacity_rows, capacity_programs,
+    PROGRAMS: tl.constexpr, DEAL: tl.constexpr,
 ):  # fmt: skip
-    """Write the counts; if the query tiles exceed the capacity, minus their number and zeros."""
-    clamped = tl.minimum(scratch_rows, 2147483647).to(tl.int32)
-    tl.store(counts, tl.where(is_counted, units, -tile_count))
-    tl.store(counts + 1, tl.where(is_counted, reductions, 0))
-    tl.store(counts + 2, tl.where(is_counted, clamped, 0))
-    tl.store(counts + 3, tl.where(is_counted, programs, 0))
-    tl.store(counts + 4, tl.where(is_counted, prefix_rows, 0))
-    tl.store(counts + 5, tl.where(is_counted, saved_ns, 0))
-    tl.store(state, tl.full([], 0, tl.int64))
-    tl.store(state + 1, tl.full([], 0, tl.int64))
-    tl.store(state + 2, tl.load(state + 2) + 1)
-    tl.store(state + 3, tl.load(state + 3) + tl.where(prefix_rows > 0, 1, 0))
-    tl.store(state + 4, tl.load(state + 4) + tl.where(saved_ns < 0, 1, 0))
-    tl.store(state + 5, tl.load(state + 5) + tl.maximum(saved_ns, 0))
+    """Write the counts, in the first program; whether they fit, without which no unit is written.
+
+    If the query tiles exceed the capacity, the counts are minus their number and zeros.
+    """
+    programs = units if DEAL == ONE_EACH else PROGRAMS
+    if tl.program_id(0) == 0:
+        clamped = tl.minimum(scratch_rows, 2147483647).to(tl.int32)
+        tl.store(counts, tl.where(is_counted, units, -tile_count))
+        tl.store(counts + 1, tl.where(is_counted, reductions, 0))
+        tl.store(counts + 2, tl.where(is_counted, clamped, 0))
+        tl.store(counts + 3, tl.where(is_counted, programs, 0))
+        tl.store(counts + 4, tl.where(is_counted, prefix_rows, 0))
+        tl.store(counts + 5, tl.where(is_counted, saved_ns, 0))
+        tl.store(state, tl.full([], 0, tl.int64))
+        tl.store(state + 1, tl.full([], 0, tl.int64))
+        tl.store(state + 2, tl.load(state + 2) + 1)
+        tl.store(state + 3, tl.load(state + 3) + tl.where(prefix_rows > 0, 1, 0))
+        tl.store(state + 4, tl.load(state + 4) + tl.where(saved_ns < 0, 1, 0))
+        tl.store(state + 5, tl.load(state + 5) + tl.maximum(saved_ns, 0))
+    fits = (units <= capacity_units) & (reductions <= capacity_reductions)
+    return fits & (scratch_rows <= capacity_rows) & (programs <= capacity_programs)
 
 
 @triton.jit

@@ -54,23 +54,11 @@ def cut_batch(
     prefix_count = tile_count * 0
     saved_ns = prefix_count
     if LEAST_PREFIX > 0:
-        node_start, reach, tokens, parent, saved = choose_nodes(
-            sequences, shared, node_tokens, parents, branch_costs, branch_tokens,
-            TILE_TOKENS, LIMITS, KEY_COSTS, GROUP, KV_HEADS, KV_ALIGN, LEAST_PREFIX, LEAST_SAVED,
-            BLOCK_S,
+        node_start, reach, tokens, parent, tiles, prefix_count, saved_ns = keep_nodes(
+            query_starts, sequences, shared, node_tokens, parents, branch_costs, branch_tokens,
+            capacity_prefix_rows, capacity_prefix_tiles, TILE_TOKENS, LIMITS, KEY_COSTS, GROUP,
+            KV_HEADS, KV_ALIGN, LEAST_PREFIX, LEAST_SAVED, PROGRAMS, BLOCK_S,
         )  # fmt: skip
-        total = tl.load(query_starts + sequences)
-        is_kept = reach > node_start
-        _, tile_tokens = tile_of(tokens, TILE_TOKENS, LIMITS, GROUP)
-        tiles = tl.sum(tl.where(is_kept, (tokens + tile_tokens - 1) // tile_tokens, 0))
-        rows = tl.maximum(total, tl.sum(tl.where(is_kept, tokens, 0)))
-        rows = tl.where(tiles > 0, rows, 0)
-        fits = (tiles <= capacity_prefix_tiles) & (rows <= capacity_prefix_rows)
-        reach = tl.where(fits, reach, node_start * 0)
-        node_start = tl.where(fits, node_start, node_start * 0)
-        prefix_count = tl.where(fits & (tiles > 0), total, 0)
-        saved_ns = tl.minimum((saved >> FRACTION_BITS) * KV_HEADS // PROGRAMS, MAX_COST_NS)
-        saved_ns = tl.where(fits, saved_ns, -1).to(tl.int32)
         is_tile = lane < tile_count
         node = tl.load(deepest + sequence, is_tile, -1)
         first = tl.where(node >= 0, tl.gather(reach, tl.maximum(node, 0), 0), first)
@@ -86,11 +74,45 @@ def cut_batch(
         first = tl.where(is_node, tl.gather(node_start, of_node, 0), first)
         end = tl.where(is_node, tl.gather(reach, of_node, 0), end)
         index = tl.where(is_node, height, index)
-        tile_count += tl.where(fits, tiles, 0).to(tl.int32)
+        tile_count += tiles
     return (
         tile_count, prefix_count, saved_ns, sequence, start, taken, first, end, index, is_node,
         node, prefix_row, node_start, reach, tokens, parent,
     )  # fmt: skip
+
+
+@triton.jit
+def keep_nodes(
+    query_starts, sequences, shared, node_tokens, parents, branch_costs, branch_tokens,
+    capacity_prefix_rows, capacity_prefix_tiles,
+    TILE_TOKENS: tl.constexpr, LIMITS: tl.constexpr, KEY_COSTS: tl.constexpr, GROUP: tl.constexpr,
+    KV_HEADS: tl.constexpr, KV_ALIGN: tl.constexpr, LEAST_PREFIX: tl.constexpr,
+    LEAST_SAVED: tl.constexpr, PROGRAMS: tl.constexpr, BLOCK_S: tl.constexpr,
+):  # fmt: skip
+    """What each node reads, if all kept nodes fit into the capacity, else nothing.
+
+    For each node the first key, the key behind the last, its query tokens and the node above; then
+    the query tiles of all nodes, and the counts PREFIX_ROWS and SAVED_NS.
+    """
+    start, reach, tokens, parent, saved = choose_nodes(
+        sequences, shared, node_tokens, parents, branch_costs, branch_tokens,
+        TILE_TOKENS, LIMITS, KEY_COSTS, GROUP, KV_HEADS, KV_ALIGN, LEAST_PREFIX, LEAST_SAVED,
+        BLOCK_S,
+    )  # fmt: skip
+    total = tl.load(query_starts + sequences)
+    is_kept = reach > start
+    _, tile_tokens = tile_of(tokens, TILE_TOKENS, LIMITS, GROUP)
+    tiles = tl.sum(tl.where(is_kept, (tokens + tile_tokens - 1) // tile_tokens, 0))
+    rows = tl.maximum(total, tl.sum(tl.where(is_kept, tokens, 0)))
+    rows = tl.where(tiles > 0, rows, 0)
+    fits = (tiles <= capacity_prefix_tiles) & (rows <= capacity_prefix_rows)
+    reach = tl.where(fits, reach, start * 0)
+    start = tl.where(fits, start, start * 0)
+    prefix_count = tl.where(fits & (tiles > 0), total, 0)
+    saved_ns = tl.minimum((saved >> FRACTION_BITS) * KV_HEADS // PROGRAMS, MAX_COST_NS)
+    saved_ns = tl.where(fits, saved_ns, -1).to(tl.int32)
+    tiles = tl.where(fits, tiles, 0).to(tl.int32)
+    return start, reach, tokens, parent, tiles, prefix_count, saved_ns
 
 
 @triton.jit
