@@ -12,10 +12,11 @@ test test-slow: export PYTHONDONTWRITEBYTECODE :=
 VLLM_VERSION ?= 0.32.0
 VLLM := .cache/vllm$(if $(filter 0.32.0,$(VLLM_VERSION)),,-$(VLLM_VERSION))
 
-.PHONY: help venv run test test-slow test-vllm lint docs format clean
+.PHONY: help venv run demo test test-slow test-vllm lint docs format clean
 
 help:
 	@echo "make run    replay and verify a measured search of GEMM + LeakyReLU; needs no GPU"
+	@echo "make demo   characterise a trace, fuse a function, replay a measured search; needs no GPU"
 	@echo "make test   the tests that need no GPU, in less than ten minutes"
 	@echo "make test-slow   the tests that take longest; CI runs both"
 	@echo "make test-vllm   vLLM's CPU build with nostall's plug-in (3.5 GB, about ten minutes);"
@@ -52,6 +53,21 @@ $(VENV)/.docs: $(VENV)/.ready
 
 run: venv
 	$(BIN)/nostall tune examples/gemm_leakyrelu.py:gemm_leakyrelu --arch sm_90 --objective recorded
+
+# Fusion traces a PyTorch function; where PyTorch cannot be installed, the other parts are shown.
+demo: venv $(VENV)/.torch
+	@rm -rf runs/demo-fusion runs/demo-search
+	@mkdir -p runs
+	@echo "1. nostall finds: a training step on an H200, from torch.profiler's trace"
+	$(BIN)/nostall characterize tests/unit/workload/h200/gpt.json.gz --report runs/demo-trace.html
+	@echo "2. nostall removes: operators of a PyTorch function become one Triton kernel (modelled times)"
+	@if $(BIN)/python -c 'import torch' 2>/dev/null; then set -x; \
+	  $(BIN)/nostall fuse examples/fusion/layernorm_gelu.py:layernorm_gelu --out runs/demo-fusion; \
+	else echo "skipped: PyTorch is not installed"; fi
+	@echo "3. nostall proves: a search that an H200 measured, its winner made and verified again here"
+	$(BIN)/nostall tune examples/gemm_leakyrelu.py:gemm_leakyrelu --arch sm_90 --objective recorded \
+	  --out runs/demo-search
+	@echo "open runs/demo-trace.html, runs/demo-fusion/report.html and runs/demo-search/report.html"
 
 test: venv $(VENV)/.torch $(OLD_TRITON)/.ready
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not gpu" $(ARGS)

@@ -14,7 +14,7 @@ from benchmarks.registry import BENCHMARKS, Benchmark, find
 from nostall.core.errors import NostallError
 
 PAGES = {
-    "readme": "harness.readme",
+    "readme": "front.readme",
     "schema": "harness.schema",
     "sass": "sass.pages.measured",
     "sass-modelled": "sass.pages.modelled",

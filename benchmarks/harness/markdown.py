@@ -47,6 +47,11 @@ def region(text: str, name: str, content: str) -> str:
 
 
 def page(title: str, command: str, parts: Iterable[str]) -> str:
-    """A whole page: title, the command that writes it, and its parts."""
+    """A whole page: title, its headlines, its parts, and the command that writes it."""
+    # Headlines are computed by functions of pages, so the pages cannot import them at the top.
+    from benchmarks.front.levels import answers
+
     notice = f"*Generated from committed result files by `{command}`. Do not edit.*"
-    return "\n\n".join([f"# {title}", notice, *(part.strip() for part in parts if part)]) + "\n"
+    shown = [wrapped(answer) for answer in answers(f"{command.rpartition(' ')[2]}.md")]
+    sections = [f"# {title}", *shown, *(part.strip() for part in parts if part), notice]
+    return "\n\n".join(sections) + "\n"

@@ -34,7 +34,7 @@ from benchmarks.sass.pages.suite_section import (
 from benchmarks.sass.suite_cell import Cell, CountingDevice, make_record
 from pydantic import ValidationError
 
-from benchmarks.harness import readme
+from benchmarks.front import readme
 from benchmarks.ptx import page as assembler_page
 from nostall.core import Comparison, LaunchSpec
 from nostall.sass.model.agreement import load_agreement, model_caution
@@ -196,6 +196,8 @@ def test_the_readmes_are_what_the_command_writes() -> None:
     text, table = readme.README.read_text(), readme.TABLE.read_text()
     assert text == readme.readme(text), "run `python -m benchmarks page readme`"
     assert table == readme.benchmark_table(table), "run `python -m benchmarks page readme`"
+    start = readme.START_PAGE.read_text()
+    assert start == readme.start_page(start), "run `python -m benchmarks page readme`"
 
 
 def test_a_compressed_result_file_is_read_like_any_other(tmp_path: Path) -> None:

@@ -114,6 +114,10 @@ def simulate_trace(
         show_json(_document(model, settings, seed, rate, results))
         return
     _print(trace, model, results)
+    if requests is not None and len(given) < requests:
+        out.print(f"{trace.name} has {len(given):,} requests, so all were taken")
+    if are_equal(results):
+        out.print(equal_remark(draft_tokens))
 
 
 def _simulate(
@@ -150,6 +154,25 @@ def _print(trace: Path, model: StepCosts, results: list[Metrics]) -> None:
         f"step costs: {model.samples} measured steps ({model.source}); the fitted model is "
         f"{model.median_error:.1%} off in the median of steps that were not fitted, "
         f"{model.p95_error:.1%} at the 95th percentile"
+    )
+
+
+def are_equal(results: list[Metrics]) -> bool:
+    """Whether several policies gave the same figures."""
+    first, *others = (replace(metrics, policy="") for metrics in results)
+    return bool(others) and all(metrics == first for metrics in others)
+
+
+def equal_remark(draft_tokens: int) -> str:
+    """Why policies gave the same figures, and what would make them differ."""
+    if not draft_tokens:
+        return (
+            "the policies are equal here: they differ in the order of verify steps, and without "
+            "speculation there are none; try --draft-tokens 4"
+        )
+    return (
+        "the policies are equal here: no step was full, so their orders of the same requests give "
+        "the same steps; try --rate 10 or a smaller --budget"
     )
 
 

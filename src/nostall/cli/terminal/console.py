@@ -91,8 +91,9 @@ def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[objec
     for number, column in enumerate(columns):
         width = widths[number] if widths is not None else None
         is_number = number < len(are_numbers) and are_numbers[number]
-        justify = "right" if is_number else "left"
-        table.add_column(column, overflow="fold", width=width, justify=justify)
+        table.add_column(
+            column, overflow="fold", width=width, justify="right" if is_number else "left"
+        )
     for row in cells:
         table.add_row(*map(Text, row))
     console.print(table)

@@ -41,19 +41,19 @@ def show_result(
         f"{search.seconds:.1f} s, stopped: {search.stopped}{_limit(settings, result)}"
     )
     out.print(_gain(result))
-    record = run.record.result or {}
+    recorded = run.record.result or {}
     if result.improved and search.start_measurement.kind == "measured":
-        out.print(f"medians:  {median_times(record)}")
+        out.print(f"medians:  {median_times(recorded)}")
     if compared := source.provenance.get("starts"):
         start = source.provenance.get(ASSEMBLER_KEY, "the compiler's own cubin")
         out.print(f"start:    {start} (compared: {compared})")
     for line in _checks(settings, result):
         out.print(line)
-    assembler = record.get("assembler")
+    assembler = recorded.get("assembler")
     if assembler is not None:
         for line in assembler_lines(assembler):
             out.print(line)
-    dependent = record.get("dependent_launch")
+    dependent = recorded.get("dependent_launch")
     if dependent is not None:
         for line in dependent_lines(dependent):
             out.print(line)

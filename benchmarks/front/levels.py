@@ -1,0 +1,203 @@
+"""The headlines of all levels, computed from committed results."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from functools import cache
+from statistics import geometric_mean
+from typing import Any
+
+from benchmarks.front.headline import Headline, below, day
+from benchmarks.fusion.unseen.page import MEASURED, deployed
+from benchmarks.fusion.unseen.page import ratio as chain_ratio
+from benchmarks.harness.result_file import load
+from benchmarks.harness.schema import read
+from benchmarks.ptx.page import all_rows
+from benchmarks.sass.pages.suite_section import deployed as deployed_schedules
+from benchmarks.serving.page import linear_ratios
+from benchmarks.serving.pages.attention import batch_times
+from benchmarks.serving.pages.engine import current_rounds, rate
+
+Row = Mapping[str, Any]
+SMALL_M = 64
+"""Rows of a linear layer up to which a table is expected to help."""
+
+
+@cache
+def headlines() -> tuple[Headline, ...]:
+    """All headlines, in the order of README's table and picture."""
+    return (
+        unseen_chains(), user_models(), developed_models(), searched_ptx(), native_schedules(),
+        linear_layers(), *attention(), engine(), shardings(),
+    )  # fmt: skip
+
+
+def answers(page: str) -> list[str]:
+    """The first sentences of a result page."""
+    return [headline.sentence for headline in headlines() if headline.page == page]
+
+
+def unseen_chains() -> Headline:
+    (file,) = below("fusion", "unseen_test.json.gz")
+    content = load(file)
+    chains = list(content["chains"].values())
+    raw = [value for c in chains if (value := chain_ratio(c, MEASURED)) is not None]
+    kept = sum(deployed(chain) == 1 for chain in chains)
+    return Headline(
+        "fused chains", "torch.compile", tuple(map(deployed, chains)), "chains",
+        _gpus(chains), day(content),
+        f"{kept} keep torch.compile's kernels; unchecked, the worst is {min(raw):.2f}",
+        "fusion-unseen.md", (file,), ("fusion",), label="fused chains / torch.compile",
+    )  # fmt: skip
+
+
+def user_models() -> Headline:
+    """Steps in a loop, as users run them: the GPU's time alone is on the page."""
+    files = below("torch_compile", "user_models/*.gain.json")
+    records = [record for file in files if (record := load(file)).get("complete")]
+    ratios = {r["model"]: r["looped"]["compared"]["nostall"]["ratio"] for r in records}
+    models = {name.rpartition("-")[0] for name in ratios}
+    slower = ", ".join(sorted(name for name, ratio in ratios.items() if ratio < 0.995))
+    return Headline(
+        "whole models", "torch.compile, default mode", tuple(ratios.values()),
+        f"steps of {len(models)} models", _gpus(records), day(records),
+        f"slower: {slower}; models have 2 to 6 layers",
+        "fusion-unseen.md", files, ("fusion", "attach/torch_compile"),
+        label="whole models / torch.compile",
+    )  # fmt: skip
+
+
+def developed_models() -> Headline:
+    """All models of the suite, those that keep Inductor's kernels included."""
+    files = below("torch_compile", "models/*.steady.json*")
+    records = [load(file) for file in files]
+    ratios = [record["looped"]["compared"]["nostall"]["ratio"] for record in records]
+    kept = sum(
+        all(graph["state"] != "stitched" for graph in record["graphs"]["nostall"])
+        for record in records
+    )
+    return Headline(
+        "models of its development", "torch.compile, default mode", tuple(ratios), "models",
+        _gpus(records), day(records), f"{kept} keep Inductor's kernels and are not faster",
+        "torch-compile.md", files, ("fusion", "attach/torch_compile"),
+        label="development models / torch.compile",
+    )  # fmt: skip
+
+
+def by_kernel(rows: Sequence[Row]) -> dict[str, float]:
+    """Deployed ratio of each kernel: the geometric mean of its searches.
+
+    Of a kernel with and without wgmma, the one whose fastest compiler configuration is faster.
+    """
+    kinds: defaultdict[str, dict[str, list[Row]]] = defaultdict(dict)
+    for row in rows:
+        name, _, kind = row["kernel"].partition("@")
+        kinds[name].setdefault(kind, []).append(row)
+    chosen = {}
+    for name, searches in kinds.items():
+        fastest = min(searches.values(), key=lambda found: min(r["original_us"] for r in found))
+        chosen[name] = geometric_mean(row["deployed"] for row in fastest)
+    return chosen
+
+
+def searched_ptx() -> Headline:
+    rows = all_rows()
+    ratios = [
+        value
+        for name in ("published", "filling", "unseen")
+        for value in by_kernel([row for row in rows if row["set"] == name]).values()
+    ]
+    files = below("ptx", "assembler_suite.json", "assembler_filling.json", "unseen_suite.json")
+    filling = by_kernel([row for row in rows if row["set"] == "filling"]).values()
+    gpus = sorted({row["gpu"]["gpu"].removeprefix("NVIDIA ").split()[0] for row in rows})
+    return Headline(
+        "searched PTX", "fastest compiler configuration", tuple(ratios), "kernels",
+        " and ".join(gpus), day([load(file) for file in files]),
+        f"shapes that fill the GPU: {geometric_mean(filling):.3f}",
+        "assembler.md", files, ("ptx", "search", "tuning/assembler"), 3,
+        "searched PTX / compiler's best",
+    )  # fmt: skip
+
+
+def native_schedules() -> Headline:
+    (file,) = below("sass", "suite.json.gz")
+    records = [r for r in read(file).records if r.size == "published"]
+    ratios = deployed_schedules(records, "anneal").values()
+    return Headline(
+        "native instructions", "fastest compiler configuration", tuple(ratios), "kernels",
+        " and ".join(sorted({r.gpu.removeprefix("NVIDIA ") for r in records})),
+        str(max(r.date for r in records))[:10], "most kernels gain less than 1 %",
+        "sass.md", (file,), ("sass", "search", "tuning"), 3,
+        "native instructions / compiler's best",
+    )  # fmt: skip
+
+
+def linear_layers() -> Headline:
+    (file,) = below("serving", "gemm_h200.json.gz")
+    content = load(file)
+    small = [ratio for m, ratio in linear_ratios() if m <= SMALL_M]
+    large = [ratio for m, ratio in linear_ratios() if m > SMALL_M]
+    return Headline(
+        f"linear layers, M ≤ {SMALL_M}", "F.linear", tuple(small), "shapes",
+        content["gpu"].removeprefix("NVIDIA "), day(content),
+        f"larger M: {geometric_mean(large):.2f}", "serving.md", (file,), ("serving/gemm",), 3,
+        "linear layers / F.linear",
+    )  # fmt: skip
+
+
+def attention() -> tuple[Headline, ...]:
+    """The plan of the rules, which ships; the fastest of several plans is on the page."""
+    (file,) = below("serving", "attention.json.gz")
+    content = load(file)
+    times = [batch_times(row) for row in content["results"]]
+    notes = {
+        "FA3": ("FlashAttention-3", "FlashAttention-3 is faster in the mean of each kind"),
+        "vLLM Triton": ("vLLM's Triton kernel", "where FlashAttention-3 runs"),
+    }
+    return tuple(
+        Headline(
+            "attention, all stages", beside, tuple(t[peer] / t["rule"] for t in times), "batches",
+            _gpus(content["results"]), day(content), no_help, "serving.md", (file,),
+            ("serving/attention", "serving/tables"), label=f"attention / {beside}",
+        )
+        for peer, (beside, no_help) in notes.items()
+    )  # fmt: skip
+
+
+def engine_ratios(ours: str, other: str) -> list[float]:
+    """Token rate of one back end over another's, for each workload and speculation."""
+    found = current_rounds()
+    return [
+        rate(rows) / rate(found[count, workload, other])
+        for (count, workload, engine), rows in found.items()
+        if engine == ours and "@" not in workload and (count, workload, other) in found
+    ]
+
+
+def engine() -> Headline:
+    files = below("serving", "vllm_engine.json", "vllm_engine_unspeculated.json")
+    contents = [load(file) for file in files]
+    return Headline(
+        "vLLM with the plug-in", "vLLM's FLASH_ATTN", tuple(engine_ratios("CUSTOM", "FLASH_ATTN")),
+        "workloads", "H200", day(contents), "no gain where FLASH_ATTN runs", "serving.md", files,
+        ("attach/vllm", "serving/attention"), label="vLLM plug-in / FLASH_ATTN",
+    )  # fmt: skip
+
+
+def shardings() -> Headline:
+    (file,) = below("sharding", "gpu_hybrids_4.json")
+    content = load(file)
+    ratios = []
+    for model in content["summary"]["models"].values():
+        ratios.append(min(peer["over_plan"] for peer in model["peers"].values()))
+    return Headline(
+        "sharding plans", "best of DDP, FSDP2, TP", tuple(ratios), "models", "4 H200",
+        max(session["date"] for session in content["sessions"])[:10],
+        "small models with fast links: DDP is faster", "parallel.md", (file,),
+        ("parallel/sharding", "parallel/execute"), label="sharding plan / best of DDP, FSDP2, TP",
+    )  # fmt: skip
+
+
+def _gpus(rows: Sequence[Row]) -> str:
+    return " and ".join(sorted({row["gpu"].removeprefix("NVIDIA ") for row in rows}))

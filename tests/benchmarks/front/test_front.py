@@ -1,0 +1,96 @@
+"""The headline numbers, their picture, and the limits of README."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from benchmarks.front.headline import Headline
+from benchmarks.front.levels import by_kernel, headlines
+from benchmarks.front.picture import FOLDER, pictures
+from benchmarks.harness.result_file import ROOT
+
+from benchmarks.front import measured_code
+from benchmarks.harness import markdown
+
+README = ROOT.parent / "README.md"
+RUN = "run `python -m benchmarks page readme`"
+
+
+def test_each_result_file_of_a_headline_is_the_recorded_one() -> None:
+    """A changed result needs new texts, and a new entry of the code that it was measured with."""
+    assert measured_code.unrecorded(f for h in headlines() for f in h.files) == [], RUN
+    assert set(json.loads(measured_code.RECORD.read_text())) == {
+        str(f.relative_to(ROOT)) for h in headlines() for f in h.files
+    }, RUN
+
+
+def test_a_changed_result_file_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "a.json"
+    file.write_text("1")
+    monkeypatch.setattr(measured_code, "ROOT", tmp_path)
+    monkeypatch.setattr(measured_code, "RECORD", tmp_path / "record.json")
+    measured_code.recorded.cache_clear()
+    entry = {"sha256": measured_code._sha256(file), "code": measured_code._hash_files([])}
+    (tmp_path / "record.json").write_text(json.dumps({"a.json": entry}))
+    assert measured_code.unrecorded([file]) == []
+    assert not measured_code.has_changed([file], ("no/such/folder",))
+    assert measured_code.has_changed([file], ("ptx",))
+    file.write_text("2")
+    assert measured_code.unrecorded([file]) == [file]
+    measured_code.recorded.cache_clear()
+
+
+def test_the_pictures_are_what_the_command_writes() -> None:
+    for name, text in pictures(headlines()).items():
+        assert (FOLDER / name).read_text("utf-8") == text, RUN
+        root = ElementTree.fromstring(text)
+        dots = [element for element in root.iter() if element.tag.endswith("circle")]
+        assert len(dots) == sum(len(h.ratios) for h in headlines())
+        assert all(h.label in root.attrib["aria-label"] for h in headlines())
+
+
+def test_losses_are_beside_gains() -> None:
+    found = {h.label: h for h in headlines()}
+    assert found["attention / FlashAttention-3"].mean < 1
+    assert min(found["whole models / torch.compile"].ratios) < 1
+    assert all(h.no_help and h.beside and h.gpu and h.date for h in headlines())
+
+
+def test_a_kernel_counts_once_with_its_faster_kind() -> None:
+    rows = [
+        {"kernel": "a@mma", "original_us": 9.0, "deployed": 1.2},
+        {"kernel": "a@wgmma", "original_us": 6.0, "deployed": 1.02},
+        {"kernel": "a@wgmma", "original_us": 6.1, "deployed": 1.02},
+        {"kernel": "b", "original_us": 1.0, "deployed": 1.0},
+    ]
+    assert by_kernel(rows) == pytest.approx({"a": 1.02, "b": 1.0})
+
+
+def test_a_result_page_begins_with_its_headlines() -> None:
+    for headline in headlines():
+        page = " ".join((markdown.PAGES / headline.page).read_text("utf-8").split())
+        assert headline.sentence in page, RUN
+
+
+def test_means_are_geometric_and_ratios_in_one_direction() -> None:
+    headline = replace(headlines()[0], ratios=(2.0, 0.5))
+    assert headline.mean == pytest.approx(1.0)
+    assert headline.gain == "**1.00** (0.50 to 2.00)"
+    assert isinstance(headline, Headline)
+
+
+def test_readme_is_short() -> None:
+    """At most 600 words outside tables and code, and at most 12 words in a cell."""
+    text = README.read_text("utf-8")
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    cells = [
+        re.sub(r"\]\([^)]*\)", "]", cell).split() for row in rows for cell in row.split("|")[1:-1]
+    ]
+    assert [" ".join(words) for words in cells if len(words) > 12] == []
+    prose = re.sub(r"```.*?```|^\|.*?$|<[^>]*>", "", text, flags=re.DOTALL | re.MULTILINE)
+    assert len(re.sub(r"\]\([^)]*\)", "]", prose).split()) <= 600
