@@ -67,6 +67,10 @@ CASES: dict[str, tuple[AttentionShape, str, str, str]] = {
         AttentionShape(4, 1, 64, has_prefixes=True), "queue", "sorted",
         "1/300 1/290 2/310 1/330 1/250 1/40 1/331 1/100",
     ),
+    "decodes with nested prefixes": (
+        AttentionShape(6, 2, 64, has_prefixes=True), "queue", "sorted",
+        "1/300 1/290 0/310 1/330 1/250 1/40 1/331 1/100",
+    ),
     "no sequence": (AttentionShape(4, 2, 64), "queue", "paired", ""),
     "no work": (AttentionShape(4, 2, 64), "queue", "paired", "0/7 0/0"),
 }  # fmt: skip
@@ -79,6 +83,9 @@ GROUPS: dict[str, tuple[PrefixGroup, ...]] = {
     "nested prefixes": (
         PrefixGroup((0, 1, 2, 3, 4, 6), 96), PrefixGroup((0, 2, 3, 6), 160),
         PrefixGroup((3, 6, 2), 304),
+    ),
+    "decodes with nested prefixes": (
+        PrefixGroup((0, 1, 3, 4, 6), 96), PrefixGroup((0, 3, 6), 272),
     ),
 }  # fmt: skip
 """Sequences of a case that share a prefix."""
@@ -105,7 +112,8 @@ def make(name: str) -> tuple[AttentionShape, AttentionPlan, RaggedBatch]:
     )
     # As the rules do: all programs take from the front of sorted units, decodes have one tile.
     front = 1.0 if order == "sorted" else 0.5
-    tiles = TILES[:1] if all(query <= 1 for query, _, _ in sequences) else TILES
+    is_decode = all(query <= 1 for query, _, _ in sequences)
+    tiles = TILES[:1] if is_decode and not shape.has_prefixes else TILES
     kernel = replace(PLAN.kernel, tiles=tiles, schedule=schedule, front=front)
     plan = replace(PLAN, kernel=kernel, order=order)
     return shape, plan, batch
@@ -140,7 +148,8 @@ def error(name: str, dtype: torch.dtype) -> float:
     tables = build_tables(batch, plan.table_settings(shape, SMS))
     assert bool(tables.counts[PREFIX_ROWS]) == shape.has_prefixes
     programs = plan.launched_programs(SMS, int(tables.counts[UNITS]))
-    kernel = MetaAttention(shape, plan.kernel, max(programs, 1))
+    is_decode = int(batch.query_lengths.max(initial=0)) <= 1
+    kernel = MetaAttention(shape, plan.kernel, max(programs, 1), is_decode=is_decode)
     on_device = AttentionBuffers.of(tables, shape.head_dim, device)
     inputs = BatchTensors.of(
         batch.query_starts, batch.kv_lengths, batch.block_table, pack_trees(batch), device
