@@ -229,13 +229,10 @@ def kernels_of(step: Step, peers: Path | None) -> dict[str, Callable[[], Run]]:
     alone = replace(PLANS["decode"], least_prefix=0)
     apart = step.host_tables(plan, is_apart=True)
     makers: dict[str, Callable[[], Run]] = {
-        "ours": lambda: step.ours(plan, is_decode=True),
-        "slow sum": lambda: step.ours(plan),
-        "2 units": lambda: step.ours(two, step.host_tables(two), is_decode=True),
-        "dependent": lambda: step.ours(
-            replace(plan, kernel=replace(plan.kernel, dependent=True)), is_decode=True
-        ),
-        "apart": lambda: step.ours(plan, apart, is_decode=True),
+        "ours": lambda: step.ours(plan),
+        "2 units": lambda: step.ours(two, step.host_tables(two)),
+        "dependent": lambda: step.ours(replace(plan, kernel=replace(plan.kernel, dependent=True))),
+        "apart": lambda: step.ours(plan, apart),
         "decode plan": lambda: step.ours(alone, step.host_tables(alone, is_apart=True)),
     }
     if not HAS_GPU:
@@ -320,9 +317,8 @@ class Checker:
         lengths = ragged.query_lengths, ragged.kv_lengths
         exact_size = needed_capacity(*lengths, self.settings)
         alone = HostBuilder.of(self.settings, exact_size).build(*lengths)
-        is_decode = int(ragged.query_lengths.max()) <= 1
         programs = self.plan.programs(sms())
-        kernel = MetaAttention(shape, self.plan.kernel, programs, is_decode=is_decode)
+        kernel = MetaAttention(shape, self.plan.kernel, programs)
         outs = []
         for buffers in (self.buffers, AttentionBuffers.of(alone, shape.head_dim, DEVICE)):
             out = torch.full_like(query, float("nan"))

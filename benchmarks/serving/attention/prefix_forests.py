@@ -75,7 +75,7 @@ WORKLOADS = (
 )
 SMALL = (Workload(2, 3, 128, 40), Workload(2, 2, 96, 24, system=64), Workload(3, 1, 64, 20))
 """Workloads for machines without a GPU, in Triton's interpreter."""
-LAYER_JOBS = ("ours", "slow sum", "dependent", "decode plan")
+LAYER_JOBS = ("ours", "dependent", "decode plan")
 """Kernels of the workloads that are compiled apart."""
 BANDWIDTH = {"H200": 4.8e12, "H100": 3.35e12}
 """Nominal bytes a second of the memory, by a part of the GPU's name."""

@@ -49,7 +49,7 @@ class GroupedStepTables:
         self.scratch_bytes = capacity.scratch_rows * (shape.head_dim + 1) * 4
         self._capacity, self._settings = capacity, settings
         programs = plan.launched_programs(self.sms, capacity.units)
-        self._attention = MetaAttention(kernel_shape, plan.kernel, programs, is_decode=True)
+        self._attention = MetaAttention(kernel_shape, plan.kernel, programs)
 
     def warm_up(self, dtype: Any, table_width: int) -> None:
         """Allocate the tables and compile the kernels, so that no step of a server waits for it."""

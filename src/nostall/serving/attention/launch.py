@@ -33,10 +33,6 @@ from nostall.serving.tables.settings import TableCapacity, TaskTables
 
 REDUCED_ELEMENTS = 8192
 """Elements of all splits that a program of the reduction adds at a time, at most."""
-FEW_SPLITS_ELEMENTS = 2048
-"""The same for reductions of decodes with shared prefixes, which are many and have few splits."""
-REDUCTION_PROGRAMS = 4
-"""Programs of these for each program of the attention kernel."""
 SHORT_TILE = 16
 """Rows of tiles whose reductions are few and have many splits, such as those of long decodes."""
 
@@ -51,15 +47,8 @@ class ReductionTile(NamedTuple):
     """Splits at most."""
 
 
-def reduction_tile(shape: AttentionShape, tallest: int, is_decode: bool = False) -> ReductionTile:
-    """The tile of the reduction for tiles of at most ``tallest`` rows.
-
-    ``is_decode``: whether all tiles that are reduced have one query token, whatever the tiles of
-    shared prefixes have.
-    """
-    if is_decode and tallest > SHORT_TILE:
-        rows = min(SHORT_TILE, 1 << (shape.group - 1).bit_length())
-        return ReductionTile(rows, 64, FEW_SPLITS_ELEMENTS // (rows * 64))
+def reduction_tile(shape: AttentionShape, tallest: int) -> ReductionTile:
+    """The tile of the reduction for tiles of at most ``tallest`` rows."""
     if tallest > SHORT_TILE:
         return ReductionTile(16, min(128, shape.padded_head_dim), 1)
     rows = min(SHORT_TILE, 1 << (shape.group - 1).bit_length())
@@ -197,8 +186,6 @@ class MetaAttention:
     """Programs of a launch; with schedule ``unit`` the number of units that can run."""
     reduces: bool = True
     """Whether to launch the reduction; False for tables without splits."""
-    is_decode: bool = False
-    """Whether every sequence of the tables has one query token, or none."""
 
     def __call__(
         self,
@@ -261,12 +248,10 @@ class MetaAttention:
         shape, config, tables = self.shape, self.config, buffers.tables
         dependent = {"launch_pdl": True} if config.dependent else {}
         tallest = max(tile.rows for tile in config.tiles)
-        tile = reduction_tile(shape, tallest, self.is_decode)
-        is_short = self.is_decode and tallest > SHORT_TILE
-        programs = self.programs * (REDUCTION_PROGRAMS if is_short else 1)
+        tile = reduction_tile(shape, tallest)
         grid = (
-            min(programs, len(tables.reductions)),
-            -(-(shape.group if is_short else tallest) // tile.rows),
+            min(self.programs, len(tables.reductions)),
+            -(-tallest // tile.rows),
             -(-shape.head_dim // tile.span),
         )
         reduce_splits[grid](

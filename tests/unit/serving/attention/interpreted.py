@@ -148,8 +148,7 @@ def error(name: str, dtype: torch.dtype) -> float:
     tables = build_tables(batch, plan.table_settings(shape, SMS))
     assert bool(tables.counts[PREFIX_ROWS]) == shape.has_prefixes
     programs = plan.launched_programs(SMS, int(tables.counts[UNITS]))
-    is_decode = int(batch.query_lengths.max(initial=0)) <= 1
-    kernel = MetaAttention(shape, plan.kernel, max(programs, 1), is_decode=is_decode)
+    kernel = MetaAttention(shape, plan.kernel, max(programs, 1))
     on_device = AttentionBuffers.of(tables, shape.head_dim, device)
     inputs = BatchTensors.of(
         batch.query_starts, batch.kv_lengths, batch.block_table, pack_trees(batch), device
