@@ -79,10 +79,10 @@ def replaced_file(target: Path, folder: Path | None = None) -> Iterator[IO[bytes
     """
     destination = find_destination(target)
     if destination.is_stream:
-        with tempfile.NamedTemporaryFile(prefix="nostall-") as file:
-            yield file
-            file.flush()
-            destination.send(Path(file.name).read_bytes())
+        with tempfile.NamedTemporaryFile(prefix="nostall-") as spool:
+            yield spool
+            spool.flush()
+            destination.send(Path(spool.name).read_bytes())
         return
     path = destination.path
     if folder is None or target.is_symlink():

@@ -38,7 +38,7 @@ def cheap_plans(workload: Workload, recompute: bool) -> dict[str, Plan]:
     """
     cluster, layers = workload.cluster, len(workload.profile)
     largest = max(range(len(cluster)), key=lambda gpu: cluster.memory[gpu])
-    stages = {"one GPU": (Stage(0, layers, (largest,)),)}
+    stages: dict[str, tuple[Stage, ...]] = {"one GPU": (Stage(0, layers, (largest,)),)}
     if len(cluster.servers) > 1:
         server = max(cluster.servers, key=len)
         stages["data parallelism in one server"] = (Stage(0, layers, tuple(server)),)
