@@ -78,6 +78,7 @@ def test_a_planned_module_is_run_and_checked(planned: Path) -> None:
         **ENVIRONMENT,
     )
     assert done.code == 0, done.err
+    assert f"imports {JOBS}:chain, which {planned} names" in done.err
     result = done.json
     assert result["engine"] == "torch"
     assert result["losses"] == pytest.approx(result["reference_losses"], rel=1e-9)

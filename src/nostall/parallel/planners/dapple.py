@@ -131,10 +131,9 @@ class _Search:
 
 
 def dapple(workload: Workload, effort: Effort) -> Plan:
-    """Of the plans with the least closed-form latency, the one with the least simulated time.
+    """Of plans with the least closed-form latency and cheap ones, that of least simulated time.
 
-    A cheap plan (:mod:`.fastest`) that is faster is returned instead.  Raises :class:`Infeasible`
-    if no plan fits into memory, with or without re-computation.
+    Raises :class:`Infeasible` if no plan fits into memory, with or without re-computation.
     """
     found = None
     for recompute in effort.recompute_options:
