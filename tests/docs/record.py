@@ -21,7 +21,16 @@ from pathlib import Path
 
 from tests.docs import recording
 from tests.docs.recording import GpuCommand, PageRecording
-from tests.docs.tutorial import ROOT, Command, Tutorial, execute, missing_lines, prepare, read
+from tests.docs.tutorial import (
+    ROOT,
+    Command,
+    Tutorial,
+    execute,
+    missing_lines,
+    prepare,
+    read,
+    with_any_triton,
+)
 
 PACKAGES = ("nostall", "torch", "triton", "numpy")
 LIMIT_SECONDS = 300.0
@@ -56,7 +65,7 @@ def record_page(tutorial: Tutorial, machine: dict[str, str], out: Path, limit: f
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         prepare(folder)
-        for step in tutorial.steps:
+        for step in map(with_any_triton, tutorial.steps):
             if isinstance(step, tuple):
                 (folder / step[0]).write_text(step[1])
                 continue

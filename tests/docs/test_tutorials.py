@@ -25,6 +25,7 @@ from tests.docs.tutorial import (
     read,
     read_quotations,
     run,
+    with_any_triton,
 )
 from tests.unit.tuning.fake_device import FakeDevice, load_example
 
@@ -69,11 +70,7 @@ def test_gpu_commands_of_a_tutorial_are_replayed(
         )
     use_recorded_triton(recorded.machine["triton"], monkeypatch)
     tutorial = read(page)
-    # The page quotes what the pinned Triton makes; these kernels may be of another release.
-    tutorial.steps[:] = [
-        replace(step, varying=True) if isinstance(step, Command) and not step.needs_gpu else step
-        for step in tutorial.steps
-    ]
+    tutorial.steps[:] = map(with_any_triton, tutorial.steps)
     assert run(tutorial, tmp_path, recorded) == []
 
 
