@@ -96,11 +96,6 @@ def launch(
     else:
         described = _describe_pipeline_plan(plan)
     target = _target_module(plan, module or described.module)
-    if target != described.module and not check:
-        err.print(
-            f"note: the plan was not made from {target}, so the gradients of its layers were not "
-            "compared with those of the module; run once with --check"
-        )
     if module is None:
         _announce_import(plan, target)
     from nostall.parallel.execute.run_config import RunConfig, resolve_device
@@ -122,6 +117,11 @@ def launch(
         out.print("the ranks of this machine are done; the machine of rank 0 prints the result")
         return
     _show(result, described, format)
+    if target != described.module and not check:
+        err.print(
+            f"note: the plan was not made from {target}, so the gradients of its layers were not "
+            "compared with those of the module; run once with --check"
+        )
     if not result.is_equal:
         raise typer.Exit(1)
 
