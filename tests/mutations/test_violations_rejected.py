@@ -145,6 +145,11 @@ def test_one_cubin_alone_is_checked_by_both_halves() -> None:
     assert {finding.part for finding in validate(mutant.data).findings} == {"hazards", "symbolic"}
 
 
+def test_a_stale_reuse_in_one_cubin_alone_is_found() -> None:
+    mutant = next(mutants("stale reuse", 1, per_function=1))
+    assert {finding.kind for finding in validate(mutant.data).findings} == {"stale-reuse"}
+
+
 def test_claims_name_kinds() -> None:
     assert MUTATIONS.keys() >= REFUSED_BY_ORDER | LEFT_BY_SYMBOLIC
 

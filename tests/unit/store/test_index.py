@@ -11,10 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nostall.store import BadStore, Store
+from nostall.store import BadStore, Store, Verification
 from nostall.store.errors import DamagedIndex
 from nostall.store.repair import repair
-from tests.unit.store.records import GPU, ORIGINAL, keep
+from tests.unit.store.records import GPU, ORIGINAL, keep, provenance
 
 SECOND = b"second"
 
@@ -92,6 +92,20 @@ def test_repair_leaves_out_records_with_damaged_files(filled: Store, tmp_path: P
     assert {row.id for row in result.rows} == {row.id for row in others}
     (reason,) = result.unusable
     assert one.id[:12] in reason and "was changed" in reason
+
+
+def test_repair_leaves_out_records_that_the_verifier_refused(filled: Store, tmp_path: Path) -> None:
+    """A file that was put into the folder by hand: ``record`` refuses it."""
+    store = _copy(filled, tmp_path)
+    unsafe = Verification(safe=False, checked=9, nostall="0.1.0", nvdisasm="V13.5.37")
+    forged = provenance(ORIGINAL, b"worse", verified=unsafe, low=1.5)
+    id = store.artefacts.put(forged.to_bytes(), "json")
+    store.artefacts.put(b"worse", "cubin")
+    store.index.path.unlink()
+    result = repair(store)
+    assert {row.id for row in result.rows} == {row.id for row in filled.rows()}
+    (reason,) = result.unusable
+    assert id[:12] in reason and "does not say safe" in reason
 
 
 def test_a_row_that_disappeared_is_found_by_repair(filled: Store, tmp_path: Path) -> None:

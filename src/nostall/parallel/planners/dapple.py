@@ -160,23 +160,10 @@ def _best_plan(workload: Workload, effort: Effort, recompute: bool) -> Plan | No
         ranked = sorted(_complete_plans(search), key=lambda pair: pair[0])
         if sizes == "one":
             ranked = [pair for pair in ranked if len(pair[1]) == len(gpus)]
-        plans += islice(_fitting(workload, recompute, ranked, effort), FINALISTS)
+        tried = (s for at, (_, s) in enumerate(ranked) if at < FINALISTS or not effort.is_over)
+        fitted = (fit_to_memory(workload, Plan(s, "pb", recompute=recompute)) for s in tried)
+        plans += islice(filter(None, fitted), FINALISTS)
     return fastest(workload, plans, effort)
-
-
-def _fitting(
-    workload: Workload,
-    recompute: bool,
-    ranked: Sequence[tuple[float, tuple[Stage, ...]]],
-    effort: Effort,
-) -> Iterator[Plan]:
-    """The ranked plans that fit into memory, of which the search checks all stages but the last."""
-    for number, (_, stages) in enumerate(ranked):
-        if number >= FINALISTS and effort.is_over:
-            return
-        plan = fit_to_memory(workload, Plan(stages, "pb", recompute=recompute))
-        if plan is not None:
-            yield plan
 
 
 def _searches(workload: Workload) -> list[tuple[int, _GroupSizes]]:

@@ -90,6 +90,21 @@ def test_an_entry_within_the_noise_of_captures_is_not_taken(faster: float) -> No
     assert [row.entry for row in tuned(times(faster, lambda *_: True)).rows] == [Cublas()]
 
 
+def test_an_entry_that_gains_no_more_than_the_null_is_not_taken() -> None:
+    """The second capture of F.linear is as much faster than the first one as the entry is."""
+
+    class ClockWithNoisyCaptures(FakeClock):
+        def samples(self, graph: str, runs: Sequence[Run], seconds: float) -> Samples:
+            linear, *others, last = super().samples(graph, runs, seconds)
+            is_null = "confirmation" in graph
+            return [linear, *others, [0.9 * s for s in last] if is_null else last]
+
+    clock = ClockWithNoisyCaptures(times(0.92, lambda *_: True))
+    tuner = Tuner(clock, "GPU", (), time.monotonic() + 60.0, lambda _: None)
+    table = tuner.tune(FakeLayer(), grid=(1, 8))
+    assert [row.entry for row in table.rows] == [Cublas()]
+
+
 def test_an_entry_that_is_slower_in_the_middle_of_its_interval_is_not_taken() -> None:
     table = tuned(times(0.9, lambda m, confirms: m not in (5, 260)))
     assert [(row.m, row.entry) for row in table.rows] == [(1, ALGORITHM), (512, Cublas())]

@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 
 from nostall.attach.torch_compile.store.kernel_store import KernelStore  # noqa: E402
 from nostall.attach.torch_compile.store.records import (  # noqa: E402
+    KernelComparisonRecord,
     KernelRecord,
     LaunchRecord,
     RegionRecord,
@@ -154,3 +155,28 @@ def test_files_keep_the_field_names_of_the_schema() -> None:
     ]
     older = {k: v for k, v in json.loads(selection.json).items() if k not in NEW_FIELDS}
     assert SelectionRecord.read(json.dumps(older).encode()) == selection
+
+
+@pytest.mark.parametrize(
+    ("stitched", "null", "faster", "slower"),
+    [
+        (0.5, 1.0, True, False),
+        (1.0, 1.0, False, False),
+        (0.9, 0.8, False, False),  # the null gains more than the kernels
+        (2.0, 1.0, False, True),
+    ],
+)
+def test_only_a_gain_beyond_the_noise_is_faster(
+    stitched: float, null: float, faster: bool, slower: bool
+) -> None:
+    samples = {"inductor": (1.0,) * 20, "stitched": (stitched,) * 20, "null": (null,) * 20}
+    record = KernelComparisonRecord(kernels=("k",), kind="measured", clock="c", **samples)
+    assert (record.is_faster, record.is_not_faster, record.is_slower) == (
+        faster,
+        not faster,
+        slower,
+    )
+    failed = KernelComparisonRecord(
+        kernels=("k",), kind="measured", clock="c", **samples, failure="no memory"
+    )
+    assert not (failed.is_faster or failed.is_not_faster or failed.is_slower)

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nostall.core import BadInput, LaunchSpec, Run
+from nostall.core import BadInput, Comparison, LaunchSpec, Run
 from nostall.tuning.assembler.recipes import recording as module
 from nostall.tuning.assembler.recipes.recording import Recording, pack, record_run, unpack
+from nostall.tuning.assembler.recipes.replay import Replay
 from nostall.tuning.assembler.recipes.reverify import verify_recipe
 from nostall.tuning.assembler.shortlist import launch_toml
 from nostall.tuning.sources.source import load_cubin
@@ -66,3 +67,16 @@ def test_a_recording_of_an_example_is_of_its_file_and_is_safe(path: Path) -> Non
     assert verdict.safe, verdict.objection
     assert recording.comparison is not None
     assert recording.comparison.compare(0).verdict == "faster"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "null_high", "improved"),
+    [(1.2, 1.4, 1.01, True), (1.2, 1.4, 1.3, False), (0.9, 1.4, 1.01, False), (0.5, 0.6, 1, False)],
+)
+def test_a_replay_improves_only_beyond_the_noise(
+    low: float, high: float, null_high: float, improved: bool
+) -> None:
+    comparison = Comparison((low + high) / 2, low, high, 0.99, null_high, "measured")
+    replayed = Replay(Recording.read(RECORDINGS[0]), comparison, None, ())
+    assert replayed.improved is improved
+    assert replayed.ratio == (comparison.ratio if improved else 1.0)
