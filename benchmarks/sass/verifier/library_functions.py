@@ -5,12 +5,13 @@ from __future__ import annotations
 import tomllib
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from nostall.core.errors import NostallError
+from nostall.core.errors import BadBinary, NostallError
 from nostall.core.files.typed_file import read_typed, write_typed
 from nostall.sass import Program
 from nostall.sass.binary.cubin import Cubin
@@ -105,13 +106,19 @@ def programs(functions: Sequence[CodeFunction]) -> Iterator[Program | NostallErr
 
 
 def _program(function: CodeFunction, listing: Listing | None) -> Program | NostallError:
-    """The program of a function; without a listing nvdisasm reads the function's own cubin."""
+    """The program of a function.
+
+    nvdisasm reads the function's own cubin if there is no listing, or if the listing, which was
+    made from the machine code alone, lacks instructions: it follows jump tables only where they are
+    in the file.
+    """
     try:
         cubin = Cubin.parse(function.cubin)
-        if listing is None:
-            return Program.from_listings(cubin, disassemble(cubin))
-        name = cubin.texts[0].name
-        return Program.from_listings(cubin, {name: replace(listing, name=name)})
+        if listing is not None:
+            name = cubin.texts[0].name
+            with suppress(BadBinary):
+                return Program.from_listings(cubin, {name: replace(listing, name=name)})
+        return Program.from_listings(cubin, disassemble(cubin))
     except NostallError as error:
         return error
 

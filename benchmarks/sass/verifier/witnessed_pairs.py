@@ -7,8 +7,8 @@ Each function is analysed as if no pair had witnesses.  An access that only an o
 names the later instructions that may prove it.  If all of them make one pair with the earlier
 instruction, the function is a witness of this pair; if all of them have a guard, it is a *guarded*
 witness, too.  The verifier lets a candidate rely on the order of a pair with at least three
-witnesses (``nostall.sass.program.cover_rules``).  ``--add`` adds the counts for other cubins to
-those in the file.
+witnesses (``nostall.sass.program.cover_rules``).  ``--guarded`` counts guarded witnesses only, in
+other cubins than those of the file.
 """
 
 from __future__ import annotations
@@ -111,21 +111,13 @@ def records(witnesses: list[Witness]) -> Iterator[dict[str, Any]]:
         }
 
 
-def added(rows: list[dict[str, Any]], more: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows of two runs over different cubins, as one table."""
-    found = {(row["order"], row["earlier"], row["later"]): row for row in rows}
-    for row in more:
-        key = (row["order"], row["earlier"], row["later"])
-        old = found.get(key, {"functions": 0, "architectures": {}, "witnesses": []})
-        counts = Counter(old["architectures"]) + Counter(row["architectures"])
-        found[key] = {
-            **row,
-            "functions": old["functions"] + row["functions"],
-            "guarded": old.get("guarded", 0) + row["guarded"],
-            "architectures": dict(sorted(counts.items())),
-            "witnesses": [*old["witnesses"], *row["witnesses"]][:LEAST_WITNESSES],
-        }
-    return [found[key] for key in sorted(found)]
+def with_guarded(rows: list[dict[str, Any]], more: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of a file with the guarded witnesses that another run counted."""
+    counts = {(row["order"], row["earlier"], row["later"]): row["guarded"] for row in more}
+    return [
+        {**row, "guarded": counts.get((row["order"], row["earlier"], row["later"]), 0)}
+        for row in rows
+    ]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -134,7 +126,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--every", type=int, default=1, help="every N-th Triton cubin; 0: no corpus"
     )
     parser.add_argument("--folder", type=Path, help="a folder with further cubins")
-    parser.add_argument("--add", action="store_true", help="add to the counts in the file")
+    parser.add_argument(
+        "--guarded", action="store_true", help="replace only the guarded witnesses in the file"
+    )
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--nice", type=int, default=5)
 
@@ -150,15 +144,18 @@ def main(options: argparse.Namespace) -> None:
         for at, (found, count) in enumerate(pool.map(examine, paths, chunksize=4), 1):
             witnesses += found
             functions += count
-            if at % PROGRESS == 0 and not options.add:
+            if at % PROGRESS == 0 and not options.guarded:
                 save(options.out, cubins=at, functions=functions, pairs=list(records(witnesses)))
     pairs, cubins = list(records(witnesses)), len(paths)
-    if options.add:
+    if options.guarded:
         earlier = load(options.out)
-        pairs = added(earlier["pairs"], pairs)
-        cubins, functions = cubins + earlier["cubins"], functions + earlier["functions"]
+        pairs = with_guarded(earlier["pairs"], pairs)
+        cubins, functions = earlier["cubins"], earlier["functions"]
     for row in pairs:
-        print(f"{row['order']:18} {row['earlier']:20} {row['later']:20} {row['functions']:5}")
+        print(
+            f"{row['order']:18} {row['earlier']:20} {row['later']:20} {row['functions']:5}"
+            f" {row['guarded']:5}"
+        )
     enough = sum(row["functions"] >= LEAST_WITNESSES for row in pairs)
     print(
         f"{functions} functions; {enough} of {len(_PAIRS)} pairs have {LEAST_WITNESSES} witnesses"

@@ -50,6 +50,14 @@ build generic_atomics generic_atomics "" 80 90 100 120
 build rare_distances rare_distances "-w" 75 100 120
 build register_operands register_operands "-w" 90a
 
+# Two files, linked: each has a local function of the same name.
+parts=$(mktemp -d)
+for part in first second; do
+    nvcc -cubin -O3 -rdc=true -arch=sm_80 -o "$parts/$part.cubin" "linked_$part.cu"
+done
+nvlink -arch=sm_80 -o linked.sm_80.cubin "$parts/first.cubin" "$parts/second.cubin"
+rm -r "$parts"
+
 # Two images in one file, compressed (the compiler's default) and not.
 two="-gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=sm_90"
 nvcc -fatbin -O3 $two -o atomics.fatbin atomics.cu

@@ -302,7 +302,10 @@ class CoverTable:
                 and (r.architectures is None or sm in r.architectures)
                 and (r.pair in known) == witnessed
             )
-            found = self._cached[key] = frozenset(rule.earlier for rule in rules)
+            found = frozenset(rule.earlier for rule in rules)
+            if not witnessed:  # another order of the two may have witnesses
+                found -= self.earlier_groups(claim, group, sm, witnessed=True, guarded=guarded)
+            self._cached[key] = found
         return found
 
     def proofs(self, group: str, sm: int, *, witnessed: bool, guarded: bool = False) -> Proofs:
