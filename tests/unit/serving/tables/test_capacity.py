@@ -11,6 +11,7 @@ from nostall.serving.errors import BadTables
 from nostall.serving.tables.capacity import bounded_capacity
 from nostall.serving.tables.host import needed_capacity
 from nostall.serving.tables.settings import TableCapacity, TableSettings
+from nostall.serving.tables.tiles import TileSet
 from tests.unit.serving.tables import batches
 
 
@@ -24,6 +25,16 @@ def test_the_bound_holds_a_batch_at_its_limits(
     bound = bounded_capacity(settings, max(len(queries), 1), max(sum(queries), 1), max([1, *keys]))
     for name in TableCapacity.__dataclass_fields__:
         assert getattr(bound, name) >= getattr(needed, name), name
+
+
+def test_the_tokens_of_a_tile_see_more_keys_than_one_window() -> None:
+    """127 tokens with a window of 1 key see 127 keys, which are two splits of at least 128."""
+    tiles = TileSet(
+        heights=(16, 64, 128), up_to=(), split=1 << 30, least_split=128, units_per_program=1
+    )
+    settings = TableSettings(8, 8, 132, tiles, window=1)
+    needed = needed_capacity(np.array([127], np.int32), np.array([129], np.int32), settings)
+    assert bounded_capacity(settings, 1, 127, 129).scratch_rows >= needed.scratch_rows > 0
 
 
 def test_the_bound_of_a_serving_engine_fits_into_megabytes() -> None:
