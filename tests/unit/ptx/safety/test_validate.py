@@ -43,6 +43,29 @@ def test_a_verdict_tells_what_is_wrong_and_where() -> None:
     assert finding.as_record()["line"] == line
 
 
+_TWO_BLOCKS = "add.s32 %r1, %r2, %r3;\nret;\nL:\nst.global.b32 [%rd1], %r1;\nbra L;"
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "add.s32 %r1, %r1, 1;\nret;",
+        "M:\nst.global.b32 [%rd2], %r1;",
+        '.pragma "new thing";\n',
+        '.pragma "new thing";\nst.global.b32 [%rd2], %r1;\n',
+    ],
+)
+def test_code_behind_the_last_block_is_found(end: str) -> None:
+    """All blocks of the original are there, unchanged, and others follow them."""
+    text = kernel(_TWO_BLOCKS)
+    assert text.endswith("\tret;\n}\n")
+    longer = f"{text[:-2]}{end}\n}}\n"
+    for original, candidate in ((text, longer), (longer, text)):
+        verdict = validate(original, candidate)
+        assert not verdict.accepted, (original, candidate)
+    assert validate(longer, longer).accepted
+
+
 def test_findings_are_limited() -> None:
     loops = [f"L{n}:\nadd.s32 %r{n}, %r1, {n};\n@%p1 bra L{n};" for n in range(2, 40)]
     changed = [text.replace("%r1,", "%r0,") for text in loops]
