@@ -232,6 +232,18 @@ def test_failing_tests_of_the_unchanged_package_are_an_error(
     assert "test_wrong" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "path", sorted((mutate.ROOT / "tools/mutants").glob("*.json")), ids=lambda path: path.stem
+)
+def test_committed_tables_explain_their_survivors(path: Path) -> None:
+    table = json.loads(path.read_text())
+    rows = table["mutants"]
+    assert [row["number"] for row in rows] == list(range(1, len(rows) + 1))
+    assert table["done"] == len(rows) <= table["sample"]
+    unexplained = [row["line"] for row in rows if row["outcome"] != "killed"]
+    assert unexplained == [row["line"] for row in rows if row.get("explanation")]
+
+
 def test_compiled_modules_and_what_they_import_get_a_cache_of_their_own() -> None:
     files = mutate._compiled_files(mutate.ROOT)
     assert "src/nostall/parallel/simulate/engine.py" in files
