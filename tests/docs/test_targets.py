@@ -63,7 +63,7 @@ def test_the_documentation_imports_only_what_its_target_installs() -> None:
     missing = {
         package
         for package in imported_packages() - set(mocked)
-        if not installed & {d.lower() for d in distributions.get(package, [])}
+        if not installed & {d.lower().replace("_", "-") for d in distributions.get(package, [])}
     }
     assert missing == set()
 
