@@ -69,11 +69,23 @@ extern "C" __global__ void shuffle_then_atomic(int* gi, float* gf, int n) {
     gf[t] = f;
 }
 
-extern "C" __global__ void textures(cudaTextureObject_t x, float* out, int n) {
+extern "C" __global__ void three_reads(cudaTextureObject_t tx, float* out, int n) {
     int t = threadIdx.x;
-    float a = tex2D<float>(x, t, 0.5f), b = tex2D<float>(x, t, 1.5f);
+    float a = tex2D<float>(tx, t, 0.5f), b = tex2D<float>(tx, t, 1.5f);
     out[t] = a + b;
-    out[t + n] = tex1Dfetch<float>(x, t) * b;
+    out[t + n] = tex1Dfetch<float>(tx, t) * b;
+}
+
+extern "C" __global__ void reads_and_writes(
+    cudaTextureObject_t tx, cudaSurfaceObject_t sf, float* out, int n) {
+    int t = threadIdx.x;
+    float a = tex2D<float>(tx, t, 0.5f), b = tex2D<float>(tx, t, 1.5f);
+    out[t] = a;
+    float c = tex1Dfetch<float>(tx, t);
+    surf2Dwrite(a + b, sf, t * 4, 0);
+    float d;
+    surf2Dread(&d, sf, (t ^ 1) * 4, 0);
+    out[t + n] = b + c + d;
 }
 
 #if __CUDA_ARCH__ >= 800
