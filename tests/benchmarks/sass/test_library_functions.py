@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 import pytest
-
 from benchmarks.sass.verifier.library_functions import programs
+
 from nostall.sass import Program
 from nostall.sass.binary.cubin import Cubin
 from nostall.sass.binary.subset import cut
