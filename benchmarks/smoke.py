@@ -63,6 +63,11 @@ SLICES: Mapping[str, tuple[str, ...]] = {
         "--traces", "{folder}", "--engines", "FLASH_ATTN:0", "CUSTOM:0",
         "--workloads", "decode-heavy", "--requests", "8", "--rounds", "1", "--budget-s", "120",
     ),
+    "serving.forced_tokens": ("--settings", "groups", "--parallel", "5"),
+    "serving.rollouts": (
+        "--layers", "2", "--cache-gib", "4", "--rounds", "2", "--workloads", "4x4@256+32",
+        "--budget-s", "150",
+    ),
     "attach.attach_points": ("--seconds", "2"),
     "fusion.host_cost": ("--device", "cuda", "--rounds", "5"),
     "fusion.chains": ("--chains", "softmax + mask 16384x3000", "--rounds", "4", "--race", "2",

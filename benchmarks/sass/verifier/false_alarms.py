@@ -48,20 +48,6 @@ EXPLANATIONS: tuple[tuple[str, str], ...] = (
         "distance is assumed",
     ),
     (
-        "MATCH",
-        "MATCH reads a result of the FMA pipe after 6 cycles; no sighting, and the class has 8",
-    ),
-    (
-        "which POPC",
-        "the wait for a later FP16 conversion is the only one that covers a bit count; no rule is "
-        "about two units",
-    ),
-    (
-        "which ATOM",
-        "the read scoreboard of ATOM announces its predicate, the write scoreboard its register; "
-        "the verifier lets each result have one scoreboard",
-    ),
-    (
         "nvdisasm do",
         "nvdisasm does not list all instructions of the function, so the verifier cannot read it",
     ),

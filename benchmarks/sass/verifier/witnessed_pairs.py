@@ -23,7 +23,7 @@ from typing import Any
 
 from tests.corpus import catalogue
 
-from benchmarks.harness.result_file import load, save
+from benchmarks.harness.result_file import head, load, save
 from benchmarks.sass.verifier.cover_rules import corpus_paths
 from nostall.core.errors import BadBinary
 from nostall.sass import Program
@@ -146,11 +146,12 @@ def main(options: argparse.Namespace) -> None:
             functions += count
             if at % PROGRESS == 0 and not options.guarded:
                 save(options.out, cubins=at, functions=functions, pairs=list(records(witnesses)))
-    pairs, cubins = list(records(witnesses)), len(paths)
+    pairs = list(records(witnesses))
+    body: dict[str, Any] = {"cubins": len(paths), "functions": functions, "pairs": pairs}
     if options.guarded:
+        run = {**head(), "cubins": len(paths), "functions": functions}
         earlier = load(options.out)
-        pairs = with_guarded(earlier["pairs"], pairs)
-        cubins, functions = earlier["cubins"], earlier["functions"]
+        body = {**earlier, "guarded_run": run, "pairs": with_guarded(earlier["pairs"], pairs)}
     for row in pairs:
         print(
             f"{row['order']:18} {row['earlier']:20} {row['later']:20} {row['functions']:5}"
@@ -160,4 +161,4 @@ def main(options: argparse.Namespace) -> None:
     print(
         f"{functions} functions; {enough} of {len(_PAIRS)} pairs have {LEAST_WITNESSES} witnesses"
     )
-    save(options.out, cubins=cubins, functions=functions, pairs=pairs)
+    save(options.out, **body)

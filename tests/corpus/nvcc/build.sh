@@ -45,10 +45,12 @@ build blackwell blackwell "" 100a
 build wide_conversions wide_conversions "" 75 86 90 120
 build tensor_ring tensor_ring "" 100a
 build block_scaled block_scaled "" 120a
-build unit_order unit_order "" 75 80 86 90 100 120
-build generic_atomics generic_atomics "" 80 90 100 120
-build rare_distances rare_distances "-w" 75 100 120
-build register_operands register_operands "-w" 90a
+build unit_order unit_order "-DFEW" 80 90 120
+# PTX for sm_80: nvcc makes other reductions for sm_100.
+nvcc -cubin -O3 -DFEW -gencode arch=compute_80,code=sm_100 -o unit_order.sm_100.cubin unit_order.cu
+build generic_atomics generic_atomics "" 90 120
+build rare_distances rare_distances "-w -DFEW" 75 120
+build register_operands register_operands "-w -DFEW" 90a
 
 # Two files, linked: each has a local function of the same name.
 parts=$(mktemp -d)

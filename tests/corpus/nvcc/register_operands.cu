@@ -1,4 +1,5 @@
 // Warpgroup products whose first operand is computed in registers just before.
+// FEW: only the kernels whose cubin is committed; the distances are mined from all.
 
 #include <cstdint>
 #include <cuda_fp16.h>
@@ -58,16 +59,30 @@ __device__ __forceinline__ uint32_t bits(float x) { return __float_as_uint(x); }
     PRODUCTS(NAME, 8, 0, EXPRESSION)                                                           \
     PRODUCTS(NAME, 8, 1, EXPRESSION)
 
-ALL(multiply_add, x* 3u + v)
+PRODUCTS(multiply_add, 4, 1, x* 3u + v)
+PRODUCTS(logic, 4, 1, v ^ x)
+PRODUCTS(select, 4, 0, x > 5 ? v : x)
+PRODUCTS(float_fma, 8, 1, bits(fmaf(real(x), 1.5f, real(v))))
+#ifndef FEW
+PRODUCTS(multiply_add, 4, 0, x* 3u + v)
+PRODUCTS(multiply_add, 8, 0, x* 3u + v)
+PRODUCTS(multiply_add, 8, 1, x* 3u + v)
+PRODUCTS(logic, 4, 0, v ^ x)
+PRODUCTS(logic, 8, 0, v ^ x)
+PRODUCTS(logic, 8, 1, v ^ x)
+PRODUCTS(select, 4, 1, x > 5 ? v : x)
+PRODUCTS(select, 8, 0, x > 5 ? v : x)
+PRODUCTS(select, 8, 1, x > 5 ? v : x)
+PRODUCTS(float_fma, 4, 0, bits(fmaf(real(x), 1.5f, real(v))))
+PRODUCTS(float_fma, 4, 1, bits(fmaf(real(x), 1.5f, real(v))))
+PRODUCTS(float_fma, 8, 0, bits(fmaf(real(x), 1.5f, real(v))))
 ALL(add, v + x)
 ALL(add_constant, v + 12345u)
 ALL(shift_add, v * 8u + x)
-ALL(logic, v ^ x)
 ALL(shift, __funnelshift_l(v, x, 7))
 ALL(bytes, __byte_perm(v, x, 0x5410))
-ALL(select, x > 5 ? v : x)
 ALL(larger, max(v, x))
 ALL(float_add, bits(real(x) + real(v)))
 ALL(float_multiply, bits(real(x) * real(v)))
-ALL(float_fma, bits(fmaf(real(x), 1.5f, real(v))))
+#endif
 #endif

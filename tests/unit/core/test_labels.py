@@ -29,6 +29,14 @@ def test_shortened_names_show_where_they_differ() -> None:
     assert shorten_all(["short", "a" * 30], 18) == ["short", "aaaaaaaaa…aaaaaaaa"]
 
 
+def test_long_names_keep_both_ends() -> None:
+    name = "h100_Qwen_Qwen1.5-0.5B-Chat__1016005.json.gz, GPU 0"
+    same, short = shorten_all(["rank 3, GPU 0", name], 25)
+    assert same == "rank 3, GPU 0"
+    assert len(short) == 25
+    assert short.startswith("h100_Qwen") and short.endswith("GPU 0")
+
+
 @given(st.lists(st.text("ab", min_size=1, max_size=30), max_size=12), st.integers(8, 20))
 def test_different_names_stay_different(names: list[str], length: int) -> None:
     short = shorten_all(names, length)

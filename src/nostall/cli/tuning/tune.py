@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -284,7 +285,7 @@ def tune(
         kernel_input = KernelInput(target, kernel, launch, arch, assemblers, ptxas_options)
         run = start_run(kernel_input, complete, out_dir)
         if run.settings.objective == "recorded":
-            measure = f"nostall tune {target} --objective gpu"
+            measure = shlex.join(["nostall", "tune", target, "--objective", "gpu"])
             if context is not None:
                 measure = repeated_command(context, _MEASURED)
             tune_recorded(run, recording, measure, format, quiet=quiet)

@@ -82,9 +82,10 @@ def idle_gaps(
     waiting = np.where(is_late, np.minimum(called, end), np.where(is_known, start, end))
     loading, syncs, drivers = _waits(recording, launches)
     both = loading | syncs
-    by_input = loading.length_in(start, waiting)
-    by_both = both.length_in(start, waiting)
     before = waiting - start
+    # Lengths are differences of sums, which round; no part of a time may exceed it.
+    by_input = np.minimum(loading.length_in(start, waiting), before)
+    by_both = np.clip(both.length_in(start, waiting), by_input, before)
     late_windows = Intervals(start[is_late], waiting[is_late])
     host_calls = long_host_calls(recording, drivers, late_windows, (before - by_both)[is_late])
     by_host = np.where(is_late, (both | host_calls).length_in(start, waiting) - by_both, 0.0)

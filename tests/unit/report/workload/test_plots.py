@@ -1,4 +1,4 @@
-"""Tests of the plots of the workload pages: axis labels, distributions and short names."""
+"""Tests of the plots of the workload pages: axis labels and distributions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import re
 
 import pytest
 
-from nostall.report.workload.page import _shorten
 from nostall.report.workload.plots import Line, cdf_corners, line_plot
 
 
@@ -31,10 +30,3 @@ def test_a_distribution_rises_in_steps_from_0_to_1() -> None:
     x, y = cdf_corners(values, [(n + 1) / 5000 for n in values])
     assert (x[0], x[-1], y[0], y[-1]) == (0, 4999, 0, 1)
     assert len(x) <= 400
-
-
-def test_long_names_keep_both_ends() -> None:
-    assert _shorten("rank 3, GPU 0") == "rank 3, GPU 0"
-    name = _shorten("h100_Qwen_Qwen1.5-0.5B-Chat__1016005.json.gz, GPU 0")
-    assert len(name) == 25
-    assert name.startswith("h100_Qwen") and name.endswith("GPU 0")

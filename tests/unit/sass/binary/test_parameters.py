@@ -39,7 +39,9 @@ def declared_sizes(source: str) -> dict[str, list[int]]:
     return kernels
 
 
-_IN_MACROS = ("conversions", "division", "wide_conversions")
+_IN_MACROS = (
+    *("conversions", "division", "rare_distances", "register_operands", "wide_conversions"),
+)
 SOURCES = [p for p in sorted(NVCC.glob("*.cu")) if p.stem not in _IN_MACROS]
 """CUDA sources whose signatures stand in the text, not in macros."""
 
