@@ -18,6 +18,7 @@ from benchmarks.sass.pages.suite_section import deployed as deployed_schedules
 from benchmarks.serving.page import linear_ratios
 from benchmarks.serving.pages.attention import batch_times
 from benchmarks.serving.pages.engine import current_rounds, rate
+from benchmarks.serving.pages.rollouts import ROLLOUTS, rollout_ratios
 
 Row = Mapping[str, Any]
 SMALL_M = 64
@@ -29,7 +30,8 @@ def headlines() -> tuple[Headline, ...]:
     """All headlines, in the order of README's table and picture."""
     return (
         unseen_chains(), user_models(), developed_models(), searched_ptx(), native_schedules(),
-        linear_layers(), *attention(), engine(), shardings(),
+        linear_layers(), *attention(), shared_prompts(), engine(),
+        shardings(),
     )  # fmt: skip
 
 
@@ -173,6 +175,19 @@ def engine_ratios(ours: str, other: str) -> list[float]:
         for (count, workload, engine), rows in found.items()
         if engine == ours and "@" not in workload and (count, workload, other) in found
     ]
+
+
+def shared_prompts() -> Headline:
+    contents = [load(file) for file in ROLLOUTS]
+    found = [pair for content in contents for pair in rollout_ratios(content)]
+    shared = tuple(ratio for workload, ratio in found if workload.samples > 1)
+    alone = [ratio for workload, ratio in found if workload.samples == 1]
+    return Headline(
+        "vLLM, samples of shared prompts", "vLLM's FLASH_ATTN", shared, "workloads", "H200",
+        day(contents), f"nothing shared: {geometric_mean(alone):.2f}, worst {min(alone):.2f}",
+        "serving.md", ROLLOUTS, ("attach/vllm", "serving/attention", "serving/tables"),
+        label="vLLM, shared prompts / FLASH_ATTN",
+    )  # fmt: skip
 
 
 def engine() -> Headline:

@@ -53,6 +53,14 @@ def comparison(base: Row, custom: Row) -> Comparison:
     return Comparison.from_samples(rates(dict(custom)), rates(dict(base)), kind="measured")
 
 
+def rollout_ratios(content: Row) -> list[tuple[Rollout, float]]:
+    """Each workload and CUSTOM's token rate over FLASH_ATTN's."""
+    return [
+        (Rollout.parse(base["workload"]), comparison(base, custom).ratio)
+        for base, custom in _pairs(content)
+    ]
+
+
 def _rollout_cells(base: Row, custom: Row) -> list[str]:
     ours, theirs = rates(dict(custom)), rates(dict(base))
     ratio = comparison(base, custom)
