@@ -99,8 +99,13 @@ def step_kind(query_lengths: NDArray[np.int32]) -> StepKind:
     return StepKind.PREFILL if least > MAX_VERIFY else StepKind.MIXED
 
 
+_FORMER_NAMES: Mapping[str, str] = {"measured": "auto"}
+"""Values of the environment variable that version 0.1 had, which jobs may still set."""
+
+
 def find_choice(name: str) -> Choice:
     """The choice of a name. Raises :class:`BadInput` for an unknown one."""
+    name = _FORMER_NAMES.get(name, name)
     if name not in CHOICES:
         raise BadInput(unknown(f"value of {VARIABLE}", name, CHOICES))
     return CHOICES[name]
