@@ -254,6 +254,8 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     # Serving
     _row("serving.table_build", "CPU", "How long does building task tables take?",
          "table_build.json.gz", "serving.md"),
+    _row("serving.host_time", "GPU",
+         "How long does the host build vLLM's metadata of a decode step?"),
     _row("serving.compile_report", "CPU",
          "Which registers, spills and shared memory do the serving kernels use on sm_90?",
          "compile_report.json", module="serving.checks.compile_report"),

@@ -79,6 +79,10 @@ class NostallMetadataBuilder(flash_attn.FlashAttentionMetadataBuilder):
     """Layers that run the steps; steps that no layer runs are not counted."""
     _captured: Mapping[tuple[int, int], AnyTables] = {}
     """Sequences and tokens of captured steps, padded ones included -> the tables they read."""
+    _left_graphs: frozenset[tuple[int, int]] = frozenset()
+    """Sequences and tokens of captured steps that FlashAttention computes."""
+    _serves_all: bool = False
+    """Whether all layers of the group run the steps that nostall serves."""
 
     def __init__(
         self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: Any
@@ -87,6 +91,7 @@ class NostallMetadataBuilder(flash_attn.FlashAttentionMetadataBuilder):
         # vLLM would refresh a draft's metadata inside of a captured graph, without a build.
         self.supports_draft_decode_metadata_update = False
         self._choice = find_choice(os.environ.get(VARIABLE, DEFAULT))
+        self._served_sizes: dict[tuple[StepKind, int], bool] = {}
         self._tables: dict[StepKind, AnyTables] = {}
         try:
             self._tables = self._make_tables(kv_cache_spec, vllm_config)
@@ -123,6 +128,8 @@ class NostallMetadataBuilder(flash_attn.FlashAttentionMetadataBuilder):
                 raise BadInput(f"{tables.scratch_bytes >> 20} MiB of scratch")
             tables.warm_up(dtype, -(-limits.keys // spec.block_size))
         self._layers = [name for name, layer in layers.items() if layer.take(shape)]
+        known = {name.rpartition(".")[0] for name in layers}
+        self._serves_all = known == set(self.layer_names) and len(self._layers) == len(layers)
         for tables in made.values():
             if isinstance(tables, GroupedStepTables):
                 tables.watch(len(self._layers))
@@ -156,29 +163,26 @@ class NostallMetadataBuilder(flash_attn.FlashAttentionMetadataBuilder):
     ) -> Any:
         """vLLM's metadata of a step; nostall's tables are built on the current stream."""
         common = common_attn_metadata
-        metadata = super().build(common_prefix_len, common, fast_build)
-        query_lengths = np.diff(common.query_start_loc_cpu[: common.num_reqs + 1].numpy())
-        kind = step_kind(query_lengths)
-        reason = self._reason_to_leave(kind, len(query_lengths), metadata, fast_build)
+        kind, size = _kind(common), _graph_size(common)
+        reason = self._reason_to_leave(kind, common_prefix_len, common, fast_build)
         tables = self._tables[kind] if reason is None else None
-        captured = self._captured.get(_graph_size(common))
-        read = {each for each in (tables, captured) if each is not None}
-        for each in read:
-            if isinstance(each, GroupedStepTables):
-                each.build(_tensors(each, common))
-            else:
-                kv_lengths = np.maximum(_host_lengths(common), query_lengths)
-                each.build(query_lengths, kv_lengths)
+        # Without layers of FlashAttention its schedule, a fast build has none, is read by nobody.
+        is_ours = tables is not None and self._serves_all and size not in self._left_graphs
+        is_fast = fast_build or (is_ours and self.aot_sliding_window is not None)
+        metadata = super().build(common_prefix_len, common, is_fast)
+        captured = self._captured.get(size)
+        if captured is not None and captured is not tables:
+            _build(captured, common)
         if tables is None:
             count_left(str(reason))
             return metadata
-        setattr(metadata, STEP, Step(tables, _tensors(tables, common)))
+        setattr(metadata, STEP, Step(tables, _build(tables, common)))
         if self._layers:
             count_served(kind)
         return metadata
 
     def _reason_to_leave(
-        self, kind: StepKind, sequences: int, metadata: Any, fast_build: bool
+        self, kind: StepKind, common_prefix_len: int, common: Any, fast_build: bool
     ) -> str | None:
         """Why FlashAttention computes a step; None if nostall does."""
         if not self._tables:
@@ -186,24 +190,35 @@ class NostallMetadataBuilder(flash_attn.FlashAttentionMetadataBuilder):
         tables = self._tables.get(kind)
         if tables is None:
             return f"{kind} steps"
-        if not serves(self._choice, kind, tables.shape, sequences, tables.sms):
+        if not self._serves(kind, tables, common.num_reqs):
             return f"{kind} steps on which FlashAttention is as fast or faster"
         if fast_build:
             return "steps of drafts"
-        if getattr(metadata, "use_cascade", False) or metadata.causal is not True:
+        if common_prefix_len > 0 or common.causal is not True:
             return "steps with a shared prefix or without a causal mask"
         return None
+
+    def _serves(self, kind: StepKind, tables: AnyTables, sequences: int) -> bool:
+        """Whether nostall serves steps of so many sequences; found once for each number."""
+        key = kind, sequences
+        found = self._served_sizes.get(key)
+        if found is None:
+            found = serves(self._choice, kind, tables.shape, sequences, tables.sms)
+            self._served_sizes[key] = found
+        return found
 
     def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> Any:
         """vLLM's metadata of a step that a graph captures.
 
         Each later step of this size may replay the graph, so :meth:`build` builds the tables that
-        the graph reads for all of them.
+        the graph reads for all of them, or lets FlashAttention make its schedule.
         """
+        size = _graph_size(common_attn_metadata)
         metadata = super().build_for_cudagraph_capture(common_attn_metadata)
         step: Step | None = getattr(metadata, STEP, None)
-        if step is not None:
-            size = _graph_size(common_attn_metadata)
+        if step is None:
+            self._left_graphs = self._left_graphs | {size}
+        else:
             self._captured = {**self._captured, size: step.tables}
         return metadata
 
@@ -219,9 +234,28 @@ def _graph_size(common: Any) -> tuple[int, int]:
     return common.num_reqs, common.num_actual_tokens
 
 
-def _tensors(tables: AnyTables, common: Any) -> BatchTensors:
-    """The tensors of a step."""
-    return tables.batch(common.query_start_loc, common.seq_lens, common.block_table_tensor)
+def _kind(common: Any) -> StepKind:
+    """The kind of a step."""
+    # Most steps of a server are decodes, and the longest query decides that without an array.
+    if common.max_query_len == 1 and common.num_actual_tokens:
+        return StepKind.DECODE
+    return step_kind(_query_lengths(common))
+
+
+def _query_lengths(common: Any) -> Any:
+    """Query lengths of a step's sequences, int32; 0: padding."""
+    return np.diff(common.query_start_loc_cpu[: common.num_reqs + 1].numpy())
+
+
+def _build(tables: AnyTables, common: Any) -> BatchTensors:
+    """Build the tables of a step; the step's tensors."""
+    batch = tables.batch(common.query_start_loc, common.seq_lens, common.block_table_tensor)
+    if isinstance(tables, GroupedStepTables):
+        tables.build(batch)
+    else:
+        query_lengths = _query_lengths(common)
+        tables.build(query_lengths, np.maximum(_host_lengths(common), query_lengths))
+    return batch
 
 
 def _host_lengths(common: Any) -> Any:

@@ -26,6 +26,7 @@ from nostall.serving.attention.launch import (
 from nostall.serving.attention.plan import AttentionPlan
 from nostall.serving.tables.capacity import bounded_capacity
 from nostall.serving.tables.device import DeviceBuilder, Prefixes, Totals
+from nostall.serving.tables.prefix.direct_build import DirectBuild
 
 PREFIX_LEVELS = 2
 """Shared prefixes that a sequence is in, on average over a step: the scratch grows with them. A
@@ -67,11 +68,26 @@ class GroupedStepTables:
         query = zeros((1, shape.heads + 2 * shape.kv_heads, shape.head_dim))[:, : shape.heads]
         blocks = zeros((1, 2, shape.page_size, shape.kv_heads, shape.head_dim))
         out = zeros((1, shape.heads, shape.head_dim))
+        self._direct = self._find_direct_build(table_width)
         batch = self.batch(ints(2), ints(1), ints((1, table_width)))
         self.build(batch)
         self.attend(query, blocks[:, 0], blocks[:, 1], out, batch)
+        builder.state.zero_()  # These builds are none of a step.
         if torch.device(self.device).type == "cuda":
             torch.cuda.synchronize(self.device)
+
+    def _find_direct_build(self, table_width: int) -> DirectBuild | None:
+        """Launches of a build with little host time, if they build a batch as Triton's do.
+
+        All sequences of the batch share all pages but the last.
+        """
+        count = min(4, self._capacity.sequences)
+        keys = (table_width - 1) * self.shape.page_size + 1
+        ints = partial(torch.arange, dtype=torch.int32, device=self.device)
+        table = ints(1, table_width + 1).repeat(count, 1)
+        lengths = torch.full((count,), keys, dtype=torch.int32, device=self.device)
+        prefixes = Prefixes(block_table=table, page_size=self.shape.page_size)
+        return DirectBuild.of(self._builder, ints(count + 1), lengths, prefixes)
 
     def watch(self, layers: int) -> None:
         """Report what shared prefixes save in the steps of so many layers."""
@@ -84,6 +100,9 @@ class GroupedStepTables:
 
     def build(self, batch: BatchTensors) -> None:
         """Build the tables of a step on the current stream."""
+        direct = self._direct
+        if direct is not None and direct(batch.query_starts, batch.kv_lengths, batch.block_table):
+            return
         prefixes = Prefixes(block_table=batch.block_table, page_size=self.shape.page_size)
         self._builder.build(batch.query_starts, batch.kv_lengths, prefixes)
 

@@ -56,6 +56,8 @@ UNIT_BLOCK = 128
 """Units that a program writes at a time."""
 PAGE_BLOCK = 512
 """Pages of two sequences that a program compares at a time."""
+STATE_MARK = device_kernel.STATE_MARK.value
+"""Last word of a state that a build has written."""
 MAX_TILES = 16_384
 """Largest capacity of query tiles: each program holds all of them in registers."""
 
@@ -134,6 +136,20 @@ class Prefixes:
     page_size: int = 16
 
 
+class KernelLaunch(NamedTuple):
+    """A launch of a Triton kernel of which only the first arguments vary from batch to batch."""
+
+    function: Any
+    fixed: tuple[Any, ...]
+    """Tensors and integers behind the arguments that vary."""
+    constants: dict[str, Any]
+    """Compile-time constants and options."""
+
+    def __call__(self, grid: int, *varying: Any) -> Any:
+        """Launch by Triton; the compiled kernel, None in Triton's interpreter."""
+        return self.function[(grid,)](*varying, *self.fixed, **self.constants)
+
+
 @dataclass(frozen=True, eq=False)
 class DeviceBuilder:
     """Builds the tables of batches into one set of tensors, whose addresses do not change."""
@@ -144,7 +160,7 @@ class DeviceBuilder:
     grid: int
     """Programs of the launch."""
     state: Any
-    """int64 (6,): the queue and sums over all builds; see :func:`device_kernel.build_kernel`."""
+    """int64 (7,): the queue and sums over all builds; see :func:`device_kernel.build_kernel`."""
     _forest: DeviceForest
     _constants: dict[str, Any]
 
@@ -191,7 +207,7 @@ class DeviceBuilder:
             "num_warps": _warps(capacity.tiles),
         }
         grid = (settings.cost_classes if sorts else 1) * workers
-        state = torch.zeros(6, dtype=torch.int64, device=device)
+        state = torch.zeros(7, dtype=torch.int64, device=device)
         forest = DeviceForest.empty(max(capacity.sequences, 1), device)
         return DeviceBuilder(settings, capacity, tables, grid, state, forest, constants)
 
@@ -201,9 +217,15 @@ class DeviceBuilder:
         return self.state[:2]
 
     @property
+    def least_prefix(self) -> int:
+        """Fewest keys of a shared prefix that is read once; 0: never."""
+        return int(self._constants["LEAST_PREFIX"])
+
+    @property
     def totals(self) -> Totals:
-        """Sums over all builds; waits for the device."""
-        return Totals(*self.state[2:].tolist())
+        """Sums over all builds since the state was last lost; waits for the device."""
+        builds, shared, left, saved_ns, mark = self.state[2:].tolist()
+        return Totals(builds, shared, left, saved_ns) if mark == STATE_MARK else Totals(0, 0, 0, 0)
 
     def build(
         self, query_starts: Any, kv_lengths: Any, prefixes: Prefixes | None = None
@@ -221,15 +243,46 @@ class DeviceBuilder:
                 f"the batch needs {sequences} sequences (capacity {self.capacity.sequences}); "
                 "allocate tables of this capacity"
             )
-        capacity, tables = self.capacity, self.tables
         # Without prefixes the kernel is one that does not look for any.
-        least = self._constants["LEAST_PREFIX"] if prefixes is not None and sequences else 0
+        least = self.least_prefix if prefixes is not None and sequences else 0
         if least and prefixes is not None:
             self._arrange(query_starts, kv_lengths, prefixes)
-        device_kernel.build_kernel[(self.grid,)](
-            query_starts,
-            kv_lengths,
-            sequences,
+        self.tables_launch(least)(self.grid, query_starts, kv_lengths, sequences)
+        return self.tables
+
+    def _arrange(self, query_starts: Any, kv_lengths: Any, prefixes: Prefixes) -> None:
+        """Fill the forest of a batch with sequences."""
+        forest, count = self._forest, len(kv_lengths)
+        if prefixes.given is not None:
+            forest.leaders[:count].copy_(torch.from_numpy(prefixes.given.leaders))
+            forest.tokens[:count].copy_(torch.from_numpy(prefixes.given.tokens))
+            forest.branch_costs.zero_()
+            forest.branch_tokens.zero_()
+        else:
+            table = prefixes.block_table
+            self.leaders_launch(prefixes.page_size)(
+                count, table, query_starts, kv_lengths, count, table.shape[1], table.stride(0)
+            )
+        self.forest_launch()(count, query_starts, count)
+
+    def leaders_launch(self, page_size: int) -> KernelLaunch:
+        """Finds leaders in a block table; a program for each sequence."""
+        forest = self._forest
+        fixed = (forest.leaders, forest.tokens, forest.branch_costs, forest.branch_tokens)
+        block = self._constants["BLOCK_S"]
+        sizes = {"PAGE": page_size, "BLOCK_S": block, "BLOCK_P": PAGE_BLOCK, "num_warps": 4}
+        return KernelLaunch(find_leaders, fixed, sizes)
+
+    def forest_launch(self) -> KernelLaunch:
+        """Arranges the forest of the leaders; a program for each sequence."""
+        names = ("TILE_TOKENS", "LIMITS", "KEY_COSTS", "GROUP", "BLOCK_S")
+        constants = {name: self._constants[name] for name in names}
+        return KernelLaunch(arrange_forest, tuple(self._forest), {**constants, "num_warps": 4})
+
+    def tables_launch(self, least_prefix: int) -> KernelLaunch:
+        """Writes the tables; :attr:`grid` programs. ``least_prefix`` 0: there is no forest."""
+        tables, capacity = self.tables, self.capacity
+        fixed = (
             *self._forest,
             tables.tasks,
             tables.program_offsets,
@@ -244,31 +297,16 @@ class DeviceBuilder:
             capacity.programs,
             capacity.prefix_rows,
             capacity.prefix_tiles,
-            **{**self._constants, "LEAST_PREFIX": least},
         )
-        return tables
+        constants = {**self._constants, "LEAST_PREFIX": least_prefix}
+        return KernelLaunch(device_kernel.build_kernel, fixed, constants)
 
-    def _arrange(self, query_starts: Any, kv_lengths: Any, prefixes: Prefixes) -> None:
-        """Fill the forest of a batch with sequences."""
-        forest, constants, grid = self._forest, self._constants, (len(kv_lengths),)
-        block = constants["BLOCK_S"]
-        if prefixes.given is not None:
-            forest.leaders[: grid[0]].copy_(torch.from_numpy(prefixes.given.leaders))
-            forest.tokens[: grid[0]].copy_(torch.from_numpy(prefixes.given.tokens))
-            forest.branch_costs.zero_()
-            forest.branch_tokens.zero_()
-        else:
-            table = prefixes.block_table
-            find_leaders[grid](
-                table, query_starts, kv_lengths, grid[0], table.shape[1], table.stride(0),
-                forest.leaders, forest.tokens, forest.branch_costs, forest.branch_tokens,
-                PAGE=prefixes.page_size, BLOCK_S=block, BLOCK_P=PAGE_BLOCK, num_warps=4,
-            )  # fmt: skip
-        arrange_forest[grid](
-            query_starts, grid[0], *forest,
-            **{name: constants[name] for name in ("TILE_TOKENS", "LIMITS", "KEY_COSTS", "GROUP")},
-            BLOCK_S=block, num_warps=4,
-        )  # fmt: skip
+    @property
+    def written(self) -> list[Any]:
+        """The tensors that a build writes, except the state."""
+        tables = self.tables
+        arrays = (tables.tasks, tables.program_offsets, tables.reductions, tables.counts)
+        return [*arrays, tables.prefix_rows, *self._forest]
 
 
 def _warps(tiles: int) -> int:

@@ -21,6 +21,9 @@ from nostall.serving.tables.device_tiles import cut_batch, split_tiles
 CYCLIC = tl.constexpr(0)
 SNAKE = tl.constexpr(1)
 ONE_EACH = tl.constexpr(2)
+STATE_MARK = tl.constexpr(0x6E6F7374616C6C21)
+"""Last word of a state whose sums are those of builds. Other contents, such as those of memory that
+was discarded and mapped anew, begin new sums."""
 
 
 @triton.jit(do_not_specialize=["sequences"])
@@ -39,8 +42,9 @@ def build_kernel(
     """Write the tables of a batch; the grid is max(CLASSES, 1) * WORKERS programs.
 
     ``LEAST_PREFIX`` 0: there is no prefix forest, and its arguments are not read. ``state``,
-    int64: the queue of the attention kernel, which is emptied, and sums over the builds: their
-    number, those with shared prefixes, those whose prefixes exceeded the capacity, and SAVED_NS.
+    int64: the queue of the attention kernel, which is emptied; sums over the builds: their number,
+    those with shared prefixes, those whose prefixes exceeded the capacity, and SAVED_NS; and
+    ``STATE_MARK``, without which the sums begin anew.
     """
     (
         tile_count, prefix_count, saved_ns, sequence, start, taken, first, end, index, is_node,
@@ -225,12 +229,20 @@ def _write_counts(
         tl.store(counts + 5, tl.where(is_counted, saved_ns, 0))
         tl.store(state, tl.full([], 0, tl.int64))
         tl.store(state + 1, tl.full([], 0, tl.int64))
-        tl.store(state + 2, tl.load(state + 2) + 1)
-        tl.store(state + 3, tl.load(state + 3) + tl.where(prefix_rows > 0, 1, 0))
-        tl.store(state + 4, tl.load(state + 4) + tl.where(saved_ns < 0, 1, 0))
-        tl.store(state + 5, tl.load(state + 5) + tl.maximum(saved_ns, 0))
+        is_known = tl.load(state + 6) == STATE_MARK
+        _add_to_sum(state + 2, is_known, 1)
+        _add_to_sum(state + 3, is_known, tl.where(prefix_rows > 0, 1, 0))
+        _add_to_sum(state + 4, is_known, tl.where(saved_ns < 0, 1, 0))
+        _add_to_sum(state + 5, is_known, tl.maximum(saved_ns, 0))
+        tl.store(state + 6, tl.full([], STATE_MARK, tl.int64))
     fits = (units <= capacity_units) & (reductions <= capacity_reductions)
     return fits & (scratch_rows <= capacity_rows) & (programs <= capacity_programs)
+
+
+@triton.jit
+def _add_to_sum(place, is_known, value):
+    """Add a value to a sum, or begin it."""
+    tl.store(place, tl.where(is_known, tl.load(place), 0) + value)
 
 
 @triton.jit
