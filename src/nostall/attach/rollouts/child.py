@@ -12,7 +12,6 @@ from nostall.attach.rollouts.workload import LONGEST, parse_workload
 from nostall.core.process import Channel, ProcessEnded
 
 MOST_BATCHED = 8192
-MOST_SEQUENCES = 256
 
 
 def started_engine(options: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
@@ -35,7 +34,7 @@ def started_engine(options: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
         seed=0,
         max_model_len=options.longest,
         max_num_batched_tokens=MOST_BATCHED,
-        max_num_seqs=MOST_SEQUENCES,
+        max_num_seqs=options.sequences,
         enable_prefix_caching=True,
         # Engines that share a GPU cannot measure how much memory is free.
         gpu_memory_utilization=0.05,
@@ -78,6 +77,7 @@ def main() -> None:
     parser.add_argument("--backend", required=True, help="a name of vLLM's enumeration")
     parser.add_argument("--cache-gib", type=float, required=True)
     parser.add_argument("--longest", type=int, default=LONGEST, help="tokens of a request")
+    parser.add_argument("--sequences", type=int, default=256, help="that run at a time")
     parser.add_argument("--cascade", action="store_true")
     parser.add_argument("--traces", type=Path)
     parser.add_argument("--folder", type=Path, required=True, help="with the model's config.json")

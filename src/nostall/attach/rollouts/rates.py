@@ -74,7 +74,7 @@ def rate_with_prompts(row: Row) -> float | None:
 
 
 def _whole(row: Row, *, with_prompts: bool) -> float | None:
-    tokens = seconds = 0.0
+    tokens, seconds = 0.0, 0.0
     for about in row.get("generations", [])[: 1 if with_prompts else None]:
         if "finish_s" not in about:
             return None
@@ -89,7 +89,8 @@ def equal_tokens(ours: Row, base: Row) -> float | None:
     """Share of the requests whose first tokens are equal in both engines; None: unknown."""
     for one, other in zip(ours.get("generations", []), base.get("generations", []), strict=False):
         if "compared" in one and "compared" in other:
-            equal = [a == b for a, b in zip(one["compared"], other["compared"], strict=False)]
+            pairs = zip(one["compared"], other["compared"], strict=False)
+            equal = [float(a == b) for a, b in pairs]
             return sum(equal) / max(1, len(equal))
     return None
 

@@ -52,6 +52,8 @@ class Settings:
     """Keys and values of each engine."""
     longest: int = LONGEST
     """Most tokens of a request."""
+    sequences: int = 256
+    """Requests that run at a time."""
     traces: Path | None = None
     """Folder of the traces that workloads name."""
     compiled: Path | None = None
@@ -81,7 +83,8 @@ def _engine(name: str, own: Path, settings: Settings) -> Engine:
     model.mkdir(parents=True)
     (model / "config.json").write_text(settings.model)
     arguments = [CHILD, "--backend", kind.backend, "--cache-gib", str(settings.cache_gib),
-                 "--longest", str(settings.longest)]  # fmt: skip
+                 "--longest", str(settings.longest),
+                 "--sequences", str(settings.sequences)]  # fmt: skip
     arguments += ["--cascade"] if kind.cascade else []
     arguments += ["--traces", str(settings.traces.resolve())] if settings.traces else []
     environment = dict(kind.environment)

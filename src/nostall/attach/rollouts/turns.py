@@ -54,7 +54,7 @@ class TurnPlan:
         if fitting < 1:
             raise BadInput(
                 f"{workload.new} new tokens and turns of {steps} steps; allowed are "
-                f"{steps + SLACK} tokens or more, or shorter turns"
+                f"{steps + SLACK} tokens or more; generate more, or give fewer --steps"
             )
         return TurnPlan(max(repeats, -(-rounds // fitting)), fitting, steps)
 

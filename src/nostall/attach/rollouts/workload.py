@@ -15,6 +15,8 @@ from nostall.serving.traces.requests import HASH_BLOCK, Request, load_requests
 
 OWN = 16
 """Tokens of a request behind the shared ones."""
+VOCABULARY = 1000
+"""Tokens of prompts are below."""
 PAGE = 16
 """Tokens of a page of vLLM's cache."""
 LONGEST = 16_384
@@ -234,4 +236,4 @@ class _Words:
         self._draw = random.Random(zlib.crc32(text.encode()))
 
     def __call__(self, count: int) -> Tokens:
-        return [self._draw.randrange(3, 30_000) for _ in range(count)]
+        return [self._draw.randrange(3, VOCABULARY) for _ in range(count)]

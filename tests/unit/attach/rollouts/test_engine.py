@@ -11,7 +11,7 @@ import pytest
 from nostall.attach.rollouts.engine import Engine
 from nostall.attach.rollouts.session import CHILD, Settings, started
 
-PROGRAM = '''
+PROGRAM = """
 import json, os, sys, time
 from nostall.core.process import Channel, ProcessEnded
 mode, folder, channel = sys.argv[1], sys.argv[3], Channel.from_descriptor(int(sys.argv[-1]))
@@ -31,7 +31,7 @@ while True:
     if command["do"] == "wait":
         time.sleep(60)
     channel.send(command)
-'''
+"""
 
 
 @pytest.fixture
@@ -62,9 +62,7 @@ def test_an_engine_answers_and_does_not_inherit_the_plug_ins_variables(
     [("ends", "the process ended with exit code 7; starting in ends"),
      ("hangs", "no answer within")],
 )  # fmt: skip
-def test_an_engine_that_does_not_start_has_a_problem(
-    mode: str, problem: str, folder: Path
-) -> None:
+def test_an_engine_that_does_not_start_has_a_problem(mode: str, problem: str, folder: Path) -> None:
     engine = Engine("a", folder / "a", ["fake_child", mode], {})
     engine.connect(monotonic() + (30 if mode == "ends" else 0))
     assert problem in engine.problem
