@@ -65,8 +65,8 @@ SLICES: Mapping[str, tuple[str, ...]] = {
     ),
     "serving.forced_tokens": ("--settings", "groups", "--parallel", "5"),
     "serving.rollouts": (
-        "--layers", "2", "--cache-gib", "4", "--rounds", "2", "--workloads", "4x4@256+32",
-        "--budget-s", "150",
+        "--layers", "2", "--cache-gib", "4", "--rounds", "2", "--steps", "12",
+        "--workloads", "4x4@256+32", "--budget-s", "190", "--profile-s", "10",
     ),
     "attach.attach_points": ("--seconds", "2"),
     "fusion.host_cost": ("--device", "cuda", "--rounds", "5"),

@@ -180,8 +180,8 @@ def engine_ratios(ours: str, other: str) -> list[float]:
 def shared_prompts() -> Headline:
     contents = [load(file) for file in ROLLOUTS]
     found = [pair for content in contents for pair in rollout_ratios(content)]
-    shared = tuple(ratio for workload, ratio in found if workload.samples > 1)
-    alone = [ratio for workload, ratio in found if workload.samples == 1]
+    shared = tuple(ratio for workload, ratio in found if workload.shares)
+    alone = [ratio for workload, ratio in found if not workload.shares]
     return Headline(
         "vLLM, samples of shared prompts", "vLLM's FLASH_ATTN", shared, "workloads", "H200",
         day(contents), f"nothing shared: {geometric_mean(alone):.2f}, worst {min(alone):.2f}",

@@ -1,159 +1,193 @@
 """How fast does vLLM decode samples of shared prompts with nostall's plug-in?
 
-    python -m benchmarks run serving.rollouts --out rollouts.json \\
-        --workloads 32x8@2048+384 1x64@4096+384 16x16@4096+256 32x8@512+256 128x1@1024+192
+    python -m benchmarks run serving.rollouts --out rollouts.json --traces FOLDER --set shared
+    python -m benchmarks run serving.rollouts --out rollouts.json --workloads 32x8@2048+384
 
-A workload is PROMPTSxSAMPLES@SHARED+NEW, or with /SYSTEM behind it the tokens that all prompts
-share; each sample has 16 tokens of its own. Two engines of Llama-3-8B's shape (random weights, 32
-layers, prefix caching on) start at once on one GPU: FLASH_ATTN as vLLM starts it, and CUSTOM, the
-plug-in with its default. Prompts are cached before the clock starts; all requests then decode at
-once. The engines take turns, ``--steps`` decode steps at a time: a sample is the rate of one turn,
-and ``--rounds`` samples of each engine are taken in the course of one generation. Needs a GPU and
-vLLM 0.25 in PYTHONPATH, with nostall installed so that vLLM finds its entry point.
+A workload is PROMPTSxSAMPLES@SHARED+NEW; ``/SYSTEM`` behind it are the tokens that all prompts
+share, ``~GROWTH`` those by which the shared part grows from history to history, and a trace in the
+place of NEW gives each request its own number of generated tokens. REQUESTS@TRACE/PARTS+NEW are
+neighbours of a trace with prefix hashes. Each request has 16 tokens of its own. Two engines of
+Llama-3-8B's shape (random weights, 32 layers, prefix caching on) start at once on one GPU:
+FLASH_ATTN as vLLM starts it, and CUSTOM, the plug-in with its default. Prompts are cached before
+the clock starts; all requests then decode at once. The engines take turns of ``--steps`` decode
+steps, through two or more equal generations, until each had ``--rounds``; equal turns of one engine
+are the null. At the end the kernels of eight steps of each workload are recorded. Needs a GPU and
+vLLM 0.25 in PYTHONPATH, with nostall installed so that vLLM finds its entry point; ``--tiny`` is a
+dry run with vLLM's CPU build.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
-import tempfile
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from time import monotonic
 from typing import Any
 
 from benchmarks.harness.result_file import head, save
-from benchmarks.serving.engine.rollout_workload import Rollout
-from benchmarks.serving.engine.vllm_engine import Engine, check_vllm
+from nostall.attach.rollouts.engine import Engine, check_vllm
+from nostall.attach.rollouts.rates import compare, equal_tokens, rate, rates
+from nostall.attach.rollouts.session import KINDS, Settings, started
+from nostall.attach.rollouts.turns import TurnPlan, measure, profile
+from nostall.attach.rollouts.workload import Workload, parse_workload
+from nostall.core.errors import BadInput
 
-CHILD = "benchmarks.serving.engine.rollouts_child"
-"""Module of the process that holds one engine."""
-PREPARE_S = 60.0
-"""Longest time in which the prompts of a workload are cached."""
-ENGINES: dict[str, dict[str, str]] = {
-    "FLASH_ATTN": {},
-    "CUSTOM": {},
-    "TRITON_ATTN": {},
-    "CASCADE": {"VLLM_USE_V2_MODEL_RUNNER": "0"},
-    "V1": {"VLLM_USE_V2_MODEL_RUNNER": "0"},
+AZURE = "AzureLLMInferenceTrace_conv.csv"
+SETS: Mapping[str, Sequence[str]] = {
+    "shared": (
+        "32x8@2048+384", "1x64@4096+384", "16x16@4096+256", f"32x8@2048+{AZURE}", "32x8@512+256",
+        "128x1@1024+192", "16x8@3072+256/2048", "8x32@8192+256", "64x4@1024+256",
+    ),
+    "others": (
+        f"128x8@2048+{AZURE}", "256x1@1024+192", "64x1@1024+192", "32x1@1024+192", "8x1@1024+192",
+        "1x1@1024+192", "8x8@2048+160~512", "64@mooncake_conversation.jsonl/4+192",
+    ),
+}  # fmt: skip
+"""Workloads, the most important first."""
+MODEL: Mapping[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 32768,
+    "max_position_embeddings": 16384,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "torch_dtype": "bfloat16",
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
 }
-"""Engines by name, and their environment. CASCADE: FLASH_ATTN with vLLM's cascade attention, in the
-V1 model runner; V1: CUSTOM in it."""
+"""Llama-3-8B's shape with a quarter of its vocabulary."""
+TINY: Mapping[str, Any] = {
+    **MODEL, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "torch_dtype": "float32",
+}  # fmt: skip
+PROFILE_S = 10.0
+"""Most seconds in which a workload is profiled."""
+END_S = 20.0
+"""Seconds in which the engines give their counts and end."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of the benchmark."""
     parser.add_argument("--out", type=Path, required=True, help="result file (JSON)")
-    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=["FLASH_ATTN", "CUSTOM"])
-    parser.add_argument("--workloads", nargs="+", type=Rollout.parse, required=True)
-    parser.add_argument("--rounds", type=int, default=8, help="turns of each engine")
-    parser.add_argument("--steps", type=int, default=0, help="of a turn; 0: as many as fit")
-    parser.add_argument("--layers", type=int, default=32)
-    parser.add_argument("--cache-gib", type=float, default=28.0, help="of each engine")
+    parser.add_argument("--engines", nargs="+", choices=KINDS, default=["FLASH_ATTN", "CUSTOM"])
+    parser.add_argument(
+        "--set", choices=SETS, default="shared", help="workloads without --workloads"
+    )
+    parser.add_argument("--workloads", nargs="+", help="in the place of --set")
+    parser.add_argument("--traces", type=Path, help="folder of the traces that workloads name")
+    parser.add_argument("--rounds", type=int, default=8, help="turns of each engine, at least")
+    parser.add_argument("--steps", type=int, default=64, help="decode steps of a turn")
+    parser.add_argument("--layers", type=int, default=MODEL["num_hidden_layers"])
+    parser.add_argument("--cache-gib", type=float, default=40.0, help="of each engine")
+    parser.add_argument("--compiled", type=Path, help="folder that keeps what vLLM compiles")
     parser.add_argument("--start-s", type=float, default=200.0, help="longest start of the engines")
-    parser.add_argument("--budget-s", type=float, default=540.0, help="of all workloads")
+    parser.add_argument("--budget-s", type=float, default=540.0, help="of the whole run")
+    parser.add_argument("--profile-s", type=float, default=60.0, help="of the budget, for kernels")
+    parser.add_argument("--tiny", action="store_true", help="a small model on a CPU")
 
 
 def main(options: argparse.Namespace) -> int:
     """Run the engines; returns 1 if one had a problem."""
-    check_vllm()
     begin = monotonic()
-    with tempfile.TemporaryDirectory(prefix="nostall-") as folder:
-        engines = [
-            Engine(name, Path(folder) / name, _arguments(name, options), ENGINES[name])
-            for name in options.engines
-        ]
-        try:
-            for engine in engines:
-                engine.connect(begin + options.start_s)
-            print(f"[{monotonic() - begin:.0f} s] started", flush=True)
-            for workload in options.workloads:
-                if monotonic() - begin > options.budget_s - 30:
-                    print(f"out of time before {workload.name}", flush=True)
-                    continue
-                _measure(workload, [e for e in engines if not e.problem], options)
-                print(f"[{monotonic() - begin:.0f} s] {line(workload.name, engines)}", flush=True)
-                _write(engines, options)
-            for engine in engines:
-                if not engine.problem:
-                    engine.record["counts"] = engine.ask({"do": "counts"}, 10.0)
-            _write(engines, options)
-        finally:
-            for engine in engines:
-                engine.end()
+    end = begin + options.budget_s - END_S
+    if options.rounds < 1 or options.steps < 1:
+        raise BadInput(f"--rounds {options.rounds} --steps {options.steps}; give 1 or more")
+    if not options.tiny:
+        check_vllm()
+    texts = options.workloads or SETS[options.set]
+    workloads = [parse_workload(text, options.traces) for text in texts]
+    for workload in workloads:
+        workload.requests()  # Errors of traces come before the engines start.
+    plans = [TurnPlan.of(workload, options.rounds, options.steps) for workload in workloads]
+    model = TINY if options.tiny else {**MODEL, "num_hidden_layers": options.layers}
+    settings = Settings(
+        json.dumps(model), options.cache_gib, traces=options.traces, compiled=options.compiled
+    )
+    with started(options.engines, settings, options.start_s) as engines:
+        _say(begin, "started")
+        for workload, plan in zip(workloads, plans, strict=True):
+            until = end - options.profile_s
+            if monotonic() > until - END_S:
+                _say(begin, f"out of time before {workload.text}")
+                continue
+            measure(workload, engines, plan, until - END_S)
+            _say(begin, line(workload, engines))
+            _write(engines, model, options)
+        for workload in workloads:
+            if workload.new is not None and monotonic() < end - PROFILE_S:
+                profile(workload, engines)
+        for engine in engines:
+            engine.record["counts"] = engine.ask({"do": "counts"}, 10.0)
+        _write(engines, model, options)
+    print(*(line(workload, engines) for workload in workloads), sep="\n", flush=True)
     for engine in engines:
         print(engine.name, engine.record.get("counts"), engine.problem[-1500:], flush=True)
     return int(any(engine.problem for engine in engines))
 
 
-def _arguments(name: str, options: argparse.Namespace) -> list[str]:
-    """The module and the options of an engine's process."""
-    backend = {"CASCADE": "FLASH_ATTN", "V1": "CUSTOM"}.get(name, name)
-    cascade = ["--cascade"] if name == "CASCADE" else []
-    return [CHILD, "--backend", backend, "--layers", str(options.layers),
-            "--cache-gib", str(options.cache_gib), *cascade]  # fmt: skip
+def _say(begin: float, text: str) -> None:
+    print(f"[{monotonic() - begin:.0f} s] {text}", flush=True)
 
 
-def _measure(workload: Rollout, engines: list[Engine], options: argparse.Namespace) -> None:
-    """Add the samples of one workload to the records of the engines."""
-    steps = options.steps or max(1, (workload.new - 8) // options.rounds)
-    found: dict[str, dict[str, Any]] = {}
-    for engine in engines:
-        prepared = engine.ask({"do": "prepare", "workload": workload.text}, PREPARE_S)
-        if prepared is not None:
-            found[engine.name] = {"workload": workload.text, **prepared, "turns": []}
-    for turn in range(options.rounds):
-        shift = turn % max(1, len(engines))
-        for engine in engines[shift:] + engines[:shift]:
-            if engine.name in found and not engine.problem:
-                taken = engine.ask({"do": "decode", "steps": steps})
-                if taken is not None:
-                    found[engine.name]["turns"].append(taken)
-    for engine in engines:
-        if engine.name in found:
-            if not engine.problem:
-                found[engine.name] |= engine.ask({"do": "finish"}) or {}
-            engine.record["rounds"].append(found[engine.name])
-
-
-def rates(record: dict[str, Any]) -> list[float]:
-    """Tokens a second of each turn."""
-    return [turn["tokens"] / turn["seconds"] for turn in record["turns"]]
-
-
-def line(name: str, engines: list[Engine]) -> str:
-    """One line of a workload: medians in tokens a second, and over those of the first engine."""
-    cells = []
-    base: list[float] = []
-    for engine in engines:
-        found = [r for r in engine.record["rounds"] if Rollout.parse(r["workload"]).name == name]
-        if not found or not found[-1]["turns"]:
-            cells.append(f"{engine.name}: none ({engine.problem[-160:]})")
+def line(workload: Workload, engines: list[Engine]) -> str:
+    """One line of a workload: medians in tokens a second, and ratios to the first engine's."""
+    rows = [_row(engine.record, workload.text) for engine in engines]
+    base, cells = rows[0], []
+    for engine, row in zip(engines, rows, strict=True):
+        if not row or not row["turns"]:
+            cells.append(f"{engine.name} none")
             continue
-        own = rates(found[-1])
-        base = base or own
-        pairs = [a / b for a, b in zip(own, base, strict=False)]
-        cells.append(
-            f"{engine.name} {statistics.median(own):.0f} ({statistics.median(pairs):.3f}, "
-            f"{min(pairs):.3f} to {max(pairs):.3f}), build {found[-1].get('build_us', 0):.0f} us"
-        )
-    return f"{name}: " + "; ".join(cells)
+        is_ragged = workload.new is None
+        value = rate(row["turns"]) if is_ragged else median(rates(row))
+        cell = f"{engine.name} {value:.0f}"
+        if row is not base and base and base["turns"]:
+            found = compare(row, base, is_ragged=is_ragged)
+            cell += (
+                f" {found.ratio:.3f} [{found.low:.3f}, {found.high:.3f}] null"
+                f" [{found.null_low:.3f}, {found.null_high:.3f}] {len(row['turns'])} turns"
+            )
+        shown = row.get("profile", {})
+        if "busy_us" in shown:
+            share, step = shown["attention_us"] / shown["busy_us"], shown["busy_us"]
+            cell += f" (attention {share:.0%} of {step / shown['steps'] / 1e3:.1f} ms)"
+        cells.append(cell)
+    return f"{workload.text}: {', '.join(cells)}"
 
 
-def _write(engines: list[Engine], options: argparse.Namespace) -> None:
-    records = [{**e.record, "engine": e.name, "problem": e.problem} for e in engines]
-    base: dict[str, Any] = {}
-    for record in records:
-        for row in record["rounds"]:
-            first = base.setdefault(row["workload"], row.get("first_tokens", []))
-            equal = [a == b for a, b in zip(row.get("first_tokens", []), first, strict=False)]
-            row["equal_first_tokens"] = sum(equal) / max(1, len(equal))
-    kept = [
-        {
-            **r,
-            "rounds": [
-                {k: v for k, v in row.items() if k != "first_tokens"} for row in r["rounds"]
-            ],
-        }
-        for r in records
-    ]
-    save(options.out, **head(), kind="measured", cache_gib=options.cache_gib, engines=kept)
+def _row(record: dict[str, Any], text: str) -> dict[str, Any] | None:
+    return next((row for row in record["rounds"] if row["workload"] == text), None)
+
+
+def _write(engines: list[Engine], model: Mapping[str, Any], options: argparse.Namespace) -> None:
+    """Write the result file; first tokens are kept as the share that equals the first engine's."""
+    records = []
+    for engine in engines:
+        rows = []
+        for row in engine.record["rounds"]:
+            base = _row(engines[0].record, row["workload"])
+            generations = [
+                {key: value for key, value in about.items() if key != "compared"}
+                for about in row["generations"]
+            ]
+            equal = equal_tokens(row, base) if base else None
+            rows.append({**row, "generations": generations, "equal_first_tokens": equal})
+        about = {**engine.record, "engine": engine.name, "problem": engine.problem}
+        records.append({**about, "rounds": rows})
+    save(
+        options.out,
+        **head(),
+        kind="measured",
+        cache_gib=options.cache_gib,
+        model=model,
+        engines=records,
+    )

@@ -2,7 +2,7 @@
 
 Model: eight layers of the shape of Llama-3-8B with random weights, greedy tokens. All requests of
 a workload arrive at once, so that the token rate is the engine's; a paced workload gives the time
-to the first token. Commands and answers are JSON objects over a Unix socket.
+to the first token. Commands and answers come over the channel of the process.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ import os
 import random
 import time
 from itertools import pairwise
-from multiprocessing.connection import Client
 from pathlib import Path
 from typing import Any
+
+from nostall.attach.rollouts.generation import BuildClock
+from nostall.core.process import Channel, ProcessEnded
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -139,32 +141,6 @@ def _at(values: list[float], share: float) -> float:
     return values[min(len(values) - 1, int(share * len(values)))] if values else float("nan")
 
 
-class BuildClock:
-    """Wraps a back end's metadata builder, and adds up the host's time in it."""
-
-    def __init__(self, backend: str) -> None:
-        from vllm.v1.attention.backends.registry import AttentionBackendEnum
-
-        self.seconds, self.calls = 0.0, 0
-        builder = AttentionBackendEnum[backend].get_class().get_builder_cls()
-        build = builder.build
-
-        def timed(*arguments: Any, **options: Any) -> Any:
-            start = time.perf_counter()
-            result = build(*arguments, **options)
-            self.seconds += time.perf_counter() - start
-            self.calls += 1
-            return result
-
-        builder.build = timed
-
-    def take_us(self) -> float:
-        """Microseconds a call since the last call of this method."""
-        mean = 1e6 * self.seconds / max(1, self.calls)
-        self.seconds, self.calls = 0.0, 0
-        return mean
-
-
 def next_tokens(engine: Any, prompts: list[list[int]]) -> list[dict[str, float]]:
     """Log probabilities of the most probable next tokens of each prompt, by token."""
     from vllm import SamplingParams
@@ -264,21 +240,20 @@ def main() -> None:
     parser.add_argument("--cache-gib", type=float, default=0.0, help="of keys and values; 0: all")
     parser.add_argument("--traces", type=Path, required=True)
     parser.add_argument("--folder", type=Path, required=True, help="for the model's configuration")
-    parser.add_argument("--socket", required=True, help="path of the Unix socket to connect to")
+    parser.add_argument("channel", type=int, help="file descriptor")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     (options.folder / "config.json").write_text(json.dumps(CONFIG))
-    connection = Client(options.socket, "AF_UNIX")
+    channel = Channel.from_descriptor(options.channel)
     engine, about = started_engine(options)
     clock = BuildClock(options.backend)
-    connection.send_bytes(json.dumps(about).encode())
+    channel.send(about)
     while True:
         try:
-            command = json.loads(connection.recv_bytes())
-        except EOFError:
+            command = channel.receive()
+        except ProcessEnded:
             return
-        reply = answer(engine, clock, options.traces, command)
-        connection.send_bytes(json.dumps(reply).encode())
+        channel.send(answer(engine, clock, options.traces, command))
 
 
 if __name__ == "__main__":

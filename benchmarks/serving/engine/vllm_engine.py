@@ -16,106 +16,27 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
-import subprocess
-import sys
 import tempfile
-from importlib.util import find_spec
 from itertools import zip_longest
-from multiprocessing.connection import Listener
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from benchmarks.harness.result_file import head, save
 from benchmarks.serving.engine.vllm_child import lengths_of, prompt_of
-from nostall.core.errors import BadInput, MissingPart
+from nostall.attach.rollouts.engine import Engine, check_vllm
+from nostall.core.errors import BadInput
 from nostall.core.files.atomic import write_atomically
 
 CHILD = "benchmarks.serving.engine.vllm_child"
 """Module of the process that holds one engine."""
-ENVIRONMENT = {
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_LOGGING_LEVEL": "WARNING",
-    "VLLM_USE_FLASHINFER_SAMPLER": "0",
-}
-
-
 ENGINE_NAME = re.compile(r"[A-Z_]+:\d+(:all)?(:linear)?")
-ANSWER_S = 120.0
-"""Longest time of one workload; an engine that takes longer is ended."""
 GIB_BESIDE_CACHE = 7.0
 """Memory of an engine besides keys and values: weights (4 GiB), activations, graphs, context."""
 MOST_CACHE_GIB = 20.0
 MOST_EXPLAINED = 16
 """First differences of an engine that are explained by log probabilities."""
-
-
-class Engine:
-    """A process with one engine."""
-
-    def __init__(
-        self, name: str, own: Path, arguments: list[str], environment: dict[str, str]
-    ) -> None:
-        """``own``: a new folder; ``arguments``: the module of the process and its options."""
-        self.name, self.problem = name, ""
-        self.record: dict[str, Any] = {"rounds": []}
-        own.mkdir()
-        environment = {
-            **os.environ, **ENVIRONMENT, "VLLM_CACHE_ROOT": str(own / "cache"), **environment
-        }  # fmt: skip
-        self._log = own / "log"
-        self._listener = Listener(str(own / "socket"), "AF_UNIX")
-        command = [sys.executable, "-m", *arguments,
-                   "--folder", str(own / "model"), "--socket", str(own / "socket")]  # fmt: skip
-        with self._log.open("w") as log:
-            self._process = subprocess.Popen(
-                command, env=environment, stdout=log, stderr=subprocess.STDOUT
-            )
-
-    def connect(self, until: float) -> None:
-        """Wait until the engine has started."""
-        listening = self._listener._listener._socket  # type: ignore[attr-defined]
-        listening.settimeout(2.0)
-        while not self.problem:
-            try:
-                self._connection = self._listener.accept()
-                break
-            except TimeoutError:
-                if self._process.poll() is not None:
-                    self.fail(f"ended with exit code {self._process.returncode}")
-                elif monotonic() > until:
-                    self.fail("did not start in time")
-        if not self.problem:
-            self.record |= self._answer(max(1.0, until - monotonic())) or {}
-
-    def ask(self, command: dict[str, Any], seconds: float = ANSWER_S) -> Any:
-        """The answer to a command; None, and a problem noted, if there is none in time."""
-        self._connection.send_bytes(json.dumps(command).encode())
-        return self._answer(seconds)
-
-    def _answer(self, seconds: float) -> Any:
-        try:
-            if self._connection.poll(seconds):
-                return json.loads(self._connection.recv_bytes())
-            self.fail(f"no answer after {seconds:.0f} s")
-        except (EOFError, OSError) as error:
-            self.fail(f"connection lost ({type(error).__name__})")
-        return None
-
-    def fail(self, reason: str) -> None:
-        """End the engine; nothing more is asked of it."""
-        self.problem = f"{reason}; {self._log.read_text(errors='replace')[-2500:]}"
-        self.end()
-
-    def end(self) -> None:
-        """End the process, if it runs."""
-        self._process.kill()
-        self._process.wait()
-        self._listener.close()
 
 
 def engine_of(name: str, own: Path, options: argparse.Namespace) -> Engine:
@@ -141,16 +62,6 @@ def check_machine(options: argparse.Namespace) -> None:
     if options.linear is None and any(name.endswith(":linear") for name in options.engines):
         raise BadInput("an engine with :linear needs --linear, a table of `nostall serving tune`")
     check_vllm()
-
-
-def check_vllm() -> None:
-    """Raise :class:`MissingPart` without vLLM or a GPU."""
-    import torch
-
-    if find_spec("vllm") is None:
-        raise MissingPart("vLLM is not installed; install vllm 0.25, or add it to PYTHONPATH")
-    if not torch.cuda.is_available():
-        raise MissingPart("no GPU is present; run this benchmark on a machine with a GPU")
 
 
 def cache_gib(engines: int) -> float:

@@ -103,7 +103,7 @@ def _rule(judged: Sequence[Judged]) -> str:
         f"{lost.name} (saving {lost.saved_ns / 1e3:.1f} us) is rejected although grouping made it "
         f"{lost.gain:.2f} times as fast. Prefixes are read once by the Triton kernel; the Gluon "
         "kernel of prefills, which gain nothing by it, has no groups. The vLLM plug-in finds "
-        "prefixes in the block table; its rate with them was not measured."
+        "prefixes in the block table ([its rates](#shared-prompts))."
     )
 
 

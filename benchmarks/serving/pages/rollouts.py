@@ -8,13 +8,16 @@ from typing import Any
 
 from benchmarks.harness.markdown import link, table, wrapped
 from benchmarks.harness.result_file import load, results
-from benchmarks.serving.engine.rollout_workload import Rollout
-from benchmarks.serving.engine.rollouts import rates
+from benchmarks.serving.attention.prefix_forests import BANDWIDTH
+from nostall.attach.rollouts.rates import compare, rate, rate_with_prompts, rates, whole_rate
+from nostall.attach.rollouts.workload import Workload, parse_workload
 from nostall.core.measurement import Comparison
 
 FOLDER = results("serving")
 ROLLOUTS = (FOLDER / "rollouts_shared_h200.json", FOLDER / "rollouts_unshared_h200.json")
 FORESTS = FOLDER / "prefix_forests_h200.json.gz"
+ELEMENT_BYTES = 2
+"""Of a key or a value in bf16."""
 
 Row = Mapping[str, Any]
 
@@ -22,58 +25,157 @@ Row = Mapping[str, Any]
 def rollouts() -> str:
     """Token rates of vLLM with the plug-in beside FLASH_ATTN."""
     contents = [load(path) for path in ROLLOUTS]
-    pairs = [pair for content in contents for pair in _pairs(content)]
-    custom = contents[0]["engines"][1]
+    pairs = [pair for content in contents for pair in measured_pairs(content)]
+    custom = _engine(contents[0], "CUSTOM")
     about = (
         f"{custom['gpu']}, {contents[0]['date'][:10]}, vLLM {custom['vllm']} (V2 runner, its own "
         "graphs, asynchronous scheduling, prefix caching on), Llama-3-8B's shape with random "
         "weights. All samples of all prompts decode at once; their prompts are cached before the "
-        "clock starts. FLASH_ATTN and CUSTOM (nostall, default choice) hold the GPU in turns, 8 "
-        "turns each, in the course of one generation. A ratio is the median of the turns' pairs "
-        "with its 95 % bootstrap interval, and the range of the pairs. The last column is the "
-        "host's time to build the metadata of a step, FLASH_ATTN's in brackets. (`python -m "
-        f"benchmarks run serving.rollouts`, {', '.join(map(link, ROLLOUTS))})"
+        "clock starts. FLASH_ATTN and CUSTOM (nostall, default choice) hold the GPU in turns. A "
+        "ratio is the median of the turns' pairs with its 95 % bootstrap interval; of requests "
+        "that end at different steps it is all tokens over all seconds. *Null*: the interval of "
+        "both engines' turns over their own turns of an equal generation. *Build*: the host's "
+        "time to build the metadata of a step, FLASH_ATTN's in brackets. (`python -m benchmarks "
+        f"run serving.rollouts`, {', '.join(map(link, ROLLOUTS))})"
     )
     columns = (
-        "prompts x samples, shared + new tokens", "steps a turn", "FLASH_ATTN, tokens/s",
-        "CUSTOM, tokens/s", "ratio (interval)", "range", "build, us",
+        "prompts x samples, shared + new tokens", "turns of steps", "FLASH_ATTN, tokens/s",
+        "CUSTOM, tokens/s", "ratio (interval)", "null", "build, us",
     )  # fmt: skip
-    rows = [_rollout_cells(*pair) for pair in pairs]
-    return "\n\n".join(["### Shared prompts", wrapped(about), table(columns, rows)])
+    parts = [wrapped(about), table(columns, [_rollout_cells(*pair) for pair in pairs])]
+    parts += [_whole_generations(pairs), _steps(contents), _others(contents)]
+    return "\n\n".join(["### Shared prompts", *filter(None, parts)])
 
 
-def _pairs(content: Row) -> list[tuple[Row, Row]]:
-    """The records of FLASH_ATTN and CUSTOM for each workload."""
-    base, custom = content["engines"]
-    return list(zip(base["rounds"], custom["rounds"], strict=True))
+def _engine(content: Row, name: str) -> Row | None:
+    """The record of an engine; None if it was not measured."""
+    return next((e for e in content["engines"] if e["engine"] == name), None)
+
+
+def measured_pairs(content: Row, name: str = "CUSTOM") -> list[tuple[Row, Row]]:
+    """The records of FLASH_ATTN and of another engine for each workload that both have run."""
+    engines = [_engine(content, "FLASH_ATTN"), _engine(content, name)]
+    if None in engines:
+        return []
+    base, other = ({r["workload"]: r for r in e["rounds"] if r["turns"]} for e in engines if e)
+    return [(base[text], other[text]) for text in base if text in other]
 
 
 def comparison(base: Row, custom: Row) -> Comparison:
     """CUSTOM's token rate over FLASH_ATTN's."""
-    return Comparison.from_samples(rates(dict(custom)), rates(dict(base)), kind="measured")
+    return compare(custom, base, is_ragged=parse_workload(base["workload"]).new is None)
 
 
-def rollout_ratios(content: Row) -> list[tuple[Rollout, float]]:
+def rollout_ratios(content: Row) -> list[tuple[Workload, float]]:
     """Each workload and CUSTOM's token rate over FLASH_ATTN's."""
     return [
-        (Rollout.parse(base["workload"]), comparison(base, custom).ratio)
-        for base, custom in _pairs(content)
+        (parse_workload(base["workload"]), comparison(base, custom).ratio)
+        for base, custom in measured_pairs(content)
     ]
 
 
 def _rollout_cells(base: Row, custom: Row) -> list[str]:
-    ours, theirs = rates(dict(custom)), rates(dict(base))
-    ratio = comparison(base, custom)
-    pairs = [a / b for a, b in zip(ours, theirs, strict=True)]
+    found = comparison(base, custom)
+    has_null = bool(custom.get("generations"))
+    null = f"{found.null_low:.3f} to {found.null_high:.3f}" if has_null else "–"
+    turns = custom["turns"]
     return [
-        Rollout.parse(base["workload"]).name,
-        str(base["turns"][0]["steps"]),
-        f"{median(theirs):,.0f}",
-        f"{median(ours):,.0f}",
-        f"{ratio.ratio:.3f} ({ratio.low:.3f} to {ratio.high:.3f})",
-        f"{min(pairs):.3f} to {max(pairs):.3f}",
-        f"{custom['build_us']:.0f} ({base['build_us']:.0f})",
+        parse_workload(base["workload"]).name,
+        f"{len(turns)} x {turns[0]['steps']}",
+        *(f"{_rate(row):,.0f}" for row in (base, custom)),
+        f"{found.ratio:.3f} ({found.low:.3f} to {found.high:.3f})",
+        null,
+        f"{_build_us(custom):.0f} ({_build_us(base):.0f})",
     ]
+
+
+def _rate(row: Row) -> float:
+    """Tokens a second: the median of the turns, or all tokens over all seconds."""
+    if parse_workload(row["workload"]).new is not None:
+        return median(rates(row))
+    return rate(row["turns"])
+
+
+def _build_us(row: Row) -> float:
+    found = [about["build_us"] for about in row.get("generations", []) if "build_us" in about]
+    return median(found) if found else float(row["build_us"])
+
+
+def _whole_generations(pairs: list[tuple[Row, Row]]) -> str:
+    """Token rates with the start and the end of the generations, and with their prompts."""
+    rows = []
+    for base, custom in pairs:
+        whole, prompts = ([f(custom), f(base)] for f in (whole_rate, rate_with_prompts))
+        if None not in whole + prompts:
+            cells = [f"{ours:,.0f} ({ours / theirs:.2f})" for ours, theirs in (whole, prompts)]
+            rows.append([parse_workload(base["workload"]).name, *cells])
+    if not rows:
+        return ""
+    about = (
+        "Whole generations, from the first token to the last, and the first one with the time in "
+        "which its prompts are computed: CUSTOM's tokens/s (over FLASH_ATTN's)."
+    )
+    columns = ("prompts x samples, shared + new tokens", "whole", "with prompts")
+    return "\n\n".join([wrapped(about), table(columns, rows)])
+
+
+def _steps(contents: list[Row]) -> str:
+    """What the GPU does in a step."""
+    rows = []
+    for content in contents:
+        for base, custom in measured_pairs(content):
+            if all("busy_us" in row.get("profile", {}) for row in (base, custom)):
+                cells = [cell for row in (base, custom) for cell in _step_cells(row, content)]
+                rows.append([parse_workload(base["workload"]).name, *cells])
+    if not rows:
+        return ""
+    about = (
+        "Steps at the start of a generation: the time of a step without a profiler, the share of "
+        "it in which the GPU runs nothing (from the kernels of eight profiled steps), and the "
+        "share of attention in the time of the kernels; FLASH_ATTN, then CUSTOM. *Over bound*: the "
+        "time of attention over that of reading each key and value once at the memory's nominal "
+        "rate. An idle share below 0: the profiler lengthens kernels by more than the GPU idles."
+    )
+    columns = ("prompts x samples, shared + new tokens", "FLASH_ATTN: step, ms", "idle",
+               "attention", "over bound", "CUSTOM: step, ms", "idle", "attention",
+               "over bound")  # fmt: skip
+    return "\n\n".join([wrapped(about), table(columns, rows)])
+
+
+def _step_cells(row: Row, content: Row) -> list[str]:
+    found, model = row["profile"], content["model"]
+    busy_us, attention_us = (found[key] / found["steps"] for key in ("busy_us", "attention_us"))
+    step_us = 1e3 * found["warm_step_ms"]
+    values = 2 * model["num_hidden_layers"] * model["num_key_value_heads"] * model["head_dim"]
+    bound_us = 1e6 * found["distinct_keys"] * values * ELEMENT_BYTES / BANDWIDTH["H200"]
+    return [
+        f"{step_us / 1e3:.2f}",
+        f"{1 - busy_us / step_us:.0%}",
+        f"{attention_us / busy_us:.0%}",
+        f"{attention_us / bound_us:.2f}",
+    ]
+
+
+def _others(contents: list[Row]) -> str:
+    """Token rates of other engines beside FLASH_ATTN's."""
+    rows = []
+    for content in contents:
+        for engine in content["engines"]:
+            if engine["engine"] in ("FLASH_ATTN", "CUSTOM"):
+                continue
+            for base, other in measured_pairs(content, engine["engine"]):
+                found = comparison(base, other)
+                name = parse_workload(base["workload"]).name
+                ratio = f"{found.ratio:.3f} ({found.low:.3f} to {found.high:.3f})"
+                rows.append([engine["engine"], name, f"{_rate(other):,.0f}", ratio])
+    if not rows:
+        return ""
+    about = (
+        "Other engines in the same way. TRITON_ATTN: vLLM's Triton kernel; CASCADE: FLASH_ATTN "
+        "with cascade attention, V1: CUSTOM, both in the V1 model runner."
+    )
+    columns = ("engine", "prompts x samples, shared + new tokens", "tokens/s", "over FLASH_ATTN")
+    return "\n\n".join([wrapped(about), table(columns, rows)])
 
 
 def forests() -> str:

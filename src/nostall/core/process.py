@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from math import ceil
+from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, Protocol
 
@@ -197,22 +198,28 @@ class ChildProcess:
         return cls(_SpawnedProcess(process), own_end)
 
     @classmethod
-    def run(cls, command: Sequence[str], env: Mapping[str, str] | None = None) -> ChildProcess:
+    def run(
+        cls,
+        command: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        log: Path = Path(os.devnull),
+    ) -> ChildProcess:
         """Run a command with the file descriptor of its channel as the last argument.
 
         Unlike :meth:`spawn` it does not import the parent's main module.  The child's standard
-        input is empty, and its output is discarded.
+        input is empty, and its output goes into the file ``log``.
         """
         own_end, child_end = Channel.pair()
         try:
-            process = subprocess.Popen(
-                [*command, str(child_end.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                pass_fds=[child_end.fileno()],
-                env=env,
-            )
+            with log.open("wb") as output:
+                process = subprocess.Popen(
+                    [*command, str(child_end.fileno())],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    pass_fds=[child_end.fileno()],
+                    env=env,
+                )
         except BaseException:  # KeyboardInterrupt, too: the parent's end must not stay open
             own_end.close()
             raise

@@ -19,13 +19,18 @@ from nostall.cli.terminal.console import (
 from nostall.cli.terminal.progress import stage_bar
 from nostall.core.errors import BadInput
 from nostall.serving.scheduling.policies import POLICIES, Limits, find_policy
-from nostall.serving.simulate.engine import EngineSettings, simulate
+from nostall.serving.simulate.engine import READ_ONCE_SEQUENCES, EngineSettings, simulate
 from nostall.serving.simulate.metrics import Distribution, Metrics
 from nostall.serving.simulate.step_costs import BUILT_IN, StepCosts, load_step_costs
 from nostall.serving.traces.requests import Request, load_requests
 
 HOW_TO_MEASURE = (
     "python -m benchmarks run serving.step_costs --out FILE, on a machine with a GPU and vLLM"
+)
+
+UNSHARED_REMARK = (
+    f"reading once changes nothing here: no step of {READ_ONCE_SEQUENCES} decodes or more, without "
+    "speculation and prefills, had shared blocks; traces have them with prefix hashes (Mooncake's)"
 )
 
 
@@ -60,6 +65,13 @@ KvTokensOption = Annotated[
 PrefixCacheOption = Annotated[
     bool, typer.Option(help="Share the blocks of equal prefixes, if the trace has hashes.")
 ]
+ReadOnceOption = Annotated[
+    bool,
+    typer.Option(
+        "--read-once",
+        help="Also simulate decodes that read what they share once, as the vLLM plug-in does.",
+    ),
+]
 DraftTokensOption = Annotated[
     int, typer.Option(min=0, help="Draft tokens of a verify; 0: no speculation.")
 ]
@@ -80,6 +92,7 @@ def simulate_trace(
     max_running: MaxRunningOption = 256,
     kv_tokens: KvTokensOption = None,
     prefix_cache: PrefixCacheOption = True,
+    read_once: ReadOnceOption = False,
     draft_tokens: DraftTokensOption = 0,
     acceptance: AcceptanceOption = 0.7,
     seed: SeedOption = 0,
@@ -96,6 +109,7 @@ def simulate_trace(
     names = [policy] if policy else list(POLICIES)
     for name in names:
         find_policy(name)
+    choices = [(name, once) for name in names for once in (False, True)[: 1 + read_once]]
     model = load_step_costs(costs)
     given = load_requests(trace, requests)
     faster = [replace(request, arrival_s=request.arrival_s / rate) for request in given]
@@ -108,15 +122,19 @@ def simulate_trace(
         acceptance,
     )
     results = [
-        _simulate(faster, model, replace(settings, policy=name), seed, quiet) for name in names
+        _simulate(faster, model, replace(settings, policy=name, reads_once=once), seed, quiet)
+        for name, once in choices
     ]
     if format is Format.JSON:
-        show_json(_document(model, settings, seed, rate, results))
+        show_json(_document(model, settings, seed, rate, results, choices))
         return
-    _print(trace, model, results)
+    columns = [f"{name}, read once" if once else name for name, once in choices]
+    _print(trace, model, results, columns)
     if requests is not None and len(given) < requests:
         out.print(f"{trace.name} has {len(given):,} requests, so all were taken")
-    if are_equal(results):
+    if read_once and results[0] == results[1]:
+        out.print(UNSHARED_REMARK)
+    if are_equal(results[:: 1 + read_once]):
         out.print(equal_remark(draft_tokens))
 
 
@@ -131,7 +149,7 @@ def _simulate(
         )
 
 
-def _print(trace: Path, model: StepCosts, results: list[Metrics]) -> None:
+def _print(trace: Path, model: StepCosts, results: list[Metrics], columns: list[str]) -> None:
     first = results[0]
     rows = [
         ("requests / s", *(f"{m.requests_per_s:.2f}" for m in results)),
@@ -147,7 +165,7 @@ def _print(trace: Path, model: StepCosts, results: list[Metrics]) -> None:
         ("steps beyond the measured", *(_share(m.extrapolated_steps, m.steps) for m in results)),
     ]
     title = f"{first.requests:,} requests of {trace.name}, modelled; mean / p50 / p99"
-    show_table(title, ("metric", *(m.policy for m in results)), rows)
+    show_table(title, ("metric", *columns), rows)
     if first.rejected:
         out.print(f"{first.rejected} requests are longer than the KV cache and were left out")
     out.print(
@@ -187,9 +205,15 @@ def _share(part: float, whole: float) -> str:
 
 
 def _document(
-    model: StepCosts, settings: EngineSettings, seed: int, rate: float, results: list[Metrics]
+    model: StepCosts,
+    settings: EngineSettings,
+    seed: int,
+    rate: float,
+    results: list[Metrics],
+    choices: list[tuple[str, bool]],
 ) -> dict[str, Any]:
-    shown = {key: value for key, value in asdict(settings).items() if key != "policy"}
+    varied = ("policy", "reads_once")
+    shown = {key: value for key, value in asdict(settings).items() if key not in varied}
     return {
         "kind": "modelled",
         "seed": seed,
@@ -204,9 +228,10 @@ def _document(
         "policies": [
             {
                 **asdict(metrics),
+                "reads_once": reads_once,
                 "requests_per_s": metrics.requests_per_s,
                 "output_tokens_per_s": metrics.output_tokens_per_s,
             }
-            for metrics in results
+            for metrics, (_, reads_once) in zip(results, choices, strict=True)
         ],
     }

@@ -90,6 +90,7 @@ class PrefixTree:
             )
         self.block_symbols = block_symbols
         self.root = Node(-1, (), None)
+        self._blocks = blocks
         self._free = list(range(blocks - 1, -1, -1))
         self._idle: list[tuple[int, int, Node]] = []
         """Heap of leaves without holders by last use; entries that no longer hold are skipped."""
@@ -101,6 +102,11 @@ class PrefixTree:
     def available(self) -> int:
         """Blocks that are free or can be freed."""
         return len(self._free) + self._evictable
+
+    @property
+    def held(self) -> int:
+        """Blocks in leases; one that several leases share counts once."""
+        return self._blocks - self.available
 
     def match(self, symbols: Sequence[int]) -> Match:
         """The longest cached prefix of a sequence. Changes nothing."""

@@ -43,7 +43,7 @@ class StepContent(NamedTuple):
     decode_tokens: int
     """Query tokens of decodes and verifies."""
     decode_keys: int
-    """Keys that decodes and verifies read, each sequence counted once."""
+    """Keys that decodes and verifies read; once for all query tokens of a sequence."""
 
 
 class StepSample(pydantic.BaseModel):

@@ -145,3 +145,72 @@ def test_more_accepted_drafts_give_fewer_steps_and_the_same_tokens() -> None:
     assert steps[0] > steps[1] > steps[2]
     with pytest.raises(BadSchedule, match=r"acceptance of 1.5; allowed are 0 or more, and 0 to 1"):
         EngineSettings(acceptance=1.5)
+
+
+def _stepwise(trace: list[Request], settings: EngineSettings) -> engine_module._Engine:
+    """The engine after single steps; at each, the keys that are not read are those of a walk."""
+    engine = engine_module._Engine(trace, COSTS, settings, seed=1)
+    engine._decode_until_event = lambda: False  # type: ignore[method-assign]
+    while engine.step():
+        paths = [node for lease in engine.running.leases for node in lease.path]
+        again = len(paths) - len({id(node) for node in paths})
+        is_on = len(engine.running) >= engine_module.READ_ONCE_SEQUENCES
+        assert engine._keys_read_before() == HASH_BLOCK * again * is_on * settings.reads_once
+    return engine
+
+
+@given(
+    hashed_requests(),
+    st.sampled_from(list(POLICIES)),
+    st.sampled_from([8, 12, 400]),
+    st.integers(1, 4),
+)
+@limits(max_examples=60)
+def test_decodes_that_share_blocks_read_each_once(
+    trace: list[Request], policy: str, blocks: int, fewest: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine_module, "READ_ONCE_SEQUENCES", fewest)
+        settings = EngineSettings(
+            policy, Limits(300, 6, 20), kv_tokens=blocks * HASH_BLOCK, reads_once=True
+        )
+        metrics = simulate(trace, COSTS, settings, seed=1)
+        assert metrics == _stepwise(trace, settings).metrics()
+        assert metrics.output_tokens == sum(request.output for request in trace)
+
+
+def test_reading_once_gains_what_the_keys_of_shared_blocks_cost() -> None:
+    trace = [Request(0.0, 2 * HASH_BLOCK + 8, 21, (1, 2, 100 + n)) for n in range(40)]
+    # The first request fills the cache; the others arrive when it has ended.
+    trace = [Request(0.0, 2 * HASH_BLOCK + 8, 1, (1, 2, 3)), *trace]
+    trace = [trace[0], *(Request(5.0, r.prompt, r.output, r.hashes) for r in trace[1:])]
+    settings = EngineSettings("vllm", Limits(2048, 64, 64), kv_tokens=400 * HASH_BLOCK)
+    apart, once = (
+        simulate(trace, COSTS, EngineSettings(
+            "vllm", settings.limits, settings.kv_tokens, reads_once=reads_once
+        ))
+        for reads_once in (False, True)
+    )  # fmt: skip
+    assert apart.steps == once.steps == 1 + 1 + 20
+    saved = 20 * 39 * 2 * HASH_BLOCK * COSTS.key_s
+    assert apart.busy_s - once.busy_s == pytest.approx(saved)
+    few = [trace[0], *trace[1 : engine_module.READ_ONCE_SEQUENCES]]
+    assert simulate(few, COSTS, settings).busy_s == pytest.approx(
+        simulate(few, COSTS, EngineSettings(
+            "vllm", settings.limits, settings.kv_tokens, reads_once=True
+        )).busy_s
+    )  # fmt: skip
+
+
+def test_verifies_are_not_read_once() -> None:
+    trace = [Request(0.0, 1000, 9, (1, 2)) for _ in range(40)]
+    for drafts in (0, 3):
+        apart, once = (
+            simulate(
+                trace,
+                COSTS,
+                EngineSettings(kv_tokens=10**5, draft_tokens=drafts, reads_once=reads_once),
+            )
+            for reads_once in (False, True)
+        )
+        assert (apart == once) == (drafts == 3)

@@ -1,0 +1,141 @@
+"""Engines that hold one GPU in turns: so many decode steps of one, then of the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any, Protocol
+
+from nostall.attach.rollouts.workload import REPEATS, Workload
+from nostall.core.errors import BadInput
+
+PREPARE_S = 90.0
+"""Longest time in which the prompts of a generation are cached and its requests start."""
+SLACK = 8
+"""Tokens of a request that no turn decodes: the first ones, and those of the last steps."""
+WARM_STEPS = 8
+PROFILED_STEPS = 8
+MOST_TURNS = 200
+"""Most turns of a generation whose requests end at different steps."""
+
+
+class Asked(Protocol):
+    """An engine that answers commands; None after a problem."""
+
+    name: str
+    problem: str
+    record: dict[str, Any]
+
+    def ask(self, command: dict[str, Any], seconds: float = ...) -> Any: ...
+
+
+@dataclass(frozen=True)
+class TurnPlan:
+    """How a workload is measured."""
+
+    generations: int
+    turns: int
+    """Turns of each engine in a generation."""
+    steps: int
+    """Decode steps of a turn."""
+
+    @staticmethod
+    def of(workload: Workload, rounds: int, steps: int) -> TurnPlan:
+        """At least so many turns of so many steps, in two or more equal generations.
+
+        Turns fill the generation, so that all lengths of its requests are in. Requests that end at
+        different steps are decoded to their end. Raises :class:`BadInput` if no turn fits.
+        """
+        repeats = REPEATS * workload.histories
+        if workload.new is None:
+            return TurnPlan(repeats, MOST_TURNS, steps)
+        fitting = (workload.new - SLACK) // steps
+        if fitting < 1:
+            raise BadInput(
+                f"{workload.new} new tokens and turns of {steps} steps; allowed are "
+                f"{steps + SLACK} tokens or more; generate more, or give fewer --steps"
+            )
+        return TurnPlan(max(repeats, -(-rounds // fitting)), fitting, steps)
+
+
+def measure(
+    workload: Workload,
+    engines: Sequence[Asked],
+    plan: TurnPlan,
+    until: float,
+    progress: Callable[[float], None] = lambda share: None,
+) -> None:
+    """Append a row with the turns of a workload to the record of each engine.
+
+    ``until``: time of the monotonic clock at which no generation begins. ``progress`` gets the
+    share of the turns that ran.
+    """
+    rows: dict[str, dict[str, Any]] = {}
+    for engine in engines:
+        rows[engine.name] = {"workload": workload.text, "turns": [], "generations": []}
+        engine.record["rounds"].append(rows[engine.name])
+    for number in range(plan.generations):
+        if number and monotonic() > until:
+            break
+        _generation(workload, engines, plan, number, rows, progress)
+    progress(1.0)
+
+
+def _generation(
+    workload: Workload,
+    engines: Sequence[Asked],
+    plan: TurnPlan,
+    number: int,
+    rows: dict[str, dict[str, Any]],
+    progress: Callable[[float], None],
+) -> None:
+    """Measure one generation; an engine with a problem is left out from then on."""
+    prepare = {"do": "prepare", "workload": workload.text, "generation": number}
+    active = []
+    for engine in engines:
+        about = None if engine.problem else engine.ask(prepare, PREPARE_S)
+        if about is not None:
+            rows[engine.name]["generations"].append(about)
+            active.append(engine)
+    running = list(active)
+    for turn in range(plan.turns):
+        shift = turn % max(1, len(running))
+        for engine in running[shift:] + running[:shift]:
+            taken = engine.ask({"do": "decode", "steps": plan.steps})
+            if taken is None or taken["is_done"]:
+                active.remove(engine)
+            if taken is not None and taken["tokens"]:
+                rows[engine.name]["turns"].append({**taken, "generation": number})
+        running = [engine for engine in running if engine in active]
+        progress((number + (turn + 1) / plan.turns) / plan.generations)
+        if not running:
+            break
+    for engine in engines:
+        done = None if engine.problem else engine.ask({"do": "finish"})
+        if done is not None:
+            rows[engine.name]["generations"][-1] |= done
+
+
+def profile(workload: Workload, engines: Sequence[Asked]) -> None:
+    """Add what the GPU runs in a step at the start of a workload to its row in each record."""
+    tokens = WARM_STEPS + PROFILED_STEPS + SLACK
+    last = REPEATS * (workload.histories - 1)
+    prepare = {
+        "do": "prepare", "workload": workload.text, "generation": last, "most": tokens,
+    }  # fmt: skip
+    for engine in engines:
+        row = next((r for r in engine.record["rounds"] if r["workload"] == workload.text), None)
+        if engine.problem or row is None:
+            continue
+        about = engine.ask(prepare, PREPARE_S)
+        warm = engine.ask({"do": "decode", "steps": WARM_STEPS})
+        found = engine.ask({"do": "profile", "steps": PROFILED_STEPS})
+        if found is not None:
+            generated = about["requests"] * (1 + WARM_STEPS + PROFILED_STEPS // 2)
+            row["profile"] = {
+                "warm_step_ms": warm["step_p50_ms"],
+                "distinct_keys": about["distinct_tokens"] + generated,
+                **found,
+            }
+        engine.ask({"do": "finish"})

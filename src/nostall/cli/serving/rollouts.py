@@ -1,0 +1,127 @@
+"""The command ``nostall serving rollouts``: samples of shared prompts in vLLM, with and without."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from nostall.attach.rollouts.engine import check_vllm
+from nostall.attach.rollouts.job import NAMES, RolloutJob, run_job
+from nostall.attach.rollouts.model import Model
+from nostall.attach.rollouts.workload import Rollout
+from nostall.cli.terminal.console import (
+    Format,
+    FormatOption,
+    QuietOption,
+    out,
+    show_json,
+    show_table,
+)
+from nostall.cli.terminal.progress import stage_bar
+from nostall.cli.tuning.runs import create_run_folder
+from nostall.core.run import Run
+
+RESULT_FILE = "rollouts.json"
+LABELS = {"FLASH_ATTN": "FLASH_ATTN", "CUSTOM": "nostall"}
+
+
+def rollouts(
+    model: Annotated[
+        Path, typer.Option(help="config.json of a Hugging Face model, or its folder.")
+    ],
+    prompts: Annotated[int, typer.Option(min=1, help="Prompts.")] = 32,
+    samples: Annotated[int, typer.Option(min=1, help="Samples of each prompt.")] = 8,
+    shared: Annotated[int, typer.Option(min=0, help="Tokens of a prompt.")] = 2048,
+    new: Annotated[int, typer.Option(min=1, help="Tokens of a sample.")] = 384,
+    system: Annotated[
+        int, typer.Option(min=0, help="Of the prompt's tokens, those that all prompts share.")
+    ] = 0,
+    rounds: Annotated[int, typer.Option(min=1, help="Turns of each engine, at least.")] = 8,
+    steps: Annotated[int, typer.Option(min=1, help="Decode steps of a turn.")] = 64,
+    out_dir: Annotated[
+        Path | None,
+        typer.Option("--out", help="Run directory to create; default: a new one in runs/."),
+    ] = None,
+    format: FormatOption = Format.TABLE,
+    quiet: QuietOption = False,
+) -> None:
+    """Measure what reading shared prompts once gains in vLLM, on this GPU.
+
+    Two engines run the model with random weights and prefix caching: vLLM's FLASH_ATTN, and nostall
+    with its default choice. Prompts are cached before the clock starts; all samples then decode at
+    once, and the engines take turns, or run one by one if only one fits into the GPU's memory.
+    """
+    job = RolloutJob(
+        Rollout(prompts, samples, shared, new, system), Model.read(model), rounds, steps
+    )
+    check_vllm()
+    import torch
+
+    free_bytes, _ = torch.cuda.mem_get_info()
+    job.memory.engines(free_bytes / float(1 << 30))  # An error comes before the run directory.
+    command = shlex.join(["nostall", *sys.argv[1:]])
+    path = out_dir or create_run_folder(f"rollouts-{job.workload.text}")
+    run = Run.create(path, command, job.settings())
+    bar = stage_bar(enabled=not quiet and format is Format.TABLE)
+    task = bar.add_task("starting", total=1.0)
+    with run:
+        try:
+            with bar:
+                found = run_job(
+                    job,
+                    free_bytes,
+                    lambda share, stage: bar.update(task, completed=share, description=stage),
+                )
+        except BaseException as error:  # raised again; the run must not seem to go on
+            is_interrupt = isinstance(error, KeyboardInterrupt)
+            run.finish("interrupted" if is_interrupt else "failed", {"kind": "measured"})
+            raise
+        run.write(RESULT_FILE, json.dumps(found, indent=1).encode())
+        kept = ("kind", "gpu", "vllm", "ratio", "comparison", "verdict", "engines")
+        run.finish("done", {key: found[key] for key in kept})
+    if format is Format.JSON:
+        show_json({"run": str(run.path), **found})
+        return
+    _show(job, found, model, run)
+
+
+def _show(job: RolloutJob, found: dict[str, Any], model: Path, run: Run) -> None:
+    """Print the rates of both engines, their ratio, and what to do next."""
+    rows = []
+    for name in NAMES:
+        figures = found["engines"][name]
+        keys = ("tokens_per_s", "generation_tokens_per_s", "with_prompts_tokens_per_s")
+        cells = [f"{figures[key]:,.0f}" if figures[key] else "-" for key in keys]
+        rows.append((LABELS[name], cells[0], f"{figures['step_ms']:.2f}", *cells[1:]))
+    show_table(
+        f"{job.workload.name} tokens, {found['model']}, measured",
+        ("engine", "tokens/s", "step (ms)", "whole generation", "with prompts"),
+        rows,
+    )
+    out.print(f"{found['gpu']}, vLLM {found['vllm']}")
+    compared = found["comparison"]
+    out.print(
+        f"nostall / FLASH_ATTN: {compared['ratio']:.3f} "
+        f"[{compared['low']:.3f}, {compared['high']:.3f}], "
+        f"null [{compared['null_low']:.3f}, {compared['null_high']:.3f}]: {found['verdict']}"
+    )
+    if not found["in_turns"]:
+        out.print("the engines ran one by one, because only one fits into the GPU's memory")
+    _show_counts(found["counts"] or {})
+    out.print(f"result:   {run.path / RESULT_FILE}")
+    command = ["vllm", "serve", str(model), "--attention-backend"]
+    choice = "CUSTOM" if found["verdict"] == "faster" else "FLASH_ATTN"
+    out.print(f"next:     {shlex.join([*command, choice])}")
+
+
+def _show_counts(counts: dict[str, Any]) -> None:
+    """Print which steps nostall served, and why it left others."""
+    served = ", ".join(f"{count} {kind}" for kind, count in counts.get("served", {}).items())
+    out.print(f"steps served by nostall: {served or 'none'}")
+    for reason, count in counts.get("left to vLLM", {}).items():
+        out.print(f"left to FLASH_ATTN: {count} {reason}")
