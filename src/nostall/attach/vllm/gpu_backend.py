@@ -1,4 +1,4 @@
-"""Attention back end CUSTOM: vLLM's FlashAttention, with nostall's kernel for the steps it serves.
+"""Attention back ends CUSTOM and FLASH_ATTN: vLLM's FlashAttention, with nostall's kernel for the steps it serves.
 
 The classes inherit from vLLM's FlashAttention back end, write the same cache, and leave to it each
 step and each layer that nostall does not serve.
@@ -380,3 +380,12 @@ class NostallAttentionBackend(flash_attn.FlashAttentionBackend):
     @staticmethod
     def get_builder_cls() -> type[NostallMetadataBuilder]:
         return NostallMetadataBuilder
+
+
+class NostallFlashAttentionBackend(NostallAttentionBackend):
+    """The back end in the place of vLLM's FLASH_ATTN, whose name it keeps."""
+
+    @staticmethod
+    def get_name() -> str:
+        """The name of vLLM's enumeration."""
+        return "FLASH_ATTN"
