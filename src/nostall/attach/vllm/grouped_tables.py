@@ -4,6 +4,9 @@ Sequences with the same leading pages read them once. The host neither waits nor
 launches serve both model runners of vLLM, and steps whose lengths only the device knows. Whether a
 step shares anything is decided by its tables, so that one captured graph serves all steps of its
 size.
+
+vLLM allocates the buffers in the pool whose contents its sleep discards. Each build writes all that
+the kernels of its step read, the queue included, so that they may hold anything before.
 """
 
 from __future__ import annotations
