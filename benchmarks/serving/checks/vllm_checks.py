@@ -3,9 +3,9 @@
     python -m benchmarks run serving.vllm_checks --check sleep --out sleep_h200.json
     python -m benchmarks run serving.vllm_checks --check stress --seconds 480 --out stress_h200.json
 
-``sleep``: greedy tokens of samples of shared prompts before sleep, after sleep of level 1, and after
-sleep of level 2 with weights loaded anew; all must be equal, and steps with shared prefixes must
-have been served each time. FLASH_ATTN runs beside it.
+``sleep``: greedy tokens of samples of shared prompts before sleep, after sleep of level 1, and
+after sleep of level 2 with weights loaded anew; all must be equal, and steps with shared prefixes
+must have been served each time. FLASH_ATTN runs beside it.
 
 ``stress``: requests arrive and are aborted at random for ``--seconds`` in all; most share a prompt,
 and the cache is so small that vLLM preempts some. Each request that was not aborted must end with

@@ -93,6 +93,7 @@ class Stress:
         self.draw = random.Random(1)
         self.alive: dict[str, Request] = {}
         self.kept: list[Request] = []
+        self.candidates = 0
         self.counts = {"added": 0, "finished": 0, "aborted": 0, "tokens": 0, "steps": 0}
         self.problems: list[str] = []
         self.prompts: list[list[int]] = []
@@ -122,6 +123,8 @@ class Stress:
         while self.engine.has_unfinished_requests() and time.monotonic() < deadline:
             self.step()
         self.problems += [f"{name} was lost" for name in self.alive]
+        if not self.kept:
+            self.problems.append("no request that is compared has finished")
         return {
             "counts": self.counts,
             "problems": self.problems,
@@ -134,7 +137,7 @@ class Stress:
         shared = self.draw.choice(self.prompts)
         prompt = shared[: self.draw.choice((len(shared), len(shared), max(1, len(shared) // 2)))]
         prompt = prompt + self.words(self.draw.randint(1, 40))
-        is_kept = len(self.kept) < 8 * KEPT and self.draw.random() < 0.05
+        is_kept = self.draw.random() < 0.05
         request = Request(prompt, self.draw.randint(1, self.job["new"]), is_kept)
         sampling = SamplingParams(
             temperature=0,
@@ -171,8 +174,14 @@ class Stress:
         self.counts["tokens"] += len(request.tokens)
         if len(request.tokens) != request.new:
             self.problems.append(f"{name} has {len(request.tokens)} of {request.new} tokens")
-        if request.is_kept:
+        if not request.is_kept:
+            return
+        self.candidates += 1
+        # Each candidate is kept with the same probability (reservoir sampling).
+        if len(self.kept) < KEPT:
             self.kept.append(request)
+        elif self.draw.random() < KEPT / self.candidates:
+            self.kept[self.draw.randrange(KEPT)] = request
 
 
 def keep(request: Any, output: Any) -> None:

@@ -1,4 +1,4 @@
-"""Attention back ends CUSTOM and FLASH_ATTN: vLLM's FlashAttention, with nostall's kernel for the steps it serves.
+"""Attention back ends CUSTOM and FLASH_ATTN: FlashAttention, with nostall's kernel for some steps.
 
 The classes inherit from vLLM's FlashAttention back end, write the same cache, and leave to it each
 step and each layer that nostall does not serve.
@@ -24,7 +24,7 @@ from vllm.v1.attention.backend import AttentionCGSupport, AttentionType
 from vllm.v1.attention.backends import flash_attn
 
 from nostall.attach.attention_kernels import attach_attention_kernels
-from nostall.attach.vllm.counts import count_left, count_served
+from nostall.attach.vllm.counts import count_left, count_served, log_once
 from nostall.attach.vllm.grouped_tables import GroupedStepTables
 from nostall.attach.vllm.layer_checks import (
     group_shape,
@@ -97,6 +97,8 @@ class NostallMetadataBuilder(flash_attn.FlashAttentionMetadataBuilder):
             self._tables = self._make_tables(kv_cache_spec, vllm_config)
         except NostallError as error:
             count_left(f"a group of layers: {error}")
+        except Exception as error:  # No memory for the scratch, or no kernel: FlashAttention has.
+            count_left(f"a group of layers: {type(error).__name__}: {error}")
 
     def _make_tables(self, spec: Any, config: Any) -> dict[StepKind, AnyTables]:
         """Tables for each kind of step; raises :class:`NostallError` if nostall serves none."""
@@ -130,9 +132,11 @@ class NostallMetadataBuilder(flash_attn.FlashAttentionMetadataBuilder):
         self._layers = [name for name, layer in layers.items() if layer.take(shape)]
         known = {name.rpartition(".")[0] for name in layers}
         self._serves_all = known == set(self.layer_names) and len(self._layers) == len(layers)
-        for tables in made.values():
-            if isinstance(tables, GroupedStepTables):
-                tables.watch(len(self._layers))
+        grouped = [tables for tables in made.values() if isinstance(tables, GroupedStepTables)]
+        for tables in grouped:
+            tables.watch(len(self._layers))
+        if grouped and not config.cache_config.enable_prefix_caching:
+            log_once("prefix caching is off, so that no sequences share a prefix")
         return {kind: made[key] for kind, key in wanted.items()}
 
     def _reads_once(self, kind: StepKind, shape: AttentionShape) -> bool:
@@ -190,6 +194,8 @@ class NostallMetadataBuilder(flash_attn.FlashAttentionMetadataBuilder):
         tables = self._tables.get(kind)
         if tables is None:
             return f"{kind} steps"
+        if common.num_reqs > tables.capacity.sequences:
+            return "steps of more sequences than the scheduler's limit"
         if not self._serves(kind, tables, common.num_reqs):
             return f"{kind} steps on which FlashAttention is as fast or faster"
         if fast_build:

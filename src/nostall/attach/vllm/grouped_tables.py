@@ -51,18 +51,18 @@ class GroupedStepTables:
             settings, limits.sequences, limits.sequences, limits.keys, PREFIX_LEVELS
         )
         self.scratch_bytes = capacity.scratch_rows * (shape.head_dim + 1) * 4
-        self._capacity, self._settings = capacity, settings
+        self.capacity, self._settings = capacity, settings
         programs = plan.launched_programs(self.sms, capacity.units)
         self._attention = MetaAttention(kernel_shape, plan.kernel, programs)
 
     def warm_up(self, dtype: Any, table_width: int) -> None:
         """Allocate the tables and compile the kernels, so that no step of a server waits for it."""
-        builder = DeviceBuilder.of(self._settings, self._capacity, str(self.device))
+        builder = DeviceBuilder.of(self._settings, self.capacity, str(self.device))
         self._builder = builder
         self.buffers = AttentionBuffers.around(
-            builder.tables, self._capacity.scratch_rows, self.shape.head_dim, builder.queue
+            builder.tables, self.capacity.scratch_rows, self.shape.head_dim, builder.queue
         )
-        sequences = self._capacity.sequences
+        sequences = self.capacity.sequences
         ints = partial(torch.zeros, dtype=torch.int32, device=self.device)
         self._no_trees = (ints(sequences) - 1, ints(1).long())
         shape, zeros = self.shape, partial(torch.zeros, dtype=dtype, device=self.device)
@@ -84,7 +84,7 @@ class GroupedStepTables:
 
         All sequences of the batch share all pages but the last.
         """
-        count = min(4, self._capacity.sequences)
+        count = min(4, self.capacity.sequences)
         keys = (table_width - 1) * self.shape.page_size + 1
         ints = partial(torch.arange, dtype=torch.int32, device=self.device)
         table = ints(1, table_width + 1).repeat(count, 1)
