@@ -37,8 +37,6 @@ ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
     "VLLM_PLUGINS": "",
-    # vLLM asks for it before a worker may load weights by an RPC.
-    "VLLM_SERVER_DEV_MODE": "1",
 }
 ENGINE = {
     "dtype": "bfloat16",
