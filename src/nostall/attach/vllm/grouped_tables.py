@@ -1,4 +1,4 @@
-"""Task tables of vLLM's decode steps, built on the device from its block table.
+"""Task tables of vLLM's decode and verify steps, built on the device from its block table.
 
 Sequences with the same leading pages read them once. The host neither waits nor copies: the same
 launches serve both model runners of vLLM, and steps whose lengths only the device knows. Whether a
@@ -37,7 +37,7 @@ step that needs more is built without shared prefixes, and counted."""
 
 
 class GroupedStepTables:
-    """The tables of the decode steps of one group of layers, built anew for each step."""
+    """The tables of decodes and verifies of one group of layers, built anew for each step."""
 
     def __init__(
         self, shape: AttentionShape, plan: AttentionPlan, limits: StepLimits, device: Any
@@ -47,8 +47,9 @@ class GroupedStepTables:
         self.sms = torch.cuda.get_device_properties(device).multi_processor_count
         kernel_shape = replace(shape, has_prefixes=True)
         settings = plan.table_settings(kernel_shape, self.sms)
+        self.tokens = limits.short_tokens
         capacity = bounded_capacity(
-            settings, limits.sequences, limits.sequences, limits.keys, PREFIX_LEVELS
+            settings, limits.sequences, self.tokens, limits.keys, PREFIX_LEVELS
         )
         self.scratch_bytes = capacity.scratch_rows * (shape.head_dim + 1) * 4
         self.capacity, self._settings = capacity, settings

@@ -50,6 +50,13 @@ class StepLimits:
     tokens: int
     keys: int
     """Keys of a sequence: the longest context."""
+    drafts: int = 0
+    """Tokens that speculation adds to a sequence's step."""
+
+    @property
+    def short_tokens(self) -> int:
+        """Tokens of a step of decodes and verifies."""
+        return max(self.sequences, min(self.sequences * (1 + self.drafts), self.tokens))
 
 
 class StepTables:
@@ -59,6 +66,7 @@ class StepTables:
         self, shape: AttentionShape, plan: AttentionPlan, limits: StepLimits, device: Any
     ) -> None:
         self.shape, self.plan, self.device = shape, plan, device
+        self.tokens = limits.tokens
         self.sms = torch.cuda.get_device_properties(device).multi_processor_count
         settings = plan.table_settings(shape, self.sms)
         self.capacity = bounded_capacity(settings, limits.sequences, limits.tokens, limits.keys)
