@@ -64,12 +64,12 @@ class HostGroupedTables(GroupedStepTables):
         self.builds = self.shared = 0
         tiles = replace(self._settings.tiles, least_prefix=64, least_saved_ns=0)
         settings = replace(self._settings, tiles=tiles)
-        self.host = HostBuilder.of(settings, self._capacity)
+        self.host = HostBuilder.of(settings, self.capacity)
         HostTables.made.append(self)
 
     def warm_up(self, dtype: Any, table_width: int) -> None:
         """Nothing is compiled."""
-        offsets = torch.full((self._capacity.sequences,), -1, dtype=torch.int32)
+        offsets = torch.full((self.capacity.sequences,), -1, dtype=torch.int32)
         self._no_trees = offsets, torch.zeros(1, dtype=torch.int64)
 
     @property
@@ -182,7 +182,7 @@ def config(layers: dict[str, Any], **changes: Any) -> Any:
     found = SimpleNamespace(
         model_config=model,
         parallel_config=SimpleNamespace(cp_kv_cache_interleave_size=1),
-        cache_config=SimpleNamespace(cache_dtype="auto"),
+        cache_config=SimpleNamespace(cache_dtype="auto", enable_prefix_caching=True),
         attention_config=SimpleNamespace(flash_attn_max_num_splits_for_cuda_graph=32),
         kernel_config=SimpleNamespace(enable_jit_warmup=False),
         speculative_config=None,

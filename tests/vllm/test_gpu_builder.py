@@ -307,3 +307,52 @@ def test_vllm_lowers_full_graphs_to_those_of_equal_lengths() -> None:
     found = asked.resolve_cudagraph_mode_and_sizes(support, "CUSTOM")
     assert found.mixed_mode() is not CUDAGraphMode.FULL
     assert found.decode_mode() is CUDAGraphMode.FULL
+
+
+@pytest.fixture
+def schedules(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether FlashAttention's builder made its schedule, for each of its builds."""
+    from vllm.v1.attention.backends.flash_attn import FlashAttentionMetadataBuilder
+
+    made: list[bool] = []
+    build = FlashAttentionMetadataBuilder.build
+
+    def watched(self: Any, prefix: int, about: Any, fast_build: bool = False) -> Any:
+        made.append(not fast_build)
+        return build(self, prefix, about, fast_build)
+
+    monkeypatch.setattr(FlashAttentionMetadataBuilder, "build", watched)
+    return made
+
+
+def test_a_step_that_only_nostall_reads_has_no_schedule(schedules: list[bool]) -> None:
+    group = Group(FULL, {"a": layer(), "b": layer()})
+    for _ in range(3):
+        group.check(group.builder.build(0, step(group, DECODES)))
+    # The first build finds the window of FlashAttention's schedules.
+    assert schedules == [True, False, False]
+    group.check(group.builder.build(0, step(group, DECODES, causal=torch.ones(6).int())))
+    assert schedules[-1]
+
+
+def test_a_layer_of_flash_attention_beside_nostalls_has_a_schedule(schedules: list[bool]) -> None:
+    group = Group(FULL, {"a": layer(), "capped": layer(logits_soft_cap=30.0)})
+    for _ in range(2):
+        group.builder.build(0, step(group, DECODES))
+    assert schedules == [True, True]
+
+
+def test_a_layer_that_nostall_does_not_know_has_a_schedule(schedules: list[bool]) -> None:
+    group = Group(FULL, {"a": layer(), "other": SimpleNamespace()})
+    for _ in range(2):
+        group.builder.build(0, step(group, DECODES))
+    assert schedules == [True, True]
+
+
+def test_a_graph_of_flash_attention_has_a_schedule(schedules: list[bool]) -> None:
+    group = Group(FULL, {"a": layer()})
+    left = step(group, ([1] * 4, [1] * 4), causal=torch.ones(4, dtype=torch.int32))
+    group.builder.build_for_cudagraph_capture(left)
+    for lengths, is_made in ((([1] * 4, [9] * 4), True), (([1] * 5, [9] * 5), False)):
+        group.builder.build(0, step(group, lengths))
+        assert schedules[-1] == is_made

@@ -109,7 +109,7 @@ def main(options: argparse.Namespace) -> int:
         _compile_all(options.out, [*SHAPES, *LAYER_JOBS])
     compiled = time.monotonic() - begin
     print(f"[{compiled:.0f} s] compiled", flush=True)
-    forests = check_forests(options.forests, begin + 0.45 * options.seconds)
+    forests = check_forests(range(options.forests), begin + 0.45 * options.seconds)
     print(f"[{time.monotonic() - begin:.0f} s] forests: {_summary(forests)}", flush=True)
     rows: list[dict[str, Any]] = []
     for workload in WORKLOADS if has_gpu else SMALL:

@@ -6,6 +6,7 @@ import atexit
 import logging
 from collections import Counter
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 _log = logging.getLogger("nostall")
@@ -28,6 +29,12 @@ def count_left(reason: str) -> None:
     if reason not in _left:
         _log.info("nostall: left to vLLM: %s", reason)
     _left[reason] += 1
+
+
+@cache
+def log_once(message: str) -> None:
+    """Log a line, if this process has not logged it."""
+    _log.info("nostall: %s", message)
 
 
 def watch_prefixes(read: Callable[[], Any], layers: int) -> None:
@@ -65,10 +72,11 @@ def counts() -> dict[str, dict[str, int]]:
 
 
 def reset() -> None:
-    """Set all counts to 0."""
+    """Set all counts to 0, and forget what was logged."""
     _served.clear()
     _left.clear()
     _prefixes.clear()
+    log_once.cache_clear()
 
 
 def log_summary() -> None:

@@ -1,4 +1,4 @@
-"""Attention back end CUSTOM: vLLM's FlashAttention, with nostall's kernel for the steps it serves.
+"""Attention back ends CUSTOM and FLASH_ATTN: FlashAttention, with nostall's kernel for some steps.
 
 The classes inherit from vLLM's FlashAttention back end, write the same cache, and leave to it each
 step and each layer that nostall does not serve.
@@ -24,9 +24,10 @@ from vllm.v1.attention.backend import AttentionCGSupport, AttentionType
 from vllm.v1.attention.backends import flash_attn
 
 from nostall.attach.attention_kernels import attach_attention_kernels
-from nostall.attach.vllm.counts import count_left, count_served
+from nostall.attach.vllm.counts import count_left, count_served, log_once
 from nostall.attach.vllm.grouped_tables import GroupedStepTables
 from nostall.attach.vllm.layer_checks import (
+    drafts_of,
     group_shape,
     layer_shape,
     layers_of,
@@ -41,8 +42,14 @@ from nostall.attach.vllm.routing import (
     plan_of,
     reads_once,
     serves,
-    step_kind,
     stored_plan,
+)
+from nostall.attach.vllm.step_lengths import (
+    graph_size,
+    key_lengths_of,
+    kind_of,
+    query_lengths_of,
+    tokens_of,
 )
 from nostall.attach.vllm.step_tables import StepLimits, StepTables
 from nostall.core.errors import BadInput, NostallError
@@ -97,6 +104,8 @@ class NostallMetadataBuilder(flash_attn.FlashAttentionMetadataBuilder):
             self._tables = self._make_tables(kv_cache_spec, vllm_config)
         except NostallError as error:
             count_left(f"a group of layers: {error}")
+        except Exception as error:  # No memory for the scratch, or no kernel: FlashAttention has.
+            count_left(f"a group of layers: {type(error).__name__}: {error}")
 
     def _make_tables(self, spec: Any, config: Any) -> dict[StepKind, AnyTables]:
         """Tables for each kind of step; raises :class:`NostallError` if nostall serves none."""
@@ -114,13 +123,16 @@ class NostallMetadataBuilder(flash_attn.FlashAttentionMetadataBuilder):
             scheduler.max_num_seqs,
             scheduler.max_num_batched_tokens,
             config.model_config.max_model_len,
+            drafts_of(config),
         )
         dtype = config.model_config.dtype
         gpu = str(torch.cuda.get_device_name(self.device))
         plans = self._plans(shape, limits, str(dtype).removeprefix("torch."), gpu)
         attach_attention_kernels()
         made: dict[tuple[AttentionPlan, bool], AnyTables] = {}
-        wanted = {kind: (plan, self._reads_once(kind, shape)) for kind, plan in plans.items()}
+        wanted = {
+            kind: (plan, self._reads_once(kind, shape, limits)) for kind, plan in plans.items()
+        }
         for plan, is_grouped in set(wanted.values()):
             make = GroupedStepTables if is_grouped else StepTables
             made[plan, is_grouped] = tables = make(shape, plan, limits, self.device)
@@ -130,13 +142,15 @@ class NostallMetadataBuilder(flash_attn.FlashAttentionMetadataBuilder):
         self._layers = [name for name, layer in layers.items() if layer.take(shape)]
         known = {name.rpartition(".")[0] for name in layers}
         self._serves_all = known == set(self.layer_names) and len(self._layers) == len(layers)
-        for tables in made.values():
-            if isinstance(tables, GroupedStepTables):
-                tables.watch(len(self._layers))
+        grouped = [tables for tables in made.values() if isinstance(tables, GroupedStepTables)]
+        for tables in grouped:
+            tables.watch(len(self._layers))
+        if grouped and not config.cache_config.enable_prefix_caching:
+            log_once("prefix caching is off, so that no sequences share a prefix")
         return {kind: made[key] for kind, key in wanted.items()}
 
-    def _reads_once(self, kind: StepKind, shape: AttentionShape) -> bool:
-        return reads_once(self._choice, kind, shape)
+    def _reads_once(self, kind: StepKind, shape: AttentionShape, limits: StepLimits) -> bool:
+        return reads_once(self._choice, kind, shape, limits.drafts > 0)
 
     def _plans(
         self, shape: AttentionShape, limits: StepLimits, dtype: str, gpu: str
@@ -153,7 +167,7 @@ class NostallMetadataBuilder(flash_attn.FlashAttentionMetadataBuilder):
         has_tall = has_tall_kernel(torch.device(self.device))
         plans = {}
         for kind in kinds:
-            kernel_shape = replace(shape, has_prefixes=self._reads_once(kind, shape))
+            kernel_shape = replace(shape, has_prefixes=self._reads_once(kind, shape, limits))
             stored = stored_plan(kind, kernel_shape, dtype, gpu)
             plans[kind] = stored or plan_of(kind, kernel_shape, has_tall)
         return plans
@@ -163,7 +177,7 @@ class NostallMetadataBuilder(flash_attn.FlashAttentionMetadataBuilder):
     ) -> Any:
         """vLLM's metadata of a step; nostall's tables are built on the current stream."""
         common = common_attn_metadata
-        kind, size = _kind(common), _graph_size(common)
+        kind, size = kind_of(common), graph_size(common)
         reason = self._reason_to_leave(kind, common_prefix_len, common, fast_build)
         tables = self._tables[kind] if reason is None else None
         # Without layers of FlashAttention its schedule, a fast build has none, is read by nobody.
@@ -190,6 +204,10 @@ class NostallMetadataBuilder(flash_attn.FlashAttentionMetadataBuilder):
         tables = self._tables.get(kind)
         if tables is None:
             return f"{kind} steps"
+        if common.num_reqs > tables.capacity.sequences:
+            return "steps of more sequences than the scheduler's limit"
+        if kind is StepKind.VERIFY and tokens_of(common) > tables.tokens:
+            return f"{kind} steps of more tokens than speculation makes"
         if not self._serves(kind, tables, common.num_reqs):
             return f"{kind} steps on which FlashAttention is as fast or faster"
         if fast_build:
@@ -213,7 +231,7 @@ class NostallMetadataBuilder(flash_attn.FlashAttentionMetadataBuilder):
         Each later step of this size may replay the graph, so :meth:`build` builds the tables that
         the graph reads for all of them, or lets FlashAttention make its schedule.
         """
-        size = _graph_size(common_attn_metadata)
+        size = graph_size(common_attn_metadata)
         metadata = super().build_for_cudagraph_capture(common_attn_metadata)
         step: Step | None = getattr(metadata, STEP, None)
         if step is None:
@@ -229,40 +247,15 @@ class NostallMetadataBuilder(flash_attn.FlashAttentionMetadataBuilder):
         return copied
 
 
-def _graph_size(common: Any) -> tuple[int, int]:
-    """Sequences and tokens of a step, padded ones included: what tells captured graphs apart."""
-    return common.num_reqs, common.num_actual_tokens
-
-
-def _kind(common: Any) -> StepKind:
-    """The kind of a step."""
-    # Most steps of a server are decodes, and the longest query decides that without an array.
-    if common.max_query_len == 1 and common.num_actual_tokens:
-        return StepKind.DECODE
-    return step_kind(_query_lengths(common))
-
-
-def _query_lengths(common: Any) -> Any:
-    """Query lengths of a step's sequences, int32; 0: padding."""
-    return np.diff(common.query_start_loc_cpu[: common.num_reqs + 1].numpy())
-
-
 def _build(tables: AnyTables, common: Any) -> BatchTensors:
     """Build the tables of a step; the step's tensors."""
     batch = tables.batch(common.query_start_loc, common.seq_lens, common.block_table_tensor)
     if isinstance(tables, GroupedStepTables):
         tables.build(batch)
     else:
-        query_lengths = _query_lengths(common)
-        tables.build(query_lengths, np.maximum(_host_lengths(common), query_lengths))
+        query_lengths = query_lengths_of(common)
+        tables.build(query_lengths, np.maximum(key_lengths_of(common), query_lengths))
     return batch
-
-
-def _host_lengths(common: Any) -> Any:
-    """Key lengths of a step's sequences, int32; upper bounds if the device knows them alone."""
-    bounds = common.seq_lens_cpu_upper_bound
-    lengths = common.seq_lens.cpu() if bounds is None else bounds
-    return lengths[: common.num_reqs].numpy().astype(np.int32, copy=False)
 
 
 class NostallAttentionImpl(flash_attn.FlashAttentionImpl):
@@ -380,3 +373,12 @@ class NostallAttentionBackend(flash_attn.FlashAttentionBackend):
     @staticmethod
     def get_builder_cls() -> type[NostallMetadataBuilder]:
         return NostallMetadataBuilder
+
+
+class NostallFlashAttentionBackend(NostallAttentionBackend):
+    """The back end in the place of vLLM's FLASH_ATTN, whose name it keeps."""
+
+    @staticmethod
+    def get_name() -> str:
+        """The name of vLLM's enumeration."""
+        return "FLASH_ATTN"

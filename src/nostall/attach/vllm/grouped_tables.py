@@ -1,9 +1,12 @@
-"""Task tables of vLLM's decode steps, built on the device from its block table.
+"""Task tables of vLLM's decode and verify steps, built on the device from its block table.
 
 Sequences with the same leading pages read them once. The host neither waits nor copies: the same
 launches serve both model runners of vLLM, and steps whose lengths only the device knows. Whether a
 step shares anything is decided by its tables, so that one captured graph serves all steps of its
 size.
+
+vLLM allocates the buffers in the pool whose contents its sleep discards. Each build writes all that
+the kernels of its step read, the queue included, so that they may hold anything before.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ step that needs more is built without shared prefixes, and counted."""
 
 
 class GroupedStepTables:
-    """The tables of the decode steps of one group of layers, built anew for each step."""
+    """The tables of decodes and verifies of one group of layers, built anew for each step."""
 
     def __init__(
         self, shape: AttentionShape, plan: AttentionPlan, limits: StepLimits, device: Any
@@ -44,22 +47,23 @@ class GroupedStepTables:
         self.sms = torch.cuda.get_device_properties(device).multi_processor_count
         kernel_shape = replace(shape, has_prefixes=True)
         settings = plan.table_settings(kernel_shape, self.sms)
+        self.tokens = limits.short_tokens
         capacity = bounded_capacity(
-            settings, limits.sequences, limits.sequences, limits.keys, PREFIX_LEVELS
+            settings, limits.sequences, self.tokens, limits.keys, PREFIX_LEVELS
         )
         self.scratch_bytes = capacity.scratch_rows * (shape.head_dim + 1) * 4
-        self._capacity, self._settings = capacity, settings
+        self.capacity, self._settings = capacity, settings
         programs = plan.launched_programs(self.sms, capacity.units)
         self._attention = MetaAttention(kernel_shape, plan.kernel, programs)
 
     def warm_up(self, dtype: Any, table_width: int) -> None:
         """Allocate the tables and compile the kernels, so that no step of a server waits for it."""
-        builder = DeviceBuilder.of(self._settings, self._capacity, str(self.device))
+        builder = DeviceBuilder.of(self._settings, self.capacity, str(self.device))
         self._builder = builder
         self.buffers = AttentionBuffers.around(
-            builder.tables, self._capacity.scratch_rows, self.shape.head_dim, builder.queue
+            builder.tables, self.capacity.scratch_rows, self.shape.head_dim, builder.queue
         )
-        sequences = self._capacity.sequences
+        sequences = self.capacity.sequences
         ints = partial(torch.zeros, dtype=torch.int32, device=self.device)
         self._no_trees = (ints(sequences) - 1, ints(1).long())
         shape, zeros = self.shape, partial(torch.zeros, dtype=dtype, device=self.device)
@@ -81,7 +85,7 @@ class GroupedStepTables:
 
         All sequences of the batch share all pages but the last.
         """
-        count = min(4, self._capacity.sequences)
+        count = min(4, self.capacity.sequences)
         keys = (table_width - 1) * self.shape.page_size + 1
         ints = partial(torch.arange, dtype=torch.int32, device=self.device)
         table = ints(1, table_width + 1).repeat(count, 1)

@@ -49,6 +49,12 @@ def model_lack(config: Any, spec: Any) -> str | None:
     return next((reason for reason, holds in lacks.items() if holds), None)
 
 
+def drafts_of(config: Any) -> int:
+    """Tokens that speculation adds to a sequence's step at most; 0 without it."""
+    speculation = config.speculative_config
+    return 0 if speculation is None else int(speculation.num_speculative_tokens or 0)
+
+
 def group_shape(impls: Mapping[str, Any], page_size: int) -> AttentionShape:
     """The shape that most layers of a group have, of those that nostall can serve.
 

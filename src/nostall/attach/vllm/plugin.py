@@ -1,10 +1,11 @@
 """The entry point ``vllm.general_plugins``: registers nostall's back ends in vLLM.
 
     vllm serve MODEL --attention-backend CUSTOM
+    NOSTALL_VLLM=1 vllm serve MODEL
     NOSTALL_VLLM_LINEAR=table.json vllm serve MODEL
 
 vLLM calls :func:`register` in each of its processes. With a vLLM that a back end was not run with,
-CUSTOM is vLLM's own FlashAttention; this is logged once.
+CUSTOM and FLASH_ATTN are vLLM's own FlashAttention; this is logged once.
 """
 
 from __future__ import annotations
@@ -22,13 +23,15 @@ RUN_ON_GPU = ("0.25",)
 TESTED_ON_CPU = ("0.25", "0.32")
 """Minor versions whose classes the tests drive on CPU tensors, and that the CPU back end and the
 linear layers were run with. The GPU back end is off there unless the environment names steps."""
+SWITCH = "NOSTALL_VLLM"
+"""If 1, the GPU back end is also vLLM's FLASH_ATTN, which it takes where no back end is named."""
 CPU_VARIABLE = "NOSTALL_VLLM_CPU"
 """If 1, nostall replaces the attention of vLLM's CPU build: to test the tables without a GPU."""
 LINEAR_VARIABLE = "NOSTALL_VLLM_LINEAR"
 """Path of a table of ``nostall serving tune``; without it linear layers stay vLLM's own."""
 BACKENDS = "nostall.attach.vllm"
 VLLM_BACKEND = "vllm.v1.attention.backends.flash_attn.FlashAttentionBackend"
-"""What CUSTOM is where nostall's back end is off."""
+"""What CUSTOM is where nostall's back end is off, and FLASH_ATTN unless the environment asks."""
 _log = logging.getLogger("nostall")
 
 
@@ -49,19 +52,36 @@ def register() -> None:
             found,
             f"; set {VARIABLE} to run it" if found in TESTED_ON_CPU else "",
         )
-    custom = AttentionBackendEnum.CUSTOM
-    other = registered_path(custom)
     path = f"{BACKENDS}.gpu_backend.NostallAttentionBackend" if is_on else VLLM_BACKEND
-    if other not in (None, path):
-        _log.warning("nostall: CUSTOM stays %s, which another plug-in has registered", other)
-    else:
-        register_backend(custom, path)
+    replace(AttentionBackendEnum.CUSTOM, path, register_backend)
+    if is_on and is_switched_on():
+        path = f"{BACKENDS}.gpu_backend.NostallFlashAttentionBackend"
+        replace(AttentionBackendEnum.FLASH_ATTN, path, register_backend)
     if found not in TESTED_ON_CPU:
         return
     if os.environ.get(CPU_VARIABLE) == "1":
         path = f"{BACKENDS}.cpu_backend.NostallCpuAttentionBackend"
         register_backend(AttentionBackendEnum.CPU_ATTN, path)
     register_linear_layers()
+
+
+def replace(backend: Any, path: str, register_backend: Any) -> None:
+    """Register a class, unless another plug-in has registered one."""
+    other = registered_path(backend)
+    if other in (None, VLLM_BACKEND, path):
+        register_backend(backend, path)
+    else:
+        _log.warning(
+            "nostall: %s stays %s, which another plug-in has registered", backend.name, other
+        )
+
+
+def is_switched_on() -> bool:
+    """Whether the environment replaces FLASH_ATTN; a value that is not known is logged."""
+    value = os.environ.get(SWITCH, "0")
+    if value not in ("0", "1"):
+        _log.warning("nostall: %s is %r; allowed are 0 and 1, and 0 is taken", SWITCH, value)
+    return value == "1"
 
 
 def registered_path(backend: Any) -> str | None:

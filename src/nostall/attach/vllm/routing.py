@@ -111,9 +111,15 @@ def find_choice(name: str) -> Choice:
     return CHOICES[name]
 
 
-def reads_once(choice: Choice, kind: StepKind, shape: AttentionShape) -> bool:
-    """Whether steps of a kind read shared prefixes once: decodes without a window."""
-    return choice.reads_once and kind is StepKind.DECODE and not shape.window
+def reads_once(
+    choice: Choice, kind: StepKind, shape: AttentionShape, speculates: bool = False
+) -> bool:
+    """Whether steps of a kind read shared prefixes once: decodes and, with speculation, verifies.
+
+    Layers with a window do not.
+    """
+    is_short = kind is StepKind.DECODE or (speculates and kind is StepKind.VERIFY)
+    return choice.reads_once and is_short and not shape.window
 
 
 def plan_of(kind: StepKind, shape: AttentionShape, has_tall: bool = False) -> AttentionPlan:

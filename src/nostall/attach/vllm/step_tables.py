@@ -38,6 +38,9 @@ from nostall.serving.tables.device import DeviceTables
 from nostall.serving.tables.host import HostBuilder
 from nostall.serving.tables.settings import TaskTables
 
+QUEUE_WORDS = 4
+"""Words of the kernel's queue, two int64 numbers."""
+
 
 @dataclass(frozen=True)
 class StepLimits:
@@ -47,6 +50,13 @@ class StepLimits:
     tokens: int
     keys: int
     """Keys of a sequence: the longest context."""
+    drafts: int = 0
+    """Tokens that speculation adds to a sequence's step."""
+
+    @property
+    def short_tokens(self) -> int:
+        """Tokens of a step of decodes and verifies."""
+        return max(self.sequences, min(self.sequences * (1 + self.drafts), self.tokens))
 
 
 class StepTables:
@@ -56,14 +66,15 @@ class StepTables:
         self, shape: AttentionShape, plan: AttentionPlan, limits: StepLimits, device: Any
     ) -> None:
         self.shape, self.plan, self.device = shape, plan, device
+        self.tokens = limits.tokens
         self.sms = torch.cuda.get_device_properties(device).multi_processor_count
         settings = plan.table_settings(shape, self.sms)
         self.capacity = bounded_capacity(settings, limits.sequences, limits.tokens, limits.keys)
         self._builder = HostBuilder.of(settings, self.capacity)
         programs = plan.launched_programs(self.sms, self.capacity.units)
         self._attention = MetaAttention(shape, plan.kernel, programs)
-        self._offsets = _aligned(COUNTS)
-        """Words before the program offsets: the counts."""
+        self._offsets = QUEUE_WORDS + _aligned(COUNTS)
+        """Words before the program offsets: the queue and the counts."""
         self._head = self._offsets + _aligned(self.capacity.programs + 1)
         """Words before the tasks."""
 
@@ -74,7 +85,7 @@ class StepTables:
 
     @cached_property
     def _words(self) -> Any:
-        """Counts, program offsets and tasks, one buffer on the device."""
+        """Queue, counts, program offsets and tasks, one buffer on the device."""
         words = self._head + max(self.capacity.units, 1) * TASK_COLUMNS
         return torch.zeros(words, dtype=torch.int32, device=self.device)
 
@@ -90,12 +101,14 @@ class StepTables:
             tasks=self._words[self._head :].view(-1, TASK_COLUMNS),
             program_offsets=self._words[self._offsets : self._head],
             reductions=reductions,
-            counts=self._words[:COUNTS],
+            counts=self._words[QUEUE_WORDS:][:COUNTS],
             # vLLM does not say which sequences share a prefix.
             prefix_rows=torch.zeros((1, PREFIX_COLUMNS), dtype=torch.int32, device=self.device),
             has_prefixes=self.capacity.prefix_rows > 0,
         )
-        return AttentionBuffers.around(tables, self.capacity.scratch_rows, self.shape.head_dim)
+        queue = self._words[:QUEUE_WORDS].view(torch.int64)
+        rows = self.capacity.scratch_rows
+        return AttentionBuffers.around(tables, rows, self.shape.head_dim, queue)
 
     @cached_property
     def _no_trees(self) -> tuple[Any, Any]:
@@ -127,11 +140,15 @@ class StepTables:
         self._copy(self._builder.build(query_lengths, kv_lengths))
 
     def _copy(self, tables: TaskTables) -> None:
-        """Copy what a step uses; the pinned memory is freed when the copy has ended."""
+        """Copy what a step uses; the pinned memory is freed when the copy has ended.
+
+        An empty queue is copied with it: the memory may hold anything, because vLLM allocates these
+        buffers in the pool whose contents its sleep discards.
+        """
         units, reductions = int(tables.counts[UNITS]), int(tables.counts[REDUCTIONS])
         tasks = tables.tasks[:units].reshape(-1)
         words = np.zeros(self._head + len(tasks), np.int32)
-        words[:COUNTS] = tables.counts
+        words[QUEUE_WORDS:][:COUNTS] = tables.counts
         words[self._offsets :][: len(tables.program_offsets)] = tables.program_offsets
         words[self._head :] = tasks
         _send(words, self._words)

@@ -22,6 +22,7 @@ def test_vllm_finds_the_entry_point() -> None:
 
 
 OURS = "nostall.attach.vllm.gpu_backend.NostallAttentionBackend"
+OURS_AS_FLASH = "nostall.attach.vllm.gpu_backend.NostallFlashAttentionBackend"
 
 
 class Register:
@@ -47,15 +48,16 @@ def register(monkeypatch: pytest.MonkeyPatch) -> Register:
     found = Register()
     registry: Any = types.ModuleType("vllm.v1.attention.backends.registry")
     registry.AttentionBackendEnum = types.SimpleNamespace(
-        CUSTOM=found.member("CUSTOM"), CPU_ATTN=found.member("CPU_ATTN")
+        **{name: found.member(name) for name in ("CUSTOM", "CPU_ATTN", "FLASH_ATTN")}
     )
+    found.paths["FLASH_ATTN"] = plugin.VLLM_BACKEND
     registry.register_backend = found.add
     name = ""
     for part in registry.__name__.split("."):
         name = f"{name}.{part}" if name else part
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     monkeypatch.setitem(sys.modules, registry.__name__, registry)
-    for variable in (plugin.CPU_VARIABLE, plugin.LINEAR_VARIABLE, VARIABLE):
+    for variable in (plugin.CPU_VARIABLE, plugin.LINEAR_VARIABLE, plugin.SWITCH, VARIABLE):
         monkeypatch.delenv(variable, raising=False)
     return found
 
@@ -69,9 +71,11 @@ def test_custom_is_vllms_own_attention_where_no_gpu_ran_the_back_end(
 ) -> None:
     monkeypatch.setattr(plugin, "installed_version", lambda: version)
     monkeypatch.setenv(plugin.CPU_VARIABLE, "1")
+    monkeypatch.setenv(plugin.SWITCH, "1")
     with caplog.at_level(logging.WARNING, logger="nostall"):
         plugin.register()
     assert register.paths.pop("CUSTOM") == plugin.VLLM_BACKEND
+    assert register.paths.pop("FLASH_ATTN") == plugin.VLLM_BACKEND
     assert len(caplog.records) == 1
     assert f"with vLLM 0.25.x, not with {version}" in caplog.text
     assert bool(register.paths) == (version == "0.32")  # The CPU back end has a list of its own.
@@ -83,7 +87,7 @@ def test_a_version_that_was_tested_without_a_gpu_is_run_on_demand(
     monkeypatch.setattr(plugin, "installed_version", lambda: "0.32")
     monkeypatch.setenv(VARIABLE, "all")
     plugin.register()
-    assert register.paths == {"CUSTOM": OURS}
+    assert register.paths == {"CUSTOM": OURS, "FLASH_ATTN": plugin.VLLM_BACKEND}
 
 
 def test_a_vllm_without_a_register_runs_on(
@@ -95,15 +99,39 @@ def test_a_vllm_without_a_register_runs_on(
     assert "runs without nostall" in caplog.text
 
 
+@pytest.mark.parametrize("name", ["CUSTOM", "FLASH_ATTN"])
 def test_another_plug_ins_back_end_is_not_replaced(
-    register: Register, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    name: str, register: Register, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    register.paths["CUSTOM"] = "another.Backend"
+    register.paths[name] = "another.Backend"
     monkeypatch.setattr(plugin, "installed_version", lambda: "0.25")
+    monkeypatch.setenv(plugin.SWITCH, "1")
     with caplog.at_level(logging.WARNING, logger="nostall"):
         plugin.register()
-    assert register.paths == {"CUSTOM": "another.Backend"}
-    assert "CUSTOM stays another.Backend" in caplog.text
+    ours = {"CUSTOM": OURS, "FLASH_ATTN": OURS_AS_FLASH}
+    assert register.paths == {**ours, name: "another.Backend"}
+    assert f"{name} stays another.Backend" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("value", "is_replaced"), [(None, False), ("0", False), ("1", True), ("yes", False)]
+)
+def test_the_switch_replaces_flash_attention(
+    value: str | None,
+    is_replaced: bool,
+    register: Register,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(plugin, "installed_version", lambda: "0.25")
+    if value is not None:
+        monkeypatch.setenv(plugin.SWITCH, value)
+    with caplog.at_level(logging.WARNING, logger="nostall"):
+        plugin.register()
+        plugin.register()
+    expected = OURS_AS_FLASH if is_replaced else plugin.VLLM_BACKEND
+    assert register.paths["FLASH_ATTN"] == expected
+    assert ("allowed are 0 and 1" in caplog.text) == (value == "yes")
 
 
 @pytest.mark.parametrize("cpu", [False, True])

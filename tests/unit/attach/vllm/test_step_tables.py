@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from typing import Any
 
 import numpy as np
 import pytest
@@ -51,6 +52,38 @@ def test_each_step_fills_the_same_buffers(tables: StepTables) -> None:
     assert len(addresses) == 1
 
 
+def test_a_step_is_whole_whatever_the_buffers_held(tables: StepTables) -> None:
+    """vLLM's sleep discards what its pool of the cache holds, and tells no builder."""
+    buffers, draw = tables.buffers, torch.Generator().manual_seed(0)
+    for query, keys in STEPS:
+        lengths = np.array(query, np.int32), np.array(keys, np.int32)
+        kept = []
+        for _ in range(2):
+            for tensor in (*written(buffers), buffers.partial):
+                tensor.view(torch.int32).random_(generator=draw)
+            tables.build(*lengths)
+            units, reductions = buffers.tables.counts[[UNITS, REDUCTIONS]].tolist()
+            # The kernels read the words up to the last unit, and the used reductions.
+            words = tables._words[: tables._head + 8 * units].clone()
+            kept.append((words, buffers.tables.reductions[:reductions].clone()))
+            assert buffers.queue.tolist() == [0, 0]
+        for found, wanted in zip(*kept, strict=True):
+            assert torch.equal(found, wanted)
+
+
+def written(buffers: Any) -> list[Any]:
+    found = buffers.tables
+    parts = [found.tasks, found.program_offsets, found.reductions, found.counts, buffers.queue]
+    return [*parts, found.prefix_rows]
+
+
+def test_the_queue_and_the_counts_do_not_overlap(tables: StepTables) -> None:
+    for number, part in enumerate(written(tables.buffers)):
+        part.fill_(number)
+    values = [set(part.flatten().tolist()) for part in written(tables.buffers)]
+    assert values == [{number} for number in range(len(values))]
+
+
 def test_the_capacity_holds_the_largest_step(tables: StepTables) -> None:
     query = np.array([1] * 15 + [497], np.int32)
     tables.build(query, np.full(16, 2048, np.int32))
@@ -59,6 +92,7 @@ def test_the_capacity_holds_the_largest_step(tables: StepTables) -> None:
 
 def test_all_tables_begin_at_a_border_of_16_bytes(tables: StepTables) -> None:
     found = tables.buffers.tables
+    assert tables.buffers.queue.data_ptr() % 16 == 0
     for part in (found.counts, found.program_offsets, found.tasks, found.reductions):
         assert part.data_ptr() % 16 == 0
 

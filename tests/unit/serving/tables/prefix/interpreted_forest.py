@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from nostall.fusion.testing.triton_interpreter import prepare
-from nostall.serving.tables.device import DeviceBuilder, Prefixes
+from nostall.serving.tables.columns import PREFIX_ROWS, SAVED_NS
+from nostall.serving.tables.device import DeviceBuilder, Prefixes, Totals
 from nostall.serving.tables.host import HostBuilder, needed_capacity
 from nostall.serving.tables.prefix.forest import (
     DEEPEST,
@@ -50,6 +51,9 @@ def different(pages: Pages, cut: str = "") -> tuple[list[str], int, int]:
         larger = replace(larger, **{cut: getattr(exact, cut) - 1})
     host = HostBuilder.of(SETTINGS, larger).build(queries, keys, prefixes)
     builder = DeviceBuilder.of(SETTINGS, larger, "cpu", workers=1)
+    # vLLM allocates the tensors in a pool whose contents its sleep discards.
+    for tensor in (*builder.written, builder.state):
+        tensor.random_(generator=torch.Generator().manual_seed(len(queries)))
     starts = np.concatenate([[0], np.cumsum(queries)]).astype(np.int32)
     device = builder.build(
         torch.from_numpy(starts),
@@ -57,6 +61,10 @@ def different(pages: Pages, cut: str = "") -> tuple[list[str], int, int]:
         Prefixes(block_table=torch.from_numpy(table), page_size=PAGE),
     ).to_host(larger)
     names = differing(host, device)
+    names += [] if builder.queue.tolist() == [0, 0] else ["queue"]
+    shared, saved_ns = int(host.counts[PREFIX_ROWS] > 0), int(host.counts[SAVED_NS])
+    totals = Totals(1, shared, int(saved_ns < 0), max(saved_ns, 0))
+    names += [] if builder.totals == totals else ["totals"]
     if len(queries):
         forest = np.zeros((len(queries), FOREST_COLUMNS), np.int32)
         arrange(queries, prefixes, forest)
@@ -68,7 +76,7 @@ def different(pages: Pages, cut: str = "") -> tuple[list[str], int, int]:
             for got, name, want in pairs
             if not np.array_equal(got.numpy()[: len(queries)], want)
         ]
-    return names, int(host.counts[4]), int(host.counts[5])
+    return names, int(host.counts[PREFIX_ROWS]), int(host.counts[SAVED_NS])
 
 
 def main() -> None:

@@ -1,0 +1,166 @@
+"""Does vLLM with nostall's back end survive sleep and stress, and compute the same?
+
+    python -m benchmarks run serving.vllm_checks --check sleep --out sleep_h200.json
+    python -m benchmarks run serving.vllm_checks --check stress --seconds 480 --out stress_h200.json
+
+``sleep``: greedy tokens of samples of shared prompts before sleep, after sleep of level 1, and
+after sleep of level 2 with weights loaded anew; all must be equal, and steps with shared prefixes
+must have been served each time. FLASH_ATTN runs beside it.
+
+``stress``: requests arrive and are aborted at random for ``--seconds`` in all; most share a prompt,
+and the cache is so small that vLLM preempts some. Each request that was not aborted must end with
+all its tokens. Some of them run again, alone, with FLASH_ATTN: up to the first token that differs,
+log probabilities must be nearer than ``--limit``.
+
+Each engine is a process with random weights of 6 layers. ``--tiny`` is a dry run on a CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness.result_file import save
+from benchmarks.serving.engine.forced_tokens import MODEL, TINY, save_model
+
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+    "VLLM_PLUGINS": "",
+}
+ENGINE = {
+    "dtype": "bfloat16",
+    "max_model_len": 2048,
+    "max_num_batched_tokens": 4096,
+    "max_num_seqs": 256,
+    "gpu_memory_utilization": 0.05,
+}
+TINY_ENGINE = {
+    "dtype": "float32", "max_model_len": 512, "max_num_batched_tokens": 256, "max_num_seqs": 8,
+    "kv_cache_memory_bytes": 1 << 24, "enforce_eager": True,
+}  # fmt: skip
+CACHE_BYTES = {"sleep": 3 << 30, "stress": 1 << 30, "repeat": 1 << 30}
+START_SECONDS, REPEAT_SECONDS, DRAIN_SECONDS = 120.0, 100.0, 40.0
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of the benchmark."""
+    parser.add_argument("--out", type=Path, required=True, help="result file (JSON)")
+    parser.add_argument("--check", choices=("sleep", "stress"), required=True)
+    parser.add_argument("--seconds", type=float, default=480.0, help="seconds in all")
+    parser.add_argument("--backend", default="CUSTOM", help="vLLM's name of the stressed back end")
+    parser.add_argument("--limit", type=float, default=0.5, help="of log probabilities")
+    parser.add_argument("--tiny", action="store_true", help="a dry run on a CPU")
+
+
+def main(options: argparse.Namespace) -> int:
+    """Run one check; returns 1 if something was lost, or computed otherwise."""
+    begin = time.monotonic()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        config = {**(TINY if options.tiny else MODEL)}
+        save_model(folder / "model", config)
+        run = sleep if options.check == "sleep" else stress
+        found = run(folder, options, begin)
+    save(options.out, kind="checked", check=options.check, **found)
+    print(json.dumps(found["summary"], indent=1))
+    return int(not found["is_right"])
+
+
+def sleep(folder: Path, options: argparse.Namespace, begin: float) -> dict[str, Any]:
+    """The engines of both back ends, one after the other."""
+    found = {}
+    for backend in dict.fromkeys((options.backend, "FLASH_ATTN")):
+        job = job_of("sleep", folder, options, backend, options.seconds / 2)
+        job["engine"]["enable_sleep_mode"] = not options.tiny
+        found[backend] = run_job(folder / backend, job)
+    summary = {
+        name: each.get("problem") or {phase: p["equal"] for phase, p in each["result"].items()}
+        for name, each in found.items()
+    }
+    ours = found[options.backend]
+    is_right = "problem" not in ours and all(p["equal"] for p in ours["result"].values())
+    if is_right and options.backend == "CUSTOM" and not options.tiny:
+        phases = ours["result"].values()
+        is_right = all(p["counts"]["shared prefixes"]["with shared prefixes"] for p in phases)
+    return {"engines": found, "summary": summary, "is_right": is_right}
+
+
+def stress(folder: Path, options: argparse.Namespace, begin: float) -> dict[str, Any]:
+    """A stressed engine, and another one that repeats some of its requests."""
+    seconds = options.seconds - (0 if options.tiny else REPEAT_SECONDS)
+    job = job_of("stress", folder, options, options.backend, seconds)
+    stressed = run_job(folder / "stress", job)
+    if "problem" in stressed:
+        return {"engines": stressed, "summary": stressed["problem"], "is_right": False}
+    requests = stressed["result"].pop("requests")[: 4 if options.tiny else 64]
+    left = options.seconds - (time.monotonic() - begin)
+    job = job_of("repeat", folder, options, "FLASH_ATTN", max(left, 60.0))
+    repeated = run_job(folder / "repeat", {**job, "requests": requests, "limit": options.limit})
+    problems = [
+        *stressed["result"]["problems"],
+        *repeated.get("result", repeated).get("problems", ()),
+    ]
+    if "problem" in repeated:
+        problems.append(repeated["problem"])
+    summary = {
+        **stressed["result"]["counts"],
+        "plug_in": stressed["about"]["counts_of_plug_in"],
+        **{name: x for name, x in repeated.get("result", {}).items() if name != "problems"},
+        "problems": problems[:5],
+    }
+    engines = {"stressed": stressed, "repeated": repeated}
+    return {"engines": engines, "summary": summary, "is_right": not problems}
+
+
+def job_of(
+    do: str, folder: Path, options: argparse.Namespace, backend: str, seconds: float
+) -> dict[str, Any]:
+    """What an engine's process is told."""
+    if options.tiny:
+        engine: dict[str, Any] = {**TINY_ENGINE}
+    else:
+        engine = {**ENGINE, "attention_backend": backend, "kv_cache_memory_bytes": CACHE_BYTES[do]}
+    return {
+        "do": do,
+        "engine": {**engine, "model": str(folder / "model")},
+        "seconds": seconds,
+        "drain_seconds": min(DRAIN_SECONDS, seconds / 3),
+        "vocabulary": TINY["vocab_size"] if options.tiny else MODEL["vocab_size"],
+        "alive": 12 if options.tiny else 320,
+        "longest": 300 if options.tiny else 1500,
+        "new": 12 if options.tiny else 250,
+        "is_tiny": options.tiny,
+    }
+
+
+def run_job(path: Path, job: dict[str, Any]) -> dict[str, Any]:
+    """What an engine's process wrote, or ``problem`` if it did not end well."""
+    out, file = path.with_suffix(".out.json"), path.with_suffix(".job.json")
+    file.write_text(json.dumps({**job, "out": str(out)}))
+    command = [sys.executable, "-m", "benchmarks.serving.checks.vllm_checks_child", str(file)]
+    environment = {**os.environ, **ENVIRONMENT}
+    try:
+        run = subprocess.run(
+            command,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=job["seconds"] + START_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        return {"problem": "the engine did not end in time"}
+    if run.returncode or not out.exists():
+        return {"problem": f"exit code {run.returncode}: {run.stderr[-1500:]}"}
+    found: dict[str, Any] = json.loads(out.read_text())
+    return found
