@@ -164,3 +164,37 @@ def test_native_refuses_what_it_cannot_search(
     batch = example_batch(tmp_path, name)
     done = nostall_here("serving", "native", batch, *options)
     assert message in error_line(done)
+
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 128,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 1000,
+    "max_position_embeddings": 4096,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "code", "message"),
+    [
+        (None, (), 2, "cannot be read (No such file or directory); give the config.json"),
+        ("{", (), 2, "is no JSON"),
+        ("\x00\udcff", (), 2, "is no JSON"),
+        ('{"architectures": []}', (), 2, "architectures: List should have at least 1 item"),
+        (LLAMA, ("--shared", 4000), 2, "requests of 4400 tokens, and the model takes 4096"),
+        (LLAMA, ("--new", 71), 2, "allowed are 72 tokens or more; generate more, or give fewer"),
+        (LLAMA, ("--prompts", 10**9), 2, "requests at a time; allowed are up to 1024"),
+        (LLAMA, ("--shared", 10**12), 2, "requests of up to 131072 tokens"),
+        (LLAMA, ("--system", 3000), 2, "a system prompt within the shared tokens"),
+        (LLAMA, (), 3, "vLLM is not installed"),
+    ],
+)
+def test_rollouts_that_cannot_be_measured(
+    config: object, options: tuple[object, ...], code: int, message: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "config.json"
+    if config is not None:
+        text = config if isinstance(config, str) else json.dumps(config)
+        file.write_bytes(text.encode(errors="surrogateescape"))
+    done = nostall_here("serving", "rollouts", "--model", file, *options, cwd=tmp_path)
+    assert message in error_line(done, code)
+    assert not (tmp_path / "runs").exists()

@@ -123,11 +123,12 @@ def main(options: argparse.Namespace) -> int:
             measure(workload, engines, plan, until - END_S)
             _say(begin, line(workload, engines))
             _write(engines, model, options)
+        for engine in engines:
+            engine.record["counts"] = engine.ask({"do": "counts"}, 10.0)
+        _write(engines, model, options)
         for workload in workloads:
             if workload.new is not None and monotonic() < end - PROFILE_S:
                 profile(workload, engines)
-        for engine in engines:
-            engine.record["counts"] = engine.ask({"do": "counts"}, 10.0)
         _write(engines, model, options)
     print(*(line(workload, engines) for workload in workloads), sep="\n", flush=True)
     for engine in engines:

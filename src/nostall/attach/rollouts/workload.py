@@ -19,8 +19,10 @@ VOCABULARY = 1000
 """Tokens of prompts are below."""
 PAGE = 16
 """Tokens of a page of vLLM's cache."""
-LONGEST = 16_384
+MOST_TOKENS = 1 << 17
 """Most tokens of a request."""
+LONGEST = 16_384
+"""Most tokens of a request of a trace: longer prompts are cut."""
 MOST_OUTPUT = 1024
 """Most generated tokens of a request of a trace."""
 REPEATS = 2
@@ -96,11 +98,11 @@ class Rollout:
     def __post_init__(self) -> None:
         most = (self.new or MOST_OUTPUT) + OWN
         most += self.shared + self.growth * (self.histories - 1)
-        if min(self.prompts, self.samples) < 1 or self.system > self.shared or most > LONGEST:
+        if min(self.prompts, self.samples) < 1 or self.system > self.shared or most > MOST_TOKENS:
             raise BadInput(
-                f"workload {self.text}; allowed are 1 or more prompts and samples, a system "
-                f"prompt within the shared tokens, and requests of up to {LONGEST} tokens (this "
-                f"one: {most})"
+                f"workload {self.text}, with requests of {most} tokens; allowed are 1 or more "
+                "prompts and samples, a system prompt within the shared tokens, and requests of "
+                f"up to {MOST_TOKENS} tokens"
             )
 
     @property

@@ -41,7 +41,9 @@ def rollouts(
     system: Annotated[
         int, typer.Option(min=0, help="Of the prompt's tokens, those that all prompts share.")
     ] = 0,
-    rounds: Annotated[int, typer.Option(min=1, help="Turns of each engine, at least.")] = 8,
+    rounds: Annotated[
+        int, typer.Option(min=1, max=1000, help="Turns of each engine, at least.")
+    ] = 8,
     steps: Annotated[int, typer.Option(min=1, help="Decode steps of a turn.")] = 64,
     out_dir: Annotated[
         Path | None,

@@ -87,8 +87,8 @@ def test_generated_tokens_of_a_trace_are_the_requests(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "8", "8x8", "8x8@64", "8x8@64+", "0x8@64+8", "8x0@64+8", "8x8@64+8/65", "8x8@16400+8",
-     "8x8@64+8/", "-8x8@64+8", "8x8@64+none.txt", "8@none.jsonl+8", "8x8@16000+8~200"],
+    ["", "8", "8x8", "8x8@64", "8x8@64+", "0x8@64+8", "8x0@64+8", "8x8@64+8/65", "8x8@131060+8",
+     "8x8@64+8/", "-8x8@64+8", "8x8@64+none.txt", "8@none.jsonl+8", "8x8@130900+8~200"],
 )  # fmt: skip
 def test_bad_workloads_are_named(text: str) -> None:
     with pytest.raises(BadInput, match="allowed"):
