@@ -1,12 +1,15 @@
 """Measure which small changes of a package its tests notice.
 
-    python -m tools.mutate PACKAGE [--seed S] [--count N] [--seconds T] [--resume] [--survivors]
+    python -m tools.mutate PACKAGE [--seed S] [--count N] [--seconds T] [--resume]
+                                   [--survivors] [--tests PATH ...] [--budget T]
+    python -m tools.mutate --summary
 
 PACKAGE is a package or module below ``nostall``, such as ``sass.safety``.  The tests run in a clone
-of the last commit in a temporary folder, once without a mutation and once with each one of a seeded
-sample.  A test that fails kills a mutation; so does a run that does not end in several times the
-time of the unchanged tests.  The table in ``tools/mutants`` is written after each mutation, so that
-Ctrl-C keeps what was found and ``--resume`` goes on there.
+of the last commit in a temporary folder: once without a mutation, which records what each test
+runs, and then, with each one of a seeded sample, those that run the changed function, the cheapest
+first (:mod:`tools.relevant_tests`).  A test that fails kills a mutation; so does a run that does
+not end in several times the time of the unchanged tests.  The table in ``tools/mutants`` is written after
+each mutation, so that Ctrl-C keeps what was found and ``--resume`` goes on there.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -30,6 +33,16 @@ from pathlib import Path
 from typing import Any
 
 from tools.mutations import Mutation, sample
+from tools.relevant_tests import (
+    ORDER,
+    PLUGIN,
+    RECORD,
+    Relevant,
+    function_at,
+    is_compiled,
+    read_record,
+    with_probes,
+)  # fmt: skip
 
 ROOT = Path(__file__).resolve().parents[1]
 DEFAULT_COUNT = 60
@@ -53,7 +66,9 @@ TESTS = {
 """Package -> its tests, if they are more than the folder of the same name in ``tests/unit``."""
 SETTINGS = {"NOSTALL_CORPUS_SLICE": "12", "NOSTALL_MUTANTS": "2"}
 """As in ``make test``, with fewer seeded violations of each kind."""
-SLACK_FACTOR, SLACK_SECONDS = 4, 60.0
+BUDGET_S = 120.0
+"""Seconds of the unchanged tests that run with one mutation; the cheapest ones are chosen."""
+SLACK_FACTOR, SLACK_SECONDS = 5, 90.0
 """A run that takes this many times the unchanged tests, and these seconds more, hangs."""
 KILLED, SURVIVED, HANGS = "killed", "survived", "timeout"
 Row = dict[str, Any]
@@ -73,33 +88,54 @@ class Clone:
     compiled: frozenset[str]
     """Files whose text decides compiled code: modules with numba, and those that these import."""
 
-    def command(self) -> list[str]:
+    def command(self, tests: Sequence[str]) -> list[str]:
         """The tests' command, as the table states it."""
-        marks = "not slow and not gpu"
-        options = ["-x", "-q", "-n", "0", "-p", "no:cacheprovider", "-m", marks]
-        return ["python", "-m", "pytest", *options, *self.tests]
+        options = ["-q", "-n", "0", "-p", "no:cacheprovider", "-m", "not slow and not gpu"]
+        return ["python", "-m", "pytest", *options, *tests]
 
-    def run(self, seconds: float, mutation: Mutation | None = None) -> tuple[str, str]:
-        """(outcome, name of the test that failed) of the tests, which may take ``seconds``."""
-        # numba looks only at the file of a function itself to decide whether its cache is valid.
-        is_compiled = mutation is not None and mutation.file in self.compiled
+    def record(self, files: Iterable[str]) -> Relevant:
+        """Run the unchanged tests; raises :class:`CannotMutate` if one fails."""
+        texts = {file: (self.root / file).read_text() for file in files}
+        times = {file: (self.root / file).stat() for file in texts}
+        path = self.root / ".cache" / "record"
+        path.unlink(missing_ok=True)
+        try:
+            for file, text in texts.items():
+                (self.root / file).write_text(with_probes(file, text))
+            outcome, failed = self._run(self.tests, 3600, {RECORD: str(path)})
+        finally:
+            for file, text in texts.items():
+                _restore(self.root / file, text, times[file])
+        if outcome != SURVIVED:
+            raise CannotMutate(f"the unchanged tests fail ({failed or outcome}); mend them first")
+        return read_record(path)
+
+    def run(self, mutation: Mutation, tests: Sequence[str], seconds: float) -> tuple[str, str]:
+        """(outcome, name of the test that failed) of tests in this order, within a time."""
+        if not tests:
+            return SURVIVED, ""
+        order = self.root / ".cache" / "order"
+        order.write_text("\n".join(tests))
+        files = list(dict.fromkeys(test.partition("::")[0] for test in tests))
         with _mutated(self.root, mutation), tempfile.TemporaryDirectory() as fresh:
-            cache = fresh if is_compiled else str(self.root / ".cache" / "numba")
-            with subprocess.Popen(
-                [sys.executable, *self.command()[1:]],
-                cwd=self.root,
-                env=self.environment() | {"NUMBA_CACHE_DIR": cache},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                start_new_session=True,
-            ) as process:
-                try:
-                    output, _ = process.communicate(timeout=seconds)
-                except subprocess.TimeoutExpired:
-                    return HANGS, ""
-                finally:
-                    _end(process)
+            # numba decides by the file of a function alone whether its cache is valid.
+            cache = {"NUMBA_CACHE_DIR": fresh} if mutation.file in self.compiled else {}
+            return self._run(["-x", *files], seconds, {ORDER: str(order), **cache})
+
+    def _run(
+        self, tests: Sequence[str], seconds: float, variables: dict[str, str]
+    ) -> tuple[str, str]:
+        command = [sys.executable, *self.command(tests)[1:], "-p", PLUGIN]
+        with subprocess.Popen(
+            command, cwd=self.root, env=self.environment() | variables, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+        ) as process:  # fmt: skip
+            try:
+                output, _ = process.communicate(timeout=seconds)
+            except subprocess.TimeoutExpired:
+                return HANGS, ""
+            finally:
+                _end(process)
         failed = [line.split()[1] for line in output.splitlines() if line.startswith(_FAILURES)]
         if process.returncode == 0:
             return SURVIVED, ""
@@ -112,6 +148,7 @@ class Clone:
         return os.environ | {
             "PYTHONPATH": str(self.root / "src"),
             "PYTHONDONTWRITEBYTECODE": "1",
+            "NUMBA_CACHE_DIR": str(self.root / ".cache" / "numba"),
             **SETTINGS,
         }
 
@@ -120,18 +157,21 @@ _FAILURES = ("FAILED ", "ERROR ")
 
 
 @contextmanager
-def _mutated(root: Path, mutation: Mutation | None) -> Iterator[None]:
+def _mutated(root: Path, mutation: Mutation) -> Iterator[None]:
     """Apply a mutation to the clone for the duration of the block."""
-    if mutation is None:
-        yield
-        return
     path = root / mutation.file
-    text = path.read_text()
+    text, times = path.read_text(), path.stat()
     path.write_text(mutation.apply(text))
     try:
         yield
     finally:
-        path.write_text(text)
+        _restore(path, text, times)
+
+
+def _restore(path: Path, text: str, times: os.stat_result) -> None:
+    """Write the text and the file's old time, by which numba knows that its cache is valid."""
+    path.write_text(text)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
 
 
 def _end(process: subprocess.Popen[str]) -> None:
@@ -146,7 +186,7 @@ def _git(*arguments: str, root: Path) -> str:
 
 
 @contextmanager
-def cloned(root: Path, package: str) -> Iterator[Clone]:
+def cloned(root: Path, package: str, chosen: Sequence[str] = ()) -> Iterator[Clone]:
     """A clone of the last commit; raises :class:`CannotMutate` if files were changed since then."""
     if changed := _git("status", "--porcelain", "--", "src", "tests", root=root):
         raise CannotMutate(
@@ -158,13 +198,14 @@ def cloned(root: Path, package: str) -> Iterator[Clone]:
     if not paths:
         raise CannotMutate(f"{source} does not exist; give a package such as sass.safety")
     folder = Path("tests/unit", *package.split("."))
-    tests = TESTS.get(package) or (str(folder),)
+    tests = tuple(chosen) or TESTS.get(package) or (str(folder),)
     if missing := [path for path in tests if not (root / path).exists()]:
         raise CannotMutate(f"{missing[0]} does not exist; add the package's tests to TESTS")
     with tempfile.TemporaryDirectory(prefix="nostall-mutate-") as temporary:
         clone = Path(temporary) / "clone"
         _git("clone", "--quiet", "--shared", str(root), str(clone), root=root)
         _copy_corpus(root / ".cache", clone / ".cache")
+        shutil.copy(Path(__file__).with_name("relevant_tests.py"), clone / "src" / f"{PLUGIN}.py")
         made = Clone(clone, package, tests, _compiled_files(clone))
         where = subprocess.run(
             [sys.executable, "-c", "import nostall; print(nostall.__file__)"],
@@ -208,22 +249,17 @@ class Table:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.head: dict[str, Any] = {}
-        self.rows: dict[int, Row] = {}
+        self.rows: dict[str, Row] = {}
         if path.exists():
             self.head = json.loads(path.read_text())
-            self.rows = {row["number"]: row for row in self.head.pop("mutants")}
-
-    def has(self, number: int, row: Row) -> bool:
-        """Whether the table has a result for the same mutation."""
-        known = self.rows.get(number, {})
-        return all(known.get(key) == row[key] for key in ("file", "operator", "old", "new"))
+            self.rows = {row["name"]: row for row in self.head.pop("mutants")}
 
     def save(self) -> None:
         """Write the file, the rows in the order of the sample."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         counts = Counter(row["outcome"] for row in self.rows.values())
         head = {**self.head, "done": len(self.rows), "outcomes": dict(sorted(counts.items()))}
-        rows = ",\n  ".join(json.dumps(self.rows[number]) for number in sorted(self.rows))
+        rows = ",\n  ".join(json.dumps(self.rows[name]) for name in sorted(self.rows))
         text = json.dumps(head, indent=1).removesuffix("\n}")
         temporary = self.path.with_suffix(".tmp")
         temporary.write_text(f'{text},\n "mutants": [\n  {rows}\n ]\n}}\n')
@@ -242,71 +278,134 @@ def describe(root: Path, mutation: Mutation) -> Row:
     }
 
 
+def probe_of(root: Path, row: Row) -> str:
+    """The function whose tests are relevant for a row; ``file::`` if all tests are."""
+    text = (root / row["file"]).read_text()
+    name = "" if is_compiled(text, row["line"]) else function_at(text, row["line"])
+    return f"{row['file']}::{name}"
+
+
 def measure(clone: Clone, table: Table, options: argparse.Namespace, commit: str) -> None:
     """Run the tests with each mutation of the sample that the table does not have yet."""
     folder = clone.root / "src" / "nostall" / Path(*clone.package.split("."))
     folder = folder if folder.is_dir() else folder.with_suffix(".py")
     chosen, total = sample(clone.root, folder, options.count, options.seed)
     began = time.monotonic()
-    outcome, failed = clone.run(3600)
-    if outcome != SURVIVED:
-        raise CannotMutate(f"the unchanged tests fail ({failed or outcome}); mend them first")
-    unchanged_s = time.monotonic() - began
-    limit = SLACK_FACTOR * unchanged_s + SLACK_SECONDS
+    relevant = clone.record({mutation.file for mutation in chosen.values()})
+    unchanged_s = sum(relevant.seconds.values())
     print(f"{clone.package}: {total} mutations; the unchanged tests take {unchanged_s:.0f} s")
-    table.head = {
-        "package": clone.package,
-        "tests": " ".join([*(f"{k}={v}" for k, v in SETTINGS.items()), *clone.command()]),
-        "seed": options.seed,
-        "mutations": total,
-        "sample": options.count,
-        "unchanged_seconds": round(unchanged_s, 1),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
-    for number, mutation in enumerate(chosen, 1):
-        row = describe(clone.root, mutation)
-        is_known = table.has(number, row)
-        is_again = options.survivors and table.rows.get(number, {}).get("outcome") == SURVIVED
-        if (is_known and not is_again) or (options.survivors and not is_again):
+    if not options.tests:
+        _forget(table, set(chosen))
+        table.head = {
+            "package": clone.package,
+            "tests": " ".join(
+                [*(f"{k}={v}" for k, v in SETTINGS.items()), *clone.command(clone.tests)]
+            ),
+            "seed": options.seed,
+            "mutations": total,
+            "sample": min(options.count, len(chosen)),
+            "unchanged_seconds": round(unchanged_s, 1),
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+    for place, (name, mutation) in enumerate(chosen.items(), 1):
+        known = table.rows.get(name, {})
+        if known.get("outcome") not in ((SURVIVED, HANGS) if options.survivors else (None,)):
             continue
         if time.monotonic() - began > options.seconds:
             print(f"--seconds {options.seconds:g} is over; go on with --resume")
             break
+        row = describe(clone.root, mutation)
+        tests, count = relevant.order(probe_of(clone.root, row), options.budget)
         start = time.monotonic()
-        outcome, failed = clone.run(limit, mutation)
-        seconds = time.monotonic() - start
-        kept = {k: v for k, v in table.rows.get(number, {}).items() if k == "explanation"}
-        row |= {"outcome": outcome, "failed": failed, "seconds": round(seconds, 1)}
-        table.rows[number] = {"number": number, **row, "commit": commit} | (
-            kept if is_known and outcome == SURVIVED else {}
-        )
+        expected_s = sum(relevant.seconds[test] for test in tests)
+        outcome, failed = clone.run(mutation, tests, SLACK_FACTOR * expected_s + SLACK_SECONDS)
+        if options.tests and outcome != KILLED:
+            continue
+        row |= {"outcome": outcome, "failed": failed, "tests": len(tests), "relevant": count}
+        row |= {"seconds": round(time.monotonic() - start, 1), "commit": commit}
+        kept = {k: v for k, v in known.items() if k == "explanation" and outcome != KILLED}
+        table.rows[name] = {"name": name, **row, **kept}
         table.save()
-        place = f"{row['file'].removeprefix('src/nostall/')}:{row['line']}"
-        change = f"{row['old'][:40]} -> {row['new'][:40]}"
+        at = f"{row['file'].removeprefix('src/nostall/')}:{row['line']}"
         print(
-            f"[{number}/{len(chosen)}] {outcome:8} {seconds:4.0f} s  {place}  {change}", flush=True
+            f"[{place}/{len(chosen)}] {outcome:8} {row['seconds']:4.0f} s  {at}  "
+            f"{row['old'][:40]} -> {row['new'][:40]}",
+            flush=True,
         )
+
+
+def _forget(table: Table, names: set[str]) -> None:
+    """Take the rows out whose mutations are not in the sample, because the source has changed."""
+    if old := sorted(set(table.rows) - names):
+        print(f"{len(old)} rows are not in the sample of this source and leave the table")
+        table.rows = {name: row for name, row in table.rows.items() if name in names}
+        table.save()
+
+
+def summary(root: Path = ROOT) -> str:
+    """The tables' results, as a table in Markdown."""
+    lines = [
+        "| package | sample | ran | survived | of these with too few tests |",
+        "|---|---|---|---|---|",
+    ]
+    sums = Counter[str]()
+    for path in sorted((root / "tools" / "mutants").glob("*.json")):
+        table = Table(path)
+        left = [row for row in table.rows.values() if row["outcome"] != KILLED]
+        row = {
+            "sample": table.head["sample"],
+            "ran": len(table.rows),
+            "survived": len(left),
+            "few": sum(row["tests"] < row["relevant"] for row in left),
+        }
+        sums.update(row)
+        lines.append(_summary_row(f"`{path.stem}`", row))
+    return "\n".join([*lines, _summary_row("all", sums)]) + "\n"
+
+
+def _summary_row(name: str, row: Mapping[str, int]) -> str:
+    percent = 100 * row["survived"] / row["ran"] if row["ran"] else 0
+    return (
+        f"| {name} | {row['sample']} | {row['ran']} | {row['survived']} ({percent:.0f} %) "
+        f"| {row['few']} |"
+    )
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("package", nargs="?", help="below nostall, such as sass.safety")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--count", type=int, default=DEFAULT_COUNT, help="size of the sample")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="time limit")
+    parser.add_argument("--budget", type=float, default=BUDGET_S, help="seconds of tests for each")
+    parser.add_argument("--resume", action="store_true", help="go on with the table that exists")
+    parser.add_argument("--survivors", action="store_true", help="run only these again")
+    parser.add_argument("--tests", nargs="+", default=(), help="run only these, with --survivors")
+    parser.add_argument("--summary", action="store_true", help="print the tables' results")
+    options = parser.parse_args(arguments)
+    if options.tests and not options.survivors:
+        parser.error("--tests needs --survivors")
+    if not options.package and not options.summary:
+        parser.error("give a package, such as sass.safety, or --summary")
+    return options
 
 
 def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
     """Measure one package; returns the exit code."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("package", help="below nostall, such as sass.safety")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--count", type=int, default=DEFAULT_COUNT, help="size of the sample")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="time limit")
-    parser.add_argument("--resume", action="store_true", help="go on with the table that exists")
-    parser.add_argument("--survivors", action="store_true", help="run only these again")
-    options = parser.parse_args(arguments)
+    options = _parse(arguments)
+    if options.summary:
+        print(summary(root), end="")
+        return 0
     path = root / "tools" / "mutants" / f"{options.package}.json"
-    is_continued = options.resume or options.survivors
-    if path.exists() and not is_continued:
-        parser.error(f"{path} exists; give --resume to go on, or remove it")
     table = Table(path)
-    if table.head and table.head["seed"] != options.seed:
-        parser.error(f"{path} has seed {table.head['seed']}; give --seed {table.head['seed']}")
     try:
-        with cloned(root, options.package) as clone:
+        if table.head and not (options.resume or options.survivors):
+            raise CannotMutate(f"{path} exists; give --resume to go on, or remove it")
+        if table.head and table.head["seed"] != options.seed:
+            raise CannotMutate(
+                f"{path} has seed {table.head['seed']}; give --seed {table.head['seed']}"
+            )
+        with cloned(root, options.package, options.tests) as clone:
             measure(clone, table, options, _git("rev-parse", "--short=12", "HEAD", root=root))
     except CannotMutate as error:
         print(f"error: {error}", file=sys.stderr)
