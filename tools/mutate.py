@@ -8,15 +8,14 @@ PACKAGE is a package or module below ``nostall``, such as ``sass.safety``.  The 
 of the last commit in a temporary folder: once without a mutation, which records what each test
 runs, and then, with each one of a seeded sample, those that run the changed function, the cheapest
 first (:mod:`tools.relevant_tests`).  A test that fails kills a mutation; so does a run that does
-not end in several times the time of the unchanged tests.  The table in ``tools/mutants`` is written after
-each mutation, so that Ctrl-C keeps what was found and ``--resume`` goes on there.
+not end in several times the time of the unchanged tests.  The table in ``tools/mutants`` is written
+after each mutation, so that Ctrl-C keeps what was found and ``--resume`` goes on there.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-import json
 import os
 import shutil
 import signal
@@ -25,13 +24,13 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
+from tools.mutation_table import HANGS, KILLED, SURVIVED, Row, Table, summary
 from tools.mutations import Mutation, sample
 from tools.relevant_tests import (
     ORDER,
@@ -42,7 +41,7 @@ from tools.relevant_tests import (
     is_compiled,
     read_record,
     with_probes,
-)  # fmt: skip
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 DEFAULT_COUNT = 60
@@ -70,8 +69,6 @@ BUDGET_S = 120.0
 """Seconds of the unchanged tests that run with one mutation; the cheapest ones are chosen."""
 SLACK_FACTOR, SLACK_SECONDS = 5, 90.0
 """A run that takes this many times the unchanged tests, and these seconds more, hangs."""
-KILLED, SURVIVED, HANGS = "killed", "survived", "timeout"
-Row = dict[str, Any]
 
 
 class CannotMutate(Exception):
@@ -243,29 +240,6 @@ def _compiled_files(root: Path) -> frozenset[str]:
     return frozenset(found)
 
 
-class Table:
-    """The results of one package, in a JSON file with one row per mutation."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.head: dict[str, Any] = {}
-        self.rows: dict[str, Row] = {}
-        if path.exists():
-            self.head = json.loads(path.read_text())
-            self.rows = {row["name"]: row for row in self.head.pop("mutants")}
-
-    def save(self) -> None:
-        """Write the file, the rows in the order of the sample."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        counts = Counter(row["outcome"] for row in self.rows.values())
-        head = {**self.head, "done": len(self.rows), "outcomes": dict(sorted(counts.items()))}
-        rows = ",\n  ".join(json.dumps(self.rows[name]) for name in sorted(self.rows))
-        text = json.dumps(head, indent=1).removesuffix("\n}")
-        temporary = self.path.with_suffix(".tmp")
-        temporary.write_text(f'{text},\n "mutants": [\n  {rows}\n ]\n}}\n')
-        temporary.replace(self.path)
-
-
 def describe(root: Path, mutation: Mutation) -> Row:
     """The columns of the table that say what a mutation changes."""
     text = (root / mutation.file).read_text()
@@ -342,35 +316,6 @@ def _forget(table: Table, names: set[str]) -> None:
         table.save()
 
 
-def summary(root: Path = ROOT) -> str:
-    """The tables' results, as a table in Markdown."""
-    lines = [
-        "| package | sample | ran | survived | of these with too few tests |",
-        "|---|---|---|---|---|",
-    ]
-    sums = Counter[str]()
-    for path in sorted((root / "tools" / "mutants").glob("*.json")):
-        table = Table(path)
-        left = [row for row in table.rows.values() if row["outcome"] != KILLED]
-        row = {
-            "sample": table.head["sample"],
-            "ran": len(table.rows),
-            "survived": len(left),
-            "few": sum(row["tests"] < row["relevant"] for row in left),
-        }
-        sums.update(row)
-        lines.append(_summary_row(f"`{path.stem}`", row))
-    return "\n".join([*lines, _summary_row("all", sums)]) + "\n"
-
-
-def _summary_row(name: str, row: Mapping[str, int]) -> str:
-    percent = 100 * row["survived"] / row["ran"] if row["ran"] else 0
-    return (
-        f"| {name} | {row['sample']} | {row['ran']} | {row['survived']} ({percent:.0f} %) "
-        f"| {row['few']} |"
-    )
-
-
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("package", nargs="?", help="below nostall, such as sass.safety")
@@ -394,7 +339,7 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
     """Measure one package; returns the exit code."""
     options = _parse(arguments)
     if options.summary:
-        print(summary(root), end="")
+        print(summary(root / "tools" / "mutants"), end="")
         return 0
     path = root / "tools" / "mutants" / f"{options.package}.json"
     table = Table(path)
