@@ -1,0 +1,64 @@
+"""The tables of mutations: one JSON file for each package, and their summary."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+KILLED, SURVIVED, HANGS = "killed", "survived", "timeout"
+Row = dict[str, Any]
+
+
+class Table:
+    """The results of one package, in a JSON file with one row per mutation."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.head: dict[str, Any] = {}
+        self.rows: dict[str, Row] = {}
+        if path.exists():
+            self.head = json.loads(path.read_text())
+            self.rows = {row["name"]: row for row in self.head.pop("mutants")}
+
+    def save(self) -> None:
+        """Write the file, the rows in the order of the sample."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        counts = Counter(row["outcome"] for row in self.rows.values())
+        head = {**self.head, "done": len(self.rows), "outcomes": dict(sorted(counts.items()))}
+        rows = ",\n  ".join(json.dumps(self.rows[name]) for name in sorted(self.rows))
+        text = json.dumps(head, indent=1).removesuffix("\n}")
+        temporary = self.path.with_suffix(".tmp")
+        temporary.write_text(f'{text},\n "mutants": [\n  {rows}\n ]\n}}\n')
+        temporary.replace(self.path)
+
+
+def summary(folder: Path) -> str:
+    """The tables' results, as a table in Markdown."""
+    lines = [
+        "| package | sample | ran | survived | of these with too few tests |",
+        "|---|---|---|---|---|",
+    ]
+    sums = Counter[str]()
+    for path in sorted(folder.glob("*.json")):
+        table = Table(path)
+        left = [row for row in table.rows.values() if row["outcome"] != KILLED]
+        row = {
+            "sample": table.head["sample"],
+            "ran": len(table.rows),
+            "survived": len(left),
+            "few": sum(row["tests"] < row["relevant"] for row in left),
+        }
+        sums.update(row)
+        lines.append(_summary_row(f"`{path.stem}`", row))
+    return "\n".join([*lines, _summary_row("all", sums)]) + "\n"
+
+
+def _summary_row(name: str, row: Mapping[str, int]) -> str:
+    percent = 100 * row["survived"] / row["ran"] if row["ran"] else 0
+    return (
+        f"| {name} | {row['sample']} | {row['ran']} | {row['survived']} ({percent:.0f} %) "
+        f"| {row['few']} |"
+    )
