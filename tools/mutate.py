@@ -184,12 +184,8 @@ def _git(*arguments: str, root: Path) -> str:
 
 @contextmanager
 def cloned(root: Path, package: str, chosen: Sequence[str] = ()) -> Iterator[Clone]:
-    """A clone of the last commit; raises :class:`CannotMutate` if files were changed since then."""
-    if changed := _git("status", "--porcelain", "--", "src", "tests", root=root):
-        raise CannotMutate(
-            f"{changed.splitlines()[0].split()[-1]} is not committed; the clone has the last "
-            "commit, so commit or stash your changes first"
-        )
+    """A clone of the last commit; raises :class:`CannotMutate` if the sources or the package's
+    tests were changed since then."""
     source = Path("src/nostall", *package.split("."))
     paths = [path for path in (source, source.with_suffix(".py")) if (root / path).exists()]
     if not paths:
@@ -198,6 +194,11 @@ def cloned(root: Path, package: str, chosen: Sequence[str] = ()) -> Iterator[Clo
     tests = tuple(chosen) or TESTS.get(package) or (str(folder),)
     if missing := [path for path in tests if not (root / path).exists()]:
         raise CannotMutate(f"{missing[0]} does not exist; add the package's tests to TESTS")
+    if changed := _git("status", "--porcelain", "--", "src", *tests, root=root):
+        raise CannotMutate(
+            f"{changed.splitlines()[0].split()[-1]} is not committed; the clone has the last "
+            "commit, so commit or stash your changes first"
+        )
     with tempfile.TemporaryDirectory(prefix="nostall-mutate-") as temporary:
         clone = Path(temporary) / "clone"
         _git("clone", "--quiet", "--shared", str(root), str(clone), root=root)
@@ -297,8 +298,11 @@ def measure(clone: Clone, table: Table, options: argparse.Namespace, commit: str
             continue
         row |= {"outcome": outcome, "failed": failed, "tests": len(tests), "relevant": count}
         row |= {"seconds": round(time.monotonic() - start, 1), "commit": commit}
-        kept = {k: v for k, v in known.items() if k == "explanation" and outcome != KILLED}
-        table.rows[name] = {"name": name, **row, **kept}
+        if known and outcome != KILLED:
+            row |= {k: v for k, v in known.items() if k == "explanation"}
+        if options.survivors and outcome == KILLED:
+            row["was"] = SURVIVED
+        table.rows[name] = {"name": name, **row}
         table.save()
         at = f"{row['file'].removeprefix('src/nostall/')}:{row['line']}"
         print(
