@@ -58,6 +58,7 @@ TESTS = {
         "tests/unit/parallel/test_evaluation.py",
         "tests/unit/parallel/planners",
         "tests/property/test_parallel.py",
+        "tests/property/test_plan_memory.py",
     ),
     "parallel.planners": ("tests/unit/parallel/planners", "tests/property/test_parallel.py"),
     "parallel.cluster": ("tests/unit/parallel/cluster", "tests/unit/parallel/simulate"),

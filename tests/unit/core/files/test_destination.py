@@ -291,7 +291,7 @@ def test_a_refusal_has_the_error_number_of_an_attempt_to_open(
         server.bind("socket")
     for name in ("folder", "socket"):
         with pytest.raises(OSError) as opened:
-            Path(name).open("wb")
+            Path(name).write_bytes(b"")
         with pytest.raises(OSError) as refused:
             find_destination(Path(name))
         assert refused.value.errno == opened.value.errno
