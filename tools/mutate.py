@@ -308,7 +308,7 @@ def measure(clone: Clone, table: Table, options: argparse.Namespace, commit: str
         if known and outcome != KILLED:
             row |= {k: v for k, v in known.items() if k == "explanation"}
         if options.survivors and outcome == KILLED:
-            row["was"] = SURVIVED
+            row["was"] = known.get("was", known["outcome"])
         table.rows[name] = {"name": name, **row}
         table.save()
         at = f"{row['file'].removeprefix('src/nostall/')}:{row['line']}"

@@ -48,11 +48,11 @@ def summary(folder: Path) -> str:
     sums = Counter[str]()
     for path in sorted(folder.glob("*.json")):
         table = Table(path)
-        left = [row for row in table.rows.values() if row["outcome"] != KILLED]
+        left = [row for row in table.rows.values() if row["outcome"] == SURVIVED]
         row = {
             "sample": table.head["sample"],
             "ran": len(table.rows),
-            "first": len(left) + sum("was" in row for row in table.rows.values()),
+            "first": len(left) + sum(row.get("was") == SURVIVED for row in table.rows.values()),
             "survive": len(left),
             "few": sum(row["tests"] < row["relevant"] for row in left),
         }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -91,19 +90,19 @@ def test_a_plan_fits_up_to_its_peak(planned: tuple[Workload, Plan], chosen: int,
     workers = zip(plan.stages, timeline.costs.worker, strict=True)
     own = {g for stage, w in workers if w == worker for g in stage.gpus}
     peak = needed.peak[worker]
-    size = peak if side == 0 else peak + side * max(1.0, peak * 1e-9)
+    size = peak if side == 0 else peak + side * max(1.0, peak * 1e-6)
     sizes = tuple(size if g in own else 1e15 for g in range(len(work.cluster)))
     work = replace(work, cluster=replace(work.cluster, memory=sizes))
     fits = memory(work, plan, timeline).fits
     assert fits is (side >= 0)
     reaches = plan.interleaved or _reaches_limits(plan, timeline, work)
     if fits and reaches:
-        assert may_fit(work, plan) or math.isclose(size, peak)  # sums in another order
+        assert may_fit(work, plan) or side == 0  # sums in another order
     elif not fits and reaches and not plan.interleaved:
         assert not may_fit(work, plan)
     fitted = fit_to_memory(work, plan)
     if fitted is not None and not plan.interleaved:
-        assert memory(work, fitted, simulate(work, fitted)).fits or math.isclose(size, peak)
+        assert memory(work, fitted, simulate(work, fitted)).fits or side == 0
 
 
 def _reaches_limits(plan: Plan, timeline: Timeline, work: Workload) -> bool:
