@@ -7,8 +7,8 @@
 PACKAGE is a package or module below ``nostall``, such as ``sass.safety``.  The tests run in a clone
 of the last commit in a temporary folder: once without a mutation, which records what each test
 runs, and then, with each one of a seeded sample, those that run the changed function, the cheapest
-first (:mod:`tools.relevant_tests`).  A test that fails kills a mutation; so does a run that does
-not end in several times the time of the unchanged tests.  The table in ``tools/mutants`` is written
+first (:mod:`tools.relevant_tests`).  A test that fails kills a mutation; so does one that does not
+end in several times its own time without a mutation.  The table in ``tools/mutants`` is written
 after each mutation, so that Ctrl-C keeps what was found and ``--resume`` goes on there.
 """
 
@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import ast
 import itertools
+import json
 import os
 import shutil
 import signal
@@ -25,7 +26,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -70,7 +71,7 @@ SETTINGS = {"NOSTALL_CORPUS_SLICE": "12", "NOSTALL_MUTANTS": "2"}
 BUDGET_S = 120.0
 """Seconds of the unchanged tests that run with one mutation; the cheapest ones are chosen."""
 SLACK_FACTOR, SLACK_SECONDS = 5, 90.0
-"""A run that takes this many times the unchanged tests, and these seconds more, hangs."""
+"""A test that takes this many times its time without a mutation, and these seconds more, hangs."""
 
 
 class CannotMutate(Exception):
@@ -109,17 +110,18 @@ class Clone:
             raise CannotMutate(f"the unchanged tests fail ({failed or outcome}); mend them first")
         return read_record(path)
 
-    def run(self, mutation: Mutation, tests: Sequence[str], seconds: float) -> tuple[str, str]:
-        """(outcome, name of the test that failed) of tests in this order, within a time."""
+    def run(self, mutation: Mutation, tests: Mapping[str, int]) -> tuple[str, str]:
+        """(outcome, name of the test that failed) of tests in this order with limits in seconds."""
         if not tests:
             return SURVIVED, ""
         order = self.root / ".cache" / "order"
-        order.write_text("\n".join(tests))
+        order.write_text(json.dumps(tests))
         files = list(dict.fromkeys(test.partition("::")[0] for test in tests))
         with _mutated(self.root, mutation), tempfile.TemporaryDirectory() as fresh:
             # numba decides by the file of a function alone whether its cache is valid.
             cache = {"NUMBA_CACHE_DIR": fresh} if mutation.file in self.compiled else {}
-            return self._run(["-x", *files], seconds, {ORDER: str(order), **cache})
+            limit_s = sum(tests.values()) + SLACK_SECONDS
+            return self._run(["-x", *files], limit_s, {ORDER: str(order), **cache})
 
     def _run(
         self, tests: Sequence[str], seconds: float, variables: dict[str, str]
@@ -138,6 +140,8 @@ class Clone:
         failed = [line.split()[1] for line in output.splitlines() if line.startswith(_FAILURES)]
         if process.returncode == 0:
             return SURVIVED, ""
+        if process.returncode == -signal.SIGALRM:
+            return HANGS, ""
         if process.returncode == 5:  # no test was collected
             raise CannotMutate(f"{' '.join(self.tests)} has no tests; give a package with tests")
         return KILLED, failed[0] if failed else f"pytest ended with {process.returncode}"
@@ -299,8 +303,8 @@ def measure(clone: Clone, table: Table, options: argparse.Namespace, commit: str
         row = describe(clone.root, mutation)
         tests, count = relevant.order(probe_of(clone.root, row), options.budget)
         start = time.monotonic()
-        expected_s = sum(relevant.seconds[test] for test in tests)
-        outcome, failed = clone.run(mutation, tests, SLACK_FACTOR * expected_s + SLACK_SECONDS)
+        limits = {t: int(SLACK_FACTOR * relevant.seconds[t] + SLACK_SECONDS) for t in tests}
+        outcome, failed = clone.run(mutation, limits)
         if options.tests and outcome != KILLED:
             continue
         row |= {"outcome": outcome, "failed": failed, "tests": len(tests), "relevant": count}

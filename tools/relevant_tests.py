@@ -1,9 +1,9 @@
 """Find which tests run which functions, and run the tests of one function, cheapest first.
 
 The file is also a pytest plugin: a clone holds a copy named ``PLUGIN`` among its sources.  With
-``RECORD`` in the environment the plugin writes what each test runs; with ``ORDER`` it runs the
-tests of a file's lines only, in their order.  Functions report themselves by a call that
-:func:`with_probes` inserts, also in the processes that a test starts.
+``RECORD`` in the environment the plugin writes what each test runs; with ``ORDER`` it runs only the
+tests of a JSON file, in their order and within their limits in seconds.  Functions report
+themselves by a call that :func:`with_probes` inserts, also in the processes that a test starts.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import signal
 import time
 from collections import defaultdict
 from collections.abc import Generator, Iterable, Sequence
@@ -25,6 +26,9 @@ RECORD, ORDER = "NOSTALL_RELEVANT_RECORD", "NOSTALL_RELEVANT_ORDER"
 _seen: set[str] = set()
 _writes = {"as": ""}
 """Name under which probes are written: the fixture's or the test's; empty: pytest's variable."""
+
+_limits: dict[str, int] = {}
+"""Test -> seconds that it may take."""
 
 
 def hit(probe: str) -> None:
@@ -60,10 +64,14 @@ def pytest_fixture_setup(fixturedef: Any) -> Generator[None, object, object]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Note the time of a test with its fixtures."""
+    """Note the time of a test with its fixtures, or end a process that exceeds the test's limit."""
     _seen.clear()
+    if item.nodeid in _limits:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends compiled loops, too
+        signal.alarm(_limits[item.nodeid])
     began = time.perf_counter()
     result = yield
+    signal.alarm(0)
     fixtures = list(getattr(item, "fixturenames", ()))
     _write([item.nodeid, round(time.perf_counter() - began, 3), fixtures])
     return result
@@ -74,7 +82,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep the tests of the order's file, in its order."""
     path = os.environ.get(ORDER)
     if path:
-        place = {test: number for number, test in enumerate(Path(path).read_text().splitlines())}
+        _limits.update(json.loads(Path(path).read_text()))
+        place = {test: number for number, test in enumerate(_limits)}
         kept = [item for item in items if item.nodeid in place]
         items[:] = sorted(kept, key=lambda item: place[item.nodeid])
 

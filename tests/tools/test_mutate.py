@@ -179,10 +179,8 @@ def test_a_table_is_continued_and_survivors_run_again(
     runs: list[Mutation] = []
     outcome = "survived"
 
-    def run(
-        _: mutate.Clone, mutation: Mutation, tests: list[str], seconds: float
-    ) -> tuple[str, str]:
-        assert seconds >= 8
+    def run(_: mutate.Clone, mutation: Mutation, tests: dict[str, int]) -> tuple[str, str]:
+        assert all(limit >= 8 for limit in tests.values())
         runs.append(mutation)
         return ("survived" if mutation.operator == "constant" else outcome), ""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -114,8 +115,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _pytest(folder: Path, **variables: str) -> str:
+    done = _run(folder, **variables)
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def _run(folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pytest", "-v", "-p", PLUGIN, "-p", "no:cacheprovider"]
-    done = subprocess.run(
+    return subprocess.run(
         [*command, "-p", "no:xdist"],
         cwd=folder,
         env=os.environ | variables,
@@ -123,8 +130,6 @@ def _pytest(folder: Path, **variables: str) -> str:
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stdout
-    return done.stdout
 
 
 def test_tests_of_a_function_are_recorded_and_run_in_order(folder: Path) -> None:
@@ -151,10 +156,14 @@ def test_tests_of_a_function_are_recorded_and_run_in_order(folder: Path) -> None
     everything, _ = relevant.order("sample.py::", 100.0)
     assert set(everything) == set(relevant.seconds)
     assert everything[-1] == "test_a.py::test_nothing"
-    (folder / "order").write_text("\n".join(reversed(chosen)))
+    limits = dict.fromkeys(reversed(chosen), 60)
+    (folder / "order").write_text(json.dumps(limits))
     output = _pytest(folder, **{ORDER: str(folder / "order")})
     ran = [line.split()[0] for line in output.splitlines() if " PASSED" in line]
     assert ran == chosen[::-1]
+    (folder / "order").write_text(json.dumps({**limits, chosen[1]: 1}))
+    (folder / "test_a.py").write_text(TESTS.replace("time.sleep(0.3)", "time.sleep(60)"))
+    assert _run(folder, **{ORDER: str(folder / "order")}).returncode == -signal.SIGALRM
 
 
 def test_a_record_of_a_test_that_runs_nothing(tmp_path: Path) -> None:
