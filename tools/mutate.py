@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tools.mutation_table import HANGS, KILLED, SURVIVED, Row, Table, summary
+from tools.mutation_table import DEFAULT_COUNT, HANGS, KILLED, SURVIVED, Row, Table, summary
 from tools.mutations import Mutation, sample
 from tools.relevant_tests import (
     ORDER,
@@ -46,7 +46,6 @@ from tools.relevant_tests import (
 )
 
 ROOT = Path(__file__).resolve().parents[1]
-DEFAULT_COUNT = 60
 TESTS = {
     "sass.safety": (
         "tests/unit/sass/safety",
