@@ -1,18 +1,22 @@
 """Measure which small changes of a package its tests notice.
 
-    python -m tools.mutate PACKAGE [--seed S] [--count N] [--seconds T] [--resume] [--survivors]
+    python -m tools.mutate PACKAGE [--seed S] [--count N] [--seconds T] [--resume]
+                                   [--survivors] [--tests PATH ...] [--budget T]
+    python -m tools.mutate --summary
 
 PACKAGE is a package or module below ``nostall``, such as ``sass.safety``.  The tests run in a clone
-of the last commit in a temporary folder, once without a mutation and once with each one of a seeded
-sample.  A test that fails kills a mutation; so does a run that does not end in several times the
-time of the unchanged tests.  The table in ``tools/mutants`` is written after each mutation, so that
-Ctrl-C keeps what was found and ``--resume`` goes on there.
+of the last commit in a temporary folder: once without a mutation, which records what each test
+runs, and then, with each one of a seeded sample, those that run the changed function, the cheapest
+first (:mod:`tools.relevant_tests`).  A test that fails kills a mutation; so does one that does not
+end in several times its own time without a mutation.  The table in ``tools/mutants`` is written
+after each mutation, so that Ctrl-C keeps what was found and ``--resume`` goes on there.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import itertools
 import json
 import os
 import shutil
@@ -22,17 +26,26 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
+from tools.mutation_table import DEFAULT_COUNT, HANGS, KILLED, SURVIVED, Row, Table, summary
 from tools.mutations import Mutation, sample
+from tools.relevant_tests import (
+    ORDER,
+    PLUGIN,
+    RECORD,
+    Relevant,
+    function_at,
+    is_compiled,
+    read_record,
+    with_probes,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
-DEFAULT_COUNT = 60
 TESTS = {
     "sass.safety": (
         "tests/unit/sass/safety",
@@ -45,6 +58,7 @@ TESTS = {
         "tests/unit/parallel/test_evaluation.py",
         "tests/unit/parallel/planners",
         "tests/property/test_parallel.py",
+        "tests/property/test_plan_memory.py",
     ),
     "parallel.planners": ("tests/unit/parallel/planners", "tests/property/test_parallel.py"),
     "parallel.cluster": ("tests/unit/parallel/cluster", "tests/unit/parallel/simulate"),
@@ -53,10 +67,10 @@ TESTS = {
 """Package -> its tests, if they are more than the folder of the same name in ``tests/unit``."""
 SETTINGS = {"NOSTALL_CORPUS_SLICE": "12", "NOSTALL_MUTANTS": "2"}
 """As in ``make test``, with fewer seeded violations of each kind."""
-SLACK_FACTOR, SLACK_SECONDS = 4, 60.0
-"""A run that takes this many times the unchanged tests, and these seconds more, hangs."""
-KILLED, SURVIVED, HANGS = "killed", "survived", "timeout"
-Row = dict[str, Any]
+BUDGET_S = 120.0
+"""Seconds of the unchanged tests that run with one mutation; the cheapest ones are chosen."""
+SLACK_FACTOR, SLACK_SECONDS = 5, 90.0
+"""A test that takes this many times its time without a mutation, and these seconds more, hangs."""
 
 
 class CannotMutate(Exception):
@@ -73,45 +87,69 @@ class Clone:
     compiled: frozenset[str]
     """Files whose text decides compiled code: modules with numba, and those that these import."""
 
-    def command(self) -> list[str]:
+    def command(self, tests: Sequence[str]) -> list[str]:
         """The tests' command, as the table states it."""
-        marks = "not slow and not gpu"
-        options = ["-x", "-q", "-n", "0", "-p", "no:cacheprovider", "-m", marks]
-        return ["python", "-m", "pytest", *options, *self.tests]
+        options = ["-q", "-n", "0", "-p", "no:cacheprovider", "-m", "not slow and not gpu"]
+        return ["python", "-m", "pytest", *options, *tests]
 
-    def run(self, seconds: float, mutation: Mutation | None = None) -> tuple[str, str]:
-        """(outcome, name of the test that failed) of the tests, which may take ``seconds``."""
-        # numba looks only at the file of a function itself to decide whether its cache is valid.
-        is_compiled = mutation is not None and mutation.file in self.compiled
+    def record(self, files: Iterable[str]) -> Relevant:
+        """Run the unchanged tests; raises :class:`CannotMutate` if one fails."""
+        texts = {file: (self.root / file).read_text() for file in files}
+        times = {file: (self.root / file).stat() for file in texts}
+        path = self.root / ".cache" / "record"
+        path.unlink(missing_ok=True)
+        try:
+            for file, text in texts.items():
+                (self.root / file).write_text(with_probes(file, text))
+            outcome, failed = self._run(self.tests, 3600, {RECORD: str(path)})
+        finally:
+            for file, text in texts.items():
+                _restore(self.root / file, text, times[file])
+        if outcome != SURVIVED:
+            raise CannotMutate(f"the unchanged tests fail ({failed or outcome}); mend them first")
+        return read_record(path)
+
+    def run(self, mutation: Mutation, tests: Mapping[str, int]) -> tuple[str, str]:
+        """(outcome, name of the test that failed) of tests in this order with limits in seconds."""
+        if not tests:
+            return SURVIVED, ""
+        order = self.root / ".cache" / "order"
+        order.write_text(json.dumps(tests))
+        files = list(dict.fromkeys(test.partition("::")[0] for test in tests))
         with _mutated(self.root, mutation), tempfile.TemporaryDirectory() as fresh:
-            cache = fresh if is_compiled else str(self.root / ".cache" / "numba")
-            with subprocess.Popen(
-                [sys.executable, *self.command()[1:]],
-                cwd=self.root,
-                env=self.environment() | {"NUMBA_CACHE_DIR": cache},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                start_new_session=True,
-            ) as process:
-                try:
-                    output, _ = process.communicate(timeout=seconds)
-                except subprocess.TimeoutExpired:
-                    return HANGS, ""
-                finally:
-                    _end(process)
+            # numba decides by the file of a function alone whether its cache is valid.
+            cache = {"NUMBA_CACHE_DIR": fresh} if mutation.file in self.compiled else {}
+            limit_s = sum(tests.values()) + SLACK_SECONDS
+            return self._run(["-x", *files], limit_s, {ORDER: str(order), **cache})
+
+    def _run(
+        self, tests: Sequence[str], seconds: float, variables: dict[str, str]
+    ) -> tuple[str, str]:
+        command = [sys.executable, *self.command(tests)[1:], "-p", PLUGIN]
+        with subprocess.Popen(
+            command, cwd=self.root, env=self.environment() | variables, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+        ) as process:  # fmt: skip
+            try:
+                output, _ = process.communicate(timeout=seconds)
+            except subprocess.TimeoutExpired:
+                return HANGS, ""
+            finally:
+                _end(process)
         failed = [line.split()[1] for line in output.splitlines() if line.startswith(_FAILURES)]
         if process.returncode == 0:
             return SURVIVED, ""
+        if process.returncode == -signal.SIGALRM:
+            return HANGS, ""
         if process.returncode == 5:  # no test was collected
             raise CannotMutate(f"{' '.join(self.tests)} has no tests; give a package with tests")
         return KILLED, failed[0] if failed else f"pytest ended with {process.returncode}"
 
     def environment(self) -> dict[str, str]:
-        """The environment in which the clone's modules are imported, and no byte code is kept."""
+        """The environment in which the clone's modules are imported."""
         return os.environ | {
             "PYTHONPATH": str(self.root / "src"),
-            "PYTHONDONTWRITEBYTECODE": "1",
+            "NUMBA_CACHE_DIR": str(self.root / ".cache" / "numba"),
             **SETTINGS,
         }
 
@@ -119,19 +157,28 @@ class Clone:
 _FAILURES = ("FAILED ", "ERROR ")
 
 
+_SECONDS = itertools.count(1)
+
+
 @contextmanager
-def _mutated(root: Path, mutation: Mutation | None) -> Iterator[None]:
+def _mutated(root: Path, mutation: Mutation) -> Iterator[None]:
     """Apply a mutation to the clone for the duration of the block."""
-    if mutation is None:
-        yield
-        return
     path = root / mutation.file
-    text = path.read_text()
+    text, times = path.read_text(), path.stat()
     path.write_text(mutation.apply(text))
+    # Python and numba take a file of the same second and size for the same file.
+    second = int(time.time()) + next(_SECONDS)
+    os.utime(path, (second, second))
     try:
         yield
     finally:
-        path.write_text(text)
+        _restore(path, text, times)
+
+
+def _restore(path: Path, text: str, times: os.stat_result) -> None:
+    """Write the text and the file's old time, by which numba knows that its cache is valid."""
+    path.write_text(text)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
 
 
 def _end(process: subprocess.Popen[str]) -> None:
@@ -146,25 +193,27 @@ def _git(*arguments: str, root: Path) -> str:
 
 
 @contextmanager
-def cloned(root: Path, package: str) -> Iterator[Clone]:
-    """A clone of the last commit; raises :class:`CannotMutate` if files were changed since then."""
-    if changed := _git("status", "--porcelain", "--", "src", "tests", root=root):
-        raise CannotMutate(
-            f"{changed.splitlines()[0].split()[-1]} is not committed; the clone has the last "
-            "commit, so commit or stash your changes first"
-        )
+def cloned(root: Path, package: str, chosen: Sequence[str] = ()) -> Iterator[Clone]:
+    """A clone of the last commit; raises :class:`CannotMutate` if the sources or the package's
+    tests were changed since then."""
     source = Path("src/nostall", *package.split("."))
     paths = [path for path in (source, source.with_suffix(".py")) if (root / path).exists()]
     if not paths:
         raise CannotMutate(f"{source} does not exist; give a package such as sass.safety")
     folder = Path("tests/unit", *package.split("."))
-    tests = TESTS.get(package) or (str(folder),)
+    tests = tuple(chosen) or TESTS.get(package) or (str(folder),)
     if missing := [path for path in tests if not (root / path).exists()]:
         raise CannotMutate(f"{missing[0]} does not exist; add the package's tests to TESTS")
+    if changed := _git("status", "--porcelain", "--", "src", *tests, root=root):
+        raise CannotMutate(
+            f"{changed.splitlines()[0].split()[-1]} is not committed; the clone has the last "
+            "commit, so commit or stash your changes first"
+        )
     with tempfile.TemporaryDirectory(prefix="nostall-mutate-") as temporary:
         clone = Path(temporary) / "clone"
         _git("clone", "--quiet", "--shared", str(root), str(clone), root=root)
         _copy_corpus(root / ".cache", clone / ".cache")
+        shutil.copy(Path(__file__).with_name("relevant_tests.py"), clone / "src" / f"{PLUGIN}.py")
         made = Clone(clone, package, tests, _compiled_files(clone))
         where = subprocess.run(
             [sys.executable, "-c", "import nostall; print(nostall.__file__)"],
@@ -202,34 +251,6 @@ def _compiled_files(root: Path) -> frozenset[str]:
     return frozenset(found)
 
 
-class Table:
-    """The results of one package, in a JSON file with one row per mutation."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.head: dict[str, Any] = {}
-        self.rows: dict[int, Row] = {}
-        if path.exists():
-            self.head = json.loads(path.read_text())
-            self.rows = {row["number"]: row for row in self.head.pop("mutants")}
-
-    def has(self, number: int, row: Row) -> bool:
-        """Whether the table has a result for the same mutation."""
-        known = self.rows.get(number, {})
-        return all(known.get(key) == row[key] for key in ("file", "operator", "old", "new"))
-
-    def save(self) -> None:
-        """Write the file, the rows in the order of the sample."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        counts = Counter(row["outcome"] for row in self.rows.values())
-        head = {**self.head, "done": len(self.rows), "outcomes": dict(sorted(counts.items()))}
-        rows = ",\n  ".join(json.dumps(self.rows[number]) for number in sorted(self.rows))
-        text = json.dumps(head, indent=1).removesuffix("\n}")
-        temporary = self.path.with_suffix(".tmp")
-        temporary.write_text(f'{text},\n "mutants": [\n  {rows}\n ]\n}}\n')
-        temporary.replace(self.path)
-
-
 def describe(root: Path, mutation: Mutation) -> Row:
     """The columns of the table that say what a mutation changes."""
     text = (root / mutation.file).read_text()
@@ -242,71 +263,108 @@ def describe(root: Path, mutation: Mutation) -> Row:
     }
 
 
+def probe_of(root: Path, row: Row) -> str:
+    """The function whose tests are relevant for a row; ``file::`` if all tests are."""
+    text = (root / row["file"]).read_text()
+    name = "" if is_compiled(text, row["line"]) else function_at(text, row["line"])
+    return f"{row['file']}::{name}"
+
+
 def measure(clone: Clone, table: Table, options: argparse.Namespace, commit: str) -> None:
     """Run the tests with each mutation of the sample that the table does not have yet."""
     folder = clone.root / "src" / "nostall" / Path(*clone.package.split("."))
     folder = folder if folder.is_dir() else folder.with_suffix(".py")
     chosen, total = sample(clone.root, folder, options.count, options.seed)
     began = time.monotonic()
-    outcome, failed = clone.run(3600)
-    if outcome != SURVIVED:
-        raise CannotMutate(f"the unchanged tests fail ({failed or outcome}); mend them first")
-    unchanged_s = time.monotonic() - began
-    limit = SLACK_FACTOR * unchanged_s + SLACK_SECONDS
+    relevant = clone.record({mutation.file for mutation in chosen.values()})
+    unchanged_s = sum(relevant.seconds.values())
     print(f"{clone.package}: {total} mutations; the unchanged tests take {unchanged_s:.0f} s")
-    table.head = {
-        "package": clone.package,
-        "tests": " ".join([*(f"{k}={v}" for k, v in SETTINGS.items()), *clone.command()]),
-        "seed": options.seed,
-        "mutations": total,
-        "sample": options.count,
-        "unchanged_seconds": round(unchanged_s, 1),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
-    for number, mutation in enumerate(chosen, 1):
-        row = describe(clone.root, mutation)
-        is_known = table.has(number, row)
-        is_again = options.survivors and table.rows.get(number, {}).get("outcome") == SURVIVED
-        if (is_known and not is_again) or (options.survivors and not is_again):
+    if not options.tests:
+        _forget(table, set(chosen))
+        table.head = {
+            "package": clone.package,
+            "tests": " ".join(
+                [*(f"{k}={v}" for k, v in SETTINGS.items()), *clone.command(clone.tests)]
+            ),
+            "seed": options.seed,
+            "mutations": total,
+            "sample": min(options.count, len(chosen)),
+            "unchanged_seconds": round(unchanged_s, 1),
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+    for place, (name, mutation) in enumerate(chosen.items(), 1):
+        known = table.rows.get(name, {})
+        if known.get("outcome") not in ((SURVIVED, HANGS) if options.survivors else (None,)):
             continue
         if time.monotonic() - began > options.seconds:
             print(f"--seconds {options.seconds:g} is over; go on with --resume")
             break
+        row = describe(clone.root, mutation)
+        tests, count = relevant.order(probe_of(clone.root, row), options.budget)
         start = time.monotonic()
-        outcome, failed = clone.run(limit, mutation)
-        seconds = time.monotonic() - start
-        kept = {k: v for k, v in table.rows.get(number, {}).items() if k == "explanation"}
-        row |= {"outcome": outcome, "failed": failed, "seconds": round(seconds, 1)}
-        table.rows[number] = {"number": number, **row, "commit": commit} | (
-            kept if is_known and outcome == SURVIVED else {}
-        )
+        limits = {t: int(SLACK_FACTOR * relevant.seconds[t] + SLACK_SECONDS) for t in tests}
+        outcome, failed = clone.run(mutation, limits)
+        if options.tests and outcome != KILLED:
+            continue
+        row |= {"outcome": outcome, "failed": failed, "tests": len(tests), "relevant": count}
+        row |= {"seconds": round(time.monotonic() - start, 1), "commit": commit}
+        if known and outcome != KILLED:
+            row |= {k: v for k, v in known.items() if k == "explanation"}
+        if options.survivors and outcome == KILLED:
+            row["was"] = known.get("was", known["outcome"])
+        table.rows[name] = {"name": name, **row}
         table.save()
-        place = f"{row['file'].removeprefix('src/nostall/')}:{row['line']}"
-        change = f"{row['old'][:40]} -> {row['new'][:40]}"
+        at = f"{row['file'].removeprefix('src/nostall/')}:{row['line']}"
         print(
-            f"[{number}/{len(chosen)}] {outcome:8} {seconds:4.0f} s  {place}  {change}", flush=True
+            f"[{place}/{len(chosen)}] {outcome:8} {row['seconds']:4.0f} s  {at}  "
+            f"{row['old'][:40]} -> {row['new'][:40]}",
+            flush=True,
         )
+
+
+def _forget(table: Table, names: set[str]) -> None:
+    """Take the rows out whose mutations are not in the sample, because the source has changed."""
+    if old := sorted(set(table.rows) - names):
+        print(f"{len(old)} rows are not in the sample of this source and leave the table")
+        table.rows = {name: row for name, row in table.rows.items() if name in names}
+        table.save()
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("package", nargs="?", help="below nostall, such as sass.safety")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--count", type=int, default=DEFAULT_COUNT, help="size of the sample")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="time limit")
+    parser.add_argument("--budget", type=float, default=BUDGET_S, help="seconds of tests for each")
+    parser.add_argument("--resume", action="store_true", help="go on with the table that exists")
+    parser.add_argument("--survivors", action="store_true", help="run only these again")
+    parser.add_argument("--tests", nargs="+", default=(), help="run only these, with --survivors")
+    parser.add_argument("--summary", action="store_true", help="print the tables' results")
+    options = parser.parse_args(arguments)
+    if options.tests and not options.survivors:
+        parser.error("--tests needs --survivors")
+    if not options.package and not options.summary:
+        parser.error("give a package, such as sass.safety, or --summary")
+    return options
 
 
 def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
     """Measure one package; returns the exit code."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("package", help="below nostall, such as sass.safety")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--count", type=int, default=DEFAULT_COUNT, help="size of the sample")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="time limit")
-    parser.add_argument("--resume", action="store_true", help="go on with the table that exists")
-    parser.add_argument("--survivors", action="store_true", help="run only these again")
-    options = parser.parse_args(arguments)
+    options = _parse(arguments)
+    if options.summary:
+        print(summary(root / "tools" / "mutants"), end="")
+        return 0
     path = root / "tools" / "mutants" / f"{options.package}.json"
-    is_continued = options.resume or options.survivors
-    if path.exists() and not is_continued:
-        parser.error(f"{path} exists; give --resume to go on, or remove it")
     table = Table(path)
-    if table.head and table.head["seed"] != options.seed:
-        parser.error(f"{path} has seed {table.head['seed']}; give --seed {table.head['seed']}")
     try:
-        with cloned(root, options.package) as clone:
+        if table.head and not (options.resume or options.survivors):
+            raise CannotMutate(f"{path} exists; give --resume to go on, or remove it")
+        if table.head and table.head["seed"] != options.seed:
+            raise CannotMutate(
+                f"{path} has seed {table.head['seed']}; give --seed {table.head['seed']}"
+            )
+        with cloned(root, options.package, options.tests) as clone:
             measure(clone, table, options, _git("rev-parse", "--short=12", "HEAD", root=root))
     except CannotMutate as error:
         print(f"error: {error}", file=sys.stderr)

@@ -8,7 +8,9 @@ change there has no effect, or only one on the wording.
 from __future__ import annotations
 
 import ast
-import random
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -45,18 +47,37 @@ class Mutation:
         return text[: self.start] + self.new + text[self.end :]
 
 
-def sample(root: Path, folder: Path, count: int, seed: int) -> tuple[list[Mutation], int]:
-    """(``count`` seeded mutations of the modules below a folder, number of all of them).
+def sample(root: Path, folder: Path, count: int, seed: int) -> tuple[dict[str, Mutation], int]:
+    """(``count`` seeded mutations of the modules below a folder by name, number of all of them).
 
-    A smaller count gives the beginning of the same list.
+    A name is a hash of the seed and of the changed line, and the sample is the smallest names: a
+    smaller count gives the beginning of the same sample, and a change of the source elsewhere
+    leaves the others in it.
     """
-    every: list[Mutation] = []
+    named: dict[str, Mutation] = {}
+    texts: dict[str, str] = {}
     for path in sorted(folder.rglob("*.py")) if folder.is_dir() else [folder]:
-        every += mutations(path.relative_to(root).as_posix(), path.read_text())
-    random.Random(f"{seed} {folder.relative_to(root).as_posix()}").shuffle(every)
-    texts = {file: (root / file).read_text() for file in {mutation.file for mutation in every}}
-    legal = (mutation for mutation in every if _parses(mutation.apply(texts[mutation.file])))
-    return list(islice(legal, count)), len(every)
+        file = path.relative_to(root).as_posix()
+        texts[file] = path.read_text()
+        named |= _named(texts[file], mutations(file, texts[file]), seed)
+    ordered = ((name, named[name]) for name in sorted(named))
+    legal = ((n, m) for n, m in ordered if _parses(m.apply(texts[m.file])))
+    return dict(islice(legal, count)), len(named)
+
+
+def _named(text: str, every: Sequence[Mutation], seed: int) -> dict[str, Mutation]:
+    """Mutations of one file by name; equal changes of equal lines are told apart by their order."""
+    seen: Counter[str] = Counter()
+    named = {}
+    for mutation in every:
+        start = text.rfind("\n", 0, mutation.start) + 1
+        line = text[start:].partition("\n")[0]
+        column = mutation.start - start - (len(line) - len(line.lstrip()))
+        key = repr((seed, mutation.file, line.strip(), column, mutation.operator, mutation.new))
+        name = hashlib.sha256(f"{key} {seen[key]}".encode()).hexdigest()[:12]
+        seen[key] += 1
+        named[name] = mutation
+    return named
 
 
 def mutations(file: str, text: str) -> list[Mutation]:

@@ -107,11 +107,22 @@ def _unclaimed(kind: str, results: list[PartResults]) -> dict[str, int]:
 
 
 def _verdict_rejects(mutant: Mutant) -> bool:
-    """Whether the verifier rejects the mutant's cubin, parsed with nvdisasm."""
+    """Whether the verifier rejects the mutant's cubin, and names the instructions of its findings.
+
+    The cubin is parsed with nvdisasm.
+    """
     try:
-        return not verify_program(mutant.program, Program.from_cubin(mutant.data)).safe
+        candidate = Program.from_cubin(mutant.data)
     except BadBinary:
         return True
+    verdict = verify_program(mutant.program, candidate)
+    for finding in verdict.findings:
+        at, rest = divmod(finding.offset, 16)
+        if finding.function:  # else it is about the whole cubin
+            found = candidate.function(finding.function).instructions[at]
+            texts = [text.replace(".reuse", "") for text in (found.text, finding.instruction)]
+            assert (texts[0], rest) == (texts[1], 0), finding
+    return not verdict.safe
 
 
 @pytest.mark.parametrize("kind", MUTATIONS)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tools.mutation_table import summary
 from tools.mutations import Mutation, mutations, sample
 
 from tools import mutate
@@ -83,9 +84,24 @@ def test_a_smaller_sample_is_the_beginning_of_a_larger_one() -> None:
     folder = root / "src" / "nostall" / "store"
     large, total = sample(root, folder, 30, seed=0)
     small, _ = sample(root, folder, 10, seed=0)
-    assert large[:10] == small
-    assert total > 300 and len(set(large)) == 30
-    assert sample(root, folder, 10, seed=1)[0] != small
+    assert list(large.items())[:10] == list(small.items())
+    assert total > 300 and len(set(large.values())) == 30
+    assert set(sample(root, folder, 10, seed=1)[0]) != set(small)
+
+
+def test_names_stay_when_other_lines_change(tmp_path: Path) -> None:
+    file = tmp_path / "m.py"
+    names = []
+    for text in ("def f(x):\n    return x + 1\n", "Y = 0\ndef f(x):\n  if Y:\n    return x + 1\n"):
+        file.write_text(text)
+        found, _ = sample(tmp_path, file, 99, seed=0)
+        names.append(
+            {name: m.new for name, m in found.items() if m.apply(text).count("x + 1") == 0}
+        )
+    assert names[0] == names[1] and len(names[0]) == 3
+    twice = "x += 1\nx += 1\n"
+    file.write_text(twice)
+    assert len(sample(tmp_path, file, 99, seed=0)[0]) == len(mutations("m.py", twice))
 
 
 PACKAGE = '''"""A countdown."""
@@ -112,6 +128,12 @@ def test_steps():
 """
 
 
+def _commit(root: Path) -> None:
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    for command in (["add", "."], [*identity, "commit", "-qm", "x"]):
+        subprocess.run(["git", *command], cwd=root, check=True)
+
+
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A repository with one small package, of which one function has tests."""
@@ -127,11 +149,9 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
-    for command in (["init", "-q"], ["add", "."], [*identity, "commit", "-qm", "x"]):
-        subprocess.run(["git", *command], cwd=root, check=True)
-    monkeypatch.setattr(mutate, "SLACK_SECONDS", 2.0)
-    monkeypatch.setattr(mutate, "SLACK_FACTOR", 2)
+    subprocess.run(["git", "init", "-q"], cwd=root, check=True)
+    _commit(root)
+    monkeypatch.setattr(mutate, "SLACK_SECONDS", 8.0)
     return root
 
 
@@ -156,36 +176,36 @@ def test_mutations_are_killed_survive_or_hang_in_the_clone(repository: Path) -> 
 def test_a_table_is_continued_and_survivors_run_again(
     repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    runs: list[Mutation | None] = []
+    runs: list[Mutation] = []
     outcome = "survived"
 
-    def run(_: mutate.Clone, seconds: float, mutation: Mutation | None = None) -> tuple[str, str]:
-        assert seconds >= 2
+    def run(_: mutate.Clone, mutation: Mutation, tests: dict[str, int]) -> tuple[str, str]:
+        assert all(limit >= 8 for limit in tests.values())
         runs.append(mutation)
-        return ("survived" if mutation is None or mutation.operator == "constant" else outcome), ""
+        return ("survived" if mutation.operator == "constant" else outcome), ""
 
     monkeypatch.setattr(mutate.Clone, "run", run)
     assert mutate.main(["sums", "--count", "3"], root=repository) == 0
     outcome = "killed"
     assert mutate.main(["sums", "--count", "99", "--resume"], root=repository) == 0
     table = _table(repository)
-    assert table["done"] == table["mutations"] == len({m for m in runs if m is not None})
+    assert table["done"] == table["mutations"] == len(set(runs))
     assert [row["outcome"] for row in table["mutants"]][:3] == ["survived"] * 3
     explained = repository / "tools/mutants/sums.json"
-    explained.write_text(
-        explained.read_text().replace('"number": 1,', '"number": 1, "explanation": "e",')
-    )
+    first = table["mutants"][0]
+    explained.write_text(explained.read_text().replace('{"name"', '{"explanation": "e", "name"', 1))
     survivors = table["outcomes"]["survived"]
     del runs[:]
     assert mutate.main(["sums", "--count", "99", "--survivors"], root=repository) == 0
-    assert len(runs) == 1 + survivors  # the unchanged tests run first
-    constants = [m for m in runs if m is not None and m.operator == "constant"]
-    assert _table(repository)["outcomes"].get("survived", 0) == len(constants)
-    with pytest.raises(SystemExit):
-        mutate.main(["sums"], root=repository)
+    assert len(runs) == survivors
+    constants = [m for m in runs if m.operator == "constant"]
+    table = _table(repository)
+    assert table["outcomes"].get("survived", 0) == len(constants)
+    assert ("explanation" in table["mutants"][0]) == (first["operator"] == "constant")
+    assert mutate.main(["sums"], root=repository) == 3
     assert "give --resume" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        mutate.main(["sums", "--resume", "--seed", "7"], root=repository)
+    assert mutate.main(["sums", "--resume", "--seed", "7"], root=repository) == 3
+    assert "give --seed 0" in capsys.readouterr().err
 
 
 def test_an_interrupt_keeps_what_was_found(
@@ -195,7 +215,7 @@ def test_an_interrupt_keeps_what_was_found(
 
     def interrupted(*arguments: object) -> tuple[str, str]:
         calls.append(arguments)
-        if len(calls) == 3:
+        if len(calls) == 2:
             raise KeyboardInterrupt
         return "survived", ""
 
@@ -203,6 +223,37 @@ def test_an_interrupt_keeps_what_was_found(
     assert mutate.main(["sums"], root=repository) == 130
     assert _table(repository)["done"] == 1
     assert "--resume" in capsys.readouterr().err
+
+
+def test_rows_of_removed_source_leave_the_table(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mutate.Clone, "run", lambda *_: ("survived", ""))
+    assert mutate.main(["sums", "--count", "99"], root=repository) == 0
+    before = {row["name"] for row in _table(repository)["mutants"]}
+    source = repository / "src/nostall/sums/__init__.py"
+    source.write_text(source.read_text().partition("\n\n\ndef unused")[0] + "\n")
+    _commit(repository)
+    assert mutate.main(["sums", "--count", "99", "--resume"], root=repository) == 0
+    assert {row["name"] for row in _table(repository)["mutants"]} < before
+
+
+def test_survivors_run_with_chosen_tests(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test of another folder kills what it can, and changes no other row."""
+    monkeypatch.setattr(mutate.Clone, "run", lambda *_: ("survived", ""))
+    assert mutate.main(["sums", "--count", "99"], root=repository) == 0
+    before = _table(repository)
+    monkeypatch.undo()
+    other = repository / "tests/unit/test_other.py"
+    other.write_text("from nostall.sums import unused\n\ndef test():\n    assert unused(1)\n")
+    _commit(repository)
+    chosen = ["--survivors", "--tests", "tests/unit/test_other.py"]
+    assert mutate.main(["sums", "--count", "99", *chosen], root=repository) == 0
+    after = _table(repository)
+    changed = [b for a, b in zip(before["mutants"], after["mutants"], strict=True) if a != b]
+    assert [(row["old"], row["outcome"]) for row in changed] == [("==", "killed")]
+    assert changed[0]["failed"] == "tests/unit/test_other.py::test"
+    assert after["tests"] == before["tests"]
 
 
 @pytest.mark.parametrize(
@@ -226,8 +277,7 @@ def test_failing_tests_of_the_unchanged_package_are_an_error(
     repository: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (repository / "tests/unit/sums/test_sums.py").write_text("def test_wrong():\n    assert 0\n")
-    identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
-    subprocess.run(["git", *identity, "commit", "-qam", "wrong"], cwd=repository, check=True)
+    _commit(repository)
     assert mutate.main(["sums"], root=repository) == 3
     assert "test_wrong" in capsys.readouterr().err
 
@@ -238,10 +288,21 @@ def test_failing_tests_of_the_unchanged_package_are_an_error(
 def test_committed_tables_explain_their_survivors(path: Path) -> None:
     table = json.loads(path.read_text())
     rows = table["mutants"]
-    assert [row["number"] for row in rows] == list(range(1, len(rows) + 1))
+    assert [row["name"] for row in rows] == sorted(row["name"] for row in rows)
     assert table["done"] == len(rows) <= table["sample"]
-    unexplained = [row["line"] for row in rows if row["outcome"] != "killed"]
-    assert unexplained == [row["line"] for row in rows if row.get("explanation")]
+    unexplained = [
+        f"{row['file']}:{row['line']}"
+        for row in rows
+        if row["outcome"] != "killed" and not row.get("explanation")
+    ]
+    assert unexplained == []
+
+
+def test_the_documented_summary_is_that_of_the_tables() -> None:
+    assert (
+        summary(mutate.ROOT / "tools" / "mutants")
+        in (mutate.ROOT / "tools" / "README.md").read_text()
+    )
 
 
 def test_compiled_modules_and_what_they_import_get_a_cache_of_their_own() -> None:

@@ -9,6 +9,8 @@ and an error of its own never reaches the program.  Triton's launches are seen a
 from __future__ import annotations
 
 import atexit
+import contextlib
+import errno
 import functools
 import importlib.abc
 import importlib.util
@@ -67,7 +69,7 @@ class Recorder:
         self._counts: dict[str, int] = {}
         self._numbers: dict[str, int] = {}
         self._paused = threading.local()
-        atexit.register(self.write_counts)
+        atexit.register(_quietly, self.write_counts)
 
     def note(self, key: Mapping[str, Any], describe: Callable[[], Mapping[str, Any]]) -> None:
         """Count a launch; ``describe`` gives the whole description the first time."""
@@ -106,10 +108,13 @@ class Recorder:
         return call
 
     def _append(self, line: Mapping[str, Any]) -> None:
-        data = (json.dumps(line, default=str) + "\n").encode()
+        # A line of its own also after one that a full disk has cut; readers skip empty lines.
+        data = ("\n" + json.dumps(line, default=str) + "\n").encode()
         handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         try:
-            os.write(handle, data)  # one write: lines of several processes do not mix
+            # One write, so that the lines of several processes do not mix.
+            if os.write(handle, data) < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path)
         finally:
             os.close(handle)
 
@@ -171,7 +176,8 @@ def _quietly(function: Callable[..., None], *args: Any) -> None:
     try:
         function(*args)
     except Exception as error:  # any error: the program runs on without a record
-        print(f"nostall: a launch is not recorded: {error}", file=sys.stderr)
+        with contextlib.suppress(Exception):  # stderr can be closed, or on the same full disk
+            print(f"nostall: a launch is not recorded: {error}", file=sys.stderr)
 
 
 def _watch_run(module: ModuleType, class_name: str, recorder: Recorder) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import json
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -148,6 +150,54 @@ def test_an_error_of_the_recorder_does_not_reach_the_program(
     assert "a launch is not recorded: no grid" in capsys.readouterr().err
 
 
+def test_a_full_disk_does_not_reach_the_program(
+    kernel: JITFunction,
+    recorder: Recorder,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(recorder, "path", "/dev/full")
+    for _ in range(2):
+        call(kernel, Tensor((8,)), Tensor((8,)), 8, 1.0, 1, BLOCK=8)
+    assert kernel.ran == 2
+    assert capsys.readouterr().err.count("not recorded: [Errno 28] No space left on device") == 1
+
+
+FULL_DISK = """
+import os, resource, signal, sys
+from nostall.attach.launch_recorder import Recorder, _quietly
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+recorder = Recorder(sys.argv[1])
+
+def launch(name):
+    _quietly(recorder.note, {"kernel": name, "grid": [1, 1, 1]}, lambda: {"args": []})
+
+def limit(size):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+launch("before")
+limit(os.path.getsize(sys.argv[1]) + 20)
+launch("cut")
+launch("lost")
+if len(sys.argv) > 2:
+    limit(resource.RLIM_INFINITY)
+    launch("after")
+"""
+
+
+@pytest.mark.parametrize("is_freed", [False, True])
+def test_a_line_that_a_full_disk_cuts_spoils_no_other(tmp_path: Path, is_freed: bool) -> None:
+    path = tmp_path / "log"
+    command = [sys.executable, "-c", FULL_DISK, str(path), *(["freed"] if is_freed else [])]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    # Each launch that is lost is named once; without space the counts at the end are lost too.
+    assert done.stderr.count("a launch is not recorded") == (2 if is_freed else 3), done.stderr
+    assert "Traceback" not in done.stderr
+    kept = {"before", "after"} if is_freed else {"before"}
+    assert {launch.kernel for launch in read_launches(path)} == kept
+
+
 def test_trials_of_an_autotuner_are_left_out(kernel: JITFunction, recorder: Recorder) -> None:
     class Autotuner:
         def _bench(self) -> str:
@@ -160,7 +210,7 @@ def test_trials_of_an_autotuner_are_left_out(kernel: JITFunction, recorder: Reco
     assert Autotuner()._bench() == "measured"
     assert not Path(recorder.path).exists()
     call(kernel, Tensor((8,)), Tensor((8,)), 8, 1.0, 1, BLOCK=8)
-    assert len(Path(recorder.path).read_text().splitlines()) == 1
+    assert Path(recorder.path).read_text().count('"kernel"') == 1
 
 
 def test_launches_by_the_driver(recorder: Recorder) -> None:

@@ -37,6 +37,17 @@ def test_long_names_keep_both_ends() -> None:
     assert short.startswith("h100_Qwen") and short.endswith("GPU 0")
 
 
+@given(st.text(st.characters(codec="ascii"), min_size=1, max_size=60), st.integers(3, 40))
+def test_a_shortened_name_has_equal_parts_of_both_ends(name: str, length: int) -> None:
+    (short,) = shorten_all([name], length)
+    if len(name) <= length:
+        assert short == name
+        return
+    head, _, tail = short.partition("…")
+    assert len(short) == length and 0 <= len(head) - len(tail) <= 1
+    assert name.startswith(head) and name.endswith(tail)
+
+
 @given(st.lists(st.text("ab", min_size=1, max_size=30), max_size=12), st.integers(8, 20))
 def test_different_names_stay_different(names: list[str], length: int) -> None:
     short = shorten_all(names, length)

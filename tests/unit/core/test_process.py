@@ -114,6 +114,12 @@ def test_poll_reports_messages_and_the_end(start: Callable[..., ChildProcess]) -
     child = start(echo)
     assert child.poll(START_SECONDS) and child.receive(0) == "ready"
     assert not child.poll() and not child.poll(0.05)
+    waits = []
+    for _ in range(3):  # the shortest one: other programs can delay any of them
+        before = time.monotonic()
+        assert not child.poll() and not child._channel.poll()
+        waits.append(time.monotonic() - before)
+    assert min(waits) < 0.5
     child.send("message")
     assert child.poll(10) and child.receive(0) == "message"
     child.kill()

@@ -77,6 +77,18 @@ def test_logging_continues_after_a_cut_row(tmp_path):
             assert list(run.trials()) == TRIALS
 
 
+def test_logging_continues_after_a_run_is_finished_or_left(tmp_path):
+    run = Run.create(tmp_path / "run", "tune", {"seed": 1})
+    with run:
+        run.on_trial(TRIALS[0])
+        run.finish("interrupted", {})
+        run.restart({"seed": 1})
+        run.on_trial(TRIALS[1])
+    with run:
+        run.on_trial(TRIALS[2])
+    assert list(Run.open(run.path).trials()) == TRIALS[:3]
+
+
 def test_a_trial_logged_twice_counts_once(tmp_path):
     write_log(tmp_path / "run", [*TRIALS, dataclasses.replace(TRIALS[1], value=0.4)])
     trials = list(Run.open(tmp_path / "run").trials())

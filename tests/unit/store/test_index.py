@@ -118,6 +118,28 @@ def test_a_row_that_disappeared_is_found_by_repair(filled: Store, tmp_path: Path
     assert len(kept) in (1, 4)
 
 
+def test_a_damaged_page_that_no_query_of_all_rows_reads_is_repaired(
+    filled: Store, tmp_path: Path
+) -> None:
+    """The pages of SQLite's own indices are read by some queries only."""
+    content = filled.index.path.read_bytes()
+    pages = len(content) // 4096
+    damaged = 0
+    for page in range(1, pages):
+        store = _copy(filled, tmp_path / str(page))
+        start = page * 4096
+        store.index.path.write_bytes(content[:start] + bytes(4096) + content[start + 4096 :])
+        try:
+            store.index.check()
+        except DamagedIndex:
+            damaged += 1
+        repair(store)
+        store.index.check()
+        assert {row.id for row in store.rows()} == {row.id for row in filled.rows()}
+        assert store.lookup(ORIGINAL, gpu=GPU).cubin is not None
+    assert damaged == pages - 1 > 1
+
+
 def test_repair_does_not_touch_the_index_of_a_newer_version(filled: Store, tmp_path: Path) -> None:
     store = _copy(filled, tmp_path)
     with closing(sqlite3.connect(store.index.path)) as database, database:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,23 +61,25 @@ def state_bytes(workload: Workload, stage: Stage) -> float:
 def may_fit(workload: Workload, plan: Plan) -> bool:
     """Whether the plan fits into memory, judged by its limits on micro-batches in flight.
 
-    Planners use this because it needs no simulation.  It is True for every plan that
-    :func:`memory` accepts.  For workers with one stage it is False for every plan that
-    :func:`memory` rejects; for workers with several stages it counts one micro-batch per stage.
+    Planners use this because it needs no simulation.  For workers with one stage it is what
+    :func:`memory` says, if the stages reach their limits: a greedy policy can hold fewer.  For
+    workers with several stages it counts one micro-batch per stage, and is True for every plan that
+    :func:`memory` accepts.
     """
-    used: dict[tuple[int, ...], float] = {}
+    state: dict[tuple[int, ...], float] = defaultdict(float)
+    held: dict[tuple[int, ...], float] = defaultdict(float)
+    peak: dict[tuple[int, ...], float] = defaultdict(float)
     only_stage = len(plan.stages) == 1
     limits = in_flight_limits(plan, workload.micro_batches)
     for stage, limit in zip(plan.stages, limits, strict=True):
         in_flight = 1 if plan.interleaved or only_stage else limit
-        used[stage.gpus] = (
-            used.get(stage.gpus, 0.0)
-            + state_bytes(workload, stage)
-            + in_flight * held_bytes(workload, stage, plan.recompute, only_stage)
-            + working_bytes(workload, stage, plan.recompute, only_stage)
-        )
+        state[stage.gpus] += state_bytes(workload, stage)
+        held[stage.gpus] += in_flight * held_bytes(workload, stage, plan.recompute, only_stage)
+        # While a micro-batch is in a stage's backward pass, the worker's later stages are done.
+        working = working_bytes(workload, stage, plan.recompute, only_stage)
+        peak[stage.gpus] = max(peak[stage.gpus], held[stage.gpus] + working)
     memory_of = workload.cluster.memory
-    return all(size <= min(memory_of[g] for g in gpus) for gpus, size in used.items())
+    return all(state[gpus] + peak[gpus] <= min(memory_of[g] for g in gpus) for gpus in state)
 
 
 def memory(workload: Workload, plan: Plan, timeline: Timeline) -> Memory:

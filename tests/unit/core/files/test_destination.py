@@ -282,6 +282,21 @@ def test_folders_sockets_and_disks_are_refused_and_stay(
     assert names(tmp_path) == sorted({"folder", "socket", "disk"} & {*refused})
 
 
+def test_a_refusal_has_the_error_number_of_an_attempt_to_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("socket")
+    for name in ("folder", "socket"):
+        with pytest.raises(OSError) as opened:
+            Path(name).write_bytes(b"")
+        with pytest.raises(OSError) as refused:
+            find_destination(Path(name))
+        assert refused.value.errno == opened.value.errno
+
+
 def test_missing_folders_and_files_in_place_of_folders(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"old")
     for path in (tmp_path / "none" / "x", tmp_path / "file" / "x"):

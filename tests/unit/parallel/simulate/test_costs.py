@@ -32,6 +32,22 @@ def test_full_duplex_directions_share_neither_channel_nor_port() -> None:
     assert (forward.seconds, backward.seconds, planned.resources) == (2.0, 2.0, 6)
 
 
+@pytest.mark.parametrize("duplex", ["full", "half"])
+def test_boundaries_of_a_server_share_no_channel(duplex: str) -> None:
+    """Each boundary has a channel of its own; with full duplex, each direction has one."""
+    work = Workload(profile(5, boundary=2e9), servers(1, 5, inside=1, duplex=duplex), 4)
+    planned = costs(work, straight([1, 2, 3, 4, 5]))
+    channels = []
+    for forward, backward in zip(
+        planned.forward_transfers, planned.backward_transfers, strict=True
+    ):
+        there, back = ({r for r, _ in transfer.loads} for transfer in (forward, backward))
+        assert there == back if duplex == "half" else not there & back
+        channels += sorted(there | back)
+    assert len(set(channels)) == len(channels) == (4 if duplex == "half" else 8)
+    assert max(channels) < planned.resources
+
+
 def test_half_duplex_directions_share_the_channel_and_both_ports() -> None:
     planned = costs(_two_servers("half"), TWO_STAGES)
     (forward,), (backward,) = planned.forward_transfers, planned.backward_transfers

@@ -7,6 +7,7 @@ import pytest
 
 from nostall.parallel.errors import BadPlan
 from nostall.parallel.plan import POLICIES, Plan, Stage, Workload, check_plan
+from nostall.parallel.profile.layers import Layer, chain
 from nostall.parallel.simulate import memory, simulate, simulated_s
 from tests.unit.parallel.cases import pipeline, profile, servers, straight
 
@@ -109,6 +110,17 @@ def test_memory_counts_state_and_micro_batches_in_flight() -> None:
     # micro-batch while its backward pass runs.
     needed = memory(work, recomputed, simulate(work, recomputed))
     assert needed.peak == (40 + 7, 40 + 2 + 7, 40 + 1 + 7)
+
+
+def test_a_worker_of_several_stages_has_the_state_of_all_of_them() -> None:
+    layers = [Layer(f"l{i}", 1.0, 2.0, 10.0**i, 7.0) for i in range(6)]
+    work = Workload(chain("c", layers, [1.0] * 5, 1), servers(1, 2), 4)
+    plan = Plan(tuple(Stage(i, i + 1, (i % 2,)) for i in range(6)), "interleaved")
+    needed = memory(work, plan, simulate(work, plan))
+    assert needed.state == (4 * 10101, 4 * 101010)  # worker 0 has the layers 0, 2 and 4
+    # Activations of 7 bytes: of at least one micro-batch in a stage, at most of all four in three.
+    for state, peak in zip(needed.state, needed.peak, strict=True):
+        assert (peak - state) / 7 in range(1, 13)
 
 
 def test_unmeasured_memory_never_proves_that_a_plan_fits() -> None:

@@ -47,6 +47,34 @@ def test_names_distinguish_the_words_of_a_wide_operand() -> None:
     assert pairing.exact_names(move, WIDE, R(6), "RAW") == ["IMAD.MOV>R|IMAD.WIDE.3"]
 
 
+@pytest.mark.parametrize(
+    ("text", "register", "places"),
+    [
+        # R5 is the second word of R4 only where the opcode reads two words, or four.
+        ("IADD3 R0, R4, R5, RZ", 5, ["2"]),
+        ("IADD3 R0, R4, R5, RZ", 4, ["1"]),
+        ("IADD3 R0, R3, R4, R5", 5, ["3"]),
+        ("IMAD.WIDE R0, R4, R5, RZ", 5, ["1+1", "2"]),
+        ("IMAD.WIDE R0, R4, R6, RZ", 6, ["2"]),
+        ("DADD R0, R4, R5", 5, ["1+1", "2"]),
+        ("DADD R0, R4, R6", 6, ["2"]),
+        ("STG.128 [R2], R4", 7, ["1+3"]),
+        ("STG.128 [R6], R4", 7, ["0+1", "1+3"]),
+        ("STG [R6], R7", 7, ["1"]),
+        ("HMMA.16816.F32 R0, R4, R8, R12", 7, ["1+3"]),
+        ("HMMA.16816.F32 R0, R4, R6, R12", 7, ["1+3", "2+1"]),
+        ("HMMA.16816.F32 R0, R3, R8, R12", 7, ["1+4"]),
+    ],
+)
+def test_words_belong_to_the_operands_that_reach_them(
+    text: str, register: int, places: list[str]
+) -> None:
+    consumer = instruction(text, [R(0)] if "STG" not in text else [], [R(register)])
+    producer = instruction(f"MOV R{register}, R20", [R(register)], [R(20)])
+    expected = [f"MOV>R|{consumer.opcode}.{place}" for place in places]
+    assert pairing.exact_names(producer, consumer, R(register), "RAW") == expected
+
+
 def test_the_result_operand_is_not_a_source() -> None:
     add = instruction("IADD3 R4, R4, R5, RZ", [R(4)], [R(4), R(5)])
     assert pairing.exact_names(add, add, R(4), "RAW") == ["IADD3>R|IADD3.1"]

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 from tests.corpus.catalogue import NVCC
 
-from nostall.core.errors import BadBinary, BadInput
+from nostall.core.errors import BadBinary, BadInput, UnsupportedArchitecture
 from nostall.sass import Program, verify
 from nostall.sass.binary.cubin import Cubin
 from nostall.sass.safety import validate
 from nostall.sass.safety.hazards.validator import HazardValidator
+from nostall.sass.safety.verify import validate_program, verify_program
 
 SMALL = NVCC / "shared_order.sm_80.cubin"
 DATA = SMALL.read_bytes()
@@ -85,3 +86,18 @@ def test_an_early_access_of_the_original_is_a_remark_and_not_a_finding() -> None
     assert not [f for f in validator.check(faulty) if f.kind == "wgmma-register"]
     assert [f for f in validator.compare(function, faulty) if f.kind == "wgmma-register"]
     assert not [f for f in validator.compare(faulty, faulty) if f.kind == "wgmma-register"]
+
+
+def test_measured_latencies_are_refused_where_none_were_measured() -> None:
+    """Each entry point passes the option on; the cubin is for sm_75."""
+    data = (NVCC / "arithmetic.sm_75.cubin").read_bytes()
+    program = Program.from_cubin(data)
+    for check in (
+        lambda: validate(data, measured_latencies=True),
+        lambda: validate_program(program, measured_latencies=True),
+        lambda: verify(data, data, measured_latencies=True),
+        lambda: verify_program(program, program, measured_latencies=True),
+    ):
+        with pytest.raises(UnsupportedArchitecture, match="sm_75"):
+            check()
+    assert validate(data).safe and verify(data, data).safe

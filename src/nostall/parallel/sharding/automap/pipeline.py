@@ -205,6 +205,8 @@ def best_of(game: PipelineGame, lists: Sequence[Cuts] | None = None) -> Pipeline
             "GPUs' memory; use more GPUs, another number of stages, or the planner dapple"
         )
     cuts = min(fitting, key=lambda own: (fitting[own], own))
+    plan = fit_to_memory(game.workload, game.plan(cuts))
+    assert plan is not None  # the latency of plans that do not fit is negative
     return PipelineExploration(
-        cuts, game.plan(cuts), fitting[cuts] * game.ideal_s, game.episodes, len(game.latencies)
+        cuts, plan, fitting[cuts] * game.ideal_s, game.episodes, len(game.latencies)
     )

@@ -323,7 +323,7 @@ def _new_reliances(
             yield _finding(
                 "unwitnessed-order",
                 function,
-                start + len(order) - 1,
+                start + position[index],
                 texts[index],
                 f"only an order with {texts[min(provers)]} proves its {role} done at the end of "
                 "the block, which no compiler output needs and on which the original does not rely",
@@ -355,7 +355,7 @@ def _weaker_exit(
     function: Function, start: int, order: Sequence[Instruction], old: Outcome, new: Outcome
 ) -> Iterator[Finding]:
     """Operations in flight at the end that are new, later or less covered than in the original."""
-    end = start + len(order) - 1
+    position = {i.index: start + at for at, i in enumerate(order)}
     texts = {i.index: i.text for i in order}
     for (index, part), (since, scoreboards) in new.results_out.items():
         before = old.results_out.get((index, part))
@@ -363,7 +363,7 @@ def _weaker_exit(
             yield _finding(
                 "exit-weaker",
                 function,
-                end,
+                position[index],
                 texts[index],
                 "its result may be in flight at the end of the block; in the original it is not, "
                 "or it issues further from the end, or more scoreboards cover it",
@@ -373,7 +373,7 @@ def _weaker_exit(
             yield _finding(
                 "exit-weaker",
                 function,
-                end,
+                position[index],
                 texts[index],
                 "its sources may be unread at the end of the block; in the original they are read, "
                 "or more scoreboards cover them",

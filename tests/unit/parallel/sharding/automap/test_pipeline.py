@@ -15,6 +15,7 @@ from nostall.parallel.sharding.automap.pipeline import (
     best_of,
     explore_pipeline,
 )
+from nostall.parallel.simulate import memory, simulate
 
 
 def _workload(layers: int = 12, servers: int = 2, memory_gib: float = 1.0) -> Workload:
@@ -63,6 +64,17 @@ def test_the_learner_finds_the_best_cuts(reward: str) -> None:
 def test_a_seed_gives_the_same_exploration() -> None:
     first, second = (explore_pipeline(_workload(), 2, seed=3, steps=80) for _ in range(2))
     assert first == second
+
+
+@pytest.mark.parametrize("memory_gib", [0.02, 0.04, 0.06, 1.0])
+def test_the_plan_fits_by_limits_on_micro_batches_if_it_needs_them(memory_gib: float) -> None:
+    own = [Layer(str(i), 1e-3, 2e-3, 1e5, 4e6) for i in range(8)]
+    cluster = _workload(servers=1, memory_gib=memory_gib).cluster
+    workload = Workload(chain("c", own, [1e5] * 7, 4), cluster, 64)
+    plan = explore_pipeline(workload, 4, steps=20).plan
+    assert memory(workload, plan, simulate(workload, plan)).fits
+    needs_limits = memory_gib < 0.05
+    assert (plan.in_flight is not None) == needs_limits
 
 
 def test_what_does_not_fit_is_refused() -> None:
