@@ -51,7 +51,7 @@ def unseen_chains() -> Headline:
     return Headline(
         "fused chains", "torch.compile", tuple(map(deployed, chains)), "chains",
         _gpus(chains), day(content),
-        f"{kept} keep torch.compile's kernels; unchecked, {slower} are slower, {min(raw):.2f} at worst",
+        f"{kept} keep torch.compile's kernels; unchecked, {slower} lose, {min(raw):.2f} at worst",
         "fusion-unseen.md", (file,), ("fusion",), label="fused chains / torch.compile",
     )  # fmt: skip
 

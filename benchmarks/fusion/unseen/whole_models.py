@@ -51,8 +51,8 @@ def models_section(folder: Path) -> list[str]:
         "GPU's time that the kernels take that Inductor writes, which are all that stitched "
         "kernels can replace, without products. Two columns have both: torch.compile / nostall. "
         "The baseline is torch.compile's default mode alone. *Product kernels*: distinct products "
-        "that were measured as one kernel with their readers; models without this were measured before such kernels existed. The committed folder has "
-        "one JSON for each model."
+        "that were measured as one kernel with their readers; models without this were measured "
+        "before such kernels existed. The committed folder has one JSON for each model."
     )
     head = ["model", *CLOCKS.values(), "copy", "share", "stitched kernels", "launches of a step"]
     head += ["product kernels", "first step, s", "until chosen, s"]

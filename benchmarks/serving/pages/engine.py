@@ -160,10 +160,11 @@ def _bars(found: Rates) -> str:
         "workloads left out). The plug-in gains most over TRITON_ATTN on prefill-heavy, which it "
         "leaves to FlashAttention-3; on decode-heavy all engines are within the noise. With "
         "speculation it serves no step, because its kernel is not faster on verifies: what "
-        f"differs from 1 over FLASH_ATTN is noise, for the two rounds of one engine differ by up to "
-        f"{100 * spread(found):.0f} %. Tried: the plug-in on all decode steps, with a GPU for each "
-        "engine (below), and tables of linear layers. Needed: a kernel that is faster than FlashAttention-3 on verifies and mixed "
-        "batches; on decodes, attention is likely a small part of a step of this model."
+        "differs from 1 over FLASH_ATTN is noise, for the two rounds of one engine differ by up "
+        f"to {100 * spread(found):.0f} %. Tried: the plug-in on all decode steps, with a GPU for "
+        "each engine (below), and tables of linear layers. Needed: a kernel that is faster than "
+        "FlashAttention-3 on verifies and mixed batches; on decodes, attention is likely a small "
+        "part of a step of this model."
     )
     shown = table(("CUSTOM", "limit", "mean", "least", "met"), lines)
     return "\n\n".join([about, shown, _slowest(found)])
