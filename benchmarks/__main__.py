@@ -15,6 +15,7 @@ from nostall.core.errors import NostallError
 
 PAGES = {
     "readme": "front.readme",
+    "demo": "front.demo",
     "explanation": "front.explanation",
     "schema": "harness.schema",
     "sass": "sass.pages.measured",
