@@ -8,10 +8,12 @@ from functools import cache
 from statistics import geometric_mean
 from typing import Any
 
-from benchmarks.front.headline import Headline, below, day
+from benchmarks.front.headline import HEAD, Headline, below, day
+from benchmarks.front.picture import THEMES, picture_name
 from benchmarks.fusion.unseen.page import MEASURED, deployed
 from benchmarks.fusion.unseen.page import ratio as chain_ratio
 from benchmarks.fusion.unseen.whole_models import decomposed_attention
+from benchmarks.harness.markdown import table, wrapped
 from benchmarks.harness.result_file import load
 from benchmarks.harness.schema import read
 from benchmarks.ptx.page import all_rows
@@ -37,8 +39,17 @@ def headlines() -> tuple[Headline, ...]:
 
 
 def answers(page: str) -> list[str]:
-    """The first sentences of a result page."""
-    return [headline.sentence for headline in headlines() if headline.page == page]
+    """The first parts of a result page: a sentence for each headline, a picture and a table."""
+    found = [headline for headline in headlines() if headline.page == page]
+    if not found:
+        return []
+    rows = [[cell.replace("(docs/results/", "(") for cell in h.row] for h in found]
+    images = [
+        f"```{{image}} ../pictures/{picture_name(page, theme)}\n"
+        f":alt: The ratios of the table below\n:class: only-{theme}\n```"
+        for theme in THEMES
+    ]
+    return [*(wrapped(h.sentence) for h in found), *images, table(HEAD, rows)]
 
 
 def unseen_chains() -> Headline:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from statistics import median
 
 from benchmarks.front import measured_code
+from benchmarks.front.headline import HEAD
 from benchmarks.front.levels import headlines
 from benchmarks.front.picture import FOLDER, pictures
 from benchmarks.front.predictions import predictions
@@ -22,7 +23,6 @@ from nostall.sass.model.agreement import RANKING_WORTH, load_agreement
 README = ROOT.parent / "README.md"
 START_PAGE = ROOT.parent / "docs" / "index.md"
 TABLE = ROOT / "README.md"
-HEAD = ("level", "beside", "gain: mean (worst to best)", "of", "GPU, day", "when it does not help")
 CHANGED = (
     "Time of the baseline / time with nostall: above 1 nostall is faster. Ratios are of what "
     "ships; where a comparison keeps the baseline, the ratio is 1. †: the code has changed since "
