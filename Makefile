@@ -12,10 +12,17 @@ test test-slow: export PYTHONDONTWRITEBYTECODE :=
 VLLM_VERSION ?= 0.32.0
 VLLM := .cache/vllm$(if $(filter 0.32.0,$(VLLM_VERSION)),,-$(VLLM_VERSION))
 
+# The recorded search that `make run` and `make demo` replay: the first of these that is there.
+RECORDINGS := $(foreach kernel,batched_gemm gemm_leakyrelu,\
+  $(wildcard examples/recordings/$(kernel)*.sm_90.json))
+RECORDED := $(patsubst %.sm_90.json,%,$(notdir $(firstword $(RECORDINGS))))
+REPLAY = $(BIN)/nostall tune examples/$(firstword $(subst @, ,$(RECORDED))).py:$(RECORDED) \
+  --arch sm_90 --objective recorded
+
 .PHONY: help venv run demo test test-slow test-vllm lint docs format clean
 
 help:
-	@echo "make run    replay and verify a measured search of GEMM + LeakyReLU; needs no GPU"
+	@echo "make run    replay and verify a measured search of a kernel; needs no GPU"
 	@echo "make demo   characterise a trace, fuse a function, replay a measured search; needs no GPU"
 	@echo "make test   the tests that need no GPU, in less than ten minutes"
 	@echo "make test-slow   the tests that take longest; CI runs both"
@@ -52,7 +59,7 @@ $(VENV)/.docs: $(VENV)/.ready
 	touch $@
 
 run: venv
-	$(BIN)/nostall tune examples/gemm_leakyrelu.py:gemm_leakyrelu --arch sm_90 --objective recorded
+	$(REPLAY)
 
 # Fusion traces a PyTorch function; where PyTorch cannot be installed, the other parts are shown.
 demo: venv $(VENV)/.torch
@@ -65,8 +72,7 @@ demo: venv $(VENV)/.torch
 	  $(BIN)/nostall fuse examples/fusion/layernorm_gelu.py:layernorm_gelu --out runs/demo-fusion; \
 	else echo "skipped: PyTorch is not installed"; fi
 	@echo "3. nostall proves: a search that an H200 measured, its winner made and verified again here"
-	$(BIN)/nostall tune examples/gemm_leakyrelu.py:gemm_leakyrelu --arch sm_90 --objective recorded \
-	  --out runs/demo-search
+	$(REPLAY) --out runs/demo-search
 	@echo "open runs/demo-trace.html, runs/demo-fusion/report.html and runs/demo-search/report.html"
 
 test: venv $(VENV)/.torch $(OLD_TRITON)/.ready

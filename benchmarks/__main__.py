@@ -15,6 +15,8 @@ from nostall.core.errors import NostallError
 
 PAGES = {
     "readme": "front.readme",
+    "demo": "front.demo",
+    "explanation": "front.explanation",
     "schema": "harness.schema",
     "sass": "sass.pages.measured",
     "sass-modelled": "sass.pages.modelled",
@@ -33,7 +35,7 @@ PAGES = {
     "workload": "workload.page",
     "learners": "learners.page",
 }
-"""Modules with ``write()``: pages of ``docs/results``, tables of two READMEs, the JSON Schema."""
+"""Modules with ``write()``: pages of ``docs/results``, parts of other pages, the JSON Schema."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

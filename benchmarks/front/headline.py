@@ -10,6 +10,9 @@ from statistics import geometric_mean
 from benchmarks.front.measured_code import has_changed
 from benchmarks.harness.result_file import ROOT
 
+HEAD = ("level", "beside", "gain: mean (worst to best)", "of", "GPU, day", "when it does not help")
+"""Columns of a headline's row."""
+
 
 @dataclass(frozen=True)
 class Headline:

@@ -8,9 +8,12 @@ from functools import cache
 from statistics import geometric_mean
 from typing import Any
 
-from benchmarks.front.headline import Headline, below, day
+from benchmarks.front.headline import HEAD, Headline, below, day
+from benchmarks.front.picture import THEMES, picture_name
 from benchmarks.fusion.unseen.page import MEASURED, deployed
 from benchmarks.fusion.unseen.page import ratio as chain_ratio
+from benchmarks.fusion.unseen.whole_models import decomposed_attention
+from benchmarks.harness.markdown import table, wrapped
 from benchmarks.harness.result_file import load
 from benchmarks.harness.schema import read
 from benchmarks.ptx.page import all_rows
@@ -36,8 +39,17 @@ def headlines() -> tuple[Headline, ...]:
 
 
 def answers(page: str) -> list[str]:
-    """The first sentences of a result page."""
-    return [headline.sentence for headline in headlines() if headline.page == page]
+    """The first parts of a result page: a sentence for each headline, a picture and a table."""
+    found = [headline for headline in headlines() if headline.page == page]
+    if not found:
+        return []
+    rows = [[cell.replace("(docs/results/", "(") for cell in h.row] for h in found]
+    images = [
+        f"```{{image}} ../pictures/{picture_name(page, theme)}\n"
+        f":alt: The ratios of the table below\n:class: only-{theme}\n```"
+        for theme in THEMES
+    ]
+    return [*(wrapped(h.sentence) for h in found), *images, table(HEAD, rows)]
 
 
 def unseen_chains() -> Headline:
@@ -46,10 +58,11 @@ def unseen_chains() -> Headline:
     chains = list(content["chains"].values())
     raw = [value for c in chains if (value := chain_ratio(c, MEASURED)) is not None]
     kept = sum(deployed(chain) == 1 for chain in chains)
+    slower = sum(value < 1 for value in raw)
     return Headline(
         "fused chains", "torch.compile", tuple(map(deployed, chains)), "chains",
         _gpus(chains), day(content),
-        f"{kept} keep torch.compile's kernels; unchecked, the worst is {min(raw):.2f}",
+        f"{kept} keep torch.compile's kernels; unchecked, {slower} lose, {min(raw):.2f} at worst",
         "fusion-unseen.md", (file,), ("fusion",), label="fused chains / torch.compile",
     )  # fmt: skip
 
@@ -61,10 +74,11 @@ def user_models() -> Headline:
     ratios = {r["model"]: r["looped"]["compared"]["nostall"]["ratio"] for r in records}
     models = {name.rpartition("-")[0] for name in ratios}
     slower = ", ".join(sorted(name for name, ratio in ratios.items() if ratio < 0.995))
+    decomposed = sum(map(decomposed_attention, records))
     return Headline(
         "whole models", "torch.compile, default mode", tuple(ratios.values()),
         f"steps of {len(models)} models", _gpus(records), day(records),
-        f"slower: {slower}; models have 2 to 6 layers",
+        f"slower: {slower}; 2 to 6 layers; {decomposed} decompose attention",
         "fusion-unseen.md", files, ("fusion", "attach/torch_compile"),
         label="whole models / torch.compile",
     )  # fmt: skip

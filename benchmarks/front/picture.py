@@ -62,9 +62,22 @@ def draw(headlines: Sequence[Headline], colours: Colours) -> str:
     )
 
 
+def picture_name(page: str, theme: str) -> str:
+    """File name of a result page's picture; an empty page is README."""
+    part = f"-{page.removesuffix('.md')}" if page else ""
+    return f"gains{part}-{theme}.svg"
+
+
 def pictures(headlines: Sequence[Headline]) -> dict[str, str]:
-    """File name -> SVG text."""
-    return {f"gains-{name}.svg": draw(headlines, colours) for name, colours in THEMES.items()}
+    """File name -> SVG text: one picture of all headlines, and one for each result page."""
+    pages = {"": list(headlines)}
+    for headline in headlines:
+        pages.setdefault(headline.page, []).append(headline)
+    return {
+        picture_name(page, theme): draw(shown, colours)
+        for page, shown in pages.items()
+        for theme, colours in THEMES.items()
+    }
 
 
 def _x(ratio: float) -> float:

@@ -9,19 +9,20 @@ from __future__ import annotations
 from statistics import median
 
 from benchmarks.front import measured_code
+from benchmarks.front.headline import HEAD
 from benchmarks.front.levels import headlines
 from benchmarks.front.picture import FOLDER, pictures
 from benchmarks.front.predictions import predictions
 from benchmarks.harness.markdown import region, table, wrapped
 from benchmarks.harness.result_file import ROOT
 from benchmarks.registry import BENCHMARKS, Benchmark
+from nostall.cli.levels import LEVELS
 from nostall.core.files.atomic import write_atomically
 from nostall.sass.model.agreement import RANKING_WORTH, load_agreement
 
 README = ROOT.parent / "README.md"
 START_PAGE = ROOT.parent / "docs" / "index.md"
 TABLE = ROOT / "README.md"
-HEAD = ("level", "beside", "gain: mean (worst to best)", "of", "GPU, day", "when it does not help")
 CHANGED = (
     "Time of the baseline / time with nostall: above 1 nostall is faster. Ratios are of what "
     "ships; where a comparison keeps the baseline, the ratio is 1. †: the code has changed since "
@@ -33,6 +34,7 @@ def readme(text: str) -> str:
     """README.md with new regions: the headlines, predictions, and the worth of the SM model."""
     text = region(text, "headlines", table(HEAD, [h.row for h in headlines()]))
     text = region(text, "ratios", wrapped(CHANGED))
+    text = region(text, "levels", table(("I have", "begin with", "commands"), _levels("docs/")))
     text = region(text, "predictions", table(("prediction", "error", "of"), predictions()))
     return region(text, "agreement", wrapped(agreement()))
 
@@ -41,7 +43,20 @@ def start_page(text: str) -> str:
     """docs/index.md with the same table, with links of its own folder."""
     rows = [[cell.replace("(docs/", "(") for cell in h.row] for h in headlines()]
     text = region(text, "headlines", table(HEAD, rows))
+    text = region(text, "levels", table(("You have", "Begin with", "Commands"), _levels("")))
     return region(text, "ratios", wrapped(CHANGED))
+
+
+def _levels(folder: str) -> list[tuple[str, str, str]]:
+    """Rows of the levels, with links to the page to read first."""
+    return [
+        (
+            f"[{level.have}]({folder}{level.page})",
+            f"`{level.begin}`",
+            ", ".join(f"`{verb}`" for verb in level.verbs),
+        )
+        for level in LEVELS
+    ]
 
 
 def agreement() -> str:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from textwrap import fill
 
 from benchmarks.harness.result_file import ROOT
 
+MAX_ROWS = 14
+"""Rows of a table that is not folded."""
+_TABLE = re.compile(r"^\|.*(?:\n\|.*)+", re.MULTILINE)
 PAGES = ROOT.parent / "docs" / "results"
 """Folder of the generated pages."""
 
@@ -47,11 +51,35 @@ def region(text: str, name: str, content: str) -> str:
 
 
 def page(title: str, command: str, parts: Iterable[str]) -> str:
-    """A whole page: title, its headlines, its parts, and the command that writes it."""
+    """A whole page: title, its headlines with their picture and table, its parts, the command.
+
+    Of a page with headlines the method is folded, and of all pages each long table.
+    """
     # Headlines are computed by functions of pages, so the pages cannot import them at the top.
     from benchmarks.front.levels import answers
 
     notice = f"*Generated from committed result files by `{command}`. Do not edit.*"
-    shown = [wrapped(answer) for answer in answers(f"{command.rpartition(' ')[2]}.md")]
-    sections = [f"# {title}", *shown, *(part.strip() for part in parts if part), notice]
+    shown = answers(f"{command.rpartition(' ')[2]}.md")
+    texts = [part.strip() for part in parts if part]
+    if shown and texts and not texts[0].startswith(("#", "|")):
+        method, heading, rest = texts[0].partition("\n\n## ")
+        texts[0] = _folded("How it was measured", method) + heading + rest
+    sections = [f"# {title}", *shown, *map(fold_tables, texts), notice]
     return "\n\n".join(sections) + "\n"
+
+
+def fold_tables(text: str) -> str:
+    """``text`` with each table of more than :data:`MAX_ROWS` rows folded."""
+    return _TABLE.sub(_fold_table, text)
+
+
+def _fold_table(found: re.Match[str]) -> str:
+    head, _, *rows = found[0].splitlines()
+    if len(rows) <= MAX_ROWS:
+        return found[0]
+    names = ", ".join(cell.strip() for cell in head.strip("| ").split("|")[:4])
+    return _folded(f"All {len(rows)} rows: {names}, …", found[0])
+
+
+def _folded(summary: str, text: str) -> str:
+    return f"<details><summary>{summary}</summary>\n\n{text}\n\n</details>"

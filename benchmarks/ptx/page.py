@@ -12,6 +12,7 @@ from typing import Any
 
 from benchmarks.harness.markdown import PAGES, link, page, table, wrapped
 from benchmarks.harness.result_file import load, results
+from benchmarks.harness.schema import read
 from benchmarks.ptx.page_sections import (
     ablation_section,
     budgets_section,
@@ -30,6 +31,8 @@ FILLING = FOLDER / "assembler_filling.json"
 UNSEEN = FOLDER / "unseen_suite.json"
 LOW_BUDGETS = FOLDER / "assembler_low_budgets.json"
 """Kernels of the other files, searched without register budgets above the original's number."""
+RANKED = results("sass") / "suite.json.gz"
+"""Measured on the card that ranked the compiler's configurations."""
 PEERS = FOLDER / "assembler_peers.json"
 ABLATION = FOLDER / "assembler_ablation.json"
 LONG = FOLDER / "assembler_long.json"
@@ -128,16 +131,28 @@ def _introduction(rows: Sequence[Row]) -> str:
         f"each kernel, seeds {seeds}. Baseline (a) is the fastest of the compiler's configurations "
         "(24 to 30 for the published kernels, up to 6 for those not developed with) by an earlier "
         f"ranking; {_retimed(rows)} of them were timed anew beside the search, so another one may "
-        "be the fastest on the day of the search. Baseline (b) is the fastest of other kernel "
-        "names, register budgets, options and versions of ptxas with the compiler's order, so a "
-        "gain over (b) is that of the order alone. A fresh process compares the result with each "
-        "baseline; where the interval or the null does not show a gain, the deployed ratio is 1. "
-        "Searches with seed 0 had no register budgets above the original's. In one search of seed "
-        "3 (gemm_leakyrelu-1024x1024x1024@wgmma) the verifier refused every finalist because of a "
-        "minimum distance that compilers do not keep (R2UR, then I2F); the minimum is mended, the "
-        "search was not repeated, and its ratio is 1. (`python "
-        f"-m benchmarks run ptx.assembler_suite`, JSON: {link(SUITE)}, {link(FILLING)}, "
+        f"be the fastest on the day of the search. {_other_card(rows)} Baseline (b) is the fastest "
+        "of other kernel names, register budgets, options and versions of ptxas with the "
+        "compiler's order, so a gain over (b) is that of the order alone. A fresh process "
+        "compares the result with each baseline; where the interval or the null does not show a "
+        "gain, the deployed ratio is 1. Searches with seed 0 had no register budgets above the "
+        "original's. In one search of seed 3 (gemm_leakyrelu-1024x1024x1024@wgmma) the verifier "
+        "refused every finalist because of a minimum distance that compilers do not keep (R2UR, "
+        "then I2F); the minimum is mended, the search was not repeated, and its ratio is 1. "
+        f"(`python -m benchmarks run ptx.assembler_suite`, JSON: {link(SUITE)}, {link(FILLING)}, "
         f"{link(UNSEEN)})"
+    )
+
+
+def _other_card(rows: Sequence[Row]) -> str:
+    """How many kernels were searched on another card than that of their ranking."""
+    (ranked,) = {record.gpu for record in read(RANKED).records}
+    filling = [row for row in rows if row["set"] == "filling"]
+    apart = [row for row in filling if row["gpu"]["gpu"] != ranked]
+    card = apart[0]["gpu"]["gpu"].removeprefix("NVIDIA ").split()[0]
+    return (
+        f"{len(apart)} of the {len(filling)} searches of shapes that fill the GPU ran on an "
+        f"{card}, with the ranking of an {ranked.removeprefix('NVIDIA ')}."
     )
 
 

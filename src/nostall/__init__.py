@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from nostall.attach.optimize import optimize
 
 __all__ = ["fuse", "load", "optimize"]
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 def __getattr__(name: str) -> Any:

@@ -50,9 +50,9 @@ def models_section(folder: Path) -> list[str]:
         f"torch.compile's version in a loop. {_sample_text(complete)} *Share*: the part of the "
         "GPU's time that the kernels take that Inductor writes, which are all that stitched "
         "kernels can replace, without products. Two columns have both: torch.compile / nostall. "
-        "*Product kernels*: distinct products that were measured as one kernel with their readers; "
-        "models without this were measured before such kernels existed. The committed folder has "
-        "one JSON for each model."
+        "The baseline is torch.compile's default mode alone. *Product kernels*: distinct products "
+        "that were measured as one kernel with their readers; models without this were measured "
+        "before such kernels existed. The committed folder has one JSON for each model."
     )
     head = ["model", *CLOCKS.values(), "copy", "share", "stitched kernels", "launches of a step"]
     head += ["product kernels", "first step, s", "until chosen, s"]
@@ -61,7 +61,8 @@ def models_section(folder: Path) -> list[str]:
     texts = [f"{len(complete)} of {len(records)} measured models are complete."]
     texts += [text for clock in CLOCKS if (text := _mean_text(complete, clock))]
     parts = [wrapped(about), wrapped(" ".join(texts)), table(head, rows) if rows else ""]
-    ends = [_share_text(complete), prologue_text(complete)] if complete else []
+    writers = (_carried_text, _attention_text, _share_text, prologue_text)
+    ends = [write(complete) for write in writers] if complete else []
     return [*parts, *(wrapped(text) for text in ends if text)]
 
 
@@ -201,6 +202,39 @@ def mean_interval(rows: Sequence[Row]) -> tuple[float, float]:
 def _verdict(low: float, high: float, target: float) -> str:
     """Whether a value meets a target; an interval that contains the target does not decide."""
     return "yes" if low >= target else "within the interval" if high >= target else "no"
+
+
+def _carried_text(complete: list[Any]) -> str:
+    """What the mean on the GPU alone is without the model that gains most."""
+    ratios = {
+        r["model"]: f["ratio"] for r in complete if (f := _compared(r, "replayed", "nostall"))
+    }
+    best = max(ratios, key=lambda name: ratios[name])
+    others = geometric_mean(ratio for name, ratio in ratios.items() if name != best)
+    return (
+        f"One model carries the mean on the GPU alone: {best} ({ratios[best]:.2f}). Without it the "
+        f"mean is {others:.3f}, not {geometric_mean(ratios.values()):.3f}."
+    )
+
+
+def decomposed_attention(record: Row) -> bool:
+    """Whether torch.compile's version runs attention that PyTorch decomposed.
+
+    Its decomposition has a softmax of its own (``_safe_softmax``), which Inductor names in kernels.
+    """
+    kernels = record.get("kernels", {}).get("compile", {}).get("by_name", [])
+    return any("safe_softmax" in name for name, *_ in kernels)
+
+
+def _attention_text(complete: list[Any]) -> str:
+    names = [record["model"] for record in complete if decomposed_attention(record)]
+    return (
+        f"In {len(names)} of the {len(complete)} steps ({', '.join(names)}) both columns run "
+        "attention that PyTorch decomposed into products and a softmax, not a fused kernel such as "
+        "FlashAttention: a gain there is over that."
+        if names
+        else ""
+    )
 
 
 def _share_text(complete: list[Any]) -> str:

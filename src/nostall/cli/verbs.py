@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from nostall.cli.levels import LEVELS
+from nostall.cli.options.help_panels import sort_into_panels
 from nostall.core.text.suggest import did_you_mean
 
 
@@ -24,37 +26,69 @@ class Verb(NamedTuple):
     """``module:name``: a module of this package, and a function or Typer app in it."""
     summary: str
     """First line of the command's help; short enough for one line of the help page."""
+    example: str
+    """Words after the command's name, as the end of its help shows them."""
 
 
-VERBS = {
-    "doctor": Verb("doctor:doctor", "Check the environment: tools, packages and the GPU."),
-    "inspect": Verb("inspect:inspect", "Show a kernel's instructions and which of them can move."),
-    "init": Verb("init:init", "Write a launch file for a kernel of your own."),
-    "record": Verb("record:record", "Run a program and write launch files of its kernels."),
+_VERBS = {
+    "doctor": Verb("doctor:doctor", "Check the environment: tools, packages and the GPU.", ""),
+    "inspect": Verb(
+        "inspect:inspect", "Show a kernel's instructions and which of them can move.",
+        "kernels.py:kernel",
+    ),
+    "init": Verb("init:init", "Write a launch file for a kernel of your own.", "kernel.cubin"),
+    "record": Verb(
+        "record:record", "Run a program and write launch files of its kernels.", "./program",
+    ),
     "tune": Verb(
-        "tuning.tune:tune",
-        "Search for a faster version of a kernel, and verify it.",
+        "tuning.tune:tune", "Search for a faster version of a kernel, and verify it.",
+        "kernels.py:kernel --objective gpu --seconds 60",
     ),
-    "train": Verb("tuning.train:train", "Train a scheduling policy for the strategy ppo of tune."),
-    "bench": Verb("bench:bench", "Measure a kernel, and a changed cubin beside it."),
-    "verify": Verb("verify:verify", "Check that a changed cubin is a safe re-scheduling."),
-    "fuse": Verb("fusing.fuse:fuse", "Fuse the operators of a PyTorch function into kernels."),
-    "plan": Verb("planning.plan:plan", "Find a pipeline plan, or the placement of each tensor."),
+    "train": Verb(
+        "tuning.train:train", "Train a scheduling policy for the strategy ppo of tune.",
+        "--corpus kernels --out runs/policy",
+    ),
+    "bench": Verb(
+        "bench:bench", "Measure a kernel, and a changed cubin beside it.",
+        "kernels.py:kernel --candidate changed.cubin",
+    ),
+    "verify": Verb(
+        "verify:verify", "Check that a changed cubin is a safe re-scheduling.", "runs/RUN"
+    ),
+    "fuse": Verb(
+        "fusing.fuse:fuse", "Fuse the operators of a PyTorch function into kernels.",
+        "model.py:function",
+    ),
+    "plan": Verb(
+        "planning.plan:plan", "Find a pipeline plan, or the placement of each tensor.",
+        "model.py:build --cluster cluster.toml --out plan.json",
+    ),
     "simulate": Verb(
-        "planning.simulate:simulate", "Simulate a pipeline plan, optionally in another order."
+        "planning.simulate:simulate", "Simulate a pipeline plan, optionally in another order.",
+        "plan.json",
     ),
-    "launch": Verb("planning.launch:launch", "Train by a plan and measure each iteration."),
+    "launch": Verb(
+        "planning.launch:launch", "Train by a plan and measure each iteration.", "plan.json",
+    ),
     "characterize": Verb(
         "characterizing.characterize:characterize",
         "Show where training time goes, in traces and tables.",
+        "trace.json.gz --report trace.html",
     ),
-    "serving": Verb("serving.app:app", "Show task tables of serving batches; simulate traces."),
-    "report": Verb("report:report", "Write the HTML report of a run directory."),
-    "runs": Verb("runs:app", "List, show and compare the runs of tune and fuse."),
-    "store": Verb("store:app", "List, show, verify and share optimised kernels."),
-    "apply": Verb("apply:apply", "Run a program with the optimised kernels of the store."),
-}
+    "serving": Verb(
+        "serving.app:app", "Show task tables of serving batches; simulate traces.",
+        "simulate --help",
+    ),
+    "report": Verb("report:report", "Write the HTML report of a run directory.", "runs/RUN"),
+    "runs": Verb("runs:app", "List, show and compare the runs of tune and fuse.", "ls"),
+    "store": Verb("store:app", "List, show, verify and share optimised kernels.", "ls"),
+    "apply": Verb(
+        "apply:apply", "Run a program with the optimised kernels of the store.", "python train.py",
+    ),
+}  # fmt: skip
+VERBS = {name: _VERBS[name] for level in LEVELS for name in level.verbs}
 """The commands by name, in the order of the help page."""
+_PANELS = {name: level.title for level in LEVELS for name in level.verbs}
 
 
 class Verbs(TyperGroup):
@@ -80,7 +114,9 @@ class Verbs(TyperGroup):
             return None
         if self._is_listing:
             summary = VERBS[cmd_name].summary
-            return TyperCommand(cmd_name, help=summary, short_help=summary)
+            return TyperCommand(
+                cmd_name, help=summary, short_help=summary, rich_help_panel=_PANELS[cmd_name]
+            )
         return load_command(cmd_name)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
@@ -116,4 +152,14 @@ def load_command(name: str) -> Any:
     command = typer.main.get_command(target)
     command.name = name
     command.short_help = verb.summary
+    command.epilog = f"Example: `{' '.join(filter(None, ('nostall', name, verb.example)))}`"
+    for title, part in _with_subcommands(name, command):
+        sort_into_panels(part, title)
     return command
+
+
+def _with_subcommands(name: str, command: Any) -> Iterator[tuple[str, Any]]:
+    """A command and the commands of its group, with the words that call them."""
+    yield name, command
+    for part, found in getattr(command, "commands", {}).items():
+        yield f"{name} {part}", found

@@ -10,7 +10,7 @@ _NAMES = {"us": "µs", "seconds": "s"}
 
 
 class Scale:
-    """Formats values of one unit with the same prefix, chosen by a typical value."""
+    """Formats values of one unit with the same prefix and decimals, chosen by a typical value."""
 
     def __init__(self, unit: str, typical: float) -> None:
         """``unit`` is that of the values; only seconds get a prefix."""
@@ -19,13 +19,18 @@ class Scale:
         if unit == "s" and 0 < typical < math.inf:
             size, name = next((s for s in _SECONDS if typical >= s[0]), _SECONDS[-1])
             self.factor, self.unit = 1 / size, name
+        self.decimals: int | None = None
+        if 0 < typical < math.inf:
+            self.decimals = max(0, 3 - math.floor(math.log10(typical * self.factor)))
 
     def number(self, value: float) -> str:
         """A value without its unit."""
         scaled = value * self.factor
         if not math.isfinite(scaled):
             return "failed"
-        return f"{scaled:,.0f}" if abs(scaled) >= 10_000 else f"{scaled:.5g}"
+        if self.decimals is None or self.decimals > 6:
+            return f"{scaled:.5g}"
+        return f"{scaled:,.0f}" if abs(scaled) >= 10_000 else f"{scaled:,.{self.decimals}f}"
 
     def __call__(self, value: float) -> str:
         """A value with its unit."""

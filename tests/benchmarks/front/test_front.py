@@ -49,9 +49,19 @@ def test_the_pictures_are_what_the_command_writes() -> None:
     for name, text in pictures(headlines()).items():
         assert (FOLDER / name).read_text("utf-8") == text, RUN
         root = ElementTree.fromstring(text)
+        page = name.removeprefix("gains").rpartition("-")[0].removeprefix("-")
+        shown = [h for h in headlines() if not page or h.page == f"{page}.md"]
         dots = [element for element in root.iter() if element.tag.endswith("circle")]
-        assert len(dots) == sum(len(h.ratios) for h in headlines())
-        assert all(h.label in root.attrib["aria-label"] for h in headlines())
+        assert len(dots) == sum(len(h.ratios) for h in shown) > 0
+        assert all(h.label in root.attrib["aria-label"] for h in shown)
+
+
+def test_long_tables_are_folded() -> None:
+    short, long = (markdown.table(("a", "b"), [("1", "2")] * n) for n in (14, 15))
+    assert markdown.fold_tables(short) == short
+    folded = markdown.fold_tables(f"before\n\n{long}\n\nafter")
+    assert folded.startswith("before\n\n<details><summary>All 15 rows: a, b, …</summary>\n\n| a")
+    assert folded.endswith("\n\n</details>\n\nafter")
 
 
 def test_losses_are_beside_gains() -> None:

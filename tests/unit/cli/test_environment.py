@@ -20,6 +20,7 @@ PACKAGES = {
     *(re.split(r"[<>=]", r)[0] for r in PROJECT["dependencies"]),
     *(re.split(r"[<>=]", r)[0] for e in PROJECT["optional-dependencies"].values() for r in e),
     "nvidia-cuda-cupti",
+    "vllm",
 }
 
 

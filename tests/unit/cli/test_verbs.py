@@ -12,6 +12,8 @@ from typer.testing import CliRunner
 
 from nostall import __version__
 from nostall.cli import app
+from nostall.cli.levels import LEVELS
+from nostall.cli.options.help_panels import DAILY
 from nostall.cli.verbs import VERBS, load_command
 
 MAX_SUMMARY_LENGTH = 62
@@ -61,6 +63,38 @@ def test_the_summary_of_a_command_is_the_first_line_of_its_help(name: str) -> No
     command, summary = load_command(name), VERBS[name].summary
     assert inspect.cleandoc(command.help).splitlines()[0] == summary
     assert len(summary) <= MAX_SUMMARY_LENGTH
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_the_example_of_a_command_is_one_of_its_calls(name: str) -> None:
+    command, words = load_command(name), VERBS[name].example.split()
+    assert f"nostall {name}" in command.epilog
+    if hasattr(command, "commands"):
+        assert words[0] in command.commands
+    else:
+        command.make_context(name, words)
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_each_option_has_a_panel_and_the_daily_ones_come_first(name: str) -> None:
+    commands = {name: load_command(name)}
+    commands |= {f"{name} {k}": c for k, c in getattr(commands[name], "commands", {}).items()}
+    for title, command in commands.items():
+        options = {p.name: p for p in command.params if p.param_type_name == "option"}
+        assert set(DAILY.get(title, ())) <= set(options)
+        panels = {key: option.rich_help_panel for key, option in options.items()}
+        assert "Other" not in panels.values()
+        first = [key for key, panel in panels.items() if panel is None]
+        assert len(first) <= 3 if title in DAILY else len(first) == len(options) <= 12
+
+
+def test_each_command_belongs_to_one_level() -> None:
+    verbs = [verb for level in LEVELS for verb in level.verbs]
+    assert sorted(verbs) == sorted(set(verbs)) == sorted(VERBS)
+    page, _ = run_main("--help")
+    assert [page.index(level.title) for level in LEVELS] == sorted(
+        page.index(level.title) for level in LEVELS
+    )
 
 
 def test_version() -> None:

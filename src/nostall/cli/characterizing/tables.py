@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from nostall.cli.terminal.console import out, show_table
+from nostall.core.text.labels import shorten_all
 from nostall.core.text.plurals import pluralize
 from nostall.workload.characterization import JobsCharacterization, ScalingCharacterization
 from nostall.workload.characterization.scaling import NodeSlowdown
@@ -13,7 +14,9 @@ MAX_JOBS = 12
 """Limit of the table of single jobs; larger populations have no such table."""
 MAX_ROWS = 40
 """Rows of the table of slow-downs; --format json has all."""
-MAX_NAME_LENGTH = 20
+MAX_NAME_LENGTH = 18
+_JOB_CELLS = 62
+"""Cells of the other columns of the table of jobs, and of the gaps."""
 
 
 def show_jobs(result: JobsCharacterization, *, is_default: bool = False) -> None:
@@ -71,17 +74,19 @@ def _default_hardware_note(name: str) -> str:
 def _show_single_jobs(result: JobsCharacterization) -> None:
     if len(result.population.jobs) > MAX_JOBS:
         return
+    jobs = list(result.largest_jobs())
+    names = shorten_all([job.name for job, _ in jobs], max(out.width - _JOB_CELLS, MAX_NAME_LENGTH))
     show_table(
         "modelled step of each job, milliseconds",
         ("job", "architecture", *STEP_PARTS, "total"),
         [
             (
-                _shorten(job.name),
+                name,
                 job.architecture.value,
-                *(f"{1e3 * step.part(part):.3g}" for part in STEP_PARTS),
-                f"{1e3 * step.total:.3g}",
+                *(f"{1e3 * step.part(part):,.2f}" for part in STEP_PARTS),
+                f"{1e3 * step.total:,.2f}",
             )
-            for job, step in result.largest_jobs()
+            for (job, step), name in zip(jobs, names, strict=True)
         ],
     )
 
@@ -167,4 +172,4 @@ def _multiple(seconds: float | None, row: NodeSlowdown) -> str:
 
 
 def _shorten(name: str) -> str:
-    return name if len(name) <= MAX_NAME_LENGTH else f"{name[: MAX_NAME_LENGTH - 1]}…"
+    return shorten_all([name], max(out.width - _JOB_CELLS, MAX_NAME_LENGTH))[0]

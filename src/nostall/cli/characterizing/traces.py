@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from nostall.cli.terminal.console import out, show_table
-from nostall.core.text.labels import shorten_all
+from nostall.core.text.labels import kernel_labels, shorten_all
 from nostall.core.text.plurals import pluralize
 from nostall.workload.characterization import TracesCharacterization
 from nostall.workload.characterization.rank_waiting import CollectiveSummary
@@ -21,9 +20,7 @@ from nostall.workload.traces.work_kinds import WorkKind
 MAX_KERNELS = 8
 MAX_NAME_LENGTH = 18
 """Characters of the name of a GPU; longer ones are cut in the middle."""
-MAX_KERNEL_LENGTH = 52
 MIN_LINE_LENGTH = 16
-_ANONYMOUS = "(anonymous namespace)::"
 BUSY_PARTS = tuple(part for part in TIME_PARTS if not part.startswith("idle"))
 IDLE_PARTS = tuple(part for part in TIME_PARTS if part.startswith("idle"))
 KIND_NAMES = {WorkKind.COMMUNICATION: "weights"}
@@ -122,10 +119,13 @@ def _show_gpu(gpu: GpuCharacterization, name: str) -> None:
             "last bucket hidden, nothing hidden)"
         )
     has_roofline = any(kernel.roofline for kernel in gpu.kernels)
+    shown = gpu.kernels[:MAX_KERNELS]
+    others = 57 if has_roofline else 42  # cells of the other columns and of the gaps
+    labels = kernel_labels([k.name for k in shown], max(out.width - others, MIN_LINE_LENGTH))
     show_table(
         f"kernels ({name})",
         ("kernel", "kind", "calls", "ms", "%", *(["modelled roofline"] if has_roofline else [])),
-        [_kernel_row(kernel, gpu, has_roofline) for kernel in gpu.kernels[:MAX_KERNELS]],
+        [_kernel_row(k, label, gpu, has_roofline) for k, label in zip(shown, labels, strict=True)],
     )
 
 
@@ -135,13 +135,12 @@ def _gain(bottleneck: Bottleneck) -> str:
 
 
 def _kernel_row(
-    kernel: KernelTime, gpu: GpuCharacterization, has_roofline: bool
+    kernel: KernelTime, label: str, gpu: GpuCharacterization, has_roofline: bool
 ) -> tuple[object, ...]:
     roofline = kernel.roofline
     position = f"{roofline.attained_share:.0%} of {roofline.bound}" if roofline else "-"
-    others = 57 if has_roofline else 42  # cells of the other columns and the borders
     return (
-        _wrapped(kernel.name.removeprefix("void ").replace(_ANONYMOUS, ""), others),
+        label,
         KIND_NAMES.get(kernel.kind, kernel.kind.name.lower()),
         kernel.launches,
         f"{kernel.seconds * 1e3:.3f}",
@@ -165,19 +164,21 @@ def _show_hosts(hosts: tuple[HostTimeline, ...], labels: Sequence[str]) -> None:
         ],
     )
     first = hosts[0]
-    if first.operators:
+    if shown := first.operators[:MAX_KERNELS]:
+        width = max(out.width - 44, MIN_LINE_LENGTH)
+        labels = kernel_labels([operator.name for operator in shown], width)
         show_table(
             f"operators of the host ({names[0]})",
             ("operator", "calls", "own ms", "own %", "total ms"),
             [
                 (
-                    _wrapped(operator.name, 44),
+                    label,
                     operator.calls,
                     f"{operator.self_seconds * 1e3:.3f}",
                     f"{100 * operator.self_seconds / first.span:.1f}",
                     f"{operator.seconds * 1e3:.3f}",
                 )
-                for operator in first.operators[:MAX_KERNELS]
+                for operator, label in zip(shown, labels, strict=True)
             ],
         )
 
@@ -195,14 +196,3 @@ def _show_chakra(trace: ChakraTrace, label: str) -> None:
     )
     for collective, size in trace.moved_bytes.items():
         out.print(f"{collective}: {size / 1e6:.3f} MB")
-
-
-def _wrapped(name: str, others: int) -> str:
-    """The start of a name, in lines that fit beside ``others`` cells of other columns."""
-    width = max(out.width - others, MIN_LINE_LENGTH)
-    lines = [""]
-    for part in re.split(r"(?<=[_:<,])", name[:MAX_KERNEL_LENGTH]):
-        if len(lines[-1]) + len(part) > width and lines[-1]:
-            lines.append("")
-        lines[-1] += part
-    return "\n".join(line[i : i + width] for line in lines for i in range(0, len(line), width))

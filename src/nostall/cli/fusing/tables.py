@@ -47,6 +47,7 @@ def _show_pass(document: Document, traced_pass: Pass) -> None:
                 *([f"measured\n{scale.unit}"] if document.measured_on else []),
             ),
             rows,
+            optional=("schedule",),
         )
     alone = f" and {len(traced_pass.alone)} alone" if traced_pass.alone else ""
     out.print(

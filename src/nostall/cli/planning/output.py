@@ -9,11 +9,16 @@ from typing import Annotated
 import typer
 
 from nostall.cli.terminal.console import Format, out, show_json, show_table
+from nostall.core.errors import NostallError
 from nostall.core.files.atomic import write_text_atomically
-from nostall.parallel.evaluation import PlanEvaluation
+from nostall.parallel.evaluation import PlanEvaluation, evaluate_plan
 from nostall.parallel.plan_file import plan_document
+from nostall.parallel.planners import make_plan
 from nostall.report.plan.gantt import write_gantt
 from nostall.report.plan.summary import sentences, stage_table
+
+DATA_PARALLEL = "data-parallel"
+"""The planner that each plan is compared with."""
 
 GanttOption = Annotated[
     Path | None, typer.Option(help="Write the schedule as a Gantt chart (.svg or .html).")
@@ -31,8 +36,9 @@ def write_and_show(
 
     ``module`` is the ``path.py:build`` that was profiled, None for a profile file.
     """
+    beside = _data_parallelism(evaluation)
     if gantt is not None:
-        write_gantt(evaluation, gantt)
+        write_gantt(evaluation, gantt, beside)
     document = plan_document(evaluation, module)
     if out_file is not None:
         write_text_atomically(out_file, json.dumps(document, indent=1) + "\n", parents=True)
@@ -41,9 +47,21 @@ def write_and_show(
         return
     columns, rows = stage_table(evaluation)
     workload = evaluation.workload
-    show_table(f"{workload.profile.name} on {workload.cluster.name}", columns, rows)
-    for line in sentences(evaluation):
+    title = f"{workload.profile.name} on {workload.cluster.name}"
+    show_table(title, columns, rows, optional=("in flight",))
+    for line in sentences(evaluation, beside):
         out.print(line)
     for path, name in ((gantt, "schedule"), (out_file, "plan")):
         if path is not None:
             out.print(f"{name + ':':10}{path}")
+
+
+def _data_parallelism(evaluation: PlanEvaluation) -> PlanEvaluation | None:
+    """Data parallelism of the same workload; None for itself, and if it has no plan."""
+    if evaluation.planner == DATA_PARALLEL:
+        return None
+    try:
+        plan = make_plan(evaluation.workload, DATA_PARALLEL)
+        return evaluate_plan(evaluation.workload, plan, DATA_PARALLEL)
+    except NostallError:
+        return None

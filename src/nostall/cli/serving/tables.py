@@ -84,8 +84,8 @@ def show(
     if format is Format.JSON:
         show_json(_document(given, tables, settings, summary))
         return
-    _print_tables(given, tables, settings, rows)
     _print_summary(summary)
+    _print_tables(given, tables, settings, rows)
 
 
 def _tile_set(

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from nostall.cli.terminal.table_layout import align_numbers, column_widths, list_rows
+from nostall.cli.terminal.table_layout import align_numbers, column_widths, fitting, list_rows
 from nostall.core.text.terminal import escape_controls
 
 MAX_ERROR = 1000
@@ -67,9 +67,16 @@ def show_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=1) + "\n")
 
 
-def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+def show_table(
+    title: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    optional: Sequence[str] = (),
+) -> None:
     """Print a table, or a list if its words do not fit side by side.
 
+    The columns ``optional`` are left out one after the other where that makes the table fit.
     Columns of numbers are aligned at the right and have the same number of decimals. Titles and
     cells are plain text: Rich markup in them is not interpreted.
     """
@@ -78,6 +85,7 @@ def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[objec
 
     console = OutputConsole(highlight=False)
     cells, are_numbers = align_numbers([[_plain(str(cell)) for cell in row] for row in rows])
+    columns, cells, are_numbers = fitting(columns, cells, are_numbers, console.width, optional)
     widths = column_widths(columns, cells, console.width)
     out.print(Text(_plain(title), style="bold"))
     if widths is None and len(columns) > 2:

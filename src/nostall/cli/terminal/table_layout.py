@@ -73,6 +73,40 @@ def column_widths(columns: Sequence[str], rows: Rows, width: int) -> list[int] |
     return widths
 
 
+def fitting(
+    columns: Sequence[str],
+    rows: Rows,
+    are_numbers: Sequence[bool],
+    width: int,
+    optional: Sequence[str],
+) -> tuple[list[str], list[list[str]], list[bool]]:
+    """The table without as many of the columns ``optional`` as it needs to fit.
+
+    Names that are left out come first. A table fits if no line of :data:`MAX_WORD` cells or less
+    is divided; if no choice fits, its words have to. If nothing helps, all columns stay.
+    """
+    left_out: set[str] = set()
+    choices = []
+    for name in (None, *optional):
+        left_out |= {name} if name is not None else set()
+        places = [at for at, column in enumerate(columns) if column not in left_out]
+        choices.append((
+            [columns[at] for at in places],
+            [[row[at] for at in places if at < len(row)] for row in rows],
+            [are_numbers[at] for at in places if at < len(are_numbers)],
+        ))  # fmt: skip
+    whole = [choice for choice in choices if _line_widths(*choice[:2]) <= width]
+    by_words = [c for c in reversed(choices) if column_widths(c[0], c[1], width) is not None]
+    return next(iter(whole or by_words or choices))
+
+
+def _line_widths(columns: Sequence[str], rows: Rows) -> int:
+    """Cells of a table whose lines of up to :data:`MAX_WORD` cells are not divided."""
+    texts = [[header, *cells] for header, *cells in zip_longest(columns, *rows, fillvalue="")]
+    natural = [min(MAX_WORD, max(map(_line_width, column))) for column in texts]
+    return sum(natural) + _GAP * (len(columns) - 1)
+
+
 def _widths_at(level: int, pairs: Sequence[tuple[int, int]]) -> list[int]:
     """Widths with ``level`` as the limit, but for longer words and shorter lines."""
     return [max(word, min(line, level)) for word, line in pairs]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
+_CPP_NOISE = re.compile(r"^void |\(anonymous namespace\)::|(?<=<|,| )(?:at|c10)::(?:native::)?")
+"""Parts of C++ names that do not tell kernels apart."""
+_CPP_PARAMETERS = re.compile(r">\s?\([^<]*\)$")
 _CONTEXT = 4
 """Characters before the first difference in a label that shows the middle of a name."""
 
@@ -49,6 +53,15 @@ def shorten_all(names: Sequence[str], length: int) -> list[str]:
             number += 1
         short[name] = label
     return [short[name] for name in names]
+
+
+def kernel_labels(names: Sequence[str], length: int) -> list[str]:
+    """Names of kernels in at most ``length`` characters; different kernels stay different.
+
+    What all C++ kernels of a library have in common is left out first.
+    """
+    short = [_CPP_NOISE.sub("", _CPP_PARAMETERS.sub(">", name)) for name in names]
+    return shorten_all(short if len(set(short)) == len(set(names)) else names, length)
 
 
 def _without_middle(name: str, length: int) -> str:

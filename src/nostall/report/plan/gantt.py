@@ -17,7 +17,7 @@ from nostall.core.errors import BadInput
 from nostall.core.files.atomic import write_text_atomically
 from nostall.parallel.evaluation import PlanEvaluation
 from nostall.parallel.simulate.costs import Transfer
-from nostall.report.plan.summary import ranges, sentences, stage_table
+from nostall.report.plan.summary import cards, ranges, sentences, stage_table
 from nostall.report.units import Scale, ticks
 
 WIDTH, LEFT, RIGHT, TOP, ROW, TRANSFER_ROW, FOOT = 1280, 190, 24, 34, 26, 13, 64
@@ -56,9 +56,12 @@ class _Bar(NamedTuple):
     """Tooltip."""
 
 
-def write_gantt(evaluation: PlanEvaluation, path: Path) -> Path:
+def write_gantt(
+    evaluation: PlanEvaluation, path: Path, beside: PlanEvaluation | None = None
+) -> Path:
     """Write the chart as ``.svg``, or within a page as ``.html``; returns the path.
 
+    The page compares the plan with ``beside``, which is data parallelism.
     Raises :class:`BadInput` if the file name has another extension.
     """
     if path.suffix not in (".svg", ".html"):
@@ -66,18 +69,20 @@ def write_gantt(evaluation: PlanEvaluation, path: Path) -> Path:
             f"--gantt {path}: the extension is {path.suffix!r}; allowed are .svg and .html"
         )
     figure = gantt(evaluation)
-    text = _page(evaluation, figure) if path.suffix == ".html" else figure
+    text = _page(evaluation, figure, beside) if path.suffix == ".html" else figure
     write_text_atomically(path, text, parents=True)
     return path
 
 
-def _page(evaluation: PlanEvaluation, figure: str) -> str:
+def _page(evaluation: PlanEvaluation, figure: str, beside: PlanEvaluation | None) -> str:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     columns, rows = stage_table(evaluation)
     first, *further = sentences(evaluation)
     return environment.from_string(_template("plan.html")).render(
         style=Markup(_template("page.css")),
         title=f"{evaluation.workload.profile.name} on {evaluation.workload.cluster.name}",
+        cards=cards(evaluation, beside),
+        bubble=f"{1 - evaluation.utilization:.0%}",
         first=first,
         sentences=further,
         columns=columns,

@@ -47,7 +47,30 @@ def stage_table(evaluation: PlanEvaluation) -> tuple[tuple[str, ...], list[tuple
     return columns, rows
 
 
-def sentences(evaluation: PlanEvaluation) -> list[str]:
+def cards(evaluation: PlanEvaluation, beside: PlanEvaluation | None) -> list[tuple[str, str, str]]:
+    """Label, number and detail of the plan's headlines, beside data parallelism if it is given."""
+    iteration_s = evaluation.timeline.iteration_s
+    time = Scale("s", iteration_s)
+    found = [
+        ("iteration, modelled", time(iteration_s), ""),
+        ("speed-up over one GPU, modelled", f"{evaluation.speedup:.2f}×", ""),
+    ]
+    if beside is not None:
+        peer_s = beside.timeline.iteration_s
+        found = [
+            (found[0][0], found[0][1], f"data parallelism: {Scale('s', peer_s)(peer_s)}"),
+            (found[1][0], found[1][1], f"data parallelism: {beside.speedup:.2f}×"),
+            (
+                "beside data parallelism, modelled",
+                f"{peer_s / iteration_s:.2f}×",
+                "its time / this",
+            ),
+        ]
+    idle = f"{1 - evaluation.utilization:.0%}"
+    return [*found, ("bubble, modelled", idle, "of the GPUs' time: they wait for another stage")]
+
+
+def sentences(evaluation: PlanEvaluation, beside: PlanEvaluation | None = None) -> list[str]:
     """One line on the plan, lines on its modelled time and its components, and the notes."""
     workload, plan = evaluation.workload, evaluation.plan
     iteration_s = evaluation.timeline.iteration_s
@@ -59,6 +82,12 @@ def sentences(evaluation: PlanEvaluation) -> list[str]:
         f"modelled iteration {time(iteration_s)}, modelled speed-up {evaluation.speedup:.4g}x over "
         f"one GPU ({evaluation.utilization:.0%} of the cluster busy)",
     ]
+    if beside is not None:
+        peer_s = beside.timeline.iteration_s
+        lines.append(
+            f"beside data parallelism, modelled {Scale('s', peer_s)(peer_s)}: "
+            f"{peer_s / iteration_s:.2f}x as fast"
+        )
     components = evaluation.time_components()
     if "closed_form_steady_s" in components:
         phases = [

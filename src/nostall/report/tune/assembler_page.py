@@ -16,6 +16,7 @@ from markupsafe import Markup
 from nostall import __version__
 from nostall.core import Run
 from nostall.core.trial_log import TrialLog
+from nostall.report.tune.change_words import change_words
 from nostall.report.tune.sample_spread import ComparisonRecord, draw_samples, load_comparison
 from nostall.report.tune.search_curve import count_drawn, draw_search_curve
 from nostall.report.units import Scale
@@ -69,6 +70,7 @@ def render_assembler(path: Path) -> str:
     scale = Scale(str(result.get("unit", "s")), times[0][1] if times else start)
     assembler = result.get("assembler") or {}
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    environment.filters["change"] = change_words
     return environment.from_string(_read_template("assembler.html")).render(
         kernel=str(data.settings.get("kernel", "kernel")),
         status=run.record.status,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from markupsafe import Markup
 
 from nostall import __version__
 from nostall.core.files.atomic import write_text_atomically
-from nostall.core.text.labels import shorten_all
+from nostall.core.text.labels import kernel_labels, shorten_all
 from nostall.core.text.plurals import pluralize
 from nostall.report.workload.plots import Line, cdf_corners, line_plot, stacked_bars, timeline_plot
 from nostall.workload import Architecture
@@ -20,6 +21,7 @@ from nostall.workload.characterization.jobs import RATE_FACTORS
 from nostall.workload.characterization.kinds import KindsCharacterization
 from nostall.workload.model import STEP_PARTS
 from nostall.workload.timeline.analysis import TIME_PARTS
+from nostall.workload.timeline.kernels import KernelTime
 from nostall.workload.timeline.time_slices import slice_shares
 
 SLICES = 320
@@ -28,6 +30,8 @@ MAX_DETAILED_GPUS = 8
 """GPUs with a timeline and a kernel table; further GPUs are in the overview only."""
 MAX_KERNELS = 20
 MAX_JOBS = 15
+MAX_KERNEL_LENGTH = 64
+"""Characters of a kernel's name; the whole name is its tooltip."""
 MAX_NAME_LENGTH = 25
 
 # CSS classes, defined in workload.css.
@@ -171,12 +175,19 @@ def _chain(kinds: KindsCharacterization) -> Markup:
     return line_plot(lines, "sweep after burn-in", "number")
 
 
+def _labelled(kernels: Sequence[KernelTime]) -> list[tuple[KernelTime, str]]:
+    """The kernels with names that fit into the table and tell them apart."""
+    labels = kernel_labels([kernel.name for kernel in kernels], MAX_KERNEL_LENGTH)
+    return list(zip(kernels, labels, strict=True))
+
+
 def _render(template: str, **values: Any) -> str:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.filters["percent"] = lambda value: f"{value:.1%}"
     environment.filters["times"] = lambda value: f"{value:.2f}×"
     environment.filters["ms"] = lambda value: f"{value * 1e3:,.3f} ms"
     environment.filters["several"] = pluralize
+    environment.filters["labelled"] = _labelled
     environment.filters["words"] = lambda name: str(name).replace("_", " ")
     style = Markup(_read_template("page.css") + _read_template("workload.css"))
     page = environment.from_string(_read_template(template))

@@ -55,7 +55,8 @@ def stacked_bars(
                 )
                 if width > 46:
                     label = f"{shares[part]:.0%}"
-                    svg.append(_text(x + width / 2, y + 17, label, "middle", "on"))
+                    on = "on idle" if "idle" in style else "on"
+                    svg.append(_text(x + width / 2, y + 17, label, "middle", on))
             x += width
     for percent in range(0, 101, 20):
         x = BAR_LABEL_WIDTH + bar_width * percent / 100

@@ -9,6 +9,10 @@ from nostall.workload.timeline.analysis import OtherIdle, Timeline
 from nostall.workload.timeline.kernels import KernelTime
 from nostall.workload.traces.work_kinds import WorkKind
 
+FUSE = 'torch.compile(model, backend="nostall")'
+"""Remedy for many or memory-bound kernels."""
+TUNE = "nostall tune FILE.py:KERNEL --objective gpu"
+"""Remedy for slow kernels that are one's own."""
 MIN_SHARE = 0.005
 """Rows with a smaller share of the span are not reported."""
 MAX_CALL_LENGTH = 40
@@ -79,7 +83,7 @@ def _exposed_communication(timeline: Timeline) -> Bottleneck:
         "communication that no computation hides",
         exposed,
         min(exposed, computation - timeline.hidden_communication),
-        "nostall.parallel: another plan or order",
+        "nostall plan, or nostall simulate with another order",
         "the exposed communication, at most the computation that hides no communication yet",
     )
 
@@ -92,7 +96,7 @@ def _launches(timeline: Timeline) -> Bottleneck:
         f"the GPU waits for launches{_longest(timeline, 'idle_launch')}",
         idle,
         idle - timeline.num_late_gaps * timeline.on_time_gap,
-        "nostall.fusion: fewer kernels; or CUDA graphs",
+        f"{FUSE}; or CUDA graphs",
         "time before late launches without waits and long host calls, and without gaps that occur "
         "once; minus the median gap before launches in time",
     )
@@ -152,7 +156,7 @@ def _memory_kernels(timeline: Timeline) -> Bottleneck:
         "chains of memory-bound kernels",
         timeline.parts["memory"],
         min(timeline.fusion_saving, timeline.parts["memory"]),
-        "nostall.fusion: stitch them",
+        FUSE,
         "each chain as one kernel that takes as long as its longest kernel",
     )
 
@@ -173,7 +177,7 @@ def _products(timeline: Timeline, kernels: Sequence[KernelTime]) -> Bottleneck:
             compute,
             None,
             None,
-            "nostall.sass: tune the kernels",
+            TUNE,
             "unknown: a bound needs --hardware, and shapes in the trace (record_shapes=True)",
             0.0,
         )
@@ -184,7 +188,7 @@ def _products(timeline: Timeline, kernels: Sequence[KernelTime]) -> Bottleneck:
         "matrix products below their roof",
         compute,
         min(recoverable, compute),
-        "nostall.sass: tune the kernels",
+        TUNE,
         f"the products with recorded shapes ({placed * 1e3:.3f} ms) at the peak of their roofline",
     )
 
@@ -225,14 +229,14 @@ def _other_idle(timeline: Timeline) -> list[Bottleneck]:
         _idle_row(
             "the GPU does not begin work that is launched",
             other[OtherIdle.QUEUED],
-            "nostall.fusion: fewer kernels; or fewer dependences between streams",
+            f"{FUSE}; or fewer dependences between streams",
             "unknown: the gap between two kernels, a wait for another stream or GPU, or work that "
             "is not recorded",
         ),
         _idle_row(
             "gaps between the kernels of a CUDA graph",
             other[OtherIdle.GRAPH],
-            "nostall.fusion: fewer kernels",
+            FUSE,
             "unknown: the GPU itself launches the kernels of a graph",
         ),
         _idle_row(
