@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-PROMPTS, SAMPLES, SHARED, OWN, NEW = 8, 8, 512, 16, 48
+PROMPTS, SAMPLES, SHARED, OWN, NEW = 4, 32, 1536, 16, 48
 """The workload of the sleeping engine."""
 KEPT = 64
 """Requests of the stressed engine that are repeated."""

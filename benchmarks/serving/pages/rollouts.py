@@ -17,6 +17,9 @@ FOLDER = results("serving")
 ROLLOUTS = (FOLDER / "rollouts_shared_h200.json", FOLDER / "rollouts_unshared_h200.json")
 ENGINES = FOLDER / "rollouts_engines_h200.json"
 """Other engines beside FLASH_ATTN; not there before they were measured."""
+HOST_TIME, STRESS, SLEEP, SANITIZED = (
+    FOLDER / f"{name}_h200.json" for name in ("host_time", "stress", "sleep", "sanitized_forests")
+)
 FORESTS = FOLDER / "prefix_forests_h200.json.gz"
 ELEMENT_BYTES = 2
 """Of a key or a value in bf16."""
@@ -45,7 +48,7 @@ def rollouts() -> str:
         "CUSTOM, tokens/s", "ratio (interval)", "null", "build, us",
     )  # fmt: skip
     parts = [wrapped(about), table(columns, [_rollout_cells(*pair) for pair in pairs])]
-    parts += [_whole_generations(pairs), _steps(contents), _others()]
+    parts += [_whole_generations(pairs), _steps(contents), _others(), _host_time(), _checks()]
     return "\n\n".join(["### Shared prompts", *filter(None, parts)])
 
 
@@ -175,6 +178,46 @@ def _others() -> str:
     )
     columns = ("engine", "prompts x samples, shared + new tokens", "tokens/s", "over FLASH_ATTN")
     return "\n\n".join([wrapped(about), table(columns, rows)])
+
+
+def _host_time() -> str:
+    """The host's time to build the metadata of a step, with nothing beside it."""
+    content = load(HOST_TIME)
+    names = list(content["results"][0]["builders"])
+    about = (
+        "The host's time to build the metadata of a decode step, us (median, in brackets the 95th "
+        "percentile), while no model runs. *CUSTOM all* also serves small steps; *Triton* launches "
+        f"by Triton's own launcher. {content['gpu']}, {content['date'][:10]}. (`python -m "
+        f"benchmarks run serving.host_time`, {link(HOST_TIME)})"
+    )
+    rows = []
+    for case in content["results"]:
+        found = [case["builders"][name] for name in names]
+        rows.append([case["name"], *(f"{x['p50_us']:.0f} ({x['p95_us']:.0f})" for x in found)])
+    return "\n\n".join([wrapped(about), table(("prompts x samples", *names), rows)])
+
+
+def _checks() -> str:
+    """What vLLM with the plug-in survived."""
+    stress, sleep, sanitized = (load(path)["summary"] for path in (STRESS, SLEEP, SANITIZED))
+    shared = stress["plug_in"]["shared prefixes"]
+    errors = sum(sanitized["memory_errors"]) if sanitized["sanitizer"] else "not counted"
+    phases = load(SLEEP)["engines"]["CUSTOM"]["result"]
+    slept = max(phase["counts"]["shared prefixes"]["with shared prefixes"]
+                for phase in phases.values())  # fmt: skip
+    return wrapped(
+        f"Stress: {stress['added']:,} requests arrived, {stress['aborted']:,} were aborted, "
+        f"{stress['finished']:,} ended with all their tokens, {len(stress['problems'])} problems; "
+        f"{shared['with shared prefixes']:,} of {stress['steps']:,} steps read shared prefixes "
+        f"once. Of {stress['repeated']} requests repeated alone with FLASH_ATTN, "
+        f"{stress['compared']:,} log probabilities before the first different token differ by "
+        f"{stress['median_difference']:.4f} in the median and {stress['largest_difference']:.3f} "
+        f"at most. Sleep: tokens after sleep of level 1 and 2 are "
+        f"{'equal' if all(sleep['CUSTOM'].values()) else 'NOT equal'}; {slept} steps of this check "
+        f"had shared prefixes that pay. compute-sanitizer: {sanitized['checked']} random forests, "
+        f"{sanitized['grouped']} with groups, {sanitized['wrong']} wrong, memory errors: {errors}. "
+        f"({', '.join(map(link, (STRESS, SLEEP, SANITIZED)))})"
+    )
 
 
 def forests() -> str:
