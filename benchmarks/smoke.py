@@ -64,6 +64,9 @@ SLICES: Mapping[str, tuple[str, ...]] = {
         "--workloads", "decode-heavy", "--requests", "8", "--rounds", "1", "--budget-s", "120",
     ),
     "serving.forced_tokens": ("--settings", "groups", "--parallel", "5"),
+    "serving.host_time": ("--samples", "20"),
+    "serving.vllm_checks": ("--check", "stress", "--seconds", "60"),
+    "serving.sanitized_forests": ("--forests", "8", "--seconds", "60"),
     "serving.rollouts": (
         "--layers", "2", "--cache-gib", "4", "--rounds", "2", "--steps", "12",
         "--workloads", "4x4@256+32", "--budget-s", "190", "--profile-s", "10",

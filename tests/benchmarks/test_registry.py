@@ -45,7 +45,7 @@ def test_every_result_file_belongs_to_a_benchmark() -> None:
 
 def test_pages_are_modules() -> None:
     assert all(find_spec(f"benchmarks.{module}") for module in PAGES.values())
-    elsewhere = ("readme", "schema", "verifier-evidence")
+    elsewhere = ("readme", "schema", "verifier-evidence", "explanation", "demo")
     pages = {f"{name}.md" for name in PAGES if name not in elsewhere}
     assert {benchmark.page for benchmark in BENCHMARKS if benchmark.page} == pages
 

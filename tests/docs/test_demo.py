@@ -33,6 +33,7 @@ def test_the_makefile_runs_the_commands_of_the_picture() -> None:
     assert made_commands("run") == [shlex.split(demo.recorded_command())]
 
 
+@pytest.mark.slow
 def test_the_picture_is_what_the_commands_print() -> None:
     pytest.importorskip("torch")
     pytest.importorskip("triton")

@@ -99,11 +99,9 @@ def test_json_of_a_trace(profile: Path) -> None:
     product = next(k for k in rank["top_kernels"] if "nvjet" in k["name"])
     assert product["modelled_roofline"]["bound"] == "compute"
     assert product["modelled_roofline"]["reached"] == pytest.approx(2 * 4096**3 / 989e12 / 400e-6)
-    assert {a["who"].split(":")[0] for a in rank["fix_first"]} >= {
-        "nostall.parallel",
-        "nostall.sass",
-        "nostall.fusion",
-    }
+    remedies = [action["who"] for action in rank["fix_first"]]
+    for remedy in ("nostall plan", "nostall tune", "torch.compile(model"):
+        assert any(each.startswith(remedy) for each in remedies)
     assert done.json["remarks"] == ["no trace for 1 of 2 ranks (1)"]
 
 

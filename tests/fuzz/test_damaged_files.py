@@ -46,6 +46,7 @@ def usable_readers() -> list[str]:
     return list(READERS)
 
 
+@pytest.mark.slow
 def test_damaged_files_through_the_command_line() -> None:
     counts = {name: FEW_INPUTS if name in KERNEL_READERS else INPUTS for name in usable_readers()}
     seeds = {name: range(FIRST, FIRST + count) for name, count in counts.items()}

@@ -205,10 +205,12 @@ def _verdict(low: float, high: float, target: float) -> str:
 
 
 def _carried_text(complete: list[Any]) -> str:
-    """What the mean on the GPU alone is without the model that gains most."""
+    """What the mean on the GPU alone is without the model that gains most; empty for one model."""
     ratios = {
         r["model"]: f["ratio"] for r in complete if (f := _compared(r, "replayed", "nostall"))
     }
+    if len(ratios) < 2:
+        return ""
     best = max(ratios, key=lambda name: ratios[name])
     others = geometric_mean(ratio for name, ratio in ratios.items() if name != best)
     return (

@@ -76,7 +76,7 @@ _VERBS = {
         "trace.json.gz --report trace.html",
     ),
     "serving": Verb(
-        "serving.app:app", "Show task tables of serving batches; simulate traces.",
+        "serving.app:app", "Show task tables; measure rollouts; simulate traces.",
         "simulate --help",
     ),
     "report": Verb("report:report", "Write the HTML report of a run directory.", "runs/RUN"),

@@ -39,6 +39,7 @@ def test_ranks_of_exact_draws_are_uniform_and_those_of_narrow_draws_are_not() ->
     assert uniformity(ranks(normal(0.4), 200)["m"])[1] < LEAST_P  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_each_problem_ranks_its_values(name: str) -> None:
     for values in ranks(PROBLEMS[name], 2).values():

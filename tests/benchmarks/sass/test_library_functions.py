@@ -30,7 +30,9 @@ def _functions(name: str, sm: int) -> Sequence[CodeFunction]:
     ]
 
 
-@pytest.mark.parametrize("sm", [75, 80, 90, 100, 120])
+@pytest.mark.parametrize(
+    "sm", [90, *(pytest.param(sm, marks=pytest.mark.slow) for sm in (75, 80, 100, 120))]
+)
 def test_functions_with_jump_tables_are_read(sm: int) -> None:
     functions = _functions("calls", sm)
     read = list(programs(functions))

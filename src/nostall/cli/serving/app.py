@@ -13,7 +13,7 @@ from nostall.cli.serving.simulation import simulate_trace
 from nostall.cli.serving.tables import show
 
 app = typer.Typer(
-    help="Show task tables of serving batches; measure rollouts; simulate traces.",
+    help="Show task tables; measure rollouts; simulate traces.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -244,7 +244,7 @@ def test_measured_times_are_marked(tmp_path: Path) -> None:
         run.write(FILE, fusion.model_dump_json().encode())
     page = write_page(run.path).read_text()
     assert "unless marked as measured (NVIDIA H200)" in page
-    assert "1 kB → 100 B, 3 µs, measured 4 µs" in page and "measured 4</td>" in page
+    assert "1 kB → 100 B, 3.000 µs, measured 4.000 µs" in page and "measured 4.000</td>" in page
 
 
 def test_invalid_documents_are_rejected(tmp_path: Path) -> None:

@@ -239,7 +239,7 @@ def test_invalid_optional_parts_give_a_note(run: Path) -> None:
 def test_times_have_a_suitable_unit(run: Path) -> None:
     edit_record(run, original=12.5e-6, best=10e-6, ratio=1.25)
     texts = summary(run)
-    assert (texts.original, texts.best, texts.ratio) == ("12.5 µs", "10 µs", "1.2500×")
+    assert (texts.original, texts.best, texts.ratio) == ("12.50 µs", "10.00 µs", "1.2500×")
 
 
 @pytest.mark.parametrize("invalid", [{"kind": "guessed"}, {"best": "low"}, {"ratio": []}])
@@ -369,9 +369,9 @@ def test_search_curve_shows_all_kinds_of_trials() -> None:
 
 
 def test_formatted_units_and_ticks() -> None:
-    assert Scale("s", 9e-6)(8.75e-6) == "8.75 µs"
-    assert Scale("s", 2e-3)(2e-3) == "2 ms"
-    assert Scale("us", 3.0)(12.0) == "12 µs"
+    assert Scale("s", 9e-6)(8.75e-6) == "8.750 µs"
+    assert Scale("s", 2e-3)(2e-3) == "2.000 ms"
+    assert Scale("us", 3.0)(12.0) == "12.000 µs"
     assert Scale("cycles", 12345.0)(12345.0) == "12,345 cycles"
     assert Scale("s", 1.0)(math.inf) == "failed"
     assert ticks(0, 10) == [0, 2, 4, 6, 8, 10]
