@@ -2,7 +2,8 @@
 
 For each cubin the round trip is byte-identical, ``validate`` and ``verify`` accept it, and the
 opcode table has all its opcodes.  ``make test`` takes every 24th cubin
-(NOSTALL_CORPUS_SLICE=24), ``make test-slow`` every twelfth; ``make test NOSTALL_CORPUS_SLICE=1`` takes all.
+(NOSTALL_CORPUS_SLICE=24), ``make test-slow`` every twelfth;
+``make test NOSTALL_CORPUS_SLICE=1`` takes all.
 """
 
 from __future__ import annotations
