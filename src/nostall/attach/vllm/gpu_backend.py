@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from math import inf
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -90,6 +91,10 @@ class NostallMetadataBuilder(flash_attn.FlashAttentionMetadataBuilder):
     """Sequences and tokens of captured steps that FlashAttention computes."""
     _serves_all: bool = False
     """Whether all layers of the group run the steps that nostall serves."""
+    _served_sizes: Mapping[tuple[StepKind, int], bool] = {}
+    """Kind of step and number of sequences -> whether nostall serves it, as far as it was asked."""
+    _most_sequences: float = inf
+    """The scheduler's limit, for which the tables have room."""
 
     def __init__(
         self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: Any
@@ -98,7 +103,6 @@ class NostallMetadataBuilder(flash_attn.FlashAttentionMetadataBuilder):
         # vLLM would refresh a draft's metadata inside of a captured graph, without a build.
         self.supports_draft_decode_metadata_update = False
         self._choice = find_choice(os.environ.get(VARIABLE, DEFAULT))
-        self._served_sizes: dict[tuple[StepKind, int], bool] = {}
         self._tables: dict[StepKind, AnyTables] = {}
         try:
             self._tables = self._make_tables(kv_cache_spec, vllm_config)
@@ -125,6 +129,7 @@ class NostallMetadataBuilder(flash_attn.FlashAttentionMetadataBuilder):
             config.model_config.max_model_len,
             drafts_of(config),
         )
+        self._most_sequences = limits.sequences
         dtype = config.model_config.dtype
         gpu = str(torch.cuda.get_device_name(self.device))
         plans = self._plans(shape, limits, str(dtype).removeprefix("torch."), gpu)
@@ -204,9 +209,9 @@ class NostallMetadataBuilder(flash_attn.FlashAttentionMetadataBuilder):
         tables = self._tables.get(kind)
         if tables is None:
             return f"{kind} steps"
-        if common.num_reqs > tables.capacity.sequences:
+        if common.num_reqs > self._most_sequences:
             return "steps of more sequences than the scheduler's limit"
-        if kind is StepKind.VERIFY and tokens_of(common) > tables.tokens:
+        if isinstance(tables, GroupedStepTables) and tokens_of(common) > tables.tokens:
             return f"{kind} steps of more tokens than speculation makes"
         if not self._serves(kind, tables, common.num_reqs):
             return f"{kind} steps on which FlashAttention is as fast or faster"
@@ -222,7 +227,7 @@ class NostallMetadataBuilder(flash_attn.FlashAttentionMetadataBuilder):
         found = self._served_sizes.get(key)
         if found is None:
             found = serves(self._choice, kind, tables.shape, sequences, tables.sms)
-            self._served_sizes[key] = found
+            self._served_sizes = {**self._served_sizes, key: found}
         return found
 
     def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> Any:

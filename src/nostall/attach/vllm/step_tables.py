@@ -66,7 +66,6 @@ class StepTables:
         self, shape: AttentionShape, plan: AttentionPlan, limits: StepLimits, device: Any
     ) -> None:
         self.shape, self.plan, self.device = shape, plan, device
-        self.tokens = limits.tokens
         self.sms = torch.cuda.get_device_properties(device).multi_processor_count
         settings = plan.table_settings(shape, self.sms)
         self.capacity = bounded_capacity(settings, limits.sequences, limits.tokens, limits.keys)
