@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 
 import pytest
@@ -27,7 +28,12 @@ from tests.mutations.mutants import (
     mutants,
 )
 
-COUNT = int(os.environ.get("NOSTALL_MUTANTS", "20" if catalogue.slice_step() == 1 else "8"))
+COUNT = int(
+    os.environ.get("NOSTALL_MUTANTS")
+    or next(
+        count for step, count in ((1, 20), (12, 8), (math.inf, 4)) if catalogue.slice_step() <= step
+    )
+)
 """Number of mutants of each kind that are checked."""
 
 SPECIAL_COUNT = min(COUNT, 8 if catalogue.slice_step() == 1 else 4)

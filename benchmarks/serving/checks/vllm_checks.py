@@ -29,15 +29,8 @@ from typing import Any
 
 from benchmarks.harness.result_file import save
 from benchmarks.serving.engine.forced_tokens import MODEL, TINY, save_model
+from nostall.attach.rollouts.engine import ENVIRONMENT
 
-ENVIRONMENT = {
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_LOGGING_LEVEL": "WARNING",
-    "VLLM_USE_FLASHINFER_SAMPLER": "0",
-    "VLLM_PLUGINS": "",
-}
 ENGINE = {
     "dtype": "bfloat16",
     "max_model_len": 2048,
@@ -149,7 +142,7 @@ def run_job(path: Path, job: dict[str, Any]) -> dict[str, Any]:
     out, file = path.with_suffix(".out.json"), path.with_suffix(".job.json")
     file.write_text(json.dumps({**job, "out": str(out)}))
     command = [sys.executable, "-m", "benchmarks.serving.checks.vllm_checks_child", str(file)]
-    environment = {**os.environ, **ENVIRONMENT}
+    environment = {**os.environ, **ENVIRONMENT, "VLLM_PLUGINS": ""}
     try:
         run = subprocess.run(
             command,

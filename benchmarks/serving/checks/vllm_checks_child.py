@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from benchmarks.serving.engine.forced_tokens_child import driver
 
 PROMPTS, SAMPLES, SHARED, OWN, NEW = 4, 32, 1536, 16, 48
 """The workload of the sleeping engine."""
@@ -237,15 +238,6 @@ def run_alone(engine: Any, request: Request) -> None:
     while engine.has_unfinished_requests():
         for output in engine.step():
             keep(request, output)
-
-
-def driver() -> str:
-    """Version of the GPU's driver; empty without one."""
-    try:
-        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        return subprocess.run(query, capture_output=True, text=True).stdout.split("\n")[0].strip()
-    except OSError:
-        return ""
 
 
 def main() -> None:

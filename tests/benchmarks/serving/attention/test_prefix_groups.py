@@ -13,6 +13,7 @@ pytest.importorskip("torch", reason="plans need PyTorch and Triton")
 SMS = 132
 
 
+@pytest.mark.slow
 def test_no_setting_keeps_the_benchmark_from_grouping() -> None:
     ungrouped = []
     for heads in HEADS:

@@ -115,6 +115,7 @@ def test_the_predictive_density_of_a_component_integrates_to_one() -> None:
     assert np.trapezoid(np.exp(density), grid) == pytest.approx(1, abs=1e-2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", STEPS)
 def test_each_step_without_labels_keeps_the_joint_distribution(step: str) -> None:
     z, statistic = largest_z(view_pair(STEPS[step]), 200)

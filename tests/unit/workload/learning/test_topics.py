@@ -43,6 +43,7 @@ def test_the_sampler_has_the_prior_as_its_distribution() -> None:
     assert np.abs(z).max() < LIMIT, z
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", STEPS)
 def test_each_step_keeps_the_joint_distribution(step: str) -> None:
     z, statistic = largest_z(topic_pair(STEPS[step]), 300)
