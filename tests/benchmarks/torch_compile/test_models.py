@@ -287,9 +287,17 @@ def test_cpu_seconds_include_running_and_ended_children() -> None:
     assert cpu_seconds() - before >= 0.35
 
 
-def test_interleaved_times_are_compared_with_the_base_and_its_null() -> None:
+def test_interleaved_times_are_compared_with_the_base_and_its_null(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     setup = Setup("", "steady", "", device="cpu", measured_s=0.1)
-    runs = {"slow": lambda: time.sleep(2e-3), "quick": lambda: time.sleep(1e-3)}
+
+    def step(seconds: float) -> None:
+        now[0] += seconds
+
+    runs = {"slow": lambda: step(2e-3), "quick": lambda: step(1e-3)}
     result = time_interleaved(runs, setup)
     assert result["base"] == "slow"
     assert result["compared"]["quick"]["verdict"] == "faster"
