@@ -17,6 +17,8 @@ from nostall.search import make
 from nostall.tuning.job import Settings, describe, tune
 from nostall.tuning.sources.triton_source import compile_triton
 
+pytestmark = pytest.mark.slow
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "gemm_leakyrelu.py"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = (

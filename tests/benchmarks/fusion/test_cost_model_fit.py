@@ -42,6 +42,8 @@ from nostall.fusion.codegen.runtime.stitched_graph import schedule_operators
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
 from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel
 
+pytestmark = pytest.mark.slow
+
 FIT, HELD_OUT = "softmax + mask 16384x3000", "residual + RMSNorm 16384x4096"
 
 

@@ -41,6 +41,7 @@ def test_the_rows_are_those_of_the_rules() -> None:
     assert rows(RECORD["sampled"]) == RECORD["rows"], "run `benchmarks run fusion.coverage`"
 
 
+@pytest.mark.slow
 @needs_same_version
 def test_decompositions_of_samples_are_still_fused() -> None:
     with warnings.catch_warnings():

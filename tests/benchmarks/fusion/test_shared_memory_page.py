@@ -17,6 +17,8 @@ from benchmarks.fusion.correctness.shared_memory_rows import draw_case, summary
 
 from nostall.fusion.codegen.tiling.legality import illegal_reason
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("name", list(WIDE_ROW_CHAINS)[::3])
 def test_timed_plans_have_all_schemes_and_shared_memory_variants(name: str) -> None:

@@ -69,6 +69,7 @@ def test_cells_are_ordered_by_seed_and_start_from_the_fastest_configuration() ->
     ]
 
 
+@pytest.mark.slow
 def test_records_of_two_gpus_are_in_one_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from tests.benchmarks.sass.distances.fake_prober import OVERHEAD, FakeProber
 
+pytestmark = pytest.mark.slow
+
 PAIRS = {pair.name: pair for pair in (*all_pairs(), *overwrite_pairs())}
 CHOSEN = [PAIRS[name] for name in list(PAIRS)[::701]]
 
