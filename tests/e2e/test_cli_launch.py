@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import time
 from pathlib import Path
@@ -44,7 +45,8 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_module_that_a_plan_names_elsewhere_is_not_imported(
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file to another user")
+def test_a_module_of_another_user_that_a_plan_names_elsewhere_is_not_imported(
     planned: Path, tmp_path: Path
 ) -> None:
     elsewhere, mine = tmp_path / "elsewhere", tmp_path / "mine"
@@ -53,6 +55,7 @@ def test_a_module_that_a_plan_names_elsewhere_is_not_imported(
     (elsewhere / "evil.py").write_text(
         "from pathlib import Path\nPath(__file__ + '.ran').touch()\n"
     )
+    os.chown(elsewhere / "evil.py", 12345, 12345)
     target = f"{elsewhere / 'evil.py'}:build"
     document = json.loads(planned.read_text()) | {"module": target}
     (mine / "plan.json").write_text(json.dumps(document))
@@ -62,6 +65,14 @@ def test_a_module_that_a_plan_names_elsewhere_is_not_imported(
     (mine / "link.py").symlink_to(elsewhere / "evil.py")
     (mine / "plan.json").write_text(json.dumps(document | {"module": f"{mine / 'link.py'}:build"}))
     assert "if you trust it" in error_line(nostall("launch", mine / "plan.json", cwd=mine))
+
+
+def test_a_module_of_ones_own_that_a_plan_names_elsewhere_is_named_and_imported(
+    planned: Path, tmp_path: Path
+) -> None:
+    done = nostall("launch", planned, "--steps", 1, "--device", "cpu", cwd=tmp_path, **ENVIRONMENT)
+    assert done.code == 0, done.err
+    assert f"imports {JOBS}:chain, which {planned} names" in done.err
 
 
 def test_a_planned_module_is_run_and_checked(planned: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import shlex
 import shutil
 import statistics
@@ -208,14 +209,16 @@ def _target_module(plan: Path, target: str | None) -> str:
 def _announce_import(plan: Path, target: str) -> None:
     """Say which module of the plan is imported; its code runs, and a plan may come from others.
 
-    Raises :class:`BadInput` if it is neither in the current folder nor in that of the plan: the
-    user then has to name it.
+    Raises :class:`BadInput` if it is neither in the current folder nor in that of the plan, and
+    belongs to another user: the user then has to name it.
     """
     file = Path(target.rpartition(":")[0]).resolve()
-    if not any(file.is_relative_to(own) for own in (Path.cwd(), plan.resolve().parent)):
+    is_near = any(file.is_relative_to(own) for own in (Path.cwd(), plan.resolve().parent))
+    if not is_near and file.stat().st_uid != os.getuid():
         raise BadInput(
-            f"{plan} names the module {target}, whose code would run; it is neither in this folder "
-            f"nor in that of the plan; if you trust it, give --module {shlex.quote(target)}"
+            f"{plan} names the module {target}, whose code would run; it belongs to another user, "
+            "and is neither in this folder nor in that of the plan; if you trust it, give "
+            f"--module {shlex.quote(target)}"
         )
     err.print(f"nostall: imports {target}, which {plan} names")
 
