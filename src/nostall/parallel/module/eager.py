@@ -95,6 +95,8 @@ class _Comparison:
         with _preserved(self.module, self.device), torch.compiler.set_stance(self.stance):
             self.module.to(self.device)
             first, _ = self._eager(batch)
+            if not first.keys() - {""} and any(p.requires_grad for p in self.parameters.values()):
+                raise BadModel(_NOTHING_TO_TRAIN)
             before = PythonState(self.module, self.job.loss), self._tensors()
             second, repeated = self._eager(batch)
             self._refuse_changes(*before)
@@ -174,6 +176,10 @@ class _Comparison:
                 raise BadModel(text.format(what=what, difference=f"{difference:.3g}"))
 
 
+_NOTHING_TO_TRAIN = (
+    "the loss depends on no trainable parameter; there is nothing to train (reentrant "
+    "checkpointing of all layers drops their gradients: give use_reentrant=False)"
+)
 _DIFFERS_FROM_ITSELF = (
     "two passes of the module with the same batch and seed differ: the {what} by {difference} of "
     "its largest value; a traced step repeats what one pass did, so write the forward pass without "

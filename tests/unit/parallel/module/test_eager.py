@@ -217,6 +217,14 @@ def test_activation_checkpointing_has_a_note_of_its_own() -> None:
     assert note.startswith("1.inner runs again in the backward pass (activation checkpointing)")
 
 
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+def test_a_module_without_gradients_is_refused() -> None:
+    layers = [Block(reentrant_checkpoint), Block(reentrant_checkpoint)]
+    nothing = Job(nn.Sequential(*layers), (torch.randn(8, 6),), torch.randn(8, 6), F.mse_loss)
+    with pytest.raises(BadModel, match=r"nothing to train .*use_reentrant=False"):
+        compared_model(nothing, lambda note: None, samples=4)
+
+
 def test_random_numbers_in_sub_graphs_are_seen() -> None:
     def under_autocast(block: Any, x: torch.Tensor) -> torch.Tensor:
         with torch.autocast("cpu", torch.bfloat16):
