@@ -28,6 +28,8 @@ class GraphReport:
     reason: str = ""
     # Stitched kernels of the candidate.
     kernels: int = 0
+    # What the candidate changes at calls of attention, one line for each reason.
+    attention: list[str] = field(default_factory=list)
     # Operators that are not part of a stitched kernel, counted by (reason, operator).
     not_fused: Counter[tuple[str, str]] = field(default_factory=Counter)
     # What keeps each of Inductor's graphs (forward, backward) from being fused further, as lines.
@@ -81,7 +83,7 @@ class GraphReport:
     def explain(self) -> str:
         """The report: regions, calls that are not fused and why, the bytes that costs, and what
         would have to change."""
-        lines = [str(self)]
+        lines = [str(self), *(f"  {line}" for line in self.attention)]
         for number, explanation in enumerate(self.explanations, 1):
             lines += [f"  graph {number} of Inductor: {explanation[0]}"]
             lines += [f"  {line}" for line in explanation[1:]]

@@ -208,7 +208,8 @@ def _lower(
     if schema is not None and schema.is_mutable:
         raise Unsupported("changes a tensor in place")
     if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
-        raise Unsupported("random numbers")
+        reason = left_to_pytorch.reason(node.target)  # attention says more than its dropout does
+        raise Unsupported("random numbers" if reason == left_to_pytorch.NO_RULE else reason)
     results = _meta(node)
     for value in results if isinstance(results, (tuple, list)) else [results]:
         _check_tensor(value, sizes)

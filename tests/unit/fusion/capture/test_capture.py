@@ -85,6 +85,14 @@ def test_opaque_calls_have_reasons() -> None:
     assert product.keys() == {"matrix product that does not wait for memory"}
 
 
+def test_attention_is_named_as_such_though_it_may_draw_random_numbers() -> None:
+    q = torch.randn(2, 2, 16, 8)
+    attention = torch.nn.functional.scaled_dot_product_attention
+    found = unsupported(lambda q: attention(q, q, q), q)
+    assert "attention, for fused attention kernels" in found
+    assert "random numbers" not in found
+
+
 def test_calls_without_result_are_counted() -> None:
     class WithAssertion(torch.nn.Module):  # type: ignore[misc]
         def forward(self, x: Any, label: Any) -> Any:

@@ -30,6 +30,7 @@ from nostall.attach.torch_compile.measure.product_competition import (
     displace_kernels,
 )
 from nostall.attach.torch_compile.measure.product_tuning import ProductTuning
+from nostall.attach.torch_compile.rewrite.attention import calls_attention, keep_attention
 from nostall.attach.torch_compile.rewrite.inductor_pass import GraphObserver
 from nostall.attach.torch_compile.rewrite.kernel_selection import RewriteResult
 from nostall.attach.torch_compile.rewrite.matching import find_region_graphs
@@ -112,6 +113,9 @@ class CandidateBuilder:
         self, module: GraphModule, copy: GraphModule, inputs: Sequence[Any], store: KernelStore
     ) -> GraphDispatcher:
         """Compile the baseline; the returned dispatcher will build the candidate from ``copy``."""
+        source = copy
+        if calls_attention(copy):
+            self.report.attention = keep_attention(source := clone_graph(copy))
         context = SelectionContext(
             graph=self.report.graph,
             store=store,
@@ -119,7 +123,7 @@ class CandidateBuilder:
             seconds=self.versions.options.seconds,
             tasks=self.tasks,
             about=circumstances(self.versions.device, self.patches),
-            repair=self._repair(copy),
+            repair=self._repair(source, copy),
             next_selection=self._next_selection,
         )
         observe = self._observer() if self.versions.needs_observation else None
@@ -128,12 +132,12 @@ class CandidateBuilder:
         baseline = self.versions.compile_baseline(module, inputs, observe, copy)
         if not self.report.local_only_reason:
             if observe is not None and not (self.is_observed or self.local_only_reason):
-                self._observe_later(copy, inputs)
+                self._observe_later(source, inputs)
             compiler = self.versions.compiler.without_cuda_graphs
             compile_baselines = self.precompiler.compile_baselines
             for worker in INDUCTOR_WORKERS:
                 self.tasks.add_final(partial(compile_baselines, self.comparisons, compiler, worker))
-        return GraphDispatcher(baseline, partial(self._build, copy), context, self.state)
+        return GraphDispatcher(baseline, partial(self._build, source), context, self.state)
 
     def _build(
         self, copy: GraphModule, args: Sequence[Any], selection: Selection | None
@@ -170,11 +174,11 @@ class CandidateBuilder:
             inputs = self.dynamic_inputs.inputs
             return self.versions.compile_candidate(module, inputs, selection, worker_result)
 
-    def _repair(self, original: GraphModule) -> AccuracyRepair:
-        """``original``: a copy of the graph that no compiler modifies."""
+    def _repair(self, source: GraphModule, original: GraphModule) -> AccuracyRepair:
+        """``source``: what candidates are compiled from. ``original``: the graph as it came."""
 
         def compile_again(args: Sequence[Any], selection: Selection) -> Candidate:
-            return self._compile(clone_graph(original), args, selection)
+            return self._compile(clone_graph(source), args, selection)
 
         def regions(candidate: Candidate) -> list[Region]:
             store, known = KernelStore(), candidate.selection.regions
@@ -198,7 +202,7 @@ class CandidateBuilder:
             kept, slower = error.kernels, error
         selection = Selection("stitched", kept, self._region_records())
         with_products = self._with_products(selection)
-        if slower is not None and with_products is selection:
+        if slower is not None and with_products is selection and not self.report.attention:
             raise slower
         displacement = self._displacement(selection, with_products.regions)
         if not displacement.kernels:
@@ -301,6 +305,8 @@ class CandidateBuilder:
 
     def _observe(self, module: GraphModule) -> None:
         """Plan the background work for one of Inductor's graphs, while Inductor compiles it."""
+        if self.report.attention:
+            return  # The candidate has other operators: a worker finds its graphs later.
         self.is_observed = True
         if not self._add_graph(module):
             return

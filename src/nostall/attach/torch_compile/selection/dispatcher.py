@@ -302,6 +302,7 @@ class GraphDispatcher:
                 context.clock,
                 context.seconds,
                 None if context.repair is None else context.repair.program,
+                needs_kernels=not self.report.attention,
             )
 
     def _follow_rank0(self, candidate: Candidate) -> None:

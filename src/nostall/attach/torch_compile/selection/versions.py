@@ -14,6 +14,7 @@ from nostall.attach.torch_compile.graph_copies import clone_graph, fake_inputs
 from nostall.attach.torch_compile.graph_key import device_name, dynamic_symbols, input_device
 from nostall.attach.torch_compile.options import Options
 from nostall.attach.torch_compile.report import GraphReport
+from nostall.attach.torch_compile.rewrite.attention import keep_attention
 from nostall.attach.torch_compile.rewrite.compilers import (
     CompiledGraph,
     EagerCompiler,
@@ -102,6 +103,8 @@ class GraphVersions:
         the graphs, and no pass runs here.
         """
         kernel_filter = self.kernel_filter(selection)
+        # Nothing is left to change if the graph's copy for the workers was changed before.
+        self.report.attention = keep_attention(module) or self.report.attention
 
         def compile_graph() -> tuple[CompiledGraph, RewriteResult]:
             result = RewriteResult()
