@@ -7,13 +7,12 @@ from dataclasses import dataclass, replace
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 
-import torch
 from torch._ops import HigherOrderOperator
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
 from nostall.fusion.capture import CapturedGraph
-from nostall.fusion.capture.memory import mutated_tensors, shared_memory
+from nostall.fusion.capture.memory import draws_random_numbers, mutated_tensors, shared_memory
 from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph
 from nostall.fusion.graph.graph import Graph
 
@@ -88,10 +87,8 @@ def _changes_in_order(nodes: list[FxNode]) -> Iterator[tuple[FxNode, FxNode]]:
 def _is_random(action: StitchedGraph | FxNode) -> bool:
     if not isinstance(action, FxNode):
         return False
-    tags = getattr(action.target, "tags", ())
-    return torch.Tag.nondeterministic_seeded in tags or isinstance(
-        action.target, HigherOrderOperator
-    )
+    is_nested = isinstance(action.target, HigherOrderOperator)
+    return is_nested or draws_random_numbers(action.target, action.args, action.kwargs)
 
 
 def results_to_copy(captured: CapturedGraph, module: GraphModule) -> frozenset[FxNode]:

@@ -1,11 +1,24 @@
-"""Memory that the values of an FX graph share, as the schemas of its calls say."""
+"""What the schemas of calls say: the memory that values share, and who draws random numbers."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
+import torch
 from torch.fx import Node
+
+
+def draws_random_numbers(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call of ATen draws random numbers; attention does so only with dropout."""
+    if torch.Tag.nondeterministic_seeded not in getattr(operator, "tags", ()):
+        return False
+    for place, argument in enumerate(operator._schema.arguments):
+        if argument.name == "dropout_p":
+            given = args[place] if place < len(args) else kwargs.get("dropout_p")
+            return bool((argument.default_value if given is None else given) != 0.0)
+    return True
 
 
 def shared_memory(nodes: Iterable[Node]) -> dict[Node, Node]:

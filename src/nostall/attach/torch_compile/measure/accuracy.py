@@ -121,7 +121,7 @@ def max_error(
     _restore_random_state(call, state)
     if exact is not None:
         perturbed = partial(_perturbed_run, baseline, call, seeds)
-        return _check_against_reference(exact.values, *both, perturbed, exact.longest_sum)
+        return _check_against_reference(exact, *both, perturbed)
     try:
         worst = _check_results(expected, tested)
         noise = partial(_gradient_noise, baseline, call, seeds, gradients)
@@ -172,16 +172,18 @@ def _check_gradients(
 
 
 def _check_against_reference(
-    references: Sequence[Tensor | None],
+    reference: Reference,
     expected: Sequence[Tensor | None],
     tested: Sequence[Tensor | None],
     perturbed_run: Callable[[], Sequence[Tensor | None]],
-    terms: int,
 ) -> float:
     """Check all tensors; ``perturbed_run`` gives those of Inductor's version for inputs that differ
     by one rounding error, which shows how much such errors grow."""
-    worst, perturbed = 0.0, list[Tensor | None]()
-    for place, (exact, a, b) in enumerate(zip(references, expected, tested, strict=True)):
+    worst, perturbed, terms = 0.0, list[Tensor | None](), reference.longest_sum
+    largest = max((_rms(x) for x in reference.gradients if x is not None), default=0.0)
+    values = reference.values
+    first_gradient = len(values) - len(reference.gradients)
+    for place, (exact, a, b) in enumerate(zip(values, expected, tested, strict=True)):
         if exact is None or a is None or b is None:
             worst = max(worst, _relative_error(a, b, 0.0))
             continue
@@ -192,11 +194,25 @@ def _check_against_reference(
             other = perturbed[place]
             noise = known if other is None else errors(exact, other, other)
             known = Errors(max(known.worst, noise.worst), max(known.rms, noise.rms))
-            if reason := excess(b, found, known, terms):
+            reason = excess(b, found, known, terms)
+            is_gradient = place >= first_gradient
+            if reason and not (is_gradient and _is_rounding_alone(exact, a, b, largest)):
                 raise AccuracyError(reason)
         if b.dtype.is_floating_point:
             worst = max(worst, _relative_errors(a.double(), b.double(), 0.0)[0])
     return worst
+
+
+def _is_rounding_alone(exact: Tensor, known: Tensor, tested: Tensor, largest: float) -> bool:
+    """Whether a value that is 0 but for rounding is as small as rounding makes it in both versions.
+
+    Such is the gradient of a bias of attention's keys, which softmax cancels. It has no correct
+    digit in Inductor's version either (``known``), so its own size judges nothing: it may be off by
+    one rounding error of the largest gradient, of whose size the cancelled terms are.
+    """
+    if not tested.dtype.is_floating_point or not _rms(known.double() - exact) >= _rms(exact):
+        return False
+    return _rms_of_all(tested.double() - exact) <= float(torch.finfo(tested.dtype).eps) * largest
 
 
 def _check_layouts(expected: Sequence[Tensor | None], tested: Sequence[Tensor | None]) -> None:
@@ -297,6 +313,11 @@ def _rms(x: Tensor) -> float:
         return 0.0
     wide = x.detach().double()
     return float(torch.where(wide.isfinite(), wide, 0.0).square().mean().sqrt())
+
+
+def _rms_of_all(x: Tensor) -> float:
+    """Root mean square; infinite if an element is not finite."""
+    return _rms(x) if bool(x.isfinite().all()) else math.inf
 
 
 def _copies(values: Sequence[Tensor | None]) -> list[Tensor | None]:

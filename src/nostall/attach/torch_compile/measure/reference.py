@@ -17,6 +17,7 @@ from nostall.attach.torch_compile.measure.call import Call
 from nostall.attach.torch_compile.measure.program_dtypes import ProgramDtypes
 from nostall.attach.torch_compile.measure.wide_products import WIDE
 from nostall.core.errors import one_line
+from nostall.fusion.capture.memory import draws_random_numbers
 
 _aten = torch.ops.aten
 _PRODUCTS = {_aten.mm, _aten.bmm, _aten.addmm, _aten.baddbmm, _aten._grouped_mm}
@@ -44,7 +45,7 @@ class WideMode(TorchDispatchMode):  # type: ignore[misc]
         self._program = ProgramDtypes(dtype)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if _draws_random_numbers(func, args, kwargs or {}):
+        if draws_random_numbers(func, args, kwargs or {}):
             raise NoReference("it draws random numbers")
         if func is _aten.view.dtype:
             raise NoReference("it reads bits as another dtype")
@@ -99,17 +100,6 @@ class WideMode(TorchDispatchMode):  # type: ignore[misc]
         else:
             terms = max(x.numel() for x in tensors) // first.numel()
             self.longest = max(self.longest, terms)
-
-
-def _draws_random_numbers(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether a call draws random numbers; attention does so only with dropout."""
-    if torch.Tag.nondeterministic_seeded not in func.tags:
-        return False
-    for place, argument in enumerate(func._schema.arguments):
-        if argument.name == "dropout_p":
-            given = args[place] if place < len(args) else kwargs.get("dropout_p")
-            return bool((argument.default_value if given is None else given) != 0.0)
-    return True
 
 
 def _has_other_dtypes(before: Any, after: Any) -> bool:

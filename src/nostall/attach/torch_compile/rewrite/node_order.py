@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
 
-import torch
 from torch.fx import Node
+
+from nostall.fusion.capture.memory import draws_random_numbers
 
 
 class OrderingConflict(Exception):
@@ -17,7 +18,7 @@ class OrderingConflict(Exception):
 
 def random_edges(nodes: Sequence[Node]) -> list[tuple[Node, Node]]:
     """Edges that keep the order of the nodes that draw random numbers."""
-    return list(pairwise(node for node in nodes if _is_random(node)))
+    return list(pairwise(x for x in nodes if draws_random_numbers(x.target, x.args, x.kwargs)))
 
 
 def reorder(nodes: Sequence[Node], successors: Mapping[Node, Sequence[Node]], reason: str) -> None:
@@ -42,7 +43,3 @@ def reorder(nodes: Sequence[Node], successors: Mapping[Node, Sequence[Node]], re
         raise OrderingConflict(reason)
     for before, after in pairwise(ordered):
         before.append(after)
-
-
-def _is_random(node: Node) -> bool:
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())

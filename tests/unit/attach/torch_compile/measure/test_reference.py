@@ -242,3 +242,52 @@ def test_dtypes_that_an_operator_does_not_tell_are_not_guessed() -> None:
     assert program(a)[0].shape == (4, 4)
     with pytest.raises(NoReference):
         wide_reference(run_graph, program, Call.record((a,), frozenset()), [])
+
+
+def cancelled(noise: float) -> Version:
+    """Softmax of scores plus a bias of all keys, whose gradient is 0 but for rounding."""
+
+    class Bias(torch.autograd.Function):  # type: ignore[misc]
+        @staticmethod
+        def forward(ctx: Any, scores: Tensor, bias: Tensor) -> Any:
+            ctx.shape = bias.shape
+            return scores + bias
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            scale = noise * float(torch.finfo(gradient.dtype).eps) * gradient.float().norm()
+            off = scale * torch.ones(ctx.shape) if noise else gradient.sum().expand(ctx.shape)
+            return gradient, off.to(gradient.dtype)
+
+    def version(x: Tensor, bias: Tensor) -> tuple[Tensor]:
+        return (Bias.apply(x, bias).softmax(-1) @ x.mT,)
+
+    return version
+
+
+def test_a_gradient_that_is_0_but_for_rounding_is_judged_by_the_largest() -> None:
+    """As that of a bias of attention's keys: fused attention rounds other terms."""
+    x = numbers(64, 64).to(torch.bfloat16).requires_grad_()
+    bias = torch.zeros(1, dtype=torch.bfloat16, requires_grad=True)
+
+    def exact(x: Tensor, bias: Tensor) -> tuple[Tensor]:
+        return ((x + bias).softmax(-1) @ x.mT,)
+
+    check(cancelled(1e-4), cancelled(1e-3), exact, x, bias)
+    with pytest.raises(AccuracyError, match="off by"):
+        check(cancelled(1e-4), cancelled(10.0), exact, x, bias)
+
+
+def test_a_small_gradient_that_the_other_version_computes_is_judged_by_its_own_size() -> None:
+    x = numbers(64, 64).to(torch.bfloat16).requires_grad_()
+    small = (1e-4 * numbers(64, seed=2)).to(torch.bfloat16).requires_grad_()
+
+    def version(factor: float) -> Version:
+        def run(x: Tensor, small: Tensor) -> tuple[Tensor]:
+            return (x.exp() + factor * 1e-5 * small + (1 - factor) * 1e-5 * small.detach(),)
+
+        return run
+
+    check(version(1.0), version(1.0), version(1.0), x, small)
+    with pytest.raises(AccuracyError, match="off by"):
+        check(version(1.0), version(1.2), version(1.0), x, small)

@@ -19,7 +19,10 @@ from nostall.attach.torch_compile.rewrite.kernel_selection import (  # noqa: E40
     KernelFilter,
     RewriteResult,
 )
-from nostall.attach.torch_compile.rewrite.node_order import OrderingConflict  # noqa: E402
+from nostall.attach.torch_compile.rewrite.node_order import (  # noqa: E402
+    OrderingConflict,
+    random_edges,
+)
 from nostall.attach.torch_compile.store.kernel_store import KernelStore  # noqa: E402
 from tests.unit.fusion.capture.tracing import inductor_dropout  # noqa: E402
 
@@ -199,3 +202,16 @@ def test_kernels_may_compute_the_same_call_again() -> None:
     records = [KernelStore().load_kernel(name)[0] for name in result.kernels]
     wide = [t for r in records for t in (*r.inputs, *r.outputs) if t.dtype == "float32"]
     assert (2048, 12288) not in [tensor.shape for tensor in wide]
+
+
+def test_attention_draws_random_numbers_only_with_dropout() -> None:
+    q = torch.ops.aten._scaled_dot_product_efficient_attention.default
+    graph = FxGraph()
+    x = graph.placeholder("x")
+    calls = [
+        graph.call_function(q, (x, x, x, None, True, 0.5)),
+        graph.call_function(q, (x, x, x, None, True)),
+        graph.call_function(q, (x, x, x, None, True), {"dropout_p": 0.1}),
+        graph.call_function(torch.ops.aten.rand_like.default, (x,)),
+    ]
+    assert random_edges(calls) == [(calls[0], calls[2]), (calls[2], calls[3])]
