@@ -44,7 +44,7 @@ def keep_attention(module: GraphModule) -> list[str]:
     Empty if nothing changed. Calls of sub-graphs (checkpointing) stay as they are.
     """
     graph, done = module.graph, Counter[str]()
-    masks, copies = Masks(), dict[Node, Node]()
+    masks, copies = Masks(graph), dict[Node, Node]()
     for node in graph.nodes:
         if node.op == "call_function" and node.target is ATTENTION:
             done.update(_keep_whole(graph, node, masks, copies))

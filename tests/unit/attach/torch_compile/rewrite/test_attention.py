@@ -47,7 +47,19 @@ ALL_TRUE: dict[str, Callable[[], Any]] = {
     "a window wider than the length": lambda: (positions() - rows()).abs() <= LENGTH,
     "not later than the last": lambda: ~(expanded(positions()[None, :] >= LENGTH * rows().ge(0))),
 }
+
+
+def packed() -> Any:
+    """Positions that start again where a new sequence begins: here nowhere, which is computed."""
+    ids = (positions() + 0).unsqueeze(0).expand(2, -1)
+    sequence = (torch.diff(ids, prepend=ids[:, :1] - 1, dim=-1) != 1).cumsum(-1)
+    batch, q, kv = torch.arange(2)[:, None, None, None], positions()[:, None], positions()[None]
+    before = q.new_ones((), dtype=torch.bool) & (kv <= q)
+    return (before & (sequence[batch, q] == sequence[batch, kv])).expand(2, -1, LENGTH, LENGTH)
+
+
 IS_CAUSAL: dict[str, Callable[[], Any]] = {
+    "packed sequences, of which there is one": packed,
     "index arithmetic": lambda: expanded(positions()[None, :] <= rows()),
     "tril": lambda: torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril(),
     "added": lambda: torch.full((LENGTH, LENGTH), float("-inf")).triu(1),
@@ -144,7 +156,27 @@ def written_after_reading(mask: Any) -> Any:
     return seen
 
 
-@pytest.mark.parametrize("write", [written, written_by_a_view, written_after_reading])
+def written_by_a_function(mask: Any) -> Any:
+    torch.nn.functional.relu(mask.view(torch.int8), True)
+    return mask
+
+
+def read_before_it_is_written(mask: Any) -> Any:
+    copy = mask.to(torch.bool)  # the mask itself
+    mask &= torch.eye(LENGTH, dtype=torch.bool)
+    return copy
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        written,
+        written_by_a_view,
+        written_after_reading,
+        written_by_a_function,
+        read_before_it_is_written,
+    ],
+)
 def test_mask_that_is_written_to_stays(write: Callable[[Any], Any]) -> None:
     def function(q: Any, k: Any, v: Any) -> Any:
         mask = write(torch.ones(LENGTH, LENGTH, dtype=torch.bool))
