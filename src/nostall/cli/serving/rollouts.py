@@ -73,7 +73,16 @@ def rollouts(
     command = shlex.join(["nostall", *sys.argv[1:]])
     path = out_dir or create_run_folder(f"rollouts-{job.workload.text}")
     run = Run.create(path, command, job.settings())
-    bar = stage_bar(enabled=not quiet and format is Format.TABLE)
+    found = _measure(job, run, free_bytes, has_bar=not quiet and format is Format.TABLE)
+    if format is Format.JSON:
+        show_json({"run": str(run.path), **found})
+        return
+    _show(job, found, model, run)
+
+
+def _measure(job: RolloutJob, run: Run, free_bytes: int, has_bar: bool) -> dict[str, Any]:
+    """Measure into a run directory, which says so if it did not end."""
+    bar = stage_bar(enabled=has_bar)
     task = bar.add_task("starting", total=1.0)
     with run:
         try:
@@ -90,10 +99,7 @@ def rollouts(
         run.write(RESULT_FILE, json.dumps(found, indent=1).encode())
         kept = ("kind", "gpu", "vllm", "ratio", "comparison", "verdict", "engines")
         run.finish("done", {key: found[key] for key in kept})
-    if format is Format.JSON:
-        show_json({"run": str(run.path), **found})
-        return
-    _show(job, found, model, run)
+    return found
 
 
 def _show(job: RolloutJob, found: dict[str, Any], model: Path, run: Run) -> None:
