@@ -65,7 +65,7 @@ SLICES: Mapping[str, tuple[str, ...]] = {
     ),
     "serving.forced_tokens": ("--settings", "groups", "--parallel", "5"),
     "serving.host_time": ("--samples", "20"),
-    "serving.vllm_checks": ("--check", "stress", "--seconds", "60"),
+    "serving.vllm_checks": ("--check", "stress", "--budget-s", "60"),
     "serving.sanitized_forests": ("--forests", "8", "--seconds", "60"),
     "serving.rollouts": (
         "--layers", "2", "--cache-gib", "4", "--rounds", "2", "--steps", "12",

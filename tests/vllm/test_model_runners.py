@@ -23,7 +23,7 @@ from cpu_group import (
 )
 from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
-from nostall.attach.vllm import gpu_backend
+from nostall.attach.vllm import gpu_backend, routing
 from nostall.attach.vllm.gpu_backend import STEP
 
 FIELDS = {"block_size": PAGE, "num_kv_heads": KV_HEADS, "head_size": DIMS, "dtype": torch.float32}
@@ -135,6 +135,40 @@ def test_the_second_model_runner(capture: bool) -> None:
     for group in groups:
         for name in group.layers:
             assert hasattr(found[name], STEP)
+            group.check(found[name])
+
+
+def test_a_prompt_beside_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second runner sorts sequences by their tokens; FlashAttention computes the last ones."""
+    from vllm.v1.worker.gpu.attn_utils import build_attn_metadata
+    from vllm.v1.worker.utils import AttentionGroup
+
+    patch(monkeypatch, "auto")
+    monkeypatch.setattr(routing, "is_faster_than_fa3", lambda shape, *_: shape.window == 0)
+    groups = two_specs()[:2]
+    query, keys = [1, 1, 1, 5, 16, 40], [5, 40, 33, 100, 17, 64]
+    about = common(query, keys, groups[0].table)
+    backend = gpu_backend.NostallAttentionBackend
+    found = build_attn_metadata(
+        attn_groups=[
+            [AttentionGroup(backend, list(g.layers), g.spec, i, metadata_builders=[g.builder])]
+            for i, g in enumerate(groups)
+        ],
+        num_reqs=len(query),
+        num_tokens=sum(query),
+        query_start_loc_gpu=about.query_start_loc,
+        query_start_loc_cpu=about.query_start_loc,
+        max_query_len=max(query),
+        seq_lens=about.seq_lens,
+        seq_lens_cpu_upper_bound=about.seq_lens,
+        max_seq_len=max(keys),
+        block_tables=[g.table[: len(query)] for g in groups],
+        slot_mappings=torch.zeros(len(groups), sum(query), dtype=torch.int64),
+        kv_cache_config=SimpleNamespace(kv_cache_groups=groups),
+    )
+    for group in groups:
+        for name in group.layers:
+            assert getattr(found[name], STEP).rest.first == 24
             group.check(found[name])
 
 

@@ -1,16 +1,21 @@
 """Does vLLM with nostall's back end survive sleep and stress, and compute the same?
 
     python -m benchmarks run serving.vllm_checks --check sleep --out sleep_h200.json
-    python -m benchmarks run serving.vllm_checks --check stress --seconds 480 --out stress_h200.json
+    python -m benchmarks run serving.vllm_checks --check stress --budget-s 480 --out stress.json
+    python -m benchmarks run serving.vllm_checks --check ngram --budget-s 400 --out ngram_h200.json
 
 ``sleep``: greedy tokens of samples of shared prompts before sleep, after sleep of level 1, and
 after sleep of level 2 with weights loaded anew; all must be equal, and steps with shared prefixes
 must have been served each time. FLASH_ATTN runs beside it.
 
-``stress``: requests arrive and are aborted at random for ``--seconds`` in all; most share a prompt,
-and the cache is so small that vLLM preempts some. Each request that was not aborted must end with
-all its tokens. Some of them run again, alone, with FLASH_ATTN: up to the first token that differs,
-log probabilities must be nearer than ``--limit``.
+``stress``: requests arrive and are aborted at random for ``--budget-s`` in all; most share a
+prompt, and the cache is so small that vLLM preempts some. Each request that was not aborted must
+end with all its tokens. Some of them run again, alone, with FLASH_ATTN: up to the first token that
+differs, log probabilities must be nearer than ``--limit``.
+
+``ngram``: samples of shared prompts with n-gram speculation, all steps served by nostall. Verifies
+must have been served, and have read shared prefixes once; some requests run again, alone, with
+FLASH_ATTN and without speculation, and are compared as above.
 
 Each engine is a process with random weights of 6 layers. ``--tiny`` is a dry run on a CPU.
 """
@@ -42,15 +47,18 @@ TINY_ENGINE = {
     "dtype": "float32", "max_model_len": 512, "max_num_batched_tokens": 256, "max_num_seqs": 8,
     "kv_cache_memory_bytes": 1 << 24, "enforce_eager": True,
 }  # fmt: skip
-CACHE_BYTES = {"sleep": 3 << 30, "stress": 1 << 30, "repeat": 1 << 30}
+CACHE_BYTES = {"sleep": 3 << 30, "stress": 1 << 30, "repeat": 1 << 30, "ngram": 3 << 30}
+NGRAM = {
+    "method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1,
+}  # fmt: skip
 START_SECONDS, REPEAT_SECONDS, DRAIN_SECONDS = 120.0, 100.0, 40.0
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of the benchmark."""
     parser.add_argument("--out", type=Path, required=True, help="result file (JSON)")
-    parser.add_argument("--check", choices=("sleep", "stress"), required=True)
-    parser.add_argument("--seconds", type=float, default=480.0, help="seconds in all")
+    parser.add_argument("--check", choices=("sleep", "stress", "ngram"), required=True)
+    parser.add_argument("--budget-s", type=float, default=480.0, help="of the whole check")
     parser.add_argument("--backend", default="CUSTOM", help="vLLM's name of the stressed back end")
     parser.add_argument("--limit", type=float, default=0.5, help="of log probabilities")
     parser.add_argument("--tiny", action="store_true", help="a dry run on a CPU")
@@ -63,7 +71,7 @@ def main(options: argparse.Namespace) -> int:
         folder = Path(name)
         config = {**(TINY if options.tiny else MODEL)}
         save_model(folder / "model", config)
-        run = sleep if options.check == "sleep" else stress
+        run = {"sleep": sleep, "stress": stress, "ngram": ngram}[options.check]
         found = run(folder, options, begin)
     save(options.out, kind="checked", check=options.check, **found)
     print(json.dumps(found["summary"], indent=1))
@@ -74,7 +82,7 @@ def sleep(folder: Path, options: argparse.Namespace, begin: float) -> dict[str, 
     """The engines of both back ends, one after the other."""
     found = {}
     for backend in dict.fromkeys((options.backend, "FLASH_ATTN")):
-        job = job_of("sleep", folder, options, backend, options.seconds / 2)
+        job = job_of("sleep", folder, options, backend, options.budget_s / 2)
         job["engine"]["enable_sleep_mode"] = not options.tiny
         found[backend] = run_job(folder / backend, job)
     summary = {
@@ -91,29 +99,55 @@ def sleep(folder: Path, options: argparse.Namespace, begin: float) -> dict[str, 
 
 def stress(folder: Path, options: argparse.Namespace, begin: float) -> dict[str, Any]:
     """A stressed engine, and another one that repeats some of its requests."""
-    seconds = options.seconds - (0 if options.tiny else REPEAT_SECONDS)
+    seconds = options.budget_s - (0 if options.tiny else REPEAT_SECONDS)
     job = job_of("stress", folder, options, options.backend, seconds)
-    stressed = run_job(folder / "stress", job)
-    if "problem" in stressed:
-        return {"engines": stressed, "summary": stressed["problem"], "is_right": False}
-    requests = stressed["result"].pop("requests")[: 4 if options.tiny else 64]
-    left = options.seconds - (time.monotonic() - begin)
+    return repeated("stressed", run_job(folder / "stress", job), folder, options, begin)
+
+
+def ngram(folder: Path, options: argparse.Namespace, begin: float) -> dict[str, Any]:
+    """An engine with n-gram speculation, and another one that repeats some of its requests."""
+    seconds = max(options.budget_s - REPEAT_SECONDS - START_SECONDS, 60.0)
+    job = job_of("ngram", folder, options, options.backend, seconds)
+    job["engine"]["speculative_config"] = NGRAM
+    job["environment"] = {"NOSTALL_VLLM_ATTENTION": "all", "VLLM_USE_V2_MODEL_RUNNER": "0"}
+    found = run_job(folder / "ngram", job)
+    if "problem" not in found and not options.tiny and options.backend == "CUSTOM":
+        plug_in = found["about"]["counts_of_plug_in"]
+        found["result"]["problems"] += [
+            text
+            for text, count in (
+                ("no verify was served", plug_in["served"].get("verify", 0)),
+                ("no prefix was read once", plug_in["shared prefixes"]["with shared prefixes"]),
+            )
+            if not count
+        ]
+    return repeated("speculated", found, folder, options, begin)
+
+
+def repeated(
+    name: str, found: dict[str, Any], folder: Path, options: argparse.Namespace, begin: float
+) -> dict[str, Any]:
+    """The result of an engine whose requests FLASH_ATTN repeats."""
+    if "problem" in found:
+        return {"engines": {name: found}, "summary": found["problem"], "is_right": False}
+    requests = found["result"].pop("requests")[: 4 if options.tiny else 64]
+    left = options.budget_s - (time.monotonic() - begin)
     job = job_of("repeat", folder, options, "FLASH_ATTN", max(left, 60.0))
-    repeated = run_job(folder / "repeat", {**job, "requests": requests, "limit": options.limit})
-    problems = [
-        *stressed["result"]["problems"],
-        *repeated.get("result", repeated).get("problems", ()),
-    ]
-    if "problem" in repeated:
-        problems.append(repeated["problem"])
+    again = run_job(folder / "repeat", {**job, "requests": requests, "limit": options.limit})
+    problems = [*found["result"]["problems"], *again.get("result", again).get("problems", ())]
+    if "problem" in again:
+        problems.append(again["problem"])
     summary = {
-        **stressed["result"]["counts"],
-        "plug_in": stressed["about"]["counts_of_plug_in"],
-        **{name: x for name, x in repeated.get("result", {}).items() if name != "problems"},
+        **found["result"]["counts"],
+        "plug_in": found["about"]["counts_of_plug_in"],
+        **{key: x for key, x in again.get("result", {}).items() if key != "problems"},
         "problems": problems[:5],
     }
-    engines = {"stressed": stressed, "repeated": repeated}
-    return {"engines": engines, "summary": summary, "is_right": not problems}
+    return {
+        "engines": {name: found, "repeated": again},
+        "summary": summary,
+        "is_right": not problems,
+    }
 
 
 def job_of(
@@ -142,7 +176,8 @@ def run_job(path: Path, job: dict[str, Any]) -> dict[str, Any]:
     out, file = path.with_suffix(".out.json"), path.with_suffix(".job.json")
     file.write_text(json.dumps({**job, "out": str(out)}))
     command = [sys.executable, "-m", "benchmarks.serving.checks.vllm_checks_child", str(file)]
-    environment = {**os.environ, **ENVIRONMENT, "VLLM_PLUGINS": ""}
+    own = job.get("environment", {})
+    environment = {**os.environ, **ENVIRONMENT, "VLLM_PLUGINS": "", **own}
     try:
         run = subprocess.run(
             command,

@@ -1,9 +1,9 @@
-"""One vLLM engine of the checks: sleeps, is stressed, or repeats requests.
+"""One vLLM engine of the checks: sleeps, is stressed, speculates, or repeats requests.
 
     python -m benchmarks.serving.checks.vllm_checks_child JOB.json
 
-``JOB.json`` has ``do`` (``sleep``, ``stress`` or ``repeat``), ``engine`` (options of vLLM's
-``LLM``), ``seconds``, ``vocabulary``, and ``out`` (file); to repeat also ``requests``.
+``JOB.json`` has ``do`` (``sleep``, ``stress``, ``ngram`` or ``repeat``), ``engine`` (options of
+vLLM's ``LLM``), ``seconds``, ``vocabulary``, and ``out`` (file); to repeat also ``requests``.
 """
 
 from __future__ import annotations
@@ -72,6 +72,42 @@ def generate(llm: Any, prompts: list[list[int]], new: int) -> dict[str, Any]:
         results = llm.generate(texts, sampling, use_tqdm=False)
         tokens += [list(result.outputs[0].token_ids) for result in results]
     return {"tokens": tokens, "counts": counts()}
+
+
+def ngram_check(llm: Any, job: dict[str, Any], until: float) -> dict[str, Any]:
+    """Greedy samples of shared prompts, twice: the second time from the prefix cache."""
+    from vllm import SamplingParams
+
+    draw = random.Random(2)
+    count, samples, shared, new = (2, 3, 64, 8) if job["is_tiny"] else (8, 16, 1030, 64)
+    words = range(3, job["vocabulary"])
+    prompts = [
+        base + draw.choices(words, k=draw.randint(1, 40))
+        for base in (draw.choices(words, k=shared) for _ in range(count))
+        for _ in range(samples)
+    ]
+    engine = llm.llm_engine
+    sampling = SamplingParams(
+        temperature=0, max_tokens=new, ignore_eos=True, detokenize=False, logprobs=LOGPROBS
+    )
+    requests: dict[str, Request] = {}
+    steps = 0
+    for phase in range(2):
+        for number, prompt in enumerate(prompts):
+            name = f"{phase}-{number}:"
+            requests[name] = Request(prompt, new, True)
+            engine.add_request(name, {"prompt_token_ids": prompt}, sampling)
+        while engine.has_unfinished_requests() and time.monotonic() < until:
+            steps += 1
+            for output in engine.step():
+                keep(requests[output.request_id.partition(":")[0] + ":"], output)
+    short = [name for name, request in requests.items() if len(request.tokens) != new]
+    # Every fourth: samples of all prompts, of both phases.
+    return {
+        "counts": {"requests": len(requests), "steps": steps},
+        "problems": [f"{name} lacks tokens" for name in short],
+        "requests": [vars(request) for request in list(requests.values())[::4]],
+    }
 
 
 @dataclass
@@ -257,6 +293,8 @@ def main() -> None:
         result = sleep_check(llm, job)
     elif job["do"] == "stress":
         result = Stress(llm, job).run(end - job["drain_seconds"])
+    elif job["do"] == "ngram":
+        result = ngram_check(llm, job, end)
     else:
         result = repeat(llm, job)
     config = llm.llm_engine.vllm_config

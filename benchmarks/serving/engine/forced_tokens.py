@@ -6,10 +6,15 @@
 All engines get the same prompts and are forced to give the same tokens; the log probabilities of
 these tokens are compared with those of back end FLASH_ATTN. Settings: ``groups`` (a model whose
 layers form several cache groups of one spec), ``full`` (``cudagraph_mode=FULL`` asked for, prompts
-beside decodes) and ``manager-off`` (layers with and without a window in one cache group). Beside
-nostall (``measured`` and ``all``) each setting runs FLASH_ATTN a second time, and without graphs:
+beside decodes), ``manager-off`` (layers with and without a window in one cache group) and
+``shared`` (prefix caching; samples of prompts, some of which arrive beside decodes, and long
+prompts among them). Beside
+nostall (``auto`` and ``all``) each setting runs FLASH_ATTN a second time, and without graphs:
 its other numbers of splits show the size of ordinary rounding. ``manager-off`` also runs FLASH_ATTN
-with the manager: without it vLLM 0.25 itself gives full layers the window of their group.
+with the manager: without it vLLM 0.25 itself gives full layers the window of their group. With
+``shared`` the run fails unless nostall's mean distance is at most :data:`MOST_OF_EAGER` times that
+of FLASH_ATTN without graphs, and ``auto`` read prefixes once in decodes, beside new samples and
+beside prompts.
 
 ``--nostall NAME=FOLDER`` is a source tree that has ``src/nostall``; more than one shows a state
 before and after a change. Each engine is a process with a time limit; ``--parallel`` of them share
@@ -35,7 +40,7 @@ from benchmarks.harness.result_file import save
 from nostall.core.errors import BadInput
 
 CHILD = Path(__file__).with_name("forced_tokens_child.py")
-SETTINGS = ("groups", "full", "manager-off")
+SETTINGS = ("groups", "full", "manager-off", "shared")
 BASE, AGAIN, EAGER = "FLASH_ATTN", "FLASH_ATTN again", "FLASH_ATTN eager"
 MANAGER_ON = "FLASH_ATTN, manager on"
 ENVIRONMENT = {
@@ -73,6 +78,12 @@ WORKLOAD = {
     "seed": 0, "first": 64, "longest": 600, "tokens": 32,
     "later": 24, "from": 13, "beside": 4, "short": 40,
 }  # fmt: skip
+SHARED = {"prompts": 8, "shared": 1032, "short": 16, "beside": 1}
+"""Samples of prompts; a page of 16 tokens is in part shared."""
+MOST_OF_EAGER = 1.1
+"""Mean distance of nostall's log probabilities, of that of FLASH_ATTN without graphs."""
+IN_STEPS = ("decode", "verify", "mixed, in part")
+"""Kinds of steps that ``auto`` must have served in the setting ``shared``."""
 ENGINE = {
     "dtype": "bfloat16",
     "max_model_len": 2048,
@@ -135,9 +146,14 @@ def jobs_of(
         engine = {**TINY_ENGINE}
     if setting == "manager-off":
         engine["disable_hybrid_kv_cache_manager"] = True
-    model = str(models / ("plain" if setting == "full" else "hybrid"))
-    vocabulary = TINY["vocab_size"] if options.tiny else MODEL["vocab_size"]
-    work = {**WORKLOAD, **(TINY_WORKLOAD if options.tiny else {}), "vocabulary": vocabulary}
+    work = {**WORKLOAD}
+    if setting == "shared":
+        engine["enable_prefix_caching"] = True
+        work |= SHARED
+    if options.tiny:
+        work |= TINY_WORKLOAD | ({"shared": 200} if setting == "shared" else {})
+    work["vocabulary"] = TINY["vocab_size"] if options.tiny else MODEL["vocab_size"]
+    model = str(models / ("plain" if setting in ("full", "shared") else "hybrid"))
     job = {"model": model, "workload": work, "plug_in": False, "environment": {}}
     eager = {key: value for key, value in engine.items() if key != "compilation_config"}
     jobs = {
@@ -194,7 +210,7 @@ def run_job(name: str, job: dict[str, Any], folder: Path, options: argparse.Name
             start_new_session=True,
         )
         try:
-            code: int | str = process.wait(options.limit_s)
+            code: int | str = process.wait(max(1.0, min(options.limit_s, options.end - began)))
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -231,6 +247,26 @@ def compared(result: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def shared_problems(engines: dict[str, dict[str, Any]], is_tiny: bool) -> list[str]:
+    """What is wrong with the engines of setting ``shared``."""
+    if any("problem" in engine for engine in engines.values()):
+        return ["an engine did not end well"]
+    limit = MOST_OF_EAGER * engines[EAGER]["from_base"]["mean"]
+    problems = []
+    for name, engine in engines.items():
+        if name.startswith("FLASH_ATTN") or is_tiny:
+            continue
+        if not engine["from_base"]["mean"] <= limit:
+            problems.append(f"{name}: mean distance {engine['from_base']['mean']} above {limit}")
+        counts = engine["counts"]
+        if not counts.get("shared prefixes", {}).get("with shared prefixes"):
+            problems.append(f"{name}: no prefix was read once")
+        if name.endswith(", auto"):
+            missing = [kind for kind in IN_STEPS if kind not in counts["served"]]
+            problems += [f"{name}: no step of kind {kind}" for kind in missing]
+    return problems
+
+
 def table(results: dict[str, dict[str, Any]]) -> list[str]:
     """Lines: each engine beside the FLASH_ATTN of its setting."""
     columns = f"{'mean':>9} {'p99':>9} {'largest':>9} {'other best':>10}"
@@ -255,6 +291,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
     parser.add_argument("--parallel", type=int, default=8)
     parser.add_argument("--limit-s", type=float, default=120.0, help="of each engine")
+    parser.add_argument("--budget-s", type=float, default=3600.0, help="of the whole run")
     parser.add_argument("--tail", type=int, default=1500, help="characters of a failed one's log")
     parser.add_argument("--tiny", action="store_true", help="a small model on a CPU")
 
@@ -267,6 +304,7 @@ def main(options: argparse.Namespace) -> int:
         if not (equals and (Path(folder) / "src" / "nostall").is_dir()):
             raise BadInput(f"--nostall {text}; it needs NAME=FOLDER, FOLDER with src/nostall in it")
         trees[name] = Path(folder).resolve()
+    options.end = monotonic() + options.budget_s
     results: dict[str, dict[str, Any]] = {setting: {} for setting in options.settings}
     with (
         tempfile.TemporaryDirectory(prefix="nostall-") as folder,
@@ -288,5 +326,9 @@ def main(options: argparse.Namespace) -> int:
             results[setting][name] = result = future.result()
             result["from_base"] = compared(result, results[setting][BASE])
             save(options.out, workload=WORKLOAD, model=MODEL | HYBRID, results=results)
-    print(*table(results), sep="\n", flush=True)
-    return int(any("problem" in one for row in results.values() for one in row.values()))
+    problems = shared_problems(results["shared"], options.tiny) if "shared" in results else []
+    about = {"workload": WORKLOAD, "shared": SHARED, "model": MODEL | HYBRID}
+    save(options.out, **about, problems=problems, results=results)
+    print(*table(results), *problems, sep="\n", flush=True)
+    is_bad = any("problem" in one for row in results.values() for one in row.values())
+    return int(is_bad or bool(problems))

@@ -22,10 +22,19 @@ def workload(kind: dict[str, Any]) -> list[dict[str, Any]]:
     """Requests: the step at which each arrives, its prompt, and the tokens that it must give.
 
     ``first`` requests arrive at once; ``later`` ones with short prompts follow from step ``from``
-    on, ``beside`` at a time every third step, so that steps hold prompts beside decodes.
+    on, ``beside`` at a time every third step, so that steps hold prompts beside decodes. With
+    ``shared`` tokens the requests, but for every other later one, are samples of ``prompts``
+    prompts; these have half of the shared tokens in common, and each request up to ``short`` of its
+    own.
     """
     draw = random.Random(kind["seed"])
     words = kind["vocabulary"]
+    shared = kind.get("shared", 0)
+    system = draw.choices(range(3, words), k=shared // 2) if shared else []
+    bases = [
+        system + draw.choices(range(3, words), k=shared - len(system))
+        for _ in range(kind.get("prompts", 0))
+    ]
 
     def request(step: int, longest: int) -> dict[str, Any]:
         length = draw.randint(longest // 10 + 1, longest)
@@ -35,11 +44,16 @@ def workload(kind: dict[str, Any]) -> list[dict[str, Any]]:
             "tokens": [draw.randrange(3, words) for _ in range(kind["tokens"])],
         }
 
-    first = [request(0, kind["longest"]) for _ in range(kind["first"])]
+    first = [request(0, kind["short"] if bases else kind["longest"]) for _ in range(kind["first"])]
     later = [
-        request(kind["from"] + 3 * (number // kind["beside"]), kind["short"])
+        request(
+            kind["from"] + 3 * (number // kind["beside"]),
+            kind["longest"] if bases and number % 2 else kind["short"],
+        )
         for number in range(kind["later"])
     ]
+    for number, sample in enumerate([*first, *later[::2]] if bases else []):
+        sample["prompt"] = bases[number % len(bases)] + sample["prompt"]
     return first + later
 
 
@@ -137,10 +151,9 @@ def main() -> None:
         model=job["model"],
         skip_tokenizer_init=True,
         seed=0,
-        enable_prefix_caching=False,
         async_scheduling=False,
         logits_processors=[processor_class()],
-        **job["engine"],
+        **{"enable_prefix_caching": False, **job["engine"]},
     )
     engine = llm.llm_engine
     started = time.perf_counter()

@@ -7,8 +7,10 @@ from typing import Annotated
 
 import typer
 
+from nostall.attach.rollouts.job import RESULT_FILE
 from nostall.cli.terminal.console import out
 from nostall.core import Run
+from nostall.core.errors import BadRun
 from nostall.report import write_report
 from nostall.report.fusion import is_fusion, write_page
 
@@ -23,6 +25,11 @@ def report(run: RunArgument) -> None:
     The file is RUN/report.html; it needs no network. For `nostall tune` it shows the course of the
     search, the stalls, and both schedules side by side; for `nostall fuse` the fused kernels.
     """
+    if (run / RESULT_FILE).exists():
+        raise BadRun(
+            f"{run} is a run of `nostall serving rollouts`, which has no page; its figures and "
+            f"samples are in {run / RESULT_FILE}; give a run of `nostall tune` or `nostall fuse`"
+        )
     page = write_page(run) if is_fusion(run) else write_report(run)
     for remark in Run.open(run).trial_log().remarks:
         out.print(f"note:   {remark}")

@@ -9,6 +9,7 @@ from typing import Any
 
 from nostall.attach.rollouts.generation import BuildClock, Generation
 from nostall.attach.rollouts.workload import LONGEST, parse_workload
+from nostall.attach.vllm.plugin import register
 from nostall.core.process import Channel, ProcessEnded
 
 MOST_BATCHED = 8192
@@ -22,6 +23,8 @@ def started_engine(options: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
     import vllm
     from vllm import LLM
 
+    # vLLM calls it itself where nostall is installed and VLLM_PLUGINS allows it.
+    register()
     more: dict[str, Any] = {"attention_backend": options.backend}
     if options.backend == "CPU_ATTN":  # The CPU build has one back end, and compiles for minutes.
         more = {"enforce_eager": True}

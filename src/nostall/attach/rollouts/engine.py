@@ -10,6 +10,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from nostall.attach.vllm.plugin import RUN_ON_GPU, installed_version
 from nostall.core.errors import MissingPart
 from nostall.core.process import ChildProcess, ProcessEnded
 
@@ -86,10 +87,16 @@ class Engine:
 
 
 def check_vllm() -> None:
-    """Raise :class:`MissingPart` without vLLM or a GPU."""
+    """Raise :class:`MissingPart` without a GPU, or without a vLLM that nostall serves on it."""
     if find_spec("vllm") is None:
         raise MissingPart(
             "vLLM is not installed; rollouts are measured inside of it: pip install vllm==0.25.1"
+        )
+    found = installed_version()
+    if found not in RUN_ON_GPU:
+        raise MissingPart(
+            f"vLLM {found} is installed, with which nostall leaves attention to vLLM; allowed is "
+            f"{', '.join(RUN_ON_GPU)}: pip install vllm==0.25.1"
         )
     import torch
 

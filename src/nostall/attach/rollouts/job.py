@@ -22,6 +22,8 @@ from nostall.attach.rollouts.turns import Asked, TurnPlan, measure
 from nostall.attach.rollouts.workload import PAGE, Rollout, distinct_tokens
 from nostall.core.errors import BadInput
 
+RESULT_FILE = "rollouts.json"
+"""File of a run directory with what was measured."""
 NAMES = ("FLASH_ATTN", "CUSTOM")
 """The baseline, and nostall with its default choice."""
 MOST_REQUESTS = 1024

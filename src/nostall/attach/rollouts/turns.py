@@ -14,10 +14,17 @@ PREPARE_S = 90.0
 """Longest time in which the prompts of a generation are cached and its requests start."""
 SLACK = 8
 """Tokens of a request that no turn decodes: the first ones, and those of the last steps."""
+STEPS = 64
+"""Decode steps of a turn, of samples that are long enough."""
 WARM_STEPS = 8
 PROFILED_STEPS = 8
 MOST_TURNS = 200
 """Most turns of a generation whose requests end at different steps."""
+
+
+def default_steps(new: int) -> int:
+    """Decode steps of a turn for samples of so many tokens."""
+    return min(STEPS, max(1, new - SLACK))
 
 
 class Asked(Protocol):

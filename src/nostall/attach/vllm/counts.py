@@ -86,4 +86,4 @@ def log_summary() -> None:
     _log.info("nostall: served: %s; left to vLLM: %s", served, left)
     if _prefixes:
         found = ", ".join(f"{name} {count}" for name, count in shared_prefixes().items())
-        _log.info("nostall: decode steps read once what sequences share: %s", found)
+        _log.info("nostall: steps read once what sequences share: %s", found)

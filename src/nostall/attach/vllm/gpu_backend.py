@@ -46,10 +46,13 @@ from nostall.attach.vllm.routing import (
     stored_plan,
 )
 from nostall.attach.vllm.step_lengths import (
+    Part,
     graph_size,
     key_lengths_of,
     kind_of,
     query_lengths_of,
+    rest_of,
+    short_part,
     tokens_of,
 )
 from nostall.attach.vllm.step_tables import StepLimits, StepTables
@@ -68,12 +71,24 @@ STEP = "nostall_step"
 """Attribute of vLLM's metadata: the :class:`Step` that nostall serves, else missing."""
 
 
+class Rest(NamedTuple):
+    """The sequences at the end of a step that FlashAttention computes beside nostall's kernel."""
+
+    first: int
+    """Their first query token."""
+    metadata: Any
+    """FlashAttention's, of these sequences alone."""
+
+
 class Step(NamedTuple):
     """A step that nostall serves."""
 
     tables: AnyTables
     batch: BatchTensors
+    """The tensors of the sequences that nostall serves."""
+    whole: BatchTensors
     """The step's tensors, the same objects as in its metadata."""
+    rest: Rest | None = None
 
 
 class NostallMetadataBuilder(flash_attn.FlashAttentionMetadataBuilder):
@@ -134,13 +149,17 @@ class NostallMetadataBuilder(flash_attn.FlashAttentionMetadataBuilder):
         gpu = str(torch.cuda.get_device_name(self.device))
         plans = self._plans(shape, limits, str(dtype).removeprefix("torch."), gpu)
         attach_attention_kernels()
-        made: dict[tuple[AttentionPlan, bool], AnyTables] = {}
+        made: dict[tuple[AttentionPlan, int], AnyTables] = {}
         wanted = {
-            kind: (plan, self._reads_once(kind, shape, limits)) for kind, plan in plans.items()
+            kind: (plan, self._grouped_tokens(kind, shape, limits)) for kind, plan in plans.items()
         }
-        for plan, is_grouped in set(wanted.values()):
-            make = GroupedStepTables if is_grouped else StepTables
-            made[plan, is_grouped] = tables = make(shape, plan, limits, self.device)
+        for plan, tokens in sorted(set(wanted.values()), key=lambda key: key[1]):
+            tables: AnyTables
+            if tokens:
+                tables = GroupedStepTables(shape, plan, limits, self.device, tokens)
+            else:
+                tables = StepTables(shape, plan, limits, self.device)
+            made[plan, tokens] = tables
             if tables.scratch_bytes > MAX_SCRATCH_BYTES:
                 raise BadInput(f"{tables.scratch_bytes >> 20} MiB of scratch")
             tables.warm_up(dtype, -(-limits.keys // spec.block_size))
@@ -154,8 +173,11 @@ class NostallMetadataBuilder(flash_attn.FlashAttentionMetadataBuilder):
             log_once("prefix caching is off, so that no sequences share a prefix")
         return {kind: made[key] for kind, key in wanted.items()}
 
-    def _reads_once(self, kind: StepKind, shape: AttentionShape, limits: StepLimits) -> bool:
-        return reads_once(self._choice, kind, shape, limits.drafts > 0)
+    def _grouped_tokens(self, kind: StepKind, shape: AttentionShape, limits: StepLimits) -> int:
+        """Tokens for which tables that find shared prefixes have room; 0: tables without them."""
+        if not reads_once(self._choice, kind, shape, limits.drafts > 0):
+            return 0
+        return limits.cut_tokens if self._choice.is_cut(kind) else limits.short_tokens
 
     def _plans(
         self, shape: AttentionShape, limits: StepLimits, dtype: str, gpu: str
@@ -164,7 +186,7 @@ class NostallMetadataBuilder(flash_attn.FlashAttentionMetadataBuilder):
         sms = torch.cuda.get_device_properties(self.device).multi_processor_count
         kinds = [
             kind
-            for kind in self._choice.kinds
+            for kind in self._choice.kinds_of(limits.drafts > 0)
             if serves(self._choice, kind, shape, limits.sequences, sms, gpu)
         ]
         if not kinds:
@@ -172,9 +194,11 @@ class NostallMetadataBuilder(flash_attn.FlashAttentionMetadataBuilder):
         has_tall = has_tall_kernel(torch.device(self.device))
         plans = {}
         for kind in kinds:
-            kernel_shape = replace(shape, has_prefixes=self._reads_once(kind, shape, limits))
-            stored = stored_plan(kind, kernel_shape, dtype, gpu)
-            plans[kind] = stored or plan_of(kind, kernel_shape, has_tall)
+            is_grouped = self._grouped_tokens(kind, shape, limits) > 0
+            kernel_shape = replace(shape, has_prefixes=is_grouped)
+            short = StepKind.VERIFY if self._choice.is_cut(kind) else kind
+            stored = stored_plan(short, kernel_shape, dtype, gpu)
+            plans[kind] = stored or plan_of(short, kernel_shape, has_tall)
         return plans
 
     def build(
@@ -183,7 +207,8 @@ class NostallMetadataBuilder(flash_attn.FlashAttentionMetadataBuilder):
         """vLLM's metadata of a step; nostall's tables are built on the current stream."""
         common = common_attn_metadata
         kind, size = kind_of(common), graph_size(common)
-        reason = self._reason_to_leave(kind, common_prefix_len, common, fast_build)
+        part = self._part_of(kind, common)
+        reason = self._reason_to_leave(kind, part, common_prefix_len, common, fast_build)
         tables = self._tables[kind] if reason is None else None
         # Without layers of FlashAttention its schedule, a fast build has none, is read by nobody.
         is_ours = tables is not None and self._serves_all and size not in self._left_graphs
@@ -191,17 +216,33 @@ class NostallMetadataBuilder(flash_attn.FlashAttentionMetadataBuilder):
         metadata = super().build(common_prefix_len, common, is_fast)
         captured = self._captured.get(size)
         if captured is not None and captured is not tables:
-            _build(captured, common)
+            _build(captured, common, common.num_reqs)
         if tables is None:
             count_left(str(reason))
             return metadata
-        setattr(metadata, STEP, Step(tables, _build(tables, common)))
+        rest = None
+        if part.sequences < common.num_reqs:
+            # Both schedules would lie in one buffer of FlashAttention's builder.
+            behind = super().build(common_prefix_len, rest_of(common, part), not is_fast)
+            rest = Rest(part.tokens, behind)
+        whole = tables.batch(common.query_start_loc, common.seq_lens, common.block_table_tensor)
+        batch = _build(tables, common, part.sequences)
+        setattr(metadata, STEP, Step(tables, batch, whole, rest))
         if self._layers:
-            count_served(kind)
+            count_served(kind if rest is None else f"{kind}, in part")
         return metadata
 
+    def _part_of(self, kind: StepKind, common: Any) -> Part:
+        """The sequences of a step that nostall serves, if it serves any."""
+        tables = self._tables.get(kind)
+        if isinstance(tables, GroupedStepTables):
+            if self._choice.is_cut(kind):
+                return short_part(common, tables.tokens)
+            return Part(common.num_reqs, tokens_of(common), common.num_reqs)
+        return Part(common.num_reqs, common.num_actual_tokens, common.num_reqs)
+
     def _reason_to_leave(
-        self, kind: StepKind, common_prefix_len: int, common: Any, fast_build: bool
+        self, kind: StepKind, part: Part, common_prefix_len: int, common: Any, fast_build: bool
     ) -> str | None:
         """Why FlashAttention computes a step; None if nostall does."""
         if not self._tables:
@@ -211,10 +252,12 @@ class NostallMetadataBuilder(flash_attn.FlashAttentionMetadataBuilder):
             return f"{kind} steps"
         if common.num_reqs > self._most_sequences:
             return "steps of more sequences than the scheduler's limit"
-        if isinstance(tables, GroupedStepTables) and tokens_of(common) > tables.tokens:
+        if isinstance(tables, GroupedStepTables) and part.tokens > tables.tokens:
             return f"{kind} steps of more tokens than speculation makes"
-        if not self._serves(kind, tables, common.num_reqs):
+        if not self._serves(kind, tables, part.decodes):
             return f"{kind} steps on which FlashAttention is as fast or faster"
+        if part.sequences < common.num_reqs and not self._serves_all:
+            return f"{kind} steps of groups of which nostall does not serve all layers"
         if fast_build:
             return "steps of drafts"
         if common_prefix_len > 0 or common.causal is not True:
@@ -222,7 +265,7 @@ class NostallMetadataBuilder(flash_attn.FlashAttentionMetadataBuilder):
         return None
 
     def _serves(self, kind: StepKind, tables: AnyTables, sequences: int) -> bool:
-        """Whether nostall serves steps of so many sequences; found once for each number."""
+        """Whether nostall serves steps of so many sequences, as ``serves`` counts them."""
         key = kind, sequences
         found = self._served_sizes.get(key)
         if found is None:
@@ -252,9 +295,12 @@ class NostallMetadataBuilder(flash_attn.FlashAttentionMetadataBuilder):
         return copied
 
 
-def _build(tables: AnyTables, common: Any) -> BatchTensors:
-    """Build the tables of a step; the step's tensors."""
-    batch = tables.batch(common.query_start_loc, common.seq_lens, common.block_table_tensor)
+def _build(tables: AnyTables, common: Any, count: int) -> BatchTensors:
+    """Build the tables of the first sequences of a step; the tensors of these sequences."""
+    tensors = common.query_start_loc, common.seq_lens, common.block_table_tensor
+    if count < common.num_reqs:
+        tensors = tensors[0][: count + 1], tensors[1][:count], tensors[2][:count]
+    batch = tables.batch(*tensors)
     if isinstance(tables, GroupedStepTables):
         tables.build(batch)
     else:
@@ -336,11 +382,15 @@ class NostallAttentionImpl(flash_attn.FlashAttentionImpl):
             return super().forward(layer, query, key, value, kv_cache, attn_metadata, **results)
         heads, output = (-1, self.num_heads, self.head_size), results["output"]
         step.tables.attend(query.view(heads), keys, values, output.view(heads), step.batch)
+        if step.rest is not None:
+            behind = [x if x is None else x[step.rest.first :] for x in (query, key, value)]
+            into = output[step.rest.first :]
+            super().forward(layer, *behind, kv_cache, step.rest.metadata, output=into)
         return output
 
     def _mismatch(self, step: Step, metadata: Any, query: Any, keys: Any) -> str | None:
         """Why a step is not one of this layer, its metadata and its cache; None if it is."""
-        shape, batch = step.tables.shape, step.batch
+        shape, batch = step.tables.shape, step.whole
         if shape != self._shape:
             return "layers that get tables of other heads, windows or pages"
         if (

@@ -40,14 +40,22 @@ class GroupedStepTables:
     """The tables of decodes and verifies of one group of layers, built anew for each step."""
 
     def __init__(
-        self, shape: AttentionShape, plan: AttentionPlan, limits: StepLimits, device: Any
+        self,
+        shape: AttentionShape,
+        plan: AttentionPlan,
+        limits: StepLimits,
+        device: Any,
+        tokens: int,
     ) -> None:
-        """``shape``: what the layers compute; ``plan``: one for shapes with shared prefixes."""
+        """``shape``: what the layers compute; ``plan``: one for shapes with shared prefixes.
+
+        ``tokens``: query tokens of the largest step.
+        """
         self.shape, self.plan, self.device = shape, plan, device
         self.sms = torch.cuda.get_device_properties(device).multi_processor_count
         kernel_shape = replace(shape, has_prefixes=True)
         settings = plan.table_settings(kernel_shape, self.sms)
-        self.tokens = limits.short_tokens
+        self.tokens = tokens
         capacity = bounded_capacity(
             settings, limits.sequences, self.tokens, limits.keys, PREFIX_LEVELS
         )

@@ -71,9 +71,29 @@ class Choice:
     reads_once: bool = False
     """Whether decodes that share a prefix read it once."""
 
+    def kinds_of(self, speculates: bool) -> frozenset[StepKind]:
+        """The kinds of steps that it serves in an engine with or without speculation.
+
+        With speculation vLLM captures full graphs of verifies, too, whose kernel must not depend on
+        the decodes among them.
+        """
+        is_by_decodes = self.only_faster and speculates
+        return self.kinds & {StepKind.DECODE} if is_by_decodes else self.kinds
+
+    def is_cut(self, kind: StepKind) -> bool:
+        """Whether only the first, short sequences of a step of this kind are served.
+
+        The number of decodes among them then decides whether they are.
+        """
+        return self.only_faster and kind is not StepKind.DECODE
+
 
 CHOICES: Mapping[str, Choice] = {
-    "auto": Choice(frozenset((StepKind.DECODE,)), only_faster=True, reads_once=True),
+    "auto": Choice(
+        frozenset((StepKind.DECODE, StepKind.VERIFY, StepKind.MIXED)),
+        only_faster=True,
+        reads_once=True,
+    ),
     "all": Choice(
         frozenset((StepKind.DECODE, StepKind.VERIFY, StepKind.PREFILL, StepKind.MIXED)),
         reads_once=True,
@@ -83,7 +103,9 @@ CHOICES: Mapping[str, Choice] = {
 """Choices by the value of the environment variable. ``auto``: decode steps of so many sequences
 that the kernel alone, without shared prefixes, was faster than FlashAttention-3. Graphs are
 captured by the number of sequences, so that this number decides; sharing is found by the tables of
-each step, and the same kernel serves steps with and without it."""
+each step, and the same kernel serves steps with and without it. Without speculation, also the
+decodes and short chunks of prompts at the front of a step that has at least so many decodes;
+FlashAttention computes the longer chunks behind them, in the same step."""
 
 
 def step_kind(query_lengths: NDArray[np.int32]) -> StepKind:
@@ -114,12 +136,13 @@ def find_choice(name: str) -> Choice:
 def reads_once(
     choice: Choice, kind: StepKind, shape: AttentionShape, speculates: bool = False
 ) -> bool:
-    """Whether steps of a kind read shared prefixes once: decodes and, with speculation, verifies.
+    """Whether steps of a kind read shared prefixes once: those of short sequences alone.
 
+    They are decodes, verifies of speculation, and steps that are cut (:meth:`Choice.is_cut`).
     Layers with a window do not.
     """
     is_short = kind is StepKind.DECODE or (speculates and kind is StepKind.VERIFY)
-    return choice.reads_once and is_short and not shape.window
+    return choice.reads_once and (is_short or choice.is_cut(kind)) and not shape.window
 
 
 def plan_of(kind: StepKind, shape: AttentionShape, has_tall: bool = False) -> AttentionPlan:
@@ -163,13 +186,15 @@ def serves(
     sms: int,
     gpu: str = MEASURED_GPU,
 ) -> bool:
-    """Whether nostall serves a step of so many sequences, padded ones included.
+    """Whether nostall serves a step of so many sequences.
 
-    vLLM captures a full CUDA graph for each number of padded sequences, so it may decide, too.
+    Of decodes, padded ones included: vLLM captures a full CUDA graph for each number of them, so it
+    may decide. Of a step that is cut, the decodes in the part that nostall would serve.
     ``gpu``: the name of the GPU, as PyTorch gives it; the default is the one of the measurements.
     """
     if kind not in choice.kinds:
         return False
     if not choice.only_faster:
         return True
-    return is_faster_than_fa3(shape, _BATCHES[kind], sequences, sms, gpu)
+    batch = _BATCHES[StepKind.VERIFY if choice.is_cut(kind) else kind]
+    return is_faster_than_fa3(shape, batch, sequences, sms, gpu)

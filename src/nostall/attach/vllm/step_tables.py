@@ -58,6 +58,14 @@ class StepLimits:
         """Tokens of a step of decodes and verifies."""
         return max(self.sequences, min(self.sequences * (1 + self.drafts), self.tokens))
 
+    @property
+    def cut_tokens(self) -> int:
+        """Tokens of the part of a step that is cut.
+
+        There are as many of short chunks as of decodes, as in the batches that were measured.
+        """
+        return max(self.short_tokens, min(2 * self.sequences, self.tokens))
+
 
 class StepTables:
     """The tables of one group of layers, built anew for each step."""

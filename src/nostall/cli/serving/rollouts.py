@@ -11,8 +11,9 @@ from typing import Annotated, Any
 import typer
 
 from nostall.attach.rollouts.engine import check_vllm
-from nostall.attach.rollouts.job import NAMES, RolloutJob, run_job
+from nostall.attach.rollouts.job import NAMES, RESULT_FILE, RolloutJob, run_job
 from nostall.attach.rollouts.model import Model
+from nostall.attach.rollouts.turns import default_steps
 from nostall.attach.rollouts.workload import Rollout
 from nostall.cli.terminal.console import (
     Format,
@@ -26,7 +27,6 @@ from nostall.cli.terminal.progress import stage_bar
 from nostall.cli.tuning.runs import create_run_folder
 from nostall.core.run import Run
 
-RESULT_FILE = "rollouts.json"
 LABELS = {"FLASH_ATTN": "FLASH_ATTN", "CUSTOM": "nostall"}
 
 
@@ -44,7 +44,12 @@ def rollouts(
     rounds: Annotated[
         int, typer.Option(min=1, max=1000, help="Turns of each engine, at least.")
     ] = 8,
-    steps: Annotated[int, typer.Option(min=1, help="Decode steps of a turn.")] = 64,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Decode steps of a turn; default: 64, or those of a short sample."
+        ),
+    ] = None,
     out_dir: Annotated[
         Path | None,
         typer.Option("--out", help="Run directory to create; default: a new one in runs/."),
@@ -58,9 +63,8 @@ def rollouts(
     with its default choice. Prompts are cached before the clock starts; all samples then decode at
     once, and the engines take turns, or run one by one if only one fits into the GPU's memory.
     """
-    job = RolloutJob(
-        Rollout(prompts, samples, shared, new, system), Model.read(model), rounds, steps
-    )
+    workload = Rollout(prompts, samples, shared, new, system)
+    job = RolloutJob(workload, Model.read(model), rounds, steps or default_steps(new))
     check_vllm()
     import torch
 
@@ -69,7 +73,16 @@ def rollouts(
     command = shlex.join(["nostall", *sys.argv[1:]])
     path = out_dir or create_run_folder(f"rollouts-{job.workload.text}")
     run = Run.create(path, command, job.settings())
-    bar = stage_bar(enabled=not quiet and format is Format.TABLE)
+    found = _measure(job, run, free_bytes, has_bar=not quiet and format is Format.TABLE)
+    if format is Format.JSON:
+        show_json({"run": str(run.path), **found})
+        return
+    _show(job, found, model, run)
+
+
+def _measure(job: RolloutJob, run: Run, free_bytes: int, has_bar: bool) -> dict[str, Any]:
+    """Measure into a run directory, which says so if it did not end."""
+    bar = stage_bar(enabled=has_bar)
     task = bar.add_task("starting", total=1.0)
     with run:
         try:
@@ -86,10 +99,7 @@ def rollouts(
         run.write(RESULT_FILE, json.dumps(found, indent=1).encode())
         kept = ("kind", "gpu", "vllm", "ratio", "comparison", "verdict", "engines")
         run.finish("done", {key: found[key] for key in kept})
-    if format is Format.JSON:
-        show_json({"run": str(run.path), **found})
-        return
-    _show(job, found, model, run)
+    return found
 
 
 def _show(job: RolloutJob, found: dict[str, Any], model: Path, run: Run) -> None:
@@ -125,5 +135,9 @@ def _show_counts(counts: dict[str, Any]) -> None:
     """Print which steps nostall served, and why it left others."""
     served = ", ".join(f"{count} {kind}" for kind, count in counts.get("served", {}).items())
     out.print(f"steps served by nostall: {served or 'none'}")
+    prefixes = counts.get("shared prefixes")
+    if prefixes:
+        found = f"{prefixes['with shared prefixes']} of {prefixes['steps']}"
+        out.print(f"of these with shared prefixes: {found}")
     for reason, count in counts.get("left to vLLM", {}).items():
         out.print(f"left to FLASH_ATTN: {count} {reason}")

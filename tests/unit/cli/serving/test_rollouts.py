@@ -11,13 +11,15 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from nostall.attach.rollouts import engine
 from nostall.attach.rollouts.job import RolloutJob, run_job
 from nostall.attach.rollouts.model import GIB, Memory, Model, ModelConfig
 from nostall.attach.rollouts.session import Settings
 from nostall.attach.rollouts.workload import Rollout
+from nostall.cli.report import report
 from nostall.cli.serving import rollouts as command
 from nostall.cli.serving.app import app
-from nostall.core.errors import BadInput, NostallError
+from nostall.core.errors import BadInput, BadRun, MissingPart, NostallError
 from tests.unit.attach.rollouts.fake_engine import FakeEngine
 
 LLAMA = {
@@ -160,6 +162,37 @@ def test_the_command_prints_a_table_of_80_columns_and_what_to_do_next(
     record = json.loads(Path("r/run.json").read_text())
     assert (record["status"], record["result"]["verdict"]) == ("done", "faster")
     assert json.loads(Path("r/rollouts.json").read_text())["records"]["CUSTOM"]["rounds"]
+
+
+def test_turns_fit_into_short_samples(measured: FakeGpu, model: Path) -> None:
+    short = ["--prompts", "2", "--samples", "2", "--shared", "64", "--new"]
+    for new, steps in (("64", 56), ("9", 1), ("200", 64)):
+        arguments = ["rollouts", "--model", str(model), *short, new, "--rounds", "2"]
+        done = CliRunner().invoke(app, [*arguments, "--out", new])
+        assert done.exit_code == 0, done.output
+        assert json.loads(Path(new, "run.json").read_text())["settings"]["steps"] == steps
+    done = CliRunner().invoke(app, ["rollouts", "--model", str(model), *short, "8"])
+    assert "allowed are 9 tokens or more" in str(done.exception)
+
+
+def test_there_is_no_page_of_a_run(measured: FakeGpu, model: Path) -> None:
+    CliRunner().invoke(app, ["rollouts", "--model", str(model), *NUMBERS, "--out", "r"])
+    with pytest.raises(BadRun, match=r"samples are in r/rollouts\.json"):
+        report(Path("r"))
+
+
+def test_the_configuration_of_the_examples_is_a_model(model: Path) -> None:
+    example = Path(__file__).parents[4] / "examples" / "serving" / "llama-4-layers"
+    found = Model.read(example)
+    assert found.name == "llama-4-layers"
+    assert job(example / "config.json", new=64, shared=2048).memory.total_gib < 10
+
+
+def test_another_vllm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "find_spec", lambda name: True)
+    monkeypatch.setattr(engine, "installed_version", lambda: "0.32")
+    with pytest.raises(MissingPart, match=r"vLLM 0\.32 is installed.*allowed is 0\.25"):
+        engine.check_vllm()
 
 
 def test_the_command_advises_what_was_faster(measured: FakeGpu, model: Path) -> None:
