@@ -240,7 +240,7 @@ def _may_write(node: Node) -> bool:
     if module not in _NEVER_WRITE or name.endswith("_") or "out" in node.kwargs:
         return True
     is_flagged = any(x is True for x in (*node.args[1:], node.kwargs.get("inplace")))
-    return is_flagged and module == "torch.nn.functional"  # relu(x, True)
+    return bool(is_flagged and module == "torch.nn.functional")  # relu(x, True)
 
 
 def _distinct(value: Tensor) -> Tensor:
