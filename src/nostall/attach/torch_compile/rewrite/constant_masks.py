@@ -230,7 +230,7 @@ def _may_write(node: Node) -> bool:
     if node.op == "call_method":
         return str(node.target).endswith("_")  # __setitem__ and __iadd__, too
     if node.op != "call_function":
-        return node.op == "call_module"
+        return bool(node.op == "call_module")
     target: Any = node.target
     if (schema := getattr(target, "_schema", None)) is not None:
         return bool(schema.is_mutable)
