@@ -14,6 +14,7 @@ SelectionPolicy = Literal["measure", "stitched", "inductor"]
 Fallback = Literal["inductor", "eager"]
 KeepRule = Literal["faster", "all"]
 ProductScope = Literal["off", "measure"]
+AttentionScope = Literal["off", "measure"]
 DEFAULT_TUNED_PLANS = 4
 """Fewer than the default of :class:`~nostall.fusion.codegen.autotune.autotuner.Autotuner`, because
 the user's process waits for the tuning."""
@@ -46,6 +47,9 @@ class Options:
     products: ProductScope = "measure"
     # Approximate limit of the time for these measurements, in seconds.
     product_seconds: float = 30.0
+    # Calls of attention: all keep their masks, or the candidate keeps those calls whole that
+    # PyTorch decomposes because of a mask that masks nothing or of the layout of an operand.
+    attention: AttentionScope = "measure"
 
     def __post_init__(self) -> None:
         types = get_type_hints(type(self))

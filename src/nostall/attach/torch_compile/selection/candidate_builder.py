@@ -114,7 +114,7 @@ class CandidateBuilder:
     ) -> GraphDispatcher:
         """Compile the baseline; the returned dispatcher will build the candidate from ``copy``."""
         source = copy
-        if calls_attention(copy):
+        if self.versions.options.attention == "measure" and calls_attention(copy):
             self.report.attention = keep_attention(source := clone_graph(copy))
         context = SelectionContext(
             graph=self.report.graph,

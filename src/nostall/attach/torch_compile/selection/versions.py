@@ -103,8 +103,9 @@ class GraphVersions:
         the graphs, and no pass runs here.
         """
         kernel_filter = self.kernel_filter(selection)
-        # Nothing is left to change if the graph's copy for the workers was changed before.
-        self.report.attention = keep_attention(module) or self.report.attention
+        if self.options.attention == "measure":
+            # Nothing is left to change if the graph's copy for the workers was changed before.
+            self.report.attention = keep_attention(module) or self.report.attention
 
         def compile_graph() -> tuple[CompiledGraph, RewriteResult]:
             result = RewriteResult()
