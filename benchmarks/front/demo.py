@@ -12,6 +12,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -57,7 +58,7 @@ def steps() -> tuple[Step, ...]:
         Step(
             "1. It finds: a training step on an H200, from torch.profiler's trace",
             "nostall characterize tests/unit/workload/h200/gpt.json.gz",
-            (r"chains of memory-bound", r"^what to fix first", r"^the GPU waits for launches"),
+            (r"chains of memory-bound", r"^what to fix first"),
         ),
         Step(
             "2. It removes: operators of a PyTorch function become one kernel (modelled times)",
@@ -117,8 +118,8 @@ def _part(step: Step, lines: Sequence[str]) -> Iterator[tuple[str, str, str]]:
     yield f"$ {step.command}", PROMPT, ""
     for line in lines:
         is_found = re.search(step.shown[0], line) is not None
-        text = line if len(line) <= COLUMNS else f"{line[: COLUMNS - 1]}…"
-        yield text, FOUND if is_found else INK, ' font-weight="700"' if is_found else ""
+        for part in textwrap.wrap(_cut(line), COLUMNS, subsequent_indent=" " * 10):
+            yield part, FOUND if is_found else INK, ' font-weight="700"' if is_found else ""
     yield "", INK, ""
 
 

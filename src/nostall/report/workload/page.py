@@ -32,7 +32,7 @@ MAX_KERNELS = 20
 MAX_JOBS = 15
 MAX_KERNEL_LENGTH = 64
 """Characters of a kernel's name; the whole name is its tooltip."""
-MAX_NAME_LENGTH = 25
+MAX_NAME_LENGTH = 28
 MIN_JOBS = 10
 """Jobs from which a distribution is drawn; below, each job's bar or row says more."""
 
