@@ -18,12 +18,10 @@ from dataclasses import dataclass
 from html import escape
 
 from benchmarks.front.picture import FOLDER
-from benchmarks.harness.markdown import region
 from benchmarks.harness.result_file import ROOT
 from nostall.core.files.atomic import write_atomically
 
 REPOSITORY = ROOT.parent
-README = REPOSITORY / "README.md"
 PICTURE = FOLDER / "demo.svg"
 COLUMNS = 110
 RECORDED = ("batched_gemm", "gemm_leakyrelu")
@@ -123,14 +121,6 @@ def _part(step: Step, lines: Sequence[str]) -> Iterator[tuple[str, str, str]]:
     yield "", INK, ""
 
 
-def replayed(text: str) -> str:
-    """README.md with the command that replays the recorded search, and what it prints."""
-    command = recorded_command()
-    lines = [_cut(line) for line in run(command)[:5]]
-    shown = "\n".join([f"$ {command} --out runs/readme", *lines, "..."])
-    return region(text, "replayed", f"```console\n{shown}\n```")
-
-
 def _cut(line: str) -> str:
     """A line without the details in parentheses that depend on this machine's Triton."""
     return re.sub(r"\(PTX proved equal; .*", "(PTX proved equal; ...", line)
@@ -142,6 +132,5 @@ def text() -> str:
 
 
 def write() -> None:
-    """Run the commands; write the picture, and the last one's output in README."""
-    write_atomically(README, replayed(README.read_text("utf-8")).encode())
+    """Run the commands and write the picture."""
     write_atomically(PICTURE, text().encode())
