@@ -60,7 +60,10 @@ def test_different_names_stay_different(names: list[str], length: int) -> None:
     )
 
 
-ELEMENTWISE = "void at::native::vectorized_elementwise_kernel<8, at::native::{}, std::array<char*, 3ul> >(int)"
+ELEMENTWISE = (
+    "void at::native::vectorized_elementwise_kernel<8, at::native::{}, "
+    "std::array<char*, 3ul> >(int)"
+)
 
 
 def test_kernels_of_one_template_show_the_argument_that_differs() -> None:
