@@ -73,7 +73,7 @@ def _with_index(text: str) -> str:
     parts = re.split(r"^(?=#+ `)", text, flags=re.MULTILINE)
     for number, part in enumerate(parts[1:], 1):
         names = re.findall(r"^\* `.*?(--[\w-]+)", part, re.MULTILINE)
-        entries = "\n".join(f"   single: ! {name}" for name in names if name != "--help")
+        entries = "\n".join(f"   ! single: {name}" for name in names if name != "--help")
         if entries:
             parts[number] = f"```{{eval-rst}}\n.. index::\n{entries}\n```\n\n{part}"
     return "".join(parts)
