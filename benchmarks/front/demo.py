@@ -12,17 +12,16 @@ import shlex
 import subprocess
 import sys
 import tempfile
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
 from benchmarks.front.picture import FOLDER
-from benchmarks.harness.markdown import region
 from benchmarks.harness.result_file import ROOT
 from nostall.core.files.atomic import write_atomically
 
 REPOSITORY = ROOT.parent
-README = REPOSITORY / "README.md"
 PICTURE = FOLDER / "demo.svg"
 COLUMNS = 110
 RECORDED = ("batched_gemm", "gemm_leakyrelu")
@@ -57,7 +56,7 @@ def steps() -> tuple[Step, ...]:
         Step(
             "1. It finds: a training step on an H200, from torch.profiler's trace",
             "nostall characterize tests/unit/workload/h200/gpt.json.gz",
-            (r"chains of memory-bound", r"^what to fix first", r"^the GPU waits for launches"),
+            (r"chains of memory-bound", r"^what to fix first"),
         ),
         Step(
             "2. It removes: operators of a PyTorch function become one kernel (modelled times)",
@@ -117,17 +116,9 @@ def _part(step: Step, lines: Sequence[str]) -> Iterator[tuple[str, str, str]]:
     yield f"$ {step.command}", PROMPT, ""
     for line in lines:
         is_found = re.search(step.shown[0], line) is not None
-        text = line if len(line) <= COLUMNS else f"{line[: COLUMNS - 1]}…"
-        yield text, FOUND if is_found else INK, ' font-weight="700"' if is_found else ""
+        for part in textwrap.wrap(_cut(line), COLUMNS, subsequent_indent=" " * 10):
+            yield part, FOUND if is_found else INK, ' font-weight="700"' if is_found else ""
     yield "", INK, ""
-
-
-def replayed(text: str) -> str:
-    """README.md with the command that replays the recorded search, and what it prints."""
-    command = recorded_command()
-    lines = [_cut(line) for line in run(command)[:5]]
-    shown = "\n".join([f"$ {command} --out runs/readme", *lines, "..."])
-    return region(text, "replayed", f"```console\n{shown}\n```")
 
 
 def _cut(line: str) -> str:
@@ -141,6 +132,5 @@ def text() -> str:
 
 
 def write() -> None:
-    """Run the commands; write the picture, and the last one's output in README."""
-    write_atomically(README, replayed(README.read_text("utf-8")).encode())
+    """Run the commands and write the picture."""
     write_atomically(PICTURE, text().encode())

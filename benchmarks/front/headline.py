@@ -65,12 +65,19 @@ class Headline:
             " The measured code has changed since." if has_changed(self.files, self.code) else ""
         )
         return (
-            f"**{self.level[0].upper()}{self.level[1:]} beside {self.beside}: "
+            f"**{self._beginning} beside {self.beside}: "
             f"{self.mean:.{self.digits}f} times as fast in the geometric mean of "
-            f"{len(self.ratios)} {self.unit}, {low:.2f} to {high:.2f}; {below} of them are below "
-            f"1.** {self.gpu}, {self.date}.{changed} When "
+            f"{len(self.ratios)} {self.unit}, {low:.2f} to {high:.2f}; {below} below 1.** "
+            f"{self.gpu}, {self.date}.{changed} When "
             f"it does not help: {self.no_help}."
         )
+
+    @property
+    def _beginning(self) -> str:
+        """The level as the beginning of a sentence; names such as vLLM stay as they are."""
+        first, *_ = self.level.split()
+        start = self.level[0] if first != first.lower() else self.level[0].upper()
+        return start + self.level[1:]
 
     @property
     def row(self) -> tuple[str, ...]:

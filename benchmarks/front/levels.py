@@ -49,6 +49,7 @@ def answers(page: str) -> list[str]:
         f":alt: The ratios of the table below\n:class: only-{theme}\n```"
         for theme in THEMES
     ]
+    images = ["\n\n".join(["::::{container} scroll", *images, "::::"])]
     return [*(wrapped(h.sentence) for h in found), *images, table(HEAD, rows)]
 
 

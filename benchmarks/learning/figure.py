@@ -32,6 +32,8 @@ FIRST = 8
 _STYLE = (
     "text{font:11px system-ui,sans-serif;fill:#444}.title{font-weight:600;fill:#111}"
     ".grid{stroke:#ddd;fill:none}.line{fill:none;stroke-width:1.8}.band{stroke:none;opacity:.16}"
+    ".paper{fill:#fff}@media(prefers-color-scheme:dark){text{fill:#b4bcc6}.title{fill:#eee}"
+    ".grid{stroke:#3a4048}.paper{fill:#131416}}"
 )
 
 
@@ -42,7 +44,7 @@ def figure(rows: Sequence[Mapping[str, Any]], evaluations: int) -> str:
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" '
         'aria-label="modelled gain over evaluations, by kernel and strategy">',
-        f'<style>{_STYLE}</style><rect width="{width}" height="{height}" fill="#fff"/>',
+        f'<style>{_STYLE}</style><rect width="{width}" height="{height}" class="paper"/>',
         f'<text x="{width - RIGHT}" y="24" text-anchor="end">modelled gain: median, quartiles'
         "</text>",
         *_legend([s for s in COLOURS if any(row["strategy"] == s for row in rows)]),

@@ -40,8 +40,6 @@ def test_the_picture_is_what_the_commands_print() -> None:
     text = demo.text()
     ElementTree.fromstring(text)
     assert demo.PICTURE.read_text("utf-8") == text, RUN
-    readme = demo.README.read_text("utf-8")
-    assert readme == demo.replayed(readme), RUN
 
 
 def test_a_missing_line_is_an_error() -> None:

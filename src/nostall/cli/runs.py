@@ -57,7 +57,7 @@ def list_runs(folder: FolderArgument = RUNS_FOLDER, format: FormatOption = Forma
         [
             (
                 run.path.name or str(run.path),
-                run.subject or "-",
+                _subject(run),
                 (run.created or "-").replace("T", " ")[:16],
                 _gain(run),
                 run.state,
@@ -111,7 +111,7 @@ def compare(runs: RunsArgument, format: FormatOption = Format.TABLE) -> None:
         [
             (
                 str(run.path),
-                run.subject or "-",
+                _subject(run),
                 run.strategy or "-",
                 "-" if run.seed is None else run.seed,
                 "-" if run.evaluations is None else run.evaluations,
@@ -125,6 +125,11 @@ def compare(runs: RunsArgument, format: FormatOption = Format.TABLE) -> None:
     )
     for remark in remarks:
         out.print(f"note: {remark}")
+
+
+def _subject(run: RunSummary) -> str:
+    """The kernel or the function, without the folders of its file."""
+    return (run.subject or "-").rpartition("/")[2]
 
 
 def _readable(path: Path) -> RunSummary:

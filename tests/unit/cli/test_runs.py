@@ -46,6 +46,13 @@ def test_ls(runs: Path) -> None:
     assert [entry["state"] for entry in listed].count("done") == 2
 
 
+def test_a_function_is_named_without_the_folders_of_its_file(tmp_path: Path) -> None:
+    settings = {"target": "/a/long/folder/model.py:norm", "strategy": "explore"}
+    Run.create(tmp_path / "fused", "nostall fuse", settings)
+    printed = run("ls", tmp_path)
+    assert " model.py:norm" in printed and "long/folder" not in printed
+
+
 def test_without_a_command_the_runs_of_this_folder_are_listed(
     runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nostall.core.text.labels import file_labels, printable, shorten_all
+from nostall.core.text.labels import file_labels, kernel_labels, printable, shorten_all
 
 
 def test_files_of_one_name_are_told_apart_by_their_folders() -> None:
@@ -58,3 +58,26 @@ def test_different_names_stay_different(names: list[str], length: int) -> None:
         for first, a in zip(short, names, strict=True)
         for second, b in zip(short, names, strict=True)
     )
+
+
+ELEMENTWISE = (
+    "void at::native::vectorized_elementwise_kernel<8, at::native::{}, "
+    "std::array<char*, 3ul> >(int)"
+)
+
+
+def test_kernels_of_one_template_show_the_argument_that_differs() -> None:
+    functors = ["CUDAFunctor_add<c10::BFloat16>", "BinaryFunctor<float, float, float>"]
+    names = [*(ELEMENTWISE.format(functor) for functor in functors), "ampere_sgemm_128x64_tn" * 3]
+    add, binary, product = kernel_labels(names, 40)
+    assert add.startswith("vectorized…<8, CUDAFunctor_add<BF")
+    assert binary.startswith("vectorized…<8, BinaryFunctor<flo")
+    assert product.startswith("ampere_sgemm") and product.endswith("128x64_tn")
+    assert {len(add), len(binary), len(product)} == {40}
+
+
+@given(st.lists(st.text("a<,>", min_size=1, max_size=30), max_size=12), st.integers(8, 20))
+def test_different_kernels_stay_different(names: list[str], length: int) -> None:
+    labels = kernel_labels(names, length)
+    assert all(len(label) <= length for label in labels)
+    assert len(set(labels)) == len(set(names))

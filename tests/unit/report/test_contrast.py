@@ -6,12 +6,16 @@ import re
 from itertools import product
 
 import pytest
+from benchmarks.front.demo import FOUND, INK, PAPER, PROMPT, SOFT
 from benchmarks.front.picture import THEMES
 
-from nostall.report.plan import gantt
+from benchmarks.learning import figure
+from nostall.report.plan import gantt, sharding_picture
 from tests.unit.report.templates import read_template
 
 LEAST = 4.5
+LEAST_OF_LINES = 3.0
+"""For lines of a plot (WCAG 2.2, non-text contrast)."""
 PAGE, WORKLOAD, FUSION = (read_template(f"{n}.css") for n in ("page", "workload", "fusion"))
 TEXTS = [
     *product(("ink", "soft", "accent", "good", "bad", "mark"), ("card", "bg")),
@@ -98,3 +102,34 @@ def test_texts_of_the_picture_can_be_read(mode: str) -> None:
     theme = THEMES[mode]
     assert contrast(theme.ink, theme.paper) >= LEAST
     assert contrast(theme.soft, theme.paper) >= LEAST
+
+
+LINES = ("p-data", "p-compute", "p-memory", "p-weights", "l-pcie", "l-nvlink", "l-ethernet")
+
+
+@pytest.mark.parametrize("mode", ["light", "dark"])
+@pytest.mark.parametrize("line", [*LINES, "good", "r2", "accent"])
+def test_a_line_of_a_plot_can_be_seen(line: str, mode: str) -> None:
+    found = colours(PAGE, mode) | colours(WORKLOAD, mode)
+    assert contrast(found[line], found["card"]) >= LEAST_OF_LINES
+
+
+def test_texts_of_the_sharding_picture_can_be_read() -> None:
+    behind = [*sharding_picture._COLOURS.values(), sharding_picture._OTHER, "#ffffff"]
+    assert all(contrast("#000000", colour) >= LEAST for colour in behind)
+    assert contrast("#333", "#ffffff") >= LEAST
+
+
+@pytest.mark.parametrize("mode", ["light", "dark"])
+def test_texts_of_the_learning_curves_can_be_read(mode: str) -> None:
+    light, _, dark = figure._STYLE.partition("@media(prefers-color-scheme:dark)")
+    found = dict(re.findall(r"(text|\.title|\.paper)\{(?:[^}]*;)?fill:(#\w+)", light))
+    if mode == "dark":
+        found |= dict(re.findall(r"(text|\.title|\.paper)\{fill:(#\w+)", dark))
+    assert contrast(found["text"], found[".paper"]) >= LEAST
+    assert contrast(found[".title"], found[".paper"]) >= LEAST
+
+
+@pytest.mark.parametrize("ink", [FOUND, INK, PROMPT, SOFT])
+def test_texts_of_the_demonstration_can_be_read(ink: str) -> None:
+    assert contrast(ink, PAPER) >= LEAST

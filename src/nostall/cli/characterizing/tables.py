@@ -16,6 +16,7 @@ MAX_ROWS = 40
 """Rows of the table of slow-downs; --format json has all."""
 MAX_NAME_LENGTH = 18
 _JOB_CELLS = 62
+_ARCHITECTURE_CELLS = 19
 """Cells of the other columns of the table of jobs, and of the gaps."""
 
 
@@ -75,7 +76,8 @@ def _show_single_jobs(result: JobsCharacterization) -> None:
     if len(result.population.jobs) > MAX_JOBS:
         return
     jobs = list(result.largest_jobs())
-    names = shorten_all([job.name for job, _ in jobs], max(out.width - _JOB_CELLS, MAX_NAME_LENGTH))
+    room = out.width - _JOB_CELLS + _ARCHITECTURE_CELLS  # the architecture is left out before names
+    names = shorten_all([job.name for job, _ in jobs], max(room, MAX_NAME_LENGTH))
     show_table(
         "modelled step of each job, milliseconds",
         ("job", "architecture", *STEP_PARTS, "total"),
@@ -88,6 +90,7 @@ def _show_single_jobs(result: JobsCharacterization) -> None:
             )
             for (job, step), name in zip(jobs, names, strict=True)
         ],
+        optional=("architecture",),
     )
 
 

@@ -65,11 +65,11 @@ def _show_pass(document: Document, traced_pass: Pass) -> None:
 
 
 def _total_lines(document: Document, traced_pass: Pass) -> Iterator[str]:
-    """Launches and modelled times without fusion, with greedy fusion, and of the result."""
+    """Kernels and modelled times without fusion, with greedy fusion, and of the result."""
     totals = [
-        ("unfused", pluralize(traced_pass.operators, "launch"), traced_pass.seconds_unfused),
+        ("unfused", pluralize(traced_pass.operators, "kernel"), traced_pass.seconds_unfused),
         ("greedy", pluralize(traced_pass.greedy_kernels, "kernel"), traced_pass.greedy_seconds),
-        (document.strategy, pluralize(traced_pass.launches, "launch"), traced_pass.seconds),
+        (document.strategy, pluralize(len(traced_pass.kernels), "kernel"), traced_pass.seconds),
     ]
     if document.strategy == "greedy":
         del totals[1]

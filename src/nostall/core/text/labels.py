@@ -58,10 +58,27 @@ def shorten_all(names: Sequence[str], length: int) -> list[str]:
 def kernel_labels(names: Sequence[str], length: int) -> list[str]:
     """Names of kernels in at most ``length`` characters; different kernels stay different.
 
-    What all C++ kernels of a library have in common is left out first.
+    What all C++ kernels of a library have in common is left out first. Kernels of one template show
+    its arguments from the first one that differs.
     """
     short = [_CPP_NOISE.sub("", _CPP_PARAMETERS.sub(">", name)) for name in names]
-    return shorten_all(short if len(set(short)) == len(set(names)) else names, length)
+    if len(set(short)) < len(set(names)):
+        short = list(names)
+    labels = dict(zip(short, shorten_all(short, length), strict=True))
+    templates: dict[str, list[str]] = {}
+    for name in labels:
+        if "<" in name and len(name) > length:
+            templates.setdefault(name.partition("<")[0], []).append(name)
+    for template, alike in templates.items():
+        if len(alike) > 1:
+            head = template[: length // 4]
+            shown = _around_difference(alike, length - len(head))
+            new = {name: head + label for name, label in shown.items()}
+            if len(set(new.values()) | (set(labels.values()) - {labels[n] for n in new})) == len(
+                labels
+            ):
+                labels.update(new)
+    return [labels[name] for name in short]
 
 
 def _without_middle(name: str, length: int) -> str:

@@ -56,6 +56,7 @@ def render(document: Document, command: str) -> str:
     template = environment.from_string(_read("fusion.html"))
     return template.render(
         document=document,
+        name=document.target.rpartition(":")[2],
         passes=[
             (traced_pass, _facts(traced_pass), draw_pass(traced_pass, document.measured))
             for traced_pass in document.passes
@@ -71,8 +72,10 @@ def render(document: Document, command: str) -> str:
 
 def _facts(traced_pass: Pass) -> dict[str, Any]:
     """Values of a pass that are computed here instead of in the template."""
-    kernels = traced_pass.kernels
+    kernels, seconds = traced_pass.kernels, traced_pass.seconds
     return {
+        "over_unfused": traced_pass.seconds_unfused / seconds if seconds else None,
+        "over_greedy": traced_pass.greedy_seconds / seconds if seconds else None,
         "before": sum(kernel.bytes_before for kernel in kernels),
         "after": sum(kernel.bytes_after for kernel in kernels),
         "opaque": sum(node.kind == "opaque" for node in traced_pass.nodes),

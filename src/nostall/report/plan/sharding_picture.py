@@ -133,7 +133,8 @@ def _box(plan: ShardingPlan, row: _Row, gradient: str) -> str:
         f'<g><rect x="{row.x}" y="{row.y}" width="{_BOX}" height="{_ROW - 5}" rx="3" '
         f'fill="{_colour(placements)}" stroke="#636363"/>'
         f'<text x="{row.x + 6}" y="{row.y + 13}">{escape(text[:48])}</text>'
-        f'<text x="{row.x + _BOX + 6}" y="{row.y + 13}" fill="#333">{escape(after)}</text></g>'
+        f'<text x="{row.x + _BOX + 6}" y="{row.y + 13}" fill="#333" '
+        f'stroke="white" stroke-width="3" paint-order="stroke">{escape(after)}</text></g>'
     )
 
 
@@ -157,7 +158,13 @@ def _line(source: _Row, target: _Row, collective: str) -> str:
 
 
 def _legend() -> list[str]:
-    names = {"R": "replicated", "S0": "S(0)", "S1": "S(1)", "S2": "S(2)", "P": "partial"}
+    names = {
+        "R": "replicated",
+        "S0": "split, axis 0",
+        "S1": "split, axis 1",
+        "S2": "split, axis 2",
+        "P": "partial",
+    }
     parts = []
     for number, (placement, name) in enumerate(names.items()):
         x = 20 + 110 * number

@@ -71,6 +71,9 @@ def render_assembler(path: Path) -> str:
     assembler = result.get("assembler") or {}
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.filters["change"] = change_words
+    environment.filters["thousands"] = lambda value: (
+        f"{value:,}" if isinstance(value, int) else value
+    )
     return environment.from_string(_read_template("assembler.html")).render(
         kernel=str(data.settings.get("kernel", "kernel")),
         status=run.record.status,

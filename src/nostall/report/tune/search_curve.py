@@ -12,6 +12,8 @@ from nostall.core import Trial
 from nostall.report.plot import LEFT, TOP, Plot
 from nostall.report.units import Scale, tick_labels, ticks
 
+_EPISODES_WIDTH = 70
+"""Pixels of the label of the episodes."""
 _HEIGHT = 300
 MAX_DOTS = 4000
 """Evaluations that are drawn; of a longer search, every n-th is drawn."""
@@ -113,11 +115,12 @@ def _annealing_area(plot: Plot, num_annealing: int) -> str:
     if not num_annealing:
         return ""
     left, right = plot.x(plot.first), plot.x(plot.first + num_annealing)
+    after = f'<text class="startlabel" x="{right + 6}" y="{plot.bottom - 8}">episodes</text>'
     return (
         f'<rect class="seeding" x="{left}" y="{TOP}" width="{right - left:.1f}" '
         f'height="{plot.bottom - TOP}"/>'
-        f'<text x="{left + 6}" y="{plot.bottom - 8}">annealing</text>'
-        f'<text x="{right + 6}" y="{plot.bottom - 8}">episodes</text>'
+        f'<text class="startlabel" x="{left + 6}" y="{plot.bottom - 8}">annealing</text>'
+        + (after if right + _EPISODES_WIDTH < plot.right else "")
     )
 
 

@@ -47,6 +47,7 @@ class Summary:
     interval: str
     """Intervals of a measured gain and of the null; empty if modelled."""
     gained: bool
+    """Whether the gain was measured, beyond its interval and beyond the null."""
     verdict: str
     verdict_tone: Tone
     findings: tuple[str, ...]
@@ -84,7 +85,7 @@ def make_summary(
         best=scale(best) if math.isfinite(best) else NOT_RECORDED,
         ratio=f"{ratio:.4f}×" if math.isfinite(ratio) else NOT_RECORDED,
         interval=comparison.interval if comparison is not None else "",
-        gained=ratio > 1 and run.candidate_name != REJECTED,
+        gained=_is_measured_gain(kind, comparison) and run.candidate_name != REJECTED,
         verdict=verdict,
         verdict_tone=tone,
         findings=findings,
@@ -93,6 +94,10 @@ def make_summary(
         counts=tuple(_counts(run, blocks)),
         provenance=tuple(_provenance(run)),
     )
+
+
+def _is_measured_gain(kind: Kind, comparison: ComparisonRecord | None) -> bool:
+    return kind != "modelled" and comparison is not None and comparison.verdict == "faster"
 
 
 class _Numbers(BaseModel):

@@ -32,7 +32,9 @@ MAX_KERNELS = 20
 MAX_JOBS = 15
 MAX_KERNEL_LENGTH = 64
 """Characters of a kernel's name; the whole name is its tooltip."""
-MAX_NAME_LENGTH = 25
+MAX_NAME_LENGTH = 28
+MIN_JOBS = 10
+"""Jobs from which a distribution is drawn; below, each job's bar or row says more."""
 
 # CSS classes, defined in workload.css.
 STEP_PART_STYLES = {
@@ -74,6 +76,7 @@ def _jobs_page(result: JobsCharacterization) -> str:
     speedups = [
         Line(summary.target, f"l-{number}", *_speedup_cdf(result, summary.target))
         for number, summary in enumerate(result.porting)
+        if summary.jobs >= MIN_JOBS
     ]
     largest = result.largest_jobs(MAX_JOBS)
     names = shorten_all([job.name for job, _ in largest], MAX_NAME_LENGTH)
@@ -93,12 +96,19 @@ def _jobs_page(result: JobsCharacterization) -> str:
             STEP_PART_STYLES,
         ),
         by_job=line_plot(_share_cdfs(result, "job"), share_label, "jobs at or below", percent=True),
-        by_gpu=line_plot(_share_cdfs(result, "gpu"), share_label, "GPU time", percent=True),
+        by_gpu=line_plot(
+            _share_cdfs(result, "gpu"), share_label, "GPU time at or below", percent=True
+        ),
         sensitivity=line_plot(
             sensitivity, "factor of the rate", "modelled mean speed-up", log=True
         ),
         porting_speedups=line_plot(
-            speedups, "modelled throughput speed-up", "jobs at or below", percent=True, log=True
+            speedups,
+            "modelled throughput speed-up",
+            "jobs at or below",
+            percent=True,
+            log=True,
+            mark=1.0,
         ),
         parts=STEP_PART_STYLES,
     )
@@ -106,7 +116,9 @@ def _jobs_page(result: JobsCharacterization) -> str:
 
 def _share_cdfs(result: JobsCharacterization, by: str) -> list[Line]:
     """The distribution of the share of each part of the step over the jobs."""
-    lines = []
+    lines: list[Line] = []
+    if len(result.population.jobs) < MIN_JOBS:
+        return lines
     for part in STEP_PARTS:
         shares = result.population.distribution(
             lambda step, part=part: step.share(part),  # type: ignore[misc]
@@ -181,6 +193,15 @@ def _labelled(kernels: Sequence[KernelTime]) -> list[tuple[KernelTime, str]]:
     return list(zip(kernels, labels, strict=True))
 
 
+def _unbroken(text: str) -> Markup:
+    """The text with options of commands, which a browser would break after their hyphens, whole."""
+    words = (
+        Markup('<span class="option">{}</span>').format(word) if word.startswith("--") else word
+        for word in text.split(" ")
+    )
+    return Markup(" ").join(words)
+
+
 def _render(template: str, **values: Any) -> str:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.filters["percent"] = lambda value: f"{value:.1%}"
@@ -188,6 +209,7 @@ def _render(template: str, **values: Any) -> str:
     environment.filters["ms"] = lambda value: f"{value * 1e3:,.3f} ms"
     environment.filters["several"] = pluralize
     environment.filters["labelled"] = _labelled
+    environment.filters["unbroken"] = _unbroken
     environment.filters["words"] = lambda name: str(name).replace("_", " ")
     style = Markup(_read_template("page.css") + _read_template("workload.css"))
     page = environment.from_string(_read_template(template))

@@ -71,16 +71,23 @@ def line_plot(
     *,
     percent: bool = False,
     log: bool = False,
+    mark: float | None = None,
 ) -> Markup:
-    """Lines over common axes: ``log`` for a logarithmic x axis, ``percent`` for shares as y."""
+    """Lines over common axes: ``log`` for a logarithmic x axis, ``percent`` for shares as y.
+
+    The x axis contains ``mark``, with a line there.
+    """
     lines = [line for line in lines if len(line.x)]
     if not lines:
         return Markup("")
-    axes = _Axes(lines, percent, log)
+    axes = _Axes(lines, percent, log, mark)
     svg = [
         _svg_tag(LINE_PLOT_WIDTH, LINE_PLOT_HEIGHT, f"{y_label} over {x_label}"),
         *_draw_axes(axes, x_label, y_label),
     ]
+    if mark is not None:
+        bottom = LINE_PLOT_HEIGHT - BOTTOM
+        svg.append(f'<path class="mark" d="M{axes.x(mark)} {TOP}V{bottom}"/>')
     for line in lines:
         drawn = np.unique(np.linspace(0, len(line.x) - 1, MAX_POINTS).astype(int))
         points = " ".join(f"{axes.x(line.x[i])},{axes.y(line.y[i])}" for i in drawn)
@@ -135,8 +142,11 @@ def cdf_corners(
 class _Axes:
     """Ranges of the axes of a line plot, and the mapping from values to pixels."""
 
-    def __init__(self, lines: Sequence[Line], percent: bool, log: bool) -> None:
+    def __init__(
+        self, lines: Sequence[Line], percent: bool, log: bool, mark: float | None = None
+    ) -> None:
         xs = [v for line in lines for v in (min(line.x), max(line.x))]
+        xs += [] if mark is None else [mark]
         ys = [v for line in lines for v in (min(line.y), max(line.y))]
         self.percent, self.log = percent, log
         self.left, self.right = self._scaled(min(xs)), self._scaled(max(xs))

@@ -80,7 +80,7 @@ def test_output_has_kernels_reasons_and_next_command(tuned_run: tuple[str, Path]
     assert "@triton.jit" in printed and "def stitched_" in printed
     (traced_pass,) = load_document(folder).passes
     assert f"inference: {traced_pass.operators} operators in 1 kernel; 0 calls outside" in printed
-    assert f"{traced_pass.operators} launches, modelled" in printed
+    assert f"{traced_pass.operators} kernels, modelled" in printed
     assert "verifier: accepts 1 of 1 kernels compiled for sm_90" in printed
     assert "the lowest modelled time of" in printed and "sass:" in printed
     *_, report, next_line = printed.splitlines()

@@ -12,6 +12,7 @@ from nostall.cli.terminal.table_layout import (
     MAX_WORD,
     align_numbers,
     column_widths,
+    fitting,
     list_rows,
 )
 
@@ -74,3 +75,16 @@ def test_a_printed_table_has_numbers_below_each_other(
         "first       4.200",
         "second  1,012.545",
     ]
+
+
+@given(width=st.integers(13, 120))
+def test_optional_columns_are_dropped_before_a_line_is_divided(width: int) -> None:
+    columns, row = ("kernel", "plan", "schedules", "ms"), ("a kernel", "a long plan", "57", "1.5")
+    found, rows, numbers = fitting(
+        columns, [row], (False, False, True, True), width, ("schedules", "plan")
+    )
+    kept = tuple(found)
+    assert kept in (columns, ("kernel", "plan", "ms"), ("kernel", "ms"))
+    assert rows == [[row[columns.index(name)] for name in kept]]
+    assert numbers == [name in ("schedules", "ms") for name in kept]
+    assert (kept == columns) == (width >= len("a kernel" + "a long plan" + "schedules" + "1.5") + 6)

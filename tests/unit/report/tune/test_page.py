@@ -262,8 +262,9 @@ def test_objective_decides_the_kind_of_a_running_search(run: Path) -> None:
         assert summary(run).kind == kind
 
 
-def test_rejected_candidate_is_no_gain(run: Path) -> None:
-    assert summary(run).gained
+def test_a_modelled_gain_and_a_rejected_candidate_are_not_green(run: Path) -> None:
+    text = page_text(run)
+    assert 'class="card gain"' not in text and "gain, modelled" in text
     (run / "best.cubin").rename(run / "refused.cubin")
     texts = summary(run)
     assert not texts.gained

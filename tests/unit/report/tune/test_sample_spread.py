@@ -16,6 +16,7 @@ from nostall.core import Run
 from nostall.report import write_report
 from nostall.report.tune.run_data import load_run
 from nostall.report.tune.sample_spread import ComparisonRecord, draw_samples, load_comparison
+from nostall.report.tune.summary import make_summary
 from nostall.search import make
 from nostall.tuning.job import Settings, describe, tune
 
@@ -124,3 +125,11 @@ def test_invalid_samples_give_a_note(run: Path, comparison: Any) -> None:
 def test_modelled_run_has_no_samples(run: Path) -> None:
     replace_comparison(run, None)
     assert "Final comparison" not in write_report(run).read_text()
+
+
+@pytest.mark.parametrize(("verdict", "is_green"), [("faster", True), ("no difference", False)])
+def test_only_a_gain_beyond_its_interval_is_green(run: Path, verdict: str, is_green: bool) -> None:
+    found, _ = load_comparison(load_run(run))
+    assert found is not None
+    texts = make_summary(load_run(run), [], found.model_copy(update={"verdict": verdict}))
+    assert texts.kind == "measured" and texts.gained is is_green

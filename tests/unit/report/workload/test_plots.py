@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from nostall.report.workload.page import _unbroken
 from nostall.report.workload.plots import Line, cdf_corners, line_plot
 
 
@@ -30,3 +31,15 @@ def test_a_distribution_rises_in_steps_from_0_to_1() -> None:
     x, y = cdf_corners(values, [(n + 1) / 5000 for n in values])
     assert (x[0], x[-1], y[0], y[-1]) == (0, 4999, 0, 1)
     assert len(x) <= 400
+
+
+def test_a_marked_value_is_in_the_axis() -> None:
+    lines = [Line("x", "l", [0.5, 0.6], [0.0, 1.0])]
+    svg = str(line_plot(lines, "times", "jobs", log=True, mark=1.0))
+    assert re.search(r'<path class="mark" d="M606\.0 ', svg)  # at the right edge of the axes
+    assert 'class="mark"' not in str(line_plot(lines, "times", "jobs", log=True))
+
+
+def test_options_of_a_remedy_are_not_broken() -> None:
+    text = _unbroken("nostall tune <FILE> --objective gpu")
+    assert text == 'nostall tune &lt;FILE&gt; <span class="option">--objective</span> gpu'
