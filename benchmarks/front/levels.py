@@ -194,7 +194,7 @@ def engine_ratios(ours: str, other: str) -> list[float]:
 
 def shared_prompts() -> Headline:
     contents = [load(file) for file in ROLLOUTS]
-    found = [pair for content in contents for pair in rollout_ratios(content)]
+    found = rollout_ratios(contents)
     shared = tuple(ratio for workload, ratio in found if workload.shares)
     alone = [ratio for workload, ratio in found if not workload.shares]
     return Headline(

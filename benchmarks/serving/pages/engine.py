@@ -16,6 +16,8 @@ UNSPECULATED = FOLDER / "vllm_engine_unspeculated.json"
 ALONE = FOLDER / "vllm_engine_alone.json"
 SIMULATED = FOLDER / "simulated_engine.json"
 FORCED = FOLDER / "forced_tokens_h200.json.gz"
+FORCED_SHARED = FOLDER / "forced_shared_h200.json.gz"
+"""The setting ``shared``; not there before it was measured."""
 
 Row = Mapping[str, Any]
 ORDER = ("FLASH_ATTN", "CUSTOM", "CUSTOM with table", "TRITON_ATTN")
@@ -259,6 +261,7 @@ SETTINGS = {
     "groups": "several cache groups of one spec",
     "full": "`cudagraph_mode=FULL` asked for",
     "manager-off": "hybrid cache manager off",
+    "shared": "samples of shared prompts",
 }
 """Settings of the forced tokens, in words."""
 
@@ -266,7 +269,14 @@ SETTINGS = {
 def forced_tokens() -> str:
     """Section on the log probabilities of forced tokens beside FLASH_ATTN's."""
     content = load(FORCED)
-    engines = [row for setting in content["results"].values() for row in setting.values()]
+    settings, shared = content["results"], ""
+    if FORCED_SHARED.exists():
+        settings = {**settings, **load(FORCED_SHARED)["results"]}
+        shared = (
+            " Samples of shared prompts: with prefix caching; prefixes are read once in decodes, "
+            f"beside new samples and beside prompts ({link(FORCED_SHARED)})."
+        )
+    engines = [row for setting in settings.values() for row in setting.values()]
     rows = [
         [
             SETTINGS[setting],
@@ -276,7 +286,7 @@ def forced_tokens() -> str:
             *(f"{row['from_base'][key]:.4f}" for key in ("mean", "p99", "largest")),
             f"{row['from_base']['other_best']:.1%}",
         ]
-        for setting, found in content["results"].items()
+        for setting, found in settings.items()
         for name, row in found.items()
         if name != "FLASH_ATTN"
     ]
@@ -294,4 +304,5 @@ def forced_tokens() -> str:
         "there; groups that join them are tested on CPU tensors (`make test-vllm`)."
     )
     command = f"(`python -m benchmarks run serving.forced_tokens`, {link(FORCED)})"
-    return "\n\n".join(["### The same tokens", wrapped(f"{about} {command}"), table(columns, rows)])
+    text = wrapped(f"{about}{shared} {command}")
+    return "\n\n".join(["### The same tokens", text, table(columns, rows)])

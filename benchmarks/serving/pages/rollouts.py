@@ -14,11 +14,18 @@ from nostall.attach.rollouts.workload import Workload, parse_workload
 from nostall.core.measurement import Comparison
 
 FOLDER = results("serving")
-ROLLOUTS = (FOLDER / "rollouts_shared_h200.json", FOLDER / "rollouts_unshared_h200.json")
+ROLLOUTS = tuple(
+    path
+    for name in ("shared", "unshared", "slots")
+    if (path := FOLDER / f"rollouts_{name}_h200.json").exists()
+)
+"""A workload of a later file replaces that of an earlier one. *slots*: more requests than slots,
+not there before they were measured."""
 ENGINES = FOLDER / "rollouts_engines_h200.json"
 """Other engines beside FLASH_ATTN; not there before they were measured."""
-HOST_TIME, STRESS, SLEEP, SANITIZED = (
-    FOLDER / f"{name}_h200.json" for name in ("host_time", "stress", "sleep", "sanitized_forests")
+HOST_TIME, STRESS, SLEEP, SANITIZED, NGRAM = (
+    FOLDER / f"{name}_h200.json"
+    for name in ("host_time", "stress", "sleep", "sanitized_forests", "ngram")
 )
 FORESTS = FOLDER / "prefix_forests_h200.json.gz"
 ELEMENT_BYTES = 2
@@ -30,7 +37,7 @@ Row = Mapping[str, Any]
 def rollouts() -> str:
     """Token rates of vLLM with the plug-in beside FLASH_ATTN."""
     contents = [load(path) for path in ROLLOUTS]
-    pairs = [pair for content in contents for pair in measured_pairs(content)]
+    pairs = latest_pairs(contents)
     custom = _engine(contents[0], "CUSTOM")
     about = (
         f"{custom['gpu']}, {contents[0]['date'][:10]}, vLLM {custom['vllm']} (V2 runner, its own "
@@ -71,11 +78,17 @@ def comparison(base: Row, custom: Row) -> Comparison:
     return compare(custom, base, is_ragged=parse_workload(base["workload"]).new is None)
 
 
-def rollout_ratios(content: Row) -> list[tuple[Workload, float]]:
+def latest_pairs(contents: list[Row]) -> list[tuple[Row, Row]]:
+    """The records of FLASH_ATTN and CUSTOM for each workload, from the last file that has it."""
+    pairs = [pair for content in contents for pair in measured_pairs(content)]
+    return list({base["workload"]: (base, custom) for base, custom in pairs}.values())
+
+
+def rollout_ratios(contents: list[Row]) -> list[tuple[Workload, float]]:
     """Each workload and CUSTOM's token rate over FLASH_ATTN's."""
     return [
         (parse_workload(base["workload"]), comparison(base, custom).ratio)
-        for base, custom in measured_pairs(content)
+        for base, custom in latest_pairs(contents)
     ]
 
 
@@ -205,6 +218,16 @@ def _checks() -> str:
     phases = load(SLEEP)["engines"]["CUSTOM"]["result"]
     slept = max(phase["counts"]["shared prefixes"]["with shared prefixes"]
                 for phase in phases.values())  # fmt: skip
+    speculated = ""
+    if NGRAM.exists():
+        found = load(NGRAM)["summary"]
+        verifies = found["plug_in"]["served"].get("verify", 0)
+        speculated = (
+            f" n-gram speculation, all steps served: {verifies:,} steps of verifies; "
+            f"{found['compared']:,} log probabilities of {found['repeated']} requests repeated "
+            f"alone without speculation differ by {found['median_difference']:.4f} in the median "
+            f"and {found['largest_difference']:.3f} at most ({link(NGRAM)})."
+        )
     return wrapped(
         f"Stress: {stress['added']:,} requests arrived, {stress['aborted']:,} were aborted, "
         f"{stress['finished']:,} ended with all their tokens, {len(stress['problems'])} problems; "
@@ -216,7 +239,7 @@ def _checks() -> str:
         f"{'equal' if all(sleep['CUSTOM'].values()) else 'NOT equal'}; {slept} steps of this check "
         f"had shared prefixes that pay. compute-sanitizer: {sanitized['checked']} random forests, "
         f"{sanitized['grouped']} with groups, {sanitized['wrong']} wrong, memory errors: {errors}. "
-        f"({', '.join(map(link, (STRESS, SLEEP, SANITIZED)))})"
+        f"({', '.join(map(link, (STRESS, SLEEP, SANITIZED)))}){speculated}"
     )
 
 

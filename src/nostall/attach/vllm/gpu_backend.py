@@ -15,18 +15,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from math import inf
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-import torch
 from vllm.v1.attention.backend import AttentionCGSupport, AttentionType
 from vllm.v1.attention.backends import flash_attn
 
 from nostall.attach.attention_kernels import attach_attention_kernels
 from nostall.attach.vllm.counts import count_left, count_served, log_once
 from nostall.attach.vllm.grouped_tables import GroupedStepTables
+from nostall.attach.vllm.kind_tables import AnyTables, KindTables
 from nostall.attach.vllm.layer_checks import (
     drafts_of,
     group_shape,
@@ -35,16 +34,7 @@ from nostall.attach.vllm.layer_checks import (
     model_lack,
     window_of,
 )
-from nostall.attach.vllm.routing import (
-    DEFAULT,
-    VARIABLE,
-    StepKind,
-    find_choice,
-    plan_of,
-    reads_once,
-    serves,
-    stored_plan,
-)
+from nostall.attach.vllm.routing import DEFAULT, VARIABLE, StepKind, find_choice, serves
 from nostall.attach.vllm.step_lengths import (
     Part,
     graph_size,
@@ -55,18 +45,13 @@ from nostall.attach.vllm.step_lengths import (
     short_part,
     tokens_of,
 )
-from nostall.attach.vllm.step_tables import StepLimits, StepTables
+from nostall.attach.vllm.step_tables import StepLimits
 from nostall.core.errors import BadInput, NostallError
 from nostall.serving.attention.config import HEAD_DIMS, AttentionShape
 from nostall.serving.attention.launch import BatchTensors
-from nostall.serving.attention.plan import AttentionPlan
-from nostall.serving.attention.tall_launch import has_tall_kernel
 
-MAX_SCRATCH_BYTES = 1 << 30
-"""Most memory of the scratch of one group of layers."""
 CACHE_DTYPES = ("auto", "float16", "bfloat16")
 """Names of caches that hold keys and values as the kernel reads them."""
-AnyTables = StepTables | GroupedStepTables
 STEP = "nostall_step"
 """Attribute of vLLM's metadata: the :class:`Step` that nostall serves, else missing."""
 
@@ -145,61 +130,18 @@ class NostallMetadataBuilder(flash_attn.FlashAttentionMetadataBuilder):
             drafts_of(config),
         )
         self._most_sequences = limits.sequences
-        dtype = config.model_config.dtype
-        gpu = str(torch.cuda.get_device_name(self.device))
-        plans = self._plans(shape, limits, str(dtype).removeprefix("torch."), gpu)
         attach_attention_kernels()
-        made: dict[tuple[AttentionPlan, int], AnyTables] = {}
-        wanted = {
-            kind: (plan, self._grouped_tokens(kind, shape, limits)) for kind, plan in plans.items()
-        }
-        for plan, tokens in sorted(set(wanted.values()), key=lambda key: key[1]):
-            tables: AnyTables
-            if tokens:
-                tables = GroupedStepTables(shape, plan, limits, self.device, tokens)
-            else:
-                tables = StepTables(shape, plan, limits, self.device)
-            made[plan, tokens] = tables
-            if tables.scratch_bytes > MAX_SCRATCH_BYTES:
-                raise BadInput(f"{tables.scratch_bytes >> 20} MiB of scratch")
-            tables.warm_up(dtype, -(-limits.keys // spec.block_size))
+        tables = KindTables(self._choice, shape, limits, self.device)
+        made = tables.make(config.model_config.dtype)
         self._layers = [name for name, layer in layers.items() if layer.take(shape)]
         known = {name.rpartition(".")[0] for name in layers}
         self._serves_all = known == set(self.layer_names) and len(self._layers) == len(layers)
-        grouped = [tables for tables in made.values() if isinstance(tables, GroupedStepTables)]
-        for tables in grouped:
-            tables.watch(len(self._layers))
+        grouped = {each for each in made.values() if isinstance(each, GroupedStepTables)}
+        for each in grouped:
+            each.watch(len(self._layers))
         if grouped and not config.cache_config.enable_prefix_caching:
             log_once("prefix caching is off, so that no sequences share a prefix")
-        return {kind: made[key] for kind, key in wanted.items()}
-
-    def _grouped_tokens(self, kind: StepKind, shape: AttentionShape, limits: StepLimits) -> int:
-        """Tokens for which tables that find shared prefixes have room; 0: tables without them."""
-        if not reads_once(self._choice, kind, shape, limits.drafts > 0):
-            return 0
-        return limits.cut_tokens if self._choice.is_cut(kind) else limits.short_tokens
-
-    def _plans(
-        self, shape: AttentionShape, limits: StepLimits, dtype: str, gpu: str
-    ) -> dict[StepKind, AttentionPlan]:
-        """The plan of each kind of step of which nostall serves the largest."""
-        sms = torch.cuda.get_device_properties(self.device).multi_processor_count
-        kinds = [
-            kind
-            for kind in self._choice.kinds_of(limits.drafts > 0)
-            if serves(self._choice, kind, shape, limits.sequences, sms, gpu)
-        ]
-        if not kinds:
-            raise BadInput(f"no steps of {shape} on {gpu} are among those that {VARIABLE} names")
-        has_tall = has_tall_kernel(torch.device(self.device))
-        plans = {}
-        for kind in kinds:
-            is_grouped = self._grouped_tokens(kind, shape, limits) > 0
-            kernel_shape = replace(shape, has_prefixes=is_grouped)
-            short = StepKind.VERIFY if self._choice.is_cut(kind) else kind
-            stored = stored_plan(short, kernel_shape, dtype, gpu)
-            plans[kind] = stored or plan_of(short, kernel_shape, has_tall)
-        return plans
+        return made
 
     def build(
         self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False

@@ -76,4 +76,13 @@ def test_records_of_one_generation_without_kernels_give_the_rates_alone() -> Non
 def test_an_engine_that_was_not_measured_has_no_pairs() -> None:
     content = {"engines": [{"engine": "FLASH_ATTN", "rounds": []}]}
     assert page.measured_pairs(content) == []
-    assert page.rollout_ratios(content) == []
+    assert page.rollout_ratios([content]) == []
+
+
+def test_a_workload_that_was_measured_again_replaces_the_earlier_rates(tmp_path: Path) -> None:
+    contents = [
+        load(write(tmp_path, {"FLASH_ATTN": 3e-3, "CUSTOM": step_s}, f"{step_s}.json"))
+        for step_s in (2e-3, 1e-3)
+    ]
+    ratios = [ratio for _, ratio in page.rollout_ratios(contents)]
+    assert ratios == pytest.approx([3.0] * len(WORKLOADS))

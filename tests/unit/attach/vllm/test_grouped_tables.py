@@ -1,0 +1,14 @@
+"""The plug-in's tables on the device, in Triton's interpreter."""
+
+from __future__ import annotations
+
+import pytest
+from tests.unit.fusion.codegen.interpreter_process import run_interpreted
+
+pytest.importorskip("torch", reason="the device builder needs PyTorch")
+
+
+def test_a_part_of_a_step_reads_its_prefixes_once_and_nothing_else_is_written() -> None:
+    found = run_interpreted("tests.unit.attach.vllm.interpreted_part")
+    assert found["error"] < 1e-5
+    assert (found["shared"], found["is_left"]) == (1, True)
