@@ -18,7 +18,8 @@ from tests.mutations.kernels import all_functions, cubin_paths, read_program, sm
 from tests.mutations.legal_edits import LEGAL
 from tests.mutations.mutants import only, parse_known_words
 
-COUNT = 16
+COUNT = 16 if catalogue.slice_step() <= 12 else 8
+"""Number of edits of each kind that are checked."""
 
 
 def _edited_cubins(kind: str) -> Iterator[tuple[str, Program, Function, bytes]]:
