@@ -50,12 +50,12 @@ def test_the_installed_script() -> None:
 
 
 def test_doctor() -> None:
-    done = nostall("doctor")
+    done = nostall_here("doctor")
     assert done.code == 0 and done.out.startswith("Ready: ")
     for use in ("torch.compile", "serving", "vLLM"):
         assert use in done.out
     assert len(done.out.splitlines()) < 45
-    checks = {check["part"]: check for check in nostall("doctor", "--format", "json").json}
+    checks = {check["part"]: check for check in nostall_here("doctor", "--format", "json").json}
     assert checks["nvdisasm"]["ok"] and checks["nvdisasm"]["needed"]
 
 
@@ -155,9 +155,9 @@ def test_tune_a_cubin(tmp_path: Path) -> None:
     assert len((out / "trials.csv").read_text().splitlines()) > 40
     assert "<html" in (out / "report.html").read_text()
     assert not [p for p in out.iterdir() if p.name.startswith(".")]
-    assert nostall("verify", out / "original.cubin", out / "best.cubin").code == 0
+    assert nostall_here("verify", out / "original.cubin", out / "best.cubin").code == 0
     second = tmp_path / "second"
-    result = nostall(*tune(second, "--format", "json")).json
+    result = nostall_here(*tune(second, "--format", "json")).json
     assert (second / "best.cubin").read_bytes() == (out / "best.cubin").read_bytes()
     assert result["kind"] == "modelled" and result["ratio"] >= 1.0 and result["verdict"]["safe"]
 
@@ -270,7 +270,7 @@ def test_a_second_ctrl_c_says_what_is_kept(tmp_path: Path) -> None:
     assert (process.returncode, printed) == (130, "") and "Traceback" not in errors
     assert f"keeps {evaluations} evaluations" in errors
     words = shlex.split(errors.partition("`")[2].partition("`")[0])
-    resumed = nostall(*words[1:], "--evaluations", 5, "--format", "json")
+    resumed = nostall_here(*words[1:], "--evaluations", 5, "--format", "json")
     assert resumed.json["evaluations"] == evaluations + 5
 
 
@@ -308,8 +308,8 @@ def test_ctrl_c_keeps_the_best_schedule(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "stopped: interrupted" in done.stdout and "Traceback" not in done.stderr
     assert status(out) == "interrupted"
-    assert nostall("verify", out / "original.cubin", out / "best.cubin").code == 0
-    resumed = nostall("tune", "--resume", out, "--seconds", 2, "--format", "json")
+    assert nostall_here("verify", out / "original.cubin", out / "best.cubin").code == 0
+    resumed = nostall_here("tune", "--resume", out, "--seconds", 0.5, "--format", "json")
     assert resumed.code == 0, resumed.err
     assert status(out) == "done"
 

@@ -54,9 +54,9 @@ def test_a_plan_is_written_and_simulated_again(profile: Path, tmp_path: Path) ->
     assert json.loads(plan.read_text()) == done.json
     bars = [e for e in ET.parse(figure).iter() if e.tag.endswith("title")]
     assert len(bars) >= 2 * 32
-    again = nostall("simulate", plan, "--format", "json")
+    again = nostall_here("simulate", plan, "--format", "json")
     assert again.json == done.json
-    slower = nostall("simulate", plan, "--policy", "gpipe", "--format", "json")
+    slower = nostall_here("simulate", plan, "--policy", "gpipe", "--format", "json")
     assert slower.json["predicted_iteration_s"] >= done.json["predicted_iteration_s"]
 
 

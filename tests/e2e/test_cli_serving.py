@@ -20,7 +20,7 @@ def batch(tmp_path: Path) -> Path:
     arguments = ["--trace", TRACES / "azure_code.csv", "--verifies", "2", "--trees", "--decodes", 9]
     done = nostall_here("serving", "batch", *map(str, arguments), "--out", str(file))
     assert done.code == 0
-    assert f"next: nostall serving show {file}" in done.out
+    assert f"next:     nostall serving show {file}" in done.out
     return file
 
 

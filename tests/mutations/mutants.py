@@ -125,20 +125,30 @@ def parse_known_words(program: Program, data: bytes) -> Program:
     return Program(Cubin.parse(data), tuple(functions))
 
 
+def only(program: Program, function: Function) -> Program:
+    """A program as if its cubin held this function alone, for edits that change no other.
+
+    Bytes outside the function are still compared: they are taken from the cubin.
+    """
+    return replace(program, functions=(function,))
+
+
 def check_by_part(mutant: Mutant, *, disassemble: bool) -> PartResults:
     """Check the mutated function with each part of the verifier separately.
 
     ``disassemble``: parse the mutant with nvdisasm, not with :func:`parse_known_words`.
     """
+    original = only(mutant.program, mutant.function)
     try:
         if disassemble:
             changed = Program.from_cubin(mutant.data)
+            changed = only(changed, changed.function(mutant.function.name))
         else:
-            changed = parse_known_words(mutant.program, mutant.data)
+            changed = parse_known_words(original, mutant.data)
     except BadBinary:
         return PartResults(True, False, (), (), ())
     try:
-        after = align(mutant.program, changed).function(mutant.function.name)
+        after = align(original, changed).function(mutant.function.name)
     except Mismatch:
         return PartResults(False, True, (), (), ())
     before, sm = mutant.function, mutant.program.sm

@@ -26,6 +26,7 @@ from tests.mutations.mutants import (
     PartResults,
     check_by_part,
     mutants,
+    only,
 )
 
 COUNT = int(
@@ -115,13 +116,14 @@ def _unclaimed(kind: str, results: list[PartResults]) -> dict[str, int]:
 def _verdict_rejects(mutant: Mutant) -> bool:
     """Whether the verifier rejects the mutant's cubin, and names the instructions of its findings.
 
-    The cubin is parsed with nvdisasm.
+    The cubin is parsed with nvdisasm, and the function that the mutation changes is judged.
     """
     try:
         candidate = Program.from_cubin(mutant.data)
     except BadBinary:
         return True
-    verdict = verify_program(mutant.program, candidate)
+    changed = candidate.function(mutant.function.name)
+    verdict = verify_program(only(mutant.program, mutant.function), only(candidate, changed))
     for finding in verdict.findings:
         at, rest = divmod(finding.offset, 16)
         if finding.function:  # else it is about the whole cubin

@@ -49,6 +49,7 @@ def open_fake(kernel: Kernel, plan: MeasurementPlan) -> Iterator[Device]:
     yield FakeDevice(kernel, plan)
 
 
+@pytest.mark.slow
 def test_a_record_compares_all_waits_with_the_same_chain(tmp_path: Path) -> None:
     (entry,) = (entry for entry in unseen_entries() if entry.name == "stencil")
     plan = ChainPlan((), None, 20, open_fake)

@@ -6,6 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
+import pytest
 from benchmarks.kernels.suite import build
 from benchmarks.kernels.unseen import unseen_entries
 from benchmarks.ptx.dependent_launch_cell import ChainPlan
@@ -17,6 +18,7 @@ from tests.benchmarks.ptx.test_dependent_launch import open_fake
 ABOUT = {"gpu": "NVIDIA H200", "driver_version": "580"}
 
 
+@pytest.mark.slow
 def test_the_recorded_state_is_built_again_with_each_ptxas() -> None:
     (entry,) = (entry for entry in unseen_entries() if entry.name == "stencil")
     source = build(entry, None)

@@ -20,6 +20,10 @@ pytest.importorskip("triton")
 
 # For tests whose result does not depend on the version.
 newest_triton = pytest.mark.parametrize("made", ["3.9"], indirect=True)
+# For tests of which another one runs more of the same code with the oldest version.
+oldest_in_slow_tests = pytest.mark.parametrize(
+    "made", ["3.9", pytest.param("3.6", marks=pytest.mark.slow)], indirect=True
+)
 
 
 @pytest.fixture(scope="module", params=["3.9", "3.6"])
@@ -47,12 +51,14 @@ def test_apply_loads_replacements(world: Machine, mode: str) -> None:
     assert ran.messages == ""
 
 
+@oldest_in_slow_tests
 def test_apply_with_an_empty_cache_writes_the_same_cache_as_triton(world: Machine) -> None:
     empty_cache(world)
     ran = world.run("autotune", apply=True)
     assert sorted(ran.loaded) == sorted(world.variants.values())
 
 
+@oldest_in_slow_tests
 @pytest.mark.parametrize("mode", ["decorated", "decorated-autotune"])
 def test_the_decorator_loads_replacements(world: Machine, mode: str) -> None:
     ran = world.run(mode)
@@ -77,6 +83,7 @@ def chains(made: Machine, tmp_path: Path) -> str:
     return str(store.root)
 
 
+@oldest_in_slow_tests
 @pytest.mark.parametrize("mode", ["plain", "decorated"])
 def test_cubins_for_dependent_launches_are_launched_as_such(
     world: Machine, chains: str, mode: str
@@ -118,6 +125,7 @@ def test_the_first_call_tunes_and_the_second_loads_the_result(
     assert launch["args"][2]["value"] == 2048
 
 
+@oldest_in_slow_tests
 def test_without_nostall_originals_are_loaded(world: Machine) -> None:
     assert set(world.run("autotune").loaded) == set(world.variants)
 

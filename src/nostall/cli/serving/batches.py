@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -55,7 +56,8 @@ def write_batch(
         f"{out_file}: {len(batch)} sequences, {batch.query_lengths.sum()} query tokens, "
         f"{batch.kv_lengths.sum()} keys"
     )
-    out.print(f"next: nostall serving show {out_file}")
+    words = ["nostall", "serving", "show", str(out_file)]
+    out.print(f"next:     {shlex.join(words)}")
 
 
 def _drawn(trace: Path, draw: Draw, seed: int) -> RaggedBatch:

@@ -164,7 +164,8 @@ def _next(run: RunData, kind: Kind, ratio: float) -> tuple[str, str]:
 
 def _verify_command(run: RunData, candidate: str) -> str:
     files = [str(run.path / "original.cubin"), str(run.path / candidate)]
-    return shlex.join(["nostall", "verify", *files])
+    options = ["--measured-latencies"] if run.settings.get("measured_latencies") else []
+    return shlex.join(["nostall", "verify", *files, *options])
 
 
 def _counts(run: RunData, blocks: list[BlockDiff]) -> list[tuple[str, str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,7 +26,7 @@ from nostall.workload.learning.documents import (
 from nostall.workload.traces.host import read_host
 
 if TYPE_CHECKING:
-    from nostall.workload.learning.labeller import Label
+    from nostall.workload.learning.labeller import KindLabeller, Label
     from nostall.workload.learning.new_kinds import NewKinds
 
 SMALLEST_GROUP = 4
@@ -166,12 +167,7 @@ def characterize_kinds(paths: Sequence[Path], corpus: Path | None) -> KindsChara
     from nostall.workload.learning.labeller import KindLabeller
     from nostall.workload.learning.new_kinds import find_new_kinds
 
-    if corpus is None:
-        with resources.as_file(resources.files("nostall.workload.learning")) as folder:
-            labelled = read_documents(folder / "corpus.json.gz")
-    else:
-        labelled = read_documents(corpus)
-    labeller = KindLabeller(labelled)
+    labeller = _own_labeller() if corpus is None else KindLabeller(read_documents(corpus))
     documents, reasons = read_trace_documents(paths)
     usable = [d for d in documents if labeller.knows_operators_of(d)]
     reasons += [
@@ -181,7 +177,8 @@ def characterize_kinds(paths: Sequence[Path], corpus: Path | None) -> KindsChara
     ]
     labels = labeller.label(usable)
     unknown = [d for d, label in zip(usable, labels, strict=True) if label.is_unknown]
-    new_kinds = find_new_kinds(labelled, unknown) if len(unknown) >= SMALLEST_GROUP else None
+    has_group = len(unknown) >= SMALLEST_GROUP
+    new_kinds = find_new_kinds(labeller.documents, unknown) if has_group else None
     return KindsCharacterization(
         documents=tuple(usable),
         labels=tuple(labels),
@@ -193,3 +190,12 @@ def characterize_kinds(paths: Sequence[Path], corpus: Path | None) -> KindsChara
         skip_reasons=tuple(reasons),
         kernels=label_unnamed_kernels([Path(document.name) for document in documents]),
     )
+
+
+@cache
+def _own_labeller() -> KindLabeller:
+    """The classifier of the labelled programs that nostall brings, fitted once a process."""
+    from nostall.workload.learning.labeller import KindLabeller
+
+    with resources.as_file(resources.files("nostall.workload.learning")) as folder:
+        return KindLabeller(read_documents(folder / "corpus.json.gz"))

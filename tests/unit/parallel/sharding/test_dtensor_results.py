@@ -164,6 +164,8 @@ def test_losses_have_the_gradients_of_one_process(name: str, reduction: str) -> 
         check_on_two_ranks(step(summed(loss, reduction), targets))
     except BadModel:  # refused by name, before anything is exported
         assert name in ("ctc_loss", "gaussian_nll_loss")  # these branch on values
+    except RuntimeError:
+        assert VERSION == "2.11" and name in LOSSES_WITH_ERROR
 
 
 OPERATORS: dict[str, Callable[[Any], Any]] = {
@@ -231,7 +233,17 @@ WITH_ERROR = {
     (name, "features")
     for name in ("running product", "gather", "root mean square norm", "convolved")
 }
-"""Cases that DTensor of torch 2.13 refuses with an error of its own."""
+"""Cases that DTensor refuses with an error of its own."""
+VERSION = ".".join(torch.__version__.split(".")[:2])
+WITH_ERROR |= {
+    (name, "samples")
+    for name in {
+        "2.11": ("selected rows", "group norm", "batch norm", "cosine", "convolved"),
+        "2.12": ("running product",),
+    }.get(VERSION, ())
+}
+LOSSES_WITH_ERROR = ("cosine_embedding_loss", "hinge_embedding_loss", "margin_ranking_loss")
+"""The same for losses, with torch 2.11: it has no rule for ``clamp_min_``."""
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,8 @@ def run_on_threads(ranks: int, function: Callable[[int], Any]) -> list[Any]:
     isolate: Any = torch._C._distributed_c10d._set_thread_isolation_mode
     results: list[Any] = [None] * ranks
     errors: list[BaseException] = []
+    if not hasattr(pg.ThreadLocalWorld, "comms"):  # PyTorch 2.11: groups end with an error
+        pg.ThreadLocalWorld.comms = []
     pg._install_threaded_pg()
     isolate(True)
     store = dist.HashStore()

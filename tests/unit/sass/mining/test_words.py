@@ -21,7 +21,12 @@ _REUSE_AND_TARGET = re.compile(r"\.reuse|`\([^)]*\)|(?<=RET\.REL\.NODEC R)\d.*")
 
 @pytest.mark.parametrize(
     "name",
-    ["atomics.sm_75", "calls.sm_80", "calls.sm_89", "calls.sm_90", "calls.sm_100", "calls.sm_120"],
+    [
+        "atomics.sm_75",
+        "calls.sm_90",
+        "calls.sm_120",
+        *(pytest.param(f"calls.sm_{sm}", marks=pytest.mark.slow) for sm in (80, 89, 100)),
+    ],
 )
 def test_words_equal_a_full_listing(name: str) -> None:
     sm = int(name.rpartition("_")[2])

@@ -57,7 +57,7 @@ def exchange(function: Function, at: int) -> Function:
 def round_trip_cubins() -> list[Path]:
     """Some cubins of nvcc and of both Triton versions."""
     triton = catalogue.triton_corpus()
-    return [*catalogue.nvcc_corpus()[::6], *triton[:: max(1, len(triton) // 10)]]
+    return [*catalogue.nvcc_corpus()[::9], *triton[:: max(1, len(triton) // 6)]]
 
 
 def test_an_unchanged_program_gives_identical_bytes() -> None:

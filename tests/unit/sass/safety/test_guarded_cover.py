@@ -9,11 +9,13 @@ from typing import NamedTuple
 
 import pytest
 from tests.corpus.catalogue import NVCC
+from tests.mutations.mutants import only, parse_known_words
 
-from nostall.sass import Program, verify
+from nostall.sass import Program
 from nostall.sass.binary.encoding import WORD_BYTES
 from nostall.sass.program import Function
 from nostall.sass.program.cover_rules import WITNESSED, WITNESSED_GUARDED, Claim, OrderedPair, group
+from nostall.sass.safety.verify import verify_program
 
 CUBINS = ("unit_order.sm_80", "unit_order.sm_90", "warps.lines.sm_90", "arithmetic.sm_80")
 GUARD_SHIFT, ALWAYS = 12, 7
@@ -69,15 +71,16 @@ def _verdict(case: Case, *, guarded: bool) -> bool:
         assert data[at] >> GUARD_SHIFT % 8 & 7 == ALWAYS
         data[at] ^= (ALWAYS ^ 6) << GUARD_SHIFT % 8
     original = Program.from_cubin(bytes(data))
-    assert verify(bytes(data), bytes(data)).safe
     function = original.function(case.function.name)
+    original = only(original, function)
+    assert verify_program(original, original).safe
     order = list(function.instructions)
     own, other = (order[k].control.write_sb for k in (case.first, case.later))
     control = order[case.reader].control
     wait = control.wait & ~(1 << own) | 1 << other
     order[case.reader] = order[case.reader].with_control(control.with_(wait=wait))
     candidate = original.with_function(function.reordered(order)).to_cubin()
-    verdict = verify(bytes(data), candidate)
+    verdict = verify_program(original, parse_known_words(original, candidate))
     assert verdict.safe or {f.kind for f in verdict.findings} <= {
         *("unwitnessed-order", "exit-weaker", "entry-weaker", "lost-order", "order-weaker")
     }

@@ -156,7 +156,7 @@ def test_random_features_make_views_nonlinear() -> None:
     angles = rng.uniform(0, 2 * np.pi, (160, 2))
     radius = (1.0 + 1.5 * classes)[:, None]
     items = np.hstack([radius * f(angles[:, [v]]) for v in (0, 1) for f in (np.cos, np.sin)])
-    model = MaxMarginMultiView((2, 2), dimensions=10, view_features=40, sweeps=40, burn_in=20)
+    model = MaxMarginMultiView((2, 2), dimensions=10, view_features=24, sweeps=16, burn_in=8)
     model.fit(items[:120], classes[:120])
     held_out = items[120:].copy()
     assert (model.predict(held_out) == classes[120:]).mean() > 0.9

@@ -73,18 +73,33 @@ def test_operators_without_a_rule_are_counted_and_replicated() -> None:
     assert [s.inputs for s in operator.strategies[0]] == [("R", "R")]
 
 
-def test_a_forward_pass_with_an_effect_is_refused() -> None:
-    class Inverse(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(4, 4)
+class Inverse(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
 
-        def forward(self, x: Any) -> Any:
-            return torch.linalg.inv(self.linear(x))
+    def forward(self, x: Any) -> Any:
+        return torch.linalg.inv(self.linear(x))
 
+
+class RunningMean(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x: Any) -> Any:
+        self.mean.mul_(0.9).add_(x.detach().mean(0))
+        return self.linear(x - self.mean)
+
+
+@pytest.mark.parametrize("module", [RunningMean, Inverse])
+def test_a_forward_pass_with_an_effect_is_refused(module: type[nn.Module]) -> None:
+    if module is Inverse and torch.__version__.startswith(("2.11", "2.12")):
+        pytest.skip("the check of values is an effect of the graph since torch 2.13")
     batch = torch.randn(4, 4), torch.randn(4, 4)
     with pytest.raises(BadModel, match="has an effect besides its loss"):
-        capture(Job(Inverse(), batch[:1], batch[1], nn.functional.mse_loss), 4, (2,))
+        capture(Job(module(), batch[:1], batch[1], nn.functional.mse_loss), 4, (2,))
 
 
 def test_a_branch_on_a_value_is_refused() -> None:
