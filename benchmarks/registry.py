@@ -291,7 +291,8 @@ BENCHMARKS: tuple[Benchmark, ...] = (
          "gemm_h200.json.gz gemm_tp8_h200.json.gz gemm_best_h200.json.gz", "serving.md"),
     _row("serving.rollouts", "GPU",
          "How fast does vLLM decode samples of shared prompts with nostall's plug-in?",
-         "rollouts_shared_h200.json rollouts_unshared_h200.json rollouts_engines_h200.json",
+         "rollouts_shared_h200.json rollouts_unshared_h200.json rollouts_engines_h200.json "
+         "rollouts_slots_h200.json",
          "serving.md",
          module="serving.engine.rollouts"),
     _row("serving.vllm_engine", "GPU", "How fast does vLLM serve with nostall's plug-in?",
@@ -299,7 +300,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
          module="serving.engine.vllm_engine"),
     _row("serving.forced_tokens", "GPU",
          "Does vLLM with nostall's plug-in compute what it computes with FlashAttention alone?",
-         "forced_tokens_h200.json.gz", "serving.md", module="serving.engine.forced_tokens"),
+         "forced_tokens_h200.json.gz forced_shared_h200.json.gz", "serving.md", module="serving.engine.forced_tokens"),
     _row("serving.step_costs", "GPU", "How long do vLLM's steps take, by what they compute?",
          module="serving.engine.step_costs"),
     _row("serving.simulated_engine", "CPU and public data",
