@@ -16,7 +16,6 @@ from nostall.core import BadInput, BadRun
 from nostall.core.errors import Interrupted
 from nostall.core.files.atomic import create_folder
 from nostall.core.files.folder_lock import FolderLock
-from nostall.tuning.sources.corpus import load_corpus, modelled_problem
 from nostall.tuning.strategies import LOG_FOLDER, POLICY_FILE, load_strategy_class
 
 if TYPE_CHECKING:
@@ -59,6 +58,7 @@ def train(
     """
     load_strategy_class("ppo")
     from nostall.sass.game.ppo.training import TrainingKernel
+    from nostall.tuning.sources.corpus import load_corpus, modelled_problem
 
     _check_options(objective, rollouts, seed)
     has_training = (out_dir / CHECKPOINT_FILE).exists()

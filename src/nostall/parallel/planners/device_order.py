@@ -6,7 +6,6 @@ bandwidth graph in two by a global minimum cut, order each side in the same way,
 
 from __future__ import annotations
 
-import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
@@ -44,6 +43,8 @@ def _ordered(gpus: list[int], bandwidths: Floats) -> list[int]:
     off_diagonal = inside[~np.eye(len(gpus), dtype=bool)]
     if off_diagonal.min() == off_diagonal.max():  # all pairs are equal, so no cut is better
         return gpus
+    import networkx as nx  # slow to import; few clusters need a cut
+
     graph = nx.Graph()
     for i, a in enumerate(gpus):
         for j, b in enumerate(gpus[:i]):

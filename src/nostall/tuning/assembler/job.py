@@ -26,21 +26,22 @@ from nostall.tuning.assembler.description import describe_levers, describe_resou
 from nostall.tuning.assembler.objective import AssemblerObjective, Workers, idle_share
 from nostall.tuning.assembler.portfolio import make_levers
 from nostall.tuning.assembler.proof import make_check
-from nostall.tuning.assembler.recipes.recipe import (
-    DEPENDENT_CUBIN_FILE,
-    DEPENDENT_RECIPE_FILE,
-    PTX_FILE,
-    RECIPE_FILE,
-    Recipe,
-    make_recipe,
-)
+from nostall.tuning.assembler.recipes.recipe import Recipe, make_recipe
 from nostall.tuning.assembler.recipes.reverify import kernel_verdict
 from nostall.tuning.assembler.sass_phase import improve_order
 from nostall.tuning.assembler.space import AssemblerSpace, make_space
 from nostall.tuning.gpu_objective import decide, race_states
-from nostall.tuning.job import UNSAFE_CUBIN_FILE, Settings, TuningResult, run_sanitizer
+from nostall.tuning.job import TuningResult, run_sanitizer
 from nostall.tuning.records.recipe_file import DependentResult
 from nostall.tuning.records.result_records import provenance_record, result_record, verdict_record
+from nostall.tuning.settings import (
+    DEPENDENT_CUBIN_FILE,
+    DEPENDENT_RECIPE_FILE,
+    PTX_FILE,
+    RECIPE_FILE,
+    UNSAFE_CUBIN_FILE,
+    Settings,
+)
 from nostall.tuning.sources.source import Source
 from nostall.tuning.strategies import make_strategy
 

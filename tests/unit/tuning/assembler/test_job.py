@@ -20,7 +20,8 @@ from nostall.tuning.assembler.job import Setup, open_setup, tune_assembler
 from nostall.tuning.assembler.objective import AssemblerObjective
 from nostall.tuning.assembler.portfolio import register_budgets
 from nostall.tuning.assembler.recipes.recipe import Recipe, rebuild
-from nostall.tuning.job import Settings, TuningResult
+from nostall.tuning.job import TuningResult
+from nostall.tuning.settings import Settings
 from tests.unit.tuning.assembler.kernel import LAUNCH, PTX, TimedDevice, make_source, open_inline
 
 SETTINGS = Settings("assembler", evaluations=45, objective="gpu", rounds=8, checks=2)

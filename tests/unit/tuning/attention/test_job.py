@@ -42,7 +42,7 @@ from nostall.tuning.attention.samples import Sample, own_sample
 from nostall.tuning.attention.sources import attention_functions, step_sources
 from nostall.tuning.attention.step import AttentionStep
 from nostall.tuning.attention.variants import TritonVariants
-from nostall.tuning.job import Settings
+from nostall.tuning.settings import Settings
 from nostall.tuning.strategies import ASSEMBLER
 from tests.unit.tuning.attention.fake_gpu import FakeGpu, InProcess
 
