@@ -24,7 +24,7 @@ from nostall.tuning.job import describe, tune
 from nostall.tuning.settings import Settings
 from nostall.tuning.sources.source import load_cubin
 from nostall.tuning.strategies import LOG_FOLDER
-from tests.unit.sass.game.kernels import NVCC, launch
+from tests.unit.papers.game.kernels import NVCC, launch
 
 
 def make_episodes(num_rollouts: int, size: int) -> list[Episode]:
