@@ -54,4 +54,4 @@ def test_large_folders_and_long_files_are_found(tmp_path: Path) -> None:
     assert large_folders(tmp_path, tmp_path / "tree") == ["tree/large 16"]
     assert long_files(tmp_path, tmp_path / "tree") == []
     (small / "module_0.py").write_text("pass\n" * (MAX_FILE_LINES + 1))
-    assert long_files(tmp_path, tmp_path / "tree") == ["tree/small/module_0.py 401"]
+    assert long_files(tmp_path, tmp_path / "tree") == ["tree/small/module_0.py 601"]

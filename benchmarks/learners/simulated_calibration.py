@@ -25,7 +25,7 @@ from tests.unit.workload.learning.topic_states import TopicState
 
 from benchmarks.harness.result_file import save
 from nostall.papers.multiview.sampler import State, first_state, sweep
-from nostall.workload.learning.topics.chain import Chain
+from nostall.workload.learning.topics.classifier import Chain
 from nostall.workload.learning.topics.tokens import Documents
 
 BURN_IN, DRAWS, THINNING, BINS = 60, 31, 5, 8

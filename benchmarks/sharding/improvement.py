@@ -31,9 +31,8 @@ from nostall.parallel.sharding.graph import replicated
 from nostall.parallel.sharding.planners.integer_program import Problem, solve
 from nostall.parallel.sharding.planners.rules import RULES
 from nostall.parallel.sharding.planners.sharding import Options, plan_by_rule
-from nostall.parallel.sharding.planners.tables import Integers, Tables, make_tables
 from nostall.parallel.sharding.planners.tied import tie
-from nostall.parallel.sharding.planners.tree_annealing import anneal
+from nostall.parallel.sharding.planners.tree_annealing import Integers, Tables, anneal, make_tables
 
 MOVES = 20
 """Actions of an episode."""

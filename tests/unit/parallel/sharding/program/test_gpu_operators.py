@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves  # noqa: E402
 from nostall.parallel.errors import BadPlan  # noqa: E402
 from nostall.parallel.sharding.graph import replicated  # noqa: E402
 from nostall.parallel.sharding.program.devices import LocalDevices  # noqa: E402
-from nostall.parallel.sharding.program.gpu_operators import GPU_OPERATORS  # noqa: E402
+from nostall.parallel.sharding.program.local_operator import GPU_OPERATORS  # noqa: E402
 from nostall.parallel.sharding.program.program import ShardedProgram  # noqa: E402
 from tests.unit.parallel.sharding.steps import SAMPLES, captured, job  # noqa: E402
 
