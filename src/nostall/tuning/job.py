@@ -2,6 +2,10 @@
 
 Only a cubin that the verifier accepts can be the result.  If a candidate is unsafe, or if nothing
 better is found, the result is the original.
+
+Resume a run: load its checkpoint and finalists, and verify them if the rules have changed.
+
+Verify the checkpoints of a learning strategy during the search, not only its result.
 """
 
 from __future__ import annotations
@@ -12,10 +16,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from time import monotonic
 from typing import Any
 
 from nostall.core import (
     BadInput,
+    BadRun,
     Checkpoint,
     Objective,
     Observer,
@@ -25,6 +31,7 @@ from nostall.core import (
     Trial,
 )
 from nostall.core.errors import ContractBroken
+from nostall.core.validation import parse_json
 from nostall.gpu import Device, Kernel
 from nostall.gpu.sanitizer import SanitizerReport, sanitize
 from nostall.sass import Program, Verdict, validate
@@ -38,11 +45,90 @@ from nostall.tuning.gpu_objective import Decision, GpuObjective, decide, race_st
 from nostall.tuning.nominal_work import SIP, nominal_flops, strategy_name
 from nostall.tuning.records.recipe_file import DependentResult, RecipeFile
 from nostall.tuning.records.result_records import provenance_record, result_record, verdict_record
-from nostall.tuning.resume import FINALISTS_FILE, RULES_KEY, load_checkpoint
 from nostall.tuning.settings import UNSAFE_CUBIN_FILE, Settings
 from nostall.tuning.sources.source import Source, missing_launch
 from nostall.tuning.strategies import LEARNING_STRATEGIES
-from nostall.tuning.verified_checkpoints import CheckpointVerifier
+
+FINALISTS_FILE = "finalists.json"
+RULES_KEY = "rules"
+"""Setting of a run: the digest of the verifier's rules that the run started with."""
+VerifyState = Callable[[str], Verdict]
+"""Verifies a schedule, given as the text of :meth:`Space.dump`."""
+
+
+def load_checkpoint(
+    run: Run | None, objective: GpuObjective | None, verify: VerifyState
+) -> Checkpoint | None:
+    """The last checkpoint of a run, or None before its first one (the search then starts anew).
+
+    Finalists of a measured run are restored into ``objective``.  If the verifier's rules and tables
+    have changed since the run started, all schedules are verified again: unsafe finalists are
+    dropped.  Raises :class:`BadRun` if there is no run, if one of its files cannot be used, or if
+    the current or the best schedule is unsafe now.
+    """
+    if run is None:
+        raise BadRun("there is no run to resume; give the directory of an earlier run")
+    checkpoint = run.checkpoint()
+    if checkpoint is None:
+        return None
+    rules_changed = run.record.settings.get(RULES_KEY) != rules_digest()
+    if rules_changed:
+        _verify_checkpoint(run, checkpoint, verify)
+    path = run.path / FINALISTS_FILE
+    if objective is not None and path.exists():
+        try:
+            snapshot: dict[str, Any] = parse_json(path.read_text())
+            if rules_changed:
+                finalists = snapshot["finalists"]
+                safe = [[value, state] for value, state in finalists if verify(state).safe]
+                snapshot = {**snapshot, "finalists": safe}
+            objective.restore(snapshot)
+        except (ValueError, KeyError, TypeError) as error:
+            raise BadRun(f"{path} cannot be used ({error}); start a new run") from error
+    return checkpoint
+
+
+def _verify_checkpoint(run: Run, checkpoint: Checkpoint, verify: VerifyState) -> None:
+    for name, state in (("current", checkpoint.current), ("best", checkpoint.best)):
+        verdict = verify(state)
+        if not verdict.safe:
+            raise BadRun(
+                f"{run.path}: the verifier rejects the {name} schedule of this run "
+                f"({verdict.findings[0]}), because its rules have changed since the run started; "
+                "start a new run in another directory"
+            )
+
+
+_MAX_TIME_SHARE = 0.1
+"""Share of the search time that verification may take."""
+
+
+class CheckpointVerifier:
+    """Observer that verifies the best schedule of a checkpoint before the checkpoint is written.
+
+    A schedule that comes too soon after the last verification, given the time share, is skipped; a
+    later checkpoint or the result is verified.
+    """
+
+    def __init__(self, space: ScheduleSpace, verify: Callable[[bytes], object]) -> None:
+        """``verify`` raises an exception for an unsafe cubin, which ends the search."""
+        self.space, self.verify = space, verify
+        self._last_verified = space.dump(space.start())
+        self._next_time = monotonic()
+
+    def on_trial(self, trial: Trial) -> None:
+        """Do nothing."""
+
+    def on_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Verify the best schedule if it is new and if the time share allows it."""
+        start = monotonic()
+        if checkpoint.best == self._last_verified or start < self._next_time:
+            return
+        self.verify(self.space.impose(self.space.load(checkpoint.best)).to_cubin())
+        self._last_verified = checkpoint.best
+        end = monotonic()
+        self._next_time = end + (end - start) * (1 / _MAX_TIME_SHARE - 1)
+
 
 MakeSpace = Callable[[Program, Function], ScheduleSpace]
 

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from nostall.core import BadInput, Budget, Measurement
-from nostall.search.evolution.bandit import Bandit
-from nostall.search.evolution.evolve import Evolve, finalists
+from nostall.search.evolution.evolve import Bandit, Evolve, finalists
 from nostall.search.evolution.operators import (
     GIVEN,
     Operator,

@@ -13,11 +13,10 @@ import nostall.papers  # noqa: F401  registers cuasmrl and ppo
 from nostall.core import BadInput, ContractBroken, MissingPart, Run
 from nostall.core.search import Checkpoint
 from nostall.sass.schedule import ScheduleSpace
-from nostall.tuning.job import describe, tune
+from nostall.tuning.job import CheckpointVerifier, describe, tune
 from nostall.tuning.settings import Settings
 from nostall.tuning.sources.source import load_cubin
 from nostall.tuning.strategies import LOG_FOLDER, make_strategy
-from nostall.tuning.verified_checkpoints import CheckpointVerifier
 from tests.unit.papers.game.kernels import NVCC, launch, transpose
 
 
