@@ -10,14 +10,13 @@ pytest.importorskip("sklearn", reason="the learners need the extra nostall[learn
 from sklearn.base import clone
 
 from nostall.core.errors import BadInput
-from nostall.papers.multiview import spectrum
+from nostall.papers.multiview import sampler as spectrum
 from nostall.papers.multiview.classifier import MaxMarginMultiView
 from nostall.papers.multiview.features import LabelTerm, expected_features, features
-from nostall.papers.multiview.hmc import leapfrog
 from nostall.papers.multiview.priors import BaseMeasure, Priors
+from nostall.papers.multiview.sampler import draw_scales, draw_weights, leapfrog
 from nostall.papers.multiview.views import View, ViewParameters, view_energy
 from nostall.papers.multiview.views import view_gradient as gradient_of_views
-from nostall.papers.multiview.weights import draw_scales, draw_weights
 from nostall.workload.learning.calibration import calibration_error, fit_temperature, softmax
 from nostall.workload.learning.diagnostics import convergence
 from tests.unit.papers.view_states import LABEL_PAIRS, STEPS, view_pair

@@ -14,17 +14,23 @@ from dataclasses import replace
 import numpy as np
 
 from nostall.papers.multiview.features import LabelTerm
-from nostall.papers.multiview.hmc import StepSize, draw_frequencies, draw_latent
 from nostall.papers.multiview.priors import BaseMeasure, Priors
-from nostall.papers.multiview.sampler import Model, State, sweep
-from nostall.papers.multiview.spectrum import (
+from nostall.papers.multiview.sampler import (
     Components,
+    Model,
+    State,
+    StepSize,
     draw_assignments,
     draw_components,
     draw_concentration,
+    draw_frequencies,
+    draw_latent,
+    draw_scales,
+    draw_variance,
+    draw_weights,
+    sweep,
 )
 from nostall.papers.multiview.views import View, ViewParameters, draw_view
-from nostall.papers.multiview.weights import draw_scales, draw_variance, draw_weights
 from tests.unit.workload.learning.invariance import Statistics
 
 ITEMS, DIMENSIONS, FREQUENCIES = 5, 2, 5

@@ -1,4 +1,9 @@
-"""The assembly game on PTX as a Gymnasium environment."""
+"""The assembly game on PTX as a Gymnasium environment.
+
+Actions of the game on PTX: shifts of memory accesses, numbered, with a mask of legal ones.
+
+Observation of the game on PTX: a row of features for each unit, in the present order.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +16,120 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from nostall.core import BadInput, Measurement, Objective
-from nostall.papers.ptx_game.actions import OFFSETS, Shifts
-from nostall.papers.ptx_game.observation import FEATURES, UnitTable
 from nostall.ptx.program.module import parse
+from nostall.ptx.program.resources import MEMORY, Reference, Resource
+from nostall.ptx.schedule.moves import Shift
 from nostall.ptx.schedule.space import PtxSpace
 from nostall.ptx.schedule.state import PtxState
+
+OFFSETS = (-1, 1, -4, 4, -16, 16)
+"""Positions of one shift.  ptxas re-orders its input, so that a shift by one often changes nothing;
+the assembly game of CuAsmRL has -1 and 1."""
+_ACCESSES = MEMORY | {Resource.STABLE, Resource.FENCE}
+_TAGS = frozenset(("order",))
+
+
+class Shifts:
+    """Each memory access of a kernel, moved up or down by one of the offsets.
+
+    Action ``n`` moves candidate ``n // len(offsets)`` by ``offsets[n % len(offsets)]``; the last
+    action ends the episode and is never legal.  An action means the same in each state.
+    """
+
+    def __init__(self, space: PtxSpace, offsets: tuple[int, ...] = OFFSETS) -> None:
+        self.space, self.offsets = space, offsets
+        self.candidates = [
+            (number, index)
+            for number, block in enumerate(space.blocks)
+            for index, unit in enumerate(block.units)
+            if len(block) > 1 and _ACCESSES & (unit.reads | unit.writes)
+        ]
+        self.count = len(self.candidates) * len(offsets) + 1
+        self._mask = np.zeros(self.count, dtype=np.bool_)
+
+    def move(self, action: int) -> Shift | None:
+        """The move of an action; None if the action ends the episode."""
+        if action == self.count - 1:
+            return None
+        candidate, offset = divmod(action, len(self.offsets))
+        return Shift(*self.candidates[candidate], self.offsets[offset], _TAGS)
+
+    def mask(self, state: PtxState, changed: int | None = None) -> NDArray[np.bool_]:
+        """Which actions are legal in ``state``, [count].
+
+        ``changed``: the only block whose order differs from that of the previous call.
+        """
+        width = len(self.offsets)
+        for number, (block, unit) in enumerate(self.candidates):
+            if changed is None or block == changed:
+                for at, offset in enumerate(self.offsets):
+                    legal = self.space.is_legal(state, Shift(block, unit, offset, _TAGS))
+                    self._mask[width * number + at] = legal
+        return self._mask.copy()
+
+
+_SPACES = (Resource.GLOBAL, Resource.SHARED, Resource.FENCE, Resource.CONVERGENCE, Resource.WGMMA)
+_MATRIX = ("mma", "wgmma", "tcgen05")
+FEATURES = (
+    "block",
+    "loops",
+    "position",
+    "predecessor",
+    "successor",
+    "matrix product",
+    *(f"{how} {space.name.lower()}" for space in _SPACES for how in ("reads", "writes")),
+)
+"""Columns.  All are in [0, 1]: the block by its number, the loops around it up to 3, the position
+in the block, and the distances to the nearest predecessor and successor, up to 32 positions."""
+_MAX_LOOPS, _MAX_DISTANCE = 3, 32
+
+
+class UnitTable:
+    """Observes states of one space."""
+
+    def __init__(self, space: PtxSpace) -> None:
+        self.space = space
+        self.rows = sum(map(len, space.blocks))
+        self._fixed = [
+            np.array([_fixed(unit.reads, unit.writes, unit.words) for unit in block.units])
+            for block in space.blocks
+        ]
+
+    def observe(self, state: PtxState) -> NDArray[np.float32]:
+        """The table of a state, float32 [units, features]."""
+        tables = [self._block(state, number) for number in range(len(self.space.blocks))]
+        return np.concatenate(tables).astype(np.float32)
+
+    def _block(self, state: PtxState, number: int) -> NDArray[np.float64]:
+        order = self.space.order(state, number)
+        graph = self.space.graphs[number]
+        position = {unit: at for at, unit in enumerate(order)}
+        place = np.arange(len(order)) / max(1, len(order) - 1)
+        before = [max((position[p] for p in graph.predecessors[u]), default=None) for u in order]
+        after = [min((position[s] for s in graph.successors[u]), default=None) for u in order]
+        distances = [
+            (_distance(at, before[at]), _distance(at, after[at])) for at in range(len(order))
+        ]
+        block = np.full(len(order), number / max(1, len(self.space.blocks) - 1))
+        loops = np.full(len(order), min(graph.block.depth, _MAX_LOOPS) / _MAX_LOOPS)
+        fixed = self._fixed[number][list(order)]
+        return np.column_stack((block, loops, place, np.array(distances), fixed))
+
+
+def _distance(at: int, other: int | None) -> float:
+    """Positions between two units, 1 if there is no other one."""
+    return 1.0 if other is None else min(abs(at - other), _MAX_DISTANCE) / _MAX_DISTANCE
+
+
+def _fixed(
+    reads: frozenset[Reference], writes: frozenset[Reference], words: frozenset[str]
+) -> list[float]:
+    """The features of a unit that do not depend on its place."""
+    return [
+        float(any(word.partition(".")[0] in _MATRIX for word in words)),
+        *(float(space in side) for space in _SPACES for side in (reads, writes)),
+    ]
+
 
 HORIZON = 32
 """Steps of an episode, as in CuAsmRL."""
@@ -34,7 +148,7 @@ class PtxGame(gymnasium.Env[Observation, np.int64]):
     the change of throughput in per cent of the original's.
 
     Observations are float32 [1, units, features], in the present order; see
-    :data:`~nostall.papers.ptx_game.observation.FEATURES`.  ``info`` contains ``cost`` (of the
+    :data:`~nostall.papers.ptx_game.environment.FEATURES`.  ``info`` contains ``cost`` (of the
     present state, in the objective's unit), ``ratio`` (original / present), ``kind`` and, after a
     failure, ``failure``.
     """

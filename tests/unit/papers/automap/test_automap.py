@@ -9,18 +9,16 @@ pytest.importorskip("transformers", reason="models need the extra nostall[torch-
 pytest.importorskip("scipy", reason="planning needs the extra nostall[sharding]")
 
 from nostall.papers.automap import planner
-from nostall.papers.automap.game import (
+from nostall.papers.automap.planner import (
     CONFLICT_REWARD,
+    EXPLORERS,
     PARTITION,
     PARTITION_REWARD,
     REPLICATE,
     REPLICATE_REWARD,
     PartitionGame,
-    linkage_groups,
-)
-from nostall.papers.automap.planner import (
-    EXPLORERS,
     explore,
+    linkage_groups,
     plan_automap,
 )
 from nostall.papers.automap.propagation import Dimension, Propagation

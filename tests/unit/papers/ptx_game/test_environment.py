@@ -17,7 +17,7 @@ from gymnasium.utils.env_checker import check_env
 from nostall.core import BadInput, Measurement, Objective
 from nostall.core.measurement import Kind
 from nostall.papers.ptx_game import ID, PtxGame
-from nostall.papers.ptx_game.observation import FEATURES
+from nostall.papers.ptx_game.environment import FEATURES
 from nostall.ptx.safety.validate import Validator
 from nostall.ptx.schedule.state import PtxState
 from tests.unit.ptx.ptx_texts import FEW, corpus_module

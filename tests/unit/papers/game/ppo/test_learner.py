@@ -28,8 +28,13 @@ from nostall.papers.game.ppo.learner import (
     Rollout,
     TrainingEnvironment,
 )
-from nostall.papers.game.ppo.message_passing import aggregate_messages
-from nostall.papers.game.ppo.policy import GraphObservation, GraphPolicy, load_policy, save_policy
+from nostall.papers.game.ppo.policy import (
+    GraphObservation,
+    GraphPolicy,
+    aggregate_messages,
+    load_policy,
+    save_policy,
+)
 from nostall.papers.game.ppo.search import PpoSearch
 from nostall.papers.game.ppo.start_states import StartStatePool
 from nostall.papers.game.randomness import isolated_random_state
