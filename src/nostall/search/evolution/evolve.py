@@ -8,15 +8,21 @@ observations, because an operator that helps early may not help later (Raj and K
 non-stationary bandits", arXiv:1707.09727).
 
 One evolving generation: which proposals enter the pipeline, and what their results change.
+
+Values of a space's portfolio in a search, and the pairs of states that help.
+
+Population of the best states, each with all its measured values.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Generic
+from itertools import combinations
+from statistics import median
+from typing import Any, ClassVar, Generic
 
 import numpy as np
 
@@ -33,12 +39,6 @@ from nostall.core import (
 )
 from nostall.core.search import Stop
 from nostall.core.space import M, S
-from nostall.search.evolution.given import (
-    MISSING_VALUE,
-    portfolio_pairs,
-    portfolio_values,
-    value_key,
-)
 from nostall.search.evolution.operators import (
     GIVEN,
     IMMIGRANTS,
@@ -49,8 +49,130 @@ from nostall.search.evolution.operators import (
     operators_of,
 )
 from nostall.search.evolution.pipeline import Finished, Pipeline, Sequential
-from nostall.search.evolution.population import Member, Population
 from nostall.search.loop import Point, Task, begin, move_to, record_trial, run
+
+MISSING_VALUE = 1e300
+"""Value of a state that was dropped or failed; a checkpoint is JSON, which has no infinity."""
+_HELPS = 0.998
+"""Part of the start's value below which a state helps."""
+_PAIRED = 6
+"""States whose pairs are tried."""
+
+
+def value_key(number: int) -> str:
+    """Key of a checkpoint's memory for state ``number`` of the portfolio and its pairs."""
+    return f"given{number:04}"
+
+
+def portfolio_pairs(
+    space: Space[S, M], memory: Mapping[str, float], start_value: float
+) -> tuple[S, ...]:
+    """Pairs of the states of the portfolio that help most; empty before all have a value."""
+    if not isinstance(space, PortfolioSpace):
+        return ()
+    singles = space.portfolio()
+    values = [(memory.get(value_key(n)), n) for n in range(len(singles))]
+    known = sorted((value, n) for value, n in values if value is not None)
+    if len(known) < len(singles):
+        return ()
+    helpful = [singles[n] for value, n in known[:_PAIRED] if value < _HELPS * start_value]
+    pairs = (space.combine(a, b) for a, b in combinations(helpful, 2))
+    return tuple(pair for pair in pairs if pair is not None)
+
+
+def portfolio_values(
+    space: Space[S, M], memory: Mapping[str, float], start_value: float
+) -> Iterator[tuple[S, float]]:
+    """The states of the portfolio and their pairs, with the values that the search found."""
+    if not isinstance(space, PortfolioSpace):
+        return
+    states = (*space.portfolio(), *portfolio_pairs(space, memory, start_value))
+    for number, state in enumerate(states):
+        if value_key(number) in memory:
+            yield state, memory[value_key(number)]
+
+
+_RANK_FACTOR = 0.8
+"""Probability of a rank as a parent, relative to the rank before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member(Generic[S]):
+    """A state with its values.
+
+    The first value selected the state among many, so it is lucky more often than not.  It counts
+    only until there are others.
+    """
+
+    state: S
+    key: bytes
+    values: tuple[float, ...]
+    """One value for each measurement, in order."""
+
+    @property
+    def value(self) -> float:
+        """Median of the values after the first, or the only value; infinity after a failure."""
+        if math.inf in self.values:
+            return math.inf
+        return median(self.values[1:] or self.values)
+
+    def measured(self, value: float) -> Member[S]:
+        """The member after one more measurement."""
+        return replace(self, values=(*self.values, value))
+
+
+@dataclass(frozen=True, slots=True)
+class Population(Generic[S]):
+    """At most ``size`` members, the smallest value first; immutable."""
+
+    size: int
+    members: tuple[Member[S], ...] = ()
+
+    def __iter__(self) -> Iterator[Member[S]]:
+        return iter(self.members)
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    @property
+    def threshold(self) -> float:
+        """Value below which a state enters; infinity while there is room."""
+        return self.members[-1].value if len(self.members) >= self.size else math.inf
+
+    def find(self, key: bytes) -> Member[S] | None:
+        """The member with this key."""
+        return next((member for member in self.members if member.key == key), None)
+
+    def insert(self, member: Member[S]) -> Population[S]:
+        """The population with a new member, or with a new version of a known one.
+
+        A member whose value is not finite leaves.
+        """
+        others = [m for m in self.members if m.key != member.key]
+        members = [m for m in (*others, member) if math.isfinite(m.value)]
+        members.sort(key=lambda m: (m.value, m.key))
+        return replace(self, members=tuple(members[: self.size]))
+
+    def draw(self, rng: np.random.Generator) -> Member[S]:
+        """A parent: the lower its value, the more often it is drawn."""
+        weights = _RANK_FACTOR ** np.arange(len(self.members))
+        return self.members[int(rng.choice(len(self.members), p=weights / weights.sum()))]
+
+    def dump(self, space: Space[S, M]) -> list[dict[str, Any]]:
+        """The members as JSON."""
+        return [{"state": space.dump(m.state), "values": list(m.values)} for m in self.members]
+
+    @classmethod
+    def load(cls, size: int, entries: list[dict[str, Any]], space: Space[S, M]) -> Population[S]:
+        """A population from the JSON of :meth:`dump`."""
+        population = cls(size)
+        for entry in entries:
+            state = space.load(entry["state"])
+            population = population.insert(
+                Member(state, space.key(state), tuple(map(float, entry["values"])))
+            )
+        return population
+
 
 DISCOUNT = 0.99
 """Factor by which an older observation of the same operator counts less."""

@@ -27,8 +27,10 @@ from nostall.parallel.sharding.program.devices import (  # noqa: E402
     redistribute,
     scatter,
 )
-from nostall.parallel.sharding.program.local_operator import LocalOperator  # noqa: E402
-from nostall.parallel.sharding.program.program import ShardedProgram  # noqa: E402
+from nostall.parallel.sharding.program.program import (  # noqa: E402
+    LocalOperator,
+    ShardedProgram,
+)
 from tests.unit.parallel.sharding.steps import SAMPLES, captured, job  # noqa: E402
 
 
