@@ -35,8 +35,9 @@ from nostall.sass.schedule import ScheduleSpace
 from nostall.search import Anneal
 from nostall.store import Provenance, Row, Store, Verification
 from nostall.store.artefacts import content_hash
-from nostall.tuning.job import Settings, tune
+from nostall.tuning.job import tune
 from nostall.tuning.records.store_records import record_result
+from nostall.tuning.settings import Settings
 from nostall.tuning.sources.source import Source
 from nostall.tuning.sources.triton_source import compile_triton
 

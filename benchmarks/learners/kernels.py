@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.harness.result_file import load, results, save
+from nostall.papers.multiview.classifier import MaxMarginMultiView
 from nostall.workload.learning.calibration import calibration_error, fit_temperature, softmax
 from nostall.workload.learning.kernels import (
     COLUMNS,
@@ -32,7 +33,6 @@ from nostall.workload.learning.kernels import (
     features_of,
     write_launches,
 )
-from nostall.workload.learning.multiview.classifier import MaxMarginMultiView
 from nostall.workload.traces.work_kinds import matching_rule
 
 Array = NDArray[Any]

@@ -140,7 +140,7 @@ def checks(learner: str) -> Mapping[str, Callable[[Any], Any]]:
         from tests.unit.workload.learning import topic_states
 
         return {name: topic_states.topic_pair(step) for name, step in topic_states.STEPS.items()}
-    from tests.unit.workload.learning import view_states
+    from tests.unit.papers import view_states
 
     pairs = {name: view_states.view_pair(step) for name, step in view_states.STEPS.items()}
     return {**pairs, **view_states.LABEL_PAIRS}

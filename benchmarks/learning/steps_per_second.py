@@ -14,8 +14,8 @@ import numpy as np
 
 from benchmarks.harness.result_file import save
 from benchmarks.kernels.examples import sources
+from nostall.papers.game import AssemblyGame
 from nostall.sass import Program
-from nostall.sass.game import AssemblyGame
 from nostall.sass.model import SmModel
 from nostall.sass.schedule import ScheduleSpace
 

@@ -25,12 +25,12 @@ from benchmarks.harness.result_file import save
 from benchmarks.kernels.examples import sources
 from nostall.core import Budget, Checkpoint, Search, Trial
 from nostall.core.errors import BadInput
-from nostall.sass.game.cuasmrl.search import Cuasmrl
-from nostall.sass.game.ppo.learner import GraphPpoParameters
-from nostall.sass.game.ppo.policy import load_policy, save_policy
-from nostall.sass.game.ppo.search import PpoSearch
-from nostall.sass.game.ppo.training import TrainingKernel, train
-from nostall.sass.game.randomness import isolated_random_state
+from nostall.papers.game.cuasmrl.search import Cuasmrl
+from nostall.papers.game.ppo.learner import GraphPpoParameters
+from nostall.papers.game.ppo.policy import load_policy, save_policy
+from nostall.papers.game.ppo.search import PpoSearch
+from nostall.papers.game.ppo.training import TrainingKernel, train
+from nostall.papers.game.randomness import isolated_random_state
 from nostall.sass.model import SmModel
 from nostall.sass.schedule import ScheduleSpace
 from nostall.search import Anneal, RandomSearch, Sip

@@ -21,7 +21,8 @@ from nostall.tuning.assembler.job import AssemblerJob, Setup, open_setup
 from nostall.tuning.assembler.objective import count_dropped
 from nostall.tuning.assembler.recipes.recipe import Recipe, rebuild
 from nostall.tuning.gpu_objective import Decision, decide, race_states
-from nostall.tuning.job import ASSEMBLER_TIMING, Settings, tune
+from nostall.tuning.job import tune
+from nostall.tuning.settings import ASSEMBLER_TIMING, Settings
 from nostall.tuning.sources.source import Source
 
 OpenDevice = Callable[[Kernel, MeasurementPlan], AbstractContextManager[Device]]

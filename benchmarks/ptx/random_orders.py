@@ -30,8 +30,8 @@ from tests.corpus.triton_kernels import ENTRIES
 
 from benchmarks.harness.result_file import save
 from nostall.core.errors import NostallError
+from nostall.ptx.assemble.builder import loss_codes, new_codes
 from nostall.ptx.assemble.command import plain_command
-from nostall.ptx.assemble.messages import loss_codes, new_codes
 from nostall.ptx.assemble.ptxas import run_ptxas
 from nostall.ptx.assemble.versions import Assembler, find_assemblers
 from nostall.ptx.program.module import Module, parse

@@ -19,7 +19,7 @@ import numpy as np
 from nostall.core import NostallError
 from nostall.core.launch import Buffer
 from nostall.gpu.driver import Cuda, DriverError, KernelArguments, LoadedKernel
-from nostall.gpu.evaluator.buffers import Buffers
+from nostall.gpu.evaluator.checking import Buffers
 from nostall.gpu.timing import launches_per_sample
 from nostall.tuning.sources.source import Source
 

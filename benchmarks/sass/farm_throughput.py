@@ -20,7 +20,8 @@ from nostall import farm
 from nostall.gpu import Kernel, MeasurementPlan
 from nostall.search import Anneal
 from nostall.tuning.farm_search import ParallelChains
-from nostall.tuning.job import Settings, tune
+from nostall.tuning.job import tune
+from nostall.tuning.settings import Settings
 from nostall.tuning.sources.source import Source
 from nostall.tuning.sources.triton_source import compile_triton
 

@@ -67,7 +67,7 @@ def inputs() -> Body:
 
     from nostall.gpu.driver import Cuda
     from nostall.gpu.evaluator import device_code
-    from nostall.gpu.evaluator.buffers import Buffers
+    from nostall.gpu.evaluator.checking import Buffers
 
     cuda, equal, mismatches = Cuda(), {}, {}
     for dtype in DTYPES:

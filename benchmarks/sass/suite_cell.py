@@ -33,7 +33,8 @@ from nostall.sass.model import SmModel
 from nostall.sass.schedule import ScheduleSpace
 from nostall.search import Anneal, Sip
 from nostall.search.anneal import take_random_moves
-from nostall.tuning.job import Settings, TuningResult, tune
+from nostall.tuning.job import TuningResult, tune
+from nostall.tuning.settings import Settings
 from nostall.tuning.sources.source import Source, load_cubin
 from nostall.tuning.strategies import make_strategy
 

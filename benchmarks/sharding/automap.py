@@ -19,8 +19,8 @@ import torch
 from benchmarks.harness.result_file import save
 from benchmarks.sharding.models import MODELS, Size
 from benchmarks.sharding.planning import SIZES
+from nostall.papers.automap.planner import EXPLORERS, explore
 from nostall.parallel.errors import Infeasible
-from nostall.parallel.sharding.automap.planner import EXPLORERS, explore
 from nostall.parallel.sharding.capture.operators import capture
 from nostall.parallel.sharding.graph import ShardingGraph
 from nostall.parallel.sharding.planners.sharding import Options

@@ -23,17 +23,17 @@ import torch
 
 from benchmarks.harness.result_file import save
 from benchmarks.parallel.dapple.profiles import load_published
-from nostall.parallel.cluster import Cluster, parse_cluster
-from nostall.parallel.errors import Infeasible
-from nostall.parallel.plan import Workload
-from nostall.parallel.profile import Profile
-from nostall.parallel.profile.layers import Layer, Tensor
-from nostall.parallel.sharding.automap.pipeline import (
+from nostall.papers.automap.pipeline import (
     PipelineGame,
     Reward,
     best_of,
     explore_pipeline,
 )
+from nostall.parallel.cluster import Cluster, parse_cluster
+from nostall.parallel.errors import Infeasible
+from nostall.parallel.plan import Workload
+from nostall.parallel.profile import Profile
+from nostall.parallel.profile.layers import Layer, Tensor
 
 PUBLISHED: dict[tuple[str, int], tuple[int, ...]] = {
     ("bert-48", 2): (8,), ("bert-48", 3): (8, 16), ("bert-48", 4): (8, 16, 24),

@@ -23,6 +23,7 @@ from benchmarks.harness.result_file import save
 from benchmarks.sharding.clusters import h100, one_server
 from benchmarks.sharding.models import MODELS
 from benchmarks.sharding.planning import SIZES
+from nostall.papers.automap.dqn import DqnAgent, DqnParameters, Mask, Observation, train
 from nostall.parallel.sharding.capture.operators import capture
 from nostall.parallel.sharding.cost.device_mesh import ClusterMesh
 from nostall.parallel.sharding.cost.prices import Prices
@@ -30,10 +31,8 @@ from nostall.parallel.sharding.graph import replicated
 from nostall.parallel.sharding.planners.integer_program import Problem, solve
 from nostall.parallel.sharding.planners.rules import RULES
 from nostall.parallel.sharding.planners.sharding import Options, plan_by_rule
-from nostall.parallel.sharding.planners.tables import Integers, Tables, make_tables
 from nostall.parallel.sharding.planners.tied import tie
-from nostall.parallel.sharding.planners.tree_annealing import anneal
-from nostall.search.dqn import DqnAgent, DqnParameters, Mask, Observation, train
+from nostall.parallel.sharding.planners.tree_annealing import Integers, Tables, anneal, make_tables
 
 MOVES = 20
 """Actions of an episode."""

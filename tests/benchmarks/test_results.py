@@ -39,7 +39,8 @@ from benchmarks.ptx import page as assembler_page
 from nostall.core import Comparison, LaunchSpec
 from nostall.sass.model.agreement import load_agreement, model_caution
 from nostall.search import Anneal
-from nostall.tuning.job import Settings, tune
+from nostall.tuning.job import tune
+from nostall.tuning.settings import Settings
 from nostall.tuning.sources.source import load_cubin
 from tests.unit.tuning.fake_device import FakeDevice
 

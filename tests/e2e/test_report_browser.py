@@ -11,10 +11,11 @@ import pytest
 from benchmarks.sass.robustness.kill_resume import Synthetic, kernel
 
 from nostall.core import Run
-from nostall.report import write_report
+from nostall.report.tune.page import write_report
 from nostall.report.tune.run_data import load_run
 from nostall.search import make
-from nostall.tuning.job import Settings, describe, tune
+from nostall.tuning.job import describe, tune
+from nostall.tuning.settings import Settings
 from nostall.tuning.sources.triton_source import compile_triton
 
 pytestmark = pytest.mark.slow

@@ -72,7 +72,7 @@ def policies() -> Sequence[Original]:
     """Policy files of two sizes without training, each with a kernel beside it."""
     import torch
 
-    from nostall.sass.game.ppo.policy import GraphPolicy, save_policy
+    from nostall.papers.game.ppo.policy import GraphPolicy, save_policy
 
     originals = []
     with tempfile.TemporaryDirectory() as folder:

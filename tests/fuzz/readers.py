@@ -98,7 +98,7 @@ _PLANS = (
     "nostall.cli.planning.launch",
 )
 _KERNELS = ("nostall.cli.inspect", "nostall.cli.tuning.tune")
-_POLICY = (*_KERNELS, "nostall.sass.game.ppo.search")
+_POLICY = (*_KERNELS, "nostall.papers.game.ppo.search")
 _STORE = ("nostall.cli.store",)
 READERS = {
     reader.name: reader

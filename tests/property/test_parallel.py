@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from nostall.parallel.plan import Plan, Policy, Stage, Workload
 from nostall.parallel.planners import PLANNERS, Effort, make_plan
-from nostall.parallel.planners.plan_space import PlanSpace
+from nostall.parallel.planners.nostall import PlanSpace
 from nostall.parallel.simulate import (
     Timeline,
     costs,

@@ -31,7 +31,8 @@ from benchmarks.kernels.examples import EXAMPLES
 from nostall.core import LaunchSpec, Run
 from nostall.gpu import Device, Outcome, RecordingDevice, ReplayedDevice, Timing
 from nostall.search import loop, make
-from nostall.tuning.job import Settings, describe, tune
+from nostall.tuning.job import describe, tune
+from nostall.tuning.settings import Settings
 from nostall.tuning.sources.source import Source, load_cubin
 
 SETTINGS = Settings(seed=3, evaluations=300, objective="gpu", rounds=12, checks=2)

@@ -33,7 +33,8 @@ from nostall.core import Run
 from nostall.core.errors import ContractBroken
 from nostall.gpu import Kernel, LocalGpu, MeasurementPlan
 from nostall.search import Anneal
-from nostall.tuning.job import Settings, describe, tune
+from nostall.tuning.job import describe, tune
+from nostall.tuning.settings import Settings
 
 SLICE_SECONDS = 20.0
 """Seconds of search in one slice of a run; the next slice resumes the search."""

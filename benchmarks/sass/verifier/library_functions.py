@@ -11,14 +11,15 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from tools.mining.archive import source_name
+from tools.mining.functions import CodeFunction, read_source
+from tools.mining.listing import marked_listings
+
 from nostall.core.errors import BadBinary, NostallError
 from nostall.core.files.typed_file import read_typed, write_typed
 from nostall.sass import Program
 from nostall.sass.binary.cubin import Cubin
 from nostall.sass.binary.listing import Listing, disassemble
-from nostall.sass.mining.archive import source_name
-from nostall.sass.mining.functions import CodeFunction, read_source
-from nostall.sass.mining.listing import marked_listings
 
 SEED = 1
 BATCH_FUNCTIONS = 24
@@ -30,7 +31,7 @@ Drawn = tuple[Row, dict[int, list[CodeFunction]]]
 
 def libraries(part: str) -> list[str]:
     """Names of the libraries in a part of ``libraries.toml``: mined, held_out or blind."""
-    text = resources.files("nostall.sass.mining").joinpath("libraries.toml").read_text()
+    text = resources.files("tools.mining").joinpath("libraries.toml").read_text()
     return list(tomllib.loads(text)[part])
 
 

@@ -27,8 +27,9 @@ from nostall.core.validation import dump_json, load_json
 from nostall.gpu import Device, Kernel, LocalGpu, MeasurementPlan
 from nostall.store import Row, Store
 from nostall.tuning.assembler.job import open_setup, tune_assembler
-from nostall.tuning.job import Settings, TuningResult, tune
+from nostall.tuning.job import TuningResult, tune
 from nostall.tuning.records.store_records import record_result
+from nostall.tuning.settings import Settings
 from nostall.tuning.sources.kernel_file import root_cause
 from nostall.tuning.sources.source import Source
 from nostall.tuning.strategies import ASSEMBLER, make_strategy

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
@@ -33,8 +33,10 @@ from nostall.core import BadInput, Comparison
 from nostall.gpu import Kernel, LocalGpu, MeasurementPlan, Outcome, Timing
 from nostall.gpu import sanitizer as compute_sanitizer
 from nostall.gpu.sanitizer import SanitizerReport
-from nostall.tuning.gpu_objective import Decision, decide
 from nostall.tuning.sources.source import Source, missing_launch
+
+if TYPE_CHECKING:
+    from nostall.tuning.gpu_objective import Decision
 
 CandidateOption = Annotated[
     Path | None,
@@ -92,6 +94,8 @@ def bench(
         raise BadInput(f"--seed is {seed}; give 0 or a greater whole number")
     source = load_source(target, kernel, launch, arch)
     cubin = read_cubin(candidate, arch) if candidate is not None else source.cubin
+    from nostall.tuning.gpu_objective import decide
+
     if source.launch is None:
         raise missing_launch(source, "measuring")
     plan = MeasurementPlan(

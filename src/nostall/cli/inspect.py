@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,10 +15,9 @@ from nostall.cli.options.inputs import (
     load_source,
 )
 from nostall.cli.terminal.console import Format, FormatOption, out, show_json, show_table
-from nostall.sass import Function, Program
-from nostall.sass.safety.verify import validate_program
-from nostall.sass.schedule import ScheduleSpace
-from nostall.sass.schedule.mobility import mobility
+
+if TYPE_CHECKING:
+    from nostall.sass import Function, Program
 
 MAX_FINDINGS = 20
 """Findings in the JSON document."""
@@ -39,6 +38,8 @@ def inspect(
 
     Also shown: why the other instructions are pinned, and what the verifier finds in the cubin.
     """
+    from nostall.sass import Program
+
     source = load_source(target, kernel, launch, arch)
     program = Program.of_kernel(source.cubin, source.kernel)
     function = program.kernel(source.kernel)
@@ -51,6 +52,10 @@ def inspect(
 
 def _properties(program: Program, function: Function) -> dict[str, Any]:
     """The JSON document."""
+    from nostall.sass.safety.verify import validate_program
+    from nostall.sass.schedule import ScheduleSpace
+    from nostall.sass.schedule.mobility import mobility
+
     space = ScheduleSpace(program, function)
     moving = mobility(space)
     verdict = validate_program(program)

@@ -7,12 +7,9 @@ from typing import Annotated
 
 import typer
 
-from nostall.attach.rollouts.job import RESULT_FILE
 from nostall.cli.terminal.console import out
 from nostall.core import Run
 from nostall.core.errors import BadRun
-from nostall.report import write_report
-from nostall.report.fusion import is_fusion, write_page
 
 RunArgument = Annotated[
     Path, typer.Argument(help="Run directory of `nostall tune` or `nostall fuse`.")
@@ -25,6 +22,10 @@ def report(run: RunArgument) -> None:
     The file is RUN/report.html; it needs no network. For `nostall tune` it shows the course of the
     search, the stalls, and both schedules side by side; for `nostall fuse` the fused kernels.
     """
+    from nostall.attach.rollouts.job import RESULT_FILE
+    from nostall.report.fusion import is_fusion, write_page
+    from nostall.report.tune.page import write_report
+
     if (run / RESULT_FILE).exists():
         raise BadRun(
             f"{run} is a run of `nostall serving rollouts`, which has no page; its figures and "

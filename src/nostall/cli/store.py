@@ -15,7 +15,6 @@ from nostall.core.text.plurals import pluralize
 from nostall.store import BadStore, Row, Store, bundle
 from nostall.store.artefacts import CUBIN, JSON, RECIPE
 from nostall.store.repair import repair as repair_store
-from nostall.tuning.records.store_records import import_bundle, rejection_reason
 
 ID_LENGTH = 12
 """Characters of ids and hashes in tables."""
@@ -109,6 +108,8 @@ def import_(
     If one check fails, nothing is imported. The gains are those of another machine: a record that
     was measured on this one is used before them.
     """
+    from nostall.tuning.records.store_records import import_bundle
+
     rows = import_bundle(Store(), path, measured_latencies=measured_latencies)
     _show_rows(rows, format, "imported and verified")
 
@@ -125,6 +126,8 @@ def verify(
     After an upgrade of nostall, its rules may be stricter. Exit code 0: all records are safe;
     1: some are unsafe.
     """
+    from nostall.tuning.records.store_records import rejection_reason
+
     store = Store()
     rows = [_find_row(store, record) for record in records] if records else store.rows()
     reasons = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -19,18 +19,16 @@ from nostall.cli.terminal.console import (
 )
 from nostall.core import BadInput
 from nostall.core.text.plurals import pluralize
-from nostall.sass import Verdict
-from nostall.sass.safety import validate
-from nostall.sass.safety import verify as verify_cubins
-from nostall.sass.safety.dependent_launch import check_wait
-from nostall.tuning.assembler.recipes.recipe import (
+from nostall.tuning.settings import (
     DEPENDENT_CUBIN_FILE,
     DEPENDENT_RECIPE_FILE,
     PTX_FILE,
     RECIPE_FILE,
-    Recipe,
 )
-from nostall.tuning.assembler.recipes.reverify import RecipeVerdict, verify_recipe
+
+if TYPE_CHECKING:
+    from nostall.sass import Verdict
+    from nostall.tuning.assembler.recipes.reverify import RecipeVerdict
 
 MAX_FINDINGS = 50
 """Findings in the table; JSON has all of them."""
@@ -69,6 +67,9 @@ def verify(
             )
         _verify_run(original, candidate, format)
         return
+    from nostall.sass.safety import validate
+    from nostall.sass.safety import verify as verify_cubins
+
     data = read_cubin(original, arch)
     if candidate is None:
         verdict = validate(data, measured_latencies=measured_latencies)
@@ -123,6 +124,10 @@ _RESULTS = (
 
 
 def _verify_result(folder: Path, files: _ResultFiles, ptx: str) -> RecipeVerdict:
+    from nostall.sass.safety.dependent_launch import check_wait
+    from nostall.tuning.assembler.recipes.recipe import Recipe
+    from nostall.tuning.assembler.recipes.reverify import verify_recipe
+
     path = folder / files.recipe
     recipe = Recipe.from_bytes(read_bytes(path), str(path))
     cubin = read_bytes(folder / files.cubin)

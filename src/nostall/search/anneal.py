@@ -1,11 +1,23 @@
-"""nostall's default strategy: simulated annealing that adapts to the landscape and the budget."""
+"""nostall's default strategy: simulated annealing that adapts to the landscape and the budget.
+
+Cache of the values of evaluated states, so that a modelled state is evaluated only once.
+
+Prefetching of proposals: the next candidates are drawn while a device evaluates the current one.
+
+A proposal depends on the state that a step starts from and on the random generator. Both are known
+in advance for either outcome of the step before, accepted or rejected. So the proposals for both
+can be drawn early, and the next step takes the one that fits. The search is the same with and
+without prefetching, only the time of the work differs.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, Generic
 
 import numpy as np
 
@@ -22,8 +34,110 @@ from nostall.core import (
 from nostall.core.search import Stop
 from nostall.core.space import NO_TAGS, M, S, Tags
 from nostall.search.loop import Point, Task, begin, move_to, record_trial, run
-from nostall.search.memo import Memo
-from nostall.search.prefetch import ProposalPrefetcher
+
+_PREFIX = "memo:"
+"""Prefix of the cached values in a checkpoint's memory."""
+
+
+class Memo:
+    """The last ``limit`` values by digest of the state's key; with ``limit`` 0 an empty cache.
+
+    Checkpoints contain the cache. Without it a resumed search would evaluate cached states again,
+    and so differ from an uninterrupted one. For the same reason a new value enters the cache only
+    when the search has taken the point that it belongs to: :meth:`note` holds the value back until
+    :meth:`commit` is called with a later evaluation.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._values: OrderedDict[str, float] = OrderedDict()
+        self._pending: tuple[int, str, float] | None = None
+
+    def digest(self, key: bytes) -> str:
+        """The cache key of a state: a hash of 96 bits, so that long keys take no memory."""
+        return hashlib.blake2b(key, digest_size=12).hexdigest() if self.limit else ""
+
+    def get(self, digest: str) -> float | None:
+        return self._values.get(digest)
+
+    def note(self, index: int, digest: str, value: float) -> None:
+        """Hold back the value of evaluation number ``index`` until it is committed."""
+        if self.limit:
+            self._pending = (index, digest, value)
+
+    def commit(self, evaluations: int) -> None:
+        """Cache the pending value if it is one of the first ``evaluations``; else drop it."""
+        if self._pending is None:
+            return
+        index, digest, value = self._pending
+        if index < evaluations:
+            self._values[digest] = value
+            while len(self._values) > self.limit:
+                self._values.popitem(last=False)
+        self._pending = None
+
+    def dump(self, evaluations: int) -> dict[str, float]:
+        """Commit, and return the values as entries of a checkpoint's memory, oldest first."""
+        self.commit(evaluations)
+        return {_PREFIX + digest: value for digest, value in self._values.items()}
+
+    def load(self, memory: Mapping[str, float]) -> dict[str, float]:
+        """Take the values out of a checkpoint's memory; returns the other entries."""
+        for name, value in memory.items():
+            if name.startswith(_PREFIX) and self.limit:
+                self._values[name.removeprefix(_PREFIX)] = value
+        return {name: value for name, value in memory.items() if not name.startswith(_PREFIX)}
+
+
+Draw = Callable[[Space[S, M], S, np.random.Generator], "M | None"]
+"""Draws a legal move from a state; None if there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Prefetched(Generic[S, M]):
+    """A proposal from ``state``, with the generator's state before and after the draw."""
+
+    state: S
+    rng_before: Mapping[str, Any]
+    move: M
+    candidate: S
+    rng_after: Mapping[str, Any]
+
+
+class ProposalPrefetcher(Generic[S, M]):
+    """Draws proposals of ``space`` with ``draw``, in advance if :meth:`prefetch` is called."""
+
+    def __init__(self, space: Space[S, M], draw: Draw[S, M]) -> None:
+        self.space, self.draw = space, draw
+        self._rng = np.random.default_rng(0)
+        self._prefetched: list[_Prefetched[S, M]] = []
+
+    def propose(self, state: S, rng: np.random.Generator) -> tuple[M, S] | None:
+        """A legal move and the state it leads to; None if no move is legal."""
+        prefetched, self._prefetched = self._prefetched, []
+        rng_now = rng.bit_generator.state if prefetched else {}
+        for proposal in prefetched:
+            if proposal.state is state and proposal.rng_before == rng_now:
+                rng.bit_generator.state = proposal.rng_after
+                return proposal.move, proposal.candidate
+        move = self.draw(self.space, state, rng)
+        return None if move is None else (move, self.space.apply(state, move))
+
+    def prefetch(self, states: Iterable[S], rng: np.random.Generator) -> Iterator[S]:
+        """Draw what :meth:`propose` will draw from each of ``states`` with ``rng`` as it is now.
+
+        Yields the candidates one at a time and leaves ``rng`` unchanged.
+        """
+        before = rng.bit_generator.state
+        for state in states:
+            self._rng.bit_generator.state = before
+            move = self.draw(self.space, state, self._rng)
+            if move is not None:
+                candidate = self.space.apply(state, move)
+                after = self._rng.bit_generator.state
+                self._prefetched.append(_Prefetched(state, before, move, candidate, after))
+                yield candidate
+
 
 # Phases of a search. The numbers are part of the checkpoint format.
 EXPLORE_FROM_BEST = 0

@@ -2,6 +2,10 @@
 
 Only a cubin that the verifier accepts can be the result.  If a candidate is unsafe, or if nothing
 better is found, the result is the original.
+
+Resume a run: load its checkpoint and finalists, and verify them if the rules have changed.
+
+Verify the checkpoints of a learning strategy during the search, not only its result.
 """
 
 from __future__ import annotations
@@ -10,25 +14,25 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from nostall.core import (
     BadInput,
-    Budget,
+    BadRun,
     Checkpoint,
     Objective,
     Observer,
     Run,
     Search,
     SearchResult,
-    Tolerance,
     Trial,
 )
 from nostall.core.errors import ContractBroken
-from nostall.gpu import Device, Kernel, MeasurementPlan, TimingMethod
+from nostall.core.validation import parse_json
+from nostall.gpu import Device, Kernel
 from nostall.gpu.sanitizer import SanitizerReport, sanitize
 from nostall.sass import Program, Verdict, validate
 from nostall.sass.model import SmModel
@@ -41,71 +45,92 @@ from nostall.tuning.gpu_objective import Decision, GpuObjective, decide, race_st
 from nostall.tuning.nominal_work import SIP, nominal_flops, strategy_name
 from nostall.tuning.records.recipe_file import DependentResult, RecipeFile
 from nostall.tuning.records.result_records import provenance_record, result_record, verdict_record
-from nostall.tuning.resume import FINALISTS_FILE, RULES_KEY, load_checkpoint
+from nostall.tuning.settings import UNSAFE_CUBIN_FILE, Settings
 from nostall.tuning.sources.source import Source, missing_launch
 from nostall.tuning.strategies import LEARNING_STRATEGIES
-from nostall.tuning.verified_checkpoints import CheckpointVerifier
+
+FINALISTS_FILE = "finalists.json"
+RULES_KEY = "rules"
+"""Setting of a run: the digest of the verifier's rules that the run started with."""
+VerifyState = Callable[[str], Verdict]
+"""Verifies a schedule, given as the text of :meth:`Space.dump`."""
+
+
+def load_checkpoint(
+    run: Run | None, objective: GpuObjective | None, verify: VerifyState
+) -> Checkpoint | None:
+    """The last checkpoint of a run, or None before its first one (the search then starts anew).
+
+    Finalists of a measured run are restored into ``objective``.  If the verifier's rules and tables
+    have changed since the run started, all schedules are verified again: unsafe finalists are
+    dropped.  Raises :class:`BadRun` if there is no run, if one of its files cannot be used, or if
+    the current or the best schedule is unsafe now.
+    """
+    if run is None:
+        raise BadRun("there is no run to resume; give the directory of an earlier run")
+    checkpoint = run.checkpoint()
+    if checkpoint is None:
+        return None
+    rules_changed = run.record.settings.get(RULES_KEY) != rules_digest()
+    if rules_changed:
+        _verify_checkpoint(run, checkpoint, verify)
+    path = run.path / FINALISTS_FILE
+    if objective is not None and path.exists():
+        try:
+            snapshot: dict[str, Any] = parse_json(path.read_text())
+            if rules_changed:
+                finalists = snapshot["finalists"]
+                safe = [[value, state] for value, state in finalists if verify(state).safe]
+                snapshot = {**snapshot, "finalists": safe}
+            objective.restore(snapshot)
+        except (ValueError, KeyError, TypeError) as error:
+            raise BadRun(f"{path} cannot be used ({error}); start a new run") from error
+    return checkpoint
+
+
+def _verify_checkpoint(run: Run, checkpoint: Checkpoint, verify: VerifyState) -> None:
+    for name, state in (("current", checkpoint.current), ("best", checkpoint.best)):
+        verdict = verify(state)
+        if not verdict.safe:
+            raise BadRun(
+                f"{run.path}: the verifier rejects the {name} schedule of this run "
+                f"({verdict.findings[0]}), because its rules have changed since the run started; "
+                "start a new run in another directory"
+            )
+
+
+_MAX_TIME_SHARE = 0.1
+"""Share of the search time that verification may take."""
+
+
+class CheckpointVerifier:
+    """Observer that verifies the best schedule of a checkpoint before the checkpoint is written.
+
+    A schedule that comes too soon after the last verification, given the time share, is skipped; a
+    later checkpoint or the result is verified.
+    """
+
+    def __init__(self, space: ScheduleSpace, verify: Callable[[bytes], object]) -> None:
+        """``verify`` raises an exception for an unsafe cubin, which ends the search."""
+        self.space, self.verify = space, verify
+        self._last_verified = space.dump(space.start())
+        self._next_time = monotonic()
+
+    def on_trial(self, trial: Trial) -> None:
+        """Do nothing."""
+
+    def on_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Verify the best schedule if it is new and if the time share allows it."""
+        start = monotonic()
+        if checkpoint.best == self._last_verified or start < self._next_time:
+            return
+        self.verify(self.space.impose(self.space.load(checkpoint.best)).to_cubin())
+        self._last_verified = checkpoint.best
+        end = monotonic()
+        self._next_time = end + (end - start) * (1 / _MAX_TIME_SHARE - 1)
+
 
 MakeSpace = Callable[[Program, Function], ScheduleSpace]
-UNSAFE_CUBIN_FILE = "refused.cubin"
-"""File of a run directory with a result that the verifier rejects."""
-
-
-ASSEMBLER_TIMING: dict[str, Any] = {"batch_us": 300.0, "rounds": 9}
-"""Samples of a candidate of ``assembler``.  Assembling it takes longer than timing it, so the GPU
-has time for more samples than for native moves; a result is the sum of many steps of 0.1 %."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Settings of a tuning run; recorded in ``run.json``."""
-
-    strategy: str = "anneal"
-    seed: int = 0
-    seconds: float | None = None
-    """Time limit of the search."""
-    evaluations: int | None = None
-    """Limit of the search's evaluations."""
-    assumed_trips: int = 8
-    """Iterations that the SM model assumes for a loop whose trip count is unknown."""
-    objective: str = "model"
-    """``model``, ``gpu`` or ``recorded``."""
-    rounds: int = 200
-    """Interleaved samples of the final comparison."""
-    checks: int = 16
-    """Random inputs of the final comparison."""
-    workers: int | None = None
-    """Parallel searches, one per GPU."""
-    clock: TimingMethod = "graph"
-    cold: bool = False
-    """Overwrite the L2 cache before each launch."""
-    tolerance: Tolerance | None = None
-    """Allowed difference of floating-point outputs; None compares bit by bit."""
-    sanitizer: bool = False
-    """Run the result under compute-sanitizer."""
-    policy: Path | None = None
-    """Policy file that ``ppo`` starts with."""
-    measured_latencies: bool = False
-    """Let issue distances measured on a GPU lower mined ones."""
-    pdl: str = ""
-    """``wait`` or ``trigger``: try dependent launches of the result; empty: do not."""
-    anneal_share: float = 0.15
-    """Share of the seconds in which ``assembler`` moves native instructions of its winner."""
-    native: str = "anneal"
-    """Strategy that chooses these moves."""
-
-    @property
-    def budget(self) -> Budget:
-        """The limits of the search."""
-        return Budget(self.seconds, self.evaluations)
-
-    @property
-    def measurement_plan(self) -> MeasurementPlan:
-        """Settings with which a device checks and times candidates."""
-        plan = MeasurementPlan(
-            cold=self.cold, clock=self.clock, tolerance=self.tolerance, seed=self.seed
-        )
-        return replace(plan, **ASSEMBLER_TIMING) if self.strategy == "assembler" else plan
 
 
 @dataclass(frozen=True)

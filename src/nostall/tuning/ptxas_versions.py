@@ -23,10 +23,8 @@ from nostall.sass.binary import toolchain
 from nostall.sass.model import SmModel
 from nostall.sass.schedule import Schedule
 from nostall.tuning.gpu_objective import decide
-from nostall.tuning.sources.source import Source
+from nostall.tuning.sources.source import ASSEMBLER_KEY, Source
 
-ASSEMBLER_KEY = "assembler"
-"""Provenance key of a source that another ptxas assembled; the value is the ptxas version."""
 _ROUNDS = 100
 """Interleaved samples of a comparison on a device."""
 _CHECKS = 8

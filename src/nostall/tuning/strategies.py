@@ -17,11 +17,8 @@ ASSEMBLER = "assembler"
 """Strategy that searches what ptxas is given; its states are PTX programs."""
 OBJECTIVES = ("gpu", "recorded", "model")
 """Where the values of a search come from; ``recorded``: measurements of an earlier search."""
-LEARNING_STRATEGIES = {
-    "cuasmrl": ("nostall.sass.game.cuasmrl.search", "Cuasmrl"),
-    "ppo": ("nostall.sass.game.ppo.search", "PpoSearch"),
-}
-"""Module and class of each learning strategy."""
+LEARNING_STRATEGIES: dict[str, tuple[str, str]] = {}
+"""Module and class of each learning strategy; ``import nostall.papers`` fills the table."""
 
 LOG_FOLDER = "tensorboard"
 """Folder of a run directory for the curves of a learning strategy."""
@@ -59,7 +56,8 @@ def make_strategy(name: str, *, logs: Path | None = None, policy: Path | None = 
         return load_strategy_class(name)(logs=logs, **options)  # type: ignore[call-arg]
     if name not in strategies:
         known = sorted({*strategies, *LEARNING_STRATEGIES, ASSEMBLER})
-        raise BadInput(unknown("strategy", name, known))
+        hint = "" if LEARNING_STRATEGIES else "; `import nostall.papers` adds those that learn"
+        raise BadInput(unknown("strategy", name, known) + hint)
     return make(name)
 
 

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 import pytest
 from benchmarks.sass.verifier.library_functions import programs
+from tools.mining.functions import CodeFunction
 
 from nostall.sass import Program
 from nostall.sass.binary.cubin import Cubin
 from nostall.sass.binary.subset import cut
-from nostall.sass.mining.functions import CodeFunction
 from tests.corpus.catalogue import NVCC
 
 

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Compile the CUDA part of the corpus with other versions of ptxas, and pack the results as a wheel
-# that `python -m nostall.sass.mining read` takes.
+# that `python -m tools.mining read` takes.
 #
 #   [SOURCES="NAME ..."] sh build_mined.sh FOLDER PTXAS ...
 #

@@ -35,7 +35,8 @@ from nostall.sass.schedule import ScheduleSpace
 from nostall.search import Anneal
 from nostall.tuning.farm_search import Chain, ParallelChains, chain_seeds, run_chain
 from nostall.tuning.gpu_objective import GpuObjective
-from nostall.tuning.job import Settings, TuningResult, describe, tune
+from nostall.tuning.job import TuningResult, describe, tune
+from nostall.tuning.settings import Settings
 from tests.e2e.sockets import listening
 from tests.unit.gpu.test_worker import make_fake
 

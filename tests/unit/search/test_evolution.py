@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from nostall.core import BadInput, Budget, Measurement
-from nostall.search.evolution.bandit import Bandit
-from nostall.search.evolution.evolve import Evolve, finalists
+from nostall.search.evolution.evolve import Bandit, Evolve, Member, Population, finalists
 from nostall.search.evolution.operators import (
     GIVEN,
     Operator,
@@ -21,7 +20,6 @@ from nostall.search.evolution.operators import (
     realize,
 )
 from nostall.search.evolution.pipeline import Finished, Pipeline
-from nostall.search.evolution.population import Member, Population
 from nostall.testing import Disorder, Permutations
 
 Order = tuple[int, ...]

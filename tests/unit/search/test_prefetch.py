@@ -14,7 +14,7 @@ from nostall.gpu import Outcome, PendingOutcome
 from nostall.sass import Program
 from nostall.sass.schedule import Schedule, ScheduleSpace
 from nostall.search import Anneal
-from nostall.search.prefetch import ProposalPrefetcher
+from nostall.search.anneal import ProposalPrefetcher
 from nostall.tuning.gpu_objective import GpuObjective
 
 

@@ -21,9 +21,9 @@ from nostall.core import (
     Search,
 )
 from nostall.search import Anneal, RandomSearch, Sip, make, strategies
+from nostall.search.anneal import Memo
 from nostall.search.evolution.evolve import Evolve
 from nostall.search.loop import draw_legal
-from nostall.search.memo import Memo
 from nostall.testing import (
     Disorder,
     Permutations,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from nostall.core import LaunchSpec
 from nostall.gpu import Outcome, Timing
-from nostall.tuning.job import Settings
+from nostall.tuning.settings import Settings
 from nostall.tuning.sources.source import Source, load_cubin
 
 NVCC = Path(__file__).resolve().parents[3] / "examples" / "nvcc"

@@ -13,8 +13,9 @@ from nostall.gpu.sanitizer import SanitizerReport
 from nostall.search import Anneal, make
 from nostall.store import Store
 from nostall.tuning import job
-from nostall.tuning.job import Settings, TuningResult, tune
+from nostall.tuning.job import TuningResult, tune
 from nostall.tuning.records.store_records import record_result
+from nostall.tuning.settings import Settings
 from tests.unit.tuning.fake_device import SETTINGS, FakeDevice, load_example
 
 

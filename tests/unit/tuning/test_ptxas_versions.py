@@ -17,7 +17,6 @@ from nostall.gpu import Outcome, Timing
 from nostall.ptx.assemble.versions import Assembler, find_assemblers
 from nostall.sass import Program, validate
 from nostall.tuning.ptxas_versions import (
-    ASSEMBLER_KEY,
     StartBinary,
     assemble,
     assemble_all,
@@ -26,7 +25,7 @@ from nostall.tuning.ptxas_versions import (
     fastest,
     select_start,
 )
-from nostall.tuning.sources.source import Source, load_cubin
+from nostall.tuning.sources.source import ASSEMBLER_KEY, Source, load_cubin
 from nostall.tuning.sources.triton_source import compile_triton
 
 

@@ -18,7 +18,8 @@ from nostall.sass.safety.identity import rules_digest
 from nostall.sass.schedule import Schedule, ScheduleSpace
 from nostall.search import Anneal
 from nostall.tuning import job
-from nostall.tuning.job import Settings, tune
+from nostall.tuning.job import tune
+from nostall.tuning.settings import Settings
 from nostall.tuning.sources.source import Source
 from tests.unit.tuning.fake_device import load_example
 

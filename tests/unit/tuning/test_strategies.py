@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -54,3 +56,18 @@ def test_the_strategy_is_made_by_its_name() -> None:
     assert isinstance(make_strategy("assembler"), Evolve)
     with pytest.raises(BadInput, match="allowed are anneal, assembler"):
         make_strategy("nothing")
+
+
+@pytest.mark.parametrize("package", ["nostall.papers", "nostall.cli.tuning.tune"])
+def test_strategies_that_learn_are_registered_by_the_papers(package: str) -> None:
+    """The command imports them; another program imports ``nostall.papers``."""
+    program = (
+        "from nostall.tuning import strategies as s\n"
+        "assert not s.LEARNING_STRATEGIES\n"
+        "try: s.make_strategy('ppo')\n"
+        "except Exception as error: assert 'import nostall.papers' in str(error)\n"
+        f"import {package}\n"
+        "print(*sorted(s.LEARNING_STRATEGIES))\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert ran.stdout.split() == ["cuasmrl", "ppo"], ran.stderr

@@ -10,7 +10,6 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from nostall.attach.vllm.plugin import RUN_ON_GPU, installed_version
 from nostall.core.errors import MissingPart
 from nostall.core.process import ChildProcess, ProcessEnded
 
@@ -92,6 +91,8 @@ def check_vllm() -> None:
         raise MissingPart(
             "vLLM is not installed; rollouts are measured inside of it: pip install vllm==0.25.1"
         )
+    from nostall.attach.vllm.plugin import RUN_ON_GPU, installed_version
+
     found = installed_version()
     if found not in RUN_ON_GPU:
         raise MissingPart(

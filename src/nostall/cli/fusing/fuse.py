@@ -195,7 +195,7 @@ def _with_measuring(settings: FusionSettings) -> FusionSettings:
 def _with_tuning(
     settings: FusionSettings, evaluations: int, seed: int, interruption: Interruption
 ) -> FusionSettings:
-    from nostall.tuning.job import Settings
+    from nostall.tuning.settings import Settings
 
     tuning = Settings(evaluations=evaluations, seed=seed)
     return replace(settings, tuning=tuning, observers=(interruption,))
@@ -220,8 +220,8 @@ def _run_with_progress(
 
 def _write_pages(document: Document, run: Run) -> Path:
     """Write the report, and one for each tuned kernel; returns the path of the former."""
-    from nostall.report import write_report
     from nostall.report.fusion import write_page
+    from nostall.report.tune.page import write_report
 
     for tuned in document.tuned:
         if tuned.folder and not tuned.note:

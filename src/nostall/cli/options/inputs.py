@@ -14,14 +14,8 @@ from nostall.gpu import Kernel, LocalGpu
 from nostall.ptx.assemble.versions import find_assemblers
 from nostall.sass.binary import fatbin
 from nostall.sass.binary.cubin import ARCHITECTURE_NAMES, Cubin
-from nostall.tuning.job import Settings
 from nostall.tuning.launches.check import check_launch
-from nostall.tuning.ptxas_versions import (
-    assemble_all,
-    compare_on_device,
-    compare_on_model,
-    select_start,
-)
+from nostall.tuning.settings import Settings
 from nostall.tuning.sources.ptx_source import load_binary, load_ptx
 from nostall.tuning.sources.source import Source, check_requested_arch
 from nostall.tuning.sources.triton_source import compile_triton
@@ -120,6 +114,13 @@ def load_source(
 
 def assemble_fastest(source: Source, settings: Settings) -> Source:
     """Assemble ``source`` with all installed assemblers; the fastest cubin by the objective."""
+    from nostall.tuning.ptxas_versions import (
+        assemble_all,
+        compare_on_device,
+        compare_on_model,
+        select_start,
+    )
+
     assemblers = find_assemblers()
     if settings.objective != "gpu" or source.ptx is None or source.launch is None:
         return select_start(assemble_all(source, compare_on_model(source), assemblers))

@@ -20,11 +20,11 @@ from nostall.report.units import Scale
 
 def explore_pipelines(request: HybridRequest, seed: int, seconds: float) -> PipelineOffer:
     """Play the explorer's game with as many stages as servers, at least two."""
+    from nostall.papers.automap.modelled_profile import modelled_profile
+    from nostall.papers.automap.pipeline import explore_pipeline
     from nostall.parallel.module import load_job
     from nostall.parallel.module.eager import compared_model
     from nostall.parallel.plan import Workload
-    from nostall.parallel.sharding.automap.modelled_profile import modelled_profile
-    from nostall.parallel.sharding.automap.pipeline import explore_pipeline
 
     cluster = request.cluster
     stages = max(2, len(cluster.servers))

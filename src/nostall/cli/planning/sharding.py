@@ -306,7 +306,7 @@ def _plan_on_mesh(
     best, rules = plan_sharding(prices, options)
     if request.planner == "sharding":
         return best, rules
-    from nostall.parallel.sharding.automap.planner import plan_automap
+    from nostall.papers.automap.planner import plan_automap
 
     automap, explorers = plan_automap(prices, options, request.seed, rules)
     return automap, [best, *rules, *explorers]

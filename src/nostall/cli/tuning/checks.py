@@ -10,8 +10,7 @@ from nostall.gpu import sanitizer as compute_sanitizer
 from nostall.ptx.program.module import parse
 from nostall.ptx.schedule.dependent_launch import can_wait
 from nostall.ptx.schedule.space import PtxSpace
-from nostall.tuning.assembler.dependent import MODES
-from nostall.tuning.job import Settings
+from nostall.tuning.settings import Settings
 from nostall.tuning.sources.source import Source
 from nostall.tuning.strategies import ASSEMBLER, check_choice, make_strategy
 
@@ -89,6 +88,8 @@ def _check_native(settings: Settings, source: Source | None) -> None:
 def _check_dependent_launch(
     settings: Settings, scheduler: str | None, source: Source | None
 ) -> None:
+    from nostall.tuning.assembler.dependent import MODES
+
     if settings.pdl not in MODES:
         raise BadInput(f"--pdl is {settings.pdl!r}; allowed are: {', '.join(MODES)}")
     if source is None:

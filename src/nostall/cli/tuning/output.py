@@ -5,14 +5,18 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nostall.cli.terminal.console import Format, err, out, show_json
 from nostall.cli.tuning.assembler_output import assembler_lines, dependent_lines, median_times
 from nostall.cli.tuning.runs import ORIGINAL_FILE, TuneRun, resume_command
 from nostall.sass.model.agreement import model_caution
 from nostall.store import Row
-from nostall.tuning.job import Settings, TuningResult
-from nostall.tuning.ptxas_versions import ASSEMBLER_KEY
+from nostall.tuning.settings import Settings
+from nostall.tuning.sources.source import ASSEMBLER_KEY
+
+if TYPE_CHECKING:
+    from nostall.tuning.job import TuningResult
 
 
 def show_result(

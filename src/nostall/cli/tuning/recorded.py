@@ -13,7 +13,7 @@ from nostall.cli.tuning.runs import TuneRun, discard_if_empty
 from nostall.cli.verify import describe_verdict
 from nostall.core import BadInput
 from nostall.ptx.assemble.pool import worker_count
-from nostall.report import write_report
+from nostall.report.tune.page import write_report
 from nostall.tuning.assembler.job import open_setup
 from nostall.tuning.assembler.recipes.recording import Recording, find_recording
 from nostall.tuning.assembler.recipes.replay import Replay, replay

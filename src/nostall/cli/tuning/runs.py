@@ -18,8 +18,7 @@ from nostall.cli.options.measuring_options import parse_timing
 from nostall.core import BadInput, BadRun, LaunchSpec, Run, Tolerance
 from nostall.core.errors import Interrupted
 from nostall.core.files.folder_lock import LOCK_FILE
-from nostall.tuning.assembler.recipes.recipe import PTX_FILE
-from nostall.tuning.job import Settings, describe
+from nostall.tuning.settings import PTX_FILE, Settings
 from nostall.tuning.sources.source import Source
 from nostall.tuning.strategies import POLICY_FILE
 
@@ -85,6 +84,8 @@ def start_run(
         files[PTX_FILE] = source.ptx.encode()
     if settings.policy is not None:
         files[POLICY_FILE] = read_bytes(settings.policy)
+    from nostall.tuning.job import describe
+
     run = Run.create(path, command, describe(source, settings), files)
     return TuneRun(run, source, settings)
 

@@ -6,11 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from nostall import farm
 from nostall.core import Search
 from nostall.gpu import Device, Kernel, LocalGpu
-from nostall.tuning.farm_search import ParallelChains
-from nostall.tuning.job import Settings
+from nostall.tuning.settings import Settings
 from nostall.tuning.sources.source import Source, missing_launch
 from nostall.tuning.strategies import make_strategy
 
@@ -36,6 +34,9 @@ def open_search(
         with LocalGpu(kernel, settings.measurement_plan) as gpu:
             yield search, gpu
         return
+    from nostall import farm
+    from nostall.tuning.farm_search import ParallelChains
+
     spec = farm.DeviceSpec(kernel, settings.measurement_plan)
     with farm.remote(scheduler, workers) if scheduler else farm.local(workers or 1) as pool:
         try:

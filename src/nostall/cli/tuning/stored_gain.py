@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from nostall.cli.terminal.console import err
 from nostall.store import BadStore, Row, Store
-from nostall.tuning.job import Settings, TuningResult
-from nostall.tuning.ptxas_versions import ASSEMBLER_KEY
+from nostall.tuning.job import TuningResult
 from nostall.tuning.records.store_records import record_dependent, record_result
-from nostall.tuning.sources.source import Source
+from nostall.tuning.settings import Settings
+from nostall.tuning.sources.source import ASSEMBLER_KEY, Source
 
 
 def store_gain(

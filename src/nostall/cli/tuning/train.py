@@ -16,11 +16,10 @@ from nostall.core import BadInput, BadRun
 from nostall.core.errors import Interrupted
 from nostall.core.files.atomic import create_folder
 from nostall.core.files.folder_lock import FolderLock
-from nostall.tuning.sources.corpus import load_corpus, modelled_problem
 from nostall.tuning.strategies import LOG_FOLDER, POLICY_FILE, load_strategy_class
 
 if TYPE_CHECKING:
-    from nostall.sass.game.ppo.training import Progress, TrainingKernel
+    from nostall.papers.game.ppo.training import Progress, TrainingKernel
 
 CHECKPOINT_FILE = "checkpoint.safetensors"
 
@@ -58,7 +57,8 @@ def train(
     checkpoint of the last full rollout. Needs `pip install 'nostall[rl]'`.
     """
     load_strategy_class("ppo")
-    from nostall.sass.game.ppo.training import TrainingKernel
+    from nostall.papers.game.ppo.training import TrainingKernel
+    from nostall.tuning.sources.corpus import load_corpus, modelled_problem
 
     _check_options(objective, rollouts, seed)
     has_training = (out_dir / CHECKPOINT_FILE).exists()
@@ -117,10 +117,10 @@ def _train(
     kernels: list[TrainingKernel], out_dir: Path, rollouts: int, seed: int, *, is_shown: bool
 ) -> Mapping[str, float]:
     """Train, log the curves, and return the best ratio of each kernel."""
-    from nostall.sass.game.ppo.learner import GraphPpoParameters
-    from nostall.sass.game.ppo.search import scalar_writer
-    from nostall.sass.game.ppo.training import train as train_policy
-    from nostall.sass.game.randomness import isolated_random_state
+    from nostall.papers.game.ppo.learner import GraphPpoParameters
+    from nostall.papers.game.ppo.search import scalar_writer
+    from nostall.papers.game.ppo.training import train as train_policy
+    from nostall.papers.game.randomness import isolated_random_state
 
     log = scalar_writer(out_dir / LOG_FOLDER)
     last_best: dict[str, float] = {}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -42,7 +42,6 @@ from nostall.cli.terminal.interruption import Interruption
 from nostall.cli.terminal.progress import SearchProgress
 from nostall.cli.tuning.checks import check_files, check_limits, check_settings
 from nostall.cli.tuning.output import show_result
-from nostall.cli.tuning.recorded import tune_recorded
 from nostall.cli.tuning.runs import (
     KernelInput,
     TuneRun,
@@ -52,18 +51,16 @@ from nostall.cli.tuning.runs import (
     start_run,
 )
 from nostall.cli.tuning.search_setup import open_search
-from nostall.cli.tuning.stored_gain import store_gain
 from nostall.core import BadInput, Observer, Search
 from nostall.gpu import Device, LocalGpu
-from nostall.report import write_report
 from nostall.sass.model.agreement import RANKING_WORTH
-from nostall.tuning.assembler.job import open_setup, tune_assembler
-from nostall.tuning.assembler.recipes.recording import record_run
-from nostall.tuning.job import Settings, TuningResult
-from nostall.tuning.job import tune as run_job
 from nostall.tuning.nominal_work import NOMINAL_TFLOPS, SIP
+from nostall.tuning.settings import Settings
 from nostall.tuning.sources.source import Source
 from nostall.tuning.strategies import ASSEMBLER, LOG_FOLDER, complete_choice
+
+if TYPE_CHECKING:
+    from nostall.tuning.job import TuningResult
 
 DEFAULT_SECONDS = 60.0
 """Time limit of a search without any limit."""
@@ -285,6 +282,8 @@ def tune(
         kernel_input = KernelInput(target, kernel, launch, arch, assemblers, ptxas_options)
         run = start_run(kernel_input, complete, out_dir)
         if run.settings.objective == "recorded":
+            from nostall.cli.tuning.recorded import tune_recorded
+
             measure = shlex.join(["nostall", "tune", target, "--objective", "gpu"])
             if context is not None:
                 measure = repeated_command(context, _MEASURED)
@@ -310,6 +309,10 @@ def _tune(
     tune_run: TuneRun, scheduler: str | None, store: bool | None, output: _Output, *, resume: bool
 ) -> None:
     """Run the search, record a gain in the store, write the report and print the result."""
+    from nostall.cli.tuning.stored_gain import store_gain
+    from nostall.report.tune.page import write_report
+    from nostall.tuning.assembler.recipes.recording import record_run
+
     run, source, settings = tune_run.run, tune_run.source, tune_run.settings
     is_shown = output.format is Format.TABLE and not output.quiet
     bar = SearchProgress(settings.budget, enabled=is_shown)
@@ -358,6 +361,9 @@ def _run_search(
     resume: bool,
 ) -> TuningResult:
     """Run the job of the strategy."""
+    from nostall.tuning.assembler.job import open_setup, tune_assembler
+    from nostall.tuning.job import tune as run_job
+
     run, source, settings = tune_run.run, tune_run.source, tune_run.settings
     if settings.strategy != ASSEMBLER or device is None:
         return run_job(

@@ -13,15 +13,18 @@ import torch
 from torch.fx import Node
 from torch.utils._python_dispatch import _disable_current_modes
 
+from nostall.fusion.capture import operator_rules as views
 from nostall.fusion.capture import reduction_rules as reductions
-from nostall.fusion.capture import view_rules as views
 from nostall.fusion.capture.call import Call, Unsupported, Value, compute_dtype, dtype_name
-from nostall.fusion.capture.extreme_rules import extreme_and_index, extreme_index
-from nostall.fusion.capture.index_rules import gather, one_hot, scatter
-from nostall.fusion.capture.random_rules import (
+from nostall.fusion.capture.operator_rules import (
     comparison,
+    extreme_and_index,
+    extreme_index,
+    gather,
     inductor_random,
     inductor_seed,
+    one_hot,
+    scatter,
     uniform,
 )
 from nostall.fusion.capture.reduction_rules import SOFTMAX_STATISTICS, Rule, reduction

@@ -1,15 +1,200 @@
-"""The kernels that a region is stitched with: the partition, with values computed again."""
+"""The kernels that a region is stitched with: the partition, with values computed again.
+
+Values that kernels compute again because that moves fewer bytes than to store and read them.
+
+Each operator of a partition belongs to one kernel.  A kernel that computes the variance of ``x`` in
+bf16 would write ``x`` in fp32 for the kernel that normalises it, which moves more bytes than to
+read ``x`` again.  Operators that are light are copied into each kernel that reads their results.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from nostall.fusion.explore.default_partition import default_partition
 from nostall.fusion.graph.graph import Graph
-from nostall.fusion.recompute.copies import Kernels
+from nostall.fusion.graph.operations import COMPUTE
+from nostall.fusion.recompute.copies import MAX_COPIES, NOT_COPIED, GraphCopier, Group, Kernels
 from nostall.fusion.recompute.kernel_times import KernelTimes
 from nostall.fusion.recompute.partial_reads import read_parts
-from nostall.fusion.recompute.shared_values import MAX_TIME_RATIO, recompute_shared_values
+from nostall.fusion.recompute.rounding import may_change_decisions
+
+MAX_TRIALS = 16
+"""Values of one graph that are tried; planning two kernels takes some 100 ms."""
+MAX_TIME_RATIO = 0.97
+"""A value is computed again if the kernels' modelled time is below this share of that without."""
+
+
+def recompute_shared_values(kernels: Kernels) -> Kernels:
+    """The same kernels, with values computed by each reader where that takes less modelled time.
+
+    Kernels that exchange values of the region's graph only still do so.
+    """
+    trials, refused = 0, set[_Key]()
+    times = KernelTimes(kernels.graph)
+    while trials < MAX_TRIALS:
+        change = next(_changes(kernels, refused), None)
+        if change is None:
+            break
+        if not change.kernels.store_known_values:
+            refused.add(change.key)
+            continue
+        trials += 1
+        changed_times = KernelTimes(change.kernels.graph)
+        before, after = times.total(change.before), changed_times.total(change.after)
+        if before is not None and after is not None and after < MAX_TIME_RATIO * before:
+            kernels, times = change.kernels, changed_times
+            refused = {change.translated(key) for key in refused}
+        else:
+            refused.add(change.key)
+    return kernels
+
+
+_Key = tuple[int, Group]
+"""A shared value and the kernel that computes it, in the graph of the current kernels."""
+
+
+@dataclass(frozen=True)
+class _Change:
+    """Kernels of which some compute a value again."""
+
+    key: _Key
+    kernels: Kernels
+    before: tuple[Group, ...]
+    """The kernels that change, as they are without the copies."""
+    after: tuple[Group, ...]
+    """The same kernels with the copies."""
+    repeated: frozenset[int]
+    """The copied operators that several of these kernels compute."""
+    position: Mapping[int, int]
+    """The node of the changed graph for each node of the graph."""
+
+    def translated(self, key: _Key) -> _Key:
+        """The same value and operators in the changed graph."""
+        value, group = key
+        return self.position[value], tuple(sorted(self.position[index] for index in group))
+
+
+def _changes(kernels: Kernels, refused: set[_Key]) -> Iterator[_Change]:
+    """Changes, those of the value of the most bytes first."""
+    graph, owner = kernels.graph, kernels.owner
+    shared = [
+        index
+        for index, at in owner.items()
+        if index not in graph.results and any(owner.get(i) != at for i in graph.consumers[index])
+    ]
+    for index in sorted(shared, key=lambda i: (-graph[i].bytes, i)):
+        key = (index, kernels.groups[owner[index]])
+        if key in refused or any(reader not in owner for reader in graph.consumers[index]):
+            continue
+        sources = _Sources(kernels, index)
+        copied = sources.copied()
+        change = _with_copies(kernels, key, copied, sources.readers) if copied else None
+        if change and not may_change_decisions(graph, change.repeated, change.repeated):
+            yield change
+
+
+@dataclass
+class _Sources:
+    """What the readers of a shared value would read and what they would compute again."""
+
+    kernels: Kernels
+    value: int
+    _costs: dict[int, tuple[float, bool]] = field(default_factory=dict)
+    """Bytes that a node costs, and whether it is copied."""
+
+    def __post_init__(self) -> None:
+        graph, groups, owner = self.kernels.graph, self.kernels.groups, self.kernels.owner
+        self.readers = {owner[i] for i in graph.consumers[self.value]} - {owner[self.value]}
+        self._reads = {
+            at: {i for index in groups[at] for i in graph.sources[index] if owner.get(i) != at}
+            for at in self.readers
+        }
+
+    def copied(self) -> set[int]:
+        """The operators to copy; empty if to store the value moves as few bytes."""
+        graph = self.kernels.graph
+        stored = graph[self.value].bytes * (1 + len(self.readers))
+        if self._cost(self.value)[0] >= stored:
+            return set()
+        found, pending = set[int](), [self.value]
+        while pending:
+            index = pending.pop()
+            if index not in found and self._cost(index)[1]:
+                found.add(index)
+                pending.extend(graph.sources[index])
+        return found if len(found) <= MAX_COPIES else set()
+
+    def _cost(self, index: int) -> tuple[float, bool]:
+        if index not in self._costs:
+            self._costs[index] = self._compute_cost(index)
+        return self._costs[index]
+
+    def _compute_cost(self, index: int) -> tuple[float, bool]:
+        graph = self.kernels.graph
+        node = graph[index]
+        stored = math.inf
+        if index != self.value:
+            stored = node.bytes * sum(index not in reads for reads in self._reads.values())
+            stored += 0 if self._is_in_memory(index) else node.bytes
+        if node.kind != "light" or node.op in NOT_COPIED:
+            return stored, False
+        copied = sum(self._cost(source)[0] for source in graph.sources[index])
+        return min(stored, copied), copied < stored
+
+    def _is_in_memory(self, index: int) -> bool:
+        graph, owner = self.kernels.graph, self.kernels.owner
+        if graph[index].kind not in COMPUTE or index in graph.results:
+            return True
+        return any(owner.get(i) != owner.get(index) for i in graph.consumers[index])
+
+
+def _with_copies(kernels: Kernels, key: _Key, copied: set[int], readers: set[int]) -> _Change:
+    """The kernels with copies of operators in each kernel of ``readers``."""
+    graph, owner = kernels.graph, kernels.owner
+    copier = GraphCopier(graph, kernels.origins)
+    added: dict[int, list[int]] = {at: [] for at in readers}
+    known: dict[tuple[int, int], int] = {}
+
+    def operand(index: int, at: int) -> int:
+        """The node of the copy that a reader's operand is read from."""
+        if graph.base(index) not in copied:
+            return copier.position[index]
+        if (index, at) not in known:
+            inputs = [operand(i, at) for i in graph[index].inputs]
+            known[index, at] = copier.copy(index, inputs)
+            added[at] += [known[index, at]] if index in copied else []
+        return known[index, at]
+
+    for node in graph:
+        at = owner.get(node.index, -1)
+        inputs = [operand(i, at) if at in readers else copier.position[i] for i in node.inputs]
+        copier.keep(node.index, inputs)
+    result, origins = copier.finish()
+    live = set(result.operators)
+    groups = [
+        {copier.position[i] for i in group} | set(added.get(at, ()))
+        for at, group in enumerate(kernels.groups)
+    ]
+    kept = [tuple(sorted(group & live)) for group in groups]
+    # Other kernels compute copied operators no longer, or write what the copies read.
+    touched = {*copied, *(i for index in copied for i in graph.sources[index])}
+    involved = readers | {owner[index] for index in touched if index in owner}
+    return _Change(
+        key,
+        Kernels(result, tuple(group for group in kept if group), origins),
+        tuple(kernels.groups[at] for at in sorted(involved)),
+        tuple(kept[at] for at in sorted(involved) if kept[at]),
+        frozenset(
+            index
+            for index in copied
+            if (copier.position[index] in live) + sum((index, at) in known for at in readers) > 1
+        ),
+        copier.position,
+    )
 
 
 # A region is explored once, and its kernels are tuned later.

@@ -14,6 +14,11 @@ The paper leaves some points open; this planner decides them as follows.
   as possible"); any number of stages; one server per stage, because T overestimates partial plans
   of this kind (it counts the remaining GPUs as one stage whose all-reduce crosses the network); and
   one GPU per stage ("straight").
+
+DAPPLE's three device placement policies for a new stage (section 4.2).
+
+GPUs of a server are interchangeable here: the state is the number of used GPUs of each server, and
+within a server GPUs are taken in the order of their numbers.
 """
 
 from __future__ import annotations
@@ -21,19 +26,63 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from nostall.parallel.cluster import Cluster
 from nostall.parallel.plan import Plan, Stage, Workload
 from nostall.parallel.planners.closed_form import closed_form, latency
 from nostall.parallel.planners.cut_positions import candidate_cuts
 from nostall.parallel.planners.effort import Effort
 from nostall.parallel.planners.fastest import fastest, fastest_or_cheap
 from nostall.parallel.planners.memory_fit import fit_to_memory
-from nostall.parallel.planners.placement import RULES, GpuCounts, add_counts, place, placed_gpus
+
+PlacementRule = Literal["fresh first", "append first", "scatter first"]
+RULES: tuple[PlacementRule, ...] = get_args(PlacementRule)
+GpuCounts = tuple[int, ...]
+"""Number of GPUs per server."""
+
+
+def place(cluster: Cluster, used: GpuCounts, count: int, rule: PlacementRule) -> GpuCounts:
+    """Number of GPUs of each server that a new stage of ``count`` GPUs gets.
+
+    "fresh first" fills unused servers, "append first" fills partly used ones, "scatter first" takes
+    GPUs evenly from the used servers, or from all servers if none is used.  GPUs that the preferred
+    servers cannot give are taken from the other servers in order.
+    """
+    free = [len(gpus) - u for gpus, u in zip(cluster.servers, used, strict=True)]
+    fresh = [s for s, u in enumerate(used) if u == 0]
+    partly_used = [s for s, u in enumerate(used) if u > 0]
+    taken = [0] * len(free)
+    if rule == "scatter first":
+        for servers in (partly_used, fresh):
+            while count and any(free[s] for s in servers):
+                for s in servers:
+                    if count and free[s]:
+                        taken[s], free[s], count = taken[s] + 1, free[s] - 1, count - 1
+        return tuple(taken)
+    for s in [*fresh, *partly_used] if rule == "fresh first" else [*partly_used, *fresh]:
+        taken[s] = min(count, free[s])
+        count -= taken[s]
+    return tuple(taken)
+
+
+def placed_gpus(cluster: Cluster, used: GpuCounts, taken: GpuCounts) -> tuple[int, ...]:
+    """Numbers of the GPUs that ``taken`` denotes after the first ``used`` of each server."""
+    return tuple(
+        gpu
+        for gpus, u, t in zip(cluster.servers, used, taken, strict=True)
+        for gpu in gpus[u : u + t]
+    )
+
+
+def add_counts(used: GpuCounts, taken: GpuCounts) -> GpuCounts:
+    """Sums per server."""
+    return tuple(u + t for u, t in zip(used, taken, strict=True))
+
 
 Floats = NDArray[np.float64]
 _GroupSizes = Literal["any", "one", "server"]

@@ -1,11 +1,15 @@
-"""Build of a candidate: render its PTX, prove it, assemble it, and look at the messages."""
+"""Build of a candidate: render its PTX, prove it, assemble it, and look at the messages.
+
+Messages of ptxas about lost asynchronous execution of matrix instructions.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import re
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -13,9 +17,21 @@ from typing import Any, Literal, Protocol
 
 from nostall.core.errors import BadInput, ContractBroken
 from nostall.ptx.assemble.command import Command
-from nostall.ptx.assemble.messages import new_codes
 from nostall.ptx.assemble.ptxas import TIMEOUT_SECONDS, PtxasRun, Resources, run_ptxas
 from nostall.ptx.assemble.versions import Assembler
+
+_CODE = re.compile(r"\(?\b(C75\d\d)\b\)?")
+
+
+def loss_codes(messages: Iterable[str]) -> Counter[str]:
+    """Number of messages by code C75nn: serialized wgmma, injected waits and the like."""
+    return Counter(code for message in messages for code in _CODE.findall(message))
+
+
+def new_codes(messages: Iterable[str], original: Iterable[str]) -> Counter[str]:
+    """Messages by code beyond those of the original."""
+    return loss_codes(messages) - loss_codes(original)
+
 
 BuildStatus = Literal["built", "unproved", "error", "timeout", "serialized"]
 """Outcome of a build:

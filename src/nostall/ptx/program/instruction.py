@@ -1,16 +1,123 @@
-"""One PTX instruction: guard, opcode, operands, and what it reads and writes."""
+"""One PTX instruction: guard, opcode, operands, and what it reads and writes.
+
+Special registers of PTX (PTX ISA 9.0, section 10).
+
+Names in operands: registers, parts of registers, special registers, symbols.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from nostall.ptx.program.declarations import KERNEL_PARAMETER, Scope
-from nostall.ptx.program.names import Name, resolve
 from nostall.ptx.program.opcodes import UNKNOWN, Rule, effect_of, find_rule
-from nostall.ptx.program.resources import EVERYTHING, PURE, Effect, Reference
+from nostall.ptx.program.resources import DEVICE_FENCE, EVERYTHING, PURE, Effect, Reference
 from nostall.ptx.text.lexer import Token, TokenKind
 from nostall.ptx.text.statements import Statement
+
+_CONSTANT = (
+    "tid",
+    "ntid",
+    "laneid",
+    "nwarpid",
+    "ctaid",
+    "nctaid",
+    "nsmid",
+    "gridid",
+    "is_explicit_cluster",
+    "clusterid",
+    "nclusterid",
+    "cluster_ctaid",
+    "cluster_nctaid",
+    "cluster_ctarank",
+    "cluster_nctarank",
+    "lanemask_eq",
+    "lanemask_le",
+    "lanemask_lt",
+    "lanemask_ge",
+    "lanemask_gt",
+    "reserved_smem_offset_begin",
+    "reserved_smem_offset_end",
+    "reserved_smem_offset_cap",
+    "total_smem_size",
+    "aggr_smem_size",
+    "dynamic_smem_size",
+    "current_graph_exec",
+)
+"""Registers that keep one value while a thread runs."""
+_CONSTANT_RANGES = ("envreg", "reserved_smem_offset_")
+_CHANGING = (
+    "clock",
+    "clock_hi",
+    "clock64",
+    "globaltimer",
+    "globaltimer_lo",
+    "globaltimer_hi",
+    "warpid",
+    "smid",
+)
+"""Registers whose value depends on when they are read; their reads keep their order."""
+_CHANGING_RANGES = ("pm",)
+
+SPECIAL_REGISTERS: MappingProxyType[str, Effect] = MappingProxyType(
+    dict.fromkeys(_CONSTANT, PURE) | dict.fromkeys(_CHANGING, DEVICE_FENCE)
+)
+_RANGES: MappingProxyType[str, Effect] = MappingProxyType(
+    dict.fromkeys(_CONSTANT_RANGES, PURE) | dict.fromkeys(_CHANGING_RANGES, DEVICE_FENCE)
+)
+_NAME = re.compile(r"%([a-z_0-9]+?)(?:\.[xyzw])?$")
+_NUMBERED = re.compile(r"([a-z_]+?)\d+(?:_64)?$")
+
+
+def special_register(word: str) -> Effect | None:
+    """The effect of a read of the special register ``word``; None if it is none that is known."""
+    match = _NAME.match(word)
+    if match is None:
+        return None
+    name = match.group(1)
+    if name in SPECIAL_REGISTERS:
+        return SPECIAL_REGISTERS[name]
+    numbered = _NUMBERED.match(name)
+    return _RANGES.get(numbered.group(1)) if numbered else None
+
+
+_CONSTANTS = frozenset(("_", "WARP_SZ"))
+"""Words that name nothing that changes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """What a word of an operand means."""
+
+    register: str | None = None
+    """The unique name of a register; None for a number, a symbol or a special register."""
+    is_part: bool = False
+    """Whether the word names a part of the register, as ``v.x`` and ``d.h0`` do."""
+    effect: Effect = PURE
+    """The effect of reading it, if it is a special register."""
+    is_known: bool = True
+    """False if nothing declares the name: it may be anything, so the instruction is a fence."""
+
+
+_NOTHING = Name()
+
+
+def resolve(word: str, scope: Scope) -> Name:
+    """The meaning of ``word`` in ``scope``; a name that is not declared counts as a register."""
+    if word in _CONSTANTS or word[0].isdecimal() or word[0] == ".":
+        return _NOTHING
+    if scope.find(word):
+        return Name(scope.register(word))
+    base = word.rpartition(".")[0]
+    if base and scope.find(base):
+        return Name(scope.register(base), is_part=True)
+    effect = special_register(word)
+    if effect is not None:
+        return Name(effect=effect)
+    return Name(word, effect=EVERYTHING, is_known=False)
 
 
 @dataclass(frozen=True, slots=True)

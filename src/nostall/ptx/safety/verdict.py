@@ -10,7 +10,7 @@ class Finding:
     """One place where the candidate is not proved equal to the original."""
 
     kind: str
-    """Name of the rule, such as ``memory-order``; see :mod:`nostall.ptx.safety.explain`."""
+    """Name of the rule, such as ``memory-order``; see :mod:`nostall.ptx.safety.function_proof`."""
     function: str
     """Name of the function in the original; empty if the finding is about the whole module."""
     line: int

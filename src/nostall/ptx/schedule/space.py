@@ -1,9 +1,19 @@
-"""Search space over the orders of a PTX kernel's blocks and the settings of the assembler."""
+"""Search space over the orders of a PTX kernel's blocks and the settings of the assembler.
+
+Random orders of a block that keep its dependences.
+
+The text of a module with blocks in another order.
+
+A block has one slot for each unit: the place of the unit in the original text. What stands between
+slots (labels, directives, comments on lines of their own) stays. A unit that moved takes a line of
+its own, together with the comment that ends its line.
+"""
 
 from __future__ import annotations
 
+import heapq
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -21,9 +31,92 @@ from nostall.ptx.schedule.hints import allowed_hints
 from nostall.ptx.schedule.kernel_edits import can_limit_registers, kernel_edits
 from nostall.ptx.schedule.levers import LEVERS, NO_LEVERS, Levers, lever_value, with_lever
 from nostall.ptx.schedule.moves import PtxMove, SetHint, SetLever, Shift
-from nostall.ptx.schedule.orders import random_order
-from nostall.ptx.schedule.render import Renderer
 from nostall.ptx.schedule.state import PtxState
+
+
+def random_order(
+    graph: BlockGraph, present: Sequence[int], rng: np.random.Generator, sigma: float
+) -> tuple[int, ...]:
+    """A random legal order near the ``present`` one, by list scheduling.
+
+    The key of a unit is its present position plus normal noise of standard deviation ``sigma``.
+    The ready unit with the smallest key comes next; a unit is ready after its predecessors, and
+    from its earliest position on. Some unit is always ready: of the units that are left, the first
+    one in the text has no predecessor left, and its earliest position is at most its place there.
+    """
+    keys = np.empty(len(present))
+    keys[list(present)] = np.arange(len(present)) + rng.normal(0.0, sigma, len(present))
+    waiting = [len(before) for before in graph.predecessors]
+    ready: list[tuple[float, int]] = []
+    delayed: list[tuple[int, int]] = []
+
+    def release(unit: int, position: int) -> None:
+        earliest = graph.block.earliest[unit]
+        if earliest > position:
+            heapq.heappush(delayed, (earliest, unit))
+        else:
+            heapq.heappush(ready, (keys[unit], unit))
+
+    for unit, count in enumerate(waiting):
+        if count == 0:
+            release(unit, 0)
+    order: list[int] = []
+    while len(order) < len(present):
+        while delayed and delayed[0][0] <= len(order):
+            unit = heapq.heappop(delayed)[1]
+            heapq.heappush(ready, (keys[unit], unit))
+        _, unit = heapq.heappop(ready)
+        order.append(unit)
+        for successor in graph.successors[unit]:
+            waiting[successor] -= 1
+            if waiting[successor] == 0:
+                release(successor, len(order))
+    return tuple(order)
+
+
+class Renderer:
+    """Writes ranges of an edited text, with new orders of blocks by the offset of the block."""
+
+    def __init__(
+        self, original: str, edited: EditedText, orders: Mapping[int, Sequence[int]]
+    ) -> None:
+        self._original = original
+        self._edited = edited
+        self._orders = orders
+
+    def render(self, start: int, end: int, blocks: Sequence[Block]) -> str:
+        """The range of the original text, which has ``blocks`` as its outermost blocks."""
+        pieces: list[str] = []
+        at = start
+        for block in blocks:
+            order = self._orders.get(block.start, range(len(block)))
+            for slot, number in zip(block.units, order, strict=True):
+                unit = block.units[number]
+                pieces.append(self._edited.piece(at, slot.start))
+                content = self.render(unit.start, unit.end, unit.blocks)
+                if unit is slot:
+                    pieces.append(content)
+                else:
+                    pieces += (
+                        "" if self._begins_line(slot.start) else "\n\t",
+                        content,
+                        "" if self._ends_line(slot.end) else "\n",
+                    )
+                at = slot.end
+        pieces.append(self._edited.piece(at, end))
+        return "".join(pieces)
+
+    def _begins_line(self, offset: int) -> bool:
+        """Whether only white space stands between the line's start and ``offset``."""
+        line_start = self._original.rfind("\n", 0, offset) + 1
+        return not self._original[line_start:offset].strip()
+
+    def _ends_line(self, offset: int) -> bool:
+        """Whether only white space stands between ``offset`` and the line's end."""
+        line_end = self._original.find("\n", offset)
+        line_end = len(self._original) if line_end < 0 else line_end
+        return not self._original[offset:line_end].strip()
+
 
 MAX_OFFSET = 16
 """Longest shift in positions; :meth:`PtxSpace.reorder` moves units further."""

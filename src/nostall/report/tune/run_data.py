@@ -17,7 +17,7 @@ from nostall.sass import Function, Program
 from nostall.sass.safety.structure import Mismatch, align
 from nostall.sass.schedule import Schedule
 from nostall.search.episodes import Episode, read_episodes
-from nostall.tuning.job import UNSAFE_CUBIN_FILE
+from nostall.tuning.settings import UNSAFE_CUBIN_FILE
 from nostall.tuning.strategies import LOG_FOLDER
 
 BEST, REJECTED, BEST_SO_FAR = "best", "rejected", "best so far"

@@ -20,7 +20,7 @@ from nostall.report.tune.sample_spread import ComparisonRecord
 from nostall.report.tune.side_by_side import BlockDiff
 from nostall.report.units import Scale
 from nostall.sass.model.agreement import model_caution
-from nostall.tuning.job import UNSAFE_CUBIN_FILE
+from nostall.tuning.settings import UNSAFE_CUBIN_FILE
 
 Tone = Literal["good", "bad", "plain"]
 """Colour of the verdict."""

@@ -3,7 +3,7 @@
 There are three sources.  ``floors/sm_N.json`` is mined from a corpus of cubins, over all paths
 (:mod:`.mining`), and ``floors/own/sm_N.json`` in the same way from code that was written for pairs
 that this corpus hardly has.  ``floors/libraries/sm_N.json`` is mined from the libraries in wheels,
-in straight-line code (:mod:`nostall.sass.mining`).  A smaller distance that a compiler kept often
+in straight-line code (``python -m tools.mining``).  A smaller distance that a compiler kept often
 enough is safe, so the smallest row counts.
 """
 

@@ -21,9 +21,9 @@ from nostall.tuning.assembler.objective import AssemblerObjective
 from nostall.tuning.assembler.recipes.recipe import make_recipe
 from nostall.tuning.assembler.recipes.reverify import kernel_verdict
 from nostall.tuning.gpu_objective import decide
-from nostall.tuning.job import Settings
 from nostall.tuning.records.recipe_file import DependentResult
 from nostall.tuning.records.result_records import comparison_record, verdict_record
+from nostall.tuning.settings import Settings
 
 OpenDevice = Callable[[Kernel, MeasurementPlan], AbstractContextManager[Device]]
 

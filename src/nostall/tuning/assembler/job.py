@@ -1,4 +1,9 @@
-"""Job of ``--strategy assembler``: search what ptxas is given, verify, measure and record."""
+"""Job of ``--strategy assembler``: search what ptxas is given, verify, measure and record.
+
+Portfolio of the assembler search: kernel name, register budgets, options, versions, hints.
+
+Last phase of the assembler search: move native instructions of the winner.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +14,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from nostall.core import BadInput, Budget, Observer, Run, Search, SearchResult
+from nostall.core import BadInput, Budget, LaunchSpec, Observer, Run, Search, SearchResult
 from nostall.core.errors import ContractBroken
 from nostall.gpu import Device, Kernel, LocalGpu
 from nostall.ptx.assemble.builder import Builder, BuildSpec
 from nostall.ptx.assemble.pool import BuildPool
 from nostall.ptx.assemble.versions import Assembler, find_assemblers
+from nostall.ptx.schedule.levers import Levers
 from nostall.ptx.schedule.state import PtxState
+from nostall.sass import Program, verify
+from nostall.sass.schedule import ScheduleSpace
 from nostall.search.evolution.evolve import best_of_portfolio, finalists
 from nostall.tuning.assembler.ablation import ablate
 from nostall.tuning.assembler.candidate import Candidate, build_proposal
@@ -24,25 +32,132 @@ from nostall.tuning.assembler.commands import CompilerCommand, find_command
 from nostall.tuning.assembler.dependent import OpenDevice, dependent_record, tune_chain
 from nostall.tuning.assembler.description import describe_levers, describe_resources, read_lineage
 from nostall.tuning.assembler.objective import AssemblerObjective, Workers, idle_share
-from nostall.tuning.assembler.portfolio import make_levers
 from nostall.tuning.assembler.proof import make_check
-from nostall.tuning.assembler.recipes.recipe import (
+from nostall.tuning.assembler.recipes.recipe import Recipe, make_recipe
+from nostall.tuning.assembler.recipes.reverify import kernel_verdict
+from nostall.tuning.assembler.space import AssemblerSpace, make_space
+from nostall.tuning.gpu_objective import GpuObjective, decide, race_states
+from nostall.tuning.job import TuningResult, run_sanitizer
+from nostall.tuning.nominal_work import SIP, nominal_flops, strategy_name
+from nostall.tuning.records.recipe_file import DependentResult
+from nostall.tuning.records.result_records import provenance_record, result_record, verdict_record
+from nostall.tuning.settings import (
     DEPENDENT_CUBIN_FILE,
     DEPENDENT_RECIPE_FILE,
     PTX_FILE,
     RECIPE_FILE,
-    Recipe,
-    make_recipe,
+    UNSAFE_CUBIN_FILE,
+    Settings,
 )
-from nostall.tuning.assembler.recipes.reverify import kernel_verdict
-from nostall.tuning.assembler.sass_phase import improve_order
-from nostall.tuning.assembler.space import AssemblerSpace, make_space
-from nostall.tuning.gpu_objective import decide, race_states
-from nostall.tuning.job import UNSAFE_CUBIN_FILE, Settings, TuningResult, run_sanitizer
-from nostall.tuning.records.recipe_file import DependentResult
-from nostall.tuning.records.result_records import provenance_record, result_record, verdict_record
 from nostall.tuning.sources.source import Source
 from nostall.tuning.strategies import make_strategy
+
+NAME_PREFIX = "cutlass_"
+"""Start of a kernel's name for which ptxas schedules matrix instructions in another way."""
+OPTIONS: tuple[tuple[str, ...], ...] = (
+    *((f"--register-usage-level={level}",) for level in range(11)),
+    ("--opt-level=1",),
+    ("--opt-level=2",),
+    ("--disable-optimizer-constants",),
+)
+"""Options of ptxas that change registers or order; none changes what a load or store does."""
+_REGISTER_FILE = 65536
+"""32-bit registers of an SM, on all supported architectures."""
+_MAX_BLOCKS = 16
+"""Blocks an SM for which a budget is tried."""
+_MAX_REGISTERS, _MIN_REGISTERS = 255, 16
+_ALLOCATION_UNIT = 8
+"""Registers a thread come in multiples of this."""
+_LEAST_PART = 0.6
+"""Smallest budget, as a part of the original's registers; less only spills."""
+_STEPS_UP = 5
+"""Budgets in steps of the allocation unit that do not limit the original."""
+_LARGE_BUDGETS = (200, _MAX_REGISTERS)
+
+
+def make_levers(
+    kernel: str,
+    registers: int,
+    launch: LaunchSpec | None,
+    assemblers: Sequence[Assembler],
+) -> Levers:
+    """The settings that a search of ``kernel`` may change.
+
+    ``registers``: those of a thread of the original.  ``assemblers``: usable versions of ptxas,
+    the compiler's own first.
+    """
+    return Levers(
+        kernel_names=("", NAME_PREFIX + kernel),
+        max_registers=(None, *register_budgets(registers, launch)),
+        options=((), *OPTIONS),
+        assemblers=("", *(a.version for a in assemblers[1:])),
+    )
+
+
+def register_budgets(registers: int, launch: LaunchSpec | None) -> tuple[int, ...]:
+    """Register limits that let another number of blocks run on an SM, and steps around them.
+
+    A limit above ``registers``, the number that the original uses, changes the code, too: ptxas
+    schedules for the limit.  Descending; a block of the launch fits on an SM with each.
+    """
+    threads = launch.block[0] * launch.block[1] * launch.block[2] if launch else 0
+    most = min(_MAX_REGISTERS, _REGISTER_FILE // threads if threads else _MAX_REGISTERS)
+    first_above = -(-registers // _ALLOCATION_UNIT) * _ALLOCATION_UNIT
+    budgets = {registers - _ALLOCATION_UNIT, registers - 2 * _ALLOCATION_UNIT, *_LARGE_BUDGETS}
+    budgets |= {first_above + _ALLOCATION_UNIT * step for step in range(_STEPS_UP)}
+    if threads:
+        for blocks in range(1, _MAX_BLOCKS + 1):
+            limit = _REGISTER_FILE // (threads * blocks)
+            budgets.add(min(_MAX_REGISTERS, limit // _ALLOCATION_UNIT * _ALLOCATION_UNIT))
+    least = max(_MIN_REGISTERS, _LEAST_PART * registers)
+    return tuple(sorted((b for b in budgets if least <= b <= most), reverse=True))
+
+
+@dataclass(frozen=True)
+class ImprovedOrder:
+    """A cubin with native instructions in another order."""
+
+    cubin: bytes
+    schedule: str
+    """The order, as its space writes it."""
+
+
+def improve_order(
+    cubin: bytes,
+    kernel: str,
+    device: Device,
+    search: Search,
+    seconds: float,
+    seed: int,
+    flops: float | None = None,
+) -> ImprovedOrder | None:
+    """Move the native instructions of ``cubin`` for ``seconds``; None if nothing is better.
+
+    ``search`` is the strategy that chooses the moves.
+
+    The device compares with the original that it was opened for.  ``cubin`` itself takes part in
+    the race of the finalists.  Raises :class:`ContractBroken` if the verifier rejects the result.
+    """
+    program = Program.from_cubin(cubin)
+    space = ScheduleSpace(program, program.kernel(kernel))
+    objective = GpuObjective(space, device, flops)
+    start = space.start()
+    if objective.flops is None and strategy_name(search) == SIP:
+        objective.flops = nominal_flops(objective, start)
+    search.run(space, objective, Budget(seconds), seed=seed)
+    states = [state for state in objective.finalists() if state.key() != start.key()]
+    ranked = race_states(objective, [start, *states])
+    if not ranked or ranked[0].key() == start.key():
+        return None
+    candidate = space.impose(ranked[0]).to_cubin()
+    verdict = verify(cubin, candidate)
+    if not verdict.safe:
+        raise ContractBroken(
+            f"the verifier rejects moves of native instructions: {verdict.findings[0]}; please "
+            "report this bug"
+        )
+    return ImprovedOrder(candidate, space.dump(ranked[0]))
+
 
 _FINALISTS = 8
 """Members of the population that take part in the race after the search."""

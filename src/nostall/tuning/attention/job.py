@@ -16,8 +16,9 @@ from nostall.tuning.assembler.job import open_setup, tune_assembler
 from nostall.tuning.attention.evaluator import make_evaluator
 from nostall.tuning.attention.sources import step_sources
 from nostall.tuning.attention.step import AttentionStep
-from nostall.tuning.job import Settings, TuningResult
+from nostall.tuning.job import TuningResult
 from nostall.tuning.records.store_records import record_result, rejection_reason
+from nostall.tuning.settings import Settings
 from nostall.tuning.sources.source import Source
 from nostall.tuning.strategies import ASSEMBLER, make_strategy
 

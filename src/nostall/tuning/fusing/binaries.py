@@ -22,7 +22,8 @@ from nostall.fusion.codegen.runtime.launch_specs import launch_specs
 from nostall.sass import validate
 from nostall.tuning.fusing.document import Binary, TunedBinary
 from nostall.tuning.fusing.region_plans import source_file
-from nostall.tuning.job import Settings, describe, tune
+from nostall.tuning.job import describe, tune
+from nostall.tuning.settings import Settings
 from nostall.tuning.sources.source import Source
 from nostall.tuning.sources.triton_source import compile_triton
 from nostall.tuning.strategies import make_strategy

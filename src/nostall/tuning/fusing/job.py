@@ -31,7 +31,7 @@ from nostall.tuning.fusing.region_plans import (
 )
 from nostall.tuning.fusing.target import FusionRequest, TracedTarget
 from nostall.tuning.fusing.timing import Measure, time_kernel
-from nostall.tuning.job import Settings
+from nostall.tuning.settings import Settings
 
 Progress = Callable[[float, str], None]
 """Callback with the share of the job that is done (0 to 1) and a text for the current stage."""

@@ -18,7 +18,8 @@ from nostall.tuning.gpu_objective import Decision
 from nostall.tuning.sources.source import Source
 
 if TYPE_CHECKING:
-    from nostall.tuning.job import Settings, TuningResult
+    from nostall.tuning.job import TuningResult
+    from nostall.tuning.settings import Settings
 
 MAX_FINDINGS = 20
 """Findings of the verifier in a record."""

@@ -22,8 +22,9 @@ from nostall.store.artefacts import content_hash
 from nostall.store.bundle import BundledRecord
 from nostall.store.store import Contents
 from nostall.tuning.assembler.recipes.verify_stored import verify_stored
-from nostall.tuning.job import Settings, TuningResult, describe
+from nostall.tuning.job import TuningResult, describe
 from nostall.tuning.records.result_records import result_notes
+from nostall.tuning.settings import Settings
 from nostall.tuning.sources.source import Source
 
 _CHAIN_NOTE = (

@@ -15,6 +15,9 @@ from nostall.core.text.suggest import did_you_mean, listed, unknown
 from nostall.sass.binary import fatbin
 from nostall.sass.binary.cubin import ARCHITECTURE_NAMES, Cubin, check_architecture
 
+ASSEMBLER_KEY = "assembler"
+"""Provenance key of a source that another ptxas assembled; the value is the ptxas version."""
+
 
 @dataclass(frozen=True)
 class Source:

@@ -25,7 +25,7 @@ from nostall.tuning.fusing.job import FusionSettings, run_fuse
 from nostall.tuning.fusing.region_plans import STRATEGIES, make_pass, plan_regions
 from nostall.tuning.fusing.target import FusionRequest, trace_target
 from nostall.tuning.fusing.timing import Measure
-from nostall.tuning.job import Settings
+from nostall.tuning.settings import Settings
 from nostall.tuning.sources.source import Source
 from tests.unit.cli.printed_commands import check_printed
 

@@ -190,7 +190,7 @@ def test_the_configuration_of_the_examples_is_a_model(model: Path) -> None:
 
 def test_another_vllm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "find_spec", lambda name: True)
-    monkeypatch.setattr(engine, "installed_version", lambda: "0.32")
+    monkeypatch.setattr("nostall.attach.vllm.plugin.installed_version", lambda: "0.32")
     with pytest.raises(MissingPart, match=r"vLLM 0\.32 is installed.*allowed is 0\.25"):
         engine.check_vllm()
 

@@ -15,7 +15,8 @@ from benchmarks.sass.robustness.kill_resume import kernel
 
 from nostall.cli.tuning import runs as tune_runs
 from nostall.core import BadInput, BadRun, Checkpoint, Run, Tolerance
-from nostall.tuning.job import Settings, describe
+from nostall.tuning.job import describe
+from nostall.tuning.settings import Settings
 from nostall.tuning.sources.source import load_cubin
 
 CUBIN = Path(__file__).resolve().parents[4] / "examples" / "nvcc" / "transpose.sm_90.cubin"

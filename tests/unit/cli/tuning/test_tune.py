@@ -11,7 +11,7 @@ from nostall.cli import main
 from nostall.cli.tuning import tune as command
 from nostall.core import BadInput, MissingPart, Tolerance
 from nostall.gpu import sanitizer
-from nostall.tuning.job import Settings
+from nostall.tuning.settings import Settings
 
 MEASURED = Settings(evaluations=5, objective="gpu")
 MODELLED = Settings(evaluations=5)

@@ -90,7 +90,7 @@ def test_inductor_random_numbers_are_fused_if_reproducible(
     device: str, depends: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a CPU, Inductor's numbers are different ones."""
-    from nostall.fusion.capture import random_rules
+    from nostall.fusion.capture import operator_rules as random_rules
 
     monkeypatch.setattr(random_rules, "numbers_depend_on_kernels", lambda: depends)
     captured = capture(inductor_dropout(device))

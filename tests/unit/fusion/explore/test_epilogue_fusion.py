@@ -8,8 +8,7 @@ pytest.importorskip("triton")
 
 from nostall.fusion import Builder, Graph
 from nostall.fusion.codegen.generate import generate
-from nostall.fusion.explore.default_partition import default_partition
-from nostall.fusion.explore.epilogue_fusion import fuse_epilogues
+from nostall.fusion.explore.default_partition import default_partition, fuse_epilogues
 from tests.unit.fusion.codegen.graphs.operator_graphs import norm_gradient
 
 

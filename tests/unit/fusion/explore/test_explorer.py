@@ -14,9 +14,13 @@ from nostall.fusion import Builder, Graph
 from nostall.fusion.evaluate import DeltaEvaluator
 from nostall.fusion.explore import PartitionSpace, explore, greedy_partition, refine
 from nostall.fusion.explore.contraction import ContractedGraph
-from nostall.fusion.explore.integer_program import enumerate_columns, find_optimum
-from nostall.fusion.explore.packing import pack_kernels
-from nostall.fusion.explore.relaxation import incidence, solve_relaxation
+from nostall.fusion.explore.explorer import pack_kernels
+from nostall.fusion.explore.integer_program import (
+    enumerate_columns,
+    find_optimum,
+    incidence,
+    solve_relaxation,
+)
 from nostall.fusion.explore.space import Move
 from nostall.fusion.graph.partition import Mask, Partition, members, to_mask
 from nostall.testing import check_space

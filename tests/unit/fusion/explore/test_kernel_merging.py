@@ -11,9 +11,8 @@ from benchmarks.fusion.chains.stitched import chain_graph
 
 from nostall.fusion.codegen.generate import no_kernel_reason
 from nostall.fusion.evaluate.delta import DeltaEvaluator
-from nostall.fusion.explore.default_partition import default_partition
+from nostall.fusion.explore.default_partition import default_partition, merge_kernels
 from nostall.fusion.explore.explorer import explore
-from nostall.fusion.explore.kernel_merging import merge_kernels
 from nostall.fusion.graph.partition import members
 
 

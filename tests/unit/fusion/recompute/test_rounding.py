@@ -13,7 +13,7 @@ from nostall.fusion.recompute.rounding import may_change_decisions
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from nostall.fusion.recompute import shared_values
+from nostall.fusion.recompute import kernels as shared_values
 from nostall.fusion.recompute.copies import Kernels
 
 COMPUTATIONS = ["sum of a product", "product", "sum", "fp16 product", "cast of an fp16 product"]

@@ -22,12 +22,11 @@ from nostall.fusion.explore.default_partition import default_partition
 from nostall.fusion.graph.builder import Builder
 from nostall.fusion.graph.graph import Graph
 from nostall.fusion.graph.partition import kernel_outputs, to_mask
-from nostall.fusion.recompute import shared_values
+from nostall.fusion.recompute import kernels as shared_values
 from nostall.fusion.recompute.copies import Kernels
 from nostall.fusion.recompute.kernel_times import KernelTimes
-from nostall.fusion.recompute.kernels import default_kernels
+from nostall.fusion.recompute.kernels import default_kernels, recompute_shared_values
 from nostall.fusion.recompute.partial_reads import read_parts
-from nostall.fusion.recompute.shared_values import recompute_shared_values
 from nostall.fusion.testing.reference import interpret
 from tests.unit.fusion.codegen.accuracy import random_inputs
 from tests.unit.fusion.codegen.graphs.random_graphs import RandomGraph, operator_graphs

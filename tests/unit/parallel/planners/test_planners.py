@@ -16,10 +16,10 @@ from nostall.parallel.evaluation import evaluate_plan
 from nostall.parallel.plan import Plan, Stage, Workload
 from nostall.parallel.planners import PLANNERS, Effort, closed_form, make_plan
 from nostall.parallel.planners.cut_positions import balanced_cuts, candidate_cuts
-from nostall.parallel.planners.device_order import device_order
+from nostall.parallel.planners.dapple import place
 from nostall.parallel.planners.exhaustive import count_mappings, mappings
-from nostall.parallel.planners.placement import place
-from nostall.parallel.planners.plan_space import PlanSpace
+from nostall.parallel.planners.nostall import PlanSpace
+from nostall.parallel.planners.spp import device_order
 from nostall.parallel.profile import load_profile
 from nostall.parallel.simulate import simulated_s
 from tests.unit.parallel.cases import pipeline, profile, servers, straight

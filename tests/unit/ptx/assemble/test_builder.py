@@ -11,9 +11,8 @@ import pytest
 from tests.unit.ptx.assemble.toy_space import PTX, ToyCheck, ToyState, make_space
 
 from nostall.core.errors import BadInput, ContractBroken, MissingPart
-from nostall.ptx.assemble.builder import Builder, BuildSpec, require_built
+from nostall.ptx.assemble.builder import Builder, BuildSpec, new_codes, require_built
 from nostall.ptx.assemble.command import Command, plain_command, triton_commands
-from nostall.ptx.assemble.messages import new_codes
 from nostall.ptx.assemble.pool import BuildPool
 from nostall.ptx.assemble.ptxas import read_messages, read_resources, run_ptxas
 from nostall.ptx.assemble.versions import Assembler, find_assembler, find_assemblers

@@ -8,16 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from nostall.ptx.assemble.builder import loss_codes, new_codes
 from nostall.ptx.assemble.command import plain_command
-from nostall.ptx.assemble.messages import loss_codes, new_codes
 from nostall.ptx.assemble.ptxas import PtxasRun, run_ptxas
 from nostall.ptx.assemble.versions import find_assemblers
 from nostall.ptx.program.blocks import Block
 from nostall.ptx.program.module import parse
 from nostall.ptx.program.resources import Reference, Resource
 from nostall.ptx.schedule.graph import build_graph
-from nostall.ptx.schedule.orders import random_order
-from nostall.ptx.schedule.space import PtxSpace
+from nostall.ptx.schedule.space import PtxSpace, random_order
 from nostall.ptx.schedule.state import PtxState
 from tests.unit.ptx.ptx_texts import corpus
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from nostall.core import BadRun, Run, Trial
-from nostall.report import write_report
 from nostall.report.tune.episodes import (
     MAX_POINTS,
     MIN_EPISODES,
@@ -16,14 +15,16 @@ from nostall.report.tune.episodes import (
     draw_returns,
     group_episodes,
 )
+from nostall.report.tune.page import write_report
 from nostall.report.tune.search_curve import draw_search_curve
 from nostall.report.units import Scale
 from nostall.search import make
 from nostall.search.episodes import ANNEALING_MOVE, NAME, Episode, EpisodeLog, read_episodes
-from nostall.tuning.job import Settings, describe, tune
+from nostall.tuning.job import describe, tune
+from nostall.tuning.settings import Settings
 from nostall.tuning.sources.source import load_cubin
 from nostall.tuning.strategies import LOG_FOLDER
-from tests.unit.sass.game.kernels import NVCC, launch
+from tests.unit.papers.game.kernels import NVCC, launch
 
 
 def make_episodes(num_rollouts: int, size: int) -> list[Episode]:

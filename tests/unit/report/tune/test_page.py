@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from nostall.core import BadRun, Run, Trial
-from nostall.report import write_report
 from nostall.report.tune.ablation import load_ablation
+from nostall.report.tune.page import write_report
 from nostall.report.tune.protections import analyze_dependences, register_ranges
 from nostall.report.tune.run_data import load_run
 from nostall.report.tune.search_curve import draw_search_curve, find_improvements
@@ -21,7 +21,8 @@ from nostall.sass.program import registers
 from nostall.sass.safety.hazards.validator import HazardValidator
 from nostall.sass.schedule.changes import out_of_order
 from nostall.search import make
-from nostall.tuning.job import Settings, describe, tune
+from nostall.tuning.job import describe, tune
+from nostall.tuning.settings import Settings
 from nostall.tuning.sources.triton_source import compile_triton
 
 EXAMPLE = Path(__file__).parents[4] / "examples" / "softmax.py"

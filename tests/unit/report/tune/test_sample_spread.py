@@ -13,12 +13,13 @@ import pytest
 from benchmarks.sass.robustness.kill_resume import Synthetic, kernel
 
 from nostall.core import Run
-from nostall.report import write_report
+from nostall.report.tune.page import write_report
 from nostall.report.tune.run_data import load_run
 from nostall.report.tune.sample_spread import ComparisonRecord, draw_samples, load_comparison
 from nostall.report.tune.summary import make_summary
 from nostall.search import make
-from nostall.tuning.job import Settings, describe, tune
+from nostall.tuning.job import describe, tune
+from nostall.tuning.settings import Settings
 
 SETTINGS = Settings(evaluations=20, objective="gpu", rounds=60, checks=2)
 

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from tests.unit.sass.game.kernels import transpose
+from tests.unit.papers.game.kernels import transpose
 
 from nostall.core import Measurement, Objective
 from nostall.core.measurement import Kind

@@ -16,7 +16,7 @@ from nostall.search.evolution.evolve import Evolve
 from nostall.tuning.assembler.ablation import MAX_PAIRS, ablate
 from nostall.tuning.assembler.job import tune_assembler
 from nostall.tuning.assembler.objective import AssemblerObjective
-from nostall.tuning.job import Settings
+from nostall.tuning.settings import Settings
 from tests.unit.tuning.assembler.kernel import TimedDevice, make_source, open_inline
 
 

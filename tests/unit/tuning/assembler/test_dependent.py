@@ -19,8 +19,9 @@ from nostall.search.evolution.evolve import Evolve
 from nostall.store import BadBundle, Store, bundle
 from nostall.tuning.assembler.job import Setup, tune_assembler
 from nostall.tuning.assembler.recipes.recipe import Recipe, rebuild
-from nostall.tuning.job import Settings, TuningResult
+from nostall.tuning.job import TuningResult
 from nostall.tuning.records.store_records import import_bundle, record_dependent, rejection_reason
+from nostall.tuning.settings import Settings
 from tests.unit.tuning.assembler import kernel as scale
 from tests.unit.tuning.assembler.kernel import TimedDevice, make_source, open_inline
 

@@ -16,11 +16,11 @@ from nostall.ptx.schedule.state import PtxState
 from nostall.sass.binary.code_hash import code_sha256
 from nostall.search.evolution.evolve import Evolve
 from nostall.tuning.assembler.candidate_log import CANDIDATES_FILE, CandidateLog, read_candidates
-from nostall.tuning.assembler.job import Setup, open_setup, tune_assembler
+from nostall.tuning.assembler.job import Setup, open_setup, register_budgets, tune_assembler
 from nostall.tuning.assembler.objective import AssemblerObjective
-from nostall.tuning.assembler.portfolio import register_budgets
 from nostall.tuning.assembler.recipes.recipe import Recipe, rebuild
-from nostall.tuning.job import Settings, TuningResult
+from nostall.tuning.job import TuningResult
+from nostall.tuning.settings import Settings
 from tests.unit.tuning.assembler.kernel import LAUNCH, PTX, TimedDevice, make_source, open_inline
 
 SETTINGS = Settings("assembler", evaluations=45, objective="gpu", rounds=8, checks=2)

@@ -6,7 +6,7 @@ import pytest
 
 from nostall.gpu import Outcome, Timing
 from nostall.sass import verify
-from nostall.tuning.assembler.sass_phase import improve_order
+from nostall.tuning.assembler.job import improve_order
 from nostall.tuning.strategies import make_strategy
 from tests.unit.tuning.fake_device import load_example
 

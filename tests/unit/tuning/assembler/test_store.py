@@ -17,8 +17,9 @@ from nostall.store.repair import repair
 from nostall.tuning.assembler.job import tune_assembler
 from nostall.tuning.assembler.recipes import verify_stored
 from nostall.tuning.assembler.recipes.recipe import StoredRecipe
-from nostall.tuning.job import Settings, TuningResult
+from nostall.tuning.job import TuningResult
 from nostall.tuning.records.store_records import import_bundle, record_result, rejection_reason
+from nostall.tuning.settings import Settings
 from nostall.tuning.sources.source import Source
 from tests.unit.tuning.assembler.kernel import PTX, TimedDevice, make_source, open_inline
 

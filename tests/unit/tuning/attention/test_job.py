@@ -28,7 +28,7 @@ from nostall.serving.batch.examples import make_batch
 from nostall.store import Store
 from nostall.tuning.assembler import job as assembler_job
 from nostall.tuning.attention import evaluator
-from nostall.tuning.attention.evaluator import StepEvaluator
+from nostall.tuning.attention.evaluator import Sample, StepEvaluator, TritonVariants, own_sample
 from nostall.tuning.attention.job import (
     Gpu,
     NativeResult,
@@ -38,11 +38,9 @@ from nostall.tuning.attention.job import (
     tune_step,
 )
 from nostall.tuning.attention.portfolio import check_portfolio
-from nostall.tuning.attention.samples import Sample, own_sample
 from nostall.tuning.attention.sources import attention_functions, step_sources
 from nostall.tuning.attention.step import AttentionStep
-from nostall.tuning.attention.variants import TritonVariants
-from nostall.tuning.job import Settings
+from nostall.tuning.settings import Settings
 from nostall.tuning.strategies import ASSEMBLER
 from tests.unit.tuning.attention.fake_gpu import FakeGpu, InProcess
 

@@ -17,10 +17,11 @@ from nostall.sass.schedule.moves import SetStall
 from nostall.search import Anneal
 from nostall.store import BadBundle, BadStore, Store, bundle
 from nostall.store.artefacts import content_hash
-from nostall.tuning.job import Settings, TuningResult, tune
+from nostall.tuning.job import TuningResult, tune
 from nostall.tuning.records import store_records
 from nostall.tuning.records.result_records import cubin_notes
 from nostall.tuning.records.store_records import import_bundle, record_result
+from nostall.tuning.settings import Settings
 from tests.unit.attach.variants import keep_variant
 from tests.unit.store.records import provenance
 from tests.unit.tuning.fake_device import SETTINGS, FakeDevice, load_example

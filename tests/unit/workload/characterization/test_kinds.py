@@ -17,11 +17,11 @@ from nostall.core.errors import BadInput, BadTrace, MissingPart
 from nostall.workload.characterization import kinds
 from nostall.workload.characterization.kinds import (
     characterize_kinds,
+    label_unnamed_kernels,
     learn,
     require_learners,
     trace_document,
 )
-from nostall.workload.characterization.unnamed_kernels import label_unnamed_kernels
 from nostall.workload.learning.documents import read_documents
 from nostall.workload.traces.launches import read_launches
 from nostall.workload.traces.work_kinds import matching_rule

@@ -1,25 +1,139 @@
-"""Reference results of a graph: the same program in higher precision, one operator at a time."""
+"""Reference results of a graph: the same program in higher precision, one operator at a time.
+
+Dtypes that the tensors of a program have while the program runs on wider floats.
+
+Operators that PyTorch has for narrow floats only, in wide floats.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from nostall.attach.torch_compile.measure.call import Call
-from nostall.attach.torch_compile.measure.program_dtypes import ProgramDtypes
-from nostall.attach.torch_compile.measure.wide_products import WIDE
 from nostall.core.errors import one_line
 from nostall.fusion.capture.memory import draws_random_numbers
 
+
+class ProgramDtypes:
+    """The dtype that each tensor of a wide run has in the program, by the tensor's memory."""
+
+    def __init__(self, wide: torch.dtype) -> None:
+        """``wide``: the dtype of all floats of the run that are narrower in the program."""
+        self._wide = wide
+        # Views share memory and dtype.  Autograd makes new tensors for saved ones, with the same
+        # memory.  A weak reference keeps the address from being used for another memory.
+        self._noted: dict[StorageWeakRef, torch.dtype | None] = {}
+        self._fake = FakeTensorMode()
+
+    def note(self, value: Tensor, dtype: torch.dtype | None) -> None:
+        """Note the dtype that a wide tensor has in the program; None if it is not known."""
+        self._noted[StorageWeakRef(value.untyped_storage())] = dtype
+
+    def of(self, value: Tensor) -> torch.dtype | None:
+        """The dtype of a tensor in the program; None if it is not known."""
+        if value.dtype is not self._wide:
+            return value.dtype
+        return self._noted.get(StorageWeakRef(value.untyped_storage()), value.dtype)
+
+    def note_results(self, func: Any, args: Any, kwargs: Any, results: Any) -> None:
+        """Note the dtypes that a call gives for operands in their dtypes in the program.
+
+        ``args`` and ``kwargs`` are those of the program but for wide tensors.  Wide results are not
+        known if an operand is not known, or if the operator has no rule for fake tensors.
+        """
+        leaves = list(enumerate(tree_leaves(results)))
+        wide = [(at, x) for at, x in leaves if isinstance(x, Tensor) and x.dtype is self._wide]
+        if not wide:
+            return
+        try:
+            with self._fake, _without_logs():
+                fake_args, fake_kwargs = tree_map(self._as_fake, (args, kwargs))
+                expected = tree_leaves(func(*fake_args, **fake_kwargs))
+        except Exception:  # operators without a rule fail in any way
+            expected = []
+        for at, value in wide:
+            if expected:
+                self.note(value, expected[at].dtype)
+            elif StorageWeakRef(value.untyped_storage()) not in self._noted:
+                self.note(value, None)
+
+    def _as_fake(self, value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        dtype = self.of(value)
+        if dtype is None:
+            raise LookupError("the dtype of an operand is not known")
+        return torch.empty_strided(value.shape, value.stride(), dtype=dtype, device=value.device)
+
+
+@contextlib.contextmanager
+def _without_logs() -> Iterator[None]:
+    """Suppress the tracebacks that PyTorch logs for operators without a rule for these dtypes.
+
+    Logs of other threads stay.
+    """
+    token = _is_quiet.set(True)
+    try:
+        yield
+    finally:
+        _is_quiet.reset(token)
+
+
+_is_quiet: ContextVar[bool] = ContextVar("fake_tensor_is_quiet", default=False)
+logging.getLogger("torch._subclasses.fake_tensor").addFilter(lambda record: not _is_quiet.get())
+
+
 _aten = torch.ops.aten
+
+
+def grouped_mm(
+    left: Tensor,
+    right: Tensor,
+    offs: Tensor | None = None,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """``torch._grouped_mm``: one matrix product for each group.
+
+    ``offs``: the ends of the groups along the axis that has no axis of groups beside it: rows of
+    ``left`` (rows x depth, groups x depth x columns), columns of ``right``, or the depth of both,
+    which gives groups x rows x columns. Rows and columns behind the last end, which PyTorch leaves
+    undefined, are 0. Raises NotImplementedError for a bias, which PyTorch refuses, too.
+    """
+    if bias is not None:
+        raise NotImplementedError("a grouped matrix product with a bias")
+    if offs is None:
+        return torch.bmm(left, right)
+    ends = offs.tolist()
+    parts = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+    if left.dim() == right.dim() == 2:
+        return torch.stack([left[:, part] @ right[part] for part in parts])
+    result = left.new_zeros(left.shape[-2], right.shape[-1])
+    for group, part in enumerate(parts):
+        if left.dim() == 2:
+            result[part] = left[part] @ right[group]
+        else:
+            result[:, part] = left[group] @ right[:, part]
+    return result
+
+
+WIDE: Mapping[Any, Callable[..., Tensor]] = {_aten._grouped_mm.default: grouped_mm}
+"""Functions on wide floats, by operator."""
+
+
 _PRODUCTS = {_aten.mm, _aten.bmm, _aten.addmm, _aten.baddbmm, _aten._grouped_mm}
 
 

@@ -2,22 +2,85 @@
 
 Three kinds of plans come last, because the model is not exact enough to choose them: those that
 read a row more often than Inductor's kernel or in shorter iterations
-(:mod:`~nostall.fusion.codegen.cost.inductor_loops`), those that keep a short row in shared memory,
+(:mod:`~nostall.fusion.codegen.cost.default_plan`), those that keep a short row in shared memory,
 and those that read parts of sectors.  Autotuning (:mod:`nostall.fusion.codegen.autotune`) may
 replace the default plan by one that was measured.
+
+How Inductor's kernel loops over a row: a bound for the plans that are chosen without measuring.
+
+Inductor (torch 2.11 to 2.13, ``torch._inductor.choices`` and ``triton_heuristics``) keeps a
+contiguous row of at most 1,024 elements in registers.  Longer rows are read once for each level of
+reductions and once for the results, 2,048 elements in an iteration; the statistics of an online
+softmax and those of a variance share a level.  A default plan reads a row at most as often, and its
+loops have at most as many iterations.  Autotuning may choose other plans, because it measures them.
 """
 
 from __future__ import annotations
 
 from nostall.core.errors import BadInput
 from nostall.fusion.codegen.cost.gpu import H200, H200_DOTS, kernel_seconds
-from nostall.fusion.codegen.cost.inductor_loops import exceeds_inductor
 from nostall.fusion.codegen.cost.kernel import kernel_costs
 from nostall.fusion.codegen.cost.memory_traffic import SECTOR_BYTES
+from nostall.fusion.codegen.loops.mapping import loops_used
+from nostall.fusion.codegen.loops.reduction_levels import passes
 from nostall.fusion.codegen.loops.schedule import Schedule
+from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
 from nostall.fusion.codegen.tiling.plan_space import plans
 from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel
 from nostall.fusion.graph.operations import DTYPE_BYTES
+
+PERSISTENT_COLUMNS = 1024
+"""Elements of the longest row that Inductor keeps in registers."""
+LOOP_COLUMNS = 2048
+"""Elements of a row in an iteration of Inductor's loops."""
+SPLIT_ELEMENTS = 512
+"""Elements of an iteration of Inductor's programs that share a row."""
+_LOOPING_SCHEMES = ("looped", "split")
+
+
+def inductor_row_reads(schedule: Schedule) -> int:
+    """How often Inductor's kernel reads a row."""
+    if schedule.column_count <= PERSISTENT_COLUMNS:
+        return 1
+    return loop_row_reads(schedule)
+
+
+def loop_row_reads(schedule: Schedule) -> int:
+    """How many passes of a kernel without a row on chip read a tensor along rows and columns."""
+    rows, columns = set(schedule.rows), set(schedule.columns)
+    mapping = schedule.mapping
+    reads: dict[object, int] = {}
+    all_passes = passes(schedule)
+    for part in all_passes:
+        for operand in part.operands:
+            used = frozenset() if isinstance(operand, int) else loops_used(operand.accesses)
+            if used & rows and used & columns:
+                reads[operand] = reads.get(operand, 0) + 1
+    # A tensor of one row has no row loop: count what varies along the columns.
+    if not reads and mapping.memory_operands:
+        return sum(part.has_columns for part in all_passes)
+    return max(reads.values(), default=1)
+
+
+def exceeds_inductor(kernel: PlannedKernel) -> bool:
+    """Whether a plan reads rows more often than Inductor's kernel, or in shorter iterations."""
+    schedule, plan = kernel.schedule, kernel.plan
+    if plan.scheme not in _LOOPING_SCHEMES or schedule.is_column_major:
+        return False
+    return loop_row_reads(schedule) > inductor_row_reads(schedule) or _has_short_iterations(
+        schedule, plan
+    )
+
+
+def _has_short_iterations(schedule: Schedule, plan: KernelPlan) -> bool:
+    """Whether an iteration has fewer elements than Inductor's, and the row has more.
+
+    Programs that share a row (``split``) may have a quarter, because more of them are resident.
+    """
+    if plan.scheme == "split":
+        return plan.rows * plan.chunks[0] < min(SPLIT_ELEMENTS, schedule.column_count)
+    return plan.chunks[0] < min(LOOP_COLUMNS, schedule.column_count)
+
 
 MIN_SHARED_COLUMNS = 6144
 """Columns of the shortest row for which a default plan uses shared memory.  Of 36 measured kernels

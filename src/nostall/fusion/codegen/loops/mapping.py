@@ -4,29 +4,224 @@ This is the index propagation of FusionStitching (arXiv:2009.10924) in one pass 
 the axes of every value start as unknowns, each operator and view equates some of them, and the
 axes that remain are the loops of the kernel.  Every value has one index in this loop space.  A set
 of operators that would need a value at two indices cannot be one kernel.
+
+Accesses through views: translate the index of a view into the index of the tensor below it.
+
+A view moves no bytes, so no kernel materializes one: every reader of a view reads the tensor
+below the chain of views at the corresponding index.
+
+Unification of tensor axes: which axes of different tensors are the same loop of a kernel.
+
+Every axis longer than 1 starts as an unknown.  An elementwise operator equates the axes of its
+operands with its own.  A view equates two lists of axes, so (batch, heads * width) and
+(batch, heads, width) split the combined axis into two.  The axes that remain are the loops of the
+kernel, and every axis of a tensor is a list of loops, outermost first.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from nostall.fusion.codegen.expressions.reductions import check_template
-from nostall.fusion.codegen.loops.axes import (
-    Axis,
-    AxisGroup,
-    AxisMismatch,
-    factors,
-    new_axes,
-    unify,
-)
-from nostall.fusion.codegen.loops.views import AccessDraft, AccessDrafts, resolve_views
 from nostall.fusion.errors import BadFusion
 from nostall.fusion.graph.graph import Graph, Node
 from nostall.fusion.graph.operations import COMPUTE
 from nostall.fusion.graph.shapes import Shape, contiguous_strides
+
+
+class AxisMismatch(Exception):
+    """Two lists of axes have no common factorization: (6, 4) viewed as (4, 6)."""
+
+
+@dataclass(eq=False)
+class Axis:
+    """A loop of ``size`` iterations, or the product of its ``factors`` once they are known."""
+
+    size: int
+    factors: tuple[Axis, ...] = ()
+    """The axes that replace this one, outermost first; () if it is a loop itself."""
+
+
+AxisGroup = tuple[Axis, ...]
+"""Loops that together index one axis of a tensor, outermost first; () for an axis of size 1."""
+
+
+def new_axes(size: int) -> AxisGroup:
+    """A new unknown axis of ``size``."""
+    return () if size == 1 else (Axis(size),)
+
+
+def factors(axes: Iterable[Axis]) -> AxisGroup:
+    """The loops that ``axes`` consist of, with every known factorization expanded."""
+    loops: list[Axis] = []
+    for axis in axes:
+        loops.extend(factors(axis.factors) if axis.factors else (axis,))
+    return tuple(loops)
+
+
+def unify(left: Iterable[Axis], right: Iterable[Axis]) -> None:
+    """Make two lists of axes with the same product the same loops.
+
+    Raises :class:`AxisMismatch` if they have no common factorization.  Axes that were unified
+    until then stay unified.
+    """
+    left_rest, right_rest = list(factors(left)), list(factors(right))
+    while left_rest and right_rest:
+        a, b = left_rest.pop(), right_rest.pop()
+        if a is b:
+            continue
+        if a.size == b.size:
+            b.factors = (a,)
+        elif a.size > b.size:
+            left_rest.append(_split_axis(a, b.size))
+            b.factors = (a.factors[-1],)
+        else:
+            right_rest.append(_split_axis(b, a.size))
+            a.factors = (b.factors[-1],)
+        # The axes that just got factors can occur in the rest of both lists.
+        left_rest, right_rest = list(factors(left_rest)), list(factors(right_rest))
+    if left_rest or right_rest:
+        raise AxisMismatch
+
+
+def _split_axis(axis: Axis, inner: int) -> Axis:
+    """Split ``axis`` into an outer axis and an inner one of size ``inner``; returns the outer."""
+    if axis.size % inner:
+        raise AxisMismatch
+    outer = Axis(axis.size // inner)
+    axis.factors = (outer, Axis(inner))
+    return outer
+
+
+def regroup(axes: Iterable[Axis], sizes: Sequence[int]) -> list[AxisGroup]:
+    """Partition the loops of ``axes`` into one group for each of ``sizes`` (the same product).
+
+    Splits loops if necessary.  Raises :class:`AxisMismatch` if a size does not divide the loop
+    that it would have to split.
+    """
+    rest = list(factors(axes))
+    groups: list[AxisGroup] = []
+    for size in reversed(sizes):
+        group: list[Axis] = []
+        missing = size
+        while missing > 1:
+            if not rest:
+                raise AxisMismatch
+            axis = rest.pop()
+            if missing % axis.size:
+                rest.append(_split_axis(axis, missing))
+                axis = axis.factors[-1]
+            group.append(axis)
+            missing //= axis.size
+        groups.append(tuple(reversed(group)))
+    if rest:
+        raise AxisMismatch
+    return groups[::-1]
+
+
+@dataclass(frozen=True)
+class AccessDraft:
+    """The index of one tensor axis before the loops are known: ``start + step * i``.
+
+    ``i`` is the joint index of ``axes``.
+    """
+
+    axes: AxisGroup
+    start: int = 0
+    step: int = 1
+
+    def covers_axis(self, size: int) -> bool:
+        """Whether the access reads an axis of ``size`` completely and in order."""
+        return math.prod(a.size for a in self.axes) == size and (self.start, self.step) == (0, 1)
+
+
+AccessDrafts = tuple[AccessDraft, ...]
+
+
+def resolve_views(graph: Graph, index: int, accesses: AccessDrafts) -> tuple[int, AccessDrafts]:
+    """The node below the views of node ``index``, and its index if the view is at ``accesses``."""
+    while graph[index].kind == "layout":
+        node = graph[index]
+        below = graph[node.inputs[0]]
+        if node.op == "permute":
+            by_axis = dict(zip(node.dims, accesses, strict=True))
+            accesses = tuple(by_axis[axis] for axis in range(len(accesses)))
+        elif node.op == "expand":
+            aligned = accesses[len(accesses) - len(below.shape) :]
+            accesses = tuple(
+                access if size > 1 else AccessDraft(())
+                for access, size in zip(aligned, below.shape, strict=True)
+            )
+        elif node.op == "slice":
+            accesses = _access_below_slice(node, accesses)
+        else:
+            accesses = _access_below_view(node, below, accesses)
+        index = below.index
+    return index, accesses
+
+
+def _access_below_slice(node: Node, accesses: AccessDrafts) -> AccessDrafts:
+    dim, start, step = node["dim"], node["start"], node["step"]
+    assert isinstance(dim, int) and isinstance(start, int) and isinstance(step, int)
+    access = accesses[dim]
+    sliced = AccessDraft(access.axes, start + step * access.start, step * access.step)
+    return (*accesses[:dim], sliced, *accesses[dim + 1 :])
+
+
+def _access_below_view(node: Node, below: Node, accesses: AccessDrafts) -> AccessDrafts:
+    """The index below a reshape: runs of axes with equal products are regrouped."""
+    above = [(s, access) for s, access in zip(node.shape, accesses, strict=True) if s > 1]
+    below_sizes = [size for size in below.shape if size > 1]
+    result: list[AccessDraft] = []
+    i = j = 0
+    while i < len(above):
+        run, sizes = [above[i]], [below_sizes[j]]
+        i, j = i + 1, j + 1
+        while (above_product := math.prod(s for s, _ in run)) != (
+            below_product := math.prod(sizes)
+        ):
+            if above_product < below_product:
+                run.append(above[i])
+                i += 1
+            else:
+                sizes.append(below_sizes[j])
+                j += 1
+        if len(run) == len(sizes) == 1:
+            result.append(run[0][1])
+            continue
+        if not all(access.covers_axis(size) for size, access in run):
+            merged = _merge_axes(run) if len(sizes) == 1 else None
+            if merged is None:
+                raise BadFusion(f"{node} is a view of a slice; put them into different kernels")
+            result.append(merged)
+            continue
+        axes = [axis for _, access in run for axis in access.axes]
+        result.extend(AccessDraft(group) for group in regroup(axes, sizes))
+    remaining = iter(result)
+    return tuple(next(remaining) if size > 1 else AccessDraft(()) for size in below.shape)
+
+
+def _merge_axes(run: list[tuple[int, AccessDraft]]) -> AccessDraft | None:
+    """One access to the axis that adjacent axes form, from (size, access) of each of them.
+
+    None if the merged access has no constant step.  A slice that takes one of several adjacent
+    matrices has one.
+    """
+    axes: AxisGroup = ()
+    start, step, inner = 0, 0, 1
+    for size, access in reversed(run):
+        start += access.start * inner
+        if access.axes:
+            if axes and access.step * inner != step * math.prod(axis.size for axis in axes):
+                return None
+            step = step or access.step * inner
+            axes = (*access.axes, *axes)
+        inner *= size
+    return AccessDraft(axes, start, step or 1)
+
 
 Loops = tuple[int, ...]
 

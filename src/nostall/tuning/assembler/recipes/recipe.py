@@ -23,12 +23,6 @@ from nostall.store.provenance import Sha256
 from nostall.tuning.assembler.candidate import Candidate, finish_cubin
 from nostall.tuning.assembler.space import make_space
 
-RECIPE_FILE = "recipe.json"
-"""File of a run directory."""
-DEPENDENT_CUBIN_FILE, DEPENDENT_RECIPE_FILE = "dependent.cubin", "dependent_recipe.json"
-"""Files of a run directory with the result for dependent launches."""
-PTX_FILE = "original.ptx"
-"""File of a run directory with the PTX that a recipe starts from."""
 _OTHER_VERSION = "it was made by another version of nostall; tune the kernel again"
 
 

@@ -21,7 +21,8 @@ from nostall.core.launch import StrictModel
 from nostall.core.validation import dump_json, load_json
 from nostall.store.provenance import Sha256
 from nostall.tuning.assembler.candidate_log import CANDIDATES_FILE, read_candidates
-from nostall.tuning.assembler.recipes.recipe import PTX_FILE, RECIPE_FILE, Recipe, hash_text
+from nostall.tuning.assembler.recipes.recipe import Recipe, hash_text
+from nostall.tuning.settings import PTX_FILE, RECIPE_FILE
 from nostall.tuning.sources.source import Source
 
 MAX_UNPACKED_BYTES = 64 << 20

@@ -10,10 +10,11 @@ from typing import Any
 
 from nostall.core import BadInput, Comparison, Observer, Run, Trial
 from nostall.ptx.assemble.versions import Assembler
-from nostall.tuning.assembler.recipes.recipe import PTX_FILE, RECIPE_FILE, hash_text
+from nostall.tuning.assembler.recipes.recipe import hash_text
 from nostall.tuning.assembler.recipes.recording import Recording, unpack
 from nostall.tuning.assembler.recipes.reverify import RecipeVerdict, kernel_verdict, verify_recipe
 from nostall.tuning.records.result_records import final_times, verdict_record
+from nostall.tuning.settings import PTX_FILE, RECIPE_FILE
 from nostall.tuning.sources.source import Source
 
 

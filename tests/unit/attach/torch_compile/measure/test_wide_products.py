@@ -20,9 +20,11 @@ from nostall.attach.torch_compile.measure.accuracy import (  # noqa: E402
     run_graph,
 )
 from nostall.attach.torch_compile.measure.call import Call  # noqa: E402
-from nostall.attach.torch_compile.measure.program_dtypes import _without_logs  # noqa: E402
-from nostall.attach.torch_compile.measure.reference import wide_reference  # noqa: E402
-from nostall.attach.torch_compile.measure.wide_products import grouped_mm  # noqa: E402
+from nostall.attach.torch_compile.measure.reference import (  # noqa: E402
+    _without_logs,
+    grouped_mm,
+    wide_reference,
+)
 
 GROUPS, WIDTH = 3, 16
 

@@ -122,7 +122,7 @@ def layers_with_dropout(seed_indices: tuple[int, ...], seeds: int) -> GraphModul
 
 
 def insert_kernels(module: GraphModule, monkeypatch: pytest.MonkeyPatch) -> RewriteResult:
-    from nostall.fusion.capture import random_rules
+    from nostall.fusion.capture import operator_rules as random_rules
 
     for capturing in (matching, random_rules):
         monkeypatch.setattr(capturing, "numbers_depend_on_kernels", lambda: False)

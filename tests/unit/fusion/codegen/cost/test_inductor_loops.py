@@ -13,14 +13,12 @@ from benchmarks.fusion.chains.programs import Chain
 from benchmarks.fusion.chains.stitched import chain_graph
 
 from nostall.fusion.codegen.cost.default_plan import (
+    LOOP_COLUMNS,
     MIN_SHARED_COLUMNS,
     default_plan,
-    is_last_choice,
-)
-from nostall.fusion.codegen.cost.inductor_loops import (
-    LOOP_COLUMNS,
     exceeds_inductor,
     inductor_row_reads,
+    is_last_choice,
     loop_row_reads,
 )
 from nostall.fusion.codegen.loops.schedule import Schedule

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nostall.fusion import Builder
-from nostall.fusion.codegen.cost.inductor_loops import loop_row_reads
+from nostall.fusion.codegen.cost.default_plan import loop_row_reads
 from nostall.fusion.codegen.generate import schedule_operators
 from nostall.fusion.codegen.loops.online_variance import online_variances
 from nostall.fusion.codegen.loops.reduction_levels import passes

@@ -11,8 +11,16 @@ from hypothesis import strategies as st
 
 from nostall.fusion import BadFusion, Builder
 from nostall.fusion.codegen.emit.emit import emit
-from nostall.fusion.codegen.loops.axes import Axis, AxisMismatch, factors, new_axes, regroup, unify
-from nostall.fusion.codegen.loops.views import AccessDraft, _merge_axes
+from nostall.fusion.codegen.loops.mapping import (
+    AccessDraft,
+    Axis,
+    AxisMismatch,
+    _merge_axes,
+    factors,
+    new_axes,
+    regroup,
+    unify,
+)
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
 from nostall.fusion.codegen.tiling.plan_space import first_illegal_reason, plans
 from nostall.fusion.codegen.tiling.planned_kernel import plan_kernel

@@ -16,8 +16,10 @@ from nostall.core.errors import MissingPart  # noqa: E402
 from nostall.parallel.errors import BadModel  # noqa: E402
 from nostall.parallel.module import Job  # noqa: E402
 from nostall.parallel.sharding.capture import dtensor_rules  # noqa: E402
-from nostall.parallel.sharding.capture.operators import capture  # noqa: E402
-from nostall.parallel.sharding.capture.own_rules import FALLBACK_RULES  # noqa: E402
+from nostall.parallel.sharding.capture.operators import (  # noqa: E402
+    FALLBACK_RULES,
+    capture,
+)
 from nostall.parallel.sharding.graph import replicated  # noqa: E402
 from nostall.parallel.sharding.placements import Strategy, is_partial, local_shape  # noqa: E402
 from nostall.parallel.sharding.program.devices import (  # noqa: E402
@@ -25,8 +27,10 @@ from nostall.parallel.sharding.program.devices import (  # noqa: E402
     redistribute,
     scatter,
 )
-from nostall.parallel.sharding.program.local_operator import LocalOperator  # noqa: E402
-from nostall.parallel.sharding.program.program import ShardedProgram  # noqa: E402
+from nostall.parallel.sharding.program.program import (  # noqa: E402
+    LocalOperator,
+    ShardedProgram,
+)
 from tests.unit.parallel.sharding.steps import SAMPLES, captured, job  # noqa: E402
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from nostall.papers.automap.pipeline import explore_pipeline
+from nostall.papers.automap.planner import plan_automap
 from nostall.parallel.plan import Workload
-from nostall.parallel.sharding.automap.pipeline import explore_pipeline
-from nostall.parallel.sharding.automap.planner import plan_automap
 from nostall.parallel.sharding.hybrid.search import cost_table
 from nostall.parallel.sharding.planners.sharding import Options, plan_sharding
 from nostall.report.plan.sharding import sharding_sentences, speedup_sentence

@@ -12,9 +12,8 @@ pytest.importorskip("scipy", reason="planning needs the extra nostall[sharding]"
 from nostall.parallel.sharding.planners import sharding
 from nostall.parallel.sharding.planners.integer_program import OutOfTime, Problem, solve
 from nostall.parallel.sharding.planners.sharding import Options, plan_sharding
-from nostall.parallel.sharding.planners.tables import make_tables
 from nostall.parallel.sharding.planners.tied import tie
-from nostall.parallel.sharding.planners.tree_annealing import anneal
+from nostall.parallel.sharding.planners.tree_annealing import anneal, make_tables
 from tests.unit.parallel.sharding.planners.test_sharding import _prices
 
 

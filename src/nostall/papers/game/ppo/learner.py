@@ -1,0 +1,266 @@
+"""Proximal policy optimisation (Schulman et al., arXiv:1707.06347) of a graph policy.
+
+The libraries' policies have a fixed number of actions. Here the number of actions depends on the
+kernel, and a batch holds rollouts of several kernels, so the algorithm is implemented in full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nostall.core import BadInput
+from nostall.papers.game.edits import ScheduleEdits
+from nostall.papers.game.game import Game
+from nostall.papers.game.graph_view import GraphView
+from nostall.papers.game.parameters import PpoParameters
+from nostall.papers.game.ppo.policy import GraphObservation, GraphPolicy
+from nostall.papers.game.ppo.start_states import StartState
+from nostall.sass.program.program import Function
+from nostall.sass.schedule.graph import DependenceGraph
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphPpoParameters(PpoParameters):
+    """Hyperparameters of PPO with a graph policy."""
+
+    allowed: ClassVar[str] = f"{PpoParameters.allowed}, and a tolerance of at least 0"
+
+    steps: int = 128
+    epochs: int = 2
+    minibatch: int = 32
+    rate: float = 1e-3
+    width: int = 32
+    """Features of a node inside the network."""
+    rounds: int = 3
+    """Rounds of message passing."""
+    tolerance: float = 0.03
+    """Largest loss of throughput that a step may keep, as a multiple of a typical change."""
+
+    @property
+    def is_valid(self) -> bool:
+        return super().is_valid and min(self.width, self.rounds) > 0 and self.tolerance >= 0
+
+
+class TrainingEnvironment:
+    """A kernel's game as the learner sees it: graph observations and normalised rewards.
+
+    A step that loses more than ``tolerance`` times a typical change is taken back, as in threshold
+    accepting (Dueck and Scheuer, J. Comput. Phys. 90, 1990): it costs an evaluation, but has no
+    reward and changes nothing. Rewards are divided by their running root mean square, so that
+    kernels with different gains have the same weight.
+    """
+
+    def __init__(
+        self,
+        game: Game,
+        function: Function,
+        graph: DependenceGraph,
+        parameters: GraphPpoParameters,
+        next_start: Callable[[], StartState | None] = lambda: None,
+        on_episode: Callable[[int, float], None] = lambda steps, total_reward: None,
+    ) -> None:
+        """Wrap ``game``.
+
+        next_start: returns the start state of an episode; None for the original
+        on_episode: receives the steps and the total reward of each finished episode
+        """
+        self.game, self.parameters = game, parameters
+        self.next_start, self.on_episode = next_start, on_episode
+        assert isinstance(game.actions, ScheduleEdits)
+        self._view, self._candidates = GraphView(function, graph), game.actions.candidates
+        self._observation: GraphObservation | None = None
+        self.changes, self.rewards = RunningRms(), RunningRms()
+        self.steps, self.total_reward = 0, 0.0
+
+    def reset(self) -> None:
+        """Begin an episode; with the original if no action is legal in the given start state."""
+        start = self.next_start()
+        self.game.reset(*(start or ()))
+        if not self.game.mask.any():
+            self.game.reset()
+        self.steps, self.total_reward, self._observation = 0, 0.0, None
+
+    def observe(self) -> GraphObservation:
+        """Observe the current state; the same object until a step changes the state."""
+        if self._observation is None:
+            nodes, edge_values = self._view.observe(self.game.state)
+            self._observation = GraphObservation(
+                nodes, self._view.edges, edge_values, self._candidates, self.game.mask
+            )
+        return self._observation
+
+    def step(self, action: int) -> tuple[float, bool, bool]:
+        """Take one action; returns (normalised reward, terminated, truncated)."""
+        before = self.game.state
+        result = self.game.step(action, self._accepts)
+        if self.game.state is not before:
+            self._observation = None
+        self.steps += 1
+        self.total_reward += result.reward
+        self.rewards.add(result.reward)
+        reward = float(np.clip(result.reward / max(1e-3, self.rewards.value), -10.0, 10.0))
+        truncated = self.steps >= self.parameters.horizon and not result.terminated
+        if result.terminated or truncated:
+            self.on_episode(self.steps, self.total_reward)
+        return reward, result.terminated, truncated
+
+    def _accepts(self, change: float) -> bool:
+        self.changes.add(change)
+        return change >= -self.parameters.tolerance * self.changes.value
+
+
+@dataclass
+class RunningRms:
+    """Running root mean square of a sequence of numbers."""
+
+    sum_of_squares: float = 0.0
+    count: int = 0
+
+    def add(self, number: float) -> None:
+        self.sum_of_squares += number**2
+        self.count += 1
+
+    @property
+    def value(self) -> float:
+        return float(np.sqrt(self.sum_of_squares / max(1, self.count)))
+
+
+@dataclass
+class Rollout:
+    """Consecutive steps of one environment, one list entry per step."""
+
+    observations: list[GraphObservation] = field(default_factory=list[GraphObservation])
+    actions: list[int] = field(default_factory=list[int])
+    log_probabilities: list[float] = field(default_factory=list[float])
+    values: list[float] = field(default_factory=list[float])
+    """The critic's value of the observed state."""
+    rewards: list[float] = field(default_factory=list[float])
+    bootstrap_values: list[float | None] = field(default_factory=list["float | None"])
+    """Value of the state after a step that no other step of the rollout follows: 0 if the episode
+    terminated. None if the next step follows."""
+
+
+class Learner:
+    """PPO's policy, optimiser and random generator."""
+
+    def __init__(self, policy: GraphPolicy, parameters: GraphPpoParameters, seed: int) -> None:
+        self.policy, self.parameters = policy, parameters
+        self.optimiser = torch.optim.Adam(policy.parameters(), lr=parameters.rate, eps=1e-5)
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def learn(self, environments: Sequence[TrainingEnvironment]) -> dict[str, float]:
+        """Collect one rollout of each environment and update the policy.
+
+        Returns the mean losses, entropy and reward by their metric names.
+        """
+        rollouts = [self._collect(environment) for environment in environments]
+        estimates = [self._advantages(rollout) for rollout in rollouts]
+        observations = [o for r in rollouts for o in r.observations]
+        actions = torch.tensor([a for r in rollouts for a in r.actions])
+        log_probabilities = torch.tensor([p for r in rollouts for p in r.log_probabilities])
+        advantages = torch.cat([advantages for advantages, _ in estimates])
+        # Normalised over the whole batch: most steps have no reward, and in a minibatch without
+        # any reward a normalisation would only amplify the noise of the critic.
+        advantages = (advantages - advantages.mean()) / advantages.std().clamp(min=1.0)
+        returns = torch.cat([returns for _, returns in estimates])
+        losses: list[list[float]] = []
+        for _ in range(self.parameters.epochs):
+            shuffled = torch.randperm(len(observations), generator=self.generator)
+            for part in shuffled.split(self.parameters.minibatch):
+                if len(part) > 1:
+                    losses.append(
+                        self._update(
+                            [observations[int(i)] for i in part],
+                            actions[part],
+                            log_probabilities[part],
+                            advantages[part],
+                            returns[part],
+                        )
+                    )
+        policy, value, entropy = np.mean(losses, axis=0).tolist()
+        reward = float(np.mean([x for r in rollouts for x in r.rewards]))
+        return {"policy": policy, "value": value, "entropy": entropy, "reward": reward}
+
+    def _collect(self, environment: TrainingEnvironment) -> Rollout:
+        rollout, observation = Rollout(), None
+        environment.reset()
+        for step in range(self.parameters.steps):
+            if environment.observe() is not observation:
+                observation = environment.observe()
+                with torch.no_grad():
+                    scores, _, value = self.policy([observation])
+                    probabilities = scores.exp()
+                if not bool(torch.isfinite(probabilities).all()):
+                    raise BadInput(
+                        "the weights of the policy give no probabilities of actions: they are too "
+                        "large; train the policy again with `nostall train`"
+                    )
+            action = int(torch.multinomial(probabilities, 1, generator=self.generator))
+            reward, terminated, truncated = environment.step(action)
+            is_last = step + 1 == self.parameters.steps
+            rollout.observations.append(observation)
+            rollout.actions.append(action)
+            rollout.log_probabilities.append(float(scores[action]))
+            rollout.values.append(float(value))
+            rollout.rewards.append(reward)
+            # A truncated episode could have earned more, so its last state has a value.
+            if truncated or (is_last and not terminated):
+                rollout.bootstrap_values.append(self._value(environment))
+            else:
+                rollout.bootstrap_values.append(0.0 if terminated else None)
+            if (terminated or truncated) and not is_last:
+                environment.reset()
+        return rollout
+
+    def _value(self, environment: TrainingEnvironment) -> float:
+        with torch.no_grad():
+            return float(self.policy([environment.observe()])[2])
+
+    def _advantages(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
+        """Generalised advantage estimates (arXiv:1506.02438) and returns."""
+        p, n = self.parameters, len(rollout.rewards)
+        estimates, advantage = [0.0] * n, 0.0
+        for t in reversed(range(n)):
+            bootstrap = rollout.bootstrap_values[t]
+            next_value = rollout.values[t + 1] if bootstrap is None else bootstrap
+            error = rollout.rewards[t] + p.discount * next_value - rollout.values[t]
+            advantage = error + (p.discount * p.smoothing * advantage if bootstrap is None else 0.0)
+            estimates[t] = advantage
+        advantages = torch.tensor(estimates)
+        return advantages, advantages + torch.tensor(rollout.values)
+
+    def _update(
+        self,
+        observations: Sequence[GraphObservation],
+        actions: Tensor,
+        log_probabilities: Tensor,
+        advantages: Tensor,
+        returns: Tensor,
+    ) -> list[float]:
+        """One optimiser step on a minibatch; returns policy loss, value loss and entropy."""
+        p = self.parameters
+        # Steps that were taken back share their observation; the network evaluates it once.
+        distinct = list({id(o): o for o in observations}.values())
+        numbers = {id(o): n for n, o in enumerate(distinct)}
+        observation_indices = torch.tensor([numbers[id(o)] for o in observations])
+        scores, action_state, values = self.policy(distinct)
+        first = torch.searchsorted(action_state, torch.arange(len(distinct)))
+        ratio = torch.exp(scores[first[observation_indices] + actions] - log_probabilities)
+        clipped = torch.clamp(ratio, 1 - p.clip, 1 + p.clip)
+        policy_loss = -torch.min(advantages * ratio, advantages * clipped).mean()
+        value_loss = torch.nn.functional.mse_loss(values[observation_indices], returns)
+        legal = torch.isfinite(scores)
+        terms = -(scores[legal].exp() * scores[legal])
+        entropies = torch.zeros(len(distinct)).index_add(0, action_state[legal], terms)
+        entropy = entropies[observation_indices].mean()
+        self.optimiser.zero_grad()
+        (policy_loss - p.entropy * entropy + p.value * value_loss).backward()
+        torch.nn.utils.clip_grad_norm_(self.policy.parameters(), p.gradient)
+        self.optimiser.step()
+        return [policy_loss.item(), value_loss.item(), entropy.item()]
