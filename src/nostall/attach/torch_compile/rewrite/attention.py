@@ -23,6 +23,8 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
 from nostall.attach.torch_compile.rewrite.constant_masks import Masks
+from nostall.attach.warning import warn_once
+from nostall.core.errors import one_line
 
 ATTENTION = torch.nn.functional.scaled_dot_product_attention
 OPERANDS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
@@ -47,7 +49,10 @@ def keep_attention(module: GraphModule) -> list[str]:
     masks, copies = Masks(graph), dict[Node, Node]()
     for node in graph.nodes:
         if node.op == "call_function" and node.target is ATTENTION:
-            done.update(_keep_whole(graph, node, masks, copies))
+            try:
+                done.update(_keep_whole(graph, node, masks, copies))
+            except Exception as error:  # must not end the user's compilation
+                warn_once(f"a call of attention is left as it is: {one_line(error)}")
     if not done.keys() - {DROPOUT}:
         return []
     module.recompile()

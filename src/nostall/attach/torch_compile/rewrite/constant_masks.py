@@ -222,7 +222,12 @@ def _is_known(node: Node) -> bool:
 def _memory(node: Node) -> int | None:
     """What is equal for values that share memory, as Dynamo traced them; None if unknown."""
     fake = node.meta.get("example_value")
-    return int(fake.untyped_storage()._cdata) if isinstance(fake, Tensor) else None
+    if not isinstance(fake, Tensor) or fake.layout != torch.strided:
+        return None
+    try:
+        return int(fake.untyped_storage()._cdata)
+    except (NotImplementedError, RuntimeError):  # subclasses without memory of their own
+        return None
 
 
 def _may_write(node: Node) -> bool:

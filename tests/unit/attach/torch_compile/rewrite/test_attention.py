@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from nostall.attach.torch_compile.graph_copies import clone_graph  # noqa: E402
+from nostall.attach.torch_compile.rewrite import attention  # noqa: E402
 from nostall.attach.torch_compile.rewrite.attention import (  # noqa: E402
     ATTENTION,
     CAUSAL,
@@ -277,3 +278,27 @@ def test_mask_that_broadcasts_the_result_stays() -> None:
         lambda q, k, v: sdpa(q, k, v, attn_mask=torch.ones(3, 1, LENGTH, LENGTH) > 0), q, k, v
     )
     assert keep_attention(module) == []
+
+
+def test_layer_of_pytorch_with_its_causal_mask() -> None:
+    layer = torch.nn.TransformerEncoderLayer(HEADS * WIDTH, HEADS, 32, 0.0, batch_first=True)
+
+    def function(x: Any, values: Any) -> Any:
+        mask = torch.nn.Transformer.generate_square_subsequent_mask(LENGTH)
+        return layer(x, src_mask=mask), (2 * values).neg_()
+
+    x = torch.randn(2, LENGTH, HEADS * WIDTH)
+    module = traced(function, x.requires_grad_(), torch.eye(4))
+    assert keep_attention(module) == [f"1 x attention: {CAUSAL}"]
+
+
+def test_a_failure_leaves_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = traced(lambda q, k, v: sdpa(q, k, v, attn_mask=ALL_TRUE["ones"]()), *operands())
+    code = module.code
+
+    def fails(self: Any, mask: Any) -> Any:
+        raise RuntimeError("of PyTorch")
+
+    monkeypatch.setattr(attention.Masks, "without_condition", fails)
+    assert keep_attention(module) == []
+    assert module.code == code
