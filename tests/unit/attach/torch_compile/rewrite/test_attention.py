@@ -83,8 +83,7 @@ def traced(function: Callable[..., Any], *inputs: Any, dynamic: bool = False) ->
 
     def backend(module: Any, traced_inputs: Any) -> Any:
         graphs.append(clone_graph(module))
-        graphs[0].order = [next(i for i, x in enumerate(inputs) if x is y) for y in traced_inputs
-                           if isinstance(y, torch.Tensor)]  # fmt: skip
+        graphs[0].order = [i for y in traced_inputs for i, x in enumerate(inputs) if x is y]
         return lambda *args: [torch.zeros(())] * 9
 
     torch._dynamo.reset()
