@@ -279,15 +279,13 @@ def test_mask_that_broadcasts_the_result_stays() -> None:
     assert keep_attention(module) == []
 
 
-def test_layer_of_pytorch_with_its_causal_mask() -> None:
-    layer = torch.nn.TransformerEncoderLayer(HEADS * WIDTH, HEADS, 32, 0.0, batch_first=True)
-
-    def function(x: Any, values: Any) -> Any:
+def test_writes_to_other_memory_do_not_matter() -> None:
+    def function(q: Any, k: Any, v: Any, values: Any) -> Any:
         mask = torch.nn.Transformer.generate_square_subsequent_mask(LENGTH)
-        return layer(x, src_mask=mask), (2 * values).neg_()
+        other = torch.ones(LENGTH, LENGTH).masked_fill_(values > 0, 0.0)
+        return sdpa(q, k, v, attn_mask=mask), (2 * values).neg_(), other
 
-    x = torch.randn(2, LENGTH, HEADS * WIDTH)
-    module = traced(function, x.requires_grad_(), torch.eye(4))
+    module = traced(function, *operands(), torch.randn(LENGTH, LENGTH))
     assert keep_attention(module) == [f"1 x attention: {CAUSAL}"]
 
 
