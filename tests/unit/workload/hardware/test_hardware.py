@@ -121,13 +121,6 @@ def test_a_fit_stays_within_its_bounds_for_impossible_measurements() -> None:
     assert negative_overhead.curve.overhead == 0.0
 
 
-def test_half_size_reaches_half_the_share() -> None:
-    curve, peak = EfficiencyCurve(0.8, 1e-3), 10e9
-    half_size = curve.half_size(peak)
-    assert half_size / curve.seconds(half_size, peak) / peak == pytest.approx(0.4)
-    assert curve.seconds(0, peak) == 0
-
-
 @pytest.mark.parametrize(
     ("sizes", "seconds"), [([1e6], [1.0]), ([1e6, 1e6], [1.0, 2.0]), ([1e6, 2e6], [1.0, 0.0])]
 )
