@@ -49,7 +49,8 @@ from nostall.report.plan.sharding import (
 )
 from nostall.report.plan.sharding_picture import sharding_picture
 from nostall.report.units import Scale
-from nostall.workload.hardware import Hardware, load_hardware
+from nostall.workload.hardware.description import Hardware
+from nostall.workload.hardware.file import load_hardware
 from nostall.workload.jobs.record import Resource
 
 

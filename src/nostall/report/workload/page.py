@@ -22,7 +22,7 @@ from nostall.workload import Architecture
 from nostall.workload.characterization import JobsCharacterization, TracesCharacterization
 from nostall.workload.characterization.jobs import RATE_FACTORS
 from nostall.workload.characterization.kinds import KindsCharacterization
-from nostall.workload.model import STEP_PARTS
+from nostall.workload.model.breakdown import STEP_PARTS
 from nostall.workload.timeline.analysis import TIME_PARTS
 from nostall.workload.timeline.kernels import KernelTime
 from nostall.workload.timeline.time_slices import slice_shares

@@ -18,14 +18,11 @@ from nostall.workload import (
     model_step,
     project_job,
 )
-from nostall.workload.hardware import flat_efficiency
-from nostall.workload.model import (
-    STEP_PARTS,
-    roofline_point,
-    sensitivities,
-    sweep_rate,
-    traffic_by_medium,
-)
+from nostall.workload.hardware.efficiency import flat_efficiency
+from nostall.workload.model.breakdown import STEP_PARTS
+from nostall.workload.model.roofline import roofline_point
+from nostall.workload.model.sensitivity import sensitivities, sweep_rate
+from nostall.workload.model.traffic import traffic_by_medium
 from tests.unit.workload.job_records import (
     LINK_AND_MEMORY_RATES,
     TEST_HARDWARE,
