@@ -26,7 +26,7 @@ MAY_LOAD = {
     "init": KERNEL,
     "record": {"attach", "tuning"},
     "train": KERNEL | {"papers", "search"},
-    "serving": KERNEL | {"attach", "attach.rollouts", "numba", "papers", "search", "serving"},
+    "serving": KERNEL | {"attach", "attach.rollouts", "papers", "search", "serving"},
     "plan": {"parallel", "report", "report.plan", "workload"},
     "simulate": {"parallel", "report", "report.plan"},
     "launch": {"parallel", "report"},
