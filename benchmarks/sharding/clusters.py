@@ -5,7 +5,7 @@ from __future__ import annotations
 from nostall.cli.planning.sharding import device_rates
 from nostall.parallel.cluster import Cluster, parse_cluster
 from nostall.parallel.sharding.cost.rates import DeviceRates
-from nostall.workload.hardware import load_hardware
+from nostall.workload.hardware.file import load_hardware
 
 MEMORY_GIB = 80
 LATENCY_US = 5

@@ -25,12 +25,8 @@ from benchmarks.harness.result_file import save
 from benchmarks.workload.feature_records import from_record
 from nostall.core.files.atomic import write_atomically
 from nostall.workload import Architecture, Hardware, Job, load_hardware, model_step
-from nostall.workload.hardware import (
-    EfficiencyFit,
-    OperatorTimeFit,
-    fit_efficiency,
-    fit_operator_time,
-)
+from nostall.workload.hardware.efficiency import EfficiencyFit, fit_efficiency
+from nostall.workload.hardware.operator_time import OperatorTimeFit, fit_operator_time
 from nostall.workload.jobs.operators import Operator, OperatorKind
 from nostall.workload.jobs.record import Resource
 from nostall.workload.model.traffic import ring_allreduce_bytes

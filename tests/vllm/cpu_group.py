@@ -17,7 +17,7 @@ import torch
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.attention.backends import flash_attn
 
-from nostall.attach.vllm import counts, gpu_backend, kind_tables
+from nostall.attach.vllm import counts, gpu_backend
 from nostall.attach.vllm.grouped_tables import GroupedStepTables
 from nostall.attach.vllm.step_tables import StepTables
 from nostall.serving.attention.host import HostBatch, execute
@@ -142,9 +142,9 @@ def patch(monkeypatch: pytest.MonkeyPatch, steps: str = "all") -> None:
     monkeypatch.setenv("NOSTALL_VLLM_ATTENTION", steps)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
-    monkeypatch.setattr(kind_tables, "StepTables", HostTables)
-    monkeypatch.setattr(kind_tables, "GroupedStepTables", HostGroupedTables)
-    monkeypatch.setattr(kind_tables, "has_tall_kernel", lambda device: False)
+    monkeypatch.setattr(gpu_backend, "StepTables", HostTables)
+    monkeypatch.setattr(gpu_backend, "GroupedStepTables", HostGroupedTables)
+    monkeypatch.setattr(gpu_backend, "has_tall_kernel", lambda device: False)
     monkeypatch.setattr(gpu_backend, "attach_attention_kernels", lambda: None)
     monkeypatch.setattr(flash_attn.FlashAttentionImpl, "forward", fake_forward)
 

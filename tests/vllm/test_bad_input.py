@@ -26,7 +26,7 @@ from cpu_group import (
 )
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
-from nostall.attach.vllm import counts, kind_tables
+from nostall.attach.vllm import counts, gpu_backend
 from nostall.attach.vllm.gpu_backend import STEP
 
 FIELDS = {"block_size": PAGE, "num_kv_heads": KV_HEADS, "head_size": DIMS, "dtype": torch.float32}
@@ -163,7 +163,7 @@ def test_a_scratch_without_memory_is_left(fault: str, monkeypatch: pytest.Monkey
         raise ValueError("out of resources: shared memory")
 
     if fault == "too large":
-        monkeypatch.setattr(kind_tables, "MAX_SCRATCH_BYTES", 1)
+        monkeypatch.setattr(gpu_backend, "MAX_SCRATCH_BYTES", 1)
     else:
         monkeypatch.setattr(HostGroupedTables, "warm_up", fail)
     group = shared_group()

@@ -23,7 +23,7 @@ def report(run: RunArgument) -> None:
     search, the stalls, and both schedules side by side; for `nostall fuse` the fused kernels.
     """
     from nostall.attach.rollouts.job import RESULT_FILE
-    from nostall.report.fusion import is_fusion, write_page
+    from nostall.report.fusion.page import is_fusion, write_page
     from nostall.report.tune.page import write_report
 
     if (run / RESULT_FILE).exists():

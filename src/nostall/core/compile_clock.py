@@ -18,7 +18,8 @@ def compiled_s() -> float:
 
 def planning_clock() -> float:
     """Seconds of the monotonic clock without those of compilation."""
-    return monotonic() - compiled_s()
+    compiled = compiled_s()  # the first call imports numba
+    return monotonic() - compiled
 
 
 @dataclass

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -136,17 +134,6 @@ class RecordedClock:
     def __init__(self, samples: Mapping[str, Samples]) -> None:
         """``samples``: by key of the graph; ``*`` stands for all graphs that are not listed."""
         self._samples = samples
-
-    @classmethod
-    def from_file(cls, path: Path) -> RecordedClock:
-        """Read a JSON file of samples by graph key.
-
-        Raises :class:`BadRun` if the file cannot be read.
-        """
-        try:
-            return cls(json.loads(path.read_text()))
-        except (OSError, ValueError) as error:
-            raise BadRun(f"{path} is no recording of graphs: {error}; record it anew") from error
 
     def samples(self, graph: str, runs: Sequence[Run], seconds: float) -> Samples:
         samples = self._samples.get(graph) or self._samples.get("*")

@@ -7,7 +7,6 @@ from typing import Any
 
 from nostall.parallel.errors import BadPlan, Infeasible
 from nostall.parallel.plan import Plan, Workload, check_plan
-from nostall.parallel.planners.closed_form import closed_form
 from nostall.parallel.planners.fastest import simulated_cheap_plans
 from nostall.parallel.simulate import (
     Memory,
@@ -61,6 +60,8 @@ class PlanEvaluation:
         """
         components: dict[str, float] = {}
         if not self.plan.interleaved:
+            from nostall.parallel.planners.closed_form import closed_form
+
             form = closed_form(self.workload, self.plan)
             components = {
                 "closed_form_warm_up_s": form.warm_up_s,

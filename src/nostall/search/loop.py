@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any, Generic, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple
 
 import numpy as np
 
@@ -37,14 +37,6 @@ _SECONDS = "seconds"
 """Key of a checkpoint's memory: seconds that the search has run."""
 
 
-class StateSet(Protocol):
-    """Immutable set of states that a strategy keeps from step to step."""
-
-    def dump(self, space: Any) -> list[dict[str, Any]]:
-        """The states as the field ``population`` of a checkpoint."""
-        ...
-
-
 class Point(NamedTuple, Generic[S]):
     """State of a search between two steps."""
 
@@ -62,7 +54,7 @@ class Point(NamedTuple, Generic[S]):
     rng: Mapping[str, Any]
     """State of the random generator."""
     population: Any = None
-    """Further states of the strategy (a :class:`StateSet`), or None."""
+    """Further states of the strategy, an immutable object with ``dump(space)``, or None."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,12 @@ if TYPE_CHECKING:
     from nostall.store.folder import home
     from nostall.store.provenance import ComparisonRecord, Provenance, Verification
     from nostall.store.row import Row
-    from nostall.store.store import Lookup, Store, StoredCubin
+    from nostall.store.store import Store, StoredCubin
 
 __all__ = [
     "BadBundle",
     "BadStore",
     "ComparisonRecord",
-    "Lookup",
     "Provenance",
     "Row",
     "Store",

@@ -4,10 +4,13 @@ Job tables are modelled with the analytical framework of arXiv:1910.05930 ("Char
 Learning Training Workloads on Alibaba-PAI").  Profiler traces are measured.
 """
 
-from nostall.workload.hardware import Hardware, load_hardware, presets
-from nostall.workload.jobs import Architecture, Job, Resource
+from nostall.workload.hardware.description import Hardware
+from nostall.workload.hardware.file import load_hardware, presets
+from nostall.workload.jobs.record import Architecture, Job, Resource
 from nostall.workload.jobs.table import JobTable, read_jobs
-from nostall.workload.model import Population, StepBreakdown, model_step, project_job
+from nostall.workload.model.breakdown import StepBreakdown, model_step
+from nostall.workload.model.population import Population
+from nostall.workload.model.projection import project_job
 
 __all__ = [
     "Architecture",

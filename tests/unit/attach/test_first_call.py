@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import nostall
-from nostall.attach import first_call, launch_capture
+from nostall.attach import first_call
 from nostall.core import BadInput, BadLaunch, Budget, LaunchSpec
 from nostall.ptx.assemble.versions import find_assemblers
 from nostall.store import Store
@@ -41,7 +41,7 @@ class FakeTensor:
 
 
 def _argument(kind: Any, value: Any, **bounds: int) -> Any:
-    return launch_capture._argument("m.kernel", "a", kind, value, bounds)
+    return first_call._argument("m.kernel", "a", kind, value, bounds)
 
 
 def test_tensors_become_buffers_with_the_size_of_their_storage() -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from nostall.cli import environment
-from nostall.cli.environment import EXTRAS, USES, Check, check_environment, missing_parts
+from nostall.cli import doctor
+from nostall.cli.doctor import EXTRAS, USES, Check, check_environment, missing_parts
 
 ROOT = Path(__file__).resolve().parents[3]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -39,10 +39,10 @@ def test_the_extras_are_those_of_the_project() -> None:
 
 def test_the_ranges_are_those_of_the_project() -> None:
     extras = PROJECT["optional-dependencies"]
-    first, last = environment.TORCH_VERSIONS[0], environment.TORCH_VERSIONS[-1]
+    first, last = doctor.TORCH_VERSIONS[0], doctor.TORCH_VERSIONS[-1]
     after = f"{last.split('.')[0]}.{int(last.split('.')[1]) + 1}"
     assert extras["torch"] == [f"torch>={first},<{after}"]
-    assert f"nvidia-cuda-nvdisasm=={environment.NVDISASM_VERSION}" in PROJECT["dependencies"]
+    assert f"nvidia-cuda-nvdisasm=={doctor.NVDISASM_VERSION}" in PROJECT["dependencies"]
 
 
 def test_every_use_needs_parts_that_are_checked() -> None:
@@ -91,17 +91,17 @@ def test_a_missing_package_and_an_unsupported_version(monkeypatch: pytest.Monkey
 def test_the_gpu_and_its_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     answer = "NVIDIA H200, 580.1\nNVIDIA H200, 580.1\n"
     monkeypatch.setattr("shutil.which", lambda tool: f"/usr/bin/{tool}")
-    monkeypatch.setattr(environment.toolchain, "run", lambda command, tool: answer)
-    gpu, driver = environment._check_gpu()
+    monkeypatch.setattr(doctor.toolchain, "run", lambda command, tool: answer)
+    gpu, driver = doctor._check_gpu()
     assert gpu == Check("GPU", "NVIDIA H200; NVIDIA H200", False)
     assert driver == Check("driver", "580.1", False)
 
 
 def test_a_damaged_store_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NOSTALL_HOME", str(tmp_path))
-    assert environment._check_store().version == f"0 records ({tmp_path})"
+    assert doctor._check_store().version == f"0 records ({tmp_path})"
     (tmp_path / "index.sqlite").write_bytes(b"")
-    check = environment._check_store()
+    check = doctor._check_store()
     assert not check.ok and "nostall store repair" in check.remedy
 
 
@@ -113,5 +113,5 @@ def test_an_override_that_does_not_exist(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("sys.path", [])
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr("sysconfig.get_path", lambda name: "/nonexistent")
-    check = environment._check_tool("nvdisasm", "13.5.37", needed=True)
+    check = doctor._check_tool("nvdisasm", "13.5.37", needed=True)
     assert check.remedy == "pip install nvidia-cuda-nvdisasm==13.5.37"

@@ -216,14 +216,6 @@ def test_diagnostics_and_calibration() -> None:
     )
 
 
-def test_classes_that_were_not_in_fit_are_refused() -> None:
-    items, classes = two_views(30, 4)
-    model = MaxMarginMultiView((4, 3), dimensions=2, features=4, sweeps=4, burn_in=1)
-    model.fit(items, classes)
-    with pytest.raises(BadInput, match=r"the classes \[7\] were not in fit"):
-        model.calibrate(items, np.full(30, 7))
-
-
 def test_a_constant_column_changes_nothing() -> None:
     items, classes = two_views(60, 5)
     items[:, 1] = 3.0

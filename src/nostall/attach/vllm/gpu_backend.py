@@ -15,17 +15,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+import torch
 from vllm.v1.attention.backend import AttentionCGSupport, AttentionType
 from vllm.v1.attention.backends import flash_attn
 
 from nostall.attach.attention_kernels import attach_attention_kernels
 from nostall.attach.vllm.counts import count_left, count_served, log_once
 from nostall.attach.vllm.grouped_tables import GroupedStepTables
-from nostall.attach.vllm.kind_tables import AnyTables, KindTables
 from nostall.attach.vllm.layer_checks import (
     drafts_of,
     group_shape,
@@ -34,21 +35,165 @@ from nostall.attach.vllm.layer_checks import (
     model_lack,
     window_of,
 )
-from nostall.attach.vllm.routing import DEFAULT, VARIABLE, StepKind, find_choice, serves
-from nostall.attach.vllm.step_lengths import (
-    Part,
-    graph_size,
-    key_lengths_of,
-    kind_of,
-    query_lengths_of,
-    rest_of,
-    short_part,
-    tokens_of,
+from nostall.attach.vllm.routing import (
+    DEFAULT,
+    MAX_VERIFY,
+    VARIABLE,
+    Choice,
+    StepKind,
+    find_choice,
+    plan_of,
+    reads_once,
+    serves,
+    step_kind,
+    stored_plan,
 )
-from nostall.attach.vllm.step_tables import StepLimits
+from nostall.attach.vllm.step_tables import StepLimits, StepTables
 from nostall.core.errors import BadInput, NostallError
 from nostall.serving.attention.config import HEAD_DIMS, AttentionShape
 from nostall.serving.attention.launch import BatchTensors
+from nostall.serving.attention.plan import AttentionPlan
+from nostall.serving.attention.tall_launch import has_tall_kernel
+
+MAX_SCRATCH_BYTES = 1 << 30
+"""Most memory of the scratch of one group of layers."""
+AnyTables = StepTables | GroupedStepTables
+
+
+@dataclass(frozen=True)
+class KindTables:
+    """What decides the tables of a group of layers."""
+
+    choice: Choice
+    shape: AttentionShape
+    limits: StepLimits
+    device: Any
+
+    def make(self, dtype: Any) -> dict[StepKind, AnyTables]:
+        """Tables for each kind of step of which nostall serves the largest, with their kernels.
+
+        Raises :class:`BadInput` if there is no such kind, and for too much scratch.
+        """
+        wanted = {
+            kind: (plan, self.grouped_tokens(kind)) for kind, plan in self._plans(dtype).items()
+        }
+        made: dict[tuple[AttentionPlan, int], AnyTables] = {}
+        for plan, tokens in sorted(set(wanted.values()), key=lambda key: key[1]):
+            tables: AnyTables
+            if tokens:
+                tables = GroupedStepTables(self.shape, plan, self.limits, self.device, tokens)
+            else:
+                tables = StepTables(self.shape, plan, self.limits, self.device)
+            made[plan, tokens] = tables
+        scratch_bytes = sum(tables.scratch_bytes for tables in made.values())
+        if scratch_bytes > MAX_SCRATCH_BYTES:
+            raise BadInput(f"{scratch_bytes >> 20} MiB of scratch")
+        for tables in made.values():
+            tables.warm_up(dtype, -(-self.limits.keys // self.shape.page_size))
+        return {kind: made[key] for kind, key in wanted.items()}
+
+    def grouped_tokens(self, kind: StepKind) -> int:
+        """Tokens for which tables that find shared prefixes have room; 0: tables without them."""
+        if not reads_once(self.choice, kind, self.shape, self.limits.drafts > 0):
+            return 0
+        return self.limits.cut_tokens if self.choice.is_cut(kind) else self.limits.short_tokens
+
+    def _plans(self, dtype: Any) -> dict[StepKind, AttentionPlan]:
+        """The plan of each kind of step of which nostall serves the largest."""
+        sms = torch.cuda.get_device_properties(self.device).multi_processor_count
+        gpu = str(torch.cuda.get_device_name(self.device))
+        kinds = [
+            kind
+            for kind in self.choice.kinds_of(self.limits.drafts > 0)
+            if serves(self.choice, kind, self.shape, self.limits.sequences, sms, gpu)
+        ]
+        if not kinds:
+            raise BadInput(
+                f"no steps of {self.shape} on {gpu} are among those that {VARIABLE} names"
+            )
+        has_tall = has_tall_kernel(torch.device(self.device))
+        plans = {}
+        for kind in kinds:
+            shape = replace(self.shape, has_prefixes=self.grouped_tokens(kind) > 0)
+            short = StepKind.VERIFY if self.choice.is_cut(kind) else kind
+            stored = stored_plan(short, shape, str(dtype).removeprefix("torch."), gpu)
+            plans[kind] = stored or plan_of(short, shape, has_tall)
+        return plans
+
+
+class Part(NamedTuple):
+    """The first sequences of a step."""
+
+    sequences: int
+    tokens: int
+    """Query tokens of these sequences."""
+    decodes: int
+    """Those of the sequences that have one query token."""
+
+
+def graph_size(common: Any) -> tuple[int, int]:
+    """Sequences and tokens of a step, padded ones included: what tells captured graphs apart."""
+    return common.num_reqs, common.num_actual_tokens
+
+
+def kind_of(common: Any) -> StepKind:
+    """The kind of a step."""
+    # Most steps of a server are decodes, and the longest query decides that without an array.
+    if common.max_query_len == 1 and common.num_actual_tokens:
+        return StepKind.DECODE
+    return step_kind(query_lengths_of(common))
+
+
+def tokens_of(common: Any) -> int:
+    """Query tokens of a step without padding."""
+    return int(common.query_start_loc_cpu[common.num_reqs])
+
+
+def short_part(common: Any, most_tokens: int) -> Part:
+    """The sequences before the first that is longer than a verify, or exceeds ``most_tokens``.
+
+    Padding at the end of a step belongs to it if nothing else is behind it.
+    """
+    lengths = query_lengths_of(common)
+    is_short = (lengths <= MAX_VERIFY) & (np.cumsum(lengths) <= most_tokens)
+    count = len(lengths) if is_short.all() else int(is_short.argmin())
+    lengths = lengths[:count]
+    return Part(count, int(lengths.sum()), int((lengths == 1).sum()))
+
+
+def rest_of(common: Any, part: Part) -> Any:
+    """vLLM's description of the sequences behind a part, as a step of their own.
+
+    One kernel runs on the device for it, and the host waits for nothing.
+    """
+    rows = slice(part.sequences, common.num_reqs)
+    starts = slice(part.sequences, common.num_reqs + 1)
+    bounds = common.seq_lens_cpu_upper_bound
+    return type(common)(
+        query_start_loc=common.query_start_loc[starts] - part.tokens,
+        query_start_loc_cpu=common.query_start_loc_cpu[starts] - part.tokens,
+        seq_lens=common.seq_lens[rows],
+        seq_lens_cpu_upper_bound=None if bounds is None else bounds[rows],
+        num_reqs=common.num_reqs - part.sequences,
+        num_actual_tokens=common.num_actual_tokens - part.tokens,
+        max_query_len=common.max_query_len,
+        max_seq_len=common.max_seq_len,
+        block_table_tensor=common.block_table_tensor[rows],
+        slot_mapping=common.slot_mapping[part.tokens :],
+    )
+
+
+def query_lengths_of(common: Any) -> Any:
+    """Query lengths of a step's sequences, int32; 0: padding."""
+    return np.diff(common.query_start_loc_cpu[: common.num_reqs + 1].numpy())
+
+
+def key_lengths_of(common: Any) -> Any:
+    """Key lengths of a step's sequences, int32; upper bounds if the device knows them alone."""
+    bounds = common.seq_lens_cpu_upper_bound
+    lengths = common.seq_lens.cpu() if bounds is None else bounds
+    return lengths[: common.num_reqs].numpy().astype(np.int32, copy=False)
+
 
 CACHE_DTYPES = ("auto", "float16", "bfloat16")
 """Names of caches that hold keys and values as the kernel reads them."""

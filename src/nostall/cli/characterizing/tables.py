@@ -8,7 +8,7 @@ from nostall.core.text.plurals import pluralize
 from nostall.workload.characterization import JobsCharacterization, ScalingCharacterization
 from nostall.workload.characterization.scaling import NodeSlowdown
 from nostall.workload.hardware.default import CANDIDATES
-from nostall.workload.model import STEP_PARTS
+from nostall.workload.model.breakdown import STEP_PARTS
 
 MAX_JOBS = 12
 """Limit of the table of single jobs; larger populations have no such table."""

@@ -220,7 +220,7 @@ def _run_with_progress(
 
 def _write_pages(document: Document, run: Run) -> Path:
     """Write the report, and one for each tuned kernel; returns the path of the former."""
-    from nostall.report.fusion import write_page
+    from nostall.report.fusion.page import write_page
     from nostall.report.tune.page import write_report
 
     for tuned in document.tuned:

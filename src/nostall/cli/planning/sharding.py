@@ -12,22 +12,25 @@ from typing import Annotated
 import typer
 
 from nostall.cli.options.given_options import GivenContext, refuse_options
-from nostall.cli.planning.automap import explore_pipelines
 from nostall.cli.planning.hybrid import (
     HybridRequest,
     beside_shardings,
     default_micro_batch,
     show_hybrid,
 )
+from nostall.cli.planning.output import write_and_show
 from nostall.cli.planning.pipeline_offer import PipelineOffer
-from nostall.cli.terminal.console import Format, out, show_json, show_table
+from nostall.cli.terminal.console import Format, err, out, show_json, show_table
 from nostall.cli.terminal.progress import stage_bar
 from nostall.core.compile_clock import planning_clock
 from nostall.core.errors import BadInput
 from nostall.core.files.atomic import write_text_atomically
 from nostall.core.text.plurals import pluralize
 from nostall.parallel.cluster import Cluster
-from nostall.parallel.errors import BadPlan, Infeasible
+from nostall.parallel.errors import BadModel, BadPlan, Infeasible
+from nostall.parallel.evaluation import evaluate_plan
+from nostall.parallel.planners import Effort
+from nostall.parallel.planners.fastest import fastest_or_cheap
 from nostall.parallel.sharding.cost.device_mesh import ClusterMesh, default_shapes, mesh_text
 from nostall.parallel.sharding.cost.prices import Prices
 from nostall.parallel.sharding.cost.rates import DeviceRates
@@ -45,8 +48,51 @@ from nostall.report.plan.sharding import (
     sharding_sentences,
 )
 from nostall.report.plan.sharding_picture import sharding_picture
-from nostall.workload.hardware import Hardware, load_hardware
+from nostall.report.units import Scale
+from nostall.workload.hardware.description import Hardware
+from nostall.workload.hardware.file import load_hardware
 from nostall.workload.jobs.record import Resource
+
+
+def explore_pipelines(request: HybridRequest, seed: int, seconds: float) -> PipelineOffer:
+    """Play the explorer's game with as many stages as servers, at least two."""
+    from nostall.papers.automap.modelled_profile import modelled_profile
+    from nostall.papers.automap.pipeline import explore_pipeline
+    from nostall.parallel.module import load_job
+    from nostall.parallel.module.eager import compared_model
+    from nostall.parallel.plan import Workload
+
+    cluster = request.cluster
+    stages = max(2, len(cluster.servers))
+    try:
+        model = compared_model(load_job(request.module), err.print)
+        profile = modelled_profile(model, cluster, request.rates, request.micro_batch)
+        work = Workload(
+            profile, cluster, request.samples, request.micro_batch, request.state_factor
+        )
+        found = explore_pipeline(work, stages, seed, seconds=seconds)
+    except (BadModel, BadPlan, Infeasible) as error:
+        return PipelineOffer(f"the pipeline explorer found no plan: {error}")
+    # A cheap plan that is faster is taken, so a short limit gives no slower one.
+    plan = fastest_or_cheap(work, found.plan, Effort(seconds))
+    evaluation = evaluate_plan(work, plan or found.plan, "automap")
+    step_s = evaluation.timeline.iteration_s
+
+    def show(plans: Sequence[ShardingPlan], out_file: Path | None, format: Format) -> None:
+        """The file of a pipeline plan does not list ``plans``."""
+        write_and_show(evaluation, out_file, None, format, request.module)
+        if format is not Format.JSON:
+            for plan in plans:
+                out.print(f"modelled step {Scale('s', plan.step_s)(plan.step_s)}: {plan.name}")
+
+    return PipelineOffer(
+        f"the pipeline explorer's plan, GPUs {evaluation.plan.split}, of "
+        f"{pluralize(work.micro_batches, 'micro-batch')} takes {Scale('s', step_s)(step_s)}, "
+        "modelled",
+        step_s,
+        show,
+    )
+
 
 SHARDING_PLANNERS = ("sharding", "automap")
 DEFAULT_HARDWARE = "h100-dgx"

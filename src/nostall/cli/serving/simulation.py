@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,17 +19,19 @@ from nostall.cli.terminal.console import (
 from nostall.cli.terminal.progress import stage_bar
 from nostall.core.errors import BadInput
 from nostall.serving.scheduling.policies import POLICIES, Limits, find_policy
-from nostall.serving.simulate.engine import READ_ONCE_SEQUENCES, EngineSettings, simulate
 from nostall.serving.simulate.metrics import Distribution, Metrics
 from nostall.serving.simulate.step_costs import BUILT_IN, StepCosts, load_step_costs
 from nostall.serving.traces.requests import Request, load_requests
+
+if TYPE_CHECKING:
+    from nostall.serving.simulate.engine import EngineSettings
 
 HOW_TO_MEASURE = (
     "python -m benchmarks run serving.step_costs --out FILE, on a machine with a GPU and vLLM"
 )
 
 UNSHARED_REMARK = (
-    f"reading once changes nothing here: no step of {READ_ONCE_SEQUENCES} decodes or more, without "
+    "reading once changes nothing here: no step of {fewest} decodes or more, without "
     "speculation and prefills, had shared blocks; traces have them with prefix hashes (Mooncake's)"
 )
 
@@ -104,6 +106,8 @@ def simulate_trace(
     Step times come from a model fitted to measured steps of a real engine, so all results are
     modelled. The policies are vLLM's scheduler and XY-Serve's.
     """
+    from nostall.serving.simulate.engine import READ_ONCE_SEQUENCES, EngineSettings
+
     if not 0 < rate < float("inf"):
         raise BadInput(f"--rate {rate}; allowed is a number above 0")
     names = [policy] if policy else list(POLICIES)
@@ -133,7 +137,7 @@ def simulate_trace(
     if requests is not None and len(given) < requests:
         out.print(f"{trace.name} has {len(given):,} requests, so all were taken")
     if read_once and results[0] == results[1]:
-        out.print(UNSHARED_REMARK)
+        out.print(UNSHARED_REMARK.format(fewest=READ_ONCE_SEQUENCES))
     if are_equal(results[:: 1 + read_once]):
         out.print(equal_remark(draft_tokens))
 
@@ -141,6 +145,8 @@ def simulate_trace(
 def _simulate(
     requests: list[Request], model: StepCosts, settings: EngineSettings, seed: int, quiet: bool
 ) -> Metrics:
+    from nostall.serving.simulate.engine import simulate
+
     bar = stage_bar(enabled=not quiet)
     with bar:
         task = bar.add_task(f"simulating {settings.policy}", total=len(requests))

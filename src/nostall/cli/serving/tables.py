@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,11 +21,11 @@ from nostall.serving.tables.columns import (
     TOKEN_NAMES,
 )
 from nostall.serving.tables.costs import load_costs
-from nostall.serving.tables.host import build_tables
-from nostall.serving.tables.orders import ORDERS
-from nostall.serving.tables.settings import TableSettings, TaskTables
-from nostall.serving.tables.summary import TableSummary, summarize, token_table
+from nostall.serving.tables.settings import ORDER_NAMES, TableSettings, TaskTables
 from nostall.serving.tables.tiles import TileSet
+
+if TYPE_CHECKING:
+    from nostall.serving.tables.summary import TableSummary
 
 DEFAULT_PROGRAMS = 264
 """Two programs for each SM of an H100."""
@@ -35,7 +35,7 @@ BatchArgument = Annotated[Path, typer.Argument(help="Batch file of `nostall serv
 
 def show(
     batch: BatchArgument,
-    order: Annotated[str, typer.Option(help=f"One of {', '.join(ORDERS)}.")] = "snake",
+    order: Annotated[str, typer.Option(help=f"One of {', '.join(ORDER_NAMES)}.")] = "snake",
     programs: Annotated[
         int, typer.Option(min=1, help="Programs that run at the same time; 264: two for each SM.")
     ] = DEFAULT_PROGRAMS,
@@ -68,6 +68,9 @@ def show(
     The Token-Table has the query tokens of each sequence, the Task-Table the units in execution
     order. Costs are modelled unless --costs gives measured ones.
     """
+    from nostall.serving.tables.host import build_tables
+    from nostall.serving.tables.summary import summarize
+
     given = load_batch(batch)
     tile_set = _tile_set(tiles, split, units_per_program, least_prefix, least_saved_ns)
     settings = TableSettings(
@@ -109,6 +112,8 @@ def _tile_set(
 def _print_tables(
     batch: RaggedBatch, tables: TaskTables, settings: TableSettings, rows: int
 ) -> None:
+    from nostall.serving.tables.summary import token_table
+
     tokens = [
         [row.stage.name.lower(), *map(str, row[1:-1]), str(settings.tiles.heights[row.tile])]
         for row in token_table(batch, settings)
@@ -174,6 +179,8 @@ def _print_summary(summary: TableSummary) -> None:
 def _document(
     batch: RaggedBatch, tables: TaskTables, settings: TableSettings, summary: TableSummary
 ) -> dict[str, Any]:
+    from nostall.serving.tables.summary import token_table
+
     columns = {"tokens": TOKEN_NAMES, "tasks": TASK_NAMES, "reductions": REDUCTION_NAMES}
     return {
         "columns": {**columns, "prefix_rows": PREFIX_NAMES},

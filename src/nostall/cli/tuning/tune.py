@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -50,17 +51,91 @@ from nostall.cli.tuning.runs import (
     reopen_run,
     start_run,
 )
-from nostall.cli.tuning.search_setup import open_search
 from nostall.core import BadInput, Observer, Search
-from nostall.gpu import Device, LocalGpu
+from nostall.gpu import Device, Kernel, LocalGpu
 from nostall.sass.model.agreement import RANKING_WORTH
 from nostall.tuning.nominal_work import NOMINAL_TFLOPS, SIP
 from nostall.tuning.settings import Settings
-from nostall.tuning.sources.source import Source
-from nostall.tuning.strategies import ASSEMBLER, LOG_FOLDER, complete_choice
+from nostall.tuning.sources.source import ASSEMBLER_KEY, Source, missing_launch
+from nostall.tuning.strategies import ASSEMBLER, LOG_FOLDER, complete_choice, make_strategy
 
 if TYPE_CHECKING:
+    from nostall.store import Row
     from nostall.tuning.job import TuningResult
+
+
+def store_gain(
+    source: Source,
+    settings: Settings,
+    result: TuningResult,
+    device_info: Mapping[str, str] | None,
+    requested: bool | None,
+) -> Row | None:
+    """Record a gain in the store; returns its row, or None if nothing was recorded.
+
+    ``requested`` is the option ``--store``.  By default a gain is recorded if it was measured
+    (``device_info`` is not None); an unusable store is then only a warning.  A gain of dependent
+    launches is a record of its own.
+    """
+    from nostall.store import BadStore, Store
+    from nostall.tuning.records.store_records import record_dependent, record_result
+
+    if result.improved and ASSEMBLER_KEY in source.provenance:
+        err.print(
+            "not recorded in the store: programs load the compiler's own cubin, but this result "
+            "starts from the cubin of another ptxas; use nostall.load(best.cubin)"
+        )
+        return None
+    is_wanted = requested or (requested is None and device_info is not None)
+    has_chain_gain = result.dependent is not None and result.dependent.improved
+    if not (result.improved or has_chain_gain) or not is_wanted:
+        return None
+    row: Row | None = None
+    try:
+        store = Store()
+        if result.improved:
+            row = record_result(store, source, settings, result, device_info or {})
+        if has_chain_gain:
+            dependent = record_dependent(store, source, settings, result, device_info or {})
+            row = row or dependent
+    except BadStore as error:
+        if requested:
+            raise
+        err.print(f"not recorded in the store: {error}")
+    return row
+
+
+@contextmanager
+def open_search(
+    source: Source, settings: Settings, scheduler: str | None, logs: Path | None = None
+) -> Iterator[tuple[Search, Device | None]]:
+    """Open the search and the device for ``settings``; no device for a modelled objective.
+
+    ``scheduler`` is the address of a Dask scheduler; without one and without several workers, the
+    first GPU of this machine measures.  ``logs`` is the folder for the curves of a learning
+    strategy.
+    """
+    search = make_strategy(settings.strategy, logs=logs, policy=settings.policy)
+    if settings.objective != "gpu":
+        yield search, None
+        return
+    if source.launch is None:
+        raise missing_launch(source, "measuring")
+    kernel, workers = Kernel(source.cubin, source.kernel, source.launch), settings.workers
+    if scheduler is None and (workers is None or workers == 1):
+        with LocalGpu(kernel, settings.measurement_plan) as gpu:
+            yield search, gpu
+        return
+    from nostall import farm
+    from nostall.tuning.farm_search import ParallelChains
+
+    spec = farm.DeviceSpec(kernel, settings.measurement_plan)
+    with farm.remote(scheduler, workers) if scheduler else farm.local(workers or 1) as pool:
+        try:
+            yield ParallelChains(search, pool, spec), farm.FarmDevice(pool, spec)
+        finally:
+            pool.run_on_all(farm.close_device, spec)
+
 
 DEFAULT_SECONDS = 60.0
 """Time limit of a search without any limit."""
@@ -309,7 +384,6 @@ def _tune(
     tune_run: TuneRun, scheduler: str | None, store: bool | None, output: _Output, *, resume: bool
 ) -> None:
     """Run the search, record a gain in the store, write the report and print the result."""
-    from nostall.cli.tuning.stored_gain import store_gain
     from nostall.report.tune.page import write_report
     from nostall.tuning.assembler.recipes.recording import record_run
 

@@ -2,13 +2,12 @@
 
 from nostall.fusion.evaluate.delta import DeltaEvaluator, DeltaObjective
 from nostall.fusion.evaluate.latency import LatencyEvaluator, LatencyObjective
-from nostall.fusion.hardware import H200, Hardware
+from nostall.fusion.hardware import H200
 
 __all__ = [
     "H200",
     "DeltaEvaluator",
     "DeltaObjective",
-    "Hardware",
     "LatencyEvaluator",
     "LatencyObjective",
 ]

@@ -190,19 +190,6 @@ class MaxMarginMultiView(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         total: Floats = softmax(self.decision_draws(X), self.temperature_).mean(axis=0)
         return total
 
-    def calibrate(self, X: Any, y: Any) -> MaxMarginMultiView:
-        """Fit the temperature of the probabilities on held-out items."""
-        check_is_fitted(self, "classes_")
-        y = np.asarray(y)
-        if unseen := sorted(set(y.tolist()) - set(self.classes_.tolist())):
-            raise BadInput(
-                f"the classes {unseen[:5]} were not in fit; allowed are {self.classes_.tolist()}; "
-                "leave their items out"
-            )
-        classes = np.searchsorted(self.classes_, y)
-        self.temperature_ = fit_temperature(self.decision_draws(X), classes)
-        return self
-
     def decision_draws(self, X: Any) -> Floats:
         """Logits by draw, item and class: the gain in pseudo-likelihood of the positive label."""
         check_is_fitted(self, "classes_")

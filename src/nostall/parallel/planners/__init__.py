@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 
 from nostall.core.text.suggest import unknown
 from nostall.parallel.errors import BadPlan
 from nostall.parallel.plan import Plan, Workload
-from nostall.parallel.planners.baselines import data_parallel, even, gpipe, pipedream
-from nostall.parallel.planners.closed_form import Latency, closed_form
-from nostall.parallel.planners.dapple import dapple
 from nostall.parallel.planners.effort import Effort
-from nostall.parallel.planners.exhaustive import exhaustive
-from nostall.parallel.planners.nostall import nostall
-from nostall.parallel.planners.spp import spp
 
 Planner = Callable[[Workload, Effort], Plan]
+
+
+def _planner(module: str, function: str) -> Planner:
+    """A planner whose module is imported when it plans: names and help do not need numba."""
+
+    def plan(workload: Workload, effort: Effort) -> Plan:
+        planner: Planner = getattr(import_module(f"{__name__}.{module}"), function)
+        return planner(workload, effort)
+
+    return plan
+
+
 PLANNERS: dict[str, Planner] = {
-    "nostall": nostall,
-    "dapple": dapple,
-    "spp": spp,
-    "pipedream": pipedream,
-    "gpipe": gpipe,
-    "even": even,
-    "data-parallel": data_parallel,
-    "exhaustive": exhaustive,
+    "nostall": _planner("nostall", "nostall"),
+    "dapple": _planner("dapple", "dapple"),
+    "spp": _planner("spp", "spp"),
+    "pipedream": _planner("baselines", "pipedream"),
+    "gpipe": _planner("baselines", "gpipe"),
+    "even": _planner("baselines", "even"),
+    "data-parallel": _planner("baselines", "data_parallel"),
+    "exhaustive": _planner("exhaustive", "exhaustive"),
 }
 """Planners by name."""
 
@@ -40,11 +47,4 @@ def make_plan(workload: Workload, planner: str = "nostall", effort: Effort | Non
     return PLANNERS[planner](workload, effort or Effort.for_workload(workload))
 
 
-__all__ = [
-    "PLANNERS",
-    "Effort",
-    "Latency",
-    "Planner",
-    "closed_form",
-    "make_plan",
-]
+__all__ = ["PLANNERS", "Effort", "Planner", "make_plan"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +14,10 @@ from nostall.parallel.errors import BadPlan
 from nostall.parallel.plan.plan import Plan
 from nostall.parallel.plan.workload import Workload
 from nostall.parallel.simulate.costs import Costs, Transfer, costs
-from nostall.parallel.simulate.engine import StageArrays, TransferArrays, run
 from nostall.parallel.simulate.orders import fixed_orders, in_flight_limits
+
+if TYPE_CHECKING:
+    from nostall.parallel.simulate.engine import TransferArrays
 
 Floats = NDArray[np.float64]
 Longs = NDArray[np.int64]
@@ -69,6 +72,8 @@ def simulated_s(workload: Workload, plan: Plan) -> float:
 
 
 def _run(plan_costs: Costs, plan: Plan, micro_batches: int) -> tuple[float, Floats, Floats, Longs]:
+    from nostall.parallel.simulate.engine import StageArrays, run
+
     orders = fixed_orders(plan, plan_costs.worker, micro_batches) or []
     stages = StageArrays(
         _durations(plan_costs),
@@ -99,6 +104,8 @@ def _splits_backward(plan: Plan) -> bool:
 
 
 def _transfer_arrays(transfers: Sequence[Transfer]) -> TransferArrays:
+    from nostall.parallel.simulate.engine import TransferArrays
+
     loads = [load for t in transfers for load in t.loads]
     return TransferArrays(
         np.array([t.seconds for t in transfers]),

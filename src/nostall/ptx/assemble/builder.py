@@ -15,7 +15,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal, Protocol
 
-from nostall.core.errors import BadInput, ContractBroken
+from nostall.core.errors import BadInput
 from nostall.ptx.assemble.command import Command
 from nostall.ptx.assemble.ptxas import TIMEOUT_SECONDS, PtxasRun, Resources, run_ptxas
 from nostall.ptx.assemble.versions import Assembler
@@ -176,13 +176,6 @@ class Builder:
                 self.spec.timeout,
             )
         return self._original_runs[version].messages
-
-
-def require_built(build: Build) -> bytes:
-    """The cubin of a build; raises :class:`ContractBroken` with the reason without one."""
-    if build.status != "built":
-        raise ContractBroken(f"the state was not built ({build.status}): {build.detail}")
-    return build.cubin
 
 
 def _describe_codes(codes: Counter[str], messages: tuple[str, ...]) -> str:

@@ -42,24 +42,6 @@ class Levers:
 
 NO_LEVERS = Levers()
 
-REGISTER_BUDGETS: tuple[int | None, ...] = (None, 32, 40, 48, 64, 80, 96, 128, 168, 255)
-"""Budgets at which the number of resident warps of 128 threads changes, from 255 downward."""
-OPTIONS: tuple[tuple[str, ...], ...] = (
-    (),
-    *((f"--register-usage-level={level}",) for level in (0, 2, 4, 6, 8, 10)),
-    ("--opt-level=2",),
-    ("--opt-level=1",),
-    ("-dlcm=cg",),
-    ("-no-bb-merge",),
-    ("--disable-optimizer-constants",),
-)
-"""Options that change the code of some kernel (reference: other axes)."""
-
-
-def default_levers(kernel_name: str, assemblers: tuple[str, ...] = ("",)) -> Levers:
-    """The levers of a full search; ptxas treats kernels differently whose name has ``cutlass``."""
-    return Levers(("", f"cutlass_{kernel_name}"), REGISTER_BUDGETS, OPTIONS, assemblers)
-
 
 def lever_value(state: PtxState, lever: Lever) -> LeverValue:
     """The value of a setting in ``state``."""

@@ -3,25 +3,185 @@
 from __future__ import annotations
 
 import json
+import re
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from nostall import __version__
 from nostall.core.files.atomic import write_text_atomically
-from nostall.report.tune.ablation import has_ablation, load_ablation
 from nostall.report.tune.assembler_page import is_assembler_run, render_assembler
 from nostall.report.tune.episodes import count_annealing_trials, draw_returns
-from nostall.report.tune.listing_data import instruction_texts, page_data
+from nostall.report.tune.protections import (
+    Dependence,
+    DependenceAnalysis,
+    analyze_dependences,
+)
 from nostall.report.tune.run_data import RunData, load_run
 from nostall.report.tune.sample_spread import draw_samples, load_comparison
 from nostall.report.tune.search_curve import count_drawn, draw_search_curve, find_improvements
-from nostall.report.tune.side_by_side import compare_blocks
-from nostall.report.tune.stalls import compare_stalls
+from nostall.report.tune.side_by_side import BlockDiff, compare_blocks
+from nostall.report.tune.stalls import StallComparison, compare_stalls
 from nostall.report.tune.summary import make_summary
+from nostall.sass.model import Explanation
+from nostall.sass.program import Function
+
+_REUSE_FLAG = re.compile(r"\.reuse\b")
+
+
+def instruction_texts(function: Function) -> list[str]:
+    """Text of each instruction by original index, without reuse flags, which may change."""
+    by_index = sorted(function.instructions, key=lambda i: i.index)
+    return [_REUSE_FLAG.sub("", i.text) for i in by_index]
+
+
+def page_data(
+    run: RunData, blocks: list[BlockDiff], stalls: StallComparison | None
+) -> dict[str, Any]:
+    """The data of the page.  ``sides`` are the original and the candidate.
+
+    The candidate's dependences and waits are stored as a difference from the original's.
+    """
+    original, candidate, sm = run.original, run.candidate, run.program.sm
+    by_index = sorted(original.instructions, key=lambda i: i.index)
+    measured = bool(run.settings.get("measured_latencies"))
+    before = _side(original, sm, measured, stalls.before if stalls else None)
+    after = _side(candidate, sm, measured, stalls.after if stalls else None)
+    for name in ("dependences", "waits"):
+        after[name] = _difference(before[name], after[name])
+    return {
+        "text": instruction_texts(original),
+        "pipe": [i.pipe for i in by_index],
+        "fixed": [int(i.has_fixed_latency(sm)) for i in by_index],
+        "pinned": [i.index for i in by_index if i.is_barrier or i.index in original.pinned],
+        "reasons": list(stalls.reasons) if stalls else [],
+        "names": ["original", run.candidate_name],
+        "blocks": [_block(block, stalls) for block in blocks],
+        "sides": [before, after],
+    }
+
+
+def _difference(before: list[Any], after: list[Any]) -> dict[str, Any]:
+    """``after`` as ``removed`` positions of ``before`` and ``added`` items."""
+    old, new = ({tuple(item) for item in items} for items in (before, after))
+    return {
+        "removed": [at for at, item in enumerate(before) if tuple(item) not in new],
+        "added": [item for item in after if tuple(item) not in old],
+    }
+
+
+def _block(block: BlockDiff, stalls: StallComparison | None) -> dict[str, Any]:
+    cycles = None
+    if stalls:
+        explanations = (stalls.before, stalls.after)
+        cycles = [round(float(e.cycles[block.start : block.end].sum())) for e in explanations]
+    return {
+        "start": block.start,
+        "end": block.end,
+        "succ": block.successors,
+        "loops": block.loops,
+        "moved": block.moved,
+        "shifted": block.num_shifted,
+        "retimed": len(block.retimed),
+        "cycles": cycles,
+    }
+
+
+def _side(
+    function: Function, sm: int, measured: bool, explanation: Explanation | None
+) -> dict[str, Any]:
+    by_index = sorted(function.instructions, key=lambda i: i.index)
+    analysis = analyze_dependences(function, sm, measured_latencies=measured)
+    return {
+        "order": [i.index for i in function.instructions],
+        "control": [str(i.control) for i in by_index],
+        "reuse": [0 if i.has_batch_field else i.control.reuse for i in by_index],
+        "cycles": _cycles(explanation),
+        "dependences": [_dependence(dependence) for dependence in analysis.dependences],
+        "waits": _waits(analysis),
+    }
+
+
+def _cycles(explanation: Explanation | None) -> list[list[int] | int]:
+    """Rounded warp cycles by reason; 0 for an instruction that never issues."""
+    if explanation is None:
+        return []
+    rounded = explanation.cycles.round().astype(int)
+    return [row.tolist() if row.any() else 0 for row in rounded]
+
+
+def _dependence(dependence: Dependence) -> list[Any]:
+    return [
+        dependence.first,
+        dependence.second,
+        dependence.kind,
+        dependence.registers,
+        *dependence.protection,
+    ]
+
+
+def _waits(analysis: DependenceAnalysis) -> list[list[Any]]:
+    return [[w.waiter, w.producer, w.role, w.scoreboards] for w in analysis.waits]
+
+
+FILE = "ablation.json"
+MAX_SHOWN_CHANGES = 20
+
+
+class ChangeEffect(BaseModel):
+    """Effect of one change on the time of the schedule."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
+
+    text: str
+    """The change in words."""
+    block: int
+    """Number of the block."""
+    index: int
+    """Original index of the instruction."""
+    loss_percent: float | None = Field(alias="lost")
+    """Slowdown without this change, in per cent of the original's time; None if unknown."""
+
+
+class Ablation(BaseModel):
+    """Contents of the file; see :class:`nostall.tuning.ablation.Ablation`."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    schema_version: Literal[1]
+    kind: Literal["modelled", "measured"]
+    num_changes: int = Field(alias="total")
+    num_without_effect: int = Field(alias="idle")
+    effects: tuple[ChangeEffect, ...] = Field(alias="rows")
+
+    @property
+    def shown(self) -> tuple[ChangeEffect, ...]:
+        """The changes that save time, the greatest saving first."""
+        saving = (e for e in self.effects if e.loss_percent is not None and e.loss_percent > 0)
+        return tuple(saving)[:MAX_SHOWN_CHANGES]
+
+    @property
+    def num_inseparable(self) -> int:
+        """Changes that cannot be undone alone."""
+        return sum(effect.loss_percent is None for effect in self.effects)
+
+
+def load_ablation(path: Path) -> Ablation | None:
+    """The ablation of a run directory; None if it is missing or cannot be read."""
+    try:
+        return Ablation.model_validate_json((path / FILE).read_text())
+    except (OSError, UnicodeDecodeError, ValidationError):
+        return None
+
+
+def has_ablation(path: Path) -> bool:
+    """Whether a run directory has the file, readable or not."""
+    return (path / FILE).exists()
+
 
 REPORT_FILE = "report.html"
 MAX_IMPROVEMENTS = 40

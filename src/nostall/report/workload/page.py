@@ -2,27 +2,230 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from nostall import __version__
 from nostall.core.files.atomic import write_text_atomically
 from nostall.core.text.labels import kernel_labels, shorten_all
 from nostall.core.text.plurals import pluralize
-from nostall.report.workload.plots import Line, cdf_corners, line_plot, stacked_bars, timeline_plot
+from nostall.report.units import ticks
 from nostall.workload import Architecture
 from nostall.workload.characterization import JobsCharacterization, TracesCharacterization
 from nostall.workload.characterization.jobs import RATE_FACTORS
 from nostall.workload.characterization.kinds import KindsCharacterization
-from nostall.workload.model import STEP_PARTS
+from nostall.workload.model.breakdown import STEP_PARTS
 from nostall.workload.timeline.analysis import TIME_PARTS
 from nostall.workload.timeline.kernels import KernelTime
 from nostall.workload.timeline.time_slices import slice_shares
+
+# Pixels.
+LINE_PLOT_WIDTH, LINE_PLOT_HEIGHT = 620, 300
+LEFT, RIGHT, TOP, BOTTOM = 58, 14, 10, 42
+WIDE_PLOT_WIDTH = 1280
+TIMELINE_HEIGHT = 120
+BAR_LABEL_WIDTH, BAR_HEIGHT = 190, 26
+MAX_POINTS = 400
+"""Points per line; longer lines are sampled evenly."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a plot."""
+
+    name: str
+    style: str
+    """CSS class."""
+    x: Sequence[float]
+    y: Sequence[float]
+
+
+def stacked_bars(
+    rows: Sequence[tuple[str, Mapping[str, float]]], styles: Mapping[str, str]
+) -> Markup:
+    """One horizontal bar per row, divided into shares that sum to 1.
+
+    ``styles`` maps each part to its CSS class, in the order of the bar.
+    """
+    bar_width = WIDE_PLOT_WIDTH - BAR_LABEL_WIDTH - 24
+    below = len(rows) * BAR_HEIGHT
+    svg = [_svg_tag(WIDE_PLOT_WIDTH, below + 24, "shares of time, one bar per row")]
+    for row, (name, shares) in enumerate(rows):
+        x, y = float(BAR_LABEL_WIDTH), row * BAR_HEIGHT
+        svg.append(_text(BAR_LABEL_WIDTH - 8, y + 16, name, "end", "label"))
+        for part, style in styles.items():
+            width = bar_width * shares.get(part, 0.0)
+            if width >= 0.05:
+                title = f"{name}: {part.replace('_', ' ')} {shares[part]:.1%}"
+                svg.append(
+                    f'<rect class="{style}" x="{x:.1f}" y="{y + 3}" width="{width:.1f}" '
+                    f'height="{BAR_HEIGHT - 6}"><title>{escape(title)}</title></rect>'
+                )
+                if width > 46:
+                    label = f"{shares[part]:.0%}"
+                    on = "on idle" if "idle" in style else "on"
+                    svg.append(_text(x + width / 2, y + 17, label, "middle", on))
+            x += width
+    for percent in range(0, 101, 20):
+        x = BAR_LABEL_WIDTH + bar_width * percent / 100
+        svg.append(_text(x, below + 16, f"{percent}%", "middle", "tick"))
+    return Markup("".join([*svg, "</svg>"]))
+
+
+def line_plot(
+    lines: Sequence[Line],
+    x_label: str,
+    y_label: str,
+    *,
+    percent: bool = False,
+    log: bool = False,
+    mark: float | None = None,
+) -> Markup:
+    """Lines over common axes: ``log`` for a logarithmic x axis, ``percent`` for shares as y.
+
+    The x axis contains ``mark``, with a line there.
+    """
+    lines = [line for line in lines if len(line.x)]
+    if not lines:
+        return Markup("")
+    axes = _Axes(lines, percent, log, mark)
+    svg = [
+        _svg_tag(LINE_PLOT_WIDTH, LINE_PLOT_HEIGHT, f"{y_label} over {x_label}"),
+        *_draw_axes(axes, x_label, y_label),
+    ]
+    if mark is not None:
+        bottom = LINE_PLOT_HEIGHT - BOTTOM
+        svg.append(f'<path class="mark" d="M{axes.x(mark)} {TOP}V{bottom}"/>')
+    for line in lines:
+        drawn = np.unique(np.linspace(0, len(line.x) - 1, MAX_POINTS).astype(int))
+        points = " ".join(f"{axes.x(line.x[i])},{axes.y(line.y[i])}" for i in drawn)
+        title = f"<title>{escape(line.name)}</title>"
+        svg.append(f'<polyline class="line {line.style}" points="{points}">{title}</polyline>')
+    return Markup("".join([*svg, "</svg>"]))
+
+
+def timeline_plot(shares: np.ndarray, styles: Sequence[str], seconds: float) -> Markup:
+    """Stacked areas over time: the share of each kind of work in each slice.
+
+    ``shares`` has the shape [kinds, slices]; ``styles`` are the CSS classes of the kinds;
+    ``seconds`` is the length of the timeline.
+    """
+    height = TIMELINE_HEIGHT
+    step = WIDE_PLOT_WIDTH / shares.shape[1]
+    svg = [_svg_tag(WIDE_PLOT_WIDTH, height + 24, "work of the GPU over time")]
+    base = np.zeros(shares.shape[1])
+    for row, style in zip(shares, styles, strict=True):
+        top = np.minimum(base + row, 1.0)
+        path = "".join(
+            f"M{i * step:.1f} {height * (1 - low):.1f}V{height * (1 - high):.1f}h{step:.2f}"
+            f"V{height * (1 - low):.1f}z"
+            for i, (low, high) in enumerate(zip(base, top, strict=True))
+            if high - low > 0.004
+        )
+        svg.append(f'<path class="{style}" d="{path}"/>')
+        base = top
+    svg.append(f'<path class="grid" d="M0 {height}H{WIDE_PLOT_WIDTH}"/>')
+    for tick in ticks(0.0, seconds * 1e3, 8):
+        x = min(max(WIDE_PLOT_WIDTH * tick / (seconds * 1e3), 14), WIDE_PLOT_WIDTH - 30)
+        svg.append(_text(x, height + 16, f"{tick:.6g} ms", "middle", "tick"))
+    return Markup("".join([*svg, "</svg>"]))
+
+
+def cdf_corners(
+    values: Sequence[float], cumulative: Sequence[float]
+) -> tuple[list[float], list[float]]:
+    """(x, y) of the corners of a cumulative distribution: it rises at each value.
+
+    ``cumulative`` is the share at or below each value.
+    """
+    drawn = np.unique(np.linspace(0, len(values) - 1, MAX_POINTS // 2).astype(int))
+    x, y, below = [], [], 0.0
+    for i in drawn:
+        x += [values[i], values[i]]
+        y += [below, cumulative[i]]
+        below = cumulative[i]
+    return x, y
+
+
+class _Axes:
+    """Ranges of the axes of a line plot, and the mapping from values to pixels."""
+
+    def __init__(
+        self, lines: Sequence[Line], percent: bool, log: bool, mark: float | None = None
+    ) -> None:
+        xs = [v for line in lines for v in (min(line.x), max(line.x))]
+        xs += [] if mark is None else [mark]
+        ys = [v for line in lines for v in (min(line.y), max(line.y))]
+        self.percent, self.log = percent, log
+        self.left, self.right = self._scaled(min(xs)), self._scaled(max(xs))
+        if self.right <= self.left:
+            self.right = self.left + 1.0
+        self.bottom, self.top = (0.0, 1.0) if percent else (min(0.0, *ys), max(ys) * 1.05 or 1.0)
+
+    def _scaled(self, x: float) -> float:
+        return math.log10(x) if self.log else x
+
+    def x(self, value: float) -> float:
+        share = (self._scaled(value) - self.left) / (self.right - self.left)
+        return round(LEFT + share * (LINE_PLOT_WIDTH - LEFT - RIGHT), 1)
+
+    def y(self, value: float) -> float:
+        share = (value - self.bottom) / (self.top - self.bottom)
+        return round(LINE_PLOT_HEIGHT - BOTTOM - share * (LINE_PLOT_HEIGHT - TOP - BOTTOM), 1)
+
+    def x_ticks(self) -> list[tuple[float, str]]:
+        """(value, label) of the ticks of the x axis."""
+        if not self.log:
+            return [(t, f"{t:.6g}") for t in ticks(self.left, self.right, 6)]
+        mantissas = (1,) if self.right - self.left > 2 else (1, 2, 5)
+        exponents = range(math.floor(self.left), math.ceil(self.right) + 1)
+        candidates = [m * 10.0**e for e in exponents for m in mantissas]
+        values = [v for v in candidates if self.left - 1e-9 <= math.log10(v) <= self.right + 1e-9]
+        if len(values) < 2:  # the axis is too short for 1, 2, 5
+            values = ticks(10**self.left, 10**self.right, 5)
+        stride = max(1, len(values) // 7)
+        return [(v, f"{v:.4g}") for v in values[::stride]]
+
+
+def _draw_axes(axes: _Axes, x_label: str, y_label: str) -> list[str]:
+    right, bottom = LINE_PLOT_WIDTH - RIGHT, LINE_PLOT_HEIGHT - BOTTOM
+    svg = []
+    for tick in ticks(axes.bottom, axes.top):
+        y = axes.y(tick)
+        label = f"{tick:.0%}" if axes.percent else f"{tick:.4g}"
+        svg.append(f'<path class="grid" d="M{LEFT} {y}H{right}"/>')
+        svg.append(_text(LEFT - 8, y + 4, label, "end", "tick"))
+    for value, label in axes.x_ticks():
+        x = axes.x(value)
+        svg.append(f'<path class="grid" d="M{x} {bottom}v5"/>')
+        svg.append(_text(x, bottom + 18, label, "middle", "tick"))
+    middle = (TOP + bottom) / 2
+    svg.append(_text((LEFT + right) / 2, LINE_PLOT_HEIGHT - 6, x_label, "middle", "axis"))
+    svg.append(
+        f'<text class="axis" transform="translate(14 {middle}) rotate(-90)" text-anchor="middle">'
+        f"{escape(y_label)}</text>"
+    )
+    return svg
+
+
+def _svg_tag(width: float, height: float, label: str) -> str:
+    return (
+        f'<svg class="plot" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}">'
+    )
+
+
+def _text(x: float, y: float, text: str, anchor: str, style: str) -> str:
+    position = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
+    return f'<text class="{style}" {position}>{escape(text)}</text>'
+
 
 SLICES = 320
 """Slices of a timeline plot."""

@@ -51,11 +51,6 @@ class CostTable:
         scaled = np.array([self.start_ns, self.key_ns], np.float64) * (1 << FRACTION_BITS)
         return np.rint(scaled).astype(np.int64)
 
-    def unit_ns(self, tile: int, keys: int) -> int:
-        """Cost of a unit in whole ns, from 1 to :data:`MAX_COST_NS`, as the builders compute it."""
-        start, key = (int(row[tile]) for row in self.fixed_point())
-        return min(max((start + key * keys) >> FRACTION_BITS, 1), MAX_COST_NS)
-
 
 def modelled_costs(
     tiles: TileSet,

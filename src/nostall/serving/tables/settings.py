@@ -23,6 +23,8 @@ from nostall.serving.tables.costs import CostTable, modelled_costs
 from nostall.serving.tables.tiles import TileSet
 
 Int32s = NDArray[np.int32]
+ORDER_NAMES = ("given", "snake", "lpt", "sorted", "paired")
+"""Keys of :data:`nostall.serving.tables.orders.ORDERS`, which needs numba."""
 MAX_CLASSES = 256
 """Most classes of cost: a cost times this fits into 31 bits."""
 

@@ -1,10 +1,27 @@
-"""A request of a trace, and the reader that recognises a trace file's format."""
+"""A request of a trace, and the reader that recognises a trace file's format.
+
+- Azure's LLM inference traces (AzurePublicDataset, CC-BY), CSV: columns TIMESTAMP, ContextTokens
+  and GeneratedTokens. The times of 2023 have seven digits of a second and no zone, those of 2024
+  six digits and a zone.
+- BurstGPT (CC-BY), CSV: columns Timestamp (seconds), Request tokens and Response tokens, among
+  others. A failed request has no response tokens.
+- Mooncake (kvcache-ai/Mooncake), JSON lines: timestamp (ms), input_length, output_length and
+  hash_ids, one hash for each block of 512 prompt tokens.
+"""
 
 from __future__ import annotations
 
+import csv
+import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
+from typing import Annotated
+
+import pydantic
 
 from nostall.core.errors import BadTrace
 from nostall.core.files.pointers import check_content
@@ -37,8 +54,6 @@ def load_requests(path: Path, limit: int | None = None) -> list[Request]:
     the Mooncake traces. The first byte decides. Raises :class:`BadTrace` if the file has another
     format or no request.
     """
-    from nostall.serving.traces.csv_rows import read_csv
-    from nostall.serving.traces.mooncake import read_mooncake
 
     check_content(path, BadTrace)
     with path.open("rb") as file:
@@ -57,3 +72,128 @@ def load_requests(path: Path, limit: int | None = None) -> list[Request]:
         for request in requests
     ]
     return sorted(shifted, key=lambda request: request.arrival_s)
+
+
+_TIME = re.compile(r"(.*?)(?:\.(\d+))?\s*(Z|UTC|[+-]\d\d:?\d\d)?")
+
+
+def _azure_time(text: str) -> float:
+    """Seconds since 1970 of a date with any number of digits of a second; UTC without a zone."""
+    match = _TIME.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(text)
+    whole, fraction, zone = match.groups()
+    time = datetime.fromisoformat(whole + (zone if zone and zone[0] in "+-" else ""))
+    if time.tzinfo is None:
+        time = time.replace(tzinfo=UTC)
+    return time.timestamp() + float(f"0.{fraction or 0}")
+
+
+def _seconds(text: str) -> float:
+    time = float(text)
+    if not math.isfinite(time):
+        raise ValueError(text)
+    return time
+
+
+@dataclass(frozen=True)
+class _Format:
+    """Columns of a format."""
+
+    name: str
+    time: str
+    prompt: str
+    output: str
+    parse_time: Callable[[str], float]
+    example: str
+    """A valid time."""
+
+    @property
+    def columns(self) -> tuple[str, str, str]:
+        return self.time, self.prompt, self.output
+
+
+FORMATS = (
+    _Format("Azure LLM inference traces of 2023 and 2024", "TIMESTAMP", "ContextTokens",
+            "GeneratedTokens", _azure_time, "a time such as 2023-11-16 18:17:03.9799600"),
+    _Format("BurstGPT", "Timestamp", "Request tokens", "Response tokens", _seconds,
+            "a time in seconds"),
+)  # fmt: skip
+
+
+def read_csv(path: Path, limit: int | None = None) -> list[Request]:
+    """The first ``limit`` requests of a file. A request without generated tokens gets one."""
+    with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+        rows = csv.DictReader(file, skipinitialspace=True)
+        names = rows.fieldnames
+        for form in FORMATS:
+            if names is not None and set(form.columns) <= set(names):
+                return [_csv_request(path, rows.line_num, row, form) for row in islice(rows, limit)]
+        allowed = "; ".join(f"{', '.join(form.columns)} ({form.name})" for form in FORMATS)
+        raise BadTrace(
+            f"trace {path} begins with the columns {names}; allowed are {allowed}; or JSON lines "
+            "(Mooncake)"
+        )
+
+
+def _csv_request(path: Path, line: int, row: dict[str, str], form: _Format) -> Request:
+    try:
+        time = form.parse_time(row[form.time])
+        prompt, output = int(row[form.prompt]), int(row[form.output])
+    except (ValueError, TypeError, AttributeError, OverflowError) as error:
+        raise BadTrace(
+            f"trace {path}, line {line}: {list(row.values())} is no request; allowed are "
+            f"{form.example} and two numbers of tokens"
+        ) from error
+    if prompt < 1 or output < 0:
+        raise BadTrace(
+            f"trace {path}, line {line}: {prompt} prompt and {output} generated tokens; allowed "
+            "are 1 or more, and 0 or more"
+        )
+    return Request(time, prompt, max(output, 1))
+
+
+Tokens = Annotated[int, pydantic.Field(ge=0, le=1 << 24)]
+
+
+class _Line(pydantic.BaseModel):
+    """One line of a trace."""
+
+    timestamp: float
+    input_length: Tokens
+    output_length: Tokens
+    hash_ids: list[int] = []
+
+
+def read_mooncake(path: Path, limit: int | None = None) -> list[Request]:
+    """The first ``limit`` requests of a file. A request without generated tokens gets one."""
+    requests = []
+    with path.open("rb") as file:
+        for number, text in enumerate(islice(file, limit), 1):
+            try:
+                line = _Line.model_validate_json(text)
+            except pydantic.ValidationError as error:
+                first = error.errors()[0]
+                where = ".".join(str(part) for part in first["loc"]) or "the line"
+                raise BadTrace(
+                    f"trace {path}, line {number}: {where}: {first['msg']}; a line has timestamp, "
+                    "input_length, output_length and hash_ids"
+                ) from error
+            requests.append(_mooncake_request(path, number, line))
+    return requests
+
+
+def _mooncake_request(path: Path, number: int, line: _Line) -> Request:
+    blocks = -(-line.input_length // HASH_BLOCK)
+    if line.input_length < 1 or len(line.hash_ids) not in (0, blocks):
+        raise BadTrace(
+            f"trace {path}, line {number}: {line.input_length} prompt tokens and "
+            f"{len(line.hash_ids)} hashes; allowed are 1 or more tokens, and one hash for each "
+            f"{HASH_BLOCK} tokens, or none"
+        )
+    return Request(
+        line.timestamp / 1e3,
+        line.input_length,
+        max(line.output_length, 1),
+        tuple(line.hash_ids),
+    )

@@ -23,7 +23,7 @@ class EfficiencyCurve:
     """Time model of a resource: seconds = ``overhead`` + amount / (``share`` x peak rate).
 
     The efficiency of an amount ``a`` is share x a / (a + overhead x share x peak): it rises with
-    the amount and is half of ``share`` at :meth:`half_size`.  It is flat if ``overhead`` is 0.
+    the amount and is half of ``share`` at overhead x share x peak.  It is flat without overhead.
     """
 
     share: float
@@ -42,10 +42,6 @@ class EfficiencyCurve:
     def seconds(self, amount: float, peak: float) -> float:
         """Modelled time of ``amount`` at ``peak`` per second; 0 for an amount of 0."""
         return self.overhead + amount / (self.share * peak) if amount > 0 else 0.0
-
-    def half_size(self, peak: float) -> float:
-        """The amount whose efficiency is half of ``share``."""
-        return self.overhead * self.share * peak
 
 
 Efficiency = Mapping[Resource, EfficiencyCurve]

@@ -17,8 +17,6 @@ _SPELLINGS = {
     "fp4": ("f4", "float4", "e2m1", "f4e2m1", "float4e2m1", "mxfp4", "nvfp4"),
     "int8": ("i8", "s8", "char"),
 }
-PRECISIONS = tuple(_SPELLINGS)
-"""The names that hardware files and job tables have, from the widest to the narrowest."""
 _CANONICAL = {spelling: name for name, others in _SPELLINGS.items() for spelling in (name, *others)}
 _IGNORED = re.compile(r"^(?:torch|c10|jnp|np)(?:\.|::)|[\s_-]")
 

@@ -44,10 +44,6 @@ class Document:
             calls[operator] = calls.get(operator, 0) + count
         return calls
 
-    @property
-    def has_sizes(self) -> bool:
-        return any(" " in word for word in self.counts)
-
 
 def canonical_operator(name: str) -> str | None:
     """Name of an operator on every device, in place or not; None for bookkeeping.

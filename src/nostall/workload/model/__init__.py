@@ -6,26 +6,6 @@ weight traffic, efficiencies that depend on size, a bound for perfect overlap an
 populations.  All results are modelled.
 """
 
-from nostall.workload.model.breakdown import STEP_PARTS, StepBreakdown, model_step
-from nostall.workload.model.population import Population, WeightedDistribution
-from nostall.workload.model.projection import Projection, project_job
-from nostall.workload.model.roofline import RooflinePoint, roofline_point
-from nostall.workload.model.sensitivity import RateSweep, Sensitivity, sensitivities, sweep_rate
-from nostall.workload.model.traffic import traffic_by_medium
+from nostall.workload.model.projection import Projection
 
-__all__ = [
-    "STEP_PARTS",
-    "Population",
-    "Projection",
-    "RateSweep",
-    "RooflinePoint",
-    "Sensitivity",
-    "StepBreakdown",
-    "WeightedDistribution",
-    "model_step",
-    "project_job",
-    "roofline_point",
-    "sensitivities",
-    "sweep_rate",
-    "traffic_by_medium",
-]
+__all__ = ["Projection"]

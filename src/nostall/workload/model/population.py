@@ -31,11 +31,6 @@ class WeightedDistribution:
         weight = np.asarray(weights, dtype=np.float64)[order]
         return cls(np.asarray(values)[order], np.cumsum(weight) / weight.sum())
 
-    def cdf(self, value: float) -> float:
-        """Share of the weight at or below ``value``."""
-        count = int(np.searchsorted(self.values, value, side="right"))
-        return float(self.cumulative[count - 1]) if count else 0.0
-
     def quantile(self, share: float) -> float:
         """The smallest value with at least ``share`` of the weight at or below it."""
         index = int(np.searchsorted(self.cumulative, share - 1e-12))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,8 +14,33 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop, sdpa_flop
 
 from nostall.core.errors import BadJob
-from nostall.workload.jobs.operators import Operator
-from nostall.workload.modules.operator_kinds import operator_kind
+from nostall.workload.jobs.operators import Operator, OperatorKind
+
+_BY_NAME = (
+    (OperatorKind.ATTENTION, r"attention"),
+    (OperatorKind.CONVOLUTION, r"conv"),
+    (OperatorKind.EMBEDDING, r"embedding|index_select|\bgather|index_put|scatter"),
+    (OperatorKind.NORMALISATION, r"norm(?!al)|softmax"),
+    (
+        OperatorKind.REDUCTION,
+        r"\.(?:sum|mean|amax|amin|max|min|argmax|var|std|prod|any|all|cumsum|logsumexp)\b|"
+        r"var_mean|pool|nll_loss|linalg_vector",
+    ),
+)
+_PATTERNS = tuple((kind, re.compile(pattern)) for kind, pattern in _BY_NAME)
+
+
+def operator_kind(name: str, flops: float) -> OperatorKind:
+    """The kind of the operator ``aten.name.overload``.
+
+    An unrecognised operator is a matrix product if PyTorch's FLOP counter has a formula for it
+    (``flops`` > 0), else elementwise.
+    """
+    for kind, pattern in _PATTERNS:
+        if pattern.search(name):
+            return kind
+    return OperatorKind.PRODUCT if flops else OperatorKind.ELEMENTWISE
+
 
 _EMBEDDINGS = ("aten.embedding.default", "aten._embedding_bag.default")
 _GATHERS = ("aten.gather.", "aten.index_select.", "aten.index.", "aten.nll_loss_forward.")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nostall.attach.rollouts.gpu_profile import Event, summary
+from nostall.attach.rollouts.generation import Event, summary
 from nostall.attach.rollouts.rates import (
     compare,
     equal_tokens,

@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from nostall.cli.terminal.console import show_table
-from nostall.cli.terminal.table_layout import (
+from nostall.cli.terminal.console import (
     MAX_WORD,
     align_numbers,
     column_widths,
     fitting,
     list_rows,
+    show_table,
 )
 
 WORDS = st.text(alphabet="abcdefgh0123→µ", min_size=1, max_size=12)

@@ -27,11 +27,12 @@ from nostall.parallel.sharding.cost.prices import Prices  # noqa: E402
 from nostall.parallel.sharding.cost.rates import DeviceRates  # noqa: E402
 from nostall.parallel.sharding.cost.timeline import timeline  # noqa: E402
 from nostall.parallel.sharding.hybrid import planner  # noqa: E402
+from nostall.parallel.sharding.hybrid.messages import StageProcesses  # noqa: E402
 from nostall.parallel.sharding.hybrid.planner import HybridEffort, plan_hybrid  # noqa: E402
 from nostall.parallel.sharding.hybrid.run import (  # noqa: E402
     CapturedStage,
+    HybridRank,
     capture_stage,
-    run_hybrid,
 )
 from nostall.parallel.sharding.hybrid.search import (  # noqa: E402
     HybridStage,
@@ -240,7 +241,10 @@ def _rank(rank: int, port: int, folder: str) -> None:
     dist.init_process_group("gloo", rank=rank, world_size=4)
     for rule in ("data-parallel", "fsdp"):
         own = model()
-        result = run_hybrid(stages(own, rule), micro_batches())
+        processes = StageProcesses([stage.devices for stage in stages(own, rule)])
+        hybrid = HybridRank(stages(own, rule)[processes.number], processes)
+        loss = float(hybrid.step(micro_batches())) / MICRO_BATCHES
+        result = loss, hybrid.own.whole_gradients(1 / MICRO_BATCHES)
         torch.save(result, Path(folder) / f"{rule}-{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()

@@ -12,7 +12,7 @@ import pytest
 from nostall.core.errors import BadRun, IllegalMove
 from nostall.ptx.program.module import Module, parse
 from nostall.ptx.schedule.hints import HINTS
-from nostall.ptx.schedule.levers import NO_LEVERS, Levers, default_levers
+from nostall.ptx.schedule.levers import NO_LEVERS, Levers
 from nostall.ptx.schedule.moves import SetHint, SetLever, Shift
 from nostall.ptx.schedule.space import PtxSpace
 from nostall.ptx.schedule.state import PtxState
@@ -51,7 +51,8 @@ def test_the_contract_holds_for_a_small_kernel() -> None:
 
 def test_the_contract_holds_for_a_kernel_of_triton() -> None:
     found = corpus_module("inline_assembly.sm_90")
-    check_space(PtxSpace(found, levers=default_levers("inline_assembly")), steps=2)
+    levers = Levers(("", "cutlass_inline_assembly"), (None, 32, 255), ((), ("--opt-level=1",)))
+    check_space(PtxSpace(found, levers=levers), steps=2)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from nostall.core import BadRun, Run, Trial
-from nostall.report.tune.ablation import load_ablation
-from nostall.report.tune.page import write_report
+from nostall.report.tune.page import load_ablation, write_report
 from nostall.report.tune.protections import analyze_dependences, register_ranges
 from nostall.report.tune.run_data import load_run
 from nostall.report.tune.search_curve import draw_search_curve, find_improvements

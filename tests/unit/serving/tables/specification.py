@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from nostall.serving.batch.ragged import PrefixGroup
+from nostall.serving.tables.costs import FRACTION_BITS, MAX_COST_NS
 from nostall.serving.tables.settings import TableSettings
 
 
@@ -63,6 +64,12 @@ class Cut(NamedTuple):
     is_prefix: bool
 
 
+def unit_ns(settings: TableSettings, tile: int, keys: int) -> int:
+    """Cost of a unit in whole ns, from 1 to :data:`MAX_COST_NS`."""
+    start, key = (int(row[tile]) for row in settings.unit_costs.fixed_point())
+    return min(max((start + key * keys) >> FRACTION_BITS, 1), MAX_COST_NS)
+
+
 def specify(
     queries: list[int],
     keys: list[int],
@@ -74,7 +81,7 @@ def specify(
     kept = sorted(forest.kept(), key=lambda node: node.stands)
     order = forest.preorder()
     cuts = _query_tiles(queries, keys, kept, order, settings)
-    total = sum(settings.unit_costs.unit_ns(cut.tile, cut.end - cut.first) for cut in cuts)
+    total = sum(unit_ns(settings, cut.tile, cut.end - cut.first) for cut in cuts)
     units: list[Unit] = []
     reductions: list[tuple[int, ...]] = []
     placed: dict[tuple[int, int], tuple[int, ...]] = {}
@@ -104,7 +111,7 @@ def _add_units(
     """Add the units of a query tile, and its reductions; returns the next scratch row."""
     sequence, start, count, first, end, tile, path, is_prefix = cut
     ranges = _split(first, end, tile, total, settings)
-    cost = settings.unit_costs.unit_ns(tile, ranges[0][1] - ranges[0][0])
+    cost = unit_ns(settings, tile, ranges[0][1] - ranges[0][0])
     before = sum(len(_split(n.start, n.end, n.tile, total, settings)) for n in path)
     heads, splits, stride = settings.kv_heads, before + len(ranges), count * settings.group
     for split, (low, high) in enumerate(ranges):
@@ -233,7 +240,7 @@ def _split(
     parts = settings.programs * tiles.units_per_program
     if parts:
         target = max(1, _ceil_div(total * settings.kv_heads, parts))
-        by_cost = _ceil_div(settings.unit_costs.unit_ns(tile, keys), target)
+        by_cost = _ceil_div(unit_ns(settings, tile, keys), target)
         splits = max(splits, min(by_cost, _ceil_div(keys, tiles.least_split)))
     if splits == 1:
         return [(first, end)]

@@ -22,9 +22,10 @@ from nostall.serving.tables.columns import (
     UNITS,
 )
 from nostall.serving.tables.host import HostBuilder, needed_capacity
+from nostall.serving.tables.orders import ORDERS
 from nostall.serving.tables.prefix.forest import saved_ns
 from nostall.serving.tables.prefix.leaders import SharedPrefixes
-from nostall.serving.tables.settings import TableCapacity, TableSettings, TaskTables
+from nostall.serving.tables.settings import ORDER_NAMES, TableCapacity, TableSettings, TaskTables
 from nostall.serving.tables.tiles import TileSet
 from tests.unit.serving.tables import batches
 from tests.unit.serving.tables.specification import specify
@@ -193,3 +194,7 @@ def test_costs_split_a_long_decode_among_idle_programs() -> None:
     assert 120 <= tables.counts[UNITS] <= 136
     keys = tables.used_tasks[:, KV_END] - tables.used_tasks[:, KV_START]
     assert keys.max() - keys.min() < 1024
+
+
+def test_the_names_of_the_orders_are_known_without_numba() -> None:
+    assert tuple(ORDERS) == ORDER_NAMES

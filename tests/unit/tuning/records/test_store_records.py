@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nostall.cli.tuning.stored_gain import store_gain
+from nostall.cli.tuning.tune import store_gain
 from nostall.core import BadInput
 from nostall.core.space import NO_TAGS
 from nostall.sass import Program, Verdict

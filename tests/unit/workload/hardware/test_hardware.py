@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from nostall.core import BadHardware, BadInput
 from nostall.workload import Resource, load_hardware, presets
-from nostall.workload.hardware import EfficiencyCurve, fit_efficiency
+from nostall.workload.hardware.efficiency import EfficiencyCurve, fit_efficiency
 from nostall.workload.hardware.quantity import parse_quantity
 
 TEXT = """
@@ -119,13 +119,6 @@ def test_a_fit_stays_within_its_bounds_for_impossible_measurements() -> None:
     assert faster_than_peak.curve.share == 1.0
     negative_overhead = fit_efficiency(sizes, [1e-4, 5e-4, 9e-4], 10e9)
     assert negative_overhead.curve.overhead == 0.0
-
-
-def test_half_size_reaches_half_the_share() -> None:
-    curve, peak = EfficiencyCurve(0.8, 1e-3), 10e9
-    half_size = curve.half_size(peak)
-    assert half_size / curve.seconds(half_size, peak) / peak == pytest.approx(0.4)
-    assert curve.seconds(0, peak) == 0
 
 
 @pytest.mark.parametrize(

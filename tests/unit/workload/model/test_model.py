@@ -18,14 +18,11 @@ from nostall.workload import (
     model_step,
     project_job,
 )
-from nostall.workload.hardware import flat_efficiency
-from nostall.workload.model import (
-    STEP_PARTS,
-    roofline_point,
-    sensitivities,
-    sweep_rate,
-    traffic_by_medium,
-)
+from nostall.workload.hardware.efficiency import flat_efficiency
+from nostall.workload.model.breakdown import STEP_PARTS
+from nostall.workload.model.roofline import roofline_point
+from nostall.workload.model.sensitivity import sensitivities, sweep_rate
+from nostall.workload.model.traffic import traffic_by_medium
 from tests.unit.workload.job_records import (
     LINK_AND_MEMORY_RATES,
     TEST_HARDWARE,
@@ -204,8 +201,6 @@ def test_shares_of_a_population_sum_to_one(drawn_jobs) -> None:
         assert sum(population.mean_shares(by).values()) == pytest.approx(1)
         shares = population.distribution(lambda s: s.share("weights"), by)
         assert shares.cumulative[-1] == pytest.approx(1)
-        assert shares.cdf(1.0000001) == pytest.approx(1)
-        assert shares.cdf(-1) == 0
         assert all(a <= b for a, b in zip(shares.values, shares.values[1:], strict=False))
 
 

@@ -15,16 +15,287 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
 
-from nostall.attach.torch_compile.rewrite.constant_masks import Masks
 from nostall.attach.warning import warn_once
 from nostall.core.errors import one_line
+
+MOST_ELEMENTS = 1 << 24
+"""Most elements of a value that is computed."""
+
+_VIEWS = frozenset((operator.getitem, torch.unsqueeze, torch.reshape, torch.broadcast_to))
+_VIEW_METHODS = frozenset(
+    ("bool", "broadcast_to", "contiguous", "expand", "reshape", "to", "unsqueeze", "view")
+)
+"""Operators whose result has no other elements than their operand, perhaps converted."""
+_FUNCTIONS = frozenset(
+    (operator.add, operator.and_, operator.eq, operator.floordiv, operator.ge, operator.gt,
+     operator.invert, operator.le, operator.lt, operator.mul, operator.ne, operator.neg,
+     operator.or_, operator.sub, torch.abs, torch.add, torch.arange, torch.bitwise_and,
+     torch.bitwise_not, torch.bitwise_or, torch.cumsum, torch.diff, torch.eq, torch.full,
+     torch.full_like, torch.ge, torch.gt, torch.le, torch.logical_and, torch.logical_not,
+     torch.logical_or, torch.lt, torch.ne, torch.ones, torch.ones_like, torch.sub, torch.tril,
+     torch.triu, torch.where, torch.zeros, torch.zeros_like)
+)  # fmt: skip
+_METHODS = frozenset(
+    ("abs", "cumsum", "diff", "eq", "float", "ge", "gt", "int", "le", "logical_and",
+     "logical_not", "logical_or", "long", "lt", "masked_fill", "ne", "new_full", "new_ones",
+     "new_zeros", "tril", "triu")
+)  # fmt: skip
+"""Operators without effects, whose results depend on their operands alone."""
+_NEVER_WRITE = frozenset(("torch", "torch._C._nn", "torch.nn.functional"))
+"""Modules of functions that write to an operand only if their name or an argument says so."""
+_IN_PLACE = frozenset(
+    (operator.setitem, operator.delitem, operator.iadd, operator.iand, operator.iconcat,
+     operator.ifloordiv, operator.ilshift, operator.imatmul, operator.imod, operator.imul,
+     operator.ior, operator.ipow, operator.irshift, operator.isub, operator.itruediv,
+     operator.ixor)
+)  # fmt: skip
+_COMPARISONS: Mapping[Any, Callable[[float, float], bool]] = {
+    operator.ge: operator.ge, operator.gt: operator.gt, torch.ge: operator.ge,
+    torch.gt: operator.gt, "ge": operator.ge, "gt": operator.gt,
+}  # fmt: skip
+
+
+class Masks:
+    """What is proven of the masks in one graph; each value is computed once."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._values: dict[Node, Tensor | None] = {}
+        # Memory that an operator of the graph may write to.
+        self._written = {
+            memory
+            for node in graph.nodes
+            if _may_write(node)
+            for operand in node.all_input_nodes
+            if (memory := _memory(operand)) is not None
+        }
+
+    def without_condition(self, mask: Node) -> Node:
+        """The operand that a mask always selects: ``where(always true, x, y)`` is x."""
+        while mask.op in ("call_function", "call_method"):
+            selected: Any = None
+            operands = mask.args
+            if mask.target is torch.where and len(operands) == 3:
+                condition, selected, _ = operands
+                is_constant = self._always(condition, True)
+            elif mask.target in ("masked_fill", torch.masked_fill) and len(operands) == 3:
+                selected, condition, _ = operands
+                is_constant = self._always(condition, False)
+            if not (isinstance(selected, Node) and is_constant and _is_same_kind(mask, selected)):
+                break
+            mask = selected
+        return mask
+
+    def masks_nothing(self, mask: Node) -> bool:
+        """Whether a mask is true everywhere, or as a bias 0 everywhere."""
+        if _is_boolean(mask):
+            return self._always(mask, True)
+        value = self._value(mask)
+        return value is not None and not bool(_distinct(value).any())
+
+    def is_causal(self, mask: Node) -> bool:
+        """Whether a square mask lets each query attend to itself and to what came before."""
+        value = self._value(mask)
+        if value is None or value.dim() < 2 or value.shape[-1] != value.shape[-2]:
+            return False
+        value = _distinct(value)
+        if value.dim() < 2 or value.shape[-1] != value.shape[-2] or value.shape[-1] < 2:
+            return False
+        before = torch.ones(value.shape[-2:], dtype=torch.bool).tril()
+        if value.dtype == torch.bool:
+            return bool((value == before).all())
+        if not value.is_floating_point():
+            return False
+        # What libraries add to a score that must not count: exp of it is 0.
+        hidden = (value == float("-inf")) | (value == torch.finfo(value.dtype).min)
+        return bool((torch.where(before, value == 0, hidden)).all())
+
+    def _always(self, mask: Any, expected: bool) -> bool:
+        """Whether a boolean value is proven to be the same everywhere."""
+        if isinstance(mask, bool):
+            return mask is expected
+        if not isinstance(mask, Node) or not _is_boolean(mask):
+            return False
+        value = self._value(mask)
+        if value is not None:
+            return bool((_distinct(value) == expected).all())
+        return expected and self._always_holds(mask)
+
+    def _value(self, node: Node) -> Tensor | None:
+        """A value that depends on no input; None if it may depend on one, or is too large."""
+        if node not in self._values:
+            self._values[node] = None  # if it fails
+            if self._is_certain(node):
+                self._values[node] = self._computed(node)
+        return self._values[node]
+
+    def _computed(self, node: Node) -> Tensor | None:
+        fake = node.meta.get("example_value")
+        is_view = node.target in _VIEWS or node.target in _VIEW_METHODS
+        if not isinstance(fake, Tensor) or not all(isinstance(n, int) for n in fake.shape):
+            return None
+        if not is_view and fake.numel() > MOST_ELEMENTS:
+            return None
+        operands: dict[Node, Tensor | None] = {n: self._value(n) for n in node.all_input_nodes}
+        if any(value is None for value in operands.values()):
+            return None
+        args = _on_cpu(map_arg(node.args, operands.get))
+        kwargs = _on_cpu(map_arg(node.kwargs, operands.get))
+        try:
+            if node.op == "call_method":
+                value = getattr(args[0], str(node.target))(*args[1:], **kwargs)
+            else:
+                value = node.target(*args, **kwargs)
+        except Exception:  # what PyTorch refuses on a CPU is not proven
+            return None
+        is_expected = isinstance(value, Tensor) and value.shape == fake.shape
+        return value if is_expected and value.dtype == fake.dtype else None
+
+    def _is_certain(self, node: Node) -> bool:
+        """Whether a value is what its own operator computes, as long as the graph runs."""
+        memory = _memory(node)
+        return _is_known(node) and memory is not None and memory not in self._written
+
+    def _always_holds(self, node: Node) -> bool:
+        """Whether a boolean value is true for all sizes."""
+        if not self._is_certain(node):
+            return False
+        target, operands = node.target, node.args
+        if target in _VIEWS or target in _VIEW_METHODS:
+            source = operands[0]
+            return _is_slice(node) and isinstance(source, Node) and self._holds_if_boolean(source)
+        if target in (operator.and_, torch.logical_and, torch.bitwise_and, "logical_and"):
+            return all(isinstance(x, Node) and self._holds_if_boolean(x) for x in operands[:2])
+        if target in (operator.or_, torch.logical_or, torch.bitwise_or, "logical_or"):
+            return any(isinstance(x, Node) and self._holds_if_boolean(x) for x in operands[:2])
+        if target is torch.ones or target == "new_ones":
+            return True
+        if target in _COMPARISONS and len(operands) == 2 and isinstance(operands[0], Node):
+            limit, least = operands[1], self._least(operands[0])
+            is_number = isinstance(limit, (int, float)) and not isinstance(limit, bool)
+            return is_number and least is not None and _COMPARISONS[target](least, limit)
+        return False
+
+    def _holds_if_boolean(self, node: Node) -> bool:
+        return _is_boolean(node) and self._always_holds(node)
+
+    def _least(self, node: Node) -> float | None:
+        """A lower bound of positions: of arange, plus constants, and of views."""
+        if not self._is_certain(node):
+            return None
+        operands = node.args
+        if node.target is torch.arange:
+            return _first_position(node)
+        if node.target in (operator.add, torch.add) and len(operands) == 2 and not node.kwargs:
+            source, constant = operands
+            least = self._least(source) if isinstance(source, Node) else None
+            return (
+                least + constant
+                if least is not None and isinstance(constant, (int, float))
+                else None
+            )
+        is_view = node.target in _VIEWS or node.target in _VIEW_METHODS
+        source = operands[0] if operands else None
+        if is_view and node.target not in ("bool", "to") and isinstance(source, Node):
+            return self._least(source) if _is_slice(node) else None
+        return None
+
+
+def _on_cpu(value: Any) -> Any:
+    """Arguments with the CPU in the place of every device."""
+    if isinstance(value, torch.device):
+        return torch.device("cpu")
+    if isinstance(value, (tuple, list)):
+        return type(value)(_on_cpu(each) for each in value)
+    if isinstance(value, Mapping):
+        return {
+            key: "cpu" if key == "device" and each is not None else _on_cpu(each)
+            for key, each in value.items()
+        }
+    return value
+
+
+def _is_known(node: Node) -> bool:
+    if node.op == "call_method":
+        return node.target in _METHODS or node.target in _VIEW_METHODS
+    is_function = node.op == "call_function" and "out" not in node.kwargs
+    return is_function and (node.target in _FUNCTIONS or node.target in _VIEWS)
+
+
+def _memory(node: Node) -> int | None:
+    """What is equal for values that share memory, as Dynamo traced them; None if unknown."""
+    fake = node.meta.get("example_value")
+    if not isinstance(fake, Tensor) or fake.layout != torch.strided:
+        return None
+    try:
+        return int(fake.untyped_storage()._cdata)
+    except (NotImplementedError, RuntimeError):  # subclasses without memory of their own
+        return None
+
+
+def _may_write(node: Node) -> bool:
+    """Whether a node may change an operand in place; so may all that is not known here."""
+    if node.op == "call_method":
+        return str(node.target).endswith("_")  # __setitem__ and __iadd__, too
+    if node.op != "call_function":
+        return bool(node.op == "call_module")
+    target: Any = node.target
+    if (schema := getattr(target, "_schema", None)) is not None:
+        return bool(schema.is_mutable)
+    module, name = getattr(target, "__module__", ""), getattr(target, "__name__", "")
+    if module == "_operator":
+        return any(target is each for each in _IN_PLACE)
+    if module not in _NEVER_WRITE or name.endswith("_") or "out" in node.kwargs:
+        return True
+    is_flagged = any(x is True for x in (*node.args[1:], node.kwargs.get("inplace")))
+    return bool(is_flagged and module == "torch.nn.functional")  # relu(x, True)
+
+
+def _distinct(value: Tensor) -> Tensor:
+    """A value without the elements that are only repeated along an axis."""
+    for axis, stride in enumerate(value.stride()):
+        if stride == 0:
+            value = value.narrow(axis, 0, min(1, value.shape[axis]))
+    return value
+
+
+def _is_boolean(node: Node) -> bool:
+    fake = node.meta.get("example_value")
+    return isinstance(fake, Tensor) and fake.dtype == torch.bool
+
+
+def _is_same_kind(node: Node, operand: Node) -> bool:
+    """Whether an operand can take the place of a mask: attention broadcasts the rest."""
+    fake, other = node.meta.get("example_value"), operand.meta.get("example_value")
+    are_tensors = isinstance(fake, Tensor) and isinstance(other, Tensor)
+    return are_tensors and fake.dtype == other.dtype and other.dim() >= 2
+
+
+def _is_slice(node: Node) -> bool:
+    """Whether a view has elements of its operand only, unconverted."""
+    if node.target is not operator.getitem:
+        return True
+    index = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
+    return all(each is None or each is ... or isinstance(each, (slice, int)) for each in index)
+
+
+def _first_position(node: Node) -> float | None:
+    """The first, and least, value of ``arange(end)`` or ``arange(start, end)``."""
+    is_wide = node.kwargs.get("dtype") in (None, torch.int64, torch.int32)  # others may overflow
+    if not is_wide or node.kwargs.keys() & {"start", "end", "step"}:
+        return None
+    if len(node.args) == 1:
+        return 0.0
+    start = node.args[0]
+    return float(start) if len(node.args) == 2 and isinstance(start, (int, float)) else None
+
 
 ATTENTION = torch.nn.functional.scaled_dot_product_attention
 OPERANDS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from typing import Literal
 
 Reuse = Literal["none", "dominance", "order"]
@@ -72,14 +71,6 @@ class Arena:
             for p in passes
         )
         return max(live, default=0)
-
-    def overlapping_pairs(self) -> list[tuple[Buffer, Buffer]]:
-        """Pairs of buffers that share memory, ordered by their first pass."""
-        pairs = []
-        for (a, x), (b, y) in combinations(zip(self.buffers, self.offsets, strict=True), 2):
-            if x < y + self.buffer_bytes(b) and y < x + self.buffer_bytes(a):
-                pairs.append((a, b) if a.first_pass <= b.first_pass else (b, a))
-        return pairs
 
 
 def allocate(

@@ -219,18 +219,6 @@ class HybridRank:
         return tensors
 
 
-def run_hybrid(
-    stages: Sequence[CapturedStage], micro_batches: Sequence[tuple[Any, Any]]
-) -> tuple[float, Tensors]:
-    """One step of all ranks on CPUs: the mean loss and the whole gradients of this rank's stage.
-
-    A collective call.  The loss is that of the last stage, and 0 on other ranks.
-    """
-    processes = StageProcesses([stage.devices for stage in stages])
-    rank, count = HybridRank(stages[processes.number], processes), len(micro_batches)
-    return float(rank.step(micro_batches)) / count, rank.own.whole_gradients(1 / count)
-
-
 def own_tensor(stage: StageJob, name: str, device: torch.device = _CPU) -> torch.Tensor:
     """An empty tensor for what a stage receives under a name."""
     example: torch.Tensor = getattr(stage.job.module, f"{RECEIVED}{name}")

@@ -19,7 +19,6 @@ from nostall.parallel.sharding.graph import Assignment, ShardingGraph, replicate
 from nostall.parallel.sharding.planners.integer_program import OutOfTime, Problem, Solution, solve
 from nostall.parallel.sharding.planners.rules import RULES, Rule, allowed_strategies
 from nostall.parallel.sharding.planners.tied import tie
-from nostall.parallel.sharding.planners.tree_annealing import anneal
 
 MAX_ROUNDS = 4
 """Rounds over the mesh dimensions; each one is solved once in a round."""
@@ -261,6 +260,8 @@ def _solve(problem: Problem, seconds: float) -> Solution:
     except OutOfTime:
         if problem.memory is not None:
             raise
+        from nostall.parallel.sharding.planners.tree_annealing import anneal
+
         return anneal(problem, seconds)
 
 

@@ -12,8 +12,7 @@ from nostall.gpu.clock import Run, Samples
 from nostall.serving.attention.config import AttentionShape
 from nostall.serving.attention.plan import AttentionPlan
 from nostall.serving.attention.rules import PLANS, TALL_PLANS
-from nostall.serving.attention.winners.on_gpu import rule_space
-from nostall.serving.attention.winners.search import search_plan
+from nostall.serving.attention.winners.on_gpu import rule_space, search_plan
 from nostall.testing.space import check_space
 
 RULE = PLANS["decode"]
