@@ -126,9 +126,13 @@ def _show(job: RolloutJob, found: dict[str, Any], model: Path, run: Run) -> None
         out.print("the engines ran one by one, because only one fits into the GPU's memory")
     _show_counts(found["counts"] or {})
     out.print(f"result:   {run.path / RESULT_FILE}")
-    command = ["vllm", "serve", str(model), "--attention-backend"]
-    choice = "CUSTOM" if found["verdict"] == "faster" else "FLASH_ATTN"
-    out.print(f"next:     {shlex.join([*command, choice])}")
+    out.print(f"next:     {shlex.join(serve_command(model, found['verdict']))}")
+
+
+def serve_command(model: Path, verdict: str) -> list[str]:
+    """How to serve the model with the engine that the comparison's verdict asks for."""
+    choice = "CUSTOM" if verdict == "faster" else "FLASH_ATTN"
+    return ["vllm", "serve", str(model), "--attention-backend", choice]
 
 
 def _show_counts(counts: dict[str, Any]) -> None:

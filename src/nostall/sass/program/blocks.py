@@ -146,7 +146,8 @@ class _GraphBuilder:
                 out.update(self._block_numbers(self.resume.get(last.operands[0], set())))
             if last.base == "RET":
                 out.update(self.return_blocks.get(self.subroutine(start), ()))
-            if last.base in _INDIRECT_BRANCHES and end - 1 not in self.targets:
+            unknown = last.base in _INDIRECT_BRANCHES and end - 1 not in self.targets
+            if unknown and not has_unread_targets(last):
                 recorded = self._block_numbers(set(self.indirect_targets))
                 out.update(recorded if self.indirect_targets else self.labelled_blocks)
             if end < len(self.instructions) and falls_through(last):
@@ -190,6 +191,8 @@ def _targets(instruction: Instruction, labels: Mapping[str, int]) -> list[int]:
         return []
     if _is_call(instruction) and _calls_by_pointer(instruction):
         return []
+    if has_unread_targets(instruction):
+        return []
     if instruction.base in _INDIRECT_BRANCHES:
         recorded = _recorded_targets(instruction)
         return [labels[n] for n in recorded] if all(n in labels for n in recorded) else []
@@ -201,6 +204,15 @@ def _recorded_targets(branch: Instruction) -> list[str]:
     """The labels that an indirect branch may jump to; empty if the cubin does not record them."""
     found = _BRANCH_TARGETS.search(branch.text)
     return [name.strip() for name in found[1].split(",")] if found else []
+
+
+def has_unread_targets(branch: Instruction) -> bool:
+    """Whether the record of an indirect branch names the start of the section alone.
+
+    ptxas 11.8 leaves zeros in the record for sm_90, and no jump leads there.
+    """
+    recorded = _recorded_targets(branch) if branch.base in _INDIRECT_BRANCHES else []
+    return bool(recorded) and all(name.startswith(".text.") for name in recorded)
 
 
 def _resume_positions(

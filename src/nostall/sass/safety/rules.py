@@ -103,6 +103,8 @@ RULES: tuple[Rule, ...] = (
           Evidence.OBSERVED, "sass/safety/hazards/reuse.py", absolute=True),
     _rule("unmodelled-opcode", "each opcode has a row in the opcode table",
           Evidence.ASSUMED, "sass/program/opcodes.py", absolute=True),
+    _rule("unread-targets", "the record of an indirect branch names its targets",
+          Evidence.OBSERVED, "sass/program/blocks.py", absolute=True),
     _rule("unknown-register", "nvdisasm marks each register that an instruction names",
           Evidence.ASSUMED, "sass/program/defuse.py", absolute=True),
     _rule("poison", "no register of a block is read, overwritten or ordered too early",

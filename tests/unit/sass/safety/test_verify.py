@@ -101,3 +101,15 @@ def test_measured_latencies_are_refused_where_none_were_measured() -> None:
         with pytest.raises(UnsupportedArchitecture, match="sm_75"):
             check()
     assert validate(data).safe and verify(data, data).safe
+
+
+def test_a_jump_table_whose_record_holds_only_zeros_is_refused_by_name() -> None:
+    """ptxas 11.8 writes such records for sm_90."""
+    data = bytearray((NVCC / "calls.sm_90.cubin").read_bytes())
+    for record in Program.from_cubin(bytes(data)).function("jump_table").text.records:
+        if record.is_branch_target:
+            data[record.file_offset : record.file_offset + record.width] = bytes(record.width)
+    findings = validate(bytes(data)).findings
+    assert {(f.kind, f.function) for f in findings} == {("unread-targets", "jump_table")}
+    assert len(findings) == 4, "one for each of its branches"
+    assert all("jump targets cannot be read from this cubin" in f.reason for f in findings)

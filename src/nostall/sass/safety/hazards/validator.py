@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from nostall.sass.binary.encoding import illegal_reason
 from nostall.sass.program import registers
-from nostall.sass.program.blocks import Block
+from nostall.sass.program.blocks import Block, has_unread_targets
 from nostall.sass.program.cover_rules import COVER, CoverTable
 from nostall.sass.program.instruction import Instruction
 from nostall.sass.program.program import Function
@@ -277,6 +277,13 @@ class HazardValidator:
                 instruction,
                 f"{instruction.base} has no row in the opcode table, so the verifier cannot check "
                 "it",
+            )
+        if has_unread_targets(instruction):
+            report(
+                "unread-targets",
+                instruction,
+                "the jump targets cannot be read from this cubin: their record holds only zeros, "
+                "as ptxas 11.8 writes it for sm_90; assemble it with ptxas 12.1 or newer",
             )
         if instruction.unmarked:
             report(

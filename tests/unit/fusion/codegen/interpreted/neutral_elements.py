@@ -36,13 +36,16 @@ The result differs if lanes behind the end of a row, or an accumulator's first v
 but the neutral element: 0, 1, the least and the largest value, false, true.
 """
 SHAPES = ((3, 5), (3, 300))
-"""Rows and columns; no number is a power of two, so that some lanes hold no element."""
+"""Rows and columns; no number is a power of two, so that some lanes hold no element.
+
+Short rows run with the first type alone: the types differ in the neutral element, not in the lanes.
+"""
 
 
 def wrong_values(folder: Path, op: str, dtype: str, seen: set[str]) -> Iterator[str]:
     """Reductions of rows and of columns whose result is not that of PyTorch."""
-    value = ELEMENTS[op][0]
-    for shape in SHAPES:
+    value, (first, *_) = ELEMENTS[op]
+    for shape in SHAPES if dtype == first else SHAPES[-1:]:
         for axis in (0, 1):
             build = Builder()
             reduced = build(op, build.input(shape, dtype), dims=(axis,), keepdim=False)
