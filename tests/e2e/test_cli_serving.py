@@ -181,7 +181,12 @@ LLAMA = {
         ("\x00\udcff", (), 2, "is no JSON"),
         ('{"architectures": []}', (), 2, "architectures: List should have at least 1 item"),
         (LLAMA, ("--shared", 4000), 2, "requests of 4400 tokens, and the model takes 4096"),
-        (LLAMA, ("--new", 71), 2, "allowed are 72 tokens or more; generate more, or give fewer"),
+        (
+            LLAMA,
+            ("--new", 71, "--steps", 64),
+            2,
+            "allowed are 72 tokens or more; generate more, or give fewer",
+        ),
         (LLAMA, ("--prompts", 10**9), 2, "requests at a time; allowed are up to 1024"),
         (LLAMA, ("--shared", 10**12), 2, "requests of up to 131072 tokens"),
         (LLAMA, ("--system", 3000), 2, "a system prompt within the shared tokens"),
