@@ -9,7 +9,7 @@ from statistics import geometric_mean, median
 from typing import Any
 
 from benchmarks.front.headline import HEAD, Headline, below, day
-from benchmarks.front.picture import THEMES, picture_name
+from benchmarks.front.picture import picture_text
 from benchmarks.fusion.unseen.page import MEASURED, deployed
 from benchmarks.fusion.unseen.page import ratio as chain_ratio
 from benchmarks.fusion.unseen.whole_models import looped_mean_of_fused_attention
@@ -44,13 +44,8 @@ def answers(page: str) -> list[str]:
     if not found:
         return []
     rows = [[cell.replace("(docs/results/", "(") for cell in h.row] for h in found]
-    images = [
-        f"```{{image}} ../pictures/{picture_name(page, theme)}\n"
-        f":alt: The ratios of the table below\n:class: only-{theme}\n```"
-        for theme in THEMES
-    ]
-    images = ["\n\n".join(["::::{container} scroll", *images, "::::"])]
-    return [*(wrapped(h.sentence) for h in found), *images, table(HEAD, rows)]
+    picture = picture_text(page, "The ratios of the table below")
+    return [*(wrapped(h.sentence) for h in found), picture, table(HEAD, rows)]
 
 
 def unseen_chains() -> Headline:
