@@ -126,8 +126,8 @@ def _coverage() -> Lead:
     ]
     return Lead(
         f"**nostall fuses {fused['Core ATen']} of the {totals['Core ATen']} functional operators "
-        f"of Core ATen, and {sum(fused.values())} of {sum(totals.values())} that a backend sees; the "
-        "others stay with Inductor**, most of them another kind of computation, such as matrix "
+        f"of Core ATen, and {sum(fused.values())} of {sum(totals.values())} that a backend sees; "
+        "the others stay with Inductor**, most of them another kind of computation, such as matrix "
         "products and convolutions.",
         tuple(rows),
         Axis((0, 25, 50, 75, 100), "share of the operators that are fused", "fused", " %", None,
