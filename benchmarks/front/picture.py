@@ -14,8 +14,10 @@ from benchmarks.front.headline import Headline
 from benchmarks.harness.result_file import ROOT
 
 FOLDER = ROOT.parent / "docs" / "pictures"
-WIDTH, LEFT, RIGHT, TOP, ROW, FOOT = 880, 310, 92, 34, 34, 40
+WIDTH, LEFT, RIGHT, TOP, ROW, FOOT = 880, 366, 24, 34, 34, 40
 """Pixels: the picture, its margins, the height of a row."""
+LABEL, NUMBER = LEFT - 92, LEFT - 14
+"""Right ends of labels and numbers: both are in view where a narrow page scrolls the picture."""
 RADIUS = 3.4
 SLOWER = 0.995
 """Ratios below this one have the colour of a loss."""
@@ -67,7 +69,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Series:
-    """One row: its values, the value of the heavy mark, and the number on the right."""
+    """One row: its values, the value of the heavy mark, and the number beside the label."""
 
     label: str
     values: tuple[float, ...]
@@ -145,6 +147,7 @@ def pictures(headlines: Sequence[Headline]) -> dict[str, str]:
 
 def _axis(height: int, axis: Axis, colours: Colours) -> Iterator[str]:
     bottom = height - FOOT
+    digits = max(len(f"{tick:g}".partition(".")[2]) for tick in axis.ticks)
     for tick in axis.ticks:
         x, is_line = axis.x(tick), tick == axis.line
         colour, width = (colours.ink, 2.5) if is_line else (colours.line, 1)
@@ -152,7 +155,7 @@ def _axis(height: int, axis: Axis, colours: Colours) -> Iterator[str]:
         weight = ' font-weight="700"' if is_line else ""
         yield (
             f'<text x="{x}" y="{bottom + 18}" text-anchor="middle" fill="{colours.soft}"'
-            f"{weight}>{tick:,g}{axis.suffix}</text>\n"
+            f"{weight}>{tick:.{digits}f}{axis.suffix}</text>\n"
         )
     if axis.line is not None:
         x = axis.x(axis.line)
@@ -162,7 +165,7 @@ def _axis(height: int, axis: Axis, colours: Colours) -> Iterator[str]:
             f"{axis.less}</text>\n"
         )
     yield (
-        f'<text x="{WIDTH - 8}" y="{TOP - 16}" text-anchor="end" fill="{colours.soft}">'
+        f'<text x="{NUMBER}" y="{TOP - 16}" text-anchor="end" fill="{colours.soft}">'
         f"{axis.head}</text>"
         f'<text x="{LEFT}" y="{height - 4}" fill="{colours.soft}">{axis.note}</text>\n'
     )
@@ -172,7 +175,7 @@ def _row(number: int, row: Series, axis: Axis, colours: Colours) -> Iterator[str
     middle = TOP + ROW * number + ROW / 2
     count = f' <tspan fill="{colours.soft}">({len(row.values)})</tspan>' if row.count else ""
     yield (
-        f'<text x="{LEFT - 16}" y="{middle + 4}" text-anchor="end" fill="{colours.ink}">'
+        f'<text x="{LABEL}" y="{middle + 4}" text-anchor="end" fill="{colours.ink}">'
         f"{escape(row.label)}{count}</text>\n"
     )
     for at, value in _spread(row.values):
@@ -184,7 +187,7 @@ def _row(number: int, row: Series, axis: Axis, colours: Colours) -> Iterator[str
     x = axis.x(row.mark)
     yield f'<path d="M{x} {middle - 13}V{middle + 13}" stroke="{colours.ink}" stroke-width="3"/>\n'
     yield (
-        f'<text x="{WIDTH - 8}" y="{middle + 4}" text-anchor="end" font-weight="700" '
+        f'<text x="{NUMBER}" y="{middle + 4}" text-anchor="end" font-weight="700" '
         f'fill="{colours.ink}">{row.text}</text>\n'
     )
 
