@@ -208,7 +208,9 @@ def chain_sections(name: str, title: str, path: Path, about: str) -> list[str]:
         texts.append(
             f"{len(again)} of them were measured last ({link(changed)}): by then kernels compute "
             "values again, a rule that was written after kinds of this half had been seen to be "
-            "slow."
+            "slow. The first sentence of this page is of the first measurement of all "
+            f"{len(record['chains'])} chains, "
+            f"{geometric_mean(map(deployed, record['chains'].values())):.2f}."
         )
     parts = [f"## {title}", wrapped(" ".join(texts)), _source(path, record)]
     parts.append(table(["target or figure", "result", "met"], summary(chains)))
