@@ -248,7 +248,8 @@ def text() -> str:
             "L2, interleaved, torch.compile twice. A ratio is torch.compile's median time over the "
             "stitched kernels'. What runs is the stitched version where it is measured to be "
             "faster, and torch.compile's elsewhere, as the backend selects; the same samples "
-            "decide and are reported. A chain counts as slower below 0.995."
+            "decide and are reported. A chain counts as slower below 0.995. What plans "
+            "are called: [names of plans](../explanation/codegen.md#names-of-plans)."
         )
     ]
     for name, title, about in _SETS:
