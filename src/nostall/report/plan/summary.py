@@ -79,8 +79,8 @@ def sentences(evaluation: PlanEvaluation, beside: PlanEvaluation | None = None) 
     lines = [
         f"{evaluation.planner}: {plan.split}, order {plan.policy}{recompute}, "
         f"{workload.micro_batches} micro-batches of {evaluation.micro_batch_sizes} samples",
-        f"modelled iteration {time(iteration_s)}, modelled speed-up {evaluation.speedup:#.4g}x over "
-        f"one GPU ({evaluation.utilization:.0%} of the cluster busy)",
+        f"modelled iteration {time(iteration_s)}, modelled speed-up {evaluation.speedup:#.4g}x "
+        f"over one GPU ({evaluation.utilization:.0%} of the cluster busy)",
     ]
     if beside is not None:
         peer_s = beside.timeline.iteration_s
