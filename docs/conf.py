@@ -35,6 +35,7 @@ html_title = f"nostall {release}"
 html_show_sourcelink = False
 html_static_path = ["static"]
 html_css_files = ["nostall.css"]
+html_js_files = ["scrolling.js"]
 html_extra_path = ["_build/extra"]  # Sphinx wants it to exist before the reports are written
 (DOCS / "_build" / "extra").mkdir(parents=True, exist_ok=True)
 

@@ -66,7 +66,7 @@ def steps() -> tuple[Step, ...]:
         Step(
             "3. It proves: a search that an H200 measured; its winner is verified again here",
             recorded_command(),
-            (r"^gain ", r"^medians: ", r"^verifier: ", r"^outputs: "),
+            (r"^gain ", r"^interval: ", r"^medians: ", r"^verifier: ", r"^outputs: "),
         ),
     )
 
@@ -123,7 +123,7 @@ def _part(step: Step, lines: Sequence[str]) -> Iterator[tuple[str, str, str]]:
 
 def _cut(line: str) -> str:
     """A line without the details in parentheses that depend on this machine's Triton."""
-    return re.sub(r"\(PTX proved equal; .*", "(PTX proved equal; ...", line)
+    return re.sub(r"(\(PTX proved equal; ).*?(\d+ native)", r"\1\2", line)
 
 
 def text() -> str:

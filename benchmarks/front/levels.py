@@ -9,10 +9,10 @@ from statistics import geometric_mean, median
 from typing import Any
 
 from benchmarks.front.headline import HEAD, Headline, below, day
-from benchmarks.front.picture import THEMES, picture_name
+from benchmarks.front.picture import picture_text
 from benchmarks.fusion.unseen.page import MEASURED, deployed
 from benchmarks.fusion.unseen.page import ratio as chain_ratio
-from benchmarks.fusion.unseen.whole_models import decomposed_attention
+from benchmarks.fusion.unseen.whole_models import looped_mean_of_fused_attention
 from benchmarks.harness.markdown import table, wrapped
 from benchmarks.harness.result_file import load
 from benchmarks.harness.schema import read
@@ -44,13 +44,8 @@ def answers(page: str) -> list[str]:
     if not found:
         return []
     rows = [[cell.replace("(docs/results/", "(") for cell in h.row] for h in found]
-    images = [
-        f"```{{image}} ../pictures/{picture_name(page, theme)}\n"
-        f":alt: The ratios of the table below\n:class: only-{theme}\n```"
-        for theme in THEMES
-    ]
-    images = ["\n\n".join(["::::{container} scroll", *images, "::::"])]
-    return [*(wrapped(h.sentence) for h in found), *images, table(HEAD, rows)]
+    picture = picture_text(page, "The ratios of the table below")
+    return [*(wrapped(h.sentence) for h in found), picture, table(HEAD, rows)]
 
 
 def unseen_chains() -> Headline:
@@ -74,13 +69,13 @@ def user_models() -> Headline:
     records = [record for file in files if (record := load(file)).get("complete")]
     ratios = {r["model"]: r["looped"]["compared"]["nostall"]["ratio"] for r in records}
     models = {name.rpartition("-")[0] for name in ratios}
-    slower = sum(ratio < 0.995 for ratio in ratios.values())
-    decomposed = sum(map(decomposed_attention, records))
+    slower = sum(ratio < 1 for ratio in ratios.values())
+    fused = looped_mean_of_fused_attention(records)
+    usual = f"; fused attention already: {fused:.2f}" if fused else ""
     return Headline(
         "whole models", "torch.compile, default mode", tuple(ratios.values()),
         f"steps of {len(models)} models", _gpus(records), day(records),
-        f"median {median(ratios.values()):.2f}; {slower} slower; 2 to 6 layers; "
-        f"{decomposed} decompose attention",
+        f"median {median(ratios.values()):.2f}; {slower} slower; 2 to 6 layers{usual}",
         "fusion-unseen.md", files, ("fusion", "attach/torch_compile"),
         label="whole models / torch.compile",
     )  # fmt: skip

@@ -10,6 +10,7 @@ from statistics import median
 
 from benchmarks.front import measured_code
 from benchmarks.front.headline import HEAD
+from benchmarks.front.leads import lead_pictures
 from benchmarks.front.levels import headlines
 from benchmarks.front.picture import FOLDER, pictures
 from benchmarks.front.predictions import predictions
@@ -87,5 +88,5 @@ def write() -> None:
     for path, change in ((README, readme), (START_PAGE, start_page), (TABLE, benchmark_table)):
         write_atomically(path, change(path.read_text("utf-8")).encode())
     FOLDER.mkdir(exist_ok=True)
-    for name, text in pictures(used).items():
+    for name, text in (pictures(used) | lead_pictures()).items():
         write_atomically(FOLDER / name, text.encode())

@@ -51,15 +51,17 @@ def region(text: str, name: str, content: str) -> str:
 
 
 def page(title: str, command: str, parts: Iterable[str]) -> str:
-    """A whole page: title, its headlines with their picture and table, its parts, the command.
+    """A whole page: title, its headlines or its lead with their picture, its parts, the command.
 
-    Of a page with headlines the method is folded, and of all pages each long table.
+    The method is folded, and each long table.
     """
     # Headlines are computed by functions of pages, so the pages cannot import them at the top.
+    from benchmarks.front.leads import lead_parts
     from benchmarks.front.levels import answers
 
     notice = f"*Generated from committed result files by `{command}`. Do not edit.*"
-    shown = answers(f"{command.rpartition(' ')[2]}.md")
+    name = f"{command.rpartition(' ')[2]}.md"
+    shown = answers(name) or lead_parts(name)
     texts = [part.strip() for part in parts if part]
     if shown and texts and not texts[0].startswith(("#", "|")):
         method, heading, rest = texts[0].partition("\n\n## ")

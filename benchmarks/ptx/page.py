@@ -23,6 +23,7 @@ from benchmarks.ptx.page_sections import (
 )
 from benchmarks.ptx.page_targets import targets_section
 from nostall.core.files.atomic import write_atomically
+from nostall.report.tune.change_words import setting_words
 
 PAGE = PAGES / "assembler.md"
 FOLDER = results("ptx")
@@ -211,7 +212,7 @@ def _kernel(row: Row) -> list[str]:
     return [
         row["kernel"], str(row["seed"]), gpu, f"{row['original_us']:.2f}",
         f"{row['deployed']:.3f}", interval, null,
-        f"{order_gain(row):.3f}", "; ".join(levers) or "none faster",
+        f"{order_gain(row):.3f}", "; ".join(map(setting_words, levers)) or "none faster",
     ]  # fmt: skip
 
 

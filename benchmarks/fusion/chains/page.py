@@ -112,7 +112,8 @@ def _method(chains: Sequence[Chain]) -> str:
         "[torch.compile backend](../explanation/torch-compile.md) tries fewer plans; "
         "[whole models](torch-compile.md) are on a page of their own. Seeds of "
         "dropout are drawn in a branch of the CUDA graph, which costs nothing if the graph has "
-        "several runs."
+        "several runs. What kernels are called: [names of "
+        "plans](../explanation/codegen.md#names-of-plans)."
     )
 
 

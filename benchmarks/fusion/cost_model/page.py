@@ -83,7 +83,8 @@ def _method(measured: Row) -> str:
         "chosen with both halves in view, only its coefficients were not. The present model's "
         "instructions and registers are fitted to these chains and its times to other ones, the "
         "train half of the generated chains (unseen_fit.json). Kernels with small dots have "
-        "parameters of their own, which this page does not use. The held-out fits are of times."
+        "parameters of their own, which this page does not use. The held-out fits are of times. "
+        "What plans are called: [names of plans](../explanation/codegen.md#names-of-plans)."
     )
 
 

@@ -208,7 +208,9 @@ def chain_sections(name: str, title: str, path: Path, about: str) -> list[str]:
         texts.append(
             f"{len(again)} of them were measured last ({link(changed)}): by then kernels compute "
             "values again, a rule that was written after kinds of this half had been seen to be "
-            "slow."
+            "slow. The first sentence of this page is of the first measurement of all "
+            f"{len(record['chains'])} chains, "
+            f"{geometric_mean(map(deployed, record['chains'].values())):.2f}."
         )
     parts = [f"## {title}", wrapped(" ".join(texts)), _source(path, record)]
     parts.append(table(["target or figure", "result", "met"], summary(chains)))
@@ -246,7 +248,8 @@ def text() -> str:
             "L2, interleaved, torch.compile twice. A ratio is torch.compile's median time over the "
             "stitched kernels'. What runs is the stitched version where it is measured to be "
             "faster, and torch.compile's elsewhere, as the backend selects; the same samples "
-            "decide and are reported. A chain counts as slower below 0.995."
+            "decide and are reported. A chain counts as slower below 0.995. What plans "
+            "are called: [names of plans](../explanation/codegen.md#names-of-plans)."
         )
     ]
     for name, title, about in _SETS:
@@ -269,26 +272,21 @@ _MISSING: Sequence[str] = (
     "Whole models: the column with the date tells which code was measured. From 22:20 on "
     "2026-11-27 (UTC) softmax, losses and rotary embeddings of whole models are in kernels: "
     "Inductor replaces the maximum and the sum of a softmax by one call, which nostall did not "
-    "know, and it did not read halves of heads of a projection. The other models were not "
-    "measured again, because the time was up. The training steps of DiT and with LoRA were "
+    "know, and it did not read halves of heads of a projection. From 2026-11-29 on attention that "
+    "PyTorch decomposes is [given back to fused kernels](../explanation/torch-compile.md#attention)"
+    ". The other models were not measured again. The training steps of DiT and with LoRA were "
     "measured once more, but had not chosen a version within 150 seconds beside another process "
     "on the GPU, so their earlier results stand.",
-    "The training step of ViT ran without measured plans, comparisons of kernels and products: "
-    "Dynamo compiles it again behind the first step, because `transformers` changes its "
-    "configuration in the first call, and PyTorch's caches then had the code before nostall saw "
-    "its graphs. A worker finds these graphs now, with tests on a CPU; the step was not measured "
-    "again on a GPU. Nor were rotary embeddings of projections that are scaled or normalised "
-    "before they are viewed as heads, and gradients of interleaved halves: both have kernels "
-    "since.",
+    "Rotary embeddings of projections that are scaled or normalised before they are viewed as "
+    "heads, and gradients of interleaved halves, have kernels that no GPU measured in a model.",
     "Prologues of matrix products: right operands, operands that two products read or that the "
     "backward pass needs stay apart. Batched products and products whose parts are read: nostall "
     "has no kernel that contains one.",
-    "1.08 on the GPU alone is missed. The kernels that Inductor writes take a sixth of the time "
-    "of Llama's and Qwen's forward passes, and products, attention and copies the rest; there "
-    "stitched kernels gain one or two per cent. Where a softmax is written out (T5, Gemma, ViT) "
-    "they gain up to 13 per cent, and a third of the GPU's time in T5's training step, in which "
-    "Inductor adds up the gradient of the position bias inside of the backward pass of the "
-    "softmax (5.5 of 16.3 ms in two launches).",
+    "Where attention is fused already, both targets are missed. Inductor's own kernels take little "
+    "of the time of Llama's and Qwen's forward passes (column *share*), and products, attention "
+    "and copies the rest; there stitched kernels gain two per cent at most. In T5's training step "
+    "they gain a third of the GPU's time, because Inductor adds up the gradient of the position "
+    "bias inside of the backward pass of the softmax (5.5 of 16.3 ms in two launches).",
     "Optimiser steps: SGD, Adam, clipping alone, clipping with AdamW as one graph, a list of 147 "
     "tensors and bf16 parameters with a copy in fp32 were not measured on a GPU with these "
     "kernels; the time was up.",

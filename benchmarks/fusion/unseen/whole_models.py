@@ -61,7 +61,7 @@ def models_section(folder: Path) -> list[str]:
     texts = [f"{len(complete)} of {len(records)} measured models are complete."]
     texts += [text for clock in CLOCKS if (text := _mean_text(complete, clock))]
     parts = [wrapped(about), wrapped(" ".join(texts)), table(head, rows) if rows else ""]
-    writers = (_carried_text, _attention_text, _share_text, prologue_text)
+    writers = (_carried_text, _attention_text, _share_text, _stored_text, prologue_text)
     ends = [write(complete) for write in writers] if complete else []
     return [*parts, *(wrapped(text) for text in ends if text)]
 
@@ -229,11 +229,54 @@ def decomposed_attention(record: Row) -> bool:
 
 
 def _attention_text(complete: list[Any]) -> str:
-    names = [record["model"] for record in complete if decomposed_attention(record)]
+    apart = [record for record in complete if decomposed_attention(record)]
+    if not apart:
+        return ""
+    restored = [record["model"] for record in apart if _runs_more_fused_attention(record)]
+    others = [record for record in complete if record not in apart]
+    means = [
+        f"{found:.3f} {clock}"
+        for name, clock in CLOCKS.items()
+        if (found := _mean_ratio(others, name)) is not None
+    ]
     return (
-        f"In {len(names)} of the {len(complete)} steps ({', '.join(names)}) both columns run "
-        "attention that PyTorch decomposed into products and a softmax, not a fused kernel such as "
-        "FlashAttention: a gain there is over that."
+        f"In {len(apart)} of the {len(complete)} steps ({', '.join(r['model'] for r in apart)}) "
+        "PyTorch decomposes attention into products and a softmax for torch.compile. In "
+        f"{', '.join(restored) or 'none'} nostall's version runs fused attention in its place, in "
+        "the others the decomposed one. The geometric mean of the other "
+        f"{len(others)} steps, in which both run fused attention, is {' and '.join(means)}."
+    )
+
+
+def _runs_more_fused_attention(record: Row) -> bool:
+    """Whether nostall's version launches more kernels of fused attention than torch.compile's."""
+    counts = {
+        name: sum(n for kernel, n, _ in record["kernels"][name]["by_name"] if "sdpa" in kernel)
+        for name in METHODS
+    }
+    return counts["nostall"] > counts["compile"]
+
+
+def _mean_ratio(records: Sequence[Row], clock: str) -> float | None:
+    ratios = [f["ratio"] for r in records if (f := _compared(r, clock, "nostall"))]
+    return geometric_mean(ratios) if ratios else None
+
+
+def looped_mean_of_fused_attention(records: Sequence[Row]) -> float | None:
+    """The mean in a loop of the steps whose attention torch.compile does not decompose."""
+    return _mean_ratio([r for r in records if not decomposed_attention(r)], "looped")
+
+
+def _stored_text(complete: list[Any]) -> str:
+    """Steps that began with a selection of an earlier run; empty without any."""
+    names = [
+        record["model"]
+        for record in complete
+        if any(graph.get("from_store") for graph in record["graphs"].get("nostall", []))
+    ]
+    return (
+        f"Of {', '.join(names)} an earlier run had selected the version: their seconds until "
+        "chosen are those of a later start, and their products were not measured again."
         if names
         else ""
     )

@@ -96,9 +96,10 @@ def engines() -> str:
         "2023 and generated lengths; all arrive at once, or at a rate (`@`). The engines of a row "
         "share one GPU and serve in turns; the rows of 7 and 15 speculated tokens are two GPUs of "
         "one machine, those without speculation are a later run. "
-        "CUSTOM is the plug-in as it is installed: it serves the decode steps "
-        "on which its kernel was faster than FlashAttention-3, and leaves all others to it, those "
-        "with speculative tokens included. *With table*: also linear layers by a table of "
+        "CUSTOM is the plug-in of that day: it served the decode steps on which its kernel was "
+        "faster than FlashAttention-3, and left all others to it, those with speculative tokens "
+        "included. It serves decodes beside prompts since, which is not in these rows. *With "
+        "table*: also linear layers by a table of "
         "`nostall serving tune`. Tokens/s are the mean of two rounds (least to largest). "
         f"(`python -m benchmarks run serving.vllm_engine`, {link(ENGINE)}, {link(UNSPECULATED)})"
     )

@@ -40,7 +40,7 @@ def rollouts() -> str:
     pairs = latest_pairs(contents)
     custom = _engine(contents[0], "CUSTOM")
     about = (
-        f"{custom['gpu']}, {contents[0]['date'][:10]}, vLLM {custom['vllm']} (V2 runner, its own "
+        f"{custom['gpu']}, {_days(contents)}, vLLM {custom['vllm']} (V2 runner, its own "
         "graphs, asynchronous scheduling, prefix caching on), Llama-3-8B's shape with random "
         "weights. All samples of all prompts decode at once; their prompts are cached before the "
         "clock starts. FLASH_ATTN and CUSTOM (nostall, default choice) hold the GPU in turns. A "
@@ -82,6 +82,12 @@ def latest_pairs(contents: list[Row]) -> list[tuple[Row, Row]]:
     """The records of FLASH_ATTN and CUSTOM for each workload, from the last file that has it."""
     pairs = [pair for content in contents for pair in measured_pairs(content)]
     return list({base["workload"]: (base, custom) for base, custom in pairs}.values())
+
+
+def _days(contents: list[Row]) -> str:
+    """The first and the last day of the measurements."""
+    days = sorted({str(content["date"])[:10] for content in contents})
+    return " to ".join(dict.fromkeys((days[0], days[-1])))
 
 
 def rollout_ratios(contents: list[Row]) -> list[tuple[Workload, float]]:

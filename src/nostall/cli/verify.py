@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -137,12 +138,13 @@ def _verify_result(folder: Path, files: _ResultFiles, ptx: str) -> RecipeVerdict
     return verdict
 
 
-def describe_verdict(verdict: RecipeVerdict) -> str:
-    """What was checked, or why the result is refused."""
+def describe_verdict(verdict: RecipeVerdict, shown: Collection[str] = ()) -> str:
+    """What was checked, or why the result is refused; without a note that is ``shown`` already."""
     if not verdict.safe:
         return verdict.objection
     how = verdict.note or "the same machine code was assembled from it here"
-    return f"PTX proved equal; {how}; {verdict.checked} native instructions checked"
+    parts = ["PTX proved equal", *([] if how in shown else [how])]
+    return "; ".join([*parts, f"{verdict.checked} native instructions checked"])
 
 
 def _show(verdict: Verdict, format: Format, quiet: bool) -> None:

@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 from benchmarks.front.headline import Headline
+from benchmarks.front.leads import lead_pictures, leads
 from benchmarks.front.levels import by_kernel, headlines
 from benchmarks.front.picture import FOLDER, pictures
 from benchmarks.harness.result_file import ROOT
@@ -54,6 +55,25 @@ def test_the_pictures_are_what_the_command_writes() -> None:
         dots = [element for element in root.iter() if element.tag.endswith("circle")]
         assert len(dots) == sum(len(h.ratios) for h in shown) > 0
         assert all(h.label in root.attrib["aria-label"] for h in shown)
+
+
+def test_the_pictures_of_leads_are_what_the_command_writes() -> None:
+    for name, text in lead_pictures().items():
+        assert (FOLDER / name).read_text("utf-8") == text, RUN
+        lead = leads()[f"{name.removeprefix('gains-').rpartition('-')[0]}.md"]
+        dots = [e for e in ElementTree.fromstring(text).iter() if e.tag.endswith("circle")]
+        assert len(dots) == sum(len(row.values) for row in lead.rows) > 0
+        assert all(
+            lead.axis.ticks[0] <= v <= lead.axis.ticks[-1] for r in lead.rows for v in r.values
+        )
+
+
+def test_each_result_page_begins_with_an_answer_and_a_picture() -> None:
+    for path in sorted(markdown.PAGES.glob("*.md")):
+        if path.name != "index.md":
+            _, first, *rest = path.read_text("utf-8").split("\n\n")
+            assert first.startswith("**"), path.name
+            assert any("{image}" in part for part in rest[:8]), path.name
 
 
 def test_long_tables_are_folded() -> None:

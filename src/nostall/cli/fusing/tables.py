@@ -18,8 +18,7 @@ def show_document(document: Document) -> None:
     for traced_pass in document.passes:
         _show_pass(document, traced_pass)
     out.print(
-        "model:    modelled times are of the fusion cost model (memory traffic and occupancy); "
-        "the SM model of `nostall tune` counts instructions and gives others"
+        "model:    fusion cost model, of memory traffic and occupancy; that of tune gives others"
     )
     for line in _binary_lines(document):
         out.print(line)

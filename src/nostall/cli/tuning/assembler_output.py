@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from nostall.report.tune.change_words import setting_words
+
 
 def assembler_lines(assembler: Mapping[str, Any]) -> Iterator[str]:
     """Lines on the winner and the search; ``assembler`` is that field of the result."""
     winner = assembler.get("winner")
     if winner is not None:
-        yield f"changed:  {'; '.join(winner['levers']) or 'nothing'}"
+        yield f"changed:  {'; '.join(map(setting_words, winner['levers'])) or 'nothing'}"
         yield f"before:   {_resources(assembler['original'])}"
         yield f"after:    {_resources(winner)}"
     yield f"searched: {count_text(assembler['counts'])}"

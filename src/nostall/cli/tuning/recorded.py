@@ -90,12 +90,16 @@ def _replay_lines(result: Replay, tune_run: TuneRun, measure: str) -> list[str]:
         record = tune_run.run.record.result or {}
         lines.append(
             f"gain {result.measured_on}: {result.ratio:.4f}x "
-            f"({100 * (1 - 1 / result.ratio):.1f} % less time) [{comparison.low:.4f}, "
-            f"{comparison.high:.4f}], null [{comparison.null_low:.4f}, {comparison.null_high:.4f}]"
+            f"({100 * (1 - 1 / result.ratio):.1f} % less time)"
+        )
+        lines.append(
+            f"interval: {comparison.low:.4f} to {comparison.high:.4f}; the original beside itself: "
+            f"{comparison.null_low:.4f} to {comparison.null_high:.4f}"
         )
         lines.append(f"medians:  {median_times(record)}")
     if result.verdict is not None:
-        lines.append(f"verifier: safe, on this machine ({describe_verdict(result.verdict)})")
+        checked = describe_verdict(result.verdict, result.notes)
+        lines.append(f"verifier: safe, on this machine ({checked})")
     if recording.comparison is not None and result.improved:
         checks = recording.comparison.checks
         lines.append(f"outputs:  were equal bit by bit on {checks} random inputs on that GPU")

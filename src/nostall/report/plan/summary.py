@@ -62,7 +62,7 @@ def cards(evaluation: PlanEvaluation, beside: PlanEvaluation | None) -> list[tup
             (found[1][0], found[1][1], f"data parallelism: {beside.speedup:.2f}×"),
             (
                 "beside data parallelism, modelled",
-                f"{peer_s / iteration_s:.2f}×",
+                _gain(peer_s / iteration_s, "×"),
                 "its time / this",
             ),
         ]
@@ -79,14 +79,14 @@ def sentences(evaluation: PlanEvaluation, beside: PlanEvaluation | None = None) 
     lines = [
         f"{evaluation.planner}: {plan.split}, order {plan.policy}{recompute}, "
         f"{workload.micro_batches} micro-batches of {evaluation.micro_batch_sizes} samples",
-        f"modelled iteration {time(iteration_s)}, modelled speed-up {evaluation.speedup:.4g}x over "
-        f"one GPU ({evaluation.utilization:.0%} of the cluster busy)",
+        f"modelled iteration {time(iteration_s)}, modelled speed-up {evaluation.speedup:#.4g}x "
+        f"over one GPU ({evaluation.utilization:.0%} of the cluster busy)",
     ]
     if beside is not None:
         peer_s = beside.timeline.iteration_s
         lines.append(
             f"beside data parallelism, modelled {Scale('s', peer_s)(peer_s)}: "
-            f"{peer_s / iteration_s:.2f}x as fast"
+            f"{_gain(peer_s / iteration_s, 'x as fast')}"
         )
     components = evaluation.time_components()
     if "closed_form_steady_s" in components:
@@ -112,3 +112,9 @@ def ranges(numbers: Iterable[int]) -> str:
         else:
             runs.append([number, number])
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def _gain(ratio: float, unit: str) -> str:
+    """A gain to two decimals; none is said in words."""
+    text = f"{ratio:.2f}"
+    return "no faster" if text == "1.00" else text + unit

@@ -16,7 +16,7 @@ from markupsafe import Markup
 from nostall import __version__
 from nostall.core import Run
 from nostall.core.trial_log import TrialLog
-from nostall.report.tune.change_words import change_words
+from nostall.report.tune.change_words import change_words, setting_words
 from nostall.report.tune.sample_spread import ComparisonRecord, draw_samples, load_comparison
 from nostall.report.tune.search_curve import count_drawn, draw_search_curve
 from nostall.report.units import Scale
@@ -71,6 +71,7 @@ def render_assembler(path: Path) -> str:
     assembler = result.get("assembler") or {}
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.filters["change"] = change_words
+    environment.filters["setting"] = setting_words
     environment.filters["thousands"] = lambda value: (
         f"{value:,}" if isinstance(value, int) else value
     )

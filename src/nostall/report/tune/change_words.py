@@ -11,7 +11,7 @@ _WORDS = (
     (r"immigrant sigma=(\S+)", "a new order, not made from an earlier one"),
     (r"recombine.*", "blocks of two earlier candidates together"),
     (r"portfolio.*|given.*", "a setting that is tried for every kernel"),
-    (r"moves lever x(\d+)", "{number} changed: ptxas version, options, registers or hints"),
+    (r"moves lever x(\d+)", "{number} changed: ptxas version, options, registers or cache hints"),
 )
 """Pattern of an operator's name -> what it does."""
 
@@ -25,3 +25,8 @@ def change_words(name: str) -> str:
             number = f"{value} setting{'s' if value != '1' else ''}"
             return words.format(size=size, number=number)
     return name
+
+
+def setting_words(text: str) -> str:
+    """A setting of a candidate; records name only the number of cache hints."""
+    return re.sub(r"^(\d+) hints$", r"other cache hints at \1 loads or stores", text)

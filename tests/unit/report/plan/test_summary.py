@@ -6,7 +6,7 @@ import re
 
 from nostall.parallel.evaluation import evaluate_plan
 from nostall.parallel.plan import Plan, Stage, Workload
-from nostall.report.plan.summary import cards
+from nostall.report.plan.summary import cards, sentences
 from tests.unit.parallel.cases import profile, servers, straight
 
 WORK = Workload(profile(2), servers(1, 2), 8, 4)
@@ -27,6 +27,14 @@ def test_the_cards_of_a_plan_name_data_parallelism_and_the_bubble() -> None:
     )  # fmt: skip
     assert re.fullmatch(r"\d+%", found["bubble, modelled"][0])
     assert 0 < 1 - plan.utilization < 1
+
+
+def test_no_gain_is_said_in_words() -> None:
+    plan = evaluate_plan(WORK, straight([1, 2]), "test")
+    assert ("beside data parallelism, modelled", "no faster", "its time / this") in cards(
+        plan, plan
+    )
+    assert any(line.endswith(": no faster") for line in sentences(plan, plan))
 
 
 def test_the_cards_without_data_parallelism_compare_nothing() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nostall.report.tune.change_words import change_words
+from nostall.report.tune.change_words import change_words, setting_words
 
 
 @pytest.mark.parametrize(
@@ -17,10 +17,15 @@ from nostall.report.tune.change_words import change_words
         ("immigrant sigma=3", "a new order, not made from an earlier one"),
         ("recombine 3", "blocks of two earlier candidates together"),
         ("portfolio 12", "a setting that is tried for every kernel"),
-        ("moves lever x1", "1 setting changed: ptxas version, options, registers or hints"),
-        ("moves lever x2", "2 settings changed: ptxas version, options, registers or hints"),
+        ("moves lever x1", "1 setting changed: ptxas version, options, registers or cache hints"),
+        ("moves lever x2", "2 settings changed: ptxas version, options, registers or cache hints"),
         ("annealed", "annealed"),
     ],
 )
 def test_an_operator_of_the_search_has_words(name: str, words: str) -> None:
     assert change_words(name) == words
+
+
+def test_a_number_of_hints_says_what_they_are() -> None:
+    assert setting_words("16 hints") == "other cache hints at 16 loads or stores"
+    assert setting_words("at most 128 registers") == "at most 128 registers"
