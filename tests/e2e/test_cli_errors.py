@@ -235,6 +235,7 @@ def tune_without_gpu(tmp_path: Path, *options: object) -> Done:
     return done
 
 
+@pytest.mark.slow  # it waits ten seconds for an answer
 def test_an_unreachable_scheduler(tmp_path: Path) -> None:
     measured = ["--objective", "gpu", "--scheduler", "tcp://127.0.0.1:9"]
     line = error_line(tune_without_gpu(tmp_path, *measured), 3)

@@ -148,6 +148,7 @@ def test_a_missing_view_is_marginalised() -> None:
     assert set(model.convergence_) >= {"hinge loss", "components"}
 
 
+@pytest.mark.slow
 def test_random_features_make_views_nonlinear() -> None:
     """Two classes on circles of different radius: no linear function of a view separates them."""
     rng = np.random.default_rng(3)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from nostall.report.tune.change_words import setting_words
 
 
 def assembler_lines(assembler: Mapping[str, Any]) -> Iterator[str]:
     """Lines on the winner and the search; ``assembler`` is that field of the result."""
+    # Imported here: the options of `tune` need no report.
+    from nostall.report.tune.change_words import setting_words
+
     winner = assembler.get("winner")
     if winner is not None:
         yield f"changed:  {'; '.join(map(setting_words, winner['levers'])) or 'nothing'}"
