@@ -7,7 +7,7 @@ need operands whose last stride is 1, and the fastest takes no mask at all. Prog
   build one while they are traced, and expand it, which makes its last stride 0;
 * a bias whose heads lie innermost, as a table of relative positions has them.
 
-The graph is changed before AOTAutograd: behind it the forward pass saves fp32 probabilities. What
+The graph is changed before AOTAutograd: after it the forward pass saves fp32 probabilities. What
 is not proven here keeps its mask.
 """
 
@@ -390,7 +390,7 @@ def _copied(graph: Graph, node: Node, is_mask: bool, copies: dict[Node, Node]) -
     assert value is not None
     expanded = [is_mask and isinstance(s, int) and s == 0 for s in value.stride()[:-2]]
     source, result = node, value
-    # Behind the operand, so that the copy comes before every call of attention that takes it.
+    # Right after the operand, so that the copy comes before every call of attention that takes it.
     with graph.inserting_after(node):
         if any(expanded):
             index = (*(slice(0, 1) if each else slice(None) for each in expanded), ...)
