@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 
-
 def assembler_lines(assembler: Mapping[str, Any]) -> Iterator[str]:
     """Lines on the winner and the search; ``assembler`` is that field of the result."""
     # Imported here: the options of `tune` need no report.
