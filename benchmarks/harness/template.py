@@ -1,0 +1,165 @@
+"""Texts of pages with their figures: templates that are read like the page.
+
+A template lies beside the module that computes its figures, with the suffix ``.md.in``. A line
+``%% NAME`` begins a part that is shown by itself. Blank lines separate blocks:
+
+* a paragraph is filled to 100 columns, and so is each item that begins with ``- ``;
+* a block that begins with ``|`` is a table: its head, then for each group of rows a line
+  ``|--- ROWS`` (the name of a list or mapping of rows; without a name there is one row) and the
+  pattern of a row. Rows without a pattern are sequences of cells;
+* headings, code, HTML and a block that is one figure stay as they are;
+* a block that begins with ``{?NAME}`` is left out if the figure is empty.
+
+A figure is ``{PATH}``, ``{PATH:FORMAT}`` or ``{PATH|TEXT WITHOUT IT:FORMAT}``. ``PATH`` names keys
+of a row (also ``key`` and ``value`` in rows of a mapping), then of all figures, with dots between
+nested keys; ``count`` is the number of elements. ``{*PATH}`` in a table is a cell for each element.
+``FORMAT`` is Python's, or ``YES/NO`` for a truth value, or Python's and a unit: ``.1f %`` and
+``.2f ms`` take a ratio and seconds and show the unit, ``.2f [ms]`` scales alone. None is a dash, a
+path is a link.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness.markdown import link, table, wrapped
+from benchmarks.harness.result_file import load
+
+Values = Mapping[str, Any]
+_FIGURE = re.compile(r"\{(\*?)([A-Za-z_0-9][^{}|:]*)(?:\|([^{}:]*))?(?::([^{}]*))?\}")
+_CONDITION = re.compile(r"^\{\?([^{}]+)\}\s*")
+_PART = re.compile(r"^%% (.+)\n", re.MULTILINE)
+_CELLS = re.compile(r"(?<= )\|(?= )")
+_SCALES = {"%": 100.0, "ms": 1e3, "us": 1e6, "µs": 1e6, "ns": 1e9, "GB": 1e-9, "MB": 1e-6}
+
+
+def render(module: str, values: Values, part: str = "") -> str:
+    """The template beside a module (its ``__file__``), or a part of it, with figures.
+
+    Raises KeyError if the template lacks the part, or has a figure that ``values`` lacks.
+    """
+    template = Path(module).with_suffix(".md.in")
+    whole, *parts = _PART.split(template.read_text("utf-8"))
+    texts = {"": whole, **dict(zip(parts[::2], parts[1::2], strict=True))}
+    if part not in texts:
+        raise KeyError(f"{template} has no part {part!r}; it has {', '.join(texts)}")
+    return filled(texts[part], values)
+
+
+def source(path: Path) -> dict[str, Any]:
+    """A result file as values of a template; ``file`` is its path."""
+    return {**load(path), "file": path}
+
+
+def filled(text: str, values: Values) -> str:
+    """The text of a template with its figures; see the module."""
+    blocks = (_block(block, values) for block in re.split(r"\n{2,}", text.strip("\n")))
+    return "\n\n".join(block for block in blocks if block)
+
+
+def _block(block: str, values: Values) -> str:
+    if condition := _CONDITION.match(block):
+        if not _value(condition[1], [values], ""):
+            return ""
+        block = block[condition.end() :]
+    if block.startswith("| "):
+        return _table(block, values)
+    if block.startswith(("#", "<", "```", "!")) or _FIGURE.fullmatch(block):
+        return _text(block, [values])
+    if block.startswith("- "):
+        return "\n".join(_item(" ".join(map(str.strip, item.split("\n"))), values)
+                         for item in re.split(r"\n(?=- )", block))  # fmt: skip
+    return wrapped(_text(" ".join(block.split("\n")), [values]))
+
+
+def _item(item: str, values: Values) -> str:
+    first, *others = wrapped(_text(item, [values])).split("\n")
+    return "\n".join([first, *(f"  {line}" for line in others)])
+
+
+def _table(block: str, values: Values) -> str:
+    head, *groups = re.split(r"\n\|--- ?", block)
+    rows: list[list[str]] = []
+    for group in groups:
+        name, _, pattern = group.partition("\n")
+        for row in _rows(_value(name, [values])) if name else [{}]:
+            rows.append(_cells(pattern, [row, values]) if pattern else list(map(shown, row)))
+    return table(_cells(head, [values]), rows)
+
+
+def _rows(found: Any) -> Iterator[Any]:
+    if isinstance(found, Mapping):
+        for key, value in found.items():
+            fields = value if isinstance(value, Mapping) else {}
+            yield {**fields, "key": key, "value": value}
+    else:
+        yield from found
+
+
+def _cells(pattern: str, scopes: Sequence[Any]) -> list[str]:
+    cells: list[str] = []
+    for cell in _CELLS.split(pattern.removeprefix("|").removesuffix("|")):
+        figure = _FIGURE.fullmatch(cell.strip())
+        if figure and figure[1]:
+            elements = _value(figure[2], scopes)
+            cells += [shown(element, figure[4] or "") for element in elements]
+        else:
+            cells.append(_text(cell.strip(), scopes))
+    return cells
+
+
+def _text(text: str, scopes: Sequence[Any]) -> str:
+    return _FIGURE.sub(
+        lambda found: shown(_value(found[2], scopes, found[3]), found[4] or ""), text
+    )
+
+
+def _value(path: str, scopes: Sequence[Any], default: Any = None) -> Any:
+    """The value at a path; ``default`` if it is missing or None.
+
+    Raises KeyError if it is missing without a default.
+    """
+    for scope in scopes:
+        found = scope
+        try:
+            for key in path.split("."):
+                found = None if found is None else _field(found, key)
+        except (KeyError, AttributeError, IndexError):
+            continue
+        return default if found is None else found
+    if default is None:
+        raise KeyError(f"there is no figure {path!r}")
+    return default
+
+
+def _field(value: Any, key: str) -> Any:
+    if isinstance(value, Mapping) and (key in value or key != "count"):
+        return value[key]
+    if isinstance(value, Mapping | Sequence) and key == "count":
+        return len(value)
+    if isinstance(value, Sequence) and key.isdecimal():
+        return value[int(key)]
+    return getattr(value, key)
+
+
+def shown(value: Any, spec: str = "") -> str:
+    """A value in a format of templates."""
+    if value is None:
+        return "–"
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Path):
+        return link(value, spec or "JSON")
+    if isinstance(value, list | tuple):
+        return ", ".join(shown(each, spec) for each in value)
+    if "/" in spec:
+        yes, no = spec.split("/")
+        return yes if value else no
+    number, _, unit = spec.partition(" ")
+    if not unit:
+        return format(value, spec)
+    name = unit.strip("[]")
+    return format(value * _SCALES[name], number) + (f" {name}" if name == unit else "")
