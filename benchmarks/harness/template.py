@@ -76,8 +76,7 @@ def _block(block: str, values: Values) -> str:
 
 
 def _item(item: str, values: Values) -> str:
-    first, *others = wrapped(_text(item, [values])).split("\n")
-    return "\n".join([first, *(f"  {line}" for line in others)])
+    return wrapped(_text(item, [values])).replace("\n", "\n  ")
 
 
 def _table(block: str, values: Values) -> str:
