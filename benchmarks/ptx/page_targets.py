@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from statistics import geometric_mean
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
-
-from benchmarks.harness.markdown import table, wrapped
-
-Row = Mapping[str, Any]
 
 
 class Target(NamedTuple):
@@ -36,34 +31,25 @@ The goals for the published shapes are CuAsmRL's average and best (arXiv:2501.08
 """
 
 
-def targets_section(
-    ratios: Mapping[str, tuple[Sequence[float], Sequence[float]]], chains: float
-) -> str:
-    """Which targets are met.
+def judged_targets(groups: Iterable[Mapping[str, Any]], chains: float) -> list[list[str]]:
+    """The targets, and which are met.
 
-    ``ratios``: deployed ratios over (a) and (b) of each group; ``chains``: geometric mean of chains
-    of dependent launches.
+    ``groups``: means and best of deployed ratios over (a) and (b) by title; ``chains``: geometric
+    mean of chains of dependent launches.
     """
-    lines = []
+    by_title = {group["title"]: group for group in groups}
+    rows = []
     for target in TARGETS:
-        over_a, over_b = ratios[target.group]
-        of = max if target.is_best else geometric_mean
-        lines.append([
-            target.title, *_judged(of(over_a), target.over_a), *_judged(of(over_a), target.goal),
-            *(_judged(of(over_b), target.over_b) if target.over_b else ("–", "–")),
+        kind, group = "best" if target.is_best else "mean", by_title[target.group]
+        over_a, over_b = group[f"{kind}_a"], group[f"{kind}_b"]
+        rows.append([
+            target.title, *_judged(over_a, target.over_a), *_judged(over_a, target.goal),
+            *(_judged(over_b, target.over_b) if target.over_b else ("–", "–")),
         ])  # fmt: skip
-    lines.append(["chains back to back", *_judged(chains, 1.08), *_judged(chains, 1.15), "–", "–"])
-    orders = [geometric_mean(over_b) for _, over_b in ratios.values()]
-    note = wrapped(
-        "Requirements and goals for geometric means, each with the measured ratio. The goals for "
-        "the published shapes are CuAsmRL's average and best gain over Triton's schedules. The "
-        f"order of instructions alone, over (b), gives {100 * min(orders) - 100:.1f} to "
-        f"{100 * max(orders) - 100:.1f} % in these groups; the rest of a gain comes from register "
-        "budgets, options and names. What more time gains: long searches, below."
-    )
-    head = ("kernels", "required over (a)", "met", "goal over (a)", "met", "required over (b)",
-            "met")  # fmt: skip
-    return f"## Targets\n\n{table(head, lines)}\n\n{note}"
+    return [
+        *rows,
+        ["chains back to back", *_judged(chains, 1.08), *_judged(chains, 1.15), "–", "–"],
+    ]
 
 
 def _judged(ratio: float, target: float) -> tuple[str, str]:
