@@ -21,7 +21,7 @@ path is a link.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,12 @@ def render(module: str, values: Values, part: str = "") -> str:
 def source(path: Path) -> dict[str, Any]:
     """A result file as values of a template; ``file`` is its path."""
     return {**load(path), "file": path}
+
+
+def extremes(values: Iterable[float]) -> tuple[float, float]:
+    """The least and the largest value."""
+    found = list(values)
+    return min(found), max(found)
 
 
 def filled(text: str, values: Values) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from benchmarks.harness.result_file import load, results
-from benchmarks.harness.template import render
+from benchmarks.harness.template import extremes, render
 from benchmarks.sharding.gpu.results import PLANNER
 
 Row = Mapping[str, Any]
@@ -123,16 +123,11 @@ def _launches(plans: Sequence[Row]) -> Row:
     rows = []
     for model in dict.fromkeys(r["model"] for r in plans):
         own = [r for r in plans if r["model"] == model]
-        launch = _range(r["launch_s"] / r["measured_s"] for r in own)
-        alone = _range(r["launched_alone_s"] / r["measured_s"] for r in own)
+        launch = extremes(r["launch_s"] / r["measured_s"] for r in own)
+        alone = extremes(r["launched_alone_s"] / r["measured_s"] for r in own)
         rows.append({"model": model, "launch": launch, "alone": alone})
     lone = next(r for r in plans if r["model"] == "gpt" and not sum(r["collectives"].values()))
     return {"launches": rows, "lone_slower": lone["launched_alone_s"] / lone["measured_s"]}
-
-
-def _range(values: Iterable[float]) -> tuple[float, float]:
-    found = list(values)
-    return min(found), max(found)
 
 
 def _collective_seconds(records: Sequence[Row], model: str) -> float:
