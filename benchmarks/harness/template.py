@@ -4,9 +4,9 @@ A template lies beside the module that computes its figures, with the suffix ``.
 ``%% NAME`` begins a part that is shown by itself. Blank lines separate blocks:
 
 * a paragraph is filled to 100 columns, and so is each item that begins with ``- ``;
-* a block that begins with ``|`` is a table: its head, then for each group of rows a line
-  ``|--- ROWS`` (the name of a list or mapping of rows; without a name there is one row) and the
-  pattern of a row. Rows without a pattern are sequences of cells;
+* a block that begins with ``|`` is a table: its head, then groups of rows. A line ``|--- ROWS``
+  names a list or mapping of rows, and the pattern of a row follows; rows without a pattern are
+  sequences of cells. A line ``|---`` is followed by single rows;
 * headings, code, HTML and a block that is one figure stay as they are;
 * a block that begins with ``{?NAME}`` is left out if the figure is empty.
 
@@ -89,9 +89,12 @@ def _table(block: str, values: Values) -> str:
     head, *groups = re.split(r"\n\|--- ?", block)
     rows: list[list[str]] = []
     for group in groups:
-        name, _, pattern = group.partition("\n")
-        for row in _rows(_value(name, [values])) if name else [{}]:
-            rows.append(_cells(pattern, [row, values]) if pattern else list(map(shown, row)))
+        name, *patterns = group.split("\n")
+        if not name:
+            rows += [_cells(pattern, [values]) for pattern in patterns]
+            continue
+        for row in _rows(_value(name, [values])):
+            rows.append(_cells(patterns[0], [row, values]) if patterns else list(map(shown, row)))
     return table(_cells(head, [values]), rows)
 
 

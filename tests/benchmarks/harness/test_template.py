@@ -31,14 +31,14 @@ def test_a_value_has_a_format_and_a_unit(value: Any, form: str, text: str) -> No
 def test_a_table_has_a_row_for_each_record() -> None:
     template = (
         "| name | {*gpus} | at |\n|--- runs\n| {name} | {*times:.1f} | {key|none} |\n"
-        "|--- ends\n|---\n| {ends.count} | b | – |"
+        "|--- ends\n|---\n| {ends.count} | b | – |\n| c | d | e |"
     )
     runs = [{"name": "x|y", "times": [1, 2]}, {"name": "z", "times": [3, None], "key": 4}]
     ends = [["one", 2, None]]
     assert filled(template, {"gpus": ["A", "B"], "runs": runs, "ends": ends}).splitlines() == [
         "| name | A | B | at |", "|---|---|---|---|",
         "| x\\|y | 1.0 | 2.0 | none |", "| z | 3.0 | – | 4 |",
-        "| one | 2 | – |", "| 1 | b | – |",
+        "| one | 2 | – |", "| 1 | b | – |", "| c | d | e |",
     ]  # fmt: skip
 
 
