@@ -97,13 +97,10 @@ def _chains() -> Lead:
     ]
     ratios = rows[0].values
     figures = {
-        "mean": geometric_mean(ratios),
         "ratios": ratios,
-        "least": min(ratios),
-        "most": max(ratios),
         "below": sum(ratio < 1 for ratio in ratios),
-        "gpu": chains[0]["gpu"].removeprefix("NVIDIA "),
-        "day": max(chain["date"][:10] for chain in chains),
+        "gpu": chains[0]["gpu"],
+        "dates": [chain["date"] for chain in chains],
     }
     return Lead(figures, rows, GAINS)
 
@@ -112,12 +109,7 @@ def _cost_model() -> Lead:
     record = load(results("fusion") / "cost_model_fit.json")
     kernels = [k for k in record["kernels"] if "held out" in k]
     losses = [k["held out"]["regret"] for k in kernels]
-    figures = {
-        "mean": fmean(losses),
-        "kernels": len(losses),
-        "most": max(losses),
-        "tau": fmean(k["held out"]["tau"] for k in kernels),
-    }
+    figures = {"losses": losses, "taus": [k["held out"]["tau"] for k in kernels]}
     rows = [
         _means("fitted to the other half", losses),
         _means("the model that ships", [k["today"]["regret"] for k in kernels]),
@@ -184,7 +176,7 @@ def _distances() -> Lead:
     )
     figures = {
         "kept": kept, "pairs": len(rows), "above": above, "seen": len(seen),
-        "gpu": content["gpu"]["gpu"].removeprefix("NVIDIA "),
+        "gpu": content["gpu"]["gpu"],
     }  # fmt: skip
     shares = [_shares(name, 100 * n / total, f"{n:,}") for name, n, total in counts]
     axis = Axis((0, 25, 50, 75, 100), "share of the pairs", "pairs", " %", None, logarithmic=False)
@@ -242,8 +234,7 @@ def _workload() -> Lead:
     rows = []
     for name, label in labels.items():
         errors = [model[f"{name}_error"]["step"] for model in models]
-        sizes = list(map(abs, errors))
-        figures[name] = {"median": median(sizes), "most": max(sizes)}
+        figures[name] = list(map(abs, errors))
         middle = 1 + median(errors)
         rows.append(Series(label, tuple(1 + error for error in errors), middle, f"{middle:.2f}×"))
     axis = Axis(

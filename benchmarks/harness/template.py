@@ -12,17 +12,19 @@ A template lies beside the module that computes its figures, with the suffix ``.
 
 A figure is ``{PATH}``, ``{PATH:FORMAT}`` or ``{PATH|TEXT WITHOUT IT:FORMAT}``. ``PATH`` names keys
 of a row (also ``key`` and ``value`` in rows of a mapping), then of all figures, with dots between
-nested keys; ``count`` is the number of elements. ``{*PATH}`` in a table is a cell for each element.
-``FORMAT`` is Python's, or ``YES/NO`` for a truth value, or Python's and a unit: ``.1f %`` and
-``.2f ms`` take a ratio and seconds and show the unit, ``.2f [ms]`` scales alone. None is a dash, a
-path is a link.
+nested keys; a list has ``count``, ``least``, ``most``, ``mean``, ``gmean`` and ``median``.
+``{*PATH}`` in a table is a cell for each element. ``FORMAT`` is Python's, or ``YES/NO`` for a truth
+value, or Python's and a unit: ``.1f %`` and ``.2f ms`` take a ratio and seconds and show the unit,
+``.2f [ms]`` scales alone. ``day`` is that of a date, ``card`` a GPU without its maker. None is a
+dash, a path is a link.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean, geometric_mean, median
 from typing import Any
 
 from benchmarks.harness.markdown import link, table, wrapped
@@ -33,6 +35,16 @@ _FIGURE = re.compile(r"\{(\*?)([A-Za-z_0-9][^{}|:]*)(?:\|([^{}:]*))?(?::([^{}]*)
 _CONDITION = re.compile(r"^\{\?([^{}]+)\}\s*")
 _PART = re.compile(r"^%% (.+)\n", re.MULTILINE)
 _CELLS = re.compile(r"(?<= )\|(?= )")
+_REDUCTIONS: Mapping[str, Callable[[Any], Any]] = {
+    "count": len, "least": min, "most": max, "mean": fmean, "gmean": geometric_mean,
+    "median": median,
+}  # fmt: skip
+"""Keys of a list; a mapping has ``count`` alone."""
+_WORDS: Mapping[str, Callable[[str], str]] = {
+    "day": lambda date: date[:10],
+    "card": lambda gpu: gpu.removeprefix("NVIDIA "),
+}
+"""Formats of strings."""
 _SCALES = {"%": 100.0, "ms": 1e3, "us": 1e6, "µs": 1e6, "ns": 1e9, "GB": 1e-9, "MB": 1e-6}
 
 
@@ -52,12 +64,6 @@ def render(module: str, values: Values, part: str = "") -> str:
 def source(path: Path) -> dict[str, Any]:
     """A result file as values of a template; ``file`` is its path."""
     return {**load(path), "file": path}
-
-
-def extremes(values: Iterable[float]) -> tuple[float, float]:
-    """The least and the largest value."""
-    found = list(values)
-    return min(found), max(found)
 
 
 def filled(text: str, values: Values) -> str:
@@ -146,8 +152,8 @@ def _value(path: str, scopes: Sequence[Any], default: Any = None) -> Any:
 def _field(value: Any, key: str) -> Any:
     if isinstance(value, Mapping) and (key in value or key != "count"):
         return value[key]
-    if isinstance(value, Mapping | Sequence) and key == "count":
-        return len(value)
+    if isinstance(value, Mapping | Sequence) and key in _REDUCTIONS:
+        return _REDUCTIONS[key](value)
     if isinstance(value, Sequence) and key.isdecimal():
         return value[int(key)]
     return getattr(value, key)
@@ -158,7 +164,7 @@ def shown(value: Any, spec: str = "") -> str:
     if value is None:
         return "–"
     if isinstance(value, str):
-        return value
+        return _WORDS[spec](value) if spec in _WORDS else value
     if isinstance(value, Path):
         return link(value, spec or "JSON")
     if isinstance(value, list | tuple):

@@ -26,14 +26,13 @@ def measured(records: Sequence[Record]) -> str:
     strategies = list(dict.fromkeys(r.strategy for r in records))
     kernels = list(dict.fromkeys(r.kernel for r in records))
     seconds = sorted({round(r.details["search_s"]) for r in records if r.strategy == "anneal"})
-    nulls = [abs(bound - 1) for r in records for bound in (r.null_low, r.null_high) if bound]
     values = {
         "gpus": " and ".join(sorted({f"{r.gpu} (driver {r.driver})" for r in records})),
         "day": f"{max(r.date for r in records):%Y-%m-%d}",
         "seeds": len({r.seed for r in records}),
         "seconds": " or ".join(map(str, seconds)),
         "file": RESULT,
-        "largest_null": max(nulls),
+        "nulls": [abs(b - 1) for r in records for b in (r.null_low, r.null_high) if b],
         "trained": TRAINED,
         "strategies": [f"`{strategy}`" for strategy in strategies],
         "ratios": [[kernel, *_cells(records, kernel, strategies)] for kernel in kernels],

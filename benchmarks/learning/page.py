@@ -62,7 +62,6 @@ def compared(result: Mapping[str, Any], rows: Rows) -> str:
     values = {
         **result,
         "seeds": max(row["seeds"] for row in rows),
-        "day": result["date"][:10],
         "file": RESULT,
         "strategies": [f"`{strategy}`" for strategy in strategies],
         "gains": [_gains(rows, kernel, strategies) for kernel in kernels],

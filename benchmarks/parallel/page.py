@@ -67,9 +67,9 @@ def _run(gpus: int, record: Row) -> Row:
     return {
         **record,
         "gpus": gpus,
-        "device": about["device"].removeprefix("NVIDIA "),
+        "device": about["device"],
         "left": len(_points_left(record["records"])),
-        "regret": max(group["regret"] for group in record["summary"]["groups"].values()),
+        "regrets": [group["regret"] for group in record["summary"]["groups"].values()],
     }
 
 
@@ -116,20 +116,17 @@ def _left(records: Sequence[Row]) -> Row:
 
 
 def _trained() -> Row:
-    """Runs of plans on gloo processes, with the worst difference of gradients in each file."""
+    """Runs of plans on gloo processes, with the differences of gradients."""
 
-    def with_worst(name: str) -> dict[str, Any]:
+    def with_errors(name: str) -> dict[str, Any]:
         record = source(FOLDER / f"{name}.json")
-        return {**record, "worst": max(case["gradient_error"] for case in record["cases"])}
+        return {**record, "errors": [case["gradient_error"] for case in record["cases"]]}
 
-    titan = with_worst("torchtitan")
-    titan |= {
-        "cases_count": len(titan["cases"]),
-        "ended": sum(not any(case["exit_codes"]) for case in titan["cases"]),
-    }
+    titan = with_errors("torchtitan")
+    titan["ended"] = sum(not any(case["exit_codes"]) for case in titan["cases"])
     versions = ("2.11.0", "2.13.0")
     return {
-        "torch_versions": [with_worst(f"torch_versions_{version}") for version in versions],
+        "torch_versions": [with_errors(f"torch_versions_{version}") for version in versions],
         "torchtitan": [titan],
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from statistics import geometric_mean
 from typing import Any, NamedTuple
 
 
@@ -34,14 +35,14 @@ The goals for the published shapes are CuAsmRL's average and best (arXiv:2501.08
 def judged_targets(groups: Iterable[Mapping[str, Any]], chains: float) -> list[list[str]]:
     """The targets, and which are met.
 
-    ``groups``: means and best of deployed ratios over (a) and (b) by title; ``chains``: geometric
-    mean of chains of dependent launches.
+    ``groups``: deployed ratios over (a) and (b), with titles; ``chains``: geometric mean of chains
+    of dependent launches.
     """
     by_title = {group["title"]: group for group in groups}
     rows = []
     for target in TARGETS:
-        kind, group = "best" if target.is_best else "mean", by_title[target.group]
-        over_a, over_b = group[f"{kind}_a"], group[f"{kind}_b"]
+        of = max if target.is_best else geometric_mean
+        over_a, over_b = (of(by_title[target.group][key]) for key in ("over_a", "over_b"))
         rows.append([
             target.title, *_judged(over_a, target.over_a), *_judged(over_a, target.goal),
             *(_judged(over_b, target.over_b) if target.over_b else ("–", "–")),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from statistics import geometric_mean, median
+from statistics import median
 from typing import Any
 
 from benchmarks.harness.markdown import PAGES, page
@@ -61,10 +61,7 @@ def _gemm(path: Path) -> Row:
     ranges = []
     for low, high in (*RANGES, (1, 4096)):
         values = [_over_table(point) for point in points if low <= point["m"] <= high]
-        ranges.append({
-            "low": low, "high": high, "points": len(values), "mean": geometric_mean(values),
-            "least": min(values), "largest": max(values),
-        })  # fmt: skip
+        ranges.append({"low": low, "high": high, "ratios": values})
     return {
         **content,
         "slower": _slower(points),

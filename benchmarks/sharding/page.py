@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness.result_file import load, results
-from benchmarks.harness.template import extremes, render
+from benchmarks.harness.template import render
 from benchmarks.sharding.gpu.results import PLANNER
 
 Row = Mapping[str, Any]
@@ -52,13 +52,13 @@ def agreement(record: Row, **more: Any) -> list[Row]:
             **group,
             **more,
             "gpus": about["gpus"],
-            "device": about["device"].removeprefix("NVIDIA "),
+            "device": about["device"],
             "model": model,
-            "gradient_error": max(
+            "gradient_errors": [
                 r["gradient_error"]
                 for r in record["records"]
                 if r["model"] == model and "gradient_error" in r
-            ),
+            ],
         }
         for model, group in record["summary"]["models"].items()
     ]
@@ -123,8 +123,9 @@ def _launches(plans: Sequence[Row]) -> Row:
     rows = []
     for model in dict.fromkeys(r["model"] for r in plans):
         own = [r for r in plans if r["model"] == model]
-        launch = extremes(r["launch_s"] / r["measured_s"] for r in own)
-        alone = extremes(r["launched_alone_s"] / r["measured_s"] for r in own)
+        launch, alone = (
+            [r[key] / r["measured_s"] for r in own] for key in ("launch_s", "launched_alone_s")
+        )
         rows.append({"model": model, "launch": launch, "alone": alone})
     lone = next(r for r in plans if r["model"] == "gpt" and not sum(r["collectives"].values()))
     return {"launches": rows, "lone_slower": lone["launched_alone_s"] / lone["measured_s"]}

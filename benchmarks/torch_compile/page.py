@@ -42,7 +42,7 @@ def models_page(loaded: Mapping[str, Model]) -> str:
         "gpus": "; ".join(
             sorted({f"{r['gpu']}, PyTorch {r['torch']}, {r['dtype']}" for r in records})
         ),
-        "last_day": max(r["date"] for r in records)[:10],
+        "dates": [r["date"] for r in records],
         **_steps(_by_part(loaded, "steady")),
         **_starts({n: m for n, m in loaded.items() if {"inductor", "nostall"} <= m.keys()}),
         **_pairs({n: m for n, m in loaded.items() if any(_all_pair_ratios(m))}),

@@ -19,7 +19,6 @@ def section(path: Path) -> str:
     failed = len(record["products"]) - len(rows)
     values = {
         **record,
-        "day": record["date"][:10],
         "least_gain": LEAST_GAIN,
         "faster": sum(each["found"].low >= LEAST_GAIN for each in rows),
         "measured": rows,

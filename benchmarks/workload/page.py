@@ -59,10 +59,5 @@ def _beside(name: str, tool: str) -> Row:
         max(abs(value) for value in row["difference_of_total"].values() if value is not None)
         for row in record["records"]
     ]
-    return {
-        "tool": tool,
-        "traces": len(largest),
-        "equal": sum(difference < 1e-5 for difference in largest),
-        "largest": max(largest),
-        "file": record["file"],
-    }
+    equal = sum(difference < 1e-5 for difference in largest)
+    return {"tool": tool, "differences": largest, "equal": equal, "file": record["file"]}

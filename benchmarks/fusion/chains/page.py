@@ -51,7 +51,7 @@ def chains_page(
     copies = copies or {}
     values = {
         "gpus": sorted({f"{c['gpu']}, PyTorch {c['torch']}" for c in chains}),
-        "last_day": max(c["date"][:10] for c in chains),
+        "dates": [c["date"] for c in chains],
         "reloaded": sum(c.get("loads", 1) > 1 for c in chains),
         "targets": _targets(chains, missing, copies),
         "copy_tb_s": H200.copy_bytes_per_second / 1e12,

@@ -46,7 +46,7 @@ def cost_model_page(measured: Row, judged: Row) -> str:
     ]
     values = {
         "cards": sorted({f"{c['gpu']}, PyTorch {c['torch']}" for c in chains.values()}),
-        "day": measured["date"][:10],
+        "date": measured["date"],
         "measured_file": MEASURED,
         "fitted_file": FITTED,
         **_verdict(summary["held out"], measured["summary"], len(kernels)),

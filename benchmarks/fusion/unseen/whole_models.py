@@ -264,15 +264,8 @@ def _shares(complete: Sequence[Row]) -> Row:
     shares = [share for record in complete if (share := inductor_share(record)) is not None]
     copies = [f["ratio"] for record in complete if (f := _compared(record, "looped", COPY))]
     usual = median(shares)
-    return {
-        "least": min(shares),
-        "most": max(shares),
-        "usual": usual,
-        "target": GPU_TARGET,
-        "needed": usual / (usual - (1 - 1 / GPU_TARGET)),
-        "least_copy": min(copies),
-        "largest_copy": max(copies),
-    }
+    needed = usual / (usual - (1 - 1 / GPU_TARGET))
+    return {"own": shares, "target": GPU_TARGET, "needed": needed, "copies": copies}
 
 
 def _is_refusal(graph: Row) -> bool:
@@ -298,7 +291,7 @@ def optimizer_section(path: Path) -> str:
                 "apart": found["apart"].get(name) if isinstance(found["apart"], dict) else None,
             })  # fmt: skip
     values = {"methods": _list_text(record), "steps": rows, "file": path}
-    return render(__file__, {**record, "day": record["date"][:10], **values}, "optimizer")
+    return render(__file__, {**record, **values}, "optimizer")
 
 
 def _list_text(record: Row) -> str:
@@ -349,5 +342,4 @@ def plans_section(path: Path) -> str:
                 "time_s": median(samples),
                 "ratio": "1" if plan == found["base"] else _interval(found["compared"].get(plan)),
             })  # fmt: skip
-    values = {"day": record["date"][:10], "file": path, "rows": rows}
-    return render(__file__, {**record, **values}, "plans")
+    return render(__file__, {**record, "file": path, "rows": rows}, "plans")

@@ -37,7 +37,7 @@ def text() -> str:
     records, walks = files["strategies"]["records"], files["walks"]["summary"]
     values = {
         **files,
-        "evaluations": max(record["evaluations"] for record in records),
+        "evaluations": [record["evaluations"] for record in records],
         "ranking_worth": RANKING_WORTH,
         "search": search(records),
         "grown": _grown(files["speed"]),

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from benchmarks.harness.schema import Record
@@ -68,15 +67,12 @@ def reasons_section(
         parts = shares(record["kernels"][kernel]["waits"])
         is_latency = max(GROUPS, key=parts.__getitem__) == "fixed latency"
         by_reason[is_latency].append(gains[kernel])
-    latency_bound, others = (
-        {"median": median(by_reason[kind]), "count": len(by_reason[kind])} for kind in (True, False)
-    )
     values = {
         "file": path,
         "strategy": strategy,
         "groups": list(GROUPS),
         "rows": cells,
-        "latency_bound": latency_bound,
-        "others": others,
+        "latency_bound": by_reason[True],
+        "others": by_reason[False],
     }
     return render(__file__, values)

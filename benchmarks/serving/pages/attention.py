@@ -169,8 +169,6 @@ def _missed(rows: Sequence[Row]) -> Row:
     return {
         "verifies": {name: _over_bound(rows, "verify", name) for name in ("rule", "FA3")},
         "extra": extra,
-        "least": min(extra),
-        "most": max(extra),
         "streams": ratio(grouped(rows)["prefill and decode"], "streams") or nan,
     }
 
@@ -198,7 +196,6 @@ def builders() -> str:
     content = source(BUILD)
     # Which builds of 256 sequences and more miss the limits.
     large = [r for r in content["results"] if r["sequences"] >= 256 and r["order"] != "lpt"]
-    medians = [row["host"]["p50_us"] for row in large]
     slow = [
         f"{row['batch']} {row['order']} ({row['device']['p50_us']:.1f} us)"
         for row in large
@@ -207,8 +204,7 @@ def builders() -> str:
     values = {
         "large": len(large),
         "late": sum(row["host"]["p99_us"] >= 50 for row in large),
-        "least_us": min(medians),
-        "most_us": max(medians),
+        "medians_us": [row["host"]["p50_us"] for row in large],
         "slow": slow or None,
     }
     return render(__file__, {**content, **values}, "builders")

@@ -208,7 +208,7 @@ def forced_tokens() -> str:
     settings = {**content["results"], **load(FORCED_SHARED)["results"]}
     values = {
         "first": next(iter(next(iter(settings.values())).values())),
-        "day": content["date"][:10],
+        "date": content["date"],
         "shared_file": FORCED_SHARED,
         "forced_file": FORCED,
         "rows": [

@@ -45,8 +45,6 @@ def prefixes() -> str:
         "judged": judged,
         "least_saved_us": LEAST_SAVED_NS / 1e3,
         "grouped": grouped,
-        "least_gain": min(grouped),
-        "largest_gain": max(grouped),
         "rejected": [f"{case['name']} ({case['gain']:.2f})" for case in rejected],
         "lost": max(rejected, key=lambda case: case["gain"]),
         **_checked(),
@@ -105,8 +103,7 @@ def best_candidates() -> str:
     values = {
         "sizes": len({point["m"] for point in points}),
         "reached": reached,
-        "least": min(above),
-        "most": max(above),
+        "above": above,
         "ranges": ranges,
     }
     return render(__file__, {**content, **values}, "best candidates")

@@ -171,14 +171,8 @@ def _host_time() -> str:
         found = [case["builders"][name] for name in names]
         times_us = [f"{x['p50_us']:.0f} ({x['p95_us']:.0f})" for x in found]
         results.append({"name": case["name"], "times_us": times_us})
-    values = {
-        "gpu": content["gpu"],
-        "day": content["date"][:10],
-        "file": link(HOST_TIME),
-        "names": names,
-        "results": results,
-    }
-    return render(__file__, values, "host time")
+    values = {"file": link(HOST_TIME), "names": names, "results": results}
+    return render(__file__, {**content, **values}, "host time")
 
 
 def _checks() -> str:
@@ -213,5 +207,4 @@ def forests() -> str:
             "over_bound": took["ours"] / row["bound_us"],
             "error": row["rms_error"]["ours"] / row["rms_error"]["FA3"],
         })  # fmt: skip
-    values = {"gpu": rows[0]["gpu"], "day": content["date"][:10], "rows": rows}
-    return render(__file__, {**content, **values}, "forests")
+    return render(__file__, {**content, "rows": rows}, "forests")
