@@ -23,9 +23,9 @@ from tests.unit.fusion.capture.op_samples import Sample, _samples
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from benchmarks.harness.markdown import PAGES, page, wrapped
+from benchmarks.harness.markdown import PAGES, wrapped
 from benchmarks.harness.result_file import results, save
-from benchmarks.harness.template import render, source
+from benchmarks.harness.template import render, render_page, source
 from nostall.fusion.capture import capture, left_to_pytorch
 from nostall.fusion.capture.lowering import RULES
 from nostall.fusion.lists.calls import list_operators
@@ -224,11 +224,7 @@ def text() -> str:
     ]
     sections = "\n\n".join(filter(None, (_section(record["rows"], status) for status in MEANINGS)))
     values = {**record, "statuses": statuses, "sections": sections}
-    return page(
-        "Fusion: coverage of operators",
-        "python -m benchmarks page fusion-coverage",
-        [render(__file__, values), render(__file__, values, "summary")],
-    )
+    return render_page(__file__, PAGE, values)
 
 
 def _section(rows: list[dict[str, str]], status: str) -> str:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.harness.markdown import PAGES, page
+from benchmarks.harness.markdown import PAGES
 from benchmarks.harness.result_file import results
-from benchmarks.harness.template import render, source
+from benchmarks.harness.template import render_page, source
 
 PAGE = PAGES / "fusion.md"
 FOLDER = results("fusion")
@@ -57,11 +57,7 @@ def text() -> str:
             for call, times_us in record["calls"].items()
         ],
     }
-    return page(
-        "Fusion: explorers and correctness",
-        "python -m benchmarks page fusion",
-        [render(__file__, values)],
-    )
+    return render_page(__file__, PAGE, values)
 
 
 def _check(name: str, inputs: str) -> Row:

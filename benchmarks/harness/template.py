@@ -27,7 +27,7 @@ from pathlib import Path
 from statistics import fmean, geometric_mean, median
 from typing import Any
 
-from benchmarks.harness.markdown import link, table, wrapped
+from benchmarks.harness.markdown import link, page, table, wrapped
 from benchmarks.harness.result_file import load
 
 Values = Mapping[str, Any]
@@ -53,12 +53,28 @@ def render(module: str, values: Values, part: str = "") -> str:
 
     Raises KeyError if the template lacks the part, or has a figure that ``values`` lacks.
     """
-    template = Path(module).with_suffix(".md.in")
-    whole, *parts = _PART.split(template.read_text("utf-8"))
-    texts = {"": whole, **dict(zip(parts[::2], parts[1::2], strict=True))}
-    if part not in texts:
-        raise KeyError(f"{template} has no part {part!r}; it has {', '.join(texts)}")
-    return filled(texts[part], values)
+    parts = _parts(module)
+    if part not in parts:
+        raise KeyError(f"the template of {module} has no part {part!r}; it has {', '.join(parts)}")
+    return filled(parts[part], values)
+
+
+def render_page(module: str, path: Path, values: Values) -> str:
+    """The page ``path``: its template begins with the title, and may have a part ``results``.
+
+    What is in front of that part, or of the first heading, is the method, which is folded.
+    """
+    parts = _parts(module)
+    title, _, method = parts[""].partition("\n")
+    texts = [filled(text, values) for text in (method, parts.get("results", ""))]
+    return page(title.removeprefix("# "), f"python -m benchmarks page {path.stem}", texts)
+
+
+def _parts(module: str) -> dict[str, str]:
+    """The parts of a module's template; that without a name is the beginning."""
+    text = Path(module).with_suffix(".md.in").read_text("utf-8")
+    whole, *parts = _PART.split(text)
+    return {"": whole, **dict(zip(parts[::2], parts[1::2], strict=True))}
 
 
 def source(path: Path) -> dict[str, Any]:

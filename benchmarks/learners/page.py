@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from statistics import fmean
 from typing import Any
 
-from benchmarks.harness.markdown import PAGES, page
+from benchmarks.harness.markdown import PAGES
 from benchmarks.harness.result_file import results
-from benchmarks.harness.template import render, source
+from benchmarks.harness.template import render_page, source
 from benchmarks.learners.pages.digits import digits
 from benchmarks.learners.pages.parts import goal
 from benchmarks.learners.pages.samplers import calibration, errors, kernels
@@ -40,7 +40,7 @@ def text() -> str:
         "errors": errors(),
         "calibration": calibration(),
     }
-    return page("Learners", "python -m benchmarks page learners", [render(__file__, values)])
+    return render_page(__file__, PAGE, values)
 
 
 def _topic_figures(result: Row) -> list[tuple[str, str]]:

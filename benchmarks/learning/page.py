@@ -10,10 +10,10 @@ from math import inf
 from statistics import geometric_mean, median
 from typing import Any
 
-from benchmarks.harness.markdown import PAGES, page
+from benchmarks.harness.markdown import PAGES
 from benchmarks.harness.result_file import load, results
 from benchmarks.harness.schema import read
-from benchmarks.harness.template import render, source
+from benchmarks.harness.template import render, render_page, source
 from benchmarks.learning import measured
 from benchmarks.learning.figure import COLOURS, figure
 from benchmarks.learning.summary import PARTS, summary
@@ -42,9 +42,7 @@ def text() -> str:
         "steps": steps,
         "speeds": speeds,
     }
-    return page(
-        "Strategies that learn", "python -m benchmarks page learning", [render(__file__, values)]
-    )
+    return render_page(__file__, PAGE, values)
 
 
 def write() -> None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.harness.markdown import PAGES, page
+from benchmarks.harness.markdown import PAGES
 from benchmarks.harness.result_file import results
-from benchmarks.harness.template import render, source
+from benchmarks.harness.template import render_page, source
 from benchmarks.parallel.gpu.plans import PLANNED_POINTS, point_name
 from benchmarks.parallel.message_page import section as messages
 from benchmarks.sharding.hybrid_page import section as hybrids
@@ -54,11 +54,7 @@ def text() -> str:
         "planning": planning,
         **_planning_times(planning["growth"]),
     }
-    return page(
-        "Pipeline and sharding plans",
-        "python -m benchmarks page parallel",
-        [render(__file__, values)],
-    )
+    return render_page(__file__, PAGE, values)
 
 
 def _run(gpus: int, record: Row) -> Row:

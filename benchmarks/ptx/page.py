@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import geometric_mean
 from typing import Any
 
-from benchmarks.harness.markdown import PAGES, page
+from benchmarks.harness.markdown import PAGES
 from benchmarks.harness.result_file import load, results
 from benchmarks.harness.schema import read
-from benchmarks.harness.template import render, source
+from benchmarks.harness.template import render_page, source
 from benchmarks.ptx.page_sections import sections
 from benchmarks.ptx.page_targets import judged_targets
 from nostall.report.tune.change_words import setting_words
@@ -83,11 +83,7 @@ def text() -> str:
         **_candidates(searches),
         "validator": source(FOLDER / "validator.json"),
     }
-    return page(
-        "The assembler's input, measured",
-        "python -m benchmarks page assembler",
-        [render(__file__, values)],
-    )
+    return render_page(__file__, PAGE, values)
 
 
 def all_rows() -> list[Row]:

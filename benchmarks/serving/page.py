@@ -10,9 +10,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.harness.markdown import PAGES, page
+from benchmarks.harness.markdown import PAGES
 from benchmarks.harness.result_file import load, results
-from benchmarks.harness.template import render, source
+from benchmarks.harness.template import render_page, source
 from benchmarks.serving.gemm import cliffs
 from benchmarks.serving.pages.attention import attention, builders, checks
 from benchmarks.serving.pages.engine import engines, forced_tokens, simulated
@@ -37,11 +37,7 @@ def text() -> str:
     """The whole page."""
     values = {section.__name__: section() for section in _SECTIONS}
     tables = {"gemm": _gemm(GEMM), "slices": _gemm(GEMM_TP8)}
-    return page(
-        "Serving, measured",
-        "python -m benchmarks page serving",
-        [render(__file__, {**values, **tables})],
-    )
+    return render_page(__file__, PAGE, values | tables)
 
 
 def linear_ratios(path: Path = GEMM) -> list[tuple[int, float]]:

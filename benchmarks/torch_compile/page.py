@@ -14,9 +14,9 @@ from pathlib import Path
 from statistics import geometric_mean, median
 from typing import Any
 
-from benchmarks.harness.markdown import PAGES, page
+from benchmarks.harness.markdown import PAGES
 from benchmarks.harness.result_file import load, results
-from benchmarks.harness.template import render
+from benchmarks.harness.template import render_page
 from benchmarks.torch_compile.model_setup import AGAIN, INTERLEAVED, PAIRED, START_METHODS
 from benchmarks.torch_compile.model_zoo.parts import models
 
@@ -50,11 +50,7 @@ def models_page(loaded: Mapping[str, Model]) -> str:
         **_rows("rounds", _by_part(loaded, IN_ROUNDS), _rounds),
         "others": _others(),
     }
-    return page(
-        "Whole models, measured",
-        "python -m benchmarks page torch-compile",
-        [render(__file__, values), render(__file__, values, "results")],
-    )
+    return render_page(__file__, PAGE, values)
 
 
 def _by_part(loaded: Mapping[str, Model], part: str) -> Model:

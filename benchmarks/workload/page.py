@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.harness.markdown import PAGES, page
+from benchmarks.harness.markdown import PAGES
 from benchmarks.harness.result_file import results
-from benchmarks.harness.template import render, source
+from benchmarks.harness.template import render_page, source
 
 PAGE = PAGES / "workload.md"
 FOLDER = results("workload")
@@ -40,7 +40,7 @@ def text() -> str:
         "tools": [_beside(name, tool) for name, tool in _TOOLS.items()],
         "reading": reading,
     }
-    return page("Jobs and traces", "python -m benchmarks page workload", [render(__file__, values)])
+    return render_page(__file__, PAGE, values)
 
 
 def _steps(model: Row) -> list[Row]:

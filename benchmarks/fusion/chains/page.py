@@ -13,9 +13,9 @@ from typing import Any
 
 from benchmarks.fusion.chains.programs import CHAINS
 from benchmarks.fusion.chains.shared_memory_section import shared_memory_section
-from benchmarks.harness.markdown import PAGES, page
+from benchmarks.harness.markdown import PAGES
 from benchmarks.harness.result_file import results
-from benchmarks.harness.template import render
+from benchmarks.harness.template import render, render_page
 from nostall.fusion.hardware import H200
 
 FOLDER = results("fusion") / "chains"
@@ -62,9 +62,9 @@ def chains_page(
         "times": [_row(chain, copies) for chain in chains],
         "failures": _failures(chains),
         "bytes": _bytes(chains, traffic or {}),
+        "shared_memory": shared_memory_section(),
     }
-    parts = [render(__file__, values), render(__file__, values, "results"), shared_memory_section()]
-    return page("Fused chains, measured", "python -m benchmarks page fusion-chains", parts)
+    return render_page(__file__, PAGE, values)
 
 
 def share(chain: Chain) -> float:

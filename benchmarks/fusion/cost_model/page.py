@@ -13,10 +13,10 @@ import numpy as np
 
 from benchmarks.fusion.cost_model.fit import FITTED, MEASURED
 from benchmarks.fusion.cost_model.summary import FULL, measured_plans, median_us, variant_ratios
-from benchmarks.harness.markdown import PAGES, page
+from benchmarks.harness.markdown import PAGES
 from benchmarks.harness.rank_agreement import kendall
 from benchmarks.harness.result_file import load
-from benchmarks.harness.template import render
+from benchmarks.harness.template import render_page
 from nostall.attach.torch_compile.options import DEFAULT_TUNED_PLANS
 from nostall.fusion.codegen.autotune.autotuner import MAX_CANDIDATES
 from nostall.fusion.codegen.autotune.candidates import MAX_SLOWDOWN
@@ -64,11 +64,7 @@ def cost_model_page(measured: Row, judged: Row) -> str:
         "full": FULL,
         **_ablation(chains),
     }
-    return page(
-        "The cost model beside a GPU",
-        "python -m benchmarks page fusion-cost-model",
-        [render(__file__, values), render(__file__, values, "results")],
-    )
+    return render_page(__file__, PAGE, values)
 
 
 def _verdict(held_out: Row, summary: Row, kernels: int) -> Row:

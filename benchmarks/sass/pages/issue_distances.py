@@ -9,9 +9,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from benchmarks.harness.markdown import PAGES, page
+from benchmarks.harness.markdown import PAGES
 from benchmarks.harness.result_file import load, results
-from benchmarks.harness.template import render, source
+from benchmarks.harness.template import render_page, source
 from benchmarks.sass.distances.table import reason_to_drop
 
 PAGE = PAGES / "issue-distances.md"
@@ -47,11 +47,7 @@ def text() -> str:
         "witnesses_file": WITNESSES,
         "slack": source(SLACK),
     }
-    return page(
-        "Issue distances, measured",
-        "python -m benchmarks page issue-distances",
-        [render(__file__, values)],
-    )
+    return render_page(__file__, PAGE, values)
 
 
 def _beside_compilers(measured: Sequence[Row]) -> Row:

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from statistics import mean, stdev
 from typing import Any
 
-from benchmarks.harness.markdown import PAGES, page
+from benchmarks.harness.markdown import PAGES
 from benchmarks.harness.result_file import results
-from benchmarks.harness.template import render, source
+from benchmarks.harness.template import render, render_page, source
 from nostall.sass.model.agreement import RANKING_WORTH
 
 PAGE = PAGES / "sass-modelled.md"
@@ -45,11 +45,7 @@ def text() -> str:
         "walk_moves": walks["moves"] // walks["functions"],
         "killed": sum(files["kills"]["kills"].values()),
     }
-    return page(
-        "SASS schedules, without a GPU",
-        "python -m benchmarks page sass-modelled",
-        [render(__file__, values)],
-    )
+    return render_page(__file__, PAGE, values)
 
 
 def search(records: Sequence[Row]) -> str:
