@@ -51,7 +51,8 @@ _SCALES = {"%": 100.0, "ms": 1e3, "us": 1e6, "µs": 1e6, "ns": 1e9, "GB": 1e-9, 
 def render(module: str, values: Values, part: str = "") -> str:
     """The template beside a module (its ``__file__``), or a part of it, with figures.
 
-    Raises KeyError if the template lacks the part, or has a figure that ``values`` lacks.
+    Raises KeyError if the template lacks the part, or has a figure that ``values`` lacks, and
+    ValueError for a brace that belongs to no figure.
     """
     parts = _parts(module)
     if part not in parts:
@@ -90,7 +91,7 @@ def filled(text: str, values: Values) -> str:
 
 def _block(block: str, values: Values) -> str:
     if condition := _CONDITION.match(block):
-        if not _value(condition[1], [values], ""):
+        if not _value(condition[1], [values], is_optional=True):
             return ""
         block = block[condition.end() :]
     if block.startswith("| "):
@@ -142,27 +143,36 @@ def _cells(pattern: str, scopes: Sequence[Any]) -> list[str]:
 
 
 def _text(text: str, scopes: Sequence[Any]) -> str:
-    return _FIGURE.sub(
-        lambda found: shown(_value(found[2], scopes, found[3]), found[4] or ""), text
-    )
+    if re.search("[{}]", _FIGURE.sub("", text)):
+        raise ValueError(f"a brace of {text!r} belongs to no figure")
+    return _FIGURE.sub(lambda found: _figure(found, scopes), text)
 
 
-def _value(path: str, scopes: Sequence[Any], default: Any = None) -> Any:
-    """The value at a path; ``default`` if it is missing or None.
+def _figure(found: re.Match[str], scopes: Sequence[Any]) -> str:
+    _, path, without, spec = found.groups()
+    value = _value(path, scopes, is_optional=without is not None)
+    return without if value is None and without is not None else shown(value, spec or "")
 
-    Raises KeyError if it is missing without a default.
+
+def _value(path: str, scopes: Sequence[Any], *, is_optional: bool = False) -> Any:
+    """The value at a path, whose first key selects the scope; None below a value that is None.
+
+    Raises KeyError if it is missing, unless it is optional.
     """
-    for scope in scopes:
-        found = scope
-        try:
-            for key in path.split("."):
-                found = None if found is None else _field(found, key)
-        except (KeyError, AttributeError, IndexError):
-            continue
-        return default if found is None else found
-    if default is None:
-        raise KeyError(f"there is no figure {path!r}")
-    return default
+    first, *rest = path.split(".")
+    try:
+        found = _field(next((each for each in scopes if _has(each, first)), scopes[-1]), first)
+        for key in rest:
+            found = None if found is None else _field(found, key)
+    except (KeyError, AttributeError, IndexError):
+        if not is_optional:
+            raise KeyError(f"there is no figure {path!r}") from None
+        return None
+    return found
+
+
+def _has(scope: Any, key: str) -> bool:
+    return key in scope if isinstance(scope, Mapping) else hasattr(scope, key)
 
 
 def _field(value: Any, key: str) -> Any:
@@ -179,15 +189,15 @@ def shown(value: Any, spec: str = "") -> str:
     """A value in a format of templates."""
     if value is None:
         return "–"
+    if "/" in spec:
+        yes, no = spec.split("/")
+        return yes if value else no
     if isinstance(value, str):
         return _WORDS[spec](value) if spec in _WORDS else value
     if isinstance(value, Path):
         return link(value, spec or "JSON")
     if isinstance(value, list | tuple):
         return ", ".join(shown(each, spec) for each in value)
-    if "/" in spec:
-        yes, no = spec.split("/")
-        return yes if value else no
     number, _, unit = spec.partition(" ")
     if not unit:
         return format(value, spec)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from benchmarks.harness.result_file import ROOT
-from benchmarks.harness.template import filled, render, shown
+from benchmarks.harness.template import filled, render, render_page, shown
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,8 @@ from benchmarks.harness.template import filled, render, shown
         ("failed", ".2f", "failed"),
         (False, "yes/**no**", "**no**"),
         ([1.5, None], ".2f", "1.50, –"),
+        ("2026-11-29T12:00", "day", "2026-11-29"),
+        ("NVIDIA H200", "card", "H200"),
         (ROOT / "a" / "b.json", "file", "[file](../../benchmarks/a/b.json)"),
     ],
 )
@@ -49,6 +51,19 @@ def test_rows_of_a_mapping_have_its_keys() -> None:
     ]  # fmt: skip
 
 
+def test_a_list_is_reduced_and_a_mapping_is_counted() -> None:
+    text = "{x.count} {x.least} {x.most} {x.mean:.1f} {x.gmean:.2f} {x.median} {m.count} {m.least}"
+    values = {"x": [1, 2, 4, 8], "m": {"a": 1, "least": 9}}
+    assert filled(text, values) == "4 1 8 3.8 2.83 3.0 2 9"
+
+
+def test_a_page_has_the_title_and_the_results_of_its_template(tmp_path: Path) -> None:
+    (tmp_path / "p.md.in").write_text("# The title\n\nMethod {n}.\n\n%% results\n\n## Result\n")
+    page = render_page(str(tmp_path / "p.py"), tmp_path / "p.md", {"n": 3})
+    assert page.startswith("# The title\n\nMethod 3.\n\n## Result\n\n*Generated")
+    assert "`python -m benchmarks page p`" in page
+
+
 def test_paragraphs_are_filled_and_blocks_without_figures_are_left_out() -> None:
     words = " ".join(["word"] * 15)
     text = filled(f"# T\n\n{words}\n{words} {{n}}\n\n{{?none}} left out\n\n- a\n  b\n- c\n\n{{n}}",
@@ -62,6 +77,10 @@ def test_paragraphs_are_filled_and_blocks_without_figures_are_left_out() -> None
 def test_a_missing_figure_and_a_missing_part_are_named(tmp_path: Path) -> None:
     with pytest.raises(KeyError, match=r"no figure 'a\.c'"):
         filled("see {a.c}", {"a": {"b": 1}})
+    with pytest.raises(KeyError, match=r"no figure 'a\.c'"):
+        filled("| x |\n|--- rows\n| {a.c} |", {"rows": [{"a": {}}], "a": {"c": 1}})
+    with pytest.raises(ValueError, match="no figure"):
+        filled("see {a b", {})
     (tmp_path / "page.md.in").write_text("whole {x}\n%% end\nthe end\n")
     module = str(tmp_path / "page.py")
     assert render(module, {"x": 1}) == "whole 1" and render(module, {}, "end") == "the end"
