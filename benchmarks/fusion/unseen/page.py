@@ -15,9 +15,9 @@ from typing import Any
 from benchmarks.fusion.chains.generated import KINDS
 from benchmarks.fusion.unseen import whole_models
 from benchmarks.fusion.unseen.measure import AUTOTUNED, EARLIER, INDUCTOR
-from benchmarks.harness.markdown import PAGES, link, page, wrapped
+from benchmarks.harness.markdown import PAGES, link, wrapped
 from benchmarks.harness.result_file import load, results
-from benchmarks.harness.template import render
+from benchmarks.harness.template import render, render_page
 from benchmarks.torch_compile import product_page
 from nostall.core.measurement import Comparison
 
@@ -41,17 +41,16 @@ _SETS = (
 
 def text() -> str:
     """The whole page from the committed files."""
-    parts = [
-        render(__file__, {}),
-        *(chain_section(*one) for one in _SETS),
-        named_section(_file("unseen_named"), FOLDER / "plans_80153b1a.json"),
-        "## Test chains over max-autotune",
-        *autotuned_section(_file("unseen_autotuned")),
-        *whole_models.sections(FOLDER, MODELS),
-        product_page.section(results("torch_compile") / "product_kernels.json.gz"),
-        render(__file__, {}, "missing"),
-    ]
-    return page("Fusion of unseen chains", "python -m benchmarks page fusion-unseen", parts)
+    values = {
+        "sets": "\n\n".join(chain_section(*one) for one in _SETS),
+        "named": named_section(_file("unseen_named"), FOLDER / "plans_80153b1a.json"),
+        "autotuned": "\n\n".join(autotuned_section(_file("unseen_autotuned"))),
+        "models": "\n\n".join(whole_models.models_section(MODELS)),
+        "optimizer": whole_models.optimizer_section(FOLDER / "optimizer_steps.json"),
+        "list_plans": whole_models.plans_section(FOLDER / "list_plans.json"),
+        "products": product_page.section(results("torch_compile") / "product_kernels.json.gz"),
+    }
+    return render_page(__file__, PAGE, values)
 
 
 def _file(name: str) -> Path:

@@ -25,16 +25,6 @@ _REFUSALS = ("is off by", "stride", "accura", "layout", "differ from the referen
 Row = Mapping[str, Any]
 
 
-def sections(fusion: Path, models: Path) -> list[str]:
-    """Whole models, optimiser steps and the plans of their kernels."""
-    return [
-        "## Whole models, as users write them",
-        *models_section(models),
-        optimizer_section(fusion / "optimizer_steps.json"),
-        plans_section(fusion / "list_plans.json"),
-    ]
-
-
 def models_section(folder: Path) -> list[str]:
     """Whole models: ratios in a loop and on the GPU alone, kernels, seconds, refusals."""
     records = [load(path) for path in sorted(folder.glob("*.gain.json"))]

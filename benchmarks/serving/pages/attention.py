@@ -106,6 +106,7 @@ def attention() -> str:
             if group
         ],
         "bars": list(_bars(rows)),
+        # Paragraphs of 100 columns, then marked as items.
         "missed": "\n\n".join(
             "- " + reason.replace("\n", "\n  ")
             for reason in render(__file__, _missed(rows), "missed").split("\n\n")
