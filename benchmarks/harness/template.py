@@ -57,7 +57,7 @@ def render(module: str, values: Values, part: str = "") -> str:
     parts = _parts(module)
     if part not in parts:
         raise KeyError(f"the template of {module} has no part {part!r}; it has {', '.join(parts)}")
-    return filled(parts[part], values)
+    return _filled(module, parts[part], values)
 
 
 def render_page(module: str, path: Path, values: Values) -> str:
@@ -67,7 +67,7 @@ def render_page(module: str, path: Path, values: Values) -> str:
     """
     parts = _parts(module)
     title, _, method = parts[""].partition("\n")
-    texts = [filled(text, values) for text in (method, parts.get("results", ""))]
+    texts = [_filled(module, text, values) for text in (method, parts.get("results", ""))]
     return page(title.removeprefix("# "), f"python -m benchmarks page {path.stem}", texts)
 
 
@@ -76,6 +76,14 @@ def _parts(module: str) -> dict[str, str]:
     text = Path(module).with_suffix(".md.in").read_text("utf-8")
     whole, *parts = _PART.split(text)
     return {"": whole, **dict(zip(parts[::2], parts[1::2], strict=True))}
+
+
+def _filled(module: str, text: str, values: Values) -> str:
+    try:
+        return filled(text, values)
+    except (KeyError, ValueError) as error:
+        error.add_note(f"in {Path(module).with_suffix('.md.in')}")
+        raise
 
 
 def source(path: Path) -> dict[str, Any]:
@@ -202,4 +210,6 @@ def shown(value: Any, spec: str = "") -> str:
     if not unit:
         return format(value, spec)
     name = unit.strip("[]")
+    if name not in _SCALES:
+        raise ValueError(f"unit {name!r} of a figure; allowed are {', '.join(_SCALES)}")
     return format(value * _SCALES[name], number) + (f" {name}" if name == unit else "")

@@ -81,8 +81,13 @@ def test_a_missing_figure_and_a_missing_part_are_named(tmp_path: Path) -> None:
         filled("| x |\n|--- rows\n| {a.c} |", {"rows": [{"a": {}}], "a": {"c": 1}})
     with pytest.raises(ValueError, match="no figure"):
         filled("see {a b", {})
+    with pytest.raises(ValueError, match="unit 'mile'"):
+        shown(1.0, ".1f mile")
     (tmp_path / "page.md.in").write_text("whole {x}\n%% end\nthe end\n")
     module = str(tmp_path / "page.py")
     assert render(module, {"x": 1}) == "whole 1" and render(module, {}, "end") == "the end"
+    with pytest.raises(KeyError, match="no figure 'x'") as raised:
+        render(module, {})
+    assert "page.md.in" in raised.value.__notes__[0]
     with pytest.raises(KeyError, match="no part 'start'"):
         render(module, {}, "start")
