@@ -12,6 +12,7 @@ from importlib import import_module
 from benchmarks.harness import steps
 from benchmarks.registry import BENCHMARKS, Benchmark, find
 from nostall.core.errors import NostallError
+from nostall.core.files.atomic import write_atomically
 
 PAGES = {
     "readme": "front.readme",
@@ -35,7 +36,7 @@ PAGES = {
     "workload": "workload.page",
     "learners": "learners.page",
 }
-"""Modules with ``write()``: pages of ``docs/results``, parts of other pages, the JSON Schema."""
+"""Modules with ``PAGE`` and its ``text()`` (pages of ``docs/results``), or with ``write()``."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -107,7 +108,11 @@ def _list(output_format: str) -> int:
 
 def _page(names: Sequence[str]) -> int:
     for name in names:
-        import_module(f"benchmarks.{PAGES[name]}").write()
+        module = import_module(f"benchmarks.{PAGES[name]}")
+        if hasattr(module, "write"):
+            module.write()
+        else:
+            write_atomically(module.PAGE, module.text().encode())
     return 0
 
 

@@ -23,9 +23,9 @@ from tests.unit.fusion.capture.op_samples import Sample, _samples
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from benchmarks.harness.markdown import PAGES, link, page, table, wrapped
-from benchmarks.harness.result_file import load, results, save
-from nostall.core.files.atomic import write_atomically
+from benchmarks.harness.markdown import PAGES, wrapped
+from benchmarks.harness.result_file import results, save
+from benchmarks.harness.template import render, render_page, source
 from nostall.fusion.capture import capture, left_to_pytorch
 from nostall.fusion.capture.lowering import RULES
 from nostall.fusion.lists.calls import list_operators
@@ -216,47 +216,27 @@ def main(options: argparse.Namespace) -> None:
 
 def text() -> str:
     """The page of the committed result."""
-    path = results("fusion") / RESULT
-    record = load(path)
+    record = source(results("fusion") / RESULT)
     counts = Counter((row["source"], row["status"]) for row in record["rows"])
-    intro = wrapped(
-        "All functional operators of Core ATen, of Inductor's decompositions, of Inductor's own "
-        "passes on GPUs, and of lists of tensors (`_foreach_*`) in PyTorch "
-        f"{record['pytorch']} that a backend sees (`python -m benchmarks run fusion.coverage`, "
-        f"{link(path)}). A row says what happens with arguments that the kernels support; other "
-        "arguments (fp64, complex numbers, several elements of a row) stay with Inductor."
-    )
-    summary = table(
-        [
-            *("Status", "Meaning", "Core ATen", "Inductor's other decompositions"),
-            *("Inductor's passes", "Lists of tensors"),
-        ],
-        [
-            [status, meaning, *(str(counts[source, status]) for source in SOURCES)]
-            for status, meaning in MEANINGS.items()
-        ],
-    )
-    parts = [intro, summary]
-    for status in MEANINGS:
-        chosen = [row for row in record["rows"] if row["status"] == status]
-        if chosen:
-            parts += [f"## {status[0].upper()}{status[1:]}", _section(chosen)]
-    return page("Fusion: coverage of operators", "python -m benchmarks page fusion-coverage", parts)
+    statuses = [
+        {"status": status, "meaning": meaning, "counts": [counts[s, status] for s in SOURCES]}
+        for status, meaning in MEANINGS.items()
+    ]
+    sections = "\n\n".join(filter(None, (_section(record["rows"], status) for status in MEANINGS)))
+    values = {**record, "statuses": statuses, "sections": sections}
+    return render_page(__file__, PAGE, values)
 
 
-def _section(chosen: list[dict[str, str]]) -> str:
-    """A list of names, or a table of reasons if there are any."""
-    if not any(row["due"] for row in chosen):
-        names = (row["operator"].removeprefix("aten.") for row in chosen)
-        return wrapped(", ".join(f"`{name}`" for name in names))
+def _section(rows: list[dict[str, str]], status: str) -> str:
+    """The operators of a status, as a list of names or by reason if there are reasons."""
     by_reason: dict[str, list[str]] = {}
-    for row in chosen:
-        by_reason.setdefault(row["due"], []).append(row["operator"].removeprefix("aten."))
-    return table(
-        ["Why", "Operators"],
-        [[why, ", ".join(f"`{n}`" for n in names)] for why, names in sorted(by_reason.items())],
-    )
-
-
-def write() -> None:
-    write_atomically(PAGE, text().encode())
+    for row in rows:
+        if row["status"] == status:
+            name = f"`{row['operator'].removeprefix('aten.')}`"
+            by_reason.setdefault(row["due"], []).append(name)
+    title = f"{status[0].upper()}{status[1:]}"
+    if not any(by_reason):
+        names = wrapped(", ".join(by_reason.get("", [])))
+        return names and render(__file__, {"title": title, "names": names}, "names")
+    reasons = [{"why": why, "operators": names} for why, names in sorted(by_reason.items())]
+    return render(__file__, {"title": title, "reasons": reasons}, "reasons")

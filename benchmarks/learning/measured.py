@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import geometric_mean, median
 
-from benchmarks.harness.markdown import link, table, wrapped
 from benchmarks.harness.result_file import results
 from benchmarks.harness.schema import Record
+from benchmarks.harness.template import render
 
 RESULT = results("learning") / "on_gpu.json.gz"
 TRAINED = (
@@ -25,42 +25,25 @@ def measured(records: Sequence[Record]) -> str:
     """The section: deployed ratios by kernel and strategy, and the interval of each run."""
     strategies = list(dict.fromkeys(r.strategy for r in records))
     kernels = list(dict.fromkeys(r.kernel for r in records))
-    head = [f"`{s}`" for s in strategies]
-    return "\n\n".join(
-        [
-            "## On a GPU, at equal seconds",
-            wrapped(_origin(records)),
-            table(
-                ["kernel", *head],
-                [
-                    *([k, *_cells(records, k, strategies)] for k in kernels),
-                    ["**geometric mean**", *(f"{_mean(records, s):.4f}" for s in strategies)],
-                    ["candidates, median", *(_candidates(records, s) for s in strategies)],
-                ],
-            ),
-            "Each run with its 95 % interval, in the order of the seeds:",
-            table(
-                ["kernel", *head],
-                [[k, *(_runs(records, k, s) for s in strategies)] for k in kernels],
-            ),
-        ]
-    )
-
-
-def _origin(records: Sequence[Record]) -> str:
-    seeds = len({r.seed for r in records})
-    gpus = " and ".join(sorted({f"{r.gpu} (driver {r.driver})" for r in records}))
     seconds = sorted({round(r.details["search_s"]) for r in records if r.strategy == "anneal"})
-    nulls = [abs(bound - 1) for r in records for bound in (r.null_low, r.null_high) if bound]
-    return (
-        f"*Measured* on {gpus}, {max(r.date for r in records):%Y-%m-%d}: {seeds} seeds of "
-        f"{' or '.join(map(str, seconds))} seconds of search each, from the fastest compiler "
-        f"configuration of each kernel ({link(RESULT, 'JSON with samples and nulls')}; intervals "
-        f"of the nulls reach {100 * max(nulls):.2f} % at most). `ppo-trained` starts from a "
-        "policy that was trained on the SM model, on kernels that are not in this table "
-        f"(`{TRAINED}`). The table has the original's time divided by the deployed one's, 1 if "
-        "the original is kept: median over seeds with the lowest and the highest."
-    )
+    values = {
+        "gpus": " and ".join(sorted({f"{r.gpu} (driver {r.driver})" for r in records})),
+        "day": f"{max(r.date for r in records):%Y-%m-%d}",
+        "seeds": len({r.seed for r in records}),
+        "seconds": " or ".join(map(str, seconds)),
+        "file": RESULT,
+        "nulls": [abs(b - 1) for r in records for b in (r.null_low, r.null_high) if b],
+        "trained": TRAINED,
+        "strategies": [f"`{strategy}`" for strategy in strategies],
+        "ratios": [[kernel, *_cells(records, kernel, strategies)] for kernel in kernels],
+        "means": [_mean(records, strategy) for strategy in strategies],
+        "candidates": [
+            median(r.candidates for r in records if r.strategy == strategy)
+            for strategy in strategies
+        ],
+        "runs": [[kernel, *(_runs(records, kernel, s) for s in strategies)] for kernel in kernels],
+    }
+    return render(__file__, values)
 
 
 def _select(records: Sequence[Record], kernel: str, strategy: str) -> list[Record]:
@@ -91,10 +74,6 @@ def _mean(records: Sequence[Record], strategy: str) -> float:
     kernels = dict.fromkeys(r.kernel for r in records)
     medians = [_median_ratio(records, kernel, strategy) for kernel in kernels]
     return geometric_mean(m for m in medians if m is not None)
-
-
-def _candidates(records: Sequence[Record], strategy: str) -> str:
-    return f"{median(r.candidates for r in records if r.strategy == strategy):,.0f}"
 
 
 def _runs(records: Sequence[Record], kernel: str, strategy: str) -> str:

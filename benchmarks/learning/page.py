@@ -10,9 +10,10 @@ from math import inf
 from statistics import geometric_mean, median
 from typing import Any
 
-from benchmarks.harness.markdown import PAGES, link, page, table, wrapped
+from benchmarks.harness.markdown import PAGES
 from benchmarks.harness.result_file import load, results
 from benchmarks.harness.schema import read
+from benchmarks.harness.template import render, render_page, source
 from benchmarks.learning import measured
 from benchmarks.learning.figure import COLOURS, figure
 from benchmarks.learning.summary import PARTS, summary
@@ -30,13 +31,18 @@ Rows = Sequence[Mapping[str, Any]]
 
 def text() -> str:
     """The whole page."""
-    result = load(RESULT)
-    parts = [
-        compared(result, summary(result["records"])),
-        measured.measured(read(measured.RESULT).records),
-        _steps(),
-    ]
-    return page("Strategies that learn", "python -m benchmarks page learning", parts)
+    result, steps = load(RESULT), source(STEPS)
+    # The file has one record for each kind of observation.
+    speeds: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for item in steps["records"]:
+        speeds.setdefault(item["kernel"], {})[item["observation"]] = item
+    values = {
+        "compared": compared(result, summary(result["records"])),
+        "measured": measured.measured(read(measured.RESULT).records),
+        "steps": steps,
+        "speeds": speeds,
+    }
+    return render_page(__file__, PAGE, values)
 
 
 def write() -> None:
@@ -49,80 +55,48 @@ def write() -> None:
 def compared(result: Mapping[str, Any], rows: Rows) -> str:
     """Modelled comparison: gains, evaluations to parts of the best gain, savings by training."""
     evaluations = result["evaluations"]
-    parts = ["## On the SM model, at equal evaluations", wrapped(_origin(result, rows))]
-    parts += [_gains(rows), f"![learning curves]({FIGURE.name})"]
-    parts += ["### Evaluations to a part of the best gain", wrapped(_needed_head()), _needed(rows)]
-    parts += ["### Does training on other kernels help?", wrapped(_answer(rows, evaluations))]
-    return "\n\n".join([*parts, _savings(rows, evaluations)])
-
-
-def _steps() -> str:
-    record = load(STEPS)
-    intro = wrapped(
-        "Steps of the game per second of processor time on the SM model, random legal actions "
-        f"(`python -m benchmarks run learning.steps_per_second`, {link(STEPS)}). Much of a step "
-        "is the model, if it simulates many warps."
-    )
-    head = ("kernel", "instructions", "issues simulated", "steps/s, matrix", "steps/s, graph",
-            "model alone")  # fmt: skip
-    return f"## Speed of the environment\n\n{intro}\n\n{table(head, _step_rows(record))}"
-
-
-def _step_rows(record: Mapping[str, Any]) -> list[list[str]]:
-    """One row for each kernel; the file has one record for each kind of observation."""
-    by_kernel: dict[str, dict[str, Mapping[str, Any]]] = {}
-    for item in record["records"]:
-        by_kernel.setdefault(item["kernel"], {})[item["observation"]] = item
-    rows = []
-    for kernel, kinds in by_kernel.items():
-        matrix, graph = kinds["matrix"], kinds["graph"]
-        numbers = [matrix["instructions"], matrix["issues_per_evaluation"]]
-        numbers += [kind["steps_per_second"] for kind in (matrix, graph)]
-        numbers.append(matrix["model_evaluations_per_second"])
-        rows.append([kernel, *(f"{number:,}" for number in numbers)])
-    return rows
-
-
-def _origin(result: Mapping[str, Any], rows: Rows) -> str:
-    seeds = max(row["seeds"] for row in rows)
-    return (
-        f"*Modelled*, {result['arch']}: {result['evaluations']:,} evaluations of each of {seeds} "
-        f"seeds on {result['processor']}, one thread (`python -m benchmarks run "
-        f"learning.strategies`, {result['date'][:10]}, {link(RESULT, 'JSON with every curve')}). "
-        f"`ppo-trained` starts from a policy of {result['rollouts']} rollouts of each kernel of "
-        "the other half (kernels by name, every second one); those steps are not among its "
-        "evaluations. `sip` needs floating-point work, and restarts when its published run ends. "
-        "The table has the final gain in per cent: median over seeds with the lowest and the "
-        "highest, and the processor seconds of one run, median over kernels."
-    )
+    strategies, kernels = _strategies(rows), list(dict.fromkeys(row["kernel"] for row in rows))
+    factors = [saved(rows, part, evaluations) for part in PARTS]
+    values = {
+        **result,
+        "seeds": max(row["seeds"] for row in rows),
+        "file": RESULT,
+        "strategies": [f"`{strategy}`" for strategy in strategies],
+        "gains": [_gains(rows, kernel, strategies) for kernel in kernels],
+        "processor_s": [
+            f"{median(r['processor_s'] for r in rows if r['strategy'] == strategy):.0f} s"
+            for strategy in strategies
+        ],
+        "figure": FIGURE.name,
+        "parts": [f"{100 * part:.0f}" for part in PARTS],
+        "needed": [_needed(rows, kernel, strategies) for kernel in kernels],
+        "target": TARGET,
+        "answers": "; ".join(
+            _answer(part, found, kernels) for part, found in zip(PARTS, factors, strict=True)
+        ),
+        "percents": [f"{100 * part:.0f} %" for part in PARTS],
+        "savings": [
+            {"kernel": kernel, "factors": [found.get(kernel) for found in factors]}
+            for kernel in kernels
+        ],
+    }
+    return render(__file__, values, "compared")
 
 
 def _strategies(rows: Rows) -> list[str]:
     return [s for s in COLOURS if any(row["strategy"] == s for row in rows)]
 
 
-def _kernels(rows: Rows) -> list[str]:
-    return list(dict.fromkeys(row["kernel"] for row in rows))
-
-
 def _row(rows: Rows, kernel: str, strategy: str) -> Mapping[str, Any] | None:
     return next((r for r in rows if (r["kernel"], r["strategy"]) == (kernel, strategy)), None)
 
 
-def _gains(rows: Rows) -> str:
-    strategies = _strategies(rows)
-    lines = []
-    for kernel in _kernels(rows):
-        cells = [_row(rows, kernel, strategy) for strategy in strategies]
-        seeds = max(r["seeds"] for r in rows)
-        complete = [r["median_ratio"] for r in cells if r and r["seeds"] == seeds]
-        best = max(complete, default=inf)
-        lines.append([kernel, *(_gain(r, best, seeds) if r else "–" for r in cells)])
-    costs = []
-    for strategy in strategies:
-        strategy_rows = [r for r in rows if r["strategy"] == strategy]
-        costs.append(f"{median(r['processor_s'] for r in strategy_rows):.0f} s")
-    return table(["kernel", *(f"`{s}`" for s in strategies)], [*lines, ["processor", *costs]])
+def _gains(rows: Rows, kernel: str, strategies: Sequence[str]) -> list[str]:
+    """Final gains on a kernel; the best of the strategies with all seeds is bold."""
+    runs = [_row(rows, kernel, strategy) for strategy in strategies]
+    seeds = max(r["seeds"] for r in rows)
+    best = max((r["median_ratio"] for r in runs if r and r["seeds"] == seeds), default=inf)
+    return [kernel, *(_gain(r, best, seeds) if r else "–" for r in runs)]
 
 
 def _gain(row: Mapping[str, Any], best: float, seeds: int) -> str:
@@ -133,24 +107,12 @@ def _gain(row: Mapping[str, Any], best: float, seeds: int) -> str:
     return f"{gain} ({low:.2f}–{high:.2f}{fewer})"
 
 
-def _needed_head() -> str:
-    levels = ", ".join(f"{100 * part:.0f}" for part in PARTS)
-    return (
-        f"Evaluations until {levels} % of the best gain of any of these runs is reached: median "
-        "over seeds; – if at least half of the seeds never reach it. The evaluations of `ppo` "
-        "include its annealing at the start."
-    )
-
-
-def _needed(rows: Rows) -> str:
-    strategies = _strategies(rows)
-    lines = []
-    for kernel in _kernels(rows):
-        runs = [_row(rows, kernel, strategy) for strategy in strategies]
-        best = next(r["best_known"] for r in runs if r)
-        cells = [" / ".join(_number(_middle(r, p)) for p in PARTS) if r else "–" for r in runs]
-        lines.append([f"{kernel}, {100 * (best - 1):.2f} %", *cells])
-    return table(["kernel, best known", *(f"`{s}`" for s in strategies)], lines)
+def _needed(rows: Rows, kernel: str, strategies: Sequence[str]) -> list[str]:
+    """Evaluations to parts of the best gain on a kernel."""
+    runs = [_row(rows, kernel, strategy) for strategy in strategies]
+    best = next(r["best_known"] for r in runs if r)
+    cells = [" / ".join(_number(_middle(r, p)) for p in PARTS) if r else "–" for r in runs]
+    return [f"{kernel}, {100 * (best - 1):.2f} %", *cells]
 
 
 def _middle(row: Mapping[str, Any], part: float) -> float:
@@ -169,7 +131,7 @@ def saved(rows: Rows, part: float, evaluations: int) -> dict[str, float]:
     reaches it are left out.
     """
     factors = {}
-    for kernel in _kernels(rows):
+    for kernel in dict.fromkeys(row["kernel"] for row in rows):
         pair = [_row(rows, kernel, strategy) for strategy in ("ppo", "ppo-trained")]
         if all(pair):
             untrained, trained = (_middle(row, part) for row in pair if row)
@@ -178,31 +140,12 @@ def saved(rows: Rows, part: float, evaluations: int) -> dict[str, float]:
     return factors
 
 
-def _answer(rows: Rows, evaluations: int) -> str:
-    answers = []
-    kernels = _kernels(rows)
-    for part in PARTS:
-        factors = saved(rows, part, evaluations)
-        mean = geometric_mean(factors.get(kernel, 1.0) for kernel in kernels)
-        enough = [kernel for kernel, factor in factors.items() if factor >= TARGET]
-        answers.append(
-            f"to {100 * part:.0f} % of the best known **{'yes' if mean >= TARGET else 'no'}**, "
-            f"{mean:.1f} times fewer in the geometric mean, {TARGET:.0f} times or more on "
-            f"{len(enough)} of {len(kernels)} kernels"
-            + (f" ({', '.join(enough)})" if enough else "")
-        )
+def _answer(part: float, factors: Mapping[str, float], kernels: Sequence[str]) -> str:
+    """Whether training saves as many evaluations as it should, to a part of the best gain."""
+    mean = geometric_mean(factors.get(kernel, 1.0) for kernel in kernels)
+    enough = [kernel for kernel, factor in factors.items() if factor >= TARGET]
     return (
-        f"Target: {TARGET:.0f} times fewer evaluations. In all: {'; '.join(answers)}. The table "
-        "has the evaluations of `ppo` divided by those of `ppo-trained`, medians over seeds. A "
-        "strategy that never reaches the part counts with all its evaluations. If neither reaches "
-        "it, the table has no number, and the mean counts 1."
+        f"to {100 * part:.0f} % of the best known **{'yes' if mean >= TARGET else 'no'}**, "
+        f"{mean:.1f} times fewer in the geometric mean, {TARGET:.0f} times or more on "
+        f"{len(enough)} of {len(kernels)} kernels" + (f" ({', '.join(enough)})" if enough else "")
     )
-
-
-def _savings(rows: Rows, evaluations: int) -> str:
-    factors = [saved(rows, part, evaluations) for part in PARTS]
-    lines = [
-        [kernel, *(f"{f[kernel]:.1f}" if kernel in f else "–" for f in factors)]
-        for kernel in _kernels(rows)
-    ]
-    return table(["kernel", *(f"{100 * part:.0f} %" for part in PARTS)], lines)

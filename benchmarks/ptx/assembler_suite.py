@@ -30,7 +30,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from benchmarks.harness.result_file import head, text
+from benchmarks.harness.result_file import save
 from benchmarks.harness.schema import Configuration, Options
 from benchmarks.kernels.suite import Entry, entries
 from benchmarks.kernels.unseen import unseen_entries
@@ -38,7 +38,6 @@ from benchmarks.ptx.assembler_cell import METHODS, Baseline, Cell, measure
 from benchmarks.sass.build_comparison import ProcessTimer, time_builds
 from benchmarks.sass.compiler_baseline import load as load_baselines
 from benchmarks.sass.compiler_baseline import try_build
-from nostall.core.files.atomic import write_atomically
 from nostall.tuning.sources.source import Source
 
 OVERHEAD = 25.0
@@ -92,9 +91,7 @@ class ResultFile:
 
     def save(self) -> None:
         """Write the file."""
-        body = {**head(), "kind": "measured", "records": self.records, "failures": self.failures}
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.path, text(body).encode())
+        save(self.path, kind="measured", records=self.records, failures=self.failures)
 
 
 def run(plan: Plan, committed: dict[str, tuple[Configuration, ...]]) -> ResultFile:

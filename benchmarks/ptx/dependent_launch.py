@@ -26,12 +26,11 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from benchmarks.harness.result_file import head, text
+from benchmarks.harness.result_file import save
 from benchmarks.kernels.suite import Entry
 from benchmarks.ptx.assembler_suite import SUITES
 from benchmarks.ptx.dependent_launch_cell import FIGURES, ChainPlan, measure_chain, prepare_chain
 from benchmarks.sass.compiler_baseline import load as load_baselines
-from nostall.core.files.atomic import write_atomically
 
 EXPECTED = 20.0
 """Seconds of one kernel, at most, as far as is known."""
@@ -55,9 +54,7 @@ class ChainFile:
 
     def save(self) -> None:
         """Write the file."""
-        body = {**head(), "kind": "measured", "records": self.records, "failures": self.failures}
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.path, text(body).encode())
+        save(self.path, kind="measured", records=self.records, failures=self.failures)
 
 
 def read_winners(path: Path | None) -> dict[str, dict[str, Any]]:

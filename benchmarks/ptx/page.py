@@ -1,4 +1,4 @@
-"""Write ``docs/results/assembler.md``: what a search of the input of ptxas gains on a GPU.
+"""``docs/results/assembler.md``: what a search of the input of ptxas gains on a GPU.
 
 python -m benchmarks page assembler
 """
@@ -6,23 +6,15 @@ python -m benchmarks page assembler
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import geometric_mean
-from typing import Any
+from typing import Any, NamedTuple
 
-from benchmarks.harness.markdown import PAGES, link, page, table, wrapped
+from benchmarks.harness.markdown import PAGES
 from benchmarks.harness.result_file import load, results
 from benchmarks.harness.schema import read
-from benchmarks.ptx.page_sections import (
-    ablation_section,
-    budgets_section,
-    long_section,
-    peers_section,
-    stalls_section,
-    transfer_section,
-)
-from benchmarks.ptx.page_targets import targets_section
-from nostall.core.files.atomic import write_atomically
+from benchmarks.harness.template import render_page, source
+from benchmarks.ptx.page_sections import sections
 from nostall.report.tune.change_words import setting_words
 
 PAGE = PAGES / "assembler.md"
@@ -38,9 +30,6 @@ PEERS = FOLDER / "assembler_peers.json"
 ABLATION = FOLDER / "assembler_ablation.json"
 LONG = FOLDER / "assembler_long.json"
 CHAINS = FOLDER / "dependent_launch.json"
-TRANSFER = FOLDER / "transfer.json"
-STALLS = FOLDER / "stall_reasons.json"
-VALIDATOR = FOLDER / "validator.json"
 _DROPPED = {
     "wrong": "gave other outputs",
     "fault": "faulted",
@@ -52,6 +41,8 @@ _DROPPED = {
     "error": "were rejected by ptxas",
 }
 """Counted result -> why such candidates were dropped."""
+_FIGURES = ("order", "wait", "best", "triton")
+"""Ways of launching a chain, in the order of the columns."""
 
 Row = Mapping[str, Any]
 
@@ -65,28 +56,58 @@ GROUPS: tuple[tuple[str, Callable[[Row], bool]], ...] = (
 """Groups of kernels of the summary."""
 
 
+class Target(NamedTuple):
+    """A target for the geometric mean of a group of searches, or for their best."""
+
+    title: str
+    group: str
+    """Title of the group of kernels (:data:`GROUPS`)."""
+    is_best: bool
+    over_a: float
+    goal: float
+    over_b: float | None
+
+
+TARGETS = (
+    Target("published small shapes", "published small shapes", False, 1.05, 1.09, 1.03),
+    Target("their mma kernels", "their mma kernels", False, 1.08, 1.15, 1.05),
+    Target("their wgmma kernels", "their wgmma kernels", False, 1.01, 1.04, 1.01),
+    Target("best published kernel", "published small shapes", True, 1.13, 1.26, 1.10),
+    Target("shapes that fill the GPU", "shapes that fill the GPU", False, 1.02, 1.05, None),
+)
+"""Required over (a), goal over (a), required over (b).
+
+The goals for the published shapes are CuAsmRL's average and best (arXiv:2501.08071, abstract).
+"""
+
+
 def text() -> str:
     """The whole page."""
     rows = all_rows()
-    return page(
-        "The assembler's input, measured",
-        "python -m benchmarks page assembler",
-        [
-            _introduction(rows),
-            _summary(rows),
-            _targets(rows, load(CHAINS)["records"]),
-            _kernels(rows),
-            _chains(load(CHAINS)["records"]),
-            budgets_section(load(LOW_BUDGETS)["records"], rows, link(LOW_BUDGETS)),
-            ablation_section(load(ABLATION)["records"], rows, link(ABLATION)),
-            long_section(load(LONG)["records"], rows, link(LONG)),
-            peers_section(_with_assembler(load(PEERS)["records"], rows), link(PEERS)),
-            transfer_section(load(TRANSFER)["kernels"], link(TRANSFER)),
-            stalls_section(load(STALLS)["kernels"], link(STALLS)),
-            _candidates([*rows, *_other_searches()]),
-            _open(),
-        ],
-    )
+    groups = [_group(title, list(filter(belongs, rows))) for title, belongs in GROUPS]
+    chains = load(CHAINS)["records"]
+    orders = [100 * geometric_mean(group["over_b"]) - 100 for group in groups]
+    others = {path: load(path)["records"] for path in (LOW_BUDGETS, ABLATION, LONG, PEERS)}
+    # Searches with other settings and beside peers are in no table of gains.
+    searches = [*rows, *(r for found in others.values() for r in found if "dropped" in r)]
+    values = {
+        **_origin(rows),
+        "groups": groups,
+        "targets": _judged_targets(groups, _over_all(chains, "best")),
+        "orders": orders,
+        "kernels": [_kernel(row) for row in rows],
+        **_chains(chains),
+        "sections": sections(
+            rows,
+            (LOW_BUDGETS, others[LOW_BUDGETS]),
+            (ABLATION, others[ABLATION]),
+            (LONG, others[LONG]),
+            (PEERS, _with_assembler(others[PEERS], rows)),
+        ),
+        **_candidates(searches),
+        "validator": source(FOLDER / "validator.json"),
+    }
+    return render_page(__file__, PAGE, values)
 
 
 def all_rows() -> list[Row]:
@@ -94,12 +115,6 @@ def all_rows() -> list[Row]:
     files = (("published", SUITE), ("filling", FILLING), ("unseen", UNSEEN))
     rows = [{**row, "set": name} for name, path in files for row in load(path)["records"]]
     return [row for row in rows if row["method"] == "assembler"]
-
-
-def _other_searches() -> list[Row]:
-    """Records of the assembler that are in no table of gains: other settings, beside peers."""
-    rows = [row for path in (LOW_BUDGETS, ABLATION, LONG, PEERS) for row in load(path)["records"]]
-    return [row for row in rows if "dropped" in row]
 
 
 def _with_assembler(peers: Sequence[Row], rows: Sequence[Row]) -> list[Row]:
@@ -110,165 +125,126 @@ def _with_assembler(peers: Sequence[Row], rows: Sequence[Row]) -> list[Row]:
     return [*peers, *own]
 
 
-def write() -> None:
-    """Write the page."""
-    write_atomically(PAGE, text().encode())
-
-
 def order_gain(row: Row) -> float:
     """Deployed gain of the order alone, over the best of name, options and budgets."""
     over = row.get("over_b")
     return float(over["ratio"]) if over and over["verdict"] == "faster" else 1.0
 
 
-def _introduction(rows: Sequence[Row]) -> str:
-    gpus = " and ".join(sorted({row["gpu"]["gpu"] for row in rows}))
-    drivers = " and ".join(sorted({row["gpu"]["driver_version"] for row in rows}))
-    seconds = sorted({row["seconds_searched"] for row in rows})
-    seeds = ", ".join(sorted({str(row["seed"]) for row in rows}))
-    return wrapped(
-        f"[`--strategy assembler`](../explanation/search.md#the-assemblers-input) on {gpus} "
-        f"(driver {drivers}, Triton 3.6), {seconds[0]:.0f} to {seconds[-1]:.0f} s of search for "
-        f"each kernel, seeds {seeds}. Baseline (a) is the fastest of the compiler's configurations "
-        "(24 to 30 for the published kernels, up to 6 for those not developed with) by an earlier "
-        f"ranking; {_retimed(rows)} of them were timed anew beside the search, so another one may "
-        f"be the fastest on the day of the search. {_other_card(rows)} Baseline (b) is the fastest "
-        "of other kernel names, register budgets, options and versions of ptxas with the "
-        "compiler's order, so a gain over (b) is that of the order alone. A fresh process "
-        "compares the result with each baseline; where the interval or the null does not show a "
-        "gain, the deployed ratio is 1. Searches with seed 0 had no register budgets above the "
-        "original's. In one search of seed 3 (gemm_leakyrelu-1024x1024x1024@wgmma) the verifier "
-        "refused every finalist because of a minimum distance that compilers do not keep (R2UR, "
-        "then I2F); the minimum is mended, the search was not repeated, and its ratio is 1. "
-        f"(`python -m benchmarks run ptx.assembler_suite`, JSON: {link(SUITE)}, {link(FILLING)}, "
-        f"{link(UNSEEN)})"
-    )
+def _origin(rows: Sequence[Row]) -> Row:
+    """GPUs, seconds, seeds, and the baselines that were timed anew."""
+    return {
+        "gpus": " and ".join(sorted({row["gpu"]["gpu"] for row in rows})),
+        "drivers": " and ".join(sorted({row["gpu"]["driver_version"] for row in rows})),
+        "seconds": [row["seconds_searched"] for row in rows],
+        "seeds": sorted({str(row["seed"]) for row in rows}),
+        "retimed": [len(row["baseline"]) or 1 for row in rows],
+        "other_card": _other_card([row for row in rows if row["set"] == "filling"]),
+        "suite_files": [SUITE, FILLING, UNSEEN],
+    }
 
 
-def _other_card(rows: Sequence[Row]) -> str:
+def _other_card(filling: Sequence[Row]) -> Row:
     """How many kernels were searched on another card than that of their ranking."""
     (ranked,) = {record.gpu for record in read(RANKED).records}
-    filling = [row for row in rows if row["set"] == "filling"]
     apart = [row for row in filling if row["gpu"]["gpu"] != ranked]
-    card = apart[0]["gpu"]["gpu"].removeprefix("NVIDIA ").split()[0]
-    return (
-        f"{len(apart)} of the {len(filling)} searches of shapes that fill the GPU ran on an "
-        f"{card}, with the ranking of an {ranked.removeprefix('NVIDIA ')}."
-    )
+    return {
+        "apart": len(apart),
+        "filling": len(filling),
+        "card": _card(apart[0]),
+        "ranked": ranked,
+    }
 
 
-def _retimed(rows: Sequence[Row]) -> str:
-    counts = sorted({len(row["baseline"]) or 1 for row in rows})
-    return f"{counts[0]} to {counts[-1]}"
+def _card(row: Row) -> str:
+    return str(row["gpu"]["gpu"]).removeprefix("NVIDIA ").split()[0]
 
 
-def _summary(rows: Sequence[Row]) -> str:
-    lines = []
-    for title, belongs in GROUPS:
-        group = [row for row in rows if belongs(row)]
-        over_a = [row["deployed"] for row in group]
-        over_b = [order_gain(row) for row in group]
-        lines.append([
-            title, str(len({row["kernel"] for row in group})), str(len(group)),
-            f"{geometric_mean(over_a):.3f}", f"{max(over_a):.3f}",
-            f"{geometric_mean(over_b):.3f}", f"{max(over_b):.3f}",
+def _group(title: str, rows: Sequence[Row]) -> Row:
+    """Deployed ratios of a group of searches over both baselines."""
+    return {
+        "title": title,
+        "kernels": len({row["kernel"] for row in rows}),
+        "over_a": [row["deployed"] for row in rows],
+        "over_b": [order_gain(row) for row in rows],
+    }
+
+
+def _judged_targets(groups: Iterable[Mapping[str, Any]], chains: float) -> list[list[str]]:
+    """The targets, and which are met.
+
+    ``groups``: deployed ratios over (a) and (b), with titles; ``chains``: geometric mean of chains
+    of dependent launches.
+    """
+    by_title = {group["title"]: group for group in groups}
+    rows = []
+    for target in TARGETS:
+        of = max if target.is_best else geometric_mean
+        over_a, over_b = (of(by_title[target.group][key]) for key in ("over_a", "over_b"))
+        rows.append([
+            target.title, *_judged(over_a, target.over_a), *_judged(over_a, target.goal),
+            *(_judged(over_b, target.over_b) if target.over_b else ("–", "–")),
         ])  # fmt: skip
-    head = ("kernels", "number", "searches", "over (a)", "best", "over (b)", "best")
-    note = wrapped(
-        "Geometric means of deployed ratios over all searches (kernels and seeds). The mma kernels "
-        "are compiled without wgmma and stay slower than the same kernel with it; the first "
-        "sentence of this page has the faster kind of each kernel only."
-    )
-    return f"## Summary\n\n{table(head, lines)}\n\n{note}"
-
-
-def _targets(rows: Sequence[Row], chains: Sequence[Row]) -> str:
-    ratios = {}
-    for title, belongs in GROUPS:
-        group = [row for row in rows if belongs(row)]
-        ratios[title] = [row["deployed"] for row in group], [order_gain(row) for row in group]
-    both = [
-        float(_deployed(row["figures"]["best"])) for row in chains if row["figures"].get("best")
+    return [
+        *rows,
+        ["chains back to back", *_judged(chains, 1.08), *_judged(chains, 1.15), "–", "–"],
     ]
-    return targets_section(ratios, geometric_mean(both))
 
 
-def _kernels(rows: Sequence[Row]) -> str:
-    head = (
-        "kernel", "seed", "GPU", "(a), us", "over (a)", "interval", "null", "over (b)", "candidate"
-    )  # fmt: skip
-    return f"## Kernels\n\n{table(head, [_kernel(row) for row in rows])}"
+def _judged(ratio: float, target: float) -> tuple[str, str]:
+    return f"{target:.2f}", f"{'yes' if ratio >= target else 'no'}: {ratio:.3f}"
 
 
-def _kernel(row: Row) -> list[str]:
-    """The cells of one kernel."""
-    over = row.get("over_a")
-    interval = null = "–"
-    if over:
+def _kernel(row: Row) -> Row:
+    """A search of one kernel."""
+    interval = null = None
+    if over := row.get("over_a"):
         interval = f"{over['low']:.3f} to {over['high']:.3f}"
         null = f"{over['null_low']:.4f} to {over['null_high']:.4f}"
     levers = row["search"].get("winner", {}).get("levers", []) if row["deployed"] > 1 else []
-    gpu = row["gpu"]["gpu"].removeprefix("NVIDIA ").split()[0]
-    return [
-        row["kernel"], str(row["seed"]), gpu, f"{row['original_us']:.2f}",
-        f"{row['deployed']:.3f}", interval, null,
-        f"{order_gain(row):.3f}", "; ".join(map(setting_words, levers)) or "none faster",
-    ]  # fmt: skip
+    return {
+        **row,
+        "card": _card(row),
+        "interval": interval,
+        "null": null,
+        "over_b": order_gain(row),
+        "candidate": "; ".join(map(setting_words, levers)) or "none faster",
+    }
 
 
-def _chains(rows: Sequence[Row]) -> str:
+def _chains(rows: Sequence[Row]) -> Row:
     """Kernels back to back with dependent launch; the figures of isolated launches are above."""
-    names = ("order", "wait", "best", "triton")
-    full = [row for row in rows if all(row["figures"].get(name) for name in names)]
-    lines = [
-        [row["kernel"], f"{row['chain_us']:.2f}", *(_deployed(row["figures"][n]) for n in names)]
-        for row in full
-    ]
-    means = [
-        f"{geometric_mean(float(_deployed(row['figures'][name])) for row in full):.3f}"
-        for name in names
-    ]
-    lines.append(["geometric mean", "", *means])
-    head = ("kernel", "chain, us", "best order", "own wait", "both", "Triton's launch_pdl")
-    gpus = " and ".join(sorted({row["gpu"]["gpu"] for row in rows}))
-    about = wrapped(
-        f"Launches of one kernel back to back on {gpus}: time of the chain without dependent "
-        "launch over that with the best order (no dependent launch), with a wait that "
-        "`--pdl` places before the first access of memory, with both, and with the wait that "
-        "Triton's own `launch_pdl` places at the start. (`python -m benchmarks run "
-        f"ptx.dependent_launch`, {link(CHAINS)})"
-    )
-    return f"## Chains of dependent launches\n\n{about}\n\n{table(head, lines)}"
+    full = [row for row in rows if all(row["figures"].get(name) for name in _FIGURES)]
+    return {
+        "chain_gpus": " and ".join(sorted({row["gpu"]["gpu"] for row in rows})),
+        "chains_file": CHAINS,
+        "chains": [
+            {**row, "deployed": [_deployed(row["figures"][name]) for name in _FIGURES]}
+            for row in full
+        ],
+        "chain_means": [_over_all(full, name) for name in _FIGURES],
+    }
 
 
-def _deployed(figure: Row) -> str:
-    """A ratio, or 1 where the gain is not beyond the noise."""
-    return f"{figure['ratio'] if figure['verdict'] == 'faster' else 1.0:.3f}"
+def _over_all(rows: Sequence[Row], name: str) -> float:
+    """Geometric mean of the deployed ratios of one way of launching."""
+    figures = (row["figures"].get(name) for row in rows)
+    return geometric_mean(_deployed(figure) for figure in figures if figure)
 
 
-def _candidates(rows: Sequence[Row]) -> str:
+def _deployed(figure: Row) -> float:
+    """A ratio as the page shows it, or 1 where the gain is not beyond the noise."""
+    return round(figure["ratio"], 3) if figure["verdict"] == "faster" else 1.0
+
+
+def _candidates(rows: Sequence[Row]) -> Row:
+    """What became of the candidates of all searches."""
     counts: Counter[str] = Counter()
     for row in rows:
         counts.update(row["counts"])
-    dropped = ", ".join(f"{counts[name]:,} {why}" for name, why in _DROPPED.items())
-    idle = [row["search"]["idle_share"] for row in rows]
-    validator = load(VALIDATOR)
-    return "## Candidates\n\n" + wrapped(
-        f"{counts['timed']:,} candidates were timed, in all searches of this page, after their "
-        f"outputs were compared with the original's. Of the others, {dropped}. The GPU measured "
-        f"nothing in {min(idle):.0%} to {max(idle):.0%} of a search, with "
-        f"{max(row['search']['workers'] for row in rows)} processes that build candidates. "
-        f"Without a GPU, the PTX validator judged {validator['violations_checked']:,} seeded "
-        f"violations, {validator['orders']['checked']:,} random orders and "
-        f"{validator['legal_checked']:,} other legal changes; {validator['failed']} answers were "
-        f"wrong (`python -m benchmarks run ptx.validator`, {link(VALIDATOR)})."
-    )
-
-
-def _open() -> str:
-    return "## Not measured\n\n" + wrapped(
-        "Searches of ten minutes, because a call on the GPU machine ends after ten minutes; other "
-        "drivers; all methods on all kernels in one call; the parts of the evolution on other "
-        "kernels (`--methods assembler assembler-one-sigma assembler-all-blocks "
-        "assembler-two-parents assembler-without-recombination assembler-without-immigrants`)."
-    )
+    return {
+        "counts": counts,
+        "dropped": [f"{counts[name]:,} {why}" for name, why in _DROPPED.items()],
+        "idle": [row["search"]["idle_share"] for row in rows],
+        "workers": [row["search"]["workers"] for row in rows],
+    }

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness.result_file import save
+from benchmarks.serving.engine.forced_tokens_child import driver
 
 HEADS, KV_HEADS, DIMS, PAGE, LAYERS = 32, 8, 128, 16, 32
 LONGEST, SEQUENCES, TOKENS = 16_384, 256, 8192
@@ -72,7 +72,7 @@ def main(options: argparse.Namespace) -> int:
         kind="measured",
         unit="microseconds of the host for a step",
         gpu=torch.cuda.get_device_name(device) if has_gpu else None,
-        driver=driver_version() if has_gpu else None,
+        driver=driver() if has_gpu else None,
         torch=torch.__version__,
         vllm=vllm.__version__,
         results=rows,
@@ -216,9 +216,3 @@ def summary(values: list[float]) -> dict[str, Any]:
         "p95_us": round(float(p95), 2),
         "samples_us": [round(value, 2) for value in values],
     }
-
-
-def driver_version() -> str:
-    """The version of the GPU's driver."""
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    return subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0]

@@ -8,17 +8,17 @@ python -m benchmarks page torch-compile
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from statistics import geometric_mean, median
 from typing import Any
 
-from benchmarks.harness.markdown import PAGES, page, table, wrapped
+from benchmarks.harness.markdown import PAGES
 from benchmarks.harness.result_file import load, results
+from benchmarks.harness.template import render_page
 from benchmarks.torch_compile.model_setup import AGAIN, INTERLEAVED, PAIRED, START_METHODS
 from benchmarks.torch_compile.model_zoo.parts import models
-from nostall.core.files.atomic import write_atomically
 
 FOLDER = results("torch_compile") / "models"
 PAGE = PAGES / "torch-compile.md"
@@ -35,81 +35,63 @@ def text() -> str:
     return models_page(load_models())
 
 
-def write() -> None:
-    write_atomically(PAGE, text().encode())
-
-
 def models_page(loaded: Mapping[str, Model]) -> str:
     """The whole page."""
-    parts = [wrapped(_method(loaded)), *_steps(loaded), *_starts(loaded), *_pairs(loaded)]
-    parts += [*_modes(loaded), *_repeated()]
-    return page("Whole models, measured", "python -m benchmarks page torch-compile", parts)
-
-
-def _method(loaded: Mapping[str, Model]) -> str:
     records = [result for model in loaded.values() for result in model.values()]
-    gpus = "; ".join(sorted({f"{r['gpu']}, PyTorch {r['torch']}, {r['dtype']}" for r in records}))
-    return (
-        f"Measured with `python -m benchmarks run torch_compile.models` on {gpus}; "
-        f"{max(r['date'] for r in records)[:10]}. `benchmarks/torch_compile/results/models` has "
-        "one JSON for each model and part with every sample. Models have random weights "
-        "(`benchmarks/torch_compile/model_zoo/parts.py`). A ratio is torch.compile's time of a "
-        "whole step divided by nostall's, interleaved, with its 95 % interval. *faster* and "
-        "*slower* are stated only beyond the null (torch.compile beside itself). How a version is "
-        "chosen: [torch.compile](../explanation/torch-compile.md)."
-    )
+    values = {
+        "gpus": "; ".join(
+            sorted({f"{r['gpu']}, PyTorch {r['torch']}, {r['dtype']}" for r in records})
+        ),
+        "dates": [r["date"] for r in records],
+        **_steps(_by_part(loaded, "steady")),
+        **_starts({n: m for n, m in loaded.items() if {"inductor", "nostall"} <= m.keys()}),
+        **_pairs({n: m for n, m in loaded.items() if any(_all_pair_ratios(m))}),
+        **_rows("autotuned", _by_part(loaded, IN_ONE), _mode),
+        **_rows("rounds", _by_part(loaded, IN_ROUNDS), _rounds),
+        "others": _others(),
+    }
+    return render_page(__file__, PAGE, values)
 
 
-def _steps(loaded: Mapping[str, Model]) -> list[str]:
-    steady = {name: model["steady"] for name, model in loaded.items() if "steady" in model}
-    steps = [_step(name, result) for name, result in steady.items()]
-    kernels = [_generated(name, result) for name, result in steady.items()]
-    return [
-        _summary(steady),
-        *("## Steps", _STEPS, _when(steady.values()), table(_STEP_COLUMNS, steps)),
-        *("## Generated kernels", _GENERATED, table(_GENERATED_COLUMNS, kernels)),
-    ]
+def _by_part(loaded: Mapping[str, Model], part: str) -> Model:
+    """The results of one part by model."""
+    return {name: model[part] for name, model in loaded.items() if part in model}
 
 
-def _starts(loaded: Mapping[str, Model]) -> list[str]:
-    starts = {n: m for n, m in loaded.items() if {"inductor", "nostall"} <= m.keys()}
-    records = [m[part] for m in starts.values() for part in ("inductor", "nostall")]
-    rows = [_start(name, model) for name, model in starts.items()]
-    waits = [[name, *_waits(model)] for name, model in starts.items()]
-    return [
-        *("## Starts", _STARTS, _when(records), table(_START_COLUMNS, rows)),
-        *(_WAITING, table(_WAITING_COLUMNS, waits)),
-    ]
+def _rows(name: str, found: Model, cells: Callable[[str, Any], list[str]]) -> dict[str, Any]:
+    """Rows of a table, and when they were measured."""
+    rows = [cells(model, result) for model, result in found.items()]
+    return {name: rows, f"{name}_when": _when(found.values())}
 
 
-def _pairs(loaded: Mapping[str, Model]) -> list[str]:
-    pairs = {name: ratios for name, m in loaded.items() if any(ratios := _all_pair_ratios(m))}
-    records = [loaded[name][part] for name in pairs for part in _IN_PAIRS if part in loaded[name]]
-    rows = [
-        [name, *_where(loaded[name]), *chain(*map(_spread, ratios)), *_inside(loaded[name])]
-        for name, ratios in pairs.items()
-    ]
-    if not pairs:
-        return []
-    return ["### First steps in pairs", _PAIRS, _when(records), table(_PAIR_COLUMNS, rows)]
+def _steps(steady: Model) -> dict[str, Any]:
+    return {
+        "means": _means(steady),
+        "steady_when": _when(steady.values()),
+        "steps": [_step(name, result) for name, result in steady.items()],
+        "generated": [_generated(name, result) for name, result in steady.items()],
+    }
 
 
-def _modes(loaded: Mapping[str, Model]) -> list[str]:
-    autotuned = {n: m[IN_ONE] for n, m in loaded.items() if IN_ONE in m}
-    graphs = {n: m[IN_ROUNDS] for n, m in loaded.items() if IN_ROUNDS in m}
-    parts = []
-    if autotuned:
-        rows = [_mode(name, result) for name, result in autotuned.items()]
-        parts += ["## Mode max-autotune-no-cudagraphs", _MODES, _when(autotuned.values())]
-        parts.append(table(_MODE_COLUMNS, rows))
-    if graphs:
-        rows = [_rounds(name, result) for name, result in graphs.items()]
-        parts += ["## Mode reduce-overhead", _ROUNDS, _when(graphs.values())]
-        parts.append(table(_ROUND_COLUMNS, rows))
-    return parts
+def _starts(starts: Mapping[str, Model]) -> dict[str, Any]:
+    return {
+        "starts": [_start(name, model) for name, model in starts.items()],
+        "starts_when": _when(m[part] for m in starts.values() for part in ("inductor", "nostall")),
+        "waits": [[name, *_waits(model)] for name, model in starts.items()],
+    }
 
 
-def _repeated() -> list[str]:
+def _pairs(pairs: Mapping[str, Model]) -> dict[str, Any]:
+    return {
+        "pairs": [
+            [name, *_where(m), *chain(*map(_spread, _all_pair_ratios(m))), *_inside(m)]
+            for name, m in pairs.items()
+        ],
+        "pairs_when": _when(m[part] for m in pairs.values() for part in _IN_PAIRS if part in m),
+    }
+
+
+def _others() -> list[list[str]]:
     """Choices of other runs: how far the same model's choice varies."""
     rows = []
     for folder in ("models_repeated", "models_slow_host"):
@@ -120,8 +102,7 @@ def _repeated() -> list[str]:
             graphs = "; ".join(f"{g['state']}: {g['reason']}" for g in start["graphs"])
             ratios = [_chosen_ratio(graph) for graph in start["graphs"]]
             rows.append([name, folder, _short(model["nostall"]), graphs, "; ".join(ratios)])
-    head = ("model", "run", "GPU", "what it runs", "whole graph, ratio and null")
-    return ["## Other runs", _OTHERS, table(head, rows)]
+    return rows
 
 
 def _chosen_ratio(graph: Mapping[str, Any]) -> str:
@@ -133,81 +114,7 @@ def _chosen_ratio(graph: Mapping[str, Any]) -> str:
     return f"{compared['ratio']:.3f} {interval}, null {null}"
 
 
-_STEP_COLUMNS = (
-    *("model", "step ms", "nostall", "all kernels", "nostall, GPU", "all kernels, GPU"),
-    *("eager", "kernels", "what it runs"),
-)
-_GENERATED = wrapped(
-    "Memory-bound kernels that Inductor and nostall write: launches of one step and their time, "
-    "from the profiler. All other kernels (matrix products, attention, convolutions, copies) come "
-    "from the same libraries in each version. A fused kernel is launched before the kernel in "
-    "front of it ends; its time includes that wait."
-)
-_GENERATED_COLUMNS = ("model", "torch.compile", "nostall", "of those stitched", "all kernels")
-_START_COLUMNS = (
-    *("model", "first step s, cold", "warm", "chosen after s", "/ Inductor's first step"),
-    *("processor s", "held up s", "longest steps s"),
-)
-_STEPS = wrapped(
-    "*nostall*: the version that the backend chose. *All kernels*: its version with every fused "
-    "kernel, whatever their times. Steps of a loop; *GPU*: whole steps replayed as CUDA graphs, "
-    "without the host. *Kernels*: launches of one step by torch.compile → nostall → all kernels."
-)
-_STARTS = wrapped(
-    "Seconds by nostall (by Inductor). *Cold*: with empty caches. *Chosen*: from the start until "
-    "the version that stays runs. Processor seconds are those of all processes until then. *Held "
-    "up*: the time by which steps between the first one and the choice exceed the usual step, "
-    "summed, and the longest steps. One process each, with Python's bytecode cached, as in an "
-    "installed package."
-)
-_MODES = wrapped(
-    "Each method has its own copy of the model. *Second copy*: torch.compile's mode beside itself "
-    "with another copy of the model."
-)
-_MODE_COLUMNS = ("model", "nostall", "second copy")
-_ROUNDS = wrapped(
-    "Several processes make and time the copies of a model in different orders. Ratios are to the "
-    "time of one copy by torch.compile: geometric mean, least and most. *Untouched*: a copy that "
-    'goes through the backend with `nostall.choose` "inductor". *Second copy*: another copy by '
-    "torch.compile. The copy to which all are compared runs twice in every round (its null) and is "
-    "faster than equal copies in any order. The last ratio is therefore to the second copy, which "
-    "runs once, as nostall's does."
-)
-_ROUND_COLUMNS = (
-    *("model", "step ms", "nostall", "untouched", "second copy"),
-    "nostall beside the second copy",
-    *("processes", "what it runs"),
-)
-_PAIRS = wrapped(
-    "First steps in processes that alternate, with empty caches (*cold*) and with the caches of an "
-    "earlier run (*warm*): nostall's time divided by Inductor's, for each pair. Warm starts were "
-    "also measured with every fused kernel (*all kernels*), because nostall may have chosen "
-    "Inductor's version. *Thread*: the same ratios of the processor time of the main thread. "
-    "*Collector*: seconds (medians) in which Python's garbage collector visited all objects. The "
-    "order in a pair alternates; an earlier process has read every file from disk."
-)
-_WAITING = wrapped(
-    "Seconds that the user's process spends on its own thread until the choice: tuning of kernel "
-    "plans, comparison of kernels with Inductor's, the candidate version, comparison of whole "
-    "graphs. Worker processes compile at the same time."
-)
-_OTHERS = wrapped(
-    "Cold starts of other runs: `models_repeated` a second time on the same kind of machine, "
-    "`models_slow_host` on a slow, noisy host. A choice can differ from run to run if the gain of "
-    "the whole graph is close to the noise of Inductor's version beside itself."
-)
-_WAITING_COLUMNS = (
-    *("model", "plans", "kernels", "candidate", "whole graphs", "total", "held up"),
-)
 _IN_PAIRS = (PAIRED, AGAIN)
-_PAIR_COLUMNS = (
-    *("model", "cold on", "warm on"),
-    *("cold, nostall / Inductor", "least to most", "pairs"),
-    *("warm, nostall / Inductor", "least to most", "pairs"),
-    *("warm, all kernels / Inductor", "least to most", "pairs"),
-    "warm, thread: nostall, all kernels",
-    "warm, collector: Inductor, nostall, all kernels",
-)
 
 
 def _when(results: Iterable[Mapping[str, Any]]) -> str:
@@ -225,16 +132,15 @@ def _short(result: Mapping[str, Any]) -> str:
     return str(result["gpu"]).removeprefix("NVIDIA ").split()[0]
 
 
-def _summary(steady: Mapping[str, Mapping[str, Any]]) -> str:
+def _means(steady: Model) -> str:
     means = []
     for title, kind in (("in a loop", "looped"), ("on the GPU alone", "replayed")):
-        for name in ("nostall", "always"):
+        for name, version in (("nostall", "nostall"), ("always", "all kernels")):
             ratios = [_compared(r, kind, name) for r in steady.values()]
             known = [c["ratio"] for c in ratios if c is not None]
             if known:
-                version = "nostall" if name == "nostall" else "all kernels"
                 means.append(f"{geometric_mean(known):.3f} {version} {title} ({len(known)} models)")
-    return wrapped(f"Geometric means over torch.compile: {'; '.join(means) or NONE}.")
+    return "; ".join(means) or NONE
 
 
 def _compared(result: Mapping[str, Any], kind: str, name: str) -> Mapping[str, Any] | None:

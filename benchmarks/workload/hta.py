@@ -13,11 +13,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import math
-import os
 import shutil
-import subprocess
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -25,7 +22,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness.result_file import save
-from nostall.core.errors import BadInput, BadTrace
+from benchmarks.workload.public_traces import answer, traces_and_python
+from nostall.core.errors import BadTrace
 from nostall.workload.timeline.analysis import build_timelines
 from nostall.workload.timeline.intervals import Intervals
 from nostall.workload.traces.kineto.reader import read_kineto
@@ -76,13 +74,7 @@ def hta_times(python: str, path: Path, rank: int) -> dict[str, Any] | str:
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / path.name
         shutil.copy(path, copy)
-        command = [python, "-c", HTA_SCRIPT, str(copy), str(rank), folder]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("ANSWER")]
-    if not lines:
-        return (done.stderr.strip().splitlines() or ["no output"])[-1][:200]
-    times: dict[str, Any] = json.loads(lines[0].removeprefix("ANSWER"))
-    return times
+        return answer(python, HTA_SCRIPT, [str(copy), str(rank), folder])
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -90,14 +82,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> None:
-    root, python = (os.environ.get(f"NOSTALL_{n}") for n in ("PUBLIC_TRACES", "HTA_PYTHON"))
-    if not root or not python:
-        raise BadInput(
-            "set NOSTALL_PUBLIC_TRACES to a folder with traces and NOSTALL_HTA_PYTHON to an "
-            "interpreter with HolisticTraceAnalysis"
-        )
+    paths, python = traces_and_python("HolisticTraceAnalysis", "NOSTALL_HTA_PYTHON")
     records = []
-    for path in sorted(Path(root).glob("*.json.gz")):
+    for path in paths:
         if (rank_and_times := nostall_times(path)) is None:
             continue
         rank, own_times = rank_and_times

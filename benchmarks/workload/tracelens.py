@@ -13,16 +13,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
-import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.harness.result_file import save
-from nostall.core.errors import BadInput, BadTrace
+from benchmarks.workload.public_traces import answer, traces_and_python
+from nostall.core.errors import BadTrace
 from nostall.workload.timeline.analysis import build_timelines
 from nostall.workload.traces.kineto.reader import read_kineto
 
@@ -70,13 +68,10 @@ def nostall_times(path: Path) -> dict[str, float] | None:
 
 def tracelens_times(python: str, path: Path) -> dict[str, float] | str:
     """Microseconds in the whole trace, or the error if TraceLens fails."""
-    command = [python, "-c", TRACELENS_SCRIPT, str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("ANSWER")]
-    if not lines:
-        return (done.stderr.strip().splitlines() or ["no output"])[-1][:200]
-    metrics = json.loads(lines[0].removeprefix("ANSWER"))
-    return {name: float(metrics[key]) for name, key in TRACELENS_NAMES.items()}
+    found = answer(python, TRACELENS_SCRIPT, [str(path)])
+    if isinstance(found, str):
+        return found
+    return {name: float(found[key]) for name, key in TRACELENS_NAMES.items()}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -84,14 +79,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> None:
-    root, python = (os.environ.get(f"NOSTALL_{n}") for n in ("PUBLIC_TRACES", "TRACELENS_PYTHON"))
-    if not root or not python:
-        raise BadInput(
-            "set NOSTALL_PUBLIC_TRACES to a folder with traces and NOSTALL_TRACELENS_PYTHON to an "
-            "interpreter with TraceLens"
-        )
+    paths, python = traces_and_python("TraceLens", "NOSTALL_TRACELENS_PYTHON")
     records: list[dict[str, Any]] = []
-    for path in sorted(Path(root).glob("*.json.gz")):
+    for path in paths:
         if (own_times := nostall_times(path)) is None:
             continue
         reference = tracelens_times(python, path)

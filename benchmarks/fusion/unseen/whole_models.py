@@ -9,8 +9,9 @@ from pathlib import Path
 from statistics import geometric_mean, median
 from typing import Any
 
-from benchmarks.harness.markdown import link, table, wrapped
+from benchmarks.harness.markdown import wrapped
 from benchmarks.harness.result_file import load
+from benchmarks.harness.template import render
 
 LOOP_TARGET, GPU_TARGET, LEAST_MODEL = 1.05, 1.08, 0.99
 METHODS = ("compile", "nostall")
@@ -24,46 +25,24 @@ _REFUSALS = ("is off by", "stride", "accura", "layout", "differ from the referen
 Row = Mapping[str, Any]
 
 
-def sections(fusion: Path, models: Path) -> list[str]:
-    """Both sections, as far as there are results."""
-    parts = []
-    if models.is_dir():
-        parts += ["## Whole models, as users write them", *models_section(models)]
-    steps = fusion / "optimizer_steps.json"
-    if steps.exists():
-        parts += ["## Optimiser steps", *optimizer_section(steps)]
-    plans = fusion / "list_plans.json"
-    if plans.exists():
-        parts += plans_section(plans)
-    return parts
-
-
 def models_section(folder: Path) -> list[str]:
     """Whole models: ratios in a loop and on the GPU alone, kernels, seconds, refusals."""
     records = [load(path) for path in sorted(folder.glob("*.gain.json"))]
     complete = [record for record in records if record.get("complete")]
-    cards = sorted({f"{r['gpu']}, PyTorch {r['torch']}" for r in complete})
-    about = (
-        "`python -m benchmarks run torch_compile.user_models --zoo users` on "
-        f"{'; '.join(cards) or 'no GPU yet'}: a ratio is torch.compile's time over that of "
-        'backend="nostall", interleaved, with its interval. *Copy*: the ratio of a second copy of '
-        f"torch.compile's version in a loop. {_sample_text(complete)} *Share*: the part of the "
-        "GPU's time that the kernels take that Inductor writes, which are all that stitched "
-        "kernels can replace, without products. Two columns have both: torch.compile / nostall. "
-        "The baseline is torch.compile's default mode alone. *Product kernels*: distinct products "
-        "that were measured as one kernel with their readers; models without this were measured "
-        "before such kernels existed. The committed folder has one JSON for each model."
-    )
-    head = ["model", *CLOCKS.values(), "copy", "share", "stitched kernels", "launches of a step"]
-    head += ["product kernels", "first step, s", "until chosen, s"]
-    head += ["graphs kept for accuracy or layout", "measured (UTC)"]
-    rows = [_model_row(record) for record in complete]
-    texts = [f"{len(complete)} of {len(records)} measured models are complete."]
-    texts += [text for clock in CLOCKS if (text := _mean_text(complete, clock))]
-    parts = [wrapped(about), wrapped(" ".join(texts)), table(head, rows) if rows else ""]
-    writers = (_carried_text, _attention_text, _share_text, _stored_text, prologue_text)
-    ends = [write(complete) for write in writers] if complete else []
-    return [*parts, *(wrapped(text) for text in ends if text)]
+    values = {
+        "gpus": "; ".join(sorted({f"{r['gpu']}, PyTorch {r['torch']}" for r in complete})),
+        "sample": _sample_text(complete),
+        "complete": len(complete),
+        "measured": len(records),
+        "means": " ".join(_mean_text(complete, clock) for clock in CLOCKS),
+        "models": [_model_row(record) for record in complete],
+        "carried": _carried(complete),
+        "decomposed": _decomposed(complete),
+        "shares": _shares(complete),
+        "stored": [r["model"] for r in complete if _is_from_store(r)],
+        "prologues": wrapped(prologue_text(complete)),
+    }
+    return [render(__file__, values)]
 
 
 def _sample_text(complete: list[Any]) -> str:
@@ -204,19 +183,20 @@ def _verdict(low: float, high: float, target: float) -> str:
     return "yes" if low >= target else "within the interval" if high >= target else "no"
 
 
-def _carried_text(complete: list[Any]) -> str:
-    """What the mean on the GPU alone is without the model that gains most; empty for one model."""
+def _carried(complete: Sequence[Row]) -> Row | None:
+    """The mean on the GPU alone without the model that gains most; None for one model."""
     ratios = {
         r["model"]: f["ratio"] for r in complete if (f := _compared(r, "replayed", "nostall"))
     }
     if len(ratios) < 2:
-        return ""
+        return None
     best = max(ratios, key=lambda name: ratios[name])
-    others = geometric_mean(ratio for name, ratio in ratios.items() if name != best)
-    return (
-        f"One model carries the mean on the GPU alone: {best} ({ratios[best]:.2f}). Without it the "
-        f"mean is {others:.3f}, not {geometric_mean(ratios.values()):.3f}."
-    )
+    return {
+        "best": best,
+        "ratio": ratios[best],
+        "others": geometric_mean(ratio for name, ratio in ratios.items() if name != best),
+        "mean": geometric_mean(ratios.values()),
+    }
 
 
 def decomposed_attention(record: Row) -> bool:
@@ -228,24 +208,21 @@ def decomposed_attention(record: Row) -> bool:
     return any("safe_softmax" in name for name, *_ in kernels)
 
 
-def _attention_text(complete: list[Any]) -> str:
+def _decomposed(complete: Sequence[Row]) -> Row | None:
+    """The steps whose attention PyTorch decomposes, and the means of the others; None without."""
     apart = [record for record in complete if decomposed_attention(record)]
-    if not apart:
-        return ""
-    restored = [record["model"] for record in apart if _runs_more_fused_attention(record)]
     others = [record for record in complete if record not in apart]
     means = [
         f"{found:.3f} {clock}"
         for name, clock in CLOCKS.items()
         if (found := _mean_ratio(others, name)) is not None
     ]
-    return (
-        f"In {len(apart)} of the {len(complete)} steps ({', '.join(r['model'] for r in apart)}) "
-        "PyTorch decomposes attention into products and a softmax for torch.compile. In "
-        f"{', '.join(restored) or 'none'} nostall's version runs fused attention in its place, in "
-        "the others the decomposed one. The geometric mean of the other "
-        f"{len(others)} steps, in which both run fused attention, is {' and '.join(means)}."
-    )
+    return apart and {
+        "models": [r["model"] for r in apart],
+        "restored": [r["model"] for r in apart if _runs_more_fused_attention(r)] or None,
+        "others": len(others),
+        "means": " and ".join(means),
+    }
 
 
 def _runs_more_fused_attention(record: Row) -> bool:
@@ -267,39 +244,18 @@ def looped_mean_of_fused_attention(records: Sequence[Row]) -> float | None:
     return _mean_ratio([r for r in records if not decomposed_attention(r)], "looped")
 
 
-def _stored_text(complete: list[Any]) -> str:
-    """Steps that began with a selection of an earlier run; empty without any."""
-    names = [
-        record["model"]
-        for record in complete
-        if any(graph.get("from_store") for graph in record["graphs"].get("nostall", []))
-    ]
-    return (
-        f"Of {', '.join(names)} an earlier run had selected the version: their seconds until "
-        "chosen are those of a later start, and their products were not measured again."
-        if names
-        else ""
-    )
+def _is_from_store(record: Row) -> bool:
+    """Whether a step began with a selection of an earlier run."""
+    return any(graph.get("from_store") for graph in record["graphs"].get("nostall", []))
 
 
-def _share_text(complete: list[Any]) -> str:
+def _shares(complete: Sequence[Row]) -> Row:
+    """Parts of the GPU's time that Inductor's own kernels take, and ratios of a second copy."""
     shares = [share for record in complete if (share := inductor_share(record)) is not None]
+    copies = [f["ratio"] for record in complete if (f := _compared(record, "looped", COPY))]
     usual = median(shares)
     needed = usual / (usual - (1 - 1 / GPU_TARGET))
-    copies = [f["ratio"] for record in complete if (f := _compared(record, "looped", COPY))]
-    texts = [
-        f"Inductor's own kernels take {min(shares):.0%} to {max(shares):.0%} of the GPU's time, in "
-        f"the median {usual:.0%}; matrix products, attention and copies take the rest. With that "
-        f"share {GPU_TARGET} on the GPU alone needs kernels that are {needed:.1f} times as fast as "
-        "all of Inductor's. Where a stitched version is not faster as a whole, Inductor's runs: "
-        "the ratio on the GPU alone is then 1 but for noise."
-    ]
-    if copies:
-        texts.append(
-            f"A second copy of torch.compile's version alone is between {min(copies):.3f} and "
-            f"{max(copies):.3f} in a loop."
-        )
-    return " ".join(texts)
+    return {"own": shares, "target": GPU_TARGET, "needed": needed, "copies": copies}
 
 
 def _is_refusal(graph: Row) -> bool:
@@ -307,34 +263,25 @@ def _is_refusal(graph: Row) -> bool:
     return graph["state"] == "inductor" and any(word in graph["reason"] for word in _REFUSALS)
 
 
-def optimizer_section(path: Path) -> list[str]:
+def optimizer_section(path: Path) -> str:
     """Optimiser steps: times beside those of a copy of as many bytes."""
     record, rows = load(path), []
     for case, found in record["cases"].items():
         clock = found.get("replayed") or found.get("looped")
         if clock is None:
             continue  # the time was up before the methods were timed
-        copy = median(found["copy"]) if "copy" in found else None
         for name, samples in clock["samples_s"].items():
-            time = median(samples)
-            launches = found.get("kernels", {}).get(name, {}).get("launches", "–")
-            share = f"{copy / time:.0%}" if copy else "–"
-            apart = found["apart"].get(name) if isinstance(found["apart"], dict) else None
-            exact = (
-                [f"{apart['largest']:.1e}", f"{apart['share_equal']:.0%}"] if apart else ["–"] * 2
-            )
-            rows.append([case, name, f"{1e6 * time:.1f}", share, str(launches), *exact])
-    source = f"Measured on {record['gpu']}, PyTorch {record['torch']}, {record['date'][:10]}"
-    text = (
-        "Steps of the parameters of a GPT-2 of four layers in fp32 unless a row says otherwise, as "
-        "CUDA graphs. The share is the time of a copy of as many bytes as the step must move at "
-        f"least, over the step's. {_list_text(record)} *Largest difference* of an element from "
-        "eager PyTorch after three steps, and the share of elements that are *equal* bit for bit: "
-        "the versions contract and order operations otherwise than eager PyTorch."
-    )
-    head = ["step", "method", "us", "share of a copy's speed", "launches"]
-    head += ["largest difference", "equal"]
-    return [wrapped(f"{source} ({link(path)})."), wrapped(text), table(head, rows)]
+            time_s = median(samples)
+            rows.append({
+                "step": case,
+                "method": name,
+                "time_s": time_s,
+                "share": median(found["copy"]) / time_s if "copy" in found else None,
+                "launches": found.get("kernels", {}).get(name, {}).get("launches"),
+                "apart": found["apart"].get(name) if isinstance(found["apart"], dict) else None,
+            })  # fmt: skip
+    values = {"methods": _list_text(record), "steps": rows, "file": path}
+    return render(__file__, {**record, **values}, "optimizer")
 
 
 def _list_text(record: Row) -> str:
@@ -370,24 +317,19 @@ def _null(cases: list[Any], clock: str) -> str:
     return f"[{low:.3f}, {high:.3f}]"
 
 
-def plans_section(path: Path) -> list[str]:
+def plans_section(path: Path) -> str:
     """Times of plans of kernels over lists, beside those of the plan that ran."""
     record, rows = load(path), []
     for name, found in record["plans"].items():
+        block, warps = ("norm_block", "norm_warps") if name == "norms" else ("block", "num_warps")
         for plan, samples in found["samples_s"].items():
             numbers = dict(re.findall(r"(\w+)=(\d+)", plan))
-            block, warps = (
-                ("norm_block", "norm_warps") if name == "norms" else ("block", "num_warps")
-            )
-            programs = numbers["norm_programs"] if name == "norms" else "–"
-            ratio = _interval(found["compared"].get(plan)) if plan != found["base"] else "1"
-            time = f"{1e6 * median(samples):.1f}"
-            rows.append([name, numbers[block], numbers[warps], programs, time, ratio])
-    text = (
-        f"Plans of kernels over lists, measured on {record['gpu']}, PyTorch {record['torch']}, "
-        f"{record['date'][:10]} ({link(path)}): AdamW and the norms of the same parameters, "
-        "without the rest of a step. A ratio is the time of the plan with the ratio 1 over that of "
-        "the row; the steps above were measured with that plan, the default."
-    )
-    head = ["kernels", "block", "warps", "programs", "us", "ratio"]
-    return [wrapped(text), table(head, rows)]
+            rows.append({
+                "kernels": name,
+                "block": numbers[block],
+                "warps": numbers[warps],
+                "programs": numbers["norm_programs"] if name == "norms" else None,
+                "time_s": median(samples),
+                "ratio": "1" if plan == found["base"] else _interval(found["compared"].get(plan)),
+            })  # fmt: skip
+    return render(__file__, {**record, "file": path, "rows": rows}, "plans")

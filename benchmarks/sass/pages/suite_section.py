@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import geometric_mean, median
+from typing import Any
 
-from benchmarks.harness.markdown import link, table, wrapped
 from benchmarks.harness.schema import Record, Size
+from benchmarks.harness.template import render
 from benchmarks.sass.pages.agreement import agreement_table
 
 HEADLINE = "anneal"
@@ -31,18 +32,22 @@ _COLUMNS = (
 def suite_section(path: Path, records: Sequence[Record]) -> str:
     """Headline, summary, agreement of the SM model, and one row for each search."""
     strategies = sorted({r.strategy for r in records}, key=lambda s: (s != HEADLINE, s))
-    parts = ["## Searched schedules", _origin(path, records)]
-    parts += [_headline(size, records) for size in _TITLES if any(r.size == size for r in records)]
+    sizes = [size for size in _TITLES if any(r.size == size for r in records)]
     best = best_of_all(records)
-    parts.append(
-        f"Chosen afterwards, so not the headline: the best of all strategies and seeds is "
-        f"{geometric_mean(best.values()):.4f} over {len(best)} kernels."
-    )
-    head = ("kernel", "original us", *(f"`{s}`" for s in strategies), "best of all")
-    parts.append(table(head, _summary(records, strategies)))
-    parts.append(agreement_table(records))
-    parts += ["### Every search", table(*_searches(records, strategies))]
-    return "\n\n".join(part for part in parts if part)
+    head, searches = _searches(records, strategies)
+    values = {
+        **_origin(records),
+        "file": path,
+        "headlines": "\n\n".join(_headline(size, records) for size in sizes),
+        "best": "Chosen afterwards, so not the headline: the best of all strategies and seeds is "
+        f"{geometric_mean(best.values()):.4f} over {len(best)} kernels.",
+        "strategies": [f"`{strategy}`" for strategy in strategies],
+        "summary": _summary(records, strategies),
+        "agreement": agreement_table(records),
+        "head": head,
+        "searches": searches,
+    }
+    return render(__file__, values)
 
 
 def deployed(records: Sequence[Record], strategy: str) -> dict[str, float]:
@@ -87,11 +92,9 @@ def _by_kernel(
     return {kernel: choose([value(r) for r in records if r.kernel == kernel]) for kernel in kernels}
 
 
-def _origin(path: Path, records: Sequence[Record]) -> str:
+def _origin(records: Sequence[Record]) -> dict[str, str]:
     """GPU, versions, days, and which compiler configuration the search started from."""
     days = sorted({r.date.date().isoformat() for r in records})
-    gpus = "; ".join(sorted({f"{r.gpu}, driver {r.driver}" for r in records}))
-    triton = ", ".join(sorted({r.versions.get("triton", "unknown") for r in records}))
     tried = [len(r.baseline) for r in records if r.baseline is not None]
     start = "The original is the kernel as its author wrote it."
     if tried:
@@ -99,14 +102,12 @@ def _origin(path: Path, records: Sequence[Record]) -> str:
             f"The original of a Triton kernel is the fastest of {min(tried)} to {max(tried)} "
             "compiler configurations (tiles, warps, stages, registers)."
         )
-    return wrapped(
-        f"Measured with `python -m benchmarks run sass.suite` on {gpus}; Triton {triton}; "
-        f"{' to '.join(dict.fromkeys((days[0], days[-1])))} "
-        f"({link(path, 'JSON with every sample')}). {start} A ratio is the original's time "
-        "divided by the candidate's, with its bootstrap 95 % interval. The null is the original "
-        "beside itself. *Deployed* is the ratio that a user gets: 1 if the original is kept, "
-        "because the interval does not lie above 1 and above the null."
-    )
+    return {
+        "gpus": "; ".join(sorted({f"{r.gpu}, driver {r.driver}" for r in records})),
+        "triton": ", ".join(sorted({r.versions.get("triton", "unknown") for r in records})),
+        "days": " to ".join(dict.fromkeys((days[0], days[-1]))),
+        "start": start,
+    }
 
 
 def _headline(size: Size | None, all_records: Sequence[Record]) -> str:
@@ -135,18 +136,17 @@ def _headline(size: Size | None, all_records: Sequence[Record]) -> str:
     return " ".join(sentences)
 
 
-def _summary(records: Sequence[Record], strategies: Sequence[str]) -> list[list[str]]:
+def _summary(records: Sequence[Record], strategies: Sequence[str]) -> list[dict[str, Any]]:
     ratios = [deployed(records, strategy) for strategy in strategies]
-    best = best_of_all(records)
     times = _by_kernel(records, median, lambda r: r.original_us)
     return [
-        [
-            kernel,
-            f"{times[kernel]:.1f}",
-            *(f"{ratio[kernel]:.4f}" if kernel in ratio else "–" for ratio in ratios),
-            f"{best[kernel]:.4f}",
-        ]
-        for kernel in best
+        {
+            "kernel": kernel,
+            "original_us": times[kernel],
+            "ratios": [ratio.get(kernel) for ratio in ratios],
+            "best": best,
+        }
+        for kernel, best in best_of_all(records).items()
     ]
 
 

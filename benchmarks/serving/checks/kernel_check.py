@@ -13,22 +13,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import re
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.result_file import save
+from benchmarks.serving.checks import memcheck
 from benchmarks.serving.checks.kernel_check_child import VARIANTS
 
 SANITIZED = ("tall 32/8", "decode 32/8", "mixed 32/8", "tables", "prefixes 32/8")
 """Variants that also run under memcheck."""
 SANITIZED_CASES = 4
-ERRORS = re.compile(r"ERROR SUMMARY: (\d+) error")
+CHILD = "benchmarks.serving.checks.kernel_check_child"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -41,21 +38,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def start(name: str, out: Path, cases: int, options: argparse.Namespace, is_sanitized: bool) -> Any:
-    """The process of one variant; its output goes to ``out`` with the suffix ``.log``."""
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.serving.checks.kernel_check_child",
-        "--variant",
-        name,
-    ]
-    command += ["--cases", str(cases), "--seconds", str(options.seconds - 5), "--out", str(out)]
-    environment = dict(os.environ)
-    if is_sanitized:
-        command = [options.sanitizer, "--tool", "memcheck", *command]
-        environment["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
-    with out.with_suffix(".log").open("w") as log:
-        return subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+    """The process of one variant."""
+    arguments = ["-m", CHILD, "--variant", name, "--cases", str(cases)]
+    arguments += ["--seconds", str(options.seconds - 5), "--out", str(out)]
+    return memcheck.start(arguments, out, options.sanitizer if is_sanitized else None)
 
 
 def record(name: str, out: Path, cases: int, code: int | None, is_sanitized: bool) -> Any:
@@ -75,8 +61,7 @@ def record(name: str, out: Path, cases: int, code: int | None, is_sanitized: boo
         "log": "" if code == 0 else log[-1500:],
     }
     if is_sanitized:
-        found = ERRORS.search(log)
-        result["memory_errors"] = int(found.group(1)) if found else None
+        result["memory_errors"] = memcheck.memory_errors(log)
     return result
 
 
@@ -108,12 +93,7 @@ def main(options: argparse.Namespace) -> int:
             for (name, cases, is_sanitized), out in zip(jobs, outs, strict=True)
         ]
         for (name, cases, is_sanitized), out, process in zip(jobs, outs, processes, strict=True):
-            code: int | None = None
-            try:
-                code = process.wait(max(0.1, end - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            code = memcheck.exit_code(process, end)
             results.append(record(name, out, cases, code, is_sanitized))
             save(options.out, kind="checked", results=results)
     print(table(results))

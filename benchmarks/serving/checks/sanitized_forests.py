@@ -12,19 +12,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import re
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.result_file import save
+from benchmarks.serving.checks import memcheck
 
-ERRORS = re.compile(r"ERROR SUMMARY: (\d+) error")
 PLACES = ("/usr/local/cuda/bin/compute-sanitizer",)
 """Where CUDA installs it, beside the folders of PATH."""
 
@@ -81,29 +77,18 @@ def find(command: str | None) -> str | None:
 
 def start(number: int, out: Path, sanitizer: str | None, options: argparse.Namespace) -> Any:
     """The process of one part of the forests."""
-    command = [sys.executable, "-m", "benchmarks", "run", "serving.sanitized_forests"]
-    command += ["--out", str(out), "--child", str(number), "--forests", str(options.forests)]
-    command += ["--parallel", str(options.parallel), "--seconds", str(options.seconds - 20)]
-    environment = dict(os.environ)
-    if sanitizer is not None:
-        command = [sanitizer, "--tool", "memcheck", *command]
-        environment["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
-    with out.with_suffix(".log").open("w") as log:
-        return subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+    arguments = ["-m", "benchmarks", "run", "serving.sanitized_forests"]
+    arguments += ["--out", str(out), "--child", str(number), "--forests", str(options.forests)]
+    arguments += ["--parallel", str(options.parallel), "--seconds", str(options.seconds - 20)]
+    return memcheck.start(arguments, out, sanitizer)
 
 
 def ended(process: Any, out: Path, end: float, is_sanitized: bool) -> dict[str, Any]:
     """What a process found."""
-    code: int | None = None
-    try:
-        code = process.wait(max(0.1, end - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    code = memcheck.exit_code(process, end)
     log = out.with_suffix(".log").read_text()
-    counted = ERRORS.search(log)
     found = json.loads(out.read_text()) if out.exists() else {"checked": 0, "grouped": 0}
-    errors = int(counted.group(1)) if counted else None
+    errors = memcheck.memory_errors(log)
     is_right = code == 0 and not found.get("wrong") and (errors == 0 or not is_sanitized)
     return {
         **found,

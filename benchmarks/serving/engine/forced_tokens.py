@@ -37,40 +37,28 @@ from time import monotonic
 from typing import Any
 
 from benchmarks.harness.result_file import save
+from benchmarks.serving.engine.model import LLAMA
+from nostall.attach.rollouts.engine import ENVIRONMENT
 from nostall.core.errors import BadInput
 
 CHILD = Path(__file__).with_name("forced_tokens_child.py")
 SETTINGS = ("groups", "full", "manager-off", "shared")
 BASE, AGAIN, EAGER = "FLASH_ATTN", "FLASH_ATTN again", "FLASH_ATTN eager"
 MANAGER_ON = "FLASH_ATTN, manager on"
-ENVIRONMENT = {
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_LOGGING_LEVEL": "WARNING",
-    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+VARIABLES = {
+    **ENVIRONMENT,
     "VLLM_USE_V2_MODEL_RUNNER": "0",
     "VLLM_PLUGINS": "",
     "TORCHINDUCTOR_COMPILE_THREADS": "2",
 }
 """V1 of vLLM's model runner is the one that copies metadata between groups."""
 MODEL: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
+    **{key: value for key, value in LLAMA.items() if key != "rope_theta"},
     "hidden_size": 1024,
     "intermediate_size": 2816,
     "num_hidden_layers": 6,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
     "vocab_size": 8192,
     "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-5,
-    "torch_dtype": "bfloat16",
-    "hidden_act": "silu",
-    "tie_word_embeddings": False,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
 }
 HYBRID = {"sliding_window": 256, "layer_types": ["full_attention"] * 2 + ["sliding_attention"]}
 """Two groups of full layers with one spec, and one group of layers with a window."""
@@ -194,7 +182,7 @@ def run_job(name: str, job: dict[str, Any], folder: Path, options: argparse.Name
     paths = [own.get("PYTHONPATH"), options.vllm, os.environ.get("PYTHONPATH")]
     environment = {
         **os.environ,
-        **ENVIRONMENT,
+        **VARIABLES,
         **own,
         "PYTHONPATH": os.pathsep.join(str(path) for path in paths if path),
         "VLLM_CACHE_ROOT": str(folder / "cache"),

@@ -27,6 +27,7 @@ from time import monotonic
 from typing import Any
 
 from benchmarks.harness.result_file import head, save
+from benchmarks.serving.engine.model import LLAMA
 from nostall.attach.rollouts.engine import Engine, check_vllm
 from nostall.attach.rollouts.rates import compare, equal_tokens, rate, rates
 from nostall.attach.rollouts.session import KINDS, Settings, started
@@ -46,28 +47,8 @@ SETS: Mapping[str, Sequence[str]] = {
     ),
 }  # fmt: skip
 """Workloads, the most important first."""
-MODEL: Mapping[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "vocab_size": 32768,
-    "max_position_embeddings": 16384,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 500000.0,
-    "torch_dtype": "bfloat16",
-    "hidden_act": "silu",
-    "tie_word_embeddings": False,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-"""Llama-3-8B's shape with a quarter of its vocabulary."""
 TINY: Mapping[str, Any] = {
-    **MODEL, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2,
+    **LLAMA, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "torch_dtype": "float32",
 }  # fmt: skip
 PROFILE_S = 10.0
@@ -87,7 +68,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--traces", type=Path, help="folder of the traces that workloads name")
     parser.add_argument("--rounds", type=int, default=8, help="turns of each engine, at least")
     parser.add_argument("--steps", type=int, default=64, help="decode steps of a turn")
-    parser.add_argument("--layers", type=int, default=MODEL["num_hidden_layers"])
+    parser.add_argument("--layers", type=int, default=LLAMA["num_hidden_layers"])
     parser.add_argument("--cache-gib", type=float, default=40.0, help="of each engine")
     parser.add_argument("--compiled", type=Path, help="folder that keeps what vLLM compiles")
     parser.add_argument("--start-s", type=float, default=200.0, help="longest start of the engines")
@@ -109,7 +90,7 @@ def main(options: argparse.Namespace) -> int:
     for workload in workloads:
         workload.requests()  # Errors of traces come before the engines start.
     plans = [TurnPlan.of(workload, options.rounds, options.steps) for workload in workloads]
-    model = TINY if options.tiny else {**MODEL, "num_hidden_layers": options.layers}
+    model = TINY if options.tiny else {**LLAMA, "num_hidden_layers": options.layers}
     settings = Settings(
         json.dumps(model), options.cache_gib, traces=options.traces, compiled=options.compiled
     )

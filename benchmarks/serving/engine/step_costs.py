@@ -29,6 +29,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.result_file import head
+from benchmarks.serving.engine.model import LLAMA
+from nostall.attach.rollouts.engine import ENVIRONMENT
 from nostall.core.errors import MissingPart
 from nostall.core.files.atomic import write_atomically
 
@@ -39,10 +41,8 @@ DECODE_STEPS = 6
 """Steps of decodes before and after the prompts of a point."""
 MAX_TOKENS = 4096
 """Tokens of a step (max_num_batched_tokens)."""
-MAX_LENGTH = 16_384
 MAX_FILL = 300_000
 """Keys of all decodes of a point; larger points are left out."""
-VOCABULARY = 32_768
 CHILD = "benchmarks.serving.engine.step_costs"
 
 
@@ -123,7 +123,7 @@ def run_point(
     rng, engine = random.Random(seed), recorder.engine
 
     def add(name: str, length: int, outputs: int) -> str:
-        prompt = [rng.randrange(VOCABULARY) for _ in range(length)]
+        prompt = [rng.randrange(LLAMA["vocab_size"]) for _ in range(length)]
         request = {"prompt_token_ids": prompt}
         engine.add_request(name, request, parameters(outputs))
         return name
@@ -152,13 +152,15 @@ def child(layers: int, budget_s: float, seed: int) -> None:
     from vllm import LLM
 
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(_model(layers)))
+        (Path(folder) / "config.json").write_text(
+            json.dumps({**LLAMA, "num_hidden_layers": layers})
+        )
         llm = LLM(
             model=folder,
             load_format="dummy",
             skip_tokenizer_init=True,
             dtype="bfloat16",
-            max_model_len=MAX_LENGTH,
+            max_model_len=LLAMA["max_position_embeddings"],
             gpu_memory_utilization=0.85,
             max_num_batched_tokens=MAX_TOKENS,
             max_num_seqs=256,
@@ -207,29 +209,6 @@ def measure_points(engine: Any, seconds: float, seed: int) -> list[dict[str, Any
     return list(points(engine, kv_tokens, time.monotonic() + seconds, seed))
 
 
-def _model(layers: int) -> dict[str, Any]:
-    """The configuration of Llama-3-8B with another number of layers and a smaller vocabulary."""
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_size": 4096,
-        "intermediate_size": 14_336,
-        "num_hidden_layers": layers,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "vocab_size": VOCABULARY,
-        "max_position_embeddings": MAX_LENGTH,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 500_000.0,
-        "torch_dtype": "bfloat16",
-        "hidden_act": "silu",
-        "tie_word_embeddings": False,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    }
-
-
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--vllm", type=Path, help="folder with an unpacked vLLM")
@@ -247,11 +226,7 @@ def main(options: argparse.Namespace) -> int:
     paths += [str(Path(__file__).resolve().parents[3]), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(path for path in paths if path),
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_LOGGING_LEVEL": "WARNING",
-        "VLLM_USE_FLASHINFER_SAMPLER": "0",
+        **ENVIRONMENT,
     }
     settings = [str(options.layers), str(options.budget_s), str(options.seed)]
     log = options.out.with_suffix(".log")

@@ -16,29 +16,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from benchmarks.serving.engine.model import LLAMA
 from nostall.attach.rollouts.generation import BuildClock
 from nostall.core.process import Channel, ProcessEnded
 
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "vocab_size": 32768,
-    "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 500000.0,
-    "torch_dtype": "bfloat16",
-    "hidden_act": "silu",
-    "tie_word_embeddings": False,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
 MAX_TOKENS = 8192
+CONFIG = {**LLAMA, "num_hidden_layers": 8, "max_position_embeddings": MAX_TOKENS}
 PATTERN = 12
 """Words of a prompt are drawn in repeated runs of this length, so that n-grams are found."""
 

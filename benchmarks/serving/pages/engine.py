@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, geometric_mean
 from typing import Any
 
-from benchmarks.harness.markdown import link, table, wrapped
 from benchmarks.harness.result_file import load, results
+from benchmarks.harness.template import render, source
 from nostall.serving.simulate.step_costs import BUILT_IN
 
 FOLDER = results("serving")
@@ -17,7 +17,7 @@ ALONE = FOLDER / "vllm_engine_alone.json"
 SIMULATED = FOLDER / "simulated_engine.json"
 FORCED = FOLDER / "forced_tokens_h200.json.gz"
 FORCED_SHARED = FOLDER / "forced_shared_h200.json.gz"
-"""The setting ``shared``; not there before it was measured."""
+"""The setting ``shared``."""
 
 Row = Mapping[str, Any]
 ORDER = ("FLASH_ATTN", "CUSTOM", "CUSTOM with table", "TRITON_ATTN")
@@ -87,90 +87,73 @@ def spread(found: Rates) -> float:
 
 def engines() -> str:
     """vLLM with the plug-in and with its own back ends."""
-    content = load(ENGINE)
     found = current_rounds()
-    about = next(record for record in content["engines"] if record["rounds"])
-    intro = wrapped(
-        f"vLLM {about['vllm']} on {about['gpu']}, CUDA graphs on, eight layers of the shape of "
-        "Llama-3-8B with random weights, 300 requests a workload: slices of the Azure traces of "
-        "2023 and generated lengths; all arrive at once, or at a rate (`@`). The engines of a row "
-        "share one GPU and serve in turns; the rows of 7 and 15 speculated tokens are two GPUs of "
-        "one machine, those without speculation are a later run. "
-        "CUSTOM is the plug-in of that day: it served the decode steps on which its kernel was "
-        "faster than FlashAttention-3, and left all others to it, those with speculative tokens "
-        "included. It serves decodes beside prompts since, which is not in these rows. *With "
-        "table*: also linear layers by a table of "
-        "`nostall serving tune`. Tokens/s are the mean of two rounds (least to largest). "
-        f"(`python -m benchmarks run serving.vllm_engine`, {link(ENGINE)}, {link(UNSPECULATED)})"
-    )
-    earlier = wrapped(
-        "Without speculation there are two earlier runs, whose slices of the traces differ. In the "
-        f"first CUSTOM served all decode steps, and each engine had a GPU of its own ({link(ALONE)}"
-        "); in the second CUSTOM also had a table of linear layers, and an error of the benchmark "
-        f"ended FLASH_ATTN ({link(ENGINE)}):"
-    )
     equal = [
         row["equal_tokens"]
         for (_, _, engine), rows in found.items()
         for row in rows
         if engine != ORDER[0] and "equal_tokens" in row
     ]
-    greedy = wrapped(
-        f"Greedy tokens: in {sum(value == 1.0 for value in equal)} of {len(equal)} rounds that "
-        "have one of FLASH_ATTN to compare with, the first 48 tokens of all 300 requests equal "
-        "FLASH_ATTN's."
-    )
-    parts = [
-        "## In vLLM", intro, _rates(found), _bars(found), "Latencies and the host's time:",
-        _latencies(found), greedy, earlier, _earlier(),
-    ]  # fmt: skip
-    return "\n\n".join(parts)
+    values = {
+        "about": next(record for record in load(ENGINE)["engines"] if record["rounds"]),
+        "engine_file": ENGINE,
+        "unspeculated_file": UNSPECULATED,
+        "engines": ORDER,
+        "rates": [
+            {
+                "speculated": count,
+                "workload": workload,
+                "rates": [_range(found.get((count, workload, engine))) for engine in ORDER],
+            }
+            for count, workload in dict.fromkeys(key[:2] for key in found)
+        ],
+        "spread": spread(found),
+        "bars": [_bar(found, *bar) for bar in BARS],
+        "slowest": _slowest(found),
+        "latencies": [
+            {"speculated": count, "engine": engine, "workload": workload, "means": _means(rows)}
+            for (count, workload, engine), rows in sorted(
+                found.items(), key=lambda item: (item[0][0], ORDER.index(item[0][2]))
+            )
+        ],
+        "equal": equal,
+        "all_equal": sum(value == 1.0 for value in equal),
+        "alone_file": ALONE,
+        "earlier": [
+            {"run": run, "engine": engine, "workload": workload, "rate": _range(rows)}
+            for run, path in enumerate((ALONE, ENGINE), 1)
+            for (count, workload, engine), rows in rounds_of(load(path)).items()
+            if count == 0
+        ],
+    }
+    return render(__file__, values)
 
 
-def _rates(found: Rates) -> str:
-    lines = []
-    for count, workload in dict.fromkeys((count, workload) for count, workload, _ in found):
-        cells = []
-        for engine in ORDER:
-            rows = found.get((count, workload, engine))
-            cells.append(_range(rows) if rows else "–")
-        lines.append([str(count), workload, *cells])
-    return table(("speculated", "workload", *ORDER), lines)
-
-
-def _range(rows: Sequence[Row]) -> str:
+def _range(rows: Sequence[Row] | None) -> str | None:
+    """Mean token rate of rounds with the least and the largest."""
+    if not rows:
+        return None
     values = [row["output_tokens_per_s"] for row in rows]
     if len(values) == 1:
         return f"{values[0]:,.0f}"
     return f"{fmean(values):,.0f} ({min(values):,.0f} to {max(values):,.0f})"
 
 
-def _bars(found: Rates) -> str:
-    lines = []
-    for title, speculated, other, least in BARS:
-        mean, lowest = token_ratio(found, speculated, other)
-        is_met = "yes" if (lowest if title in NEVER_BELOW else mean) >= least else "no"
-        # What of a gain vLLM has without nostall.
-        alone = token_ratio(found, speculated, other, ORDER[0])
-        without = "–" if other == ORDER[0] else f"{alone[0]:.3f}, least {alone[1]:.3f}"
-        lines.append([title, f"≥ {least:.2f}", f"{mean:.3f}", f"{lowest:.3f}", is_met, without])
-    about = wrapped(
-        "Requirements, as the geometric mean of CUSTOM's tokens/s over another back end's (paced "
-        "workloads left out). The plug-in gains most over TRITON_ATTN on prefill-heavy, which it "
-        "leaves to FlashAttention-3; on decode-heavy all engines are within the noise. With "
-        "speculation it serves no step, because its kernel is not faster on verifies: what "
-        "differs from 1 over FLASH_ATTN is noise, for the two rounds of one engine differ by up "
-        f"to {100 * spread(found):.0f} %. Tried: the plug-in on all decode steps, with a GPU for "
-        "each engine (below), and tables of linear layers. Needed: a kernel that is faster than "
-        "FlashAttention-3 on verifies and mixed batches; on decodes, attention is likely a small "
-        "part of a step of this model."
-    )
-    head = ("CUSTOM", "limit", "mean", "least", "met", "FLASH_ATTN alone over the same")
-    shown = table(head, lines)
-    return "\n\n".join([about, shown, _slowest(found)])
+def _bar(found: Rates, title: str, speculated: int | None, other: str, limit: float) -> Row:
+    """A requirement, and what of the gain vLLM has without nostall."""
+    mean, least = token_ratio(found, speculated, other)
+    alone, least_alone = token_ratio(found, speculated, other, ORDER[0])
+    return {
+        "title": title,
+        "limit": limit,
+        "mean": mean,
+        "least": least,
+        "met": (least if title in NEVER_BELOW else mean) >= limit,
+        "alone": None if other == ORDER[0] else f"{alone:.3f}, least {least_alone:.3f}",
+    }
 
 
-def _slowest(found: Rates) -> str:
+def _slowest(found: Rates) -> Row:
     """The workload on which CUSTOM is slowest beside FLASH_ATTN without speculation, and why."""
     names = ("FLASH_ATTN", "CUSTOM", "TRITON_ATTN")
     workloads = {workload for count, workload, _ in found if count == 0 and "@" not in workload}
@@ -178,84 +161,36 @@ def _slowest(found: Rates) -> str:
         workloads, key=lambda w: rate(found[0, w, "CUSTOM"]) / rate(found[0, w, "FLASH_ATTN"])
     )
     rounds = {name: found[0, slowest, name] for name in names}
-    rates = "; ".join(
-        f"{name} " + " and ".join(f"{row['output_tokens_per_s']:,.0f}" for row in rows)
-        for name, rows in rounds.items()
-    )
     build = {name: fmean(row["build_us"] for row in rows) for name, rows in rounds.items()}
-    more = build["CUSTOM"] - build["FLASH_ATTN"]
-    steps = fmean(row["steps"] for row in rounds["CUSTOM"])
-    share = more * 1e-6 * steps / fmean(row["seconds"] for row in rounds["CUSTOM"])
+    more_us = build["CUSTOM"] - build["FLASH_ATTN"]
+    steps, seconds = (fmean(row[key] for row in rounds["CUSTOM"]) for key in ("steps", "seconds"))
     last = [rounds[name][-1]["output_tokens_per_s"] for name in names]
-    order = "ahead of" if last[1] > max(last[0], last[2]) else "not ahead of"
-    return wrapped(
-        f"Without speculation CUSTOM is slowest beside FLASH_ATTN on {slowest}, where the rounds "
-        "of one engine, with requests of the same lengths, differ most (tokens/s: "
-        f"{rates}); in the last round CUSTOM is {order} both. The plug-in's own part is the time "
-        f"in which the host builds its tables: {more:.0f} us a step more than FLASH_ATTN's "
-        f"metadata, at most {share:.1%} of the time if the GPU waits for all of it. Needed for "
-        "that part: tables that the device's builder makes, which costs the host a launch."
-    )
+    return {
+        "workload": slowest,
+        "rates": "; ".join(
+            f"{name} " + " and ".join(f"{row['output_tokens_per_s']:,.0f}" for row in rows)
+            for name, rows in rounds.items()
+        ),
+        "ahead": last[1] > max(last[0], last[2]),
+        "more_us": more_us,
+        "share": more_us * 1e-6 * steps / seconds,
+    }
 
 
-def _latencies(found: Rates) -> str:
-    lines = []
-    for (count, workload, engine), rows in sorted(
-        found.items(), key=lambda item: (item[0][0], ORDER.index(item[0][2]))
-    ):
-        means = (
-            fmean(row["ttft_s"]["p50"] for row in rows) * 1e3,
-            fmean(row["ttft_s"]["p99"] for row in rows) * 1e3,
-            fmean(row["tbt_s"]["p50"] for row in rows) * 1e3,
-            fmean(row["tbt_s"]["p99"] for row in rows) * 1e3,
-            fmean(row["build_us"] for row in rows),
-        )
-        shown = (f"{value:,.0f}" if value >= 100 else f"{value:.1f}" for value in means)
-        lines.append([str(count), engine, workload, *shown])
-    head = ("speculated", "back end", "workload", "TTFT p50, ms", "p99", "TBT p50, ms", "p99",
-            "metadata, host us a step")  # fmt: skip
-    return table(head, lines)
-
-
-def _earlier() -> str:
-    lines = []
-    for number, path in enumerate((ALONE, ENGINE), 1):
-        for (count, workload, engine), rows in rounds_of(load(path)).items():
-            if count == 0:
-                lines.append([str(number), engine, workload, _range(rows)])
-    return table(("run", "back end", "workload", "tokens/s"), lines)
+def _means(rows: Sequence[Row]) -> list[str]:
+    """Mean latencies in milliseconds, and the host's microseconds a step."""
+    means = [
+        1e3 * fmean(row[kind][quantile] for row in rows)
+        for kind in ("ttft_s", "tbt_s")
+        for quantile in ("p50", "p99")
+    ]
+    means.append(fmean(row["build_us"] for row in rows))
+    return [f"{value:,.0f}" if value >= 100 else f"{value:.1f}" for value in means]
 
 
 def simulated() -> str:
     """The simulated engine beside the real one."""
-    content = load(SIMULATED)
-    names = {
-        "output_tokens_per_s": "tokens/s", "ttft_p50_s": "TTFT p50", "tbt_p50_s": "TBT p50",
-        "steps": "steps",
-    }  # fmt: skip
-    lines = [
-        [row["workload"], *(f"{row['error'][name]:+.1%}" for name in names),
-         f"{row['spread']['tbt_p50_s']:.2f}"]
-        for row in content["rows"]
-    ]  # fmt: skip
-    lines.append(["mean absolute error", *(f"{content['mean_error'][n]:.1%}" for n in names), ""])
-    about = wrapped(
-        "`nostall serving simulate` on the same requests, *modelled* from measured steps of "
-        f"another run ([JSON](../../src/nostall/serving/simulate/{BUILT_IN.name})), over the mean "
-        f"of the rounds of {content['engine']} in run 2 above, minus one. The goal was a mean "
-        "absolute error of 10 % or less for each figure. *Spread*: the longest TBT of the engine's "
-        "rounds over the shortest. (`python -m benchmarks run serving.simulated_engine`, "
-        f"{link(SIMULATED)})"
-    )
-    why = wrapped(
-        "The time between tokens misses the goal for two reasons. vLLM schedules a step while the "
-        "one before it runs, and the step costs were measured without that: where rounds repeat "
-        "(code, prefill-heavy) the modelled steps take 1.5 to 2.4 ms more than the real ones. And "
-        "on decode-heavy and conv the rounds of one engine differ by more than the goal. "
-        "`serving.step_costs` times asynchronous steps now; this form has not run on a GPU."
-    )
-    head = ("workload", *names.values(), "spread of TBT")
-    return f"## The simulated engine\n\n{about}\n\n{table(head, lines)}\n\n{why}"
+    return render(__file__, {**source(SIMULATED), "built_in": BUILT_IN.name}, "simulated")
 
 
 SETTINGS = {
@@ -270,40 +205,24 @@ SETTINGS = {
 def forced_tokens() -> str:
     """Section on the log probabilities of forced tokens beside FLASH_ATTN's."""
     content = load(FORCED)
-    settings, shared = content["results"], ""
-    if FORCED_SHARED.exists():
-        settings = {**settings, **load(FORCED_SHARED)["results"]}
-        shared = (
-            " Samples of shared prompts: with prefix caching; prefixes are read once in decodes, "
-            f"beside new samples and beside prompts ({link(FORCED_SHARED)})."
-        )
-    engines = [row for setting in settings.values() for row in setting.values()]
-    rows = [
-        [
-            SETTINGS[setting],
-            f"nostall 8d3a6355, {name[5:]}"
-            if name.startswith("old")
-            else name.replace("new", "nostall"),
-            *(f"{row['from_base'][key]:.4f}" for key in ("mean", "p99", "largest")),
-            f"{row['from_base']['other_best']:.1%}",
-        ]
-        for setting, found in settings.items()
-        for name, row in found.items()
-        if name != "FLASH_ATTN"
-    ]
-    columns = ["setting", "engine", "mean", "99th percentile", "largest", "other best token"]
-    first = engines[0]
-    about = (
-        f"{first['gpu']}, driver {first['driver']}, vLLM {first['vllm']} (V1 runner), "
-        f"{content['date'][:10]}: the same {first['from_base']['tokens']:,} tokens are forced in "
-        "each engine; a row has the absolute differences of their log probabilities from those of "
-        "back end FLASH_ATTN in the same setting. *FLASH_ATTN eager* runs without CUDA graphs and "
-        "so with other numbers of splits: its differences are those of rounding. 8d3a6355 is the "
-        "version that did not build the tables of each cache group and of each captured step anew: "
-        "it read pages of another group, and tables of an earlier step. With the manager off, vLLM "
-        "0.25.1 kept layers with and without a window in two groups, so both versions are right "
-        "there; groups that join them are tested on CPU tensors (`make test-vllm`)."
-    )
-    command = f"(`python -m benchmarks run serving.forced_tokens`, {link(FORCED)})"
-    text = wrapped(f"{about}{shared} {command}")
-    return "\n\n".join(["### The same tokens", text, table(columns, rows)])
+    settings = {**content["results"], **load(FORCED_SHARED)["results"]}
+    values = {
+        "first": next(iter(next(iter(settings.values())).values())),
+        "date": content["date"],
+        "shared_file": FORCED_SHARED,
+        "forced_file": FORCED,
+        "rows": [
+            {**row, "setting": SETTINGS[setting], "engine": _version(name)}
+            for setting, found in settings.items()
+            for name, row in found.items()
+            if name != "FLASH_ATTN"
+        ],
+    }
+    return render(__file__, values, "forced tokens")
+
+
+def _version(engine: str) -> str:
+    """An engine of the forced tokens in words."""
+    if engine.startswith("old"):
+        return f"nostall 8d3a6355, {engine[5:]}"
+    return engine.replace("new", "nostall")

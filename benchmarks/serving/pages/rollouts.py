@@ -6,23 +6,19 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
-from benchmarks.harness.markdown import link, table, wrapped
+from benchmarks.harness.markdown import link
 from benchmarks.harness.result_file import load, results
+from benchmarks.harness.template import render, source
 from benchmarks.serving.attention.prefix_forests import BANDWIDTH
 from nostall.attach.rollouts.rates import compare, rate, rate_with_prompts, rates, whole_rate
 from nostall.attach.rollouts.workload import Workload, parse_workload
 from nostall.core.measurement import Comparison
 
 FOLDER = results("serving")
-ROLLOUTS = tuple(
-    path
-    for name in ("shared", "unshared", "slots")
-    if (path := FOLDER / f"rollouts_{name}_h200.json").exists()
-)
-"""A workload of a later file replaces that of an earlier one. *slots*: more requests than slots,
-not there before they were measured."""
+ROLLOUTS = tuple(FOLDER / f"rollouts_{name}_h200.json" for name in ("shared", "unshared", "slots"))
+"""A workload of a later file replaces that of an earlier one. *slots*: more requests than slots."""
 ENGINES = FOLDER / "rollouts_engines_h200.json"
-"""Other engines beside FLASH_ATTN; not there before they were measured."""
+"""Other engines beside FLASH_ATTN."""
 HOST_TIME, STRESS, SLEEP, SANITIZED, NGRAM = (
     FOLDER / f"{name}_h200.json"
     for name in ("host_time", "stress", "sleep", "sanitized_forests", "ngram")
@@ -38,25 +34,18 @@ def rollouts() -> str:
     """Token rates of vLLM with the plug-in beside FLASH_ATTN."""
     contents = [load(path) for path in ROLLOUTS]
     pairs = latest_pairs(contents)
-    custom = _engine(contents[0], "CUSTOM")
-    about = (
-        f"{custom['gpu']}, {_days(contents)}, vLLM {custom['vllm']} (V2 runner, its own "
-        "graphs, asynchronous scheduling, prefix caching on), Llama-3-8B's shape with random "
-        "weights. All samples of all prompts decode at once; their prompts are cached before the "
-        "clock starts. FLASH_ATTN and CUSTOM (nostall, default choice) hold the GPU in turns. A "
-        "ratio is the median of the turns' pairs with its 95 % bootstrap interval; of requests "
-        "that end at different steps it is all tokens over all seconds. *Null*: the interval of "
-        "both engines' turns over their own turns of an equal generation. *Build*: the host's "
-        "time to build the metadata of a step, FLASH_ATTN's in brackets. (`python -m benchmarks "
-        f"run serving.rollouts`, {', '.join(map(link, ROLLOUTS))})"
-    )
-    columns = (
-        "prompts x samples, shared + new tokens", "turns of steps", "FLASH_ATTN, tokens/s",
-        "CUSTOM, tokens/s", "ratio (interval)", "null", "build, us",
-    )  # fmt: skip
-    parts = [wrapped(about), table(columns, [_rollout_cells(*pair) for pair in pairs])]
-    parts += [_whole_generations(pairs), _steps(contents), _others(), _host_time(), _checks()]
-    return "\n\n".join(["### Shared prompts", *filter(None, parts)])
+    values = {
+        "custom": _engine(contents[0], "CUSTOM"),
+        "days": _days(contents),
+        "files": [link(path) for path in ROLLOUTS],
+        "rates": [_rollout_cells(*pair) for pair in pairs],
+        "whole": _whole_generations(pairs),
+        "steps": _steps(contents),
+        "others": _others(),
+        "host_time": _host_time(),
+        "checks": _checks(),
+    }
+    return render(__file__, values)
 
 
 def _engine(content: Row, name: str) -> Row | None:
@@ -133,14 +122,7 @@ def _whole_generations(pairs: list[tuple[Row, Row]]) -> str:
         if None not in whole + prompts:
             cells = [f"{ours:,.0f} ({ours / theirs:.2f})" for ours, theirs in (whole, prompts)]
             rows.append([parse_workload(base["workload"]).name, *cells])
-    if not rows:
-        return ""
-    about = (
-        "Whole generations, from the first token to the last, and the first one with the time in "
-        "which its prompts are computed: CUSTOM's tokens/s (over FLASH_ATTN's)."
-    )
-    columns = ("prompts x samples, shared + new tokens", "whole", "with prompts")
-    return "\n\n".join([wrapped(about), table(columns, rows)])
+    return render(__file__, {"rows": rows}, "whole generations") if rows else ""
 
 
 def _steps(contents: list[Row]) -> str:
@@ -151,19 +133,7 @@ def _steps(contents: list[Row]) -> str:
             if all("busy_us" in row.get("profile", {}) for row in (base, custom)):
                 cells = [cell for row in (base, custom) for cell in _step_cells(row, content)]
                 rows.append([parse_workload(base["workload"]).name, *cells])
-    if not rows:
-        return ""
-    about = (
-        "Steps at the start of a generation: the time of a step without a profiler, the share of "
-        "it in which the GPU runs nothing (from the kernels of eight profiled steps), and the "
-        "share of attention in the time of the kernels; FLASH_ATTN, then CUSTOM. *Over bound*: the "
-        "time of attention over that of reading each key and value once at the memory's nominal "
-        "rate. An idle share below 0: the profiler lengthens kernels by more than the GPU idles."
-    )
-    columns = ("prompts x samples, shared + new tokens", "FLASH_ATTN: step, ms", "idle",
-               "attention", "over bound", "CUSTOM: step, ms", "idle", "attention",
-               "over bound")  # fmt: skip
-    return "\n\n".join([wrapped(about), table(columns, rows)])
+    return render(__file__, {"rows": rows}, "steps") if rows else ""
 
 
 def _step_cells(row: Row, content: Row) -> list[str]:
@@ -182,8 +152,6 @@ def _step_cells(row: Row, content: Row) -> list[str]:
 
 def _others() -> str:
     """Token rates of other engines beside FLASH_ATTN's."""
-    if not ENGINES.exists():
-        return ""
     content, rows = load(ENGINES), []
     for engine in content["engines"][1:]:
         for base, other in measured_pairs(content, engine["engine"]):
@@ -191,89 +159,52 @@ def _others() -> str:
             name = parse_workload(base["workload"]).name
             ratio = f"{found.ratio:.3f} ({found.low:.3f} to {found.high:.3f})"
             rows.append([engine["engine"], name, f"{_rate(other):,.0f}", ratio])
-    about = (
-        "Other engines in the same way. TRITON_ATTN: vLLM's Triton kernel; CASCADE: FLASH_ATTN "
-        f"with cascade attention, V1: CUSTOM, both in the V1 model runner. ({link(ENGINES)})"
-    )
-    columns = ("engine", "prompts x samples, shared + new tokens", "tokens/s", "over FLASH_ATTN")
-    return "\n\n".join([wrapped(about), table(columns, rows)])
+    return render(__file__, {"file": link(ENGINES), "rows": rows}, "others")
 
 
 def _host_time() -> str:
     """The host's time to build the metadata of a step, with nothing beside it."""
     content = load(HOST_TIME)
     names = list(content["results"][0]["builders"])
-    about = (
-        "The host's time to build the metadata of a decode step, us (median, in brackets the 95th "
-        "percentile), while no model runs. *CUSTOM all* also serves small steps; *Triton* launches "
-        f"by Triton's own launcher. {content['gpu']}, {content['date'][:10]}. (`python -m "
-        f"benchmarks run serving.host_time`, {link(HOST_TIME)})"
-    )
-    rows = []
+    results = []
     for case in content["results"]:
         found = [case["builders"][name] for name in names]
-        rows.append([case["name"], *(f"{x['p50_us']:.0f} ({x['p95_us']:.0f})" for x in found)])
-    return "\n\n".join([wrapped(about), table(("prompts x samples", *names), rows)])
+        times_us = [f"{x['p50_us']:.0f} ({x['p95_us']:.0f})" for x in found]
+        results.append({"name": case["name"], "times_us": times_us})
+    values = {"file": link(HOST_TIME), "names": names, "results": results}
+    return render(__file__, {**content, **values}, "host time")
 
 
 def _checks() -> str:
     """What vLLM with the plug-in survived."""
     stress, sleep, sanitized = (load(path)["summary"] for path in (STRESS, SLEEP, SANITIZED))
-    shared = stress["plug_in"]["shared prefixes"]
-    errors = sum(sanitized["memory_errors"]) if sanitized["sanitizer"] else "not counted"
-    phases = load(SLEEP)["engines"]["CUSTOM"]["result"]
-    slept = max(phase["counts"]["shared prefixes"]["with shared prefixes"]
-                for phase in phases.values())  # fmt: skip
-    speculated = ""
-    if NGRAM.exists():
-        found = load(NGRAM)["summary"]
-        verifies = found["plug_in"]["served"].get("verify", 0)
-        speculated = (
-            f" n-gram speculation, all steps served: {verifies:,} steps of verifies; "
-            f"{found['compared']:,} log probabilities of {found['repeated']} requests repeated "
-            f"alone without speculation differ by {found['median_difference']:.4f} in the median "
-            f"and {found['largest_difference']:.3f} at most ({link(NGRAM)})."
-        )
-    return wrapped(
-        f"Stress: {stress['added']:,} requests arrived, {stress['aborted']:,} were aborted, "
-        f"{stress['finished']:,} ended with all their tokens, {len(stress['problems'])} problems; "
-        f"{shared['with shared prefixes']:,} of {stress['steps']:,} steps read shared prefixes "
-        f"once. Of {stress['repeated']} requests repeated alone with FLASH_ATTN, "
-        f"{stress['compared']:,} log probabilities before the first different token differ by "
-        f"{stress['median_difference']:.4f} in the median and {stress['largest_difference']:.3f} "
-        f"at most. Sleep: tokens after sleep of level 1 and 2 are "
-        f"{'equal' if all(sleep['CUSTOM'].values()) else 'NOT equal'}; {slept} steps of this check "
-        f"had shared prefixes that pay. compute-sanitizer: {sanitized['checked']} random forests, "
-        f"{sanitized['grouped']} with groups, {sanitized['wrong']} wrong, memory errors: {errors}. "
-        f"({', '.join(map(link, (STRESS, SLEEP, SANITIZED)))}){speculated}"
-    )
+    phases = load(SLEEP)["engines"]["CUSTOM"]["result"].values()
+    speculated = {**load(NGRAM)["summary"], "file": link(NGRAM)} if NGRAM.exists() else {}
+    values = {
+        "stress": stress,
+        "shared": stress["plug_in"]["shared prefixes"],
+        "equal": all(sleep["CUSTOM"].values()),
+        "slept": max(p["counts"]["shared prefixes"]["with shared prefixes"] for p in phases),
+        "sanitized": sanitized,
+        "errors": sum(sanitized["memory_errors"]) if sanitized["sanitizer"] else "not counted",
+        "files": [link(path) for path in (STRESS, SLEEP, SANITIZED)],
+        # Not yet measured on a GPU.
+        "speculated": render(__file__, speculated, "n-gram") if speculated else "",
+    }
+    return render(__file__, values, "checks")
 
 
 def forests() -> str:
     """Times of the attention kernel that reads shared prefixes once, beside FlashAttention-3."""
-    content = load(FORESTS)
-    checked, first = content["forests"], content["results"][0]
-    about = (
-        f"One layer of Llama-3-8B's shape at a decode step on {first['gpu']}, "
-        f"{content['date'][:10]}, bf16, pages of 16, times in us (medians). The tables are built "
-        "on the device from the block table. *Bound* reads each key once at the memory's nominal "
-        "rate. *Ours* is the plan of the rules; FA3 / ours is below 1 for few sequences, which the "
-        "plug-in leaves to FlashAttention. *Tables* is the time to build the tables of a step, "
-        f"once for all layers. Before, {checked['checked']} random forests of five shapes, "
-        f"{checked['grouped']} with groups, were compared with fp64: {len(checked['wrong'])} "
-        f"wrong. (`python -m benchmarks run serving.prefix_forests`, {link(FORESTS)})"
-    )
-    columns = ("prompts x samples, shared + own keys", "bound", "FA3", "ours", "FA3 / ours",
-               "ours / bound", "tables", "RMS error of ours / of FA3")  # fmt: skip
+    content = source(FORESTS)
     rows = []
     for row in content["results"]:
         took = {name: median(samples) for name, samples in row["samples_us"].items()}
-        error = row["rms_error"]
-        rows.append(
-            [
-                row["name"], f"{row['bound_us']:.1f}", f"{took['FA3']:.1f}", f"{took['ours']:.1f}",
-                f"{took['FA3'] / took['ours']:.2f}", f"{took['ours'] / row['bound_us']:.2f}",
-                f"{took['tables']:.1f}", f"{error['ours'] / error['FA3']:.3f}",
-            ]
-        )  # fmt: skip
-    return "\n\n".join(["## Prefixes from block tables", wrapped(about), table(columns, rows)])
+        rows.append({
+            **row,
+            "took": took,
+            "over_fa3": took["FA3"] / took["ours"],
+            "over_bound": took["ours"] / row["bound_us"],
+            "error": row["rms_error"]["ours"] / row["rms_error"]["FA3"],
+        })  # fmt: skip
+    return render(__file__, {**content, "rows": rows}, "forests")

@@ -27,7 +27,7 @@ def write(folder: Path, step_s: dict[str, float], name: str) -> Path:
         measure(workload, engines, TurnPlan.of(workload, 4, 8), monotonic() + 60)
         profile(workload, engines)
     options = type("Options", (), {"out": folder / name, "cache_gib": 1.0})()
-    benchmark._write(engines, benchmark.MODEL, options)  # type: ignore[arg-type]
+    benchmark._write(engines, benchmark.LLAMA, options)  # type: ignore[arg-type]
     return folder / name
 
 
