@@ -63,7 +63,9 @@ BENCHMARKS: tuple[Benchmark, ...] = (
          module="sass.robustness.fuzz"),
     _row("sass.false_alarms", "CPU",
          "How many functions of libraries that were not mined does the verifier refuse?",
-         "false_alarms.json false_alarms_blind.json false_alarms_before_repair.json",
+         "false_alarms.json false_alarms_before_repair.json false_alarms_blind.json "
+         "false_alarms_blind_after.json false_alarms_blind_2.json false_alarms_blind_2_after.json "
+         "false_alarms_blind_3.json",
          module="sass.verifier.false_alarms"),
     _row("sass.lowered_stalls", "CPU",
          "Is each lowered stall between dependent neighbours refused?", "lowered_stalls.json",

@@ -258,13 +258,22 @@ def verifier_evidence() -> dict[str, str]:
         )
     ]
     before = load(results("sass") / "false_alarms_before_repair.json")["summary"]["unseen"]
+    later = ("blind_after", "blind_2", "blind_2_after", "blind_3")
     return {
+        **{name.replace("_", "-"): _refused(f"false_alarms_{name}.json") for name in later},
         "before-repair": f"{before['refused']} of {before['functions']:,}",
         "before-repair-share": f"{100 * before['refused'] / before['functions']:.2f} %",
         "blind": f"{found['refused']} of {found['functions']:,}",
         "blind-share": f"{100 * found['refused'] / found['functions']:.2f} %",
         "blind-architectures": f"{', '.join(parts[:-1])}, and {parts[-1]}",
     }
+
+
+def _refused(name: str) -> str:
+    """Functions that a test refused, of all."""
+    found = load(results("sass") / name)["summary"]
+    share = 100 * found["refused"] / found["functions"]
+    return f"{found['refused']} of {found['functions']:,} ({share:.2f} %)"
 
 
 def workload() -> dict[str, str]:
