@@ -18,6 +18,7 @@ from nostall.fusion.codegen.expressions.lines import Lines
 from nostall.fusion.codegen.expressions.templates import Value
 from nostall.fusion.codegen.loops.mapping import LoopMapping, Loops, Operand, map_pattern
 from nostall.fusion.codegen.loops.schedule import Schedule
+from nostall.fusion.codegen.tiling.kernel_facts import KernelFacts
 from nostall.fusion.codegen.tiling.product_config import ProductConfig, ProductShape
 from nostall.fusion.errors import BadFusion
 from nostall.fusion.graph.graph import Node
@@ -312,7 +313,7 @@ class _Body:
     def _write_operators(self, chunk: Chunk, products: dict[int, str]) -> None:
         mapping = self.axes.mapping
         rows = Rows(self.axes.rows, self.config.rows, "r", self._row_mask, "tile == 0")
-        schedule = Schedule(mapping, self.axes.rows, self.axes.columns)
-        tile = _ProductTile(schedule, self.axes.columns, rows, (chunk,), self.lines)
+        facts = KernelFacts(Schedule(mapping, self.axes.rows, self.axes.columns))
+        tile = _ProductTile(facts, self.axes.columns, rows, (chunk,), self.lines)
         tile.products = products
         tile.write(mapping.operators)

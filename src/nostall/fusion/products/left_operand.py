@@ -15,6 +15,7 @@ from nostall.fusion.codegen.expressions.lines import Lines
 from nostall.fusion.codegen.expressions.templates import to_storage
 from nostall.fusion.codegen.loops.mapping import LoopMapping, Loops, loops_used, map_pattern
 from nostall.fusion.codegen.loops.schedule import Schedule
+from nostall.fusion.codegen.tiling.kernel_facts import KernelFacts
 from nostall.fusion.codegen.tiling.product_config import ProductConfig
 from nostall.fusion.errors import BadFusion
 from nostall.fusion.products.product_graph import ProductGraph
@@ -61,7 +62,7 @@ class LeftOperand:
         ``mask``: which of the rows exist; None if all do.
         """
         rows = Rows(self._schedule.rows, self._config.rows, "r", mask, "tile == 0")
-        tile = Tile(self._schedule, self._schedule.columns, rows, (), self._lines)
+        tile = Tile(KernelFacts(self._schedule), self._schedule.columns, rows, (), self._lines)
         for index in self._mapping.operators:
             if not tile.has_columns(index):
                 tile.compute(index)

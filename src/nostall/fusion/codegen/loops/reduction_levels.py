@@ -28,6 +28,9 @@ class Pass:
         column_outputs, row_outputs: outputs with a value for each column, or one for each row
         column_operators, row_operators: operators to compute, for each column or once for each row
         finished_reductions: reductions of earlier passes whose results this pass uses
+        reduced_pairs, reduced_variances: reductions with a common loop that this pass reduces
+        accumulators: reductions that have an accumulator from which ``reductions`` follow
+        finished_accumulators: the same for ``finished_reductions``
     """
 
     def __init__(
@@ -72,24 +75,17 @@ class Pass:
             )
         )
         self.finished_reductions = tuple(sorted(filter(schedule.removes_columns, needed)))
+        self.reduced_pairs = tuple(p for p in online_pairs if p.first_maximum in self.reductions)
+        self.reduced_variances = tuple(v for v in online_variances if v.squares in self.reductions)
+        self.accumulators = self._accumulators(self.reductions)
+        self.finished_accumulators = self._accumulators(self.finished_reductions)
 
     @property
     def has_columns(self) -> bool:
         """Whether the pass loops over the columns at all."""
         return bool(self.reductions or self.column_outputs)
 
-    @property
-    def reduced_pairs(self) -> tuple[OnlinePair, ...]:
-        """The pairs that this pass reduces."""
-        return tuple(pair for pair in self.online_pairs if pair.first_maximum in self.reductions)
-
-    @property
-    def reduced_variances(self) -> tuple[OnlineVariance, ...]:
-        """The variances that this pass reduces."""
-        return tuple(v for v in self.online_variances if v.squares in self.reductions)
-
-    def accumulators(self, reductions: Iterable[int]) -> tuple[int, ...]:
-        """The reductions that have an accumulator from which ``reductions`` follow."""
+    def _accumulators(self, reductions: Iterable[int]) -> tuple[int, ...]:
         pairs = {index: pair for pair in self.online_pairs for index in pair.members}
         totals = {v.squares: v.total for v in self.online_variances}
         accumulated: set[int] = set()

@@ -6,8 +6,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nostall.fusion.codegen.loops.schedule import Schedule
+from nostall.fusion.codegen.tiling.kernel_facts import KernelFacts, kernel_facts
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
 from nostall.fusion.codegen.tiling.legality import illegal_reason
+from nostall.fusion.codegen.tiling.loop_peeling import Peeling, lanes_per_row
 from nostall.fusion.codegen.tiling.sequence_tiles import SequenceTiling, find_sequence_tiling
 from nostall.fusion.codegen.tiling.tile_sizes import positions_per_tile
 from nostall.fusion.errors import BadFusion
@@ -28,6 +30,21 @@ class PlannedKernel:
         """The same schedule with fields of the plan changed; None if that plan is illegal."""
         plan = replace(self.plan, **changes)
         return None if illegal_reason(self.schedule, plan) else PlannedKernel(self.schedule, plan)
+
+    @property
+    def facts(self) -> KernelFacts:
+        """What the kernel has in common with those of other plans."""
+        return kernel_facts(self.schedule)
+
+    @property
+    def peeling(self) -> Peeling | None:
+        """How its loops over unaligned rows are peeled; None if they are not."""
+        return self.facts.peeling if self.plan.peeled else None
+
+    @property
+    def lanes_per_row(self) -> int:
+        """The maximum number of lanes of a row: its columns, and peeled lanes before them."""
+        return lanes_per_row(self.schedule, self.plan.peeled)
 
     @property
     def sequence_tiling(self) -> SequenceTiling:

@@ -30,7 +30,7 @@ def write_flat(kernel: PlannedKernel, lines: Lines) -> int:
         mask = "inside"
         lines(f"{mask} = c < {row_limit(schedule)}")
     rows = Rows((), 1, "0", None, zero_condition("pid"))
-    tile = Tile(schedule, schedule.rows, rows, (Chunk(width, "c", mask, ""),), lines)
+    tile = Tile(kernel.facts, schedule.rows, rows, (Chunk(width, "c", mask, ""),), lines)
     tile.evict_first = large_outputs(schedule) if plan.evict_first else frozenset()
     tile.preload(schedule.body)
     if plan.eager_loads:
@@ -53,7 +53,7 @@ def write_register_rows(kernel: PlannedKernel, lines: Lines) -> int:
     schedule, plan = kernel.schedule, kernel.plan
     rows = write_row_block(kernel, lines, "pid")
     chunks = write_row_chunks(kernel, lines)
-    tile = Tile(schedule, schedule.columns, rows, chunks, lines)
+    tile = Tile(kernel.facts, schedule.columns, rows, chunks, lines)
     tile.evict_first = large_outputs(schedule) if plan.evict_first else frozenset()
     tile.preload(schedule.body)
     if plan.eager_loads and schedule.late_broadcast_operands:
