@@ -17,7 +17,7 @@ from benchmarks.fusion.chains.generated import GENERATED
 from benchmarks.fusion.chains.reported import REPORTED
 from benchmarks.fusion.chains.stitched import chain_graph
 
-from nostall.fusion.codegen.runtime.stitched_graph import grow_partition
+from nostall.fusion.codegen.generate import grow_partition
 from nostall.fusion.explore.default_partition import default_partition
 from nostall.fusion.graph.builder import Builder
 from nostall.fusion.graph.graph import Graph

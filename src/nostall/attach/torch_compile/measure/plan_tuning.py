@@ -13,27 +13,23 @@ from dataclasses import dataclass, field
 import torch
 
 from nostall.attach.torch_compile.options import FuseScope
+from nostall.attach.torch_compile.rewrite.matching import region_record
 from nostall.attach.torch_compile.store.kernel_store import KernelStore
 from nostall.attach.torch_compile.store.rank_sync import RankSync
 from nostall.attach.torch_compile.store.records import RegionRecord, StepRecord
-from nostall.attach.torch_compile.store.regions import (
-    reduces,
-    region_kernels,
-    retuned_region,
-    stitched_region,
-)
+from nostall.attach.torch_compile.store.regions import save_region
 from nostall.attach.warning import warn_once
 from nostall.core.errors import BadInput
 from nostall.fusion.codegen.autotune.autotuner import Autotuner
 from nostall.fusion.codegen.autotune.candidates import candidates
 from nostall.fusion.codegen.cost.default_plan import default_plan, modelled_seconds
 from nostall.fusion.codegen.emit.emit import emit
-from nostall.fusion.codegen.generate import schedule_operators
+from nostall.fusion.codegen.generate import schedule_operators, supported_groups
 from nostall.fusion.codegen.loops.schedule import Schedule
-from nostall.fusion.codegen.runtime.stitched_graph import supported_groups
 from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel, plan_kernel
 from nostall.fusion.graph.graph import Graph
 from nostall.fusion.recompute.copies import Kernels
+from nostall.fusion.region_plans import plan_region, reduces, region_kernels
 from nostall.gpu.clock import Clock
 
 MAX_COMPARISON_S = 0.05
@@ -75,12 +71,12 @@ class PlanTuning:
         the store, but no GPU.
         """
         store = KernelStore()
-        steps = self._fused_steps(stitched_region(graph, store))
+        steps = self._fused_steps(region_record(graph, store))
         for step in steps:
             yield step.kernel
         if not self.max_plans or graph.varying is not None:
             return
-        region = PlanCandidates(graph, region_kernels(graph, store.folder), {})
+        region = PlanCandidates(graph, region_kernels(graph), {})
         for operators in self._fused_groups(region.partition):
             try:
                 schedule = schedule_operators(region.partition.graph, operators)
@@ -136,4 +132,4 @@ def _tune_region(region: PlanCandidates, tuner: Autotuner, store: KernelStore) -
         kernel = fastest.get(schedule.mapping.operators)
         return plan_kernel(schedule, kernel.plan) if kernel else default_plan(schedule)
 
-    retuned_region(region.graph, region.partition, store, choice)
+    save_region(region.graph, plan_region(region.graph, region.partition, choice), store)

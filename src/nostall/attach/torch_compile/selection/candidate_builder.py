@@ -33,7 +33,7 @@ from nostall.attach.torch_compile.measure.product_tuning import ProductTuning
 from nostall.attach.torch_compile.rewrite.attention import calls_attention, keep_attention
 from nostall.attach.torch_compile.rewrite.inductor_pass import GraphObserver
 from nostall.attach.torch_compile.rewrite.kernel_selection import RewriteResult
-from nostall.attach.torch_compile.rewrite.matching import find_region_graphs
+from nostall.attach.torch_compile.rewrite.matching import find_region_graphs, region_record
 from nostall.attach.torch_compile.selection.accuracy_repair import AccuracyRepair
 from nostall.attach.torch_compile.selection.dispatcher import GraphDispatcher, SelectionContext
 from nostall.attach.torch_compile.selection.graph_state import GraphState
@@ -47,7 +47,7 @@ from nostall.attach.torch_compile.selection.versions import (
 from nostall.attach.torch_compile.store.kernel_store import KernelStore
 from nostall.attach.torch_compile.store.rank_sync import RankSync, Selection
 from nostall.attach.torch_compile.store.records import RegionRecord
-from nostall.attach.torch_compile.store.regions import region_key, stitched_region
+from nostall.attach.torch_compile.store.regions import region_key
 from nostall.attach.torch_compile.workers.tasks import BackgroundTasks, Task, log_errors
 from nostall.attach.torch_compile.workers.worker import INDUCTOR_WORKERS
 from nostall.attach.warning import warn_once
@@ -182,7 +182,7 @@ class CandidateBuilder:
 
         def regions(candidate: Candidate) -> list[Region]:
             store, known = KernelStore(), candidate.selection.regions
-            observed = [(g, stitched_region(g, store, known)) for g in self.regions]
+            observed = [(g, region_record(g, store, known)) for g in self.regions]
             every = [*observed, *candidate.result.regions]
             return list({graph.key: (graph, record) for graph, record in every}.values())
 
@@ -285,7 +285,7 @@ class CandidateBuilder:
         for graph in self.regions:
             # Errors were logged when the region was prepared, and will be by the pass.
             with contextlib.suppress(Exception):
-                records[region_key(graph)] = stitched_region(graph, store)
+                records[region_key(graph)] = region_record(graph, store)
         return records
 
     def _observer(self) -> GraphObserver:
