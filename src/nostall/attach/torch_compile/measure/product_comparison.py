@@ -49,7 +49,8 @@ from nostall.attach.torch_compile.rewrite.kernel_selection import (
     RewriteResult,
     match_key,
 )
-from nostall.attach.torch_compile.rewrite.products import insert_products, product_record
+from nostall.attach.torch_compile.rewrite.products import product_record
+from nostall.attach.torch_compile.rewrite.rewrite import insert_products
 from nostall.attach.torch_compile.runtime.custom_op import load_op
 from nostall.attach.torch_compile.store.kernel_store import KernelStore
 from nostall.attach.torch_compile.store.records import KernelComparisonRecord, RegionRecord

@@ -10,8 +10,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from torch._subclasses import FakeTensor
-from torch.fx import Graph as FxGraph
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
@@ -22,6 +20,7 @@ from nostall.attach.torch_compile.rewrite.kernel_selection import (
     RewriteResult,
     match_key,
 )
+from nostall.attach.torch_compile.rewrite.nodes import fill_metadata
 from nostall.attach.torch_compile.store.kernel_store import KernelStore
 from nostall.attach.torch_compile.store.records import RegionRecord, StepRecord
 from nostall.attach.torch_compile.store.regions import NO_REGIONS, load_region, save_region
@@ -258,17 +257,3 @@ def _static_sizes(sizes: Iterable[Any], captured: CapturedGraph) -> tuple[int, .
         size if isinstance(size, int) else int(size.node.expr.subs(captured.symbol, varying))
         for size in sizes
     )
-
-
-def fill_metadata(graph: FxGraph) -> None:
-    """Compute ``meta["val"]`` of nodes that a pass added without it."""
-    modes = [v.fake_mode for n in graph.nodes if isinstance(v := n.meta.get("val"), FakeTensor)]
-    for node in graph.nodes:
-        if node.op == "call_function" and "val" not in node.meta and modes:
-
-            def value(operand: FxNode) -> Any:
-                return operand.meta["val"]
-
-            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), value)
-            with modes[0]:
-                node.meta["val"] = node.target(*args, **kwargs)

@@ -19,10 +19,7 @@ from nostall.attach.torch_compile.rewrite.kernel_selection import (  # noqa: E40
     KernelFilter,
     RewriteResult,
 )
-from nostall.attach.torch_compile.rewrite.node_order import (  # noqa: E402
-    OrderingConflict,
-    random_edges,
-)
+from nostall.attach.torch_compile.rewrite.nodes import OrderingConflict, random_edges  # noqa: E402
 from nostall.attach.torch_compile.store.kernel_store import KernelStore  # noqa: E402
 from tests.unit.fusion.capture.tracing import inductor_dropout  # noqa: E402
 
