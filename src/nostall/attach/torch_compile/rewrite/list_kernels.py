@@ -76,7 +76,7 @@ class ListWork:
 
     def name(self, store: KernelStore) -> str:
         """The name of the kernel, which is written to the store."""
-        return store.put_list_kernel(self.kernel)
+        return store.put(self.kernel)
 
 
 def norm_work(call: NormCall, plan: ListPlan) -> ListWork:
