@@ -151,7 +151,7 @@ def _compare(
     kernels = tuple(match.kernel for match in baseline.matches)
     record = KernelComparisonRecord(kernels=kernels, kind=clock.kind, clock=clock.name)
     try:
-        inductor, stitched = _baseline_run(baseline.module, compiler), _kernel_run(baseline)
+        inductor, stitched = compiled_run(baseline.module, compiler), _kernel_run(baseline)
         samples = clock.samples(key, [inductor, stitched, inductor], seconds)
     except Exception as error:  # out of memory, a compiler error: the kernels are fused untried
         failure = one_line(error)
@@ -161,7 +161,8 @@ def _compare(
     return structs.replace(record, inductor=first, stitched=second, null=null)
 
 
-def _baseline_run(module: GraphModule, compiler: GraphCompiler) -> Run:
+def compiled_run(module: GraphModule, compiler: GraphCompiler) -> Run:
+    """A graph as Inductor compiles it, on synthetic inputs."""
     fakes = fake_placeholders(module)
     inputs = synthetic_inputs([(x.shape, x.stride(), x.dtype) for x in fakes], graph_device(module))
     with fake_inputs(inputs) as traced:

@@ -1,4 +1,7 @@
-"""Tune the plans of one graph's kernels by measurement, before its versions are compared.
+"""The kernels to compile for a graph, with all plans to measure, and the tuning of plans.
+
+Plans of stitched kernels are tuned before the versions of the graph are compared. The kernels of
+matrix products have no tuning of their own: a comparison measures all their configurations.
 
 Everything that needs a compiler happens in the background.  Kernels run on the user's thread, while
 no CUDA graph is being captured.
@@ -27,7 +30,11 @@ from nostall.fusion.codegen.emit.emit import emit
 from nostall.fusion.codegen.generate import schedule_operators, supported_groups
 from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel, plan_kernel
+from nostall.fusion.codegen.tiling.product_config import ProductConfig, configs
 from nostall.fusion.graph.graph import Graph
+from nostall.fusion.hardware import H200, Hardware
+from nostall.fusion.products.emit import emit_products
+from nostall.fusion.products.product_graph import ProductGraph
 from nostall.fusion.recompute.copies import Kernels
 from nostall.fusion.region_plans import plan_region, reduces, region_kernels
 from nostall.gpu.clock import Clock
@@ -133,3 +140,27 @@ def _tune_region(region: PlanCandidates, tuner: Autotuner, store: KernelStore) -
         return plan_kernel(schedule, kernel.plan) if kernel else default_plan(schedule)
 
     save_region(region.graph, plan_region(region.graph, region.partition, choice), store)
+
+
+@dataclass
+class ProductTuning:
+    """Lists the product kernels to measure, with the interface of :class:`PlanTuning`."""
+
+    # The GPU of the user's process; a worker has none.
+    hardware: Hardware = H200
+    # Plans of other kernels: none.
+    candidates: list[PlanCandidates] = field(default_factory=list)
+
+    def prepare(self, graph: Graph) -> Iterator[str]:
+        """Write the kernels of a product's graph to the store and yield their names."""
+        for _, kernel, _ in product_kernels(ProductGraph(graph), KernelStore(), self.hardware):
+            yield kernel
+
+
+def product_kernels(
+    product: ProductGraph, store: KernelStore, hardware: Hardware
+) -> Iterator[tuple[ProductConfig, str, tuple[int, ...]]]:
+    """Each configuration with the name of its kernel and the nodes that the kernel reads."""
+    for config in configs(product.shape, hardware):
+        program = emit_products(product, config, hardware)
+        yield config, store.put(program), program.inputs

@@ -23,13 +23,12 @@ from nostall.attach.torch_compile.measure.kernel_comparison import (
     AllKernelsSlower,
     KernelComparisons,
 )
-from nostall.attach.torch_compile.measure.plan_tuning import PlanTuning
+from nostall.attach.torch_compile.measure.plan_tuning import PlanTuning, ProductTuning
 from nostall.attach.torch_compile.measure.product_comparison import ProductComparisons
 from nostall.attach.torch_compile.measure.product_competition import (
     Displacement,
     displace_kernels,
 )
-from nostall.attach.torch_compile.measure.product_tuning import ProductTuning
 from nostall.attach.torch_compile.rewrite.attention import calls_attention, keep_attention
 from nostall.attach.torch_compile.rewrite.inductor_pass import GraphObserver
 from nostall.attach.torch_compile.rewrite.kernel_selection import RewriteResult

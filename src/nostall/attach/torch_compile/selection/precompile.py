@@ -23,8 +23,11 @@ from nostall.attach.torch_compile.measure.kernel_comparison import (
     fake_placeholders,
     graph_device,
 )
-from nostall.attach.torch_compile.measure.plan_tuning import PlanCandidates, PlanTuning
-from nostall.attach.torch_compile.measure.product_tuning import ProductTuning
+from nostall.attach.torch_compile.measure.plan_tuning import (
+    PlanCandidates,
+    PlanTuning,
+    ProductTuning,
+)
 from nostall.attach.torch_compile.rewrite.compilers import GraphCompiler, InductorCompiler
 from nostall.attach.torch_compile.rewrite.kernel_selection import KernelFilter, RewriteResult
 from nostall.attach.torch_compile.selection.graph_state import GraphState

@@ -14,7 +14,7 @@ from torch import Tensor  # noqa: E402
 from torch.fx import GraphModule  # noqa: E402
 
 from nostall.attach.torch_compile.measure.baselines import copy_graph  # noqa: E402
-from nostall.attach.torch_compile.measure.product_tuning import product_kernels  # noqa: E402
+from nostall.attach.torch_compile.measure.plan_tuning import product_kernels  # noqa: E402
 from nostall.attach.torch_compile.rewrite.kernel_selection import (  # noqa: E402
     PRODUCTS_ONLY,
     KernelFilter,
