@@ -1,4 +1,7 @@
-"""Pairwise joining of a partition's kernels in the order of a score."""
+"""Pairwise joining of a partition's kernels in the order of a score.
+
+Kernels share data if an operator reads one of the other kernel, or both read the same source.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,23 @@ from collections.abc import Callable, Mapping
 
 from nostall.fusion.evaluate.delta import DeltaEvaluator
 from nostall.fusion.explore.contraction import ContractedGraph
-from nostall.fusion.explore.neighbours import neighbours
-from nostall.fusion.graph.partition import Mask, Partition, members
+from nostall.fusion.graph.graph import Graph
+from nostall.fusion.graph.partition import Mask, Partition, members, to_mask
+
+
+def neighbours(graph: Graph) -> dict[int, Mask]:
+    """For each operator: a mask of the operators that it shares data with."""
+    masks = dict.fromkeys(graph.operators, 0)
+    for node in graph:
+        readers = [user for user in graph.consumers[node.index] if user in masks]
+        sharing = to_mask(readers)
+        if node.index in masks:
+            masks[node.index] |= sharing
+            sharing |= 1 << node.index
+        for reader in readers:
+            masks[reader] |= sharing & ~(1 << reader)
+    return masks
+
 
 Score = Callable[[Mask, Mask], float | None]
 """Score of joining two kernels; a pair with None or a score of at most 0 is not joined."""

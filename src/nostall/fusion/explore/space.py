@@ -11,7 +11,7 @@ from nostall.core import BadInput, IllegalMove, Space, Tags
 from nostall.core.space import NO_TAGS
 from nostall.fusion.evaluate.delta import DeltaEvaluator
 from nostall.fusion.explore.contraction import ContractedGraph
-from nostall.fusion.explore.neighbours import neighbours
+from nostall.fusion.explore.joining import neighbours
 from nostall.fusion.graph.partition import Mask, Partition, members
 
 

@@ -56,8 +56,7 @@ from nostall.fusion.capture import CapturedGraph
 from nostall.fusion.graph.graph import Graph
 from nostall.fusion.graph.operations import COMPUTE
 from nostall.fusion.hardware import hardware_of
-from nostall.fusion.products.find import FoundProduct
-from nostall.fusion.products.neighbours import operators_in_front
+from nostall.fusion.products.find import FoundProduct, operators_in_front
 from nostall.fusion.products.rules import product_call
 from nostall.gpu.clock import Clock, Run
 from nostall.gpu.synthetic_inputs import synthetic_inputs

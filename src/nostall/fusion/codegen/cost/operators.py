@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from nostall.fusion.codegen.expressions.one_plus import is_deferred
-from nostall.fusion.codegen.expressions.quantize import is_deferred_round
+from nostall.fusion.codegen.expressions.peephole import is_deferred_round, is_deferred_term
 from nostall.fusion.codegen.expressions.softmax import EXP, NORMALIZE, softmax_template
 from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.graph.operations import COMPARISONS
@@ -31,10 +30,10 @@ def operator_cost(
     node = graph[index]
     if node.op == "random":
         return instructions["random"]
-    if is_deferred(graph, index) or is_deferred_round(graph, index, schedule.mapping.outputs):
+    if is_deferred_term(graph, index) or is_deferred_round(graph, index, schedule.mapping.outputs):
         return 0.0
     for source in graph.sources[index] if node.op == "add" else ():
-        if is_deferred(graph, source):
+        if is_deferred_term(graph, source):
             return instructions[f"1 + {graph[source].op}"]
     if (template := softmax_template(graph, index)) in (EXP, NORMALIZE):
         return instructions["share"] if template == EXP else 1.0

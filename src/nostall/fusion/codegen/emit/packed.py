@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from nostall.fusion.codegen.emit.emit import PACKABLE_BODIES, tensor_arguments
 from nostall.fusion.codegen.emit.program import Launch, NodeNumbering, Program, assemble_file
-from nostall.fusion.codegen.emit.prologue import specializes_counts
+from nostall.fusion.codegen.emit.tile_parts import specializes_counts
 from nostall.fusion.codegen.expressions.lines import Lines
 from nostall.fusion.codegen.tiling.kernel_plan import PackedPlan
 from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel

@@ -2,8 +2,8 @@
 
 Pass k finishes all reductions that need a chain of k earlier ones.  A value that several passes
 need is kept on chip by an earlier pass, or recomputed.  A maximum and the sum of exp(x - maximum)
-can be in one pass (:mod:`nostall.fusion.codegen.loops.online_softmax`), and so can a sum and the
-sum of (x - mean)^2 (:mod:`nostall.fusion.codegen.loops.online_variance`).
+can be in one pass (:mod:`nostall.fusion.codegen.loops.online_reductions`), and so can a sum and the
+sum of (x - mean)^2 (:mod:`nostall.fusion.codegen.loops.online_reductions`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,13 @@ from collections.abc import Iterable
 from functools import cached_property
 
 from nostall.fusion.codegen.loops.mapping import Operand
-from nostall.fusion.codegen.loops.online_softmax import OnlinePair, online_pairs, pair_sums
-from nostall.fusion.codegen.loops.online_variance import OnlineVariance, online_variances
+from nostall.fusion.codegen.loops.online_reductions import (
+    OnlinePair,
+    OnlineVariance,
+    online_pairs,
+    online_variances,
+    pair_sums,
+)
 from nostall.fusion.codegen.loops.schedule import Schedule
 
 ValueKey = int | Operand

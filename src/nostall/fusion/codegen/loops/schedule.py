@@ -45,10 +45,10 @@ class Schedule:
     (:mod:`nostall.fusion.codegen.loops.dot_axes`); () without dots."""
     allow_online_softmax: bool = True
     """Whether a maximum and its sum may share a loop over the columns
-    (:mod:`nostall.fusion.codegen.loops.online_softmax`)."""
+    (:mod:`nostall.fusion.codegen.loops.online_reductions`)."""
     allow_online_variance: bool = True
     """Whether a sum and the sum of (x - mean)^2 may share a loop
-    (:mod:`nostall.fusion.codegen.loops.online_variance`)."""
+    (:mod:`nostall.fusion.codegen.loops.online_reductions`)."""
 
     @property
     def kind(self) -> ScheduleKind:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from nostall.fusion.codegen.emit.philox import counter_offsets
-from nostall.fusion.codegen.emit.prologue import write_row_block
+from nostall.fusion.codegen.emit.tile_parts import write_row_block
 from nostall.fusion.codegen.expressions.index_width import counter_text
 from nostall.fusion.codegen.expressions.lines import Lines
 from nostall.fusion.codegen.expressions.softmax import softmax_template

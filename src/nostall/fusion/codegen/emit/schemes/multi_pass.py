@@ -19,19 +19,19 @@ from nostall.fusion.codegen.emit.program import (
     assemble_program,
     kernel_name,
 )
-from nostall.fusion.codegen.emit.prologue import (
+from nostall.fusion.codegen.emit.tile import Tile
+from nostall.fusion.codegen.emit.tile_parts import (
+    Chunk,
+    Rows,
     row_limit,
     specializes_counts,
     write_row_block,
     zero_condition,
 )
-from nostall.fusion.codegen.emit.tile import Tile
-from nostall.fusion.codegen.emit.tile_parts import Chunk, Rows
 from nostall.fusion.codegen.expressions.lines import Lines
 from nostall.fusion.codegen.expressions.reductions import Reduction
 from nostall.fusion.codegen.expressions.templates import LARGEST_FLOAT, TRITON_DTYPES
-from nostall.fusion.codegen.loops.online_softmax import OnlinePair
-from nostall.fusion.codegen.loops.online_variance import OnlineVariance
+from nostall.fusion.codegen.loops.online_reductions import OnlinePair, OnlineVariance
 from nostall.fusion.codegen.loops.reduction_levels import Pass
 from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.tiling.async_copies import loop_range

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from nostall.fusion.codegen.emit.program import LAUNCH_DEPENDENTS
-from nostall.fusion.codegen.emit.prologue import (
+from nostall.fusion.codegen.emit.tile import Tile
+from nostall.fusion.codegen.emit.tile_parts import (
+    Chunk,
+    Rows,
     row_limit,
     write_row_block,
     write_row_chunks,
     zero_condition,
 )
-from nostall.fusion.codegen.emit.tile import Tile
-from nostall.fusion.codegen.emit.tile_parts import Chunk, Rows
 from nostall.fusion.codegen.expressions.lines import Lines
 from nostall.fusion.codegen.tiling.legality import large_outputs
 from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from nostall.fusion.codegen.emit.prologue import write_row_block
 from nostall.fusion.codegen.emit.schemes.dots import Axes, MatrixValue, MatrixWriter
+from nostall.fusion.codegen.emit.tile_parts import write_row_block
 from nostall.fusion.codegen.expressions.lines import Lines
 from nostall.fusion.codegen.expressions.templates import LARGEST_FLOAT, TRITON_DTYPES, Value
 from nostall.fusion.codegen.loops.dot_axes import find_groups

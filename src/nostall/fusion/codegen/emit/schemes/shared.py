@@ -36,10 +36,15 @@ from dataclasses import replace
 from nostall.fusion.codegen.emit.gluon import GLUON, GLUON_WITH_COPIES, LAYOUT
 from nostall.fusion.codegen.emit.one_hot import is_one_hot
 from nostall.fusion.codegen.emit.program import Launch, Program, assemble_program, kernel_name
-from nostall.fusion.codegen.emit.prologue import row_limit, specializes_counts, write_row_block
 from nostall.fusion.codegen.emit.schemes.multi_pass import write_row_operators
 from nostall.fusion.codegen.emit.tile import Tile
-from nostall.fusion.codegen.emit.tile_parts import Chunk, TileValue
+from nostall.fusion.codegen.emit.tile_parts import (
+    Chunk,
+    TileValue,
+    row_limit,
+    specializes_counts,
+    write_row_block,
+)
 from nostall.fusion.codegen.expressions.index_width import narrow_to_int32
 from nostall.fusion.codegen.expressions.lines import Lines
 from nostall.fusion.codegen.expressions.reductions import Reduction

@@ -17,9 +17,14 @@ from nostall.fusion.codegen.emit.program import (
     assemble_program,
     kernel_name,
 )
-from nostall.fusion.codegen.emit.prologue import write_row_chunks, zero_condition
 from nostall.fusion.codegen.emit.tile import Tile
-from nostall.fusion.codegen.emit.tile_parts import Chunk, Rows, TileValue
+from nostall.fusion.codegen.emit.tile_parts import (
+    Chunk,
+    Rows,
+    TileValue,
+    write_row_chunks,
+    zero_condition,
+)
 from nostall.fusion.codegen.expressions.lines import Lines
 from nostall.fusion.codegen.expressions.templates import TRITON_DTYPES, Value
 from nostall.fusion.codegen.loops.addresses import ZERO_TENSOR
