@@ -9,7 +9,6 @@ measured faster. Of several such kernels of one product the one that saves the m
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import math
 import statistics
 import time
@@ -25,17 +24,16 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
-from nostall.attach.torch_compile.graph_key import graph_key
 from nostall.attach.torch_compile.measure.baselines import copy_graph, extract_calls
 from nostall.attach.torch_compile.measure.kernel_accuracy import inaccurate_kernels
 from nostall.attach.torch_compile.measure.kernel_comparison import (
+    Comparisons,
     compiled_run,
-    fake_placeholders,
     graph_device,
     isolated_state,
+    with_samples,
 )
 from nostall.attach.torch_compile.measure.plan_tuning import product_kernels
-from nostall.attach.torch_compile.options import Options
 from nostall.attach.torch_compile.rewrite.compilers import GraphCompiler
 from nostall.attach.torch_compile.rewrite.direct_call import use_direct_calls
 from nostall.attach.torch_compile.rewrite.kernel_selection import (
@@ -166,15 +164,9 @@ def title(case: ProductCase) -> str:
 
 
 @dataclass
-class ProductComparisons:
-    """Measures the products of one Dynamo graph, forward and backward."""
+class ProductComparisons(Comparisons):
+    """Comparisons of all matrix products. Without a clock no product is replaced."""
 
-    # None disables the measurements, and no product is replaced.
-    clock: Clock | None
-    options: Options
-    # The user's changes of Inductor's configuration.
-    patches: dict[str, Any]
-    graphs: list[GraphModule] = field(default_factory=list)
     # The outcome for each product as text, by the key of its measurement.
     outcomes: dict[str, str] = field(default_factory=dict)
     # The measurements of chosen kernels, by the key of their graph.
@@ -257,7 +249,8 @@ class ProductComparisons:
 
         None if ``options.product_seconds`` are over.  ``note`` is added to the line of the report.
         """
-        store, key, text = KernelStore(), self._key(case), f"{title(case)}{note}"
+        store, text = KernelStore(), f"{title(case)}{note}"
+        key = self.key("product ", case.module, case.found.kernel.graph.key)
         record = store.load(KernelComparisonRecord, key)
         if record is None:
             if time.perf_counter() > self._end:
@@ -312,11 +305,6 @@ class ProductComparisons:
         record = self.records.get(key)
         return math.inf if record is None else seconds_saved(record, record.comparison.ratio)
 
-    def _key(self, case: ProductCase) -> str:
-        graph = graph_key(case.module, fake_placeholders(case.module), self.options, self.patches)
-        text = f"product {graph} {case.found.kernel.graph.key}"
-        return hashlib.sha256(text.encode()).hexdigest()
-
     def _measure(
         self, case: ProductCase, key: str, compiler: GraphCompiler, store: KernelStore, end: float
     ) -> KernelComparisonRecord:
@@ -333,8 +321,7 @@ class ProductComparisons:
             samples = clock.samples(key, [runs[0], runs[1], runs[0]], COMPARISON_SECONDS)
         except Exception as error:  # out of memory, a compiler error, an inaccurate kernel
             return structs.replace(record, failure=one_line(error))
-        first, second, null = map(tuple, samples)
-        return structs.replace(record, inductor=first, stitched=second, null=null)
+        return with_samples(record, samples)
 
 
 class NotComparable(Exception):
