@@ -9,12 +9,11 @@ from typing import TypeVar
 from nostall.core.errors import BadInput
 from nostall.fusion.codegen.cost.default_plan import default_plan
 from nostall.fusion.codegen.emit.emit import emit
-from nostall.fusion.codegen.emit.packed import emit_packed
 from nostall.fusion.codegen.emit.program import Program
 from nostall.fusion.codegen.loops.dynamic_rows import check_dynamic_size
 from nostall.fusion.codegen.loops.mapping import map_pattern
 from nostall.fusion.codegen.loops.schedule import Schedule, build_schedule
-from nostall.fusion.codegen.packing import common_warps, independent_parts, plan_packed
+from nostall.fusion.codegen.packing import common_warps, emit_packed, independent_parts, plan_packed
 from nostall.fusion.codegen.tiling.plan_space import first_illegal_reason
 from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel
 from nostall.fusion.errors import BadFusion

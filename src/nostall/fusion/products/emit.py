@@ -29,7 +29,7 @@ from nostall.fusion.codegen.loops.mapping import (
     map_pattern,
 )
 from nostall.fusion.codegen.loops.schedule import Schedule
-from nostall.fusion.codegen.tiling.kernel_facts import KernelFacts
+from nostall.fusion.codegen.tiling.planned_kernel import KernelFacts
 from nostall.fusion.codegen.tiling.product_config import ProductConfig, ProductShape
 from nostall.fusion.errors import BadFusion
 from nostall.fusion.graph.graph import Node

@@ -39,9 +39,13 @@ from nostall.attach.torch_compile.workers.codegen_job import (
     CodegenResult,
     CompileStatusJob,
 )
-from nostall.attach.torch_compile.workers.compile_job import CompileJob, describe_inputs
+from nostall.attach.torch_compile.workers.compile_job import (
+    CompileJob,
+    ObserveJob,
+    describe_inputs,
+    read_graph,
+)
 from nostall.attach.torch_compile.workers.cpu_time import MAX_COMPILERS
-from nostall.attach.torch_compile.workers.observe_job import ObserveJob, read_graph
 from nostall.attach.torch_compile.workers.tasks import BackgroundTasks, is_exiting
 from nostall.attach.torch_compile.workers.torch_state import TorchState
 from nostall.attach.torch_compile.workers.worker import (

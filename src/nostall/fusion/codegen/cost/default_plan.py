@@ -23,10 +23,9 @@ from nostall.fusion.codegen.cost.kernel import kernel_costs
 from nostall.fusion.codegen.cost.memory_traffic import SECTOR_BYTES
 from nostall.fusion.codegen.loops.mapping import loops_used
 from nostall.fusion.codegen.loops.schedule import Schedule
-from nostall.fusion.codegen.tiling.kernel_facts import kernel_facts
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
 from nostall.fusion.codegen.tiling.plan_space import plans
-from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel
+from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel, kernel_facts
 from nostall.fusion.graph.operations import DTYPE_BYTES
 
 PERSISTENT_COLUMNS = 1024

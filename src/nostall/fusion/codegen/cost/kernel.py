@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 
-from nostall.fusion.codegen.cost.coefficients import COEFFICIENTS, CostCoefficients
+from nostall.fusion.codegen.cost.coefficients import COEFFICIENTS, CostCoefficients, operator_cost
 from nostall.fusion.codegen.cost.gpu import KernelCost
 from nostall.fusion.codegen.cost.memory_traffic import (
     PARTIAL_RESULT_BYTES,
@@ -29,9 +29,13 @@ from nostall.fusion.codegen.cost.multi_pass import (
     split_costs,
     tile_copy_bytes,
 )
-from nostall.fusion.codegen.cost.operators import operator_cost
-from nostall.fusion.codegen.cost.thread_layout import ACCESS_BYTES, thread_layout
-from nostall.fusion.codegen.cost.tile import TileWork, dependent_loads, tile_cost
+from nostall.fusion.codegen.cost.tile import (
+    ACCESS_BYTES,
+    TileWork,
+    dependent_loads,
+    thread_layout,
+    tile_cost,
+)
 from nostall.fusion.codegen.loops.dot_axes import dot_loops, find_groups
 from nostall.fusion.codegen.loops.mapping import Operand, loops_used
 from nostall.fusion.codegen.loops.schedule import Schedule

@@ -33,10 +33,10 @@ from nostall.fusion.codegen.loops.addresses import (
     offset_terms,
     tensor_offset,
 )
-from nostall.fusion.codegen.loops.block_reductions import block_columns
 from nostall.fusion.codegen.loops.mapping import AxisAccess, Loops, Operand, loops_used
-from nostall.fusion.codegen.tiling.kernel_facts import KernelFacts
+from nostall.fusion.codegen.loops.schedule import block_columns
 from nostall.fusion.codegen.tiling.loop_peeling import Peeling
+from nostall.fusion.codegen.tiling.planned_kernel import KernelFacts
 from nostall.fusion.graph.graph import Node
 from nostall.fusion.graph.operations import COMPARISONS
 

@@ -35,8 +35,7 @@ from nostall.fusion.codegen.loops.addresses import (
 )
 from nostall.fusion.codegen.loops.dot_axes import dot_loops, find_groups
 from nostall.fusion.codegen.loops.mapping import AxisAccess, Operand, loops_used
-from nostall.fusion.codegen.tiling.kernel_facts import KernelFacts
-from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel
+from nostall.fusion.codegen.tiling.planned_kernel import KernelFacts, PlannedKernel
 from nostall.fusion.codegen.tiling.tile_sizes import group_lanes
 from nostall.fusion.graph.dynamic_size import Extent
 from nostall.fusion.graph.graph import Node

@@ -50,7 +50,6 @@ from nostall.fusion.codegen.expressions.lines import Lines
 from nostall.fusion.codegen.expressions.reductions import Reduction
 from nostall.fusion.codegen.expressions.templates import TRITON_DTYPES, Value, compute_dtype
 from nostall.fusion.codegen.loops.reduction_levels import Pass, ValueKey
-from nostall.fusion.codegen.tiling.kernel_facts import KernelFacts
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
 from nostall.fusion.codegen.tiling.loop_peeling import Peeling
 from nostall.fusion.codegen.tiling.on_chip import (
@@ -58,7 +57,7 @@ from nostall.fusion.codegen.tiling.on_chip import (
     rematerialization_options,
     storage_dtype,
 )
-from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel
+from nostall.fusion.codegen.tiling.planned_kernel import KernelFacts, PlannedKernel
 from nostall.fusion.codegen.tiling.shared_memory import Reuse
 from nostall.fusion.codegen.tiling.tile_sizes import WARP_SIZE
 from nostall.fusion.graph.dynamic_size import Extent

@@ -30,8 +30,7 @@ from nostall.fusion.codegen.expressions.templates import TRITON_DTYPES, Value
 from nostall.fusion.codegen.loops.addresses import ZERO_TENSOR
 from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.tiling.async_copies import loop_range
-from nostall.fusion.codegen.tiling.kernel_facts import KernelFacts
-from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel
+from nostall.fusion.codegen.tiling.planned_kernel import KernelFacts, PlannedKernel
 from nostall.fusion.codegen.tiling.tile_sizes import finish_tile
 from nostall.fusion.graph.dynamic_size import Extent
 
