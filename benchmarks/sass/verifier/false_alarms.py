@@ -7,7 +7,8 @@ The wheels are those that ``libraries.toml`` holds out; ``pip download --no-deps
 function is validated, by all absolute rules, and must be written back byte by byte. A second run
 continues: the state folder keeps the drawn functions and the answers.
 
-``--libraries blind`` judges libraries of which no refusal has been read.  Do not read them.
+``--libraries blind``, ``blind_2`` and ``blind_3`` judge libraries of which no refusal had been read
+when the rules of their time were made.
 
 The functions are in two halves, by a hash of their code. Rules may be written from refused
 functions of the *examined* half only; the rate of the *unseen* half is the result.  ``--half``
@@ -176,7 +177,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", type=int, default=600, help="functions by library and sm")
     parser.add_argument("--max-size", type=int, default=2000, help="instructions of a function")
     parser.add_argument(
-        "--libraries", choices=("held_out", "blind"), default="held_out", help="part to judge"
+        "--libraries",
+        choices=("held_out", "blind", "blind_2", "blind_3"),
+        default="held_out",
+        help="part to judge",
     )
     parser.add_argument("--half", choices=HALVES, help="judge this half only")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so long")

@@ -7,8 +7,6 @@ checkpoint, and every other file is replaced atomically.
 from __future__ import annotations
 
 import csv
-import dataclasses
-import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,7 +21,7 @@ from nostall.core.files.atomic import remove_abandoned, write_atomically
 from nostall.core.files.folder_lock import FolderLock
 from nostall.core.search import Checkpoint, Trial
 from nostall.core.trial_log import TrialLog, read_trials, remove_partial_row
-from nostall.core.validation import dump_json, load_json, parse_json
+from nostall.core.validation import dump_json, load_json
 
 
 class RunRecord(BaseModel):
@@ -146,7 +144,7 @@ class Run:
         """Flush the log and replace ``checkpoint.json``."""
         if self._log is not None:
             self._log.flush()
-        self.write("checkpoint.json", json.dumps(dataclasses.asdict(checkpoint)).encode())
+        self.write("checkpoint.json", checkpoint.dump().encode())
 
     def checkpoint(self) -> Checkpoint | None:
         """The last checkpoint, or None if none was saved.
@@ -157,7 +155,7 @@ class Run:
         if not path.exists():
             return None
         try:
-            return Checkpoint(**parse_json(path.read_text()))
+            return Checkpoint.load(path.read_text())
         except (OSError, ValueError, TypeError) as error:
             raise BadRun(f"{path} cannot be used ({error}); start the run anew") from error
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from time import monotonic
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
@@ -12,6 +13,7 @@ from nostall.core.errors import BadInput
 from nostall.core.measurement import Measurement
 from nostall.core.objective import Objective
 from nostall.core.space import M, S, Space
+from nostall.core.validation import parse_json
 
 T = TypeVar("T")
 Stop = Literal["budget", "finished", "interrupted", "no legal move"]
@@ -82,6 +84,20 @@ class Trial:
     """Why the state could not be evaluated, or None."""
 
 
+CHECKPOINT_VERSION = 2
+_VERSION_1_KEYS = {
+    "walked": "steps",
+    "gained": "improved_at",
+    "spread": "change_sum",
+    "seen": "change_count",
+    "free": "cached_steps",
+    "throws": "perturbations",
+    "favours": "explores",
+    "accepts": "acceptance",
+}
+"""Names in :attr:`Checkpoint.memory` that version 2 changed."""
+
+
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """State of a search, complete enough to resume it.
@@ -108,6 +124,27 @@ class Checkpoint:
     population: list[dict[str, Any]] = field(default_factory=list)
     """States of a strategy that keeps several: ``state`` as :meth:`Space.dump` writes it, and its
     ``values``."""
+
+    def dump(self) -> str:
+        """As JSON, with the version of the format."""
+        return json.dumps({"version": CHECKPOINT_VERSION, **asdict(self)})
+
+    @classmethod
+    def load(cls, text: str) -> Checkpoint:
+        """The checkpoint of a JSON text in this version or an earlier one.
+
+        Raises ValueError or TypeError for other texts.
+        """
+        content = parse_json(text)
+        if not isinstance(content, dict) or not isinstance(content.get("memory"), dict):
+            raise ValueError(f"{text[:60]!r} is no checkpoint: allowed is an object with `memory`")
+        version = content.pop("version", 1)
+        if version not in (1, CHECKPOINT_VERSION):
+            raise ValueError(f"version is {version!r}; allowed are 1 and {CHECKPOINT_VERSION}")
+        if version == 1:
+            memory = content["memory"].items()
+            content["memory"] = {_VERSION_1_KEYS.get(key, key): value for key, value in memory}
+        return cls(**content)
 
 
 @dataclass(frozen=True, slots=True)

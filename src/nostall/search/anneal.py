@@ -147,14 +147,14 @@ REHEAT = 3  # interrupts the cooling
 
 # Keys of a checkpoint's memory.
 _PHASE = "phase"
-_STEPS = "walked"  # steps of the current phase or walk
-_IMPROVED_AT = "gained"  # evaluations at the last improvement, or at the start of the phase
-_CHANGE_SUM = "spread"  # sum of the sizes of all cost differences
-_CHANGE_COUNT = "seen"  # number of cost differences in the sum
-_CACHED_STEPS = "free"  # steps since the last evaluation
-_PERTURBATIONS = "throws"  # perturbations since the last evaluation
-_EXPLORES = "favours"  # 1 if the search has exploration phases, 0 if not, -1 if not decided yet
-_ACCEPTANCE = "accepts"  # running mean of the share of accepted steps (measured objectives)
+_STEPS = "steps"  # steps of the current phase or walk
+_IMPROVED_AT = "improved_at"  # evaluations at the last improvement, or at the start of the phase
+_CHANGE_SUM = "change_sum"  # sum of the sizes of all cost differences
+_CHANGE_COUNT = "change_count"  # number of cost differences in the sum
+_CACHED_STEPS = "cached_steps"  # steps since the last evaluation
+_PERTURBATIONS = "perturbations"  # perturbations since the last evaluation
+_EXPLORES = "explores"  # 1 if the search has exploration phases, 0 if not, -1 if not decided yet
+_ACCEPTANCE = "acceptance"  # running mean of the share of accepted steps (measured objectives)
 
 _SIP_MOVES: Tags = frozenset(("memory", "slide", "distance=1"))
 _MEMORY_MOVES: Tags = frozenset(("memory",))

@@ -20,7 +20,7 @@ from nostall.core.search import Stop
 from nostall.core.space import M, S
 from nostall.search.loop import Point, begin, move_to, record_trial, run
 
-_STEPS = "walked"
+_STEPS = "steps"
 """Key of a checkpoint's memory: steps since the start state."""
 
 

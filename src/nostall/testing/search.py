@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Generic
 
 from nostall.core import BadInput, Budget, Checkpoint, Objective, Search, SearchResult, Space
@@ -360,12 +359,12 @@ def _check_resumed(
 def _through_json(checkpoint: Checkpoint) -> Checkpoint:
     """The checkpoint after a round trip through JSON, as in a run directory."""
     text = attempt(
-        lambda: json.dumps(asdict(checkpoint)),
+        checkpoint.dump,
         "a checkpoint cannot be written as JSON",
         "numbers, text and dictionaries",
         "convert numpy values before storing them",
     )
-    return Checkpoint(**json.loads(text))
+    return Checkpoint.load(text)
 
 
 def _first_difference(texts: list[str], expected: list[str]) -> str:

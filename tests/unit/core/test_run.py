@@ -144,6 +144,25 @@ def test_an_invalid_checkpoint_is_rejected(tmp_path, text):
         run.checkpoint()
 
 
+def test_a_checkpoint_of_version_1_is_read_with_the_names_of_version_2(tmp_path):
+    run = Run.create(tmp_path, "tune", {})
+    saved = Checkpoint("anneal", 0, 5, 0, "s", 1.0, "s", 1.0, {}, {"walked": 3.0, "phase": 2.0})
+    content = {**dataclasses.asdict(saved)}
+    (tmp_path / "checkpoint.json").write_text(json.dumps(content))
+    loaded = run.checkpoint()
+    assert loaded == dataclasses.replace(saved, memory={"steps": 3.0, "phase": 2.0})
+    run.on_checkpoint(loaded)
+    assert json.loads((tmp_path / "checkpoint.json").read_text())["version"] == 2
+    assert run.checkpoint() == loaded
+
+
+def test_a_checkpoint_of_a_later_version_is_rejected(tmp_path):
+    run = Run.create(tmp_path, "tune", {})
+    (tmp_path / "checkpoint.json").write_text('{"version": 3, "memory": {}}')
+    with pytest.raises(BadRun, match="version is 3; allowed are 1 and 2"):
+        run.checkpoint()
+
+
 def test_an_atomic_write_replaces_all_or_nothing(tmp_path, monkeypatch):
     target = tmp_path / "out"
     write_atomically(target, b"old")

@@ -85,6 +85,14 @@ _EARLY_UNIFORM = frozenset(("UMOV",))
 Source: NVIDIA's tables, in which UMOV has 2 cycles to a uniform reader and the others have 4.
 """
 
+_LATE_ADDEND_FROM = 90
+_UPPER_ADDEND_DELAY = 2
+"""Cycles from the read of the lower word of ``IMAD.WIDE``'s addend to that of the upper one.
+
+Source: the mined tables of sm_90, sm_100 and sm_120, in which each producer of one word that was
+seen often comes 2 cycles closer to the upper word than to the lower one; not so up to sm_89.
+"""
+
 
 class LatencyTable:
     """The mined latency table of one architecture."""
@@ -134,10 +142,11 @@ class LatencyTable:
 
         It is the row of the producer's class.  If a RAW pair and the form of its producer are well
         observed, it is the row of the form: a form without that evidence never raises the floor of
-        a pair above the floor of its class.  If even the class is not well observed, the floor is
-        the smaller of two distances: the smallest row of all pairs with the producer's class, and
-        the attested distance of the pair (at least three sightings).  No floor is above the
-        attested distance of a well-observed pair.
+        a pair above the floor of its class.  The upper word of a wide addend is read later, so its
+        floor may lie below the row of the form, but not below that of the class.  If even the class
+        is not well observed, the floor is the smaller of two distances: the smallest row of all
+        pairs with the producer's class, and the attested distance of the pair (at least three
+        sightings).  No floor is above the attested distance of a well-observed pair.
         """
         key = pairing.pair_key(first, second, register, kind)
         floor = self._floor_cache.get(key)
@@ -198,12 +207,21 @@ class LatencyTable:
         if kind == "RAW" and form_row is not None and form_row.seen >= WELL_OBSERVED:
             is_seen = self._well_observed_distance(first, second, register, kind) is not None
             if is_seen or class_row is None or class_row.distance > form_row.distance:
-                return form_row.distance
+                distance = form_row.distance
+                if class_row is not None and self._reads_late(first, second, register):
+                    distance = max(
+                        distance - _UPPER_ADDEND_DELAY, min(class_row.distance, distance)
+                    )
+                return distance
         if class_row is not None and class_row.seen >= WELL_OBSERVED:
             return class_row.distance
         distance = self._producer_floor(class_name.partition("|")[0], kind)
         attested = self._attested_row(first, second, register, kind)
         return distance if attested is None else min(distance, attested.distance)
+
+    def _reads_late(self, first: Instruction, second: Instruction, register: int) -> bool:
+        """Whether ``second`` reads ``register`` later than its other operands."""
+        return self.sm >= _LATE_ADDEND_FROM and pairing.is_upper_addend(first, second, register)
 
     def _class_row(self, class_name: str, second: Instruction, kind: HazardKind) -> Row | None:
         """The row of a class, or a smaller one of a class whose distance suffices for this one.

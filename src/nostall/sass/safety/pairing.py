@@ -80,6 +80,16 @@ def pair_key(
     return kind, first.opcode, second.opcode, _REGISTER_FILES[register], part, places, role
 
 
+def is_upper_addend(first: Instruction, second: Instruction, register: int) -> bool:
+    """Whether ``first`` writes one word, which ``IMAD.WIDE`` reads as its addend's upper word only.
+
+    The addend is operand 3, or 4 after a predicate that gets the carry.
+    """
+    if second.base != "IMAD" or "WIDE" not in second.modifiers or _register_file(register) != "R":
+        return False
+    return not _result_part(first, register) and _places(second, register) in (["3+1"], ["4+1"])
+
+
 def producer_form(instruction: Instruction, register: int) -> str:
     """The opcode of a producer with few modifiers and the register file, such as ``FADD>R``."""
     return f"{_form(instruction)}>{_register_file(register)}"
