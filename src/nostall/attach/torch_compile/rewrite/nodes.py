@@ -180,8 +180,6 @@ def sort_nodes(graph: Graph) -> None:
 def sort_by_position(graph: Graph, position: dict[Node, int]) -> None:
     """Sort the nodes topologically, and by their positions as far as that allows.
 
-    It is for functional graphs, whose nodes may change memory that any other node reads.
-
     A node that mutates a tensor is a barrier: what was before it stays before it, and what was
     after it stays after it.  Nodes that draw random numbers keep their order.
 
