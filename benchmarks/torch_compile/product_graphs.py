@@ -12,7 +12,7 @@ import torch
 from torch.fx import GraphModule
 
 from benchmarks.torch_compile.model_zoo.parts import Model
-from nostall.attach.torch_compile.measure.product_cases import ProductCase, product_module
+from nostall.attach.torch_compile.measure.product_comparison import ProductCase, product_module
 from nostall.attach.torch_compile.rewrite.products import products_of
 
 

@@ -32,13 +32,14 @@ from benchmarks.torch_compile.model_zoo.user_models import user_models
 from benchmarks.torch_compile.product_graphs import Counted, add_cases, post_grad_graphs
 from nostall.attach.torch_compile.graph_key import device_name
 from nostall.attach.torch_compile.measure.kernel_comparison import graph_device, isolated_state
-from nostall.attach.torch_compile.measure.product_cases import ProductCase, title
+from nostall.attach.torch_compile.measure.plan_tuning import product_kernels
 from nostall.attach.torch_compile.measure.product_comparison import (
+    ProductCase,
     check_accuracy,
     comparison_runs,
     fastest_kernel,
+    title,
 )
-from nostall.attach.torch_compile.measure.product_tuning import product_kernels
 from nostall.attach.torch_compile.rewrite.compilers import InductorCompiler
 from nostall.attach.torch_compile.rewrite.products import product_record
 from nostall.attach.torch_compile.runtime.custom_op import load_op

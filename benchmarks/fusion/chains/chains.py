@@ -45,7 +45,7 @@ from benchmarks.harness.result_file import save
 from nostall.core.errors import BadInput
 from nostall.fusion.codegen.autotune.autotuner import MAX_CANDIDATES
 from nostall.fusion.codegen.cost.default_plan import default_plan
-from nostall.fusion.codegen.runtime.stitched_graph import schedule_operators
+from nostall.fusion.codegen.generate import schedule_operators
 
 ALL_CHAINS = {**CHAINS, **GENERATED}
 LAYOUTS = 4

@@ -19,8 +19,9 @@ from nostall.fusion.capture.randomness import SEEDS, replace_random_ops, seeds
 from nostall.fusion.capture.slicing import hoist_slices
 from nostall.fusion.codegen.autotune.autotuner import Autotuner
 from nostall.fusion.codegen.cost.default_plan import default_plan
+from nostall.fusion.codegen.generate import grow_partition
 from nostall.fusion.codegen.loops.schedule import Schedule
-from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, grow_partition, stitch
+from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, stitch
 from nostall.fusion.codegen.tiling.plan_variants import plans_with_variants
 from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel
 from nostall.fusion.explore.default_partition import default_partition

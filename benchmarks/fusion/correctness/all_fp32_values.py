@@ -29,8 +29,9 @@ from benchmarks.harness.gpu_pool import run_jobs, visible_gpus
 from benchmarks.harness.result_file import save
 from nostall.fusion import Builder
 from nostall.fusion.codegen.emit.emit import emit
+from nostall.fusion.codegen.generate import schedule_operators
 from nostall.fusion.codegen.runtime.kernel import load_kernel
-from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, schedule_operators
+from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
 from nostall.fusion.codegen.tiling.planned_kernel import plan_kernel
 from nostall.fusion.graph.graph import Graph

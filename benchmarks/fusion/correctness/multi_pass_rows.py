@@ -37,11 +37,11 @@ from benchmarks.fusion.correctness.shared_memory_rows import (
     repeats,
 )
 from nostall.fusion.codegen.emit.emit import emit
-from nostall.fusion.codegen.loops.online_softmax import online_pairs
-from nostall.fusion.codegen.loops.online_variance import online_variances
+from nostall.fusion.codegen.generate import schedule_operators
+from nostall.fusion.codegen.loops.online_reductions import online_pairs, online_variances
 from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.runtime.kernel import load_kernel
-from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, schedule_operators
+from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
 from nostall.fusion.codegen.tiling.plan_space import plans
 from nostall.fusion.codegen.tiling.planned_kernel import plan_kernel

@@ -43,9 +43,10 @@ from tests.unit.fusion.codegen.interpreted.label_columns import two_label_gradie
 from benchmarks.harness.gpu_pool import run_jobs, visible_gpus
 from benchmarks.harness.result_file import save
 from nostall.fusion.codegen.emit.schemes.shared import emit_shared
+from nostall.fusion.codegen.generate import schedule_operators
 from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.runtime.kernel import load_kernel
-from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, schedule_operators
+from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
 from nostall.fusion.codegen.tiling.on_chip import MAX_SHARED_BYTES, rematerialization_options
 from nostall.fusion.codegen.tiling.plan_space import plans

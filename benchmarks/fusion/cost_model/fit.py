@@ -48,8 +48,8 @@ from nostall.fusion.codegen.cost.coefficients import COEFFICIENTS, CostCoefficie
 from nostall.fusion.codegen.cost.default_plan import is_last_choice
 from nostall.fusion.codegen.cost.gpu import H200, Gpu, kernel_seconds
 from nostall.fusion.codegen.cost.kernel import kernel_costs
+from nostall.fusion.codegen.generate import schedule_operators
 from nostall.fusion.codegen.loops.schedule import Schedule
-from nostall.fusion.codegen.runtime.stitched_graph import schedule_operators
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
 from nostall.fusion.codegen.tiling.legality import max_registers
 from nostall.fusion.codegen.tiling.plan_space import plans

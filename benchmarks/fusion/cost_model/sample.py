@@ -22,8 +22,8 @@ from nostall.fusion.codegen.autotune.candidates import candidates
 from nostall.fusion.codegen.cost.default_plan import modelled_seconds
 from nostall.fusion.codegen.emit.emit import emit
 from nostall.fusion.codegen.emit.program import Program
+from nostall.fusion.codegen.generate import grow_partition, schedule_operators
 from nostall.fusion.codegen.loops.schedule import Schedule
-from nostall.fusion.codegen.runtime.stitched_graph import grow_partition, schedule_operators
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
 from nostall.fusion.codegen.tiling.plan_space import plans
 from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel, plan_kernel

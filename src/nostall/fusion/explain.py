@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from nostall.fusion.capture import CapturedGraph
 from nostall.fusion.capture.left_to_pytorch import LEFT, LISTS, NO_RULE
-from nostall.fusion.captured_regions import captured_regions
 from nostall.fusion.graph.graph import Graph
+from nostall.fusion.region_plans import captured_regions
 
 BETWEEN_KERNELS = "values that one kernel writes and another reads"
 _CHANGES: tuple[tuple[str, str], ...] = (

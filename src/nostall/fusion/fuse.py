@@ -29,14 +29,15 @@ from nostall.fusion.capture.memory import draws_random_numbers, mutated_tensors,
 from nostall.fusion.capture.randomness import SEEDS, replace_random_ops
 from nostall.fusion.capture.slicing import hoist_slices
 from nostall.fusion.capture.trace import decompositions
-from nostall.fusion.captured_regions import captured_regions
 from nostall.fusion.codegen.cost.default_plan import default_plan
 from nostall.fusion.codegen.emit.program import find_dynamic_size
+from nostall.fusion.codegen.generate import PlanChooser
 from nostall.fusion.codegen.runtime import eager
-from nostall.fusion.codegen.runtime.stitched_graph import PlanChooser, StitchedGraph, stitch
+from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, stitch
 from nostall.fusion.graph.graph import Graph
 from nostall.fusion.recompute.copies import Kernels
 from nostall.fusion.recompute.kernels import default_kernels
+from nostall.fusion.region_plans import captured_regions
 
 
 @dataclass(frozen=True)

@@ -43,12 +43,8 @@ from benchmarks.fusion.chains.timing import Inputs, Method, Run, copy_count
 from nostall.core.errors import BadInput
 from nostall.fusion.codegen.cost.default_plan import default_plan, sort_key
 from nostall.fusion.codegen.emit.emit import emit
-from nostall.fusion.codegen.runtime.stitched_graph import (
-    StitchedGraph,
-    grow_partition,
-    schedule_operators,
-    stitch,
-)
+from nostall.fusion.codegen.generate import grow_partition, schedule_operators
+from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, stitch
 from nostall.fusion.codegen.tiling.plan_space import plans
 from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel
 from nostall.fusion.errors import BadCapture

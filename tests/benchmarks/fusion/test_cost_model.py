@@ -32,7 +32,7 @@ from nostall.attach.torch_compile.workers.codegen_job import TargetOnlyDriver
 from nostall.fusion.codegen.autotune.autotuner import MAX_CANDIDATES
 from nostall.fusion.codegen.autotune.candidates import candidates
 from nostall.fusion.codegen.cost.default_plan import modelled_seconds
-from nostall.fusion.codegen.runtime.stitched_graph import schedule_operators
+from nostall.fusion.codegen.generate import schedule_operators
 from nostall.fusion.codegen.tiling.plan_space import plans
 from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel
 from tests.unit.fusion.codegen.interpreter_process import run_interpreted

@@ -38,7 +38,7 @@ from nostall.fusion.codegen.autotune.candidates import candidates
 from nostall.fusion.codegen.cost.coefficients import COEFFICIENTS
 from nostall.fusion.codegen.cost.gpu import H200, Gpu, kernel_seconds
 from nostall.fusion.codegen.cost.kernel import kernel_costs
-from nostall.fusion.codegen.runtime.stitched_graph import schedule_operators
+from nostall.fusion.codegen.generate import schedule_operators
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
 from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel
 

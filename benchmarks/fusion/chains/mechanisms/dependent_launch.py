@@ -28,8 +28,8 @@ from torch import Tensor
 
 from benchmarks.harness.result_file import save
 from nostall.fusion.codegen.emit.emit import emit
+from nostall.fusion.codegen.generate import schedule_operators
 from nostall.fusion.codegen.runtime.kernel import StitchedKernel, load_kernel
-from nostall.fusion.codegen.runtime.stitched_graph import schedule_operators
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
 from nostall.fusion.codegen.tiling.planned_kernel import plan_kernel
 from nostall.fusion.graph.builder import Builder

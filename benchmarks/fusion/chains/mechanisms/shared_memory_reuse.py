@@ -42,9 +42,10 @@ from nostall.core.measurement import Comparison
 from nostall.fusion.codegen.cost.default_plan import modelled_seconds
 from nostall.fusion.codegen.emit.program import Program
 from nostall.fusion.codegen.emit.schemes.shared import emit_shared
+from nostall.fusion.codegen.generate import schedule_operators
 from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.runtime.launch_specs import launch_specs
-from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, schedule_operators, stitch
+from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, stitch
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
 from nostall.fusion.codegen.tiling.on_chip import rematerialization_options
 from nostall.fusion.codegen.tiling.plan_space import plans

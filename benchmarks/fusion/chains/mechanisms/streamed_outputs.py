@@ -27,9 +27,9 @@ from benchmarks.fusion.chains.programs import CHAINS, Chain
 from benchmarks.fusion.chains.stitched import chain_graph, kernel_plans, rebuild
 from benchmarks.fusion.chains.timing import Inputs, Method, Run, copy_count, time_interleaved
 from benchmarks.harness.result_file import save
-from nostall.fusion.codegen.generate import PlanChooser
+from nostall.fusion.codegen.generate import PlanChooser, schedule_operators
 from nostall.fusion.codegen.loops.schedule import Schedule
-from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, schedule_operators, stitch
+from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, stitch
 from nostall.fusion.codegen.tiling.plan_variants import plans_with_variants, with_evict_first
 from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel, plan_kernel
 

@@ -18,17 +18,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from nostall.core.errors import BadInput
-from nostall.fusion.codegen.cost.default_plan import default_plan, modelled_seconds
-from nostall.fusion.codegen.generate import no_kernel_reason, schedule_operators
+from nostall.fusion.codegen.generate import no_kernel_reason
 from nostall.fusion.evaluate.delta import DeltaEvaluator
 from nostall.fusion.evaluate.work import GraphWork
 from nostall.fusion.explore.explorer import explore
 from nostall.fusion.explore.kernel_splitting import (
     SMALL_FACTOR,
     Group,
+    KernelTimes,
     split_kernels,
     unpack_kernels,
+    unpacked_seconds,
 )
 from nostall.fusion.graph.graph import Graph
 from nostall.fusion.graph.operations import ELEMENTWISE
@@ -86,7 +86,8 @@ MAX_TRIALS = 32
 def merge_kernels(graph: Graph, groups: Iterable[Group]) -> list[Group]:
     """The same operators, with adjacent kernels merged where that takes less modelled time."""
     kernels = [tuple(sorted(group)) for group in groups]
-    times = _KernelTimes(graph)
+    # A packed kernel has no common loops with another one, so it is not merged.
+    times = KernelTimes(graph, unpacked_seconds)
     refused: set[frozenset[Group]] = set()
     trials = 0
     while trials < MAX_TRIALS:
@@ -96,7 +97,9 @@ def merge_kernels(graph: Graph, groups: Iterable[Group]) -> list[Group]:
         trials += 1
         rest = [kernel for kernel in kernels if kernel not in pair]
         merged = tuple(sorted({*pair[0], *pair[1]}))
-        if graph.is_acyclic([*rest, merged]) and times.is_faster(merged, pair):
+        before = times.total(pair) if graph.is_acyclic([*rest, merged]) else None
+        after = times.total([merged]) if before is not None else None
+        if before is not None and after is not None and after < before:
             kernels = [*rest, merged]
         else:
             refused.add(frozenset(pair))
@@ -112,30 +115,6 @@ def _adjacent(graph: Graph, kernels: list[Group]) -> Iterator[tuple[Group, Group
             pair = (kernel, reader)
             exchanged[pair] = exchanged.get(pair, 0) + graph[index].bytes
     yield from sorted(exchanged, key=lambda pair: (-exchanged[pair], pair))
-
-
-class _KernelTimes:
-    """Modelled seconds of the kernels of a graph with their default plans, each computed once."""
-
-    def __init__(self, graph: Graph) -> None:
-        self._graph = graph
-        self._seconds: dict[Group, float | None] = {}
-
-    def is_faster(self, merged: Group, parts: Iterable[Group]) -> bool:
-        """Whether a kernel is faster than its parts; False if one of them has no plan."""
-        seconds = [self._of(part) for part in parts]
-        if None in seconds or (whole := self._of(merged)) is None:
-            return False
-        return whole < sum(s for s in seconds if s is not None)
-
-    def _of(self, group: Group) -> float | None:
-        if group not in self._seconds:
-            try:
-                plan = default_plan(schedule_operators(self._graph, group))
-                self._seconds[group] = modelled_seconds(plan)
-            except BadInput:  # no common loops (a packed kernel), or no legal plan
-                self._seconds[group] = None
-        return self._seconds[group]
 
 
 def default_partition(graph: Graph) -> list[tuple[int, ...]]:

@@ -41,8 +41,7 @@ from nostall.core import Budget
 from nostall.fusion.errors import BadFusion
 from nostall.fusion.evaluate.delta import DeltaEvaluator, DeltaObjective
 from nostall.fusion.evaluate.latency import LatencyEvaluator
-from nostall.fusion.explore.contraction import ContractedGraph
-from nostall.fusion.explore.joining import Score, join_kernels
+from nostall.fusion.explore.joining import ContractedGraph, Score, join_kernels
 from nostall.fusion.explore.space import PartitionSpace
 from nostall.fusion.graph.operations import COMPUTE
 from nostall.fusion.graph.partition import Mask, Partition, members

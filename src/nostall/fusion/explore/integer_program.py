@@ -32,7 +32,7 @@ from scipy.sparse import csr_array
 
 from nostall.fusion.evaluate.delta import DeltaEvaluator
 from nostall.fusion.evaluate.legality import MAX_OPERATORS, row_layout
-from nostall.fusion.explore.neighbours import neighbours
+from nostall.fusion.explore.joining import neighbours
 from nostall.fusion.graph.partition import Mask, Partition, members
 
 _COLUMNS_PER_ROUND = 200

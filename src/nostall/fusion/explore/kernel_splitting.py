@@ -12,7 +12,7 @@ one number of warps for all parts and no partial results, which long sums over r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from nostall.core.errors import BadInput
 from nostall.fusion.codegen.cost.default_plan import default_plan, modelled_seconds
@@ -119,3 +119,28 @@ def kernel_seconds(graph: Graph, group: Group) -> float:
 def _packed_seconds(kernels: Sequence[PlannedKernel]) -> float:
     """Modelled seconds of the parts of a packed kernel, which has one launch."""
     return sum(map(modelled_seconds, kernels)) - (len(kernels) - 1) * H200.launch_s
+
+
+class KernelTimes:
+    """Modelled seconds of kernels with their default plans, each computed once."""
+
+    def __init__(
+        self, graph: Graph, seconds_of: Callable[[Graph, Group], float] = kernel_seconds
+    ) -> None:
+        """``seconds_of``: the seconds of a kernel; raises :class:`BadInput` if it has no plan."""
+        self._graph, self._seconds_of = graph, seconds_of
+        self._seconds: dict[Group, float | None] = {}
+
+    def total(self, groups: Iterable[Group]) -> float | None:
+        """Modelled seconds of all kernels; None if one of them has no plan."""
+        seconds = [self._of(group) for group in groups]
+        known = [each for each in seconds if each is not None]
+        return sum(known) if len(known) == len(seconds) else None
+
+    def _of(self, group: Group) -> float | None:
+        if group not in self._seconds:
+            try:
+                self._seconds[group] = self._seconds_of(self._graph, group)
+            except BadInput:
+                self._seconds[group] = None
+        return self._seconds[group]

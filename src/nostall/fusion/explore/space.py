@@ -10,8 +10,7 @@ import numpy as np
 from nostall.core import BadInput, IllegalMove, Space, Tags
 from nostall.core.space import NO_TAGS
 from nostall.fusion.evaluate.delta import DeltaEvaluator
-from nostall.fusion.explore.contraction import ContractedGraph
-from nostall.fusion.explore.neighbours import neighbours
+from nostall.fusion.explore.joining import ContractedGraph, neighbours
 from nostall.fusion.graph.partition import Mask, Partition, members
 
 

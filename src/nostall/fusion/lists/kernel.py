@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from nostall.fusion.codegen.emit.program import Launch, NodeNumbering, Workspace, assemble_file
 from nostall.fusion.codegen.expressions.lines import Lines
@@ -62,6 +63,15 @@ class ListKernel:
     outputs: tuple[Layout, ...]
     launches: tuple[Launch, ...]
     workspaces: tuple[Workspace, ...] = ()
+    argument_names: ClassVar[tuple[str, ...]] = ()
+    """Names of arguments that differ from those of stored kernels: none."""
+    varying: ClassVar[None] = None
+    """Lists have no dynamic size."""
+
+    @property
+    def layouts(self) -> tuple[tuple[Layout, ...], tuple[Layout, ...]]:
+        """Layouts of the inputs and of the outputs."""
+        return self.inputs, self.outputs
 
 
 def assemble(

@@ -9,7 +9,9 @@ In front of a product are the elementwise operators that compute its left operan
 reads that. A product may have several kernels: with its readers, with the operators in front, and
 with both.
 
-The graph of one kernel, taken out of a captured graph.
+Operators beside a kernel that Inductor would compute together with parts of it are measured with
+it: what computes the left operand may be the last part of a kernel
+that reads the same tensors anyway, such as that of a norm.
 """
 
 from __future__ import annotations
@@ -25,9 +27,8 @@ from nostall.fusion.capture.memory import mutated_tensors
 from nostall.fusion.errors import BadFusion, BadGraph
 from nostall.fusion.graph.builder import Builder
 from nostall.fusion.graph.graph import Graph
-from nostall.fusion.graph.operations import DTYPE_BYTES, ELEMENTWISE
-from nostall.fusion.products.emit import product_axes
-from nostall.fusion.products.left_operand import operand_axes
+from nostall.fusion.graph.operations import COMPUTE, DTYPE_BYTES, ELEMENTWISE
+from nostall.fusion.products.emit import operand_axes, product_axes
 from nostall.fusion.products.product_graph import ProductGraph
 from nostall.fusion.products.rules import (
     CHANGED,
@@ -521,3 +522,24 @@ def keeps_order(graph: Graph, index: int) -> bool:
             return False
         index = node.inputs[0]
     return True
+
+
+MAX_IN_FRONT = 64
+"""Operators in front of a kernel that are measured with it, at most: as many as one kernel has."""
+
+
+def operators_in_front(graph: Graph, found: FoundProduct) -> frozenset[int]:
+    """The operators before those that compute the left operand, up to the next opaque calls.
+
+    ``graph``: the captured graph. Empty if the kernel reads its left operand.
+    """
+    kernel = found.kernel
+    waiting = sorted(i for i in found.captured(kernel.prologue) if i >= 0)
+    members: set[int] = set()
+    while waiting and len(members) < MAX_IN_FRONT:
+        for source in graph.sources[waiting.pop()]:
+            is_next = graph[source].kind in COMPUTE and source not in found.operators
+            if is_next and source not in members:
+                members.add(source)
+                waiting.append(source)
+    return frozenset(members)

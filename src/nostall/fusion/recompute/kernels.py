@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from nostall.fusion.explore.default_partition import default_partition
+from nostall.fusion.explore.kernel_splitting import KernelTimes
 from nostall.fusion.graph.graph import Graph
 from nostall.fusion.graph.operations import COMPUTE
 from nostall.fusion.recompute.copies import MAX_COPIES, NOT_COPIED, GraphCopier, Group, Kernels
-from nostall.fusion.recompute.kernel_times import KernelTimes
 from nostall.fusion.recompute.partial_reads import read_parts
 from nostall.fusion.recompute.rounding import may_change_decisions
 

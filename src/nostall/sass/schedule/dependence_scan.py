@@ -1,19 +1,99 @@
-"""Scan of one block in its original order that collects its scheduling constraints."""
+"""Scan of one block in its original order that collects its scheduling constraints.
+
+Variable-latency operations are tracked until an instruction waits for them. Memory accesses keep
+their order by rules of their own.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 from nostall.sass.program import queues
+from nostall.sass.program.addresses import reads_shared_in_order, shared_address
 from nostall.sass.program.cover_rules import COVER, group
 from nostall.sass.program.instruction import Instruction
 from nostall.sass.program.opcodes import Effect
 from nostall.sass.safety.latency import OVERWRITE_GAP, SCOREBOARD_GAP, LatencyTable
 from nostall.sass.safety.pairing import HazardKind
 from nostall.sass.schedule.constraints import BlockConstraints, InFlight
-from nostall.sass.schedule.memory_order import order_memory_accesses, order_shared_reads
-from nostall.sass.schedule.pending import Pending
+
+
+@dataclass(slots=True)
+class Pending:
+    """A variable-latency result, or sources read after issue, that the scan still tracks.
+
+    For memory accesses and walls also a scoreboard that announces their completion without
+    registers, because others may rely on it.
+    """
+
+    instruction: Instruction
+    is_result: bool
+    group: str
+    """Group of the operation in the in-order rules; "" without one."""
+    registers: frozenset[int]
+    proofs: dict[int, int]
+    """Scoreboard -> the instruction that sets it: this one, or a later one of the same queue."""
+    waiter: int | None = None
+    """The instruction that waits for the completion, once the scan has passed it."""
+    assumed: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    """(scoreboard, later instruction of the same queue that sets it) of pairs without witnesses."""
+    assumed_waits: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
+    """(scoreboard, instruction that sets it, instruction that waits for it) of these."""
+
+
+_MEMORY_SPACES = (
+    (Effect.READ_GLOBAL, Effect.WRITE_GLOBAL),
+    (Effect.READ_SHARED, Effect.WRITE_SHARED),
+    (Effect.READ_LOCAL, Effect.WRITE_LOCAL),
+)
+
+
+def order_memory_accesses(constraints: BlockConstraints) -> None:
+    """Keep the order of two accesses to one memory space, unless both read."""
+    for read, write in _MEMORY_SPACES:
+        writer: int | None = None
+        readers: list[int] = []
+        for instruction in constraints.order:
+            effects, index = instruction.effects, instruction.index
+            if effects & (write | Effect.FENCE):
+                for earlier in (*readers, *([writer] if writer is not None else [])):
+                    constraints.add_edge(earlier, index)
+                writer, readers = index, []
+            elif effects & read:
+                if writer is not None:
+                    constraints.add_edge(writer, index)
+                readers.append(index)
+
+
+def order_shared_reads(constraints: BlockConstraints) -> None:
+    """Keep the order of loads that may read one shared location.
+
+    Relaxed and volatile loads look like weak ones, and two reads of one location by one thread
+    must keep their order. Two loads read different locations if their addresses have the same
+    registers, not overwritten between them, and constants that are far enough apart.
+    """
+    writers: dict[int, int] = {}
+    group: list[int] = []
+    last_group: list[int] = []
+    base: tuple[object, ...] = ()
+    last_reader: dict[int, int] = {}
+    for instruction in constraints.order:
+        index = instruction.index
+        if reads_shared_in_order(instruction):
+            address = shared_address(instruction)
+            values = [(r, writers.get(r)) for r in sorted(instruction.address_registers)]
+            if base != (address.base, *values):
+                base, last_group, group, last_reader = (address.base, *values), group, [], {}
+            for earlier in (*last_group, *(last_reader.get(b, index) for b in address.bytes)):
+                constraints.add_edge(earlier, index)
+            last_reader.update(dict.fromkeys(address.bytes, index))
+            group.append(index)
+        if instruction.is_barrier:
+            group, last_group, base, last_reader = [], [], (), {}
+        writers.update(dict.fromkeys(instruction.defs, index))
+
 
 _NEAR_WALLS = 16
 """Number of preceding walls to which distances are kept. Walls issue at least 1 cycle apart."""

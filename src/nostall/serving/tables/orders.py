@@ -43,6 +43,8 @@ def sort_by_class(tiles: Int32s, classes: int) -> None:
     largest = 0
     for row in tiles:
         largest = max(largest, row[TILE_COST])
+    # A counting sort: place 0 is the class of the largest costs, and ``starts[place]`` becomes the
+    # rank of its next unit. All units of a tile have neighbouring ranks.
     starts = np.zeros(classes + 1, np.int64)
     for row in tiles:
         starts[classes - row[TILE_COST] * classes // (largest + 1)] += row[TILE_UNITS]
@@ -74,6 +76,8 @@ def sort_in_pairs(tiles: Int32s, classes: int) -> None:
     for row in tiles:
         largest = max(largest, row[TILE_COST])
         highest = max(highest, row[TILE_INDEX])
+    # As :func:`sort_by_class` with twice as many places: the highest tile from the largest costs to
+    # the least, then all other tiles from the least costs to the largest.
     starts = np.zeros(2 * classes + 1, np.int64)
     for row in tiles:
         place = row[TILE_COST] * classes // (largest + 1)
@@ -122,6 +126,7 @@ def deal_cyclic(costs: Int32s, units: int, programs: int, offsets: Int32s, place
 def deal_snake(costs: Int32s, units: int, programs: int, offsets: Int32s, places: Int32s) -> int:
     """Deal units to the programs 0, ..., C - 1, C - 1, ..., 0, 0, ... (paper, section 2.4)."""
     rounds, rest = divmod(units, programs)
+    # The last round is not full. If it runs backwards, its units go to the last programs.
     first_extra = programs - rest if rounds % 2 else 0
     offsets[0] = 0
     for program in range(programs):
@@ -152,7 +157,8 @@ def deal_to_least_loaded(
     costs: Int32s, units: int, programs: int, offsets: Int32s, places: Int32s
 ) -> int:
     """Give each unit to the program with the least cost so far, then the lowest number (a heap)."""
-    heap = np.arange(programs).astype(np.int64)  # load * programs + program
+    # An entry is load * programs + program: one integer, so equal loads are ordered by program.
+    heap = np.arange(programs).astype(np.int64)
     for program in range(programs + 1):
         offsets[program] = 0
     chosen = np.empty(units, np.int32)
@@ -161,6 +167,7 @@ def deal_to_least_loaded(
         chosen[rank] = program
         offsets[program + 1] += 1
         _replace_least(heap, (load + costs[rank]) * programs + program)
+    # Only now is it known how many units each program has, so where its range begins.
     for program in range(programs):
         offsets[program + 1] += offsets[program]
     following = offsets[:programs].copy()

@@ -17,9 +17,9 @@ from typing import Any
 from nostall import __version__
 from nostall.core import Observer, Run
 from nostall.core.validation import dump_json
-from nostall.fusion.captured_regions import captured_regions
 from nostall.fusion.codegen.emit.program import Program
 from nostall.fusion.evaluate import H200
+from nostall.fusion.region_plans import captured_regions
 from nostall.sass.binary import toolchain
 from nostall.tuning.fusing.binaries import CompiledKernel, compile_program, tune_kernel
 from nostall.tuning.fusing.document import FILE, Document, Pass, TunedBinary

@@ -15,11 +15,11 @@ from pathlib import Path
 from nostall.core.errors import BadInput, MissingPart
 from nostall.core.text.suggest import unknown
 from nostall.fusion.capture import CapturedGraph
-from nostall.fusion.captured_regions import captured_regions
 from nostall.fusion.codegen.cost.default_plan import default_plan, is_last_choice, modelled_seconds
 from nostall.fusion.codegen.emit.program import Program
+from nostall.fusion.codegen.generate import schedule_operators
 from nostall.fusion.codegen.runtime.kernel import StitchedKernel
-from nostall.fusion.codegen.runtime.stitched_graph import schedule_operators, stitch
+from nostall.fusion.codegen.runtime.stitched_graph import stitch
 from nostall.fusion.codegen.tiling.plan_space import plans
 from nostall.fusion.evaluate import DeltaEvaluator
 from nostall.fusion.explain import explain_graph
@@ -28,6 +28,7 @@ from nostall.fusion.explore.default_partition import default_partition
 from nostall.fusion.graph.graph import Graph
 from nostall.fusion.graph.partition import to_mask
 from nostall.fusion.graph.regions import Region
+from nostall.fusion.region_plans import captured_regions
 from nostall.tuning.fusing.document import (
     AlternativeSchedule,
     FusedKernel,

@@ -75,7 +75,7 @@ def inductor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeInductor:
     module = SimpleNamespace(compile_fx=fake.compile_fx)
     monkeypatch.setitem(sys.modules, "torch._inductor.compile_fx", module)
     rewrite = "nostall.attach.torch_compile.rewrite"
-    monkeypatch.setattr(f"{rewrite}.products.insert_all", lambda *args: None)
+    monkeypatch.setattr(f"{rewrite}.rewrite.insert_all", lambda *args: None)
     monkeypatch.setattr(f"{rewrite}.direct_call.use_direct_calls", lambda: None)
     monkeypatch.setattr("triton.knobs.runtime.interpret", True)
     monkeypatch.setenv("NOSTALL_HOME", str(tmp_path))

@@ -17,7 +17,7 @@ from torch.fx.node import map_arg
 
 from nostall.fusion.capture import capture, inference_graph
 from nostall.fusion.capture.slicing import hoist_slices
-from nostall.fusion.codegen.runtime.stitched_graph import grow_partition
+from nostall.fusion.codegen.generate import grow_partition
 
 
 class _Module(nn.Module):

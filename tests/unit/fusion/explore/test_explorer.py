@@ -13,7 +13,6 @@ from nostall.core import BadInput, IllegalMove
 from nostall.fusion import Builder, Graph
 from nostall.fusion.evaluate import DeltaEvaluator
 from nostall.fusion.explore import PartitionSpace, explore, greedy_partition, refine
-from nostall.fusion.explore.contraction import ContractedGraph
 from nostall.fusion.explore.explorer import pack_kernels
 from nostall.fusion.explore.integer_program import (
     enumerate_columns,
@@ -21,6 +20,7 @@ from nostall.fusion.explore.integer_program import (
     incidence,
     solve_relaxation,
 )
+from nostall.fusion.explore.joining import ContractedGraph
 from nostall.fusion.explore.space import Move
 from nostall.fusion.graph.partition import Mask, Partition, members, to_mask
 from nostall.testing import check_space

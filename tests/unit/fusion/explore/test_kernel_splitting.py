@@ -8,7 +8,7 @@ pytest.importorskip("triton")
 
 from nostall.fusion import Builder, Graph
 from nostall.fusion.codegen.cost.default_plan import default_plan, modelled_seconds
-from nostall.fusion.codegen.runtime.stitched_graph import schedule_operators
+from nostall.fusion.codegen.generate import schedule_operators
 from nostall.fusion.explore.kernel_splitting import split_kernels, unpack_kernels
 
 

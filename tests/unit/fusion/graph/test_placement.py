@@ -9,8 +9,7 @@ pytest.importorskip("triton")
 
 from nostall.fusion import Builder, Graph
 from nostall.fusion.graph.operations import COMPUTE
-from nostall.fusion.graph.placement import region_levels
-from nostall.fusion.graph.regions import Region, find_regions
+from nostall.fusion.graph.regions import Region, find_regions, region_levels
 from tests.unit.fusion.codegen.graphs import operator_graphs
 
 

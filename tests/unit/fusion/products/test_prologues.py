@@ -26,8 +26,7 @@ from nostall.fusion.codegen.tiling.product_config import (
 from nostall.fusion.errors import BadFusion
 from nostall.fusion.graph.builder import Builder
 from nostall.fusion.products.emit import emit_products
-from nostall.fusion.products.find import FoundProduct, find_products
-from nostall.fusion.products.neighbours import operators_in_front
+from nostall.fusion.products.find import FoundProduct, find_products, operators_in_front
 from nostall.fusion.products.product_graph import ProductGraph
 from tests.unit.fusion.codegen.sm90_code import opcodes
 from tests.unit.fusion.products.programs import (

@@ -17,14 +17,14 @@ from benchmarks.fusion.chains.generated import GENERATED
 from benchmarks.fusion.chains.reported import REPORTED
 from benchmarks.fusion.chains.stitched import chain_graph
 
-from nostall.fusion.codegen.runtime.stitched_graph import grow_partition
+from nostall.fusion.codegen.generate import grow_partition
 from nostall.fusion.explore.default_partition import default_partition
+from nostall.fusion.explore.kernel_splitting import KernelTimes
 from nostall.fusion.graph.builder import Builder
 from nostall.fusion.graph.graph import Graph
 from nostall.fusion.graph.partition import kernel_outputs, to_mask
 from nostall.fusion.recompute import kernels as shared_values
 from nostall.fusion.recompute.copies import Kernels
-from nostall.fusion.recompute.kernel_times import KernelTimes
 from nostall.fusion.recompute.kernels import default_kernels, recompute_shared_values
 from nostall.fusion.recompute.partial_reads import read_parts
 from nostall.fusion.testing.reference import interpret

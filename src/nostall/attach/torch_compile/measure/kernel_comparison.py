@@ -36,7 +36,7 @@ from nostall.attach.torch_compile.store.kernel_store import KernelStore
 from nostall.attach.torch_compile.store.records import KernelComparisonRecord
 from nostall.attach.warning import warn_once
 from nostall.core.errors import one_line
-from nostall.gpu.clock import Clock, Run
+from nostall.gpu.clock import Clock, Run, Samples
 from nostall.gpu.synthetic_inputs import synthetic_inputs
 
 MAX_COMPARISON_S = 0.1
@@ -54,16 +54,33 @@ class AllKernelsSlower(Exception):
 
 
 @dataclass
-class KernelComparisons:
-    """Comparisons of all kernels of one Dynamo graph, forward and backward."""
+class Comparisons:
+    """What kernels of one Dynamo graph are compared with: parts of Inductor's graphs of it."""
 
     # None disables the comparisons.
     clock: Clock | None
     options: Options
     # The user's changes of Inductor's configuration.
     patches: dict[str, Any]
-    # Inductor's graphs; see :meth:`add`.
+    # Inductor's graphs, forward and backward.
     graphs: list[GraphModule] = field(default_factory=list)
+
+    def key(self, title: str, module: GraphModule, kernels: str) -> str:
+        """Key of the comparison of some kernels with Inductor's code for ``module``."""
+        graph = graph_key(module, fake_placeholders(module), self.options, self.patches)
+        return hashlib.sha256(f"{title}{graph} {kernels}".encode()).hexdigest()
+
+
+def with_samples(record: KernelComparisonRecord, samples: Samples) -> KernelComparisonRecord:
+    """The record with the samples of Inductor's code, the kernels, and Inductor's code again."""
+    first, second, null = map(tuple, samples)
+    return structs.replace(record, inductor=first, stitched=second, null=null)
+
+
+@dataclass
+class KernelComparisons(Comparisons):
+    """Comparisons of all stitched kernels."""
+
     # Whether a graph calls operators of lists.  The comparison of the whole graph decides on their
     # kernels, so it is made even if all other kernels are slower.
     has_lists: bool = False
@@ -132,16 +149,11 @@ class KernelComparisons:
         for module in self.graphs:
             matched = match_kernels(module, store, kernel_filter, RewriteResult())
             for baseline in [] if matched is None else inductor_baselines(module, *matched):
-                key = self._key(baseline)
+                kernels = " ".join(match.kernel for match in baseline.matches)
+                key = self.key("", baseline.module, kernels)
                 baselines.setdefault(key, baseline)
                 bytes_moved[key] += baseline.bytes_moved
         return {key: baselines[key] for key, _ in bytes_moved.most_common()}
-
-    def _key(self, baseline: InductorBaseline) -> str:
-        inputs = fake_placeholders(baseline.module)
-        graph = graph_key(baseline.module, inputs, self.options, self.patches)
-        kernels = " ".join(match.kernel for match in baseline.matches)
-        return hashlib.sha256(f"{graph} {kernels}".encode()).hexdigest()
 
 
 def _compare(
@@ -151,17 +163,17 @@ def _compare(
     kernels = tuple(match.kernel for match in baseline.matches)
     record = KernelComparisonRecord(kernels=kernels, kind=clock.kind, clock=clock.name)
     try:
-        inductor, stitched = _baseline_run(baseline.module, compiler), _kernel_run(baseline)
+        inductor, stitched = compiled_run(baseline.module, compiler), _kernel_run(baseline)
         samples = clock.samples(key, [inductor, stitched, inductor], seconds)
     except Exception as error:  # out of memory, a compiler error: the kernels are fused untried
         failure = one_line(error)
         warn_once(f"a kernel is fused without a comparison of its own: {failure}")
         return structs.replace(record, failure=failure)
-    first, second, null = map(tuple, samples)
-    return structs.replace(record, inductor=first, stitched=second, null=null)
+    return with_samples(record, samples)
 
 
-def _baseline_run(module: GraphModule, compiler: GraphCompiler) -> Run:
+def compiled_run(module: GraphModule, compiler: GraphCompiler) -> Run:
+    """A graph as Inductor compiles it, on synthetic inputs."""
     fakes = fake_placeholders(module)
     inputs = synthetic_inputs([(x.shape, x.stride(), x.dtype) for x in fakes], graph_device(module))
     with fake_inputs(inputs) as traced:

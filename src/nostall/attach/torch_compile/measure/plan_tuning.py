@@ -1,4 +1,7 @@
-"""Tune the plans of one graph's kernels by measurement, before its versions are compared.
+"""The kernels to compile for a graph, with all plans to measure, and the tuning of plans.
+
+Plans of stitched kernels are tuned before the versions of the graph are compared. The kernels of
+matrix products have no tuning of their own: a comparison measures all their configurations.
 
 Everything that needs a compiler happens in the background.  Kernels run on the user's thread, while
 no CUDA graph is being captured.
@@ -13,27 +16,27 @@ from dataclasses import dataclass, field
 import torch
 
 from nostall.attach.torch_compile.options import FuseScope
+from nostall.attach.torch_compile.rewrite.matching import region_record
 from nostall.attach.torch_compile.store.kernel_store import KernelStore
 from nostall.attach.torch_compile.store.rank_sync import RankSync
 from nostall.attach.torch_compile.store.records import RegionRecord, StepRecord
-from nostall.attach.torch_compile.store.regions import (
-    reduces,
-    region_kernels,
-    retuned_region,
-    stitched_region,
-)
+from nostall.attach.torch_compile.store.regions import save_region
 from nostall.attach.warning import warn_once
 from nostall.core.errors import BadInput
 from nostall.fusion.codegen.autotune.autotuner import Autotuner
 from nostall.fusion.codegen.autotune.candidates import candidates
 from nostall.fusion.codegen.cost.default_plan import default_plan, modelled_seconds
 from nostall.fusion.codegen.emit.emit import emit
-from nostall.fusion.codegen.generate import schedule_operators
+from nostall.fusion.codegen.generate import schedule_operators, supported_groups
 from nostall.fusion.codegen.loops.schedule import Schedule
-from nostall.fusion.codegen.runtime.stitched_graph import supported_groups
 from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel, plan_kernel
+from nostall.fusion.codegen.tiling.product_config import ProductConfig, configs
 from nostall.fusion.graph.graph import Graph
+from nostall.fusion.hardware import H200, Hardware
+from nostall.fusion.products.emit import emit_products
+from nostall.fusion.products.product_graph import ProductGraph
 from nostall.fusion.recompute.copies import Kernels
+from nostall.fusion.region_plans import plan_region, reduces, region_kernels
 from nostall.gpu.clock import Clock
 
 MAX_COMPARISON_S = 0.05
@@ -75,12 +78,12 @@ class PlanTuning:
         the store, but no GPU.
         """
         store = KernelStore()
-        steps = self._fused_steps(stitched_region(graph, store))
+        steps = self._fused_steps(region_record(graph, store))
         for step in steps:
             yield step.kernel
         if not self.max_plans or graph.varying is not None:
             return
-        region = PlanCandidates(graph, region_kernels(graph, store.folder), {})
+        region = PlanCandidates(graph, region_kernels(graph), {})
         for operators in self._fused_groups(region.partition):
             try:
                 schedule = schedule_operators(region.partition.graph, operators)
@@ -136,4 +139,28 @@ def _tune_region(region: PlanCandidates, tuner: Autotuner, store: KernelStore) -
         kernel = fastest.get(schedule.mapping.operators)
         return plan_kernel(schedule, kernel.plan) if kernel else default_plan(schedule)
 
-    retuned_region(region.graph, region.partition, store, choice)
+    save_region(region.graph, plan_region(region.graph, region.partition, choice), store)
+
+
+@dataclass
+class ProductTuning:
+    """Lists the product kernels to measure, with the interface of :class:`PlanTuning`."""
+
+    # The GPU of the user's process; a worker has none.
+    hardware: Hardware = H200
+    # Plans of other kernels: none.
+    candidates: list[PlanCandidates] = field(default_factory=list)
+
+    def prepare(self, graph: Graph) -> Iterator[str]:
+        """Write the kernels of a product's graph to the store and yield their names."""
+        for _, kernel, _ in product_kernels(ProductGraph(graph), KernelStore(), self.hardware):
+            yield kernel
+
+
+def product_kernels(
+    product: ProductGraph, store: KernelStore, hardware: Hardware
+) -> Iterator[tuple[ProductConfig, str, tuple[int, ...]]]:
+    """Each configuration with the name of its kernel and the nodes that the kernel reads."""
+    for config in configs(product.shape, hardware):
+        program = emit_products(product, config, hardware)
+        yield config, store.put(program), program.inputs

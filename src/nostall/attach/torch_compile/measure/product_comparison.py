@@ -9,11 +9,11 @@ measured faster. Of several such kernels of one product the one that saves the m
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
@@ -24,24 +24,16 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
-from nostall.attach.torch_compile.graph_copies import fake_inputs
-from nostall.attach.torch_compile.graph_key import graph_key
-from nostall.attach.torch_compile.measure.baselines import copy_graph
+from nostall.attach.torch_compile.measure.baselines import copy_graph, extract_calls
 from nostall.attach.torch_compile.measure.kernel_accuracy import inaccurate_kernels
 from nostall.attach.torch_compile.measure.kernel_comparison import (
-    fake_placeholders,
+    Comparisons,
+    compiled_run,
     graph_device,
     isolated_state,
+    with_samples,
 )
-from nostall.attach.torch_compile.measure.product_cases import (
-    Occurrence,
-    ProductCase,
-    by_bytes,
-    occurrences,
-    title,
-)
-from nostall.attach.torch_compile.measure.product_tuning import product_kernels
-from nostall.attach.torch_compile.options import Options
+from nostall.attach.torch_compile.measure.plan_tuning import product_kernels
 from nostall.attach.torch_compile.rewrite.compilers import GraphCompiler
 from nostall.attach.torch_compile.rewrite.direct_call import use_direct_calls
 from nostall.attach.torch_compile.rewrite.kernel_selection import (
@@ -49,16 +41,20 @@ from nostall.attach.torch_compile.rewrite.kernel_selection import (
     RewriteResult,
     match_key,
 )
-from nostall.attach.torch_compile.rewrite.products import insert_products, product_record
+from nostall.attach.torch_compile.rewrite.matching import operator_owners
+from nostall.attach.torch_compile.rewrite.products import product_record, products_of
+from nostall.attach.torch_compile.rewrite.rewrite import insert_kernels, insert_products
 from nostall.attach.torch_compile.runtime.custom_op import load_op
 from nostall.attach.torch_compile.store.kernel_store import KernelStore
 from nostall.attach.torch_compile.store.records import KernelComparisonRecord, RegionRecord
 from nostall.attach.torch_compile.store.regions import region_key
 from nostall.attach.warning import warn_once
 from nostall.core.errors import one_line
+from nostall.fusion.capture import CapturedGraph
 from nostall.fusion.graph.graph import Graph
+from nostall.fusion.graph.operations import COMPUTE
 from nostall.fusion.hardware import hardware_of
-from nostall.fusion.products.find import FoundProduct
+from nostall.fusion.products.find import FoundProduct, operators_in_front
 from nostall.fusion.products.rules import product_call
 from nostall.gpu.clock import Clock, Run
 from nostall.gpu.synthetic_inputs import synthetic_inputs
@@ -70,19 +66,107 @@ SCREEN_SECONDS = 0.1
 """Measurement of all configurations of one product together, in seconds."""
 COMPARISON_SECONDS = 0.15
 """Measurement of the best configuration against cuBLAS and Inductor, in seconds."""
+MAX_NEIGHBOURS = 64
+"""Operators behind a kernel that are measured with it, at most."""
 SURPASSED = "; another kernel of this product saves more and is used"
 
 
-@dataclass
-class ProductComparisons:
-    """Measures the products of one Dynamo graph, forward and backward."""
+@dataclass(frozen=True)
+class ProductCase:
+    """A product of a graph, and the graph of its own in which it is measured."""
 
-    # None disables the measurements, and no product is replaced.
-    clock: Clock | None
-    options: Options
-    # The user's changes of Inductor's configuration.
-    patches: dict[str, Any]
-    graphs: list[GraphModule] = field(default_factory=list)
+    found: FoundProduct
+    module: GraphModule
+
+
+@dataclass(frozen=True)
+class Occurrence:
+    """A product where it occurs in a graph; equal layers have equal products."""
+
+    found: FoundProduct
+    captured: CapturedGraph
+    module: GraphModule
+    graph: int
+    """Number of the graph."""
+    contested: frozenset[str] = frozenset()
+    """Keys of the matches of stitched kernels that compute readers of the product."""
+
+    @property
+    def places(self) -> frozenset[tuple[int, str]]:
+        """The calls of the products: number of the graph, name of the call."""
+        return frozenset((self.graph, node.name) for node in self.found.products)
+
+    @property
+    def case(self) -> ProductCase:
+        return ProductCase(self.found, product_module(self.module, self.captured, self.found))
+
+
+def occurrences(graphs: Sequence[GraphModule], kernel_filter: KernelFilter) -> Iterator[Occurrence]:
+    """All products of some graphs, behind the kernels that are inserted first."""
+    for number, graph in enumerate(graphs):
+        module = copy_graph(graph)
+        if not kernel_filter.products_only:
+            insert_kernels(module, KernelStore(), kernel_filter, RewriteResult())
+        captured_and_products = products_of(module)
+        if captured_and_products is not None:
+            captured, products = captured_and_products
+            for found in products.found:
+                yield Occurrence(found, captured, module, number)
+
+
+def by_bytes(found: Iterable[Occurrence]) -> list[list[Occurrence]]:
+    """Occurrences of equal kernels together; those that could save the most bytes come first.
+
+    Kernels with operators in front of their products come last.
+    """
+    groups: dict[str, list[Occurrence]] = {}
+    saved: Counter[str] = Counter()
+    for each in found:
+        key = each.found.kernel.graph.key
+        groups.setdefault(key, []).append(each)
+        saved[key] += each.found.bytes_saved
+    ordered = [groups[key] for key, _ in saved.most_common()]
+    return sorted(ordered, key=lambda same: bool(same[0].found.kernel.prologue))
+
+
+def product_module(
+    module: GraphModule, captured: CapturedGraph, found: FoundProduct
+) -> GraphModule:
+    """The graph of a product, the operators around it and what Inductor would fuse with those."""
+    graph, owners = captured.graph, operator_owners(captured)
+    operators = {*found.operators, *operators_in_front(graph, found)}
+    # Calls behind the product: what needs their results is no part of Inductor's next kernels.
+    calls_behind = 0
+    for index in found.anchors:
+        calls_behind |= graph.descendants[index] & graph.opaque
+    waiting = list(found.captured(found.kernel.graph.outputs))
+    most = len(operators) + MAX_NEIGHBOURS
+    while waiting and len(operators) < most:
+        for reader in graph.consumers[waiting.pop()]:
+            is_next = graph[reader].kind in COMPUTE and not graph.ancestors[reader] & calls_behind
+            if is_next and reader not in operators:
+                operators.add(reader)
+                waiting.append(reader)
+    calls = {owners[index] for index in operators if index in owners} | set(found.products)
+    return extract_calls(module, captured, frozenset(calls))
+
+
+def title(case: ProductCase) -> str:
+    shape = case.found.kernel.shape
+    graph = case.found.kernel.graph
+    operators: Sequence[str] = list(dict.fromkeys(graph[i].op for i in case.found.kernel.epilogue))
+    before = ", ".join(dict.fromkeys(graph[i].op for i in case.found.kernel.prologue[:-1]))
+    return (
+        f"{shape.rows} x {shape.columns} x {shape.depth} {shape.dtype}"
+        f"{' (two products)' if shape.count == 2 else ''} with {', '.join(operators)}"
+        f"{f' behind it and {before} in front' if before else ''}"
+    )
+
+
+@dataclass
+class ProductComparisons(Comparisons):
+    """Comparisons of all matrix products. Without a clock no product is replaced."""
+
     # The outcome for each product as text, by the key of its measurement.
     outcomes: dict[str, str] = field(default_factory=dict)
     # The measurements of chosen kernels, by the key of their graph.
@@ -165,7 +249,8 @@ class ProductComparisons:
 
         None if ``options.product_seconds`` are over.  ``note`` is added to the line of the report.
         """
-        store, key, text = KernelStore(), self._key(case), f"{title(case)}{note}"
+        store, text = KernelStore(), f"{title(case)}{note}"
+        key = self.key("product ", case.module, case.found.kernel.graph.key)
         record = store.load(KernelComparisonRecord, key)
         if record is None:
             if time.perf_counter() > self._end:
@@ -220,11 +305,6 @@ class ProductComparisons:
         record = self.records.get(key)
         return math.inf if record is None else seconds_saved(record, record.comparison.ratio)
 
-    def _key(self, case: ProductCase) -> str:
-        graph = graph_key(case.module, fake_placeholders(case.module), self.options, self.patches)
-        text = f"product {graph} {case.found.kernel.graph.key}"
-        return hashlib.sha256(text.encode()).hexdigest()
-
     def _measure(
         self, case: ProductCase, key: str, compiler: GraphCompiler, store: KernelStore, end: float
     ) -> KernelComparisonRecord:
@@ -241,8 +321,7 @@ class ProductComparisons:
             samples = clock.samples(key, [runs[0], runs[1], runs[0]], COMPARISON_SECONDS)
         except Exception as error:  # out of memory, a compiler error, an inaccurate kernel
             return structs.replace(record, failure=one_line(error))
-        first, second, null = map(tuple, samples)
-        return structs.replace(record, inductor=first, stitched=second, null=null)
+        return with_samples(record, samples)
 
 
 class NotComparable(Exception):
@@ -302,16 +381,8 @@ def comparison_runs(
     kernel_filter = KernelFilter(regions=regions, products=True)
     if not insert_products(changed, kernel_filter, RewriteResult()):
         raise NotComparable("the product has another kernel on its own than in its graph")
-    plain, fused = (_compiled(module, compiler) for module in (copy_graph(case.module), changed))
+    plain, fused = (compiled_run(module, compiler) for module in (copy_graph(case.module), changed))
     return plain, fused
-
-
-def _compiled(module: GraphModule, compiler: GraphCompiler) -> Run:
-    fakes = fake_placeholders(module)
-    inputs = synthetic_inputs([(x.shape, x.stride(), x.dtype) for x in fakes], graph_device(module))
-    with fake_inputs(inputs) as traced:
-        run = compiler.compile_baseline(module, traced)
-    return lambda: run(*inputs)
 
 
 def check_accuracy(found: FoundProduct, region: RegionRecord, device: Any) -> None:

@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 from torch.fx import GraphModule
 
 from nostall.attach.torch_compile.measure.baselines import copy_graph
-from nostall.attach.torch_compile.measure.product_cases import Occurrence, by_bytes
 from nostall.attach.torch_compile.measure.product_comparison import (
+    Occurrence,
     ProductComparisons,
+    by_bytes,
     is_gain,
     measured_region,
     seconds_saved,

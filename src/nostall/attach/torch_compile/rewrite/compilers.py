@@ -204,7 +204,7 @@ class EagerCompiler:
         kernel_filter: KernelFilter,
         result: RewriteResult,
     ) -> CompiledGraph:
-        from nostall.attach.torch_compile.rewrite.products import insert_all
+        from nostall.attach.torch_compile.rewrite.rewrite import insert_all
 
         def change(graph: GraphModule) -> None:
             garbage_collector.resume()

@@ -53,7 +53,7 @@ class StitchPass(CustomGraphPass):  # type: ignore[misc]
         if result is not None:
             garbage_collector.resume()
             # Imported here, because this is not needed if the graph comes from PyTorch's caches.
-            from nostall.attach.torch_compile.rewrite.products import insert_all
+            from nostall.attach.torch_compile.rewrite.rewrite import insert_all
 
             insert_all(graph.owning_module, KernelStore(), self.kernel_filter, result)
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from nostall.attach.torch_compile.rewrite.list_order import COPY, sort_nodes
+from nostall.attach.torch_compile.rewrite.nodes import COPY, sort_nodes
 from nostall.fusion.lists.calls import aten
 
 FULL = torch.ops.aten.full.default

@@ -25,16 +25,18 @@ from nostall.attach.torch_compile.rewrite.kernel_selection import (
     RewriteResult,
 )
 from nostall.attach.torch_compile.rewrite.list_grouping import group_updates, ungroup_updates
-from nostall.attach.torch_compile.rewrite.list_order import (
+from nostall.attach.torch_compile.rewrite.nodes import (
     COPY,
+    OrderingConflict,
     changed_tensors,
     changes_only_at_the_end,
+    erase_unused,
+    fake_mode,
+    fill_metadata,
     readers,
     sort_nodes,
     viewed_tensor,
 )
-from nostall.attach.torch_compile.rewrite.matching import fill_metadata
-from nostall.attach.torch_compile.rewrite.node_order import OrderingConflict
 from nostall.attach.torch_compile.runtime.list_op import LISTS_OP
 from nostall.attach.torch_compile.store.kernel_store import KernelStore
 from nostall.fusion.capture.call import Unsupported, dtype_name
@@ -74,7 +76,7 @@ class ListWork:
 
     def name(self, store: KernelStore) -> str:
         """The name of the kernel, which is written to the store."""
-        return store.put_list_kernel(self.kernel)
+        return store.put(self.kernel)
 
 
 def norm_work(call: NormCall, plan: ListPlan) -> ListWork:
@@ -405,7 +407,7 @@ class _Editor:
         with graph.inserting_after(work.nodes[-1]):
             call = graph.call_function(LISTS_OP, (list(work.changed), list(work.inputs), name))
         values = [[x.meta["val"] for x in each] for each in (work.changed, work.inputs)]
-        with _fake_mode((*work.changed, *work.inputs)):
+        with fake_mode((*work.changed, *work.inputs)):
             call.meta["val"] = LISTS_OP(*values, name)
         call.meta["eager_input_vals"] = (*values, name), {}
         for copy in work.copies:
@@ -426,7 +428,7 @@ class _Editor:
                     after = element = self._add(after, aten.view.default, (element, shape))
                 self.packed[element] = Packed(vector, slot)
                 self._replace_result(node, element)
-        _erase_unused(graph)
+        erase_unused(graph)
         try:
             sort_nodes(graph)
         except OrderingConflict as error:  # excluded by the rules of pointwise_work
@@ -444,7 +446,7 @@ class _Editor:
         with self.graph.inserting_after(after):
             node = self.graph.call_function(target, args)
         first = args[0]
-        with _fake_mode([first]):
+        with fake_mode([first]):
             node.meta["val"] = target(*torch.fx.map_arg(args, lambda x: x.meta["val"]))
         return node
 
@@ -462,7 +464,7 @@ class _Editor:
                     joined = self.graph.call_function(aten.cat.default, (vectors,))
                 joined.meta = dict(node.meta)
             node.replace_all_uses_with(joined)
-        _erase_unused(self.graph)
+        erase_unused(self.graph)
 
     def _whole_vectors(self, parts: Any) -> list[Node]:
         """The vectors whose elements, each one an axis longer, are the parts; [] for others."""
@@ -498,16 +500,3 @@ def _hardware(graph: Graph) -> Hardware:
     calls = filter(is_list_call, graph.nodes)
     devices = (tensor.device for call in calls for tensor in call.meta["val"])
     return hardware_of(next(devices, torch.device("cpu")))
-
-
-def _fake_mode(nodes: Sequence[Node]) -> Any:
-    values = [node.meta["val"] for node in nodes]
-    flat = [x for v in values for x in (v if isinstance(v, (list, tuple)) else [v])]
-    modes = (getattr(value, "fake_mode", None) for value in flat)
-    return next((mode for mode in modes if mode is not None), contextlib.nullcontext())
-
-
-def _erase_unused(graph: Graph) -> None:
-    for node in reversed(list(graph.nodes)):
-        if node.op == "call_function" and not node.users and not node.is_impure():
-            graph.erase_node(node)

@@ -6,12 +6,10 @@ dropped.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from torch._subclasses import FakeTensor
-from torch.fx import Graph as FxGraph
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
@@ -22,19 +20,20 @@ from nostall.attach.torch_compile.rewrite.kernel_selection import (
     RewriteResult,
     match_key,
 )
+from nostall.attach.torch_compile.rewrite.nodes import fill_metadata
 from nostall.attach.torch_compile.store.kernel_store import KernelStore
-from nostall.attach.torch_compile.store.records import StepRecord
-from nostall.attach.torch_compile.store.regions import stitched_region
+from nostall.attach.torch_compile.store.records import RegionRecord, StepRecord
+from nostall.attach.torch_compile.store.regions import NO_REGIONS, load_region, save_region
 from nostall.attach.warning import warn_once
 from nostall.fusion.capture import CapturedGraph, capture
 from nostall.fusion.capture.randomness import numbers_depend_on_kernels
-from nostall.fusion.captured_regions import captured_regions
 from nostall.fusion.errors import BadCapture
 from nostall.fusion.explain import explain_graph
 from nostall.fusion.graph.dynamic_size import varies
 from nostall.fusion.graph.graph import MAX_ELEMENTS, Graph
 from nostall.fusion.graph.operations import COMPUTE
 from nostall.fusion.graph.regions import Region
+from nostall.fusion.region_plans import captured_regions, plan_region
 
 KEPT = "not faster than Inductor's code or a product's kernel for it, or not accurate"
 """Reason why a kernel is not inserted."""
@@ -45,7 +44,7 @@ def match_kernels(
 ) -> tuple[CapturedGraph, list[KernelMatch]] | None:
     """Capture a functional ATen graph and find the kernels that can replace some of its operators.
 
-    Regions without stored kernels are explored.  Operators that are not fused are counted in
+    Regions without stored kernels are planned.  Operators that are not fused are counted in
     ``result``.  Returns None if the graph must not be changed.
 
     Raises :class:`BadCapture` for nodes without ``meta["val"]`` if it cannot be computed.
@@ -60,7 +59,7 @@ def match_kernels(
     matches: list[KernelMatch] = []
     for region in _regions(captured):
         try:
-            record = stitched_region(region.graph, store, kernel_filter.regions)
+            record = region_record(region.graph, store, kernel_filter.regions)
         except Exception as error:  # one region must not cost the kernels of the others
             warn_once(f"a region is not stitched: {type(error).__name__}: {error}")
             result.not_fused[f"{type(error).__name__} while stitching", "a region"] += 1
@@ -77,6 +76,18 @@ def match_kernels(
     if matches:
         _limit_dynamic_size(captured)
     return captured, matches
+
+
+def region_record(
+    graph: Graph, store: KernelStore, known: Mapping[str, RegionRecord] = NO_REGIONS
+) -> RegionRecord:
+    """The kernels of a region, in the order of their launches; the same ones in every process.
+
+    They are loaded; a region that neither ``known`` (by key) nor the store has is planned and
+    saved.
+    """
+    record = load_region(graph, store, known)
+    return record if record is not None else save_region(graph, plan_region(graph), store)
 
 
 def find_region_graphs(module: GraphModule) -> list[Graph]:
@@ -246,17 +257,3 @@ def _static_sizes(sizes: Iterable[Any], captured: CapturedGraph) -> tuple[int, .
         size if isinstance(size, int) else int(size.node.expr.subs(captured.symbol, varying))
         for size in sizes
     )
-
-
-def fill_metadata(graph: FxGraph) -> None:
-    """Compute ``meta["val"]`` of nodes that a pass added without it."""
-    modes = [v.fake_mode for n in graph.nodes if isinstance(v := n.meta.get("val"), FakeTensor)]
-    for node in graph.nodes:
-        if node.op == "call_function" and "val" not in node.meta and modes:
-
-            def value(operand: FxNode) -> Any:
-                return operand.meta["val"]
-
-            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), value)
-            with modes[0]:
-                node.meta["val"] = node.target(*args, **kwargs)

@@ -17,49 +17,10 @@ from nostall.attach.torch_compile.rewrite.kernel_selection import (
     match_key,
 )
 from nostall.attach.torch_compile.rewrite.matching import capture_module, seed_pairs
-from nostall.attach.torch_compile.rewrite.rewrite import insert_kernels, replace_operators
-from nostall.attach.torch_compile.store.kernel_store import KernelStore
 from nostall.attach.torch_compile.store.records import RegionRecord, StepRecord
 from nostall.attach.torch_compile.store.regions import region_key
 from nostall.fusion.capture import CapturedGraph
 from nostall.fusion.products.find import FoundProduct, Products, find_products
-
-
-def insert_all(
-    module: GraphModule, store: KernelStore, kernel_filter: KernelFilter, result: RewriteResult
-) -> None:
-    """Insert stitched kernels, then those of matrix products, into an ATen graph, in place."""
-    explained = len(result.explanations)
-    insert_kernels(module, store, kernel_filter, result)
-    if kernel_filter.products:
-        insert_products(module, kernel_filter, result)
-        # One explanation for each graph; none if the graph must not be changed.
-        for lines in result.explanations[explained + 1 :]:
-            result.explanations[explained] += [f"  {line}" for line in lines]
-        del result.explanations[explained + 1 :]
-
-
-def insert_products(module: GraphModule, kernel_filter: KernelFilter, result: RewriteResult) -> int:
-    """Insert the product kernels that ``kernel_filter.regions`` has, in place; returns how many.
-
-    Products without a record stay with cuBLAS. The kernels and an explanation are added to
-    ``result``.
-    """
-    captured_and_products = products_of(module)
-    if captured_and_products is None:
-        return 0
-    captured, products = captured_and_products
-    chosen = _compatible(captured, products.found, kernel_filter)
-    lines = products.lines()
-    lines.append(f"  {len(chosen)} kernels of products were measured faster and are inserted")
-    result.explanations.append(lines)
-    if not chosen:
-        return 0
-    matches = [match for _, match, _ in chosen]
-    replace_operators(module, captured, matches)
-    result.kernels += [match.kernel for match in matches]
-    result.regions += [(found.kernel.graph, record) for found, _, record in chosen]
-    return len(chosen)
 
 
 def products_of(module: GraphModule) -> tuple[CapturedGraph, Products] | None:
@@ -68,6 +29,25 @@ def products_of(module: GraphModule) -> tuple[CapturedGraph, Products] | None:
     if captured is None:
         return None
     return captured, find_products(captured, seed_pairs(captured))
+
+
+def match_products(
+    module: GraphModule, kernel_filter: KernelFilter, result: RewriteResult
+) -> tuple[CapturedGraph, list[KernelMatch]] | None:
+    """The product kernels that ``kernel_filter.regions`` has, as :func:`.match_kernels` does.
+
+    The kernels' records and an explanation are added to ``result``.
+    """
+    captured_and_products = products_of(module)
+    if captured_and_products is None:
+        return None
+    captured, products = captured_and_products
+    chosen = _compatible(captured, products.found, kernel_filter)
+    lines = products.lines()
+    lines.append(f"  {len(chosen)} kernels of products were measured faster and are inserted")
+    result.explanations.append(lines)
+    result.regions += [(found.kernel.graph, record) for found, _, record in chosen]
+    return captured, [match for _, match, _ in chosen]
 
 
 def product_record(found: FoundProduct, kernel: str, inputs: Sequence[int]) -> RegionRecord:

@@ -5,10 +5,8 @@ Operators that no kernel computes stay as they are, for Inductor or eager PyTorc
 
 from __future__ import annotations
 
-import contextlib
 import operator
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -23,7 +21,8 @@ from nostall.attach.torch_compile.rewrite.kernel_selection import (
 )
 from nostall.attach.torch_compile.rewrite.list_kernels import insert_list_kernels
 from nostall.attach.torch_compile.rewrite.matching import match_kernels
-from nostall.attach.torch_compile.rewrite.node_order import random_edges, reorder
+from nostall.attach.torch_compile.rewrite.nodes import erase_unused, fake_mode, sort_by_position
+from nostall.attach.torch_compile.rewrite.products import match_products
 from nostall.attach.torch_compile.runtime.custom_op import STITCHED_OP
 from nostall.attach.torch_compile.store.kernel_store import KernelStore
 from nostall.fusion.capture import CapturedGraph
@@ -46,11 +45,50 @@ def insert_kernels(
         result.explanations[-1] += [f"  {line}" for line in lines]
     elif lines:
         result.explanations.append(lines)
-    if matched is None or not matched[1]:
-        return
-    captured, matches = matched
-    replace_operators(module, captured, matches)
-    result.kernels += [match.kernel for match in matches]
+    if matched is not None:
+        _insert(module, *matched, result)
+
+
+def insert_all(
+    module: GraphModule, store: KernelStore, kernel_filter: KernelFilter, result: RewriteResult
+) -> None:
+    """Insert the kernels of all sources into an ATen graph, in place.
+
+    Those over lists come first, then stitched kernels, then those of matrix products: each source
+    sees the graph that the one before it leaves.
+    """
+    explained = len(result.explanations)
+    insert_kernels(module, store, kernel_filter, result)
+    if kernel_filter.products:
+        insert_products(module, kernel_filter, result)
+        # One explanation for each graph; none if the graph must not be changed.
+        for lines in result.explanations[explained + 1 :]:
+            result.explanations[explained] += [f"  {line}" for line in lines]
+        del result.explanations[explained + 1 :]
+
+
+def insert_products(module: GraphModule, kernel_filter: KernelFilter, result: RewriteResult) -> int:
+    """Insert the product kernels that ``kernel_filter.regions`` has, in place; returns how many.
+
+    Products without a record stay with cuBLAS. The kernels and an explanation are added to
+    ``result``.
+    """
+    matched = match_products(module, kernel_filter, result)
+    if matched is None:
+        return 0
+    _insert(module, *matched, result)
+    return len(matched[1])
+
+
+def _insert(
+    module: GraphModule,
+    captured: CapturedGraph,
+    matches: Sequence[KernelMatch],
+    result: RewriteResult,
+) -> None:
+    if matches:
+        replace_operators(module, captured, matches)
+        result.kernels += [match.kernel for match in matches]
 
 
 def replace_operators(
@@ -73,10 +111,8 @@ def replace_operators(
             view = editor.view_node(value)
             if view is not None and _has_same_layout(view.meta["val"], node.meta["val"]):
                 node.replace_all_uses_with(view)
-    for node in reversed(list(graph.nodes)):
-        if node.op == "call_function" and not node.users and not node.is_impure():
-            graph.erase_node(node)
-    _sort_nodes(graph, editor.position)
+    erase_unused(graph)
+    sort_by_position(graph, editor.position)
     module.recompile()
 
 
@@ -151,7 +187,7 @@ class _GraphEditor:
         return self._add_call(aten.view.default, (base, shape), [base])
 
     def _add_call(self, target: Any, args: tuple[Any, ...], inputs: list[FxNode]) -> FxNode:
-        with self._graph.inserting_before(self._output), _fake_mode(inputs):
+        with self._graph.inserting_before(self._output), fake_mode(inputs):
             call = self._graph.call_function(target, args)
             values = torch.fx.map_arg(args, lambda node: node.meta["val"])
             call.meta["val"] = target(*values)
@@ -161,48 +197,3 @@ class _GraphEditor:
 
 def _has_same_layout(a: Any, b: Any) -> bool:
     return bool(a.shape == b.shape and a.stride() == b.stride())
-
-
-def _fake_mode(inputs: Sequence[FxNode]) -> Any:
-    """The fake mode of the nodes' tensors, as a context."""
-    modes = (getattr(node.meta["val"], "fake_mode", None) for node in inputs)
-    return next((mode for mode in modes if mode is not None), contextlib.nullcontext())
-
-
-def _sort_nodes(graph: FxGraph, position: dict[FxNode, int]) -> None:
-    """Sort the nodes topologically, and by their positions as far as that allows.
-
-    A node that mutates a tensor is a barrier: what was before it stays before it, and what was
-    after it stays after it.  Nodes that draw random numbers keep their order.
-
-    Raises :class:`OrderingConflict` if that is impossible.
-    """
-    nodes = sorted(graph.nodes, key=lambda node: position[node])
-    index = {node: number for number, node in enumerate(nodes)}
-    successors: dict[FxNode, list[FxNode]] = {node: list(node.users) for node in nodes}
-    barriers = [-1, *(index[node] for node in nodes if _mutates(node)), len(nodes)]
-    for low, high in pairwise(barriers):
-        for node in nodes[low + 1 : high]:
-            if low >= 0:
-                successors[nodes[low]].append(node)
-            if high < len(nodes):
-                successors[node].append(nodes[high])
-        if low >= 0 and high < len(nodes):
-            successors[nodes[low]].append(nodes[high])
-    for node, following in random_edges(nodes):
-        successors[node].append(following)
-    reorder(
-        nodes,
-        successors,
-        "a kernel depends on a mutation or a random number that depends on the kernel",
-    )
-
-
-def _mutates(node: FxNode) -> bool:
-    """Whether a node may change memory that other nodes read; so may calls without a schema."""
-    if node.op == "output":
-        return True
-    if node.op != "call_function" or node.target is operator.getitem:
-        return False
-    schema = getattr(node.target, "_schema", None)
-    return schema is None or bool(schema.is_mutable)

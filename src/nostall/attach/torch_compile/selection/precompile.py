@@ -23,8 +23,11 @@ from nostall.attach.torch_compile.measure.kernel_comparison import (
     fake_placeholders,
     graph_device,
 )
-from nostall.attach.torch_compile.measure.plan_tuning import PlanCandidates, PlanTuning
-from nostall.attach.torch_compile.measure.product_tuning import ProductTuning
+from nostall.attach.torch_compile.measure.plan_tuning import (
+    PlanCandidates,
+    PlanTuning,
+    ProductTuning,
+)
 from nostall.attach.torch_compile.rewrite.compilers import GraphCompiler, InductorCompiler
 from nostall.attach.torch_compile.rewrite.kernel_selection import KernelFilter, RewriteResult
 from nostall.attach.torch_compile.selection.graph_state import GraphState
@@ -36,9 +39,13 @@ from nostall.attach.torch_compile.workers.codegen_job import (
     CodegenResult,
     CompileStatusJob,
 )
-from nostall.attach.torch_compile.workers.compile_job import CompileJob, describe_inputs
+from nostall.attach.torch_compile.workers.compile_job import (
+    CompileJob,
+    ObserveJob,
+    describe_inputs,
+    read_graph,
+)
 from nostall.attach.torch_compile.workers.cpu_time import MAX_COMPILERS
-from nostall.attach.torch_compile.workers.observe_job import ObserveJob, read_graph
 from nostall.attach.torch_compile.workers.tasks import BackgroundTasks, is_exiting
 from nostall.attach.torch_compile.workers.torch_state import TorchState
 from nostall.attach.torch_compile.workers.worker import (

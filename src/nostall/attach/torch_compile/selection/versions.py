@@ -58,6 +58,15 @@ class GraphVersions:
         self.is_dynamic = len(dynamic_symbols(inputs)) > 0
 
     @property
+    def local_only_reason(self) -> str:
+        """Why no worker compiles for this graph; empty if one does."""
+        if not self.options.background:
+            return "background preparation is off"
+        if self.is_dynamic:
+            return "a size is dynamic"
+        return self.compiler.local_only_reason
+
+    @property
     def needs_observation(self) -> bool:
         """Whether Inductor's graphs are observed while it compiles the baseline.
 

@@ -73,15 +73,10 @@ class KernelStore:
         temporary.unlink()
         return path.read_text()
 
-    def put(self, program: Program) -> str:
+    def put(self, program: Program | ListKernel) -> str:
         """Write a program's source and record; returns the kernel's name."""
         self.artefacts.put(program.source.encode(), SOURCE_SUFFIX)
         return self.artefacts.put(KernelRecord.from_program(program).json, RECORD_SUFFIX)
-
-    def put_list_kernel(self, kernel: ListKernel) -> str:
-        """As :meth:`put`, for a kernel over lists."""
-        self.artefacts.put(kernel.source.encode(), SOURCE_SUFFIX)
-        return self.artefacts.put(KernelRecord.from_list_kernel(kernel).json, RECORD_SUFFIX)
 
     def load_kernel(self, kernel: str) -> tuple[KernelRecord, str]:
         """Record and source of a kernel.

@@ -127,46 +127,17 @@ class KernelRecord(Record, frozen=True, kw_only=True):
     mutated: int = 0
 
     @classmethod
-    def from_list_kernel(cls, kernel: ListKernel) -> Self:
-        """The record of a kernel over lists."""
-
-        def tensor(layout: Layout) -> TensorRecord:
-            return TensorRecord(shape=layout.shape, strides=layout.strides, dtype=layout.dtype)
-
-        return cls(
-            source=hashlib.sha256(kernel.source.encode()).hexdigest(),
-            plan=kernel.plan,
-            inputs=tuple(map(tensor, kernel.inputs)),
-            outputs=tuple(map(tensor, kernel.outputs)),
-            launches=tuple(
-                LaunchRecord(
-                    name=launch.name,
-                    arguments=launch.arguments,
-                    counts=(),
-                    grid=launch.grid,
-                    num_warps=launch.num_warps,
-                    follows=launch.follows,
-                )
-                for launch in kernel.launches
-            ),
-            workspaces=tuple(
-                WorkspaceRecord(name=w.name, dtype=w.dtype, elements=w.elements)
-                for w in kernel.workspaces
-            ),
-            mutated=kernel.mutated,
-        )
-
-    @classmethod
-    def from_program(cls, program: Program) -> Self:
+    def from_program(cls, program: Program | ListKernel) -> Self:
         """The record of a generated program; equal programs have equal records."""
         new_names = {name: f"p{index}" for index, name in enumerate(program.argument_names)}
-        varying = program.graph.varying
+        varying = program.varying
+        inputs, outputs = program.layouts
         return cls(
-            source=program.key,
+            source=hashlib.sha256(program.source.encode()).hexdigest(),
             plan=str(program.plan),
             varying=varying,
-            inputs=tuple(_tensor_record(program.graph[i]) for i in program.inputs),
-            outputs=tuple(_tensor_record(program.graph[i]) for i in program.outputs),
+            inputs=tuple(map(_tensor_record, inputs)),
+            outputs=tuple(map(_tensor_record, outputs)),
             launches=tuple(
                 LaunchRecord(
                     name=launch.name,
@@ -185,6 +156,7 @@ class KernelRecord(Record, frozen=True, kw_only=True):
                 WorkspaceRecord(name=w.name, dtype=w.dtype, elements=_encode(w.elements, varying))
                 for w in program.workspaces
             ),
+            mutated=program.mutated,
         )
 
     def dynamic_size(self, inputs: Sequence[Sized]) -> int | None:
@@ -395,5 +367,5 @@ def _decode(number: Number) -> int:
     return number
 
 
-def _tensor_record(node: Node) -> TensorRecord:
-    return TensorRecord(shape=node.shape, strides=node.strides, dtype=node.dtype)
+def _tensor_record(tensor: Node | Layout) -> TensorRecord:
+    return TensorRecord(shape=tensor.shape, strides=tensor.strides, dtype=tensor.dtype)

@@ -20,8 +20,11 @@ from typing import Any
 import torch
 import triton
 
-from nostall.attach.torch_compile.measure.plan_tuning import PlanCandidates, PlanTuning
-from nostall.attach.torch_compile.measure.product_tuning import ProductTuning
+from nostall.attach.torch_compile.measure.plan_tuning import (
+    PlanCandidates,
+    PlanTuning,
+    ProductTuning,
+)
 from nostall.attach.torch_compile.runtime.custom_op import load_op
 from nostall.attach.torch_compile.workers.cpu_time import MAX_COMPILERS
 from nostall.attach.torch_compile.workers.torch_state import cache_folders, set_cache_folders

@@ -22,11 +22,10 @@ from nostall.fusion.codegen.cost.gpu import H200, H200_DOTS, kernel_seconds
 from nostall.fusion.codegen.cost.kernel import kernel_costs
 from nostall.fusion.codegen.cost.memory_traffic import SECTOR_BYTES
 from nostall.fusion.codegen.loops.mapping import loops_used
-from nostall.fusion.codegen.loops.reduction_levels import passes
 from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
 from nostall.fusion.codegen.tiling.plan_space import plans
-from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel
+from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel, kernel_facts
 from nostall.fusion.graph.operations import DTYPE_BYTES
 
 PERSISTENT_COLUMNS = 1024
@@ -50,7 +49,7 @@ def loop_row_reads(schedule: Schedule) -> int:
     rows, columns = set(schedule.rows), set(schedule.columns)
     mapping = schedule.mapping
     reads: dict[object, int] = {}
-    all_passes = passes(schedule)
+    all_passes = kernel_facts(schedule).passes
     for part in all_passes:
         for operand in part.operands:
             used = frozenset() if isinstance(operand, int) else loops_used(operand.accesses)

@@ -13,13 +13,12 @@ from nostall.fusion.codegen.cost.memory_traffic import (
 )
 from nostall.fusion.codegen.cost.tile import TileCost, TileWork, dependent_loads, tile_cost
 from nostall.fusion.codegen.loops.mapping import Operand
-from nostall.fusion.codegen.loops.reduction_levels import Pass, ValueKey, passes
+from nostall.fusion.codegen.loops.reduction_levels import Pass, ValueKey
 from nostall.fusion.codegen.tiling.async_copies import (
     async_copy_bytes,
     loop_operands,
     pipelined_load_waits,
 )
-from nostall.fusion.codegen.tiling.loop_peeling import lanes_per_row
 from nostall.fusion.codegen.tiling.on_chip import (
     OnChipValues,
     rematerialization_options,
@@ -41,11 +40,10 @@ def looped_cost(kernel: PlannedKernel, coefficients: CostCoefficients) -> Kernel
     schedule, plan = kernel.schedule, kernel.plan
     mapping = schedule.mapping
     programs = -(-schedule.row_count // plan.rows)
-    iterations = -(-lanes_per_row(schedule, plan.peeled) // plan.chunks[0])
-    all_passes = passes(schedule)
+    iterations = -(-kernel.lanes_per_row // plan.chunks[0])
     instructions, registers, barriers, read = coefficients.program, 0.0, 0.0, 0.0
     waits, overlapped = 0.0, 0.0
-    for part in all_passes:
+    for part in kernel.facts.passes:
         tile = _iteration_cost(kernel, part, coefficients)
         copies = async_copy_instructions(kernel, tile, coefficients)
         instructions += iterations * (tile.instructions + copies)
@@ -63,10 +61,10 @@ def looped_cost(kernel: PlannedKernel, coefficients: CostCoefficients) -> Kernel
         instructions=instructions,
         registers=registers,
         memory_bytes=tensor_bytes(schedule, mapping.inputs, mapping.outputs) / programs,
-        iterations=iterations * len(all_passes),
+        iterations=iterations * len(kernel.facts.passes),
         dependent_loads=waits,
         overlapped_loads=overlapped,
-        reduction_phases=sum(bool(part.reductions) for part in all_passes),
+        reduction_phases=sum(bool(part.reductions) for part in kernel.facts.passes),
         barriers=barriers,
         shared_bytes=tile_copy_bytes(kernel),
         reread_bytes=max(0.0, read - read_once) / programs,
@@ -76,14 +74,14 @@ def looped_cost(kernel: PlannedKernel, coefficients: CostCoefficients) -> Kernel
 
 def split_costs(kernel: PlannedKernel, coefficients: CostCoefficients) -> tuple[KernelCost, ...]:
     """The costs of the kernels of the scheme ``split``, one for each pass."""
-    return tuple(_split_cost(kernel, part, coefficients) for part in passes(kernel.schedule))
+    return tuple(_split_cost(kernel, part, coefficients) for part in kernel.facts.passes)
 
 
 def _split_cost(kernel: PlannedKernel, part: Pass, coefficients: CostCoefficients) -> KernelCost:
     """One pass. Every program reads the partial results of the pass before."""
     schedule, plan = kernel.schedule, kernel.plan
     groups = -(-schedule.row_count // plan.rows)
-    finished = len(part.accumulators(part.finished_reductions))
+    finished = len(part.finished_accumulators)
     partial_bytes = PARTIAL_RESULT_BYTES * schedule.row_count * plan.splits * finished
     if not part.has_columns:
         return KernelCost(
@@ -96,11 +94,11 @@ def _split_cost(kernel: PlannedKernel, part: Pass, coefficients: CostCoefficient
             barriers=2,
         )
     copies = plan.async_copies
-    iterations = -(-lanes_per_row(schedule, plan.peeled) // (plan.chunks[0] * plan.splits))
+    iterations = -(-kernel.lanes_per_row // (plan.chunks[0] * plan.splits))
     tile = _iteration_cost(kernel, part, coefficients)
     programs = groups * plan.splits
     reads = schedule.mapping.inputs_of((*part.column_operators, *part.reductions))
-    results = len(part.accumulators(part.reductions))
+    results = len(part.accumulators)
     moved = tensor_bytes(schedule, reads, part.column_outputs)
     moved += PARTIAL_RESULT_BYTES * schedule.row_count * plan.splits * results
     moved += partial_bytes * plan.splits
@@ -176,9 +174,8 @@ def _shared_accesses(on_chip: OnChipValues, part: Pass) -> int:
 
 def _iteration_cost(kernel: PlannedKernel, part: Pass, coefficients: CostCoefficients) -> TileCost:
     """One iteration of the loop of a pass; accumulators stay in registers."""
-    accumulators = part.accumulators(part.reductions)
-    operators = sorted((*part.column_operators, *accumulators))
-    work = TileWork(operators, part.column_outputs, len(accumulators), "columns")
+    operators = sorted((*part.column_operators, *part.accumulators))
+    work = TileWork(operators, part.column_outputs, len(part.accumulators), "columns")
     tile = tile_cost(kernel, kernel.plan.chunks[:1], work, coefficients)
     instructions = coefficients.operators["share"] + _RESCALE_INSTRUCTIONS
     online = len(part.reduced_pairs) * instructions * tile.elements

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from nostall.fusion.codegen.emit.program import Launch, Program, assemble_program, kernel_name
-from nostall.fusion.codegen.emit.prologue import specializes_counts
 from nostall.fusion.codegen.emit.schemes.dots import write_matrices
 from nostall.fusion.codegen.emit.schemes.multi_pass import emit_split, write_looped
 from nostall.fusion.codegen.emit.schemes.register_rows import write_flat, write_register_rows
 from nostall.fusion.codegen.emit.schemes.sequence import write_sequence
 from nostall.fusion.codegen.emit.schemes.shared import emit_shared
 from nostall.fusion.codegen.emit.schemes.two_stage import emit_two_stage
+from nostall.fusion.codegen.emit.tile_parts import specializes_counts
 from nostall.fusion.codegen.expressions.lines import Lines
 from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.tiling.kernel_plan import Scheme

@@ -6,7 +6,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from nostall.fusion.codegen.expressions.helpers import used_helpers
 from nostall.fusion.codegen.expressions.lines import Lines
@@ -14,7 +14,7 @@ from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan, PackedPlan
 from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel
 from nostall.fusion.codegen.tiling.product_config import ProductConfig
 from nostall.fusion.graph.dynamic_size import varies
-from nostall.fusion.graph.graph import Graph
+from nostall.fusion.graph.graph import Graph, Node
 
 HEAD = """# ruff: noqa
 import triton
@@ -92,6 +92,18 @@ class Program:
     # In the order of execution.
     launches: tuple[Launch, ...]
     workspaces: tuple[Workspace, ...] = ()
+    # How many inputs the kernel overwrites.
+    mutated: ClassVar[int] = 0
+
+    @property
+    def varying(self) -> int | None:
+        """The prime that stands for the graph's dynamic size."""
+        return self.graph.varying
+
+    @property
+    def layouts(self) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
+        """The nodes of the inputs and of the outputs, which have their shapes and strides."""
+        return tuple(self.graph[i] for i in self.inputs), tuple(self.graph[i] for i in self.outputs)
 
     @property
     def nodes_by_argument(self) -> dict[str, int]:

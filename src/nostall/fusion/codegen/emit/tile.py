@@ -16,7 +16,7 @@ from nostall.fusion.codegen.emit.tile_parts import Chunk, Rows, TileValue, narro
 from nostall.fusion.codegen.expressions.index_width import counter_text, fits_int32
 from nostall.fusion.codegen.expressions.lines import Lines
 from nostall.fusion.codegen.expressions.peephole import deferred_value, operator_value
-from nostall.fusion.codegen.expressions.reductions import Reduction, make_reduction
+from nostall.fusion.codegen.expressions.reductions import Reduction
 from nostall.fusion.codegen.expressions.templates import (
     TRITON_DTYPES,
     Value,
@@ -33,10 +33,10 @@ from nostall.fusion.codegen.loops.addresses import (
     offset_terms,
     tensor_offset,
 )
-from nostall.fusion.codegen.loops.block_reductions import block_columns
 from nostall.fusion.codegen.loops.mapping import AxisAccess, Loops, Operand, loops_used
-from nostall.fusion.codegen.loops.schedule import Schedule
+from nostall.fusion.codegen.loops.schedule import block_columns
 from nostall.fusion.codegen.tiling.loop_peeling import Peeling
+from nostall.fusion.codegen.tiling.planned_kernel import KernelFacts
 from nostall.fusion.graph.graph import Node
 from nostall.fusion.graph.operations import COMPARISONS
 
@@ -46,22 +46,22 @@ class Tile:
 
     def __init__(
         self,
-        schedule: Schedule,
+        facts: KernelFacts,
         columns: Loops,
         rows: Rows,
         chunks: tuple[Chunk, ...],
         lines: Lines,
     ) -> None:
-        self.schedule = schedule
-        self.mapping = schedule.mapping
-        self.graph = schedule.mapping.graph
+        self.facts, self.schedule = facts, facts.schedule
+        self.mapping = self.schedule.mapping
+        self.graph = self.mapping.graph
         self.columns = columns
         self.rows = rows
         self.chunks = chunks
         self.lines = lines
         self.values: dict[tuple[int | Operand, str], TileValue] = {}
         # Values that another loop or kernel reads, so no shorter form may replace them.
-        self.materialized = frozenset(schedule.mapping.outputs)
+        self.materialized = frozenset(self.mapping.outputs)
         # Outputs that are too large for L2; their stores get the eviction policy evict_first.
         self.evict_first: frozenset[int] = frozenset()
         # Comparisons that are false in this whole iteration, with the text of that value.
@@ -84,7 +84,7 @@ class Tile:
         return tile
 
     def _copy_with(self, rows: Rows, chunks: tuple[Chunk, ...]) -> Tile:
-        tile = Tile(self.schedule, self.columns, rows, chunks, self.lines)
+        tile = Tile(self.facts, self.columns, rows, chunks, self.lines)
         tile.values, tile.materialized = dict(self.values), self.materialized
         tile.evict_first = self.evict_first
         # Shared, so that names of loads stay unique.
@@ -149,7 +149,7 @@ class Tile:
         else:
             if node.kind == "reduce":
                 # This reduction only removes axes of size 1.
-                reduction = make_reduction(node)
+                reduction = self.facts.reductions[index]
                 value = reduction.from_partial(reduction.to_partial(values[0]))
             else:
                 value = operator_value(self.graph, index, values, self.materialized)
@@ -311,7 +311,7 @@ class Tile:
     # -- reductions ------------------------------------------------------------------------------
 
     def _reduce(self, index: int) -> None:
-        reduction = make_reduction(self.graph[index])
+        reduction = self.facts.reductions[index]
         total, has_rows = self.reduce_columns(index, reduction)
         self.write_reduction_result(index, reduction, total, has_rows)
 
@@ -352,7 +352,7 @@ class Tile:
 
         A chunk has whole blocks, so a masked lane is in no block of a column that exists.
         """
-        reduction, width = make_reduction(self.graph[index]), chunk.width
+        reduction, width = self.facts.reductions[index], chunk.width
         entry = self.operand_value(self.mapping.operands[index][0], chunk)
         text, count = reduction.to_partial(entry.value), self.rows.count if entry.has_rows else 1
         if not entry.has_columns:

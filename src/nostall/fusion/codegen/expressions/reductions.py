@@ -59,7 +59,12 @@ class Reduction:
 
 
 def make_reduction(node: Node) -> Reduction:
-    """The reduction of ``node``.  Raises :class:`BadFusion` if there is no template."""
+    """The reduction of ``node``; a dot is accumulated as a sum.
+
+    Raises :class:`BadFusion` if there is no template.
+    """
+    if node.kind == "dot":
+        return Reduction(node, "float32", "0.0", "tl.sum({}, {}{keep})", "{} + {}")
     dtype = compute_dtype(node.dtype)
     # Triton adds and compares narrower integers in 32 bits.
     partial_dtype = dtype if dtype in ("float32", "int64") else "int32"

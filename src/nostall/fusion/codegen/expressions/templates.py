@@ -44,13 +44,13 @@ class Value:
     number: Number | None = None  # of a constant
     plus_one: str = ""
     """An expression for 1 + the value that is not a sum; "" if there is none
-    (:mod:`~nostall.fusion.codegen.expressions.one_plus`)."""
+    (:mod:`~nostall.fusion.codegen.expressions.peephole`)."""
     half_text: str = ""
     """A uint32 expression whose upper 16 bits are the integer of a 16-bit random number; "" for
-    other values (:mod:`~nostall.fusion.codegen.expressions.dropout_masks`)."""
+    other values (:mod:`~nostall.fusion.codegen.expressions.peephole`)."""
     scaled_template: str = ""
     """A template for the product with a positive constant; "" if there is none
-    (:mod:`~nostall.fusion.codegen.expressions.dropout_masks`)."""
+    (:mod:`~nostall.fusion.codegen.expressions.peephole`)."""
 
 
 def compute_dtype(dtype: str) -> str:

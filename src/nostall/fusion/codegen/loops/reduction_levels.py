@@ -2,8 +2,8 @@
 
 Pass k finishes all reductions that need a chain of k earlier ones.  A value that several passes
 need is kept on chip by an earlier pass, or recomputed.  A maximum and the sum of exp(x - maximum)
-can be in one pass (:mod:`nostall.fusion.codegen.loops.online_softmax`), and so can a sum and the
-sum of (x - mean)^2 (:mod:`nostall.fusion.codegen.loops.online_variance`).
+can be in one pass (:mod:`nostall.fusion.codegen.loops.online_reductions`), and so can a sum and the
+sum of (x - mean)^2 (:mod:`nostall.fusion.codegen.loops.online_reductions`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,13 @@ from collections.abc import Iterable
 from functools import cached_property
 
 from nostall.fusion.codegen.loops.mapping import Operand
-from nostall.fusion.codegen.loops.online_softmax import OnlinePair, online_pairs, pair_sums
-from nostall.fusion.codegen.loops.online_variance import OnlineVariance, online_variances
+from nostall.fusion.codegen.loops.online_reductions import (
+    OnlinePair,
+    OnlineVariance,
+    online_pairs,
+    online_variances,
+    pair_sums,
+)
 from nostall.fusion.codegen.loops.schedule import Schedule
 
 ValueKey = int | Operand
@@ -28,6 +33,9 @@ class Pass:
         column_outputs, row_outputs: outputs with a value for each column, or one for each row
         column_operators, row_operators: operators to compute, for each column or once for each row
         finished_reductions: reductions of earlier passes whose results this pass uses
+        reduced_pairs, reduced_variances: reductions with a common loop that this pass reduces
+        accumulators: reductions that have an accumulator from which ``reductions`` follow
+        finished_accumulators: the same for ``finished_reductions``
     """
 
     def __init__(
@@ -72,24 +80,17 @@ class Pass:
             )
         )
         self.finished_reductions = tuple(sorted(filter(schedule.removes_columns, needed)))
+        self.reduced_pairs = tuple(p for p in online_pairs if p.first_maximum in self.reductions)
+        self.reduced_variances = tuple(v for v in online_variances if v.squares in self.reductions)
+        self.accumulators = self._accumulators(self.reductions)
+        self.finished_accumulators = self._accumulators(self.finished_reductions)
 
     @property
     def has_columns(self) -> bool:
         """Whether the pass loops over the columns at all."""
         return bool(self.reductions or self.column_outputs)
 
-    @property
-    def reduced_pairs(self) -> tuple[OnlinePair, ...]:
-        """The pairs that this pass reduces."""
-        return tuple(pair for pair in self.online_pairs if pair.first_maximum in self.reductions)
-
-    @property
-    def reduced_variances(self) -> tuple[OnlineVariance, ...]:
-        """The variances that this pass reduces."""
-        return tuple(v for v in self.online_variances if v.squares in self.reductions)
-
-    def accumulators(self, reductions: Iterable[int]) -> tuple[int, ...]:
-        """The reductions that have an accumulator from which ``reductions`` follow."""
+    def _accumulators(self, reductions: Iterable[int]) -> tuple[int, ...]:
         pairs = {index: pair for pair in self.online_pairs for index in pair.members}
         totals = {v.squares: v.total for v in self.online_variances}
         accumulated: set[int] = set()

@@ -5,7 +5,15 @@ Reductions are the sub-roots that fix the mapping, and all other operators inher
 are independent of each other.  A reduction over rows (the weight gradient beside the input
 gradient of a norm) is a *row reduction*: each program keeps a partial result, and a second kernel
 adds the partial results in a fixed order.  A reduction over a block of neighbouring columns is a
-*block reduction* (:mod:`nostall.fusion.codegen.loops.block_reductions`).
+*block reduction*.
+
+Block-wise quantisation behind a norm reduces a row twice: the norm removes all of its columns, and
+the scales remove 128 neighbouring columns each.  If every chunk of a tile has whole blocks, the
+second reduction needs nothing from outside of the chunk: it is computed like an elementwise
+operator, also in a loop over the columns.  Its result has the same value in all columns of a block.
+
+Blocks have a power of two of columns, so that chunks of a tile, which are powers of two, have a
+whole number of them.
 """
 
 from __future__ import annotations
@@ -16,10 +24,40 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from nostall.fusion.codegen.loops.block_reductions import block_columns, block_reductions
 from nostall.fusion.codegen.loops.dot_axes import group_loops, has_dots
 from nostall.fusion.codegen.loops.mapping import LoopMapping, Loops, Operand, loops_used
 from nostall.fusion.errors import BadFusion
+
+MAX_BLOCK_COLUMNS = 1024
+"""Columns of a block at most: each iteration of a loop over the columns has whole blocks."""
+
+
+def block_reductions(mapping: LoopMapping, columns: Collection[int]) -> tuple[int, ...]:
+    """The reductions of a mapping that remove blocks of neighbouring columns, in graph order.
+
+    ``columns``: the loops that reductions over whole rows remove.
+    """
+    ordered = sorted(columns)
+    if not ordered or ordered[-1] != len(mapping.loop_sizes) - 1:
+        return ()  # rows are neighbours in memory, not columns
+    return tuple(
+        index
+        for index, loops in mapping.reduced_loops.items()
+        if loops
+        and len(loops) < len(ordered)
+        and sorted(loops) == ordered[-len(loops) :]
+        and _is_block(block_columns(mapping, index))
+    )
+
+
+def block_columns(mapping: LoopMapping, index: int) -> int:
+    """The number of columns that a block reduction reduces to one value."""
+    return math.prod(mapping.loop_sizes[loop] for loop in mapping.reduced_loops[index])
+
+
+def _is_block(columns: int) -> bool:
+    return columns & (columns - 1) == 0 and columns <= MAX_BLOCK_COLUMNS
+
 
 ScheduleKind = Literal["flat", "rows", "dual", "dots"]
 """Elementwise only; reductions over columns; reductions over rows, too; small batched dots."""
@@ -45,10 +83,10 @@ class Schedule:
     (:mod:`nostall.fusion.codegen.loops.dot_axes`); () without dots."""
     allow_online_softmax: bool = True
     """Whether a maximum and its sum may share a loop over the columns
-    (:mod:`nostall.fusion.codegen.loops.online_softmax`)."""
+    (:mod:`nostall.fusion.codegen.loops.online_reductions`)."""
     allow_online_variance: bool = True
     """Whether a sum and the sum of (x - mean)^2 may share a loop
-    (:mod:`nostall.fusion.codegen.loops.online_variance`)."""
+    (:mod:`nostall.fusion.codegen.loops.online_reductions`)."""
 
     @property
     def kind(self) -> ScheduleKind:

@@ -11,53 +11,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from nostall.core.errors import BadInput
 from nostall.fusion.codegen.cost.default_plan import default_plan
 from nostall.fusion.codegen.emit.program import find_dynamic_size
-from nostall.fusion.codegen.generate import (
-    PlanChooser,
-    generate,
-    no_kernel_reason,
-    schedule_operators,
-)
+from nostall.fusion.codegen.generate import PlanChooser, generate_partition
 from nostall.fusion.codegen.runtime import eager
 from nostall.fusion.codegen.runtime.kernel import BadTensor, StitchedKernel, load_kernel
-from nostall.fusion.errors import BadFusion
 from nostall.fusion.graph.dynamic_size import varies
 from nostall.fusion.graph.graph import MAX_ELEMENTS, Graph
-
-__all__ = ["PlanChooser", "StitchedGraph", "grow_partition", "schedule_operators", "stitch"]
-
-
-def grow_partition(graph: Graph, operators: Iterable[int] | None = None) -> list[tuple[int, ...]]:
-    """A greedy partition of operators (by default all) into kernels, grown along producers.
-
-    It is a baseline for tests and for graphs without an explored partition.  An operator joins the
-    kernels of all its producers, of one of them, or none.  Operators without a kernel stay alone.
-    """
-    groups: list[set[int]] = []
-    for index in graph.operators if operators is None else sorted(operators):
-        producers = [group for group in groups if group & set(graph.sources[index])]
-        all_merged = {index}.union(*producers)
-        for merged in (all_merged, *({index} | group for group in reversed(producers)), {index}):
-            rest = [group for group in groups if not group & merged]
-            if len(merged) == 1 or (
-                no_kernel_reason(graph, merged) is None and graph.is_acyclic([*rest, merged])
-            ):
-                groups = [*rest, merged]
-                break
-    return [tuple(sorted(group)) for group in groups]
-
-
-def supported_groups(graph: Graph, groups: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """The same patterns, with those that code generation does not support split."""
-    return [
-        subgroup
-        for group in groups
-        for subgroup in (
-            [group] if no_kernel_reason(graph, group) is None else grow_partition(graph, group)
-        )
-    ]
 
 
 @dataclass(frozen=True)
@@ -143,28 +103,7 @@ def stitch(
     PyTorch, operator by operator, and its reason is counted.  Raises :class:`BadFusion` if the
     graph has opaque nodes or the patterns depend on each other in a cycle.
     """
-    if opaque := [node for node in graph if node.kind == "opaque"]:
-        raise BadFusion(
-            f"{opaque[0]} is opaque; stitch the regions between opaque nodes one by one"
-        )
-    groups = [
-        tuple(sorted(group)) for group in (grow_partition(graph) if patterns is None else patterns)
-    ]
-    covered = {index for group in groups for index in group}
-    groups += [(index,) for index in graph.operators if index not in covered]
-    groups = supported_groups(graph, groups)
-    order = graph.execution_order(groups)
-    if order is None:
-        raise BadFusion(
-            "the patterns depend on each other in a cycle; give a partition whose contraction is "
-            "acyclic"
-        )
-    steps: list[StitchedKernel | int] = []
-    illegal_reasons: Counter[str] = Counter()
-    for at in order:
-        try:
-            steps.append(load_kernel(generate(graph, groups[at], choice), folder))
-        except BadInput as error:
-            illegal_reasons[str(error)] += 1
-            steps.extend(groups[at])
-    return StitchedGraph(graph, tuple(steps), illegal_reasons)
+    steps, illegal_reasons = generate_partition(
+        graph, patterns, choice, lambda program: load_kernel(program, folder)
+    )
+    return StitchedGraph(graph, steps, illegal_reasons)

@@ -1,16 +1,54 @@
-"""Planned kernels: a schedule with a plan that was checked to be legal for it."""
+"""Planned kernels: a schedule with a plan that was checked to be legal for it, and its facts.
+
+Facts are what cost model and emitters ask of a schedule again and again; they are computed once.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
 from typing import Any
 
+from nostall.fusion.codegen.expressions.reductions import Reduction, make_reduction
+from nostall.fusion.codegen.loops.reduction_levels import Pass, passes
 from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
 from nostall.fusion.codegen.tiling.legality import illegal_reason
+from nostall.fusion.codegen.tiling.loop_peeling import Peeling, find_peeling, lanes_per_row
 from nostall.fusion.codegen.tiling.sequence_tiles import SequenceTiling, find_sequence_tiling
 from nostall.fusion.codegen.tiling.tile_sizes import positions_per_tile
 from nostall.fusion.errors import BadFusion
+
+
+class KernelFacts:
+    """What holds of all kernels of one schedule, whichever plan they have."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+
+    @cached_property
+    def reductions(self) -> Mapping[int, Reduction]:
+        """The templates of all reductions and dots, by node."""
+        mapping = self.schedule.mapping
+        nodes = (mapping.graph[index] for index in mapping.operators)
+        return {n.index: make_reduction(n) for n in nodes if n.kind in ("reduce", "dot")}
+
+    @cached_property
+    def passes(self) -> tuple[Pass, ...]:
+        """The passes over the columns of kernels that keep no row on chip."""
+        return passes(self.schedule)
+
+    @cached_property
+    def peeling(self) -> Peeling | None:
+        """How loops over unaligned rows are peeled; None if all rows are aligned."""
+        return find_peeling(self.schedule)
+
+
+@lru_cache(maxsize=32)
+def kernel_facts(schedule: Schedule) -> KernelFacts:
+    """The facts of a schedule, the same object for all of its plans."""
+    return KernelFacts(schedule)
 
 
 @dataclass(frozen=True)
@@ -28,6 +66,21 @@ class PlannedKernel:
         """The same schedule with fields of the plan changed; None if that plan is illegal."""
         plan = replace(self.plan, **changes)
         return None if illegal_reason(self.schedule, plan) else PlannedKernel(self.schedule, plan)
+
+    @property
+    def facts(self) -> KernelFacts:
+        """What the kernel has in common with those of other plans."""
+        return kernel_facts(self.schedule)
+
+    @property
+    def peeling(self) -> Peeling | None:
+        """How its loops over unaligned rows are peeled; None if they are not."""
+        return self.facts.peeling if self.plan.peeled else None
+
+    @property
+    def lanes_per_row(self) -> int:
+        """The maximum number of lanes of a row: its columns, and peeled lanes before them."""
+        return lanes_per_row(self.schedule, self.plan.peeled)
 
     @property
     def sequence_tiling(self) -> SequenceTiling:

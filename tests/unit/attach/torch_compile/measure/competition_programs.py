@@ -22,7 +22,7 @@ from nostall.attach.torch_compile.measure.product_competition import displace_ke
 from nostall.attach.torch_compile.options import Options
 from nostall.attach.torch_compile.rewrite.compilers import EagerCompiler
 from nostall.attach.torch_compile.rewrite.kernel_selection import KernelFilter, RewriteResult
-from nostall.attach.torch_compile.rewrite.products import insert_all
+from nostall.attach.torch_compile.rewrite.rewrite import insert_all
 from nostall.attach.torch_compile.store.kernel_store import KernelStore
 from nostall.fusion.capture import training_graphs
 from nostall.fusion.testing.triton_interpreter import prepare

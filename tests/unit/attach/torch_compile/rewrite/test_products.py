@@ -14,19 +14,15 @@ from torch import Tensor  # noqa: E402
 from torch.fx import GraphModule  # noqa: E402
 
 from nostall.attach.torch_compile.measure.baselines import copy_graph  # noqa: E402
-from nostall.attach.torch_compile.measure.product_tuning import product_kernels  # noqa: E402
+from nostall.attach.torch_compile.measure.plan_tuning import product_kernels  # noqa: E402
 from nostall.attach.torch_compile.rewrite.kernel_selection import (  # noqa: E402
     PRODUCTS_ONLY,
     KernelFilter,
     RewriteResult,
     match_key,
 )
-from nostall.attach.torch_compile.rewrite.products import (  # noqa: E402
-    insert_all,
-    insert_products,
-    product_record,
-    products_of,
-)
+from nostall.attach.torch_compile.rewrite.products import product_record, products_of  # noqa: E402
+from nostall.attach.torch_compile.rewrite.rewrite import insert_all, insert_products  # noqa: E402
 from nostall.attach.torch_compile.runtime.custom_op import STITCHED_OP  # noqa: E402
 from nostall.attach.torch_compile.store.kernel_store import KernelStore  # noqa: E402
 from nostall.attach.torch_compile.store.records import RegionRecord  # noqa: E402

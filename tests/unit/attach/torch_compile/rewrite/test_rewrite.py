@@ -14,15 +14,12 @@ from torch._subclasses import FakeTensorMode  # noqa: E402
 from torch.fx import Graph as FxGraph  # noqa: E402
 from torch.fx import GraphModule  # noqa: E402
 
-from nostall.attach.torch_compile.rewrite import matching, rewrite  # noqa: E402
+from nostall.attach.torch_compile.rewrite import matching, nodes, rewrite  # noqa: E402
 from nostall.attach.torch_compile.rewrite.kernel_selection import (  # noqa: E402
     KernelFilter,
     RewriteResult,
 )
-from nostall.attach.torch_compile.rewrite.node_order import (  # noqa: E402
-    OrderingConflict,
-    random_edges,
-)
+from nostall.attach.torch_compile.rewrite.nodes import OrderingConflict, random_edges  # noqa: E402
 from nostall.attach.torch_compile.store.kernel_store import KernelStore  # noqa: E402
 from tests.unit.fusion.capture.tracing import inductor_dropout  # noqa: E402
 
@@ -44,13 +41,13 @@ def test_nodes_are_sorted_topologically_but_never_moved_past_a_mutation() -> Non
         call = graph.call_function(aten.sin.default, (late,))
     read.args = (call,)
     position = {x: 0, late: 1, call: 1, read: 2, mutation: 3, output: 4}
-    rewrite._sort_nodes(graph, position)
+    nodes.sort_by_position(graph, position)
     graph.lint()
     order = [node.name for node in (x, late, call, read, mutation)]
     assert [node.name for node in graph.nodes] == [*order, "output"]
     call.args = (mutation,)
     with pytest.raises(OrderingConflict):
-        rewrite._sort_nodes(graph, position)
+        nodes.sort_by_position(graph, position)
 
 
 def test_random_numbers_are_drawn_in_their_original_order() -> None:
@@ -63,7 +60,7 @@ def test_random_numbers_are_drawn_in_their_original_order() -> None:
     output = graph.output((first, second))
     # A kernel whose result the first draw reads comes after the second draw.
     position = {x: 0, first: 1, second: 2, late: 3, output: 5}
-    rewrite._sort_nodes(graph, position)
+    nodes.sort_by_position(graph, position)
     graph.lint()
     draws = [node for node in graph.nodes if node in (first, second)]
     assert draws == [first, second]

@@ -23,8 +23,8 @@ from nostall.attach.torch_compile.runtime import (  # noqa: E402
 from nostall.attach.torch_compile.store.kernel_store import KernelStore  # noqa: E402
 from nostall.attach.torch_compile.store.records import BinariesRecord  # noqa: E402
 from nostall.fusion.codegen.emit.emit import emit  # noqa: E402
+from nostall.fusion.codegen.generate import schedule_operators  # noqa: E402
 from nostall.fusion.codegen.runtime.kernel import clear_source_cache  # noqa: E402
-from nostall.fusion.codegen.runtime.stitched_graph import schedule_operators  # noqa: E402
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan  # noqa: E402
 from nostall.fusion.codegen.tiling.planned_kernel import plan_kernel  # noqa: E402
 from tests.unit.fusion.patterns import layer_norm  # noqa: E402

@@ -27,8 +27,12 @@ from nostall.attach.torch_compile.rewrite.kernel_selection import (  # noqa: E40
     KernelFilter,
     RewriteResult,
 )
-from nostall.attach.torch_compile.selection import candidate_builder  # noqa: E402
+from nostall.attach.torch_compile.selection import candidate_builder, sources  # noqa: E402
 from nostall.attach.torch_compile.selection.candidate_builder import CandidateBuilder  # noqa: E402
+from nostall.attach.torch_compile.selection.sources import (  # noqa: E402
+    ProductSource,
+    RegionSource,
+)
 from nostall.attach.torch_compile.selection.versions import Candidate  # noqa: E402
 from nostall.attach.torch_compile.store.rank_sync import Selection  # noqa: E402
 from nostall.attach.torch_compile.store.records import RegionRecord, StepRecord  # noqa: E402
@@ -46,23 +50,20 @@ LARGE = 1 << 20
 """Rows of a kernel that takes long enough to be tuned."""
 
 
-def builder_with_regions(candidates: Any, *graphs: Graph) -> Any:
-    """The part of a candidate builder that generates the kernels of regions.
+def source_of_regions(candidates: Any, *graphs: Graph) -> Any:
+    """The source of stitched kernels, as far as it generates them.
 
     ``candidates``: what the code generation worker returns.
     """
-    precompiler = SimpleNamespace(
+    source = RegionSource.__new__(RegionSource)
+    source.precompiler = SimpleNamespace(  # type: ignore[assignment]
         generate_kernels=lambda *_: candidates, wait_for_kernels="wait for kernels"
     )
-    builder = SimpleNamespace(
-        precompiler=precompiler,
-        tuning=tuning(),
-        pending_regions=deque(graphs),
-        local_only_reason="no worker",
-        versions=SimpleNamespace(device=CUDA),
+    source.tuning, source.graphs, source.pending = tuning(), [], deque(graphs)
+    source.versions = SimpleNamespace(  # type: ignore[assignment]
+        device=CUDA, is_dynamic=False, local_only_reason="no worker"
     )
-    builder._compared_regions = partial(CandidateBuilder._compared_regions, builder)
-    return builder
+    return source
 
 
 @pytest.mark.parametrize(
@@ -71,14 +72,14 @@ def builder_with_regions(candidates: Any, *graphs: Graph) -> Any:
 def test_workers_are_attached_for_regions_that_are_compared(
     monkeypatch: pytest.MonkeyPatch, graphs: int, is_leader: bool, compared: int
 ) -> None:
-    builder = builder_with_regions((), normalized_rows(8), normalized_rows(9))
+    source = source_of_regions((), normalized_rows(8), normalized_rows(9))
     attached = list[int]()
-    builder.local_only_reason = ""
-    builder.comparisons = SimpleNamespace(graphs=["forward"] * graphs)
-    builder.precompiler.attach_workers = attached.append
+    source.versions.local_only_reason = ""
+    source.comparisons = SimpleNamespace(graphs=["forward"] * graphs)
+    source.precompiler.attach_workers = attached.append
     sync = SimpleNamespace(current=lambda: SimpleNamespace(is_leader=is_leader))
-    monkeypatch.setattr(candidate_builder, "RankSync", sync)
-    assert [*CandidateBuilder._generate_kernels(builder)] == ["wait for kernels"]
+    monkeypatch.setattr(sources, "RankSync", sync)
+    assert [*source.generate()] == ["wait for kernels"]
     assert attached == [compared]
 
 
@@ -90,14 +91,21 @@ def test_workers_start_if_there_are_regions_and_workers_may_compile(
     monkeypatch: pytest.MonkeyPatch, local_only_reason: str, regions: int, started: list[int]
 ) -> None:
     found = [normalized_rows(8)] * regions
-    monkeypatch.setattr(candidate_builder, "find_region_graphs", lambda module: found)
-    builder, calls = builder_with_regions(()), list[int]()
-    builder.report, builder.regions = GraphReport(local_only_reason=local_only_reason), []
-    builder.comparisons = SimpleNamespace(graphs=["forward"], add=lambda module: None)
-    builder.products = SimpleNamespace(is_enabled=False, add=lambda module: None)
+    monkeypatch.setattr(sources, "find_region_graphs", lambda module: found)
+    source, calls = source_of_regions(()), list[int]()
+    source.comparisons = SimpleNamespace(graphs=["forward"], add=lambda module: None)
+    source.generate = None
+    products = SimpleNamespace(is_enabled=False, add=lambda module: None)
     options = SimpleNamespace(background=True)
-    builder.versions = SimpleNamespace(device=CUDA, is_dynamic=False, options=options)
-    builder.tasks, builder._generate_kernels = BackgroundTasks(), None
+    builder: Any = SimpleNamespace(
+        report=GraphReport(local_only_reason=local_only_reason),
+        regions=source,
+        products=products,
+        sources=(source, products),
+        precompiler=source.precompiler,
+        versions=SimpleNamespace(device=CUDA, is_dynamic=False, options=options),
+        tasks=BackgroundTasks(),
+    )
     builder._add_graph = partial(CandidateBuilder._add_graph, builder)
     builder.precompiler.start_workers = lambda device, compared: calls.append(compared)
     CandidateBuilder._observe(builder, "a graph")  # type: ignore[arg-type]
@@ -130,27 +138,27 @@ def test_an_observer_of_graphs_does_not_keep_its_builder() -> None:
 
 def test_regions_of_a_worker_are_tuned_and_their_kernels_waited_for() -> None:
     candidates = (no_candidates(normalized_rows(8)),)
-    builder = builder_with_regions(candidates, normalized_rows(8))
-    assert [*CandidateBuilder._generate_kernels(builder)] == ["wait for kernels"]
-    assert builder.tuning.candidates == [*candidates] and not builder.pending_regions
-    assert [*CandidateBuilder._generate_kernels(builder)] == [], "no region is pending"
+    source = source_of_regions(candidates, normalized_rows(8))
+    assert [*source.generate()] == ["wait for kernels"]
+    assert source.tuning.candidates == [*candidates] and not source.pending
+    assert [*source.generate()] == [], "no region is pending"
 
 
 @pytest.mark.parametrize("is_leader", [True, False])
 def test_only_rank_0_has_the_kernels_of_products_compiled(
     monkeypatch: pytest.MonkeyPatch, is_leader: bool
 ) -> None:
-    builder, product = builder_with_products({}), normalized_rows(8)
-    builder.products.product_graphs = lambda kernel_filter: [product]
-    builder.versions.device, builder.local_only_reason = torch.device("cpu"), ""
+    source, product = source_of_products({}), normalized_rows(8)
+    source.comparisons.product_graphs = lambda kernel_filter: [product]
+    source.versions.device, source.versions.local_only_reason = torch.device("cpu"), ""
     generated: list[Any] = []
-    builder.precompiler = SimpleNamespace(
+    source.precompiler = SimpleNamespace(
         generate_kernels=lambda graphs, tuning, device: generated.append(graphs) or (),
         wait_for_kernels="wait for kernels",
     )
     sync = SimpleNamespace(current=lambda: SimpleNamespace(is_leader=is_leader))
-    monkeypatch.setattr(candidate_builder, "RankSync", sync)
-    tasks = [*CandidateBuilder._generate_products(builder)]
+    monkeypatch.setattr(sources, "RankSync", sync)
+    tasks = [*source.generate()]
     assert tasks == (["wait for kernels"] if is_leader else [])
     assert generated == ([[product]] if is_leader else [])
 
@@ -160,13 +168,11 @@ def test_without_a_worker_each_distinct_kernel_is_compiled_here_once(
 ) -> None:
     monkeypatch.setenv("NOSTALL_HOME", str(tmp_path))
     compiled: list[str] = []
-    monkeypatch.setattr(
-        candidate_builder, "compile_kernel", lambda kernel, device: compiled.append(kernel)
-    )
+    monkeypatch.setattr(sources, "compile_kernel", lambda kernel, device: compiled.append(kernel))
     large, small = normalized_rows(LARGE), normalized_rows(8)
-    builder = builder_with_regions(None, large, opaque_region(), large, small)
+    source = source_of_regions(None, large, opaque_region(), large, small)
     with caplog.at_level(logging.WARNING, "nostall"):
-        for task in CandidateBuilder._generate_kernels(builder):
+        for task in source.generate():
             task()
     assert "opaque" in caplog.text
     expected = {kernel for graph in (large, small) for kernel in tuning().prepare(graph)}
@@ -177,8 +183,8 @@ def region(kernel: str) -> RegionRecord:
     return RegionRecord(steps=(StepRecord(kernel, (0,), (1,), (1,), reduces=True),), not_fused={})
 
 
-def builder_with_products(chosen: dict[str, RegionRecord]) -> Any:
-    """The part of a candidate builder that chooses the second candidate.
+def source_of_products(chosen: dict[str, RegionRecord]) -> Any:
+    """The source of product kernels, as far as it chooses the second candidate.
 
     ``chosen``: the products that are measured faster beside Inductor's kernels.
     """
@@ -187,39 +193,38 @@ def builder_with_products(chosen: dict[str, RegionRecord]) -> Any:
         assert kernel_filter.products_only and not kernel_filter.products and not known
         return chosen
 
-    builder = SimpleNamespace(
-        products=SimpleNamespace(is_enabled=True, chosen=choose, lines=["a line"]),
-        product_keys={"product"},
+    source: Any = ProductSource.__new__(ProductSource)
+    source.comparisons = SimpleNamespace(is_enabled=True, chosen=choose, lines=["a line"])
+    source.keys = {"product"}
+    source.versions = SimpleNamespace(
         report=GraphReport(),
-        versions=SimpleNamespace(
-            compiler=SimpleNamespace(without_cuda_graphs=None),
-            timed=lambda activity, work: work(),
-            kernel_filter=lambda selection: KernelFilter(
-                kept_in_inductor=selection.kept_in_inductor,
-                regions=selection.regions,
-                products_only=selection.products_only,
-            ),
+        compiler=SimpleNamespace(without_cuda_graphs=None),
+        timed=lambda activity, work: work(),
+        kernel_filter=lambda selection: KernelFilter(
+            kept_in_inductor=selection.kept_in_inductor,
+            regions=selection.regions,
+            products_only=selection.products_only,
         ),
     )
-    builder._with_products = partial(CandidateBuilder._with_products, builder)
-    return builder
+    return source
 
 
 REGIONS = {"stitched": region("norm"), "product": region("product")}
 TRIED = Selection("stitched", frozenset({"kept"}), REGIONS)
 
 
-def next_selection(builder: Any, tried: Selection, *kernels: str) -> Selection | None:
+def next_selection(source: Any, tried: Selection, *kernels: str) -> Selection | None:
     candidate = Candidate(lambda *_: None, RewriteResult(), tried)
+    builder: Any = SimpleNamespace(products=source)
     return CandidateBuilder._next_selection(builder, candidate, kernels)
 
 
 def test_products_alone_follow_a_candidate_with_other_kernels() -> None:
-    builder = builder_with_products({"other product": region("another")})
-    found = next_selection(builder, TRIED, "norm", "product")
+    source = source_of_products({"other product": region("another")})
+    found = next_selection(source, TRIED, "norm", "product")
     regions = {"stitched": region("norm"), "other product": region("another")}
     assert found == Selection("stitched", frozenset({"kept"}), regions, products_only=True)
-    assert builder.report.products == ["a line"]
+    assert source.versions.report.products == ["a line"]
 
 
 @pytest.mark.parametrize(
@@ -232,11 +237,11 @@ def test_products_alone_follow_a_candidate_with_other_kernels() -> None:
 def test_nothing_follows_a_candidate_of_products_alone(
     tried: Selection, kernels: list[str]
 ) -> None:
-    assert next_selection(builder_with_products({"p": region("p")}), tried, *kernels) is None
+    assert next_selection(source_of_products({"p": region("p")}), tried, *kernels) is None
 
 
 def test_nothing_follows_if_no_product_is_faster_beside_inductors_kernels() -> None:
-    assert next_selection(builder_with_products({}), TRIED, "norm", "product") is None
+    assert next_selection(source_of_products({}), TRIED, "norm", "product") is None
 
 
 def test_a_worker_compiles_each_candidate_before_this_process_does(
@@ -254,9 +259,10 @@ def test_a_worker_compiles_each_candidate_before_this_process_does(
         precompiler=SimpleNamespace(
             worker_died=False, compile_candidate=compile_candidate, rewrite_result="inserted"
         ),
-        versions=SimpleNamespace(kernel_filter=lambda selection: selection.products_only),
+        versions=SimpleNamespace(
+            kernel_filter=lambda selection: selection.products_only, local_only_reason=""
+        ),
         selection=None,
-        local_only_reason="",
         patches={},
         _select_kernels=lambda: TRIED,
         _compile=lambda module, args, selection, result: (selection, result),
@@ -290,16 +296,15 @@ def test_kernels_that_a_product_displaces_are_not_inserted(
         assert measured == "records" and chosen == {"product": region("product")}
         return Displacement({"norm"}, moved)
 
-    builder = builder_with_products({})
-    builder.products.chosen, builder.comparisons = choose, SimpleNamespace(records="records")
-    builder.kernel_clock = None
-    builder.tuning = SimpleNamespace(candidates=[])
-    builder._kept_in_inductor = lambda: frozenset({"slow"})
-    builder._region_records = lambda: {"stitched": region("norm")}
-    builder._displacement = partial(CandidateBuilder._displacement, builder)
-    monkeypatch.setattr(candidate_builder, "displace_kernels", displace)
+    regions, products = source_of_regions(()), source_of_products({})
+    products.comparisons.chosen = choose
+    regions.clock, regions.comparisons = None, SimpleNamespace(records="records")
+    regions._kept_in_inductor = lambda: frozenset({"slow"})
+    regions._records = lambda: {"stitched": region("norm")}
+    monkeypatch.setattr(sources, "displace_kernels", displace)
     sync = SimpleNamespace(current=lambda: SimpleNamespace(is_leader=is_leader))
-    monkeypatch.setattr(candidate_builder, "RankSync", sync)
+    monkeypatch.setattr(sources, "RankSync", sync)
+    builder: Any = SimpleNamespace(sources=(regions, products))
     selection = CandidateBuilder._select_kernels(builder)
     if not is_leader:
         assert asked == [] and selection.kept_in_inductor == {"slow"}
@@ -321,17 +326,18 @@ def test_kernels_of_graphs_that_a_worker_finds_are_generated_before_final_tasks(
     Inductor may compile the backward pass although the forward pass came from a cache.
     """
     regions, order = {"forward": normalized_rows(8), "backward": normalized_rows(9)}, list[str]()
-    monkeypatch.setattr(candidate_builder, "find_region_graphs", lambda name: [regions[name]])
+    monkeypatch.setattr(sources, "find_region_graphs", lambda name: [regions[name]])
     builder = CandidateBuilder.__new__(CandidateBuilder)
     builder.tasks, builder.report, builder.is_observed = BackgroundTasks(), GraphReport(), False
-    builder.patches, builder.regions, builder.pending_regions = {}, [], deque()
+    builder.patches, source = {}, source_of_regions(())
+    source.comparisons = SimpleNamespace(add=order.append, graphs=[])
+    products = SimpleNamespace(add=lambda module: None, is_enabled=False, generate=lambda: iter(()))
     options = SimpleNamespace(background=True)
     fakes: dict[str, Any] = {
         "versions": SimpleNamespace(is_dynamic=False, options=options, device=CUDA),
-        "comparisons": SimpleNamespace(add=order.append, graphs=[]),
-        "products": SimpleNamespace(add=lambda module: None, is_enabled=False),
-        "tuning": tuning(),
-        "_generate_products": lambda: iter(()),
+        "regions": source,
+        "products": products,
+        "sources": (source, products),
     }
 
     def generate(graphs: Any, *_: Any) -> tuple[()]:
@@ -345,7 +351,8 @@ def test_kernels_of_graphs_that_a_worker_finds_are_generated_before_final_tasks(
         wait_for_kernels=lambda: order.append("wait"),
         start_workers=lambda *_: None,
     )
-    fakes["versions"].compiler = SimpleNamespace(local_only_reason="")
+    source.precompiler = fakes["precompiler"]
+    source.versions.local_only_reason = fakes["versions"].local_only_reason = ""
     vars(builder).update(fakes)
     done = threading.Event()
     builder._observe_later(GraphModule(torch.nn.Module(), FxGraph()), ())
@@ -356,4 +363,4 @@ def test_kernels_of_graphs_that_a_worker_finds_are_generated_before_final_tasks(
     assert done.wait(30)
     graphs = ["backward", "forward"] if is_backward_observed else ["forward", "backward"]
     assert order[:3] == [*graphs, "2 kernels"]
-    assert builder.regions == [regions[name] for name in graphs]
+    assert source.graphs == [regions[name] for name in graphs]

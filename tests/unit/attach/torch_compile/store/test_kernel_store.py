@@ -11,18 +11,16 @@ pytest.importorskip("triton")
 torch = pytest.importorskip("torch")
 
 from nostall.attach.torch_compile.rewrite.kernel_selection import KernelFilter  # noqa: E402
+from nostall.attach.torch_compile.rewrite.matching import region_record  # noqa: E402
 from nostall.attach.torch_compile.store.kernel_store import KernelStore  # noqa: E402
 from nostall.attach.torch_compile.store.records import SelectionRecord  # noqa: E402
-from nostall.attach.torch_compile.store.regions import (  # noqa: E402
-    region_key,
-    retuned_region,
-    stitched_region,
-)
+from nostall.attach.torch_compile.store.regions import region_key, save_region  # noqa: E402
 from nostall.fusion.codegen.cost.default_plan import default_plan  # noqa: E402
 from nostall.fusion.codegen.emit.emit import emit  # noqa: E402
-from nostall.fusion.codegen.runtime.stitched_graph import schedule_operators  # noqa: E402
+from nostall.fusion.codegen.generate import schedule_operators  # noqa: E402
 from nostall.fusion.codegen.tiling.plan_space import plans  # noqa: E402
 from nostall.fusion.recompute.kernels import default_kernels  # noqa: E402
+from nostall.fusion.region_plans import plan_region  # noqa: E402
 from nostall.store.errors import BadStore  # noqa: E402
 from tests.unit.fusion.pattern_tables import PATTERNS  # noqa: E402
 from tests.unit.fusion.patterns import layer_norm  # noqa: E402
@@ -30,13 +28,12 @@ from tests.unit.fusion.patterns import layer_norm  # noqa: E402
 
 def test_later_tuning_does_not_change_a_stored_selection(tmp_path: Path) -> None:
     graph, store = layer_norm((4, 24), "float32"), KernelStore(tmp_path)
-    key, before = region_key(graph), stitched_region(graph, store)
-    after = retuned_region(
-        graph, default_kernels(graph), store, lambda schedule: plans(schedule).legal[-1]
-    )
-    assert stitched_region(graph, store) == after != before
+    key, before = region_key(graph), region_record(graph, store)
+    tuned = plan_region(graph, default_kernels(graph), lambda schedule: plans(schedule).legal[-1])
+    after = save_region(graph, tuned, store)
+    assert region_record(graph, store) == after != before
     selected, other = (KernelFilter(regions={key: record}) for record in (before, after))
-    assert stitched_region(graph, store, selected.regions) == before
+    assert region_record(graph, store, selected.regions) == before
     assert selected.cache_key != other.cache_key, "PyTorch's caches must not mix them"
 
 

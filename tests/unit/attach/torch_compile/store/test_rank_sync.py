@@ -9,9 +9,10 @@ import pytest
 pytest.importorskip("triton")
 torch = pytest.importorskip("torch")
 
+from nostall.attach.torch_compile.rewrite.matching import region_record  # noqa: E402
 from nostall.attach.torch_compile.store.kernel_store import KernelStore  # noqa: E402
 from nostall.attach.torch_compile.store.rank_sync import RankSync, Selection  # noqa: E402
-from nostall.attach.torch_compile.store.regions import region_key, stitched_region  # noqa: E402
+from nostall.attach.torch_compile.store.regions import region_key  # noqa: E402
 from tests.unit.fusion.patterns import layer_norm  # noqa: E402
 
 GRAPH = "a" * 64
@@ -21,7 +22,7 @@ GRAPH = "a" * 64
 def test_kernels_are_sent_with_the_selection(tmp_path: Path, products_only: bool) -> None:
     graph = layer_norm((4, 24), "float32")
     leader, follower = KernelStore(tmp_path / "leader"), KernelStore(tmp_path / "follower")
-    region = stitched_region(graph, leader)
+    region = region_record(graph, leader)
     regions = {region_key(graph): region}
     selection = Selection("stitched", frozenset({"kept"}), regions, products_only)
     job_store = torch.distributed.HashStore()

@@ -23,7 +23,7 @@ from nostall.attach.torch_compile.store.records import (  # noqa: E402
 from nostall.fusion.codegen.cost.default_plan import default_plan  # noqa: E402
 from nostall.fusion.codegen.emit.emit import emit  # noqa: E402
 from nostall.fusion.codegen.emit.program import Program  # noqa: E402
-from nostall.fusion.codegen.runtime.stitched_graph import generate, schedule_operators  # noqa: E402
+from nostall.fusion.codegen.generate import generate, schedule_operators  # noqa: E402
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan  # noqa: E402
 from nostall.fusion.codegen.tiling.plan_space import plans  # noqa: E402
 from nostall.fusion.codegen.tiling.planned_kernel import plan_kernel  # noqa: E402

@@ -9,8 +9,9 @@ import pytest
 pytest.importorskip("triton")
 pytest.importorskip("torch")
 
-from nostall.attach.torch_compile.store import regions
+from nostall.attach.torch_compile.rewrite.matching import region_record
 from nostall.attach.torch_compile.store.kernel_store import KernelStore
+from nostall.fusion import region_plans
 from nostall.fusion.errors import BadFusion
 from nostall.fusion.graph.builder import Builder
 from nostall.fusion.graph.graph import Graph
@@ -34,7 +35,7 @@ def kernels_of_single_operators(graph: Graph) -> Kernels:
 def check_arguments(graph: Graph, store: KernelStore) -> None:
     """Every kernel gets the arguments of its program from an earlier kernel or the caller."""
     given = set(graph.inputs)
-    for step in regions.stitched_region(graph, store).steps:
+    for step in region_record(graph, store).steps:
         kernel, _ = store.load_kernel(step.kernel)
         assert [tuple(graph[i].shape) for i in step.inputs] == [t.shape for t in kernel.inputs]
         assert [tuple(graph[i].shape) for i in step.outputs] == [t.shape for t in kernel.outputs]
@@ -51,8 +52,8 @@ def test_a_region_whose_programs_exchange_parts_has_no_copies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     graph = normalised_exponentials(8, 512)
-    monkeypatch.setattr(regions, "default_kernels", kernels_of_single_operators)
-    assert regions.region_kernels(graph, tmp_path).graph is graph
+    monkeypatch.setattr(region_plans, "default_kernels", kernels_of_single_operators)
+    assert region_plans.region_kernels(graph).graph is graph
     check_arguments(graph, KernelStore(tmp_path))
 
 

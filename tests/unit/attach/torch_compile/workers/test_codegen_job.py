@@ -19,7 +19,7 @@ torch = pytest.importorskip("torch")
 
 from triton.backends.nvidia.compiler import get_ptxas  # noqa: E402
 
-from nostall.attach.torch_compile.measure.product_tuning import ProductTuning  # noqa: E402
+from nostall.attach.torch_compile.measure.plan_tuning import ProductTuning  # noqa: E402
 from nostall.attach.torch_compile.runtime.custom_op import load_op  # noqa: E402
 from nostall.attach.torch_compile.workers import codegen_job  # noqa: E402
 from nostall.attach.torch_compile.workers import worker as worker_module  # noqa: E402

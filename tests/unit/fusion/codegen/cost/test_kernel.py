@@ -18,11 +18,11 @@ from benchmarks.fusion.cost_model.compile import cubin_resources
 from nostall.fusion.codegen.cost.default_plan import default_plan, modelled_seconds
 from nostall.fusion.codegen.cost.gpu import H200, KernelCost, kernel_seconds, resident_programs
 from nostall.fusion.codegen.cost.kernel import kernel_costs
-from nostall.fusion.codegen.cost.thread_layout import ThreadLayout, thread_layout
+from nostall.fusion.codegen.cost.tile import ThreadLayout, thread_layout
 from nostall.fusion.codegen.emit.emit import emit
+from nostall.fusion.codegen.generate import schedule_operators
 from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.runtime.launch_specs import launch_specs
-from nostall.fusion.codegen.runtime.stitched_graph import schedule_operators
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
 from nostall.fusion.codegen.tiling.plan_space import plans
 from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel, plan_kernel

@@ -15,7 +15,7 @@ from benchmarks.fusion.chains.programs import Chain
 from benchmarks.fusion.chains.stitched import chain_graph
 
 from nostall.fusion.codegen.emit.emit import emit
-from nostall.fusion.codegen.runtime.stitched_graph import schedule_operators
+from nostall.fusion.codegen.generate import schedule_operators
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
 from nostall.fusion.codegen.tiling.planned_kernel import plan_kernel
 

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from nostall.fusion import Builder
-from nostall.fusion.codegen.expressions.dropout_masks import (
+from nostall.fusion.codegen.expressions.helpers import used_helpers
+from nostall.fusion.codegen.expressions.peephole import (
     half_comparison,
     half_value,
     is_deferred_product,
     is_only_compared,
 )
-from nostall.fusion.codegen.expressions.helpers import used_helpers
 from nostall.fusion.codegen.expressions.templates import Value
 from nostall.fusion.codegen.generate import generate
 from nostall.fusion.graph.graph import Graph

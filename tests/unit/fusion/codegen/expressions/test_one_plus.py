@@ -6,7 +6,7 @@ import pytest
 
 from nostall.fusion import Builder
 from nostall.fusion.codegen.emit.emit import emit
-from nostall.fusion.codegen.runtime.stitched_graph import schedule_operators
+from nostall.fusion.codegen.generate import schedule_operators
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
 from nostall.fusion.codegen.tiling.planned_kernel import plan_kernel
 from nostall.fusion.graph.graph import Graph

@@ -22,9 +22,10 @@ from hypothesis import seed as fixed_seed
 
 from nostall.fusion import Builder
 from nostall.fusion.codegen.emit.emit import emit
+from nostall.fusion.codegen.generate import schedule_operators
 from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.runtime.kernel import load_kernel
-from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, schedule_operators, stitch
+from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, stitch
 from nostall.fusion.codegen.tiling import legality
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
 from nostall.fusion.codegen.tiling.plan_space import plans

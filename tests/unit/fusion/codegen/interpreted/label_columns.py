@@ -15,8 +15,9 @@ import torch
 
 from nostall.fusion.codegen.emit.program import Program
 from nostall.fusion.codegen.emit.schemes.shared import emit_shared
+from nostall.fusion.codegen.generate import schedule_operators
 from nostall.fusion.codegen.runtime.kernel import load_kernel
-from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, schedule_operators
+from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
 from nostall.fusion.codegen.tiling.planned_kernel import plan_kernel
 from nostall.fusion.graph.builder import Builder

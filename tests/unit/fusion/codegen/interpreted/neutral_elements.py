@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from nostall.fusion import Builder
-from nostall.fusion.codegen.runtime.stitched_graph import schedule_operators, stitch
+from nostall.fusion.codegen.generate import schedule_operators
+from nostall.fusion.codegen.runtime.stitched_graph import stitch
 from nostall.fusion.codegen.tiling.planned_kernel import plan_kernel
 from nostall.fusion.testing.triton_interpreter import prepare
 from tests.unit.fusion.codegen.accuracy import with_guard_bands

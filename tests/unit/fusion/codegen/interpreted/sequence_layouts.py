@@ -19,8 +19,9 @@ import torch
 
 from nostall.fusion.codegen.emit.emit import emit
 from nostall.fusion.codegen.emit.program import Program
+from nostall.fusion.codegen.generate import schedule_operators
 from nostall.fusion.codegen.runtime.kernel import load_kernel
-from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, schedule_operators
+from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
 from nostall.fusion.codegen.tiling.plan_space import plans
 from nostall.fusion.codegen.tiling.planned_kernel import plan_kernel

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from nostall.fusion.codegen.emit.emit import emit
-from nostall.fusion.codegen.runtime.stitched_graph import schedule_operators
+from nostall.fusion.codegen.generate import schedule_operators
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
 from nostall.fusion.codegen.tiling.legality import illegal_reason
 from nostall.fusion.codegen.tiling.planned_kernel import plan_kernel

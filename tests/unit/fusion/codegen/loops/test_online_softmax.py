@@ -14,7 +14,7 @@ import pytest
 from nostall.fusion import Builder
 from nostall.fusion.codegen.emit.emit import emit
 from nostall.fusion.codegen.generate import schedule_operators
-from nostall.fusion.codegen.loops.online_softmax import online_pairs
+from nostall.fusion.codegen.loops.online_reductions import online_pairs
 from nostall.fusion.codegen.loops.reduction_levels import passes
 from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.runtime.launch_specs import launch_specs

@@ -10,7 +10,7 @@ import pytest
 from nostall.fusion import Builder
 from nostall.fusion.codegen.cost.default_plan import loop_row_reads
 from nostall.fusion.codegen.generate import schedule_operators
-from nostall.fusion.codegen.loops.online_variance import online_variances
+from nostall.fusion.codegen.loops.online_reductions import online_variances
 from nostall.fusion.codegen.loops.reduction_levels import passes
 from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.graph.graph import Graph

@@ -13,10 +13,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from nostall.fusion.codegen.emit.philox import counter_offsets
-from nostall.fusion.codegen.emit.prologue import write_row_block
+from nostall.fusion.codegen.emit.tile_parts import write_row_block
 from nostall.fusion.codegen.expressions.index_width import counter_text
 from nostall.fusion.codegen.expressions.lines import Lines
-from nostall.fusion.codegen.expressions.reductions import make_reduction
 from nostall.fusion.codegen.expressions.softmax import softmax_template
 from nostall.fusion.codegen.expressions.templates import (
     TRITON_DTYPES,
@@ -36,8 +35,7 @@ from nostall.fusion.codegen.loops.addresses import (
 )
 from nostall.fusion.codegen.loops.dot_axes import dot_loops, find_groups
 from nostall.fusion.codegen.loops.mapping import AxisAccess, Operand, loops_used
-from nostall.fusion.codegen.loops.schedule import Schedule
-from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel
+from nostall.fusion.codegen.tiling.planned_kernel import KernelFacts, PlannedKernel
 from nostall.fusion.codegen.tiling.tile_sizes import group_lanes
 from nostall.fusion.graph.dynamic_size import Extent
 from nostall.fusion.graph.graph import Node
@@ -61,7 +59,7 @@ def write_matrices(kernel: PlannedKernel, lines: Lines) -> int:
     schedule = kernel.schedule
     write_row_block(kernel, lines, "pid")
     compute_lines = Lines()
-    writer = MatrixWriter(schedule, lines, compute_lines)
+    writer = MatrixWriter(kernel.facts, lines, compute_lines)
     for index in schedule.mapping.operators:
         compute_lines(f"# {schedule.mapping.graph.describe(index)}")
         writer.compute(index)
@@ -77,11 +75,12 @@ class MatrixWriter:
     ``load_lines`` get the loads and the index tensors, ``lines`` all other lines.
     """
 
-    def __init__(self, schedule: Schedule, load_lines: Lines, lines: Lines) -> None:
-        self.schedule, self.mapping, self.graph = schedule, schedule.mapping, schedule.mapping.graph
+    def __init__(self, facts: KernelFacts, load_lines: Lines, lines: Lines) -> None:
+        self.facts, self.schedule, self.mapping = facts, facts.schedule, facts.schedule.mapping
+        self.graph = self.mapping.graph
         self.load_lines, self.lines = load_lines, lines
         # Lanes of an axis that counts through a group: a power of two.
-        self.lane_counts = group_lanes(schedule)
+        self.lane_counts = group_lanes(self.schedule)
         self.values: dict[int, MatrixValue] = {}
         self._transposed: dict[int, MatrixValue] = {}
         self._loaded: dict[tuple[Operand, Axes], MatrixValue] = {}
@@ -116,7 +115,7 @@ class MatrixWriter:
         return MatrixValue(result, _union_axes(values))
 
     def _reduce(self, index: int) -> MatrixValue:
-        reduction = make_reduction(self.graph[index])
+        reduction = self.facts.reductions[index]
         operand, removed = self._reduction_operand(index), self._removed_groups(index)
         text, axes = operand.value.text, list(operand.axes)
         for axis, group in enumerate(operand.axes):
@@ -127,7 +126,7 @@ class MatrixWriter:
     def _reduction_operand(self, index: int) -> MatrixValue:
         """The operand of a reduction, broadcast along all groups that the reduction removes. Lanes
         behind the end of these groups hold the neutral element."""
-        reduction = make_reduction(self.graph[index])
+        reduction = self.facts.reductions[index]
         (operand,) = self.mapping.operands[index]
         removed = self._removed_groups(index)
         result_groups = find_groups(self.mapping.loops[index], self.schedule.loop_groups)

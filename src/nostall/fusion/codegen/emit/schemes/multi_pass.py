@@ -19,23 +19,22 @@ from nostall.fusion.codegen.emit.program import (
     assemble_program,
     kernel_name,
 )
-from nostall.fusion.codegen.emit.prologue import (
+from nostall.fusion.codegen.emit.tile import Tile
+from nostall.fusion.codegen.emit.tile_parts import (
+    Chunk,
+    Rows,
     row_limit,
     specializes_counts,
     write_row_block,
     zero_condition,
 )
-from nostall.fusion.codegen.emit.tile import Tile
-from nostall.fusion.codegen.emit.tile_parts import Chunk, Rows
 from nostall.fusion.codegen.expressions.lines import Lines
-from nostall.fusion.codegen.expressions.reductions import Reduction, make_reduction
+from nostall.fusion.codegen.expressions.reductions import Reduction
 from nostall.fusion.codegen.expressions.templates import LARGEST_FLOAT, TRITON_DTYPES
-from nostall.fusion.codegen.loops.online_softmax import OnlinePair
-from nostall.fusion.codegen.loops.online_variance import OnlineVariance
-from nostall.fusion.codegen.loops.reduction_levels import Pass, passes
+from nostall.fusion.codegen.loops.online_reductions import OnlinePair, OnlineVariance
+from nostall.fusion.codegen.loops.reduction_levels import Pass
 from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.tiling.async_copies import loop_range
-from nostall.fusion.codegen.tiling.loop_peeling import find_peeling, lanes_per_row
 from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel
 from nostall.fusion.graph.dynamic_size import Extent
 
@@ -62,16 +61,15 @@ def write_looped(kernel: PlannedKernel, lines: Lines) -> int:
     schedule, plan = kernel.schedule, kernel.plan
     rows = write_row_block(kernel, lines, "pid")
     tile = _make_tile(kernel, rows, lines)
-    for number, part in enumerate(passes(schedule)):
+    end = _end_lane(kernel)
+    for number, part in enumerate(kernel.facts.passes):
         lines(f"# pass {number}")
         write_row_operators(tile, part)
         if part.has_columns:
             # Every second pass begins with the columns that the pass before it read last: more of
             # them are still in the cache.
             backwards = number % 2 == 1 and not plan.peeled
-            _write_column_loops(
-                tile, part, "0", _end_lane(kernel), plan.async_copies, backwards=backwards
-            )
+            _write_column_loops(tile, part, "0", end, plan.async_copies, backwards=backwards)
             _write_results(tile, part, part.reductions)
     return Extent(schedule.row_count, plan.rows)
 
@@ -79,27 +77,25 @@ def write_looped(kernel: PlannedKernel, lines: Lines) -> int:
 def emit_split(kernel: PlannedKernel) -> Program:
     """The program of the scheme ``split``: one kernel for each pass."""
     schedule, plan = kernel.schedule, kernel.plan
-    kernels = []
-    graph = schedule.mapping.graph
-    width = plan.chunks[0]
-    span = -(-lanes_per_row(schedule, plan.peeled) // (width * plan.splits)) * width
-    name = kernel_name(kernel)
-    all_passes = passes(schedule)
-    for number, part in enumerate(all_passes):
+    facts, kernels = kernel.facts, []
+    width, name, end = plan.chunks[0], kernel_name(kernel), _end_lane(kernel)
+    # Whole iterations for each program: only the ends of a row need masks.
+    span = -(-kernel.lanes_per_row // (width * plan.splits)) * width
+    splits = Splits(plan.splits, span, end, "ahead" if plan.peeled else "0")
+    for number, part in enumerate(facts.passes):
         lines = Lines()
         with lines.block():
             lines("pid = tl.program_id(0)")
             lines("part = tl.program_id(1)")
             rows = write_row_block(kernel, lines, "pid")
             tile = _make_tile(kernel, rows, lines)
-            for index in part.accumulators(part.finished_reductions):
+            for index in part.finished_accumulators:
                 _load_partial(tile, index, plan.splits)
-            splits = Splits(plan.splits, span, _end_lane(kernel), "ahead" if plan.peeled else "0")
             _write_results(tile, part, part.finished_reductions, splits)
             write_row_operators(tile, part, zero_condition("part"))
             if part.has_columns:
                 lines(f"start = part * {span}")
-                stop = f"tl.minimum(start + {span}, {_end_lane(kernel)})"
+                stop = f"tl.minimum(start + {span}, {end})"
                 _write_column_loops(tile, part, "start", stop, plan.async_copies)
                 _store_partials(tile, part, plan.splits)
         arguments = _pass_arguments(schedule, part)
@@ -113,9 +109,9 @@ def emit_split(kernel: PlannedKernel) -> Program:
             specializes_counts(schedule),
         )
         kernels.append((lines, launch))
-    partial = {i for part in all_passes for i in part.accumulators(part.reductions)}
+    partial = {i for part in facts.passes for i in part.accumulators}
     workspaces = tuple(
-        Workspace(f"w{i}", make_reduction(graph[i]).dtype, schedule.row_count * plan.splits)
+        Workspace(f"w{i}", facts.reductions[i].dtype, schedule.row_count * plan.splits)
         for i in schedule.body
         if i in partial
     )
@@ -131,12 +127,12 @@ def _end_lane(kernel: PlannedKernel) -> str:
 def _make_tile(kernel: PlannedKernel, rows: Rows, lines: Lines) -> Tile:
     """The tile of one iteration over the columns; writes the bounds of peeled rows."""
     schedule, plan = kernel.schedule, kernel.plan
-    width, peeling = plan.chunks[0], find_peeling(schedule) if plan.peeled else None
+    width, peeling = plan.chunks[0], kernel.peeling
     if peeling:
         peeling.write_row_bounds(lines, schedule.column_count, row_limit(schedule))
     mask = "inside" if peeling or schedule.column_count % width else None
     chunk = Chunk(width, "c", mask, "", peeling)
-    return Tile(schedule, schedule.columns, rows, (chunk,), lines)
+    return Tile(kernel.facts, schedule.columns, rows, (chunk,), lines)
 
 
 def write_row_operators(tile: Tile, part: Pass, store_condition: str | None = None) -> None:
@@ -162,24 +158,34 @@ def _write_column_loops(
 ) -> None:
     """Write the loops over columns that accumulate the reductions of a pass and store its outputs.
 
-    The main loop has no masks, and it can copy asynchronously. Loops with masks do the rest of a
-    row, before and behind it. ``backwards``: from the last columns to the first.
+    A program goes through lanes ``start`` to ``stop`` of its rows in up to three loops::
+
+        start     begin                          rest      stop
+          | masked  |   full iterations: no mask,  | masked  |
+          | (peeled)|   asynchronous copies        |         |
+
+    Only the loop in the middle is long, and a mask there would cost a comparison for each access
+    and make Triton load element by element. ``backwards``: from the last columns to the first.
     """
     lines, (chunk,) = tile.lines, tile.chunks
     sums_by_maximum = {pair.first_maximum: pair.first_sum for pair in part.reduced_pairs}
-    for index in part.accumulators(part.reductions):
-        reduction = make_reduction(tile.graph[index])
+    # One accumulator a lane, and not one a row: threads exchange values once, after the loops.
+    for index in part.accumulators:
+        reduction = tile.facts.reductions[index]
         shape = f"({tile.rows.count}, {chunk.width})"
-        # Not -inf, because -inf - -inf is NaN.
+        # An online sum is rescaled by exp(old - new maximum): with -inf as the first maximum, a
+        # lane that has met only -inf would compute exp(-inf - -inf), which is NaN.
         initial = repr(-LARGEST_FLOAT) if index in sums_by_maximum else reduction.neutral
         lines(f"a{index} = tl.full({shape}, {initial}, {TRITON_DTYPES[reduction.dtype]})")
     if part.reduced_variances:
         lines(f"n = tl.full((1, {chunk.width}), 0, tl.float32)  # elements of each lane")
     ranges = _loop_ranges(tile, start, stop)
     for begin, end, loop_chunk in reversed(ranges) if backwards else ranges:
+        # The loops at the ends have an iteration or two: there is nothing to copy in advance.
         iterations = loop_range(begin, end, chunk.width, async_copies and loop_chunk.mask is None)
         first = _mirrored(begin, end, chunk.width) if backwards else "at"
         _write_loop(tile.with_chunk(loop_chunk), part, iterations, first, sums_by_maximum)
+    # A lane whose sum is still 0 has met no element above -inf: restore the true maximum.
     for maximum, total in sums_by_maximum.items():
         lines(f'a{maximum} = tl.where(a{total} == 0.0, float("-inf"), a{maximum})')
 
@@ -232,7 +238,7 @@ def _write_loop(
                 lines(f"inside = c < {tile.schedule.column_count}")
         tile.write(part.column_operators, part.column_outputs)
         squares = {variance.squares: variance for variance in part.reduced_variances}
-        for index in part.accumulators(part.reductions):
+        for index in part.accumulators:
             if index not in sums_by_maximum.values() and index not in squares:
                 _accumulate(tile, index, sums_by_maximum.get(index))
         if squares:
@@ -247,7 +253,7 @@ def _accumulate(tile: Tile, index: int, total: int | None) -> None:
     ``total``: the exponential sum that is accumulated together with this maximum (online softmax,
     arXiv:1805.02867); None for other reductions.
     """
-    lines, (chunk,), reduction = tile.lines, tile.chunks, make_reduction(tile.graph[index])
+    lines, (chunk,), reduction = tile.lines, tile.chunks, tile.facts.reductions[index]
     lines(f"# {tile.graph.describe(index)}")
     if total is None:
         lines(f"a{index} = {tile.accumulate(index, reduction, chunk)}")
@@ -260,7 +266,7 @@ def _accumulate(tile: Tile, index: int, total: int | None) -> None:
 def _accumulate_squares(tile: Tile, variance: OnlineVariance) -> None:
     """Update the sum of (x - mean)^2 with the columns of an iteration; the sum of x has them."""
     (chunk,), squares = tile.chunks, f"a{variance.squares}"
-    x, _ = tile.partial_result(variance.total, make_reduction(tile.graph[variance.total]), chunk)
+    x, _ = tile.partial_result(variance.total, tile.facts.reductions[variance.total], chunk)
     tile.lines(f"# {tile.graph.describe(variance.squares)}")
     updated = f"_spread({squares}, a{variance.total}, {x}, n)"
     if chunk.mask:
@@ -287,7 +293,7 @@ def _write_results(
         _write_squares(tile, variance, splits)
         remaining.discard(variance.squares)
     for index in sorted(remaining):
-        reduction = make_reduction(tile.graph[index])
+        reduction = tile.facts.reductions[index]
         text = _reduce(tile, reduction, f"a{index}", splits)
         tile.write_reduction_result(index, reduction, text, has_rows=True)
 
@@ -298,11 +304,12 @@ def _write_pair_results(
     """Write the results of some members of a pair, all from its one maximum and its one sum."""
     if not members:
         return
-    reduction = make_reduction(tile.graph[pair.first_maximum])
+    reductions = tile.facts.reductions
+    reduction = reductions[pair.first_maximum]
     text = _reduce(tile, reduction, f"a{pair.first_maximum}", splits)
     tile.write_reduction_result(pair.first_maximum, reduction, text, has_rows=True)
     maximum, total = f"v{pair.first_maximum}", f"s{pair.first_sum}"
-    reduction = make_reduction(tile.graph[pair.first_sum])
+    reduction = reductions[pair.first_sum]
     tile.lines(f"{total} = {_reduce(tile, reduction, _rescaled_sum(pair, maximum), splits)}")
     for index in pair.members[1:]:
         if index in pair.maxima:
@@ -312,13 +319,12 @@ def _write_pair_results(
         else:
             text = f'tl.where({total} == 0.0, float("nan"), {total})'
         if index in members:
-            reduction = make_reduction(tile.graph[index])
-            tile.write_reduction_result(index, reduction, text, has_rows=True)
+            tile.write_reduction_result(index, reductions[index], text, has_rows=True)
 
 
 def _write_squares(tile: Tile, variance: OnlineVariance, splits: int) -> None:
     """Write the sum of (x - mean)^2 of a row; ``n`` has the elements of each lane or split."""
-    total, squares = (make_reduction(tile.graph[i]) for i in (variance.total, variance.squares))
+    total, squares = (tile.facts.reductions[i] for i in (variance.total, variance.squares))
     mean, count = f"s{variance.squares}", tile.schedule.column_count
     tile.lines(f"{mean} = {_reduce(tile, total, f'a{variance.total}', splits)} / {float(count)!r}")
     text = _reduce(tile, squares, _apart(variance, mean), splits)
@@ -352,22 +358,20 @@ def _load_partial(tile: Tile, index: int, splits: int) -> None:
 
 def _store_partials(tile: Tile, part: Pass, splits: int) -> None:
     """Store the partial results of a pass for the next kernel, at the program's split number."""
-    texts = {
-        index: make_reduction(tile.graph[index]).reduce(f"a{index}", 1)
-        for index in part.accumulators(part.reductions)
-    }
+    reductions = tile.facts.reductions
+    texts = {index: reductions[index].reduce(f"a{index}", 1) for index in part.accumulators}
     for pair in part.reduced_pairs:
         maximum = f"s{pair.first_maximum}"
         tile.lines(f"{maximum} = {texts[pair.first_maximum]}")
-        total = make_reduction(tile.graph[pair.first_sum]).reduce(_rescaled_sum(pair, maximum), 1)
+        total = reductions[pair.first_sum].reduce(_rescaled_sum(pair, maximum), 1)
         texts |= {pair.first_maximum: maximum, pair.first_sum: total}
     for variance in part.reduced_variances:
         mean = f"s{variance.squares}"
         tile.lines(
             f"{mean} = {texts[variance.total]} / tl.maximum(tl.sum(n, 1, keep_dims=True), 1)"
         )
-        squares = make_reduction(tile.graph[variance.squares])
-        texts[variance.squares] = squares.reduce(_apart(variance, mean), 1)
+        squares = reductions[variance.squares].reduce(_apart(variance, mean), 1)
+        texts[variance.squares] = squares
     mask = f", mask={tile.rows.mask}" if tile.rows.mask else ""
     for index, text in texts.items():
         tile.lines(f"tl.store(w{index} + r * {splits} + part, {text}{mask})")
@@ -379,5 +383,5 @@ def _pass_arguments(schedule: Schedule, part: Pass) -> tuple[str, ...]:
     operators = [*part.column_operators, *part.row_operators, *part.reductions]
     reads = mapping.inputs_of(operators)
     tensors = [*reads, *sorted([*part.column_outputs, *part.row_outputs])]
-    partial = sorted(part.accumulators({*part.finished_reductions, *part.reductions}))
+    partial = sorted({*part.finished_accumulators, *part.accumulators})
     return (*(f"p{i}" for i in tensors), *(f"w{i}" for i in partial))

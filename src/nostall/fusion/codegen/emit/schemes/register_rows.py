@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from nostall.fusion.codegen.emit.program import LAUNCH_DEPENDENTS
-from nostall.fusion.codegen.emit.prologue import (
+from nostall.fusion.codegen.emit.tile import Tile
+from nostall.fusion.codegen.emit.tile_parts import (
+    Chunk,
+    Rows,
     row_limit,
     write_row_block,
     write_row_chunks,
     zero_condition,
 )
-from nostall.fusion.codegen.emit.tile import Tile
-from nostall.fusion.codegen.emit.tile_parts import Chunk, Rows
 from nostall.fusion.codegen.expressions.lines import Lines
 from nostall.fusion.codegen.tiling.legality import large_outputs
 from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel
@@ -30,7 +31,7 @@ def write_flat(kernel: PlannedKernel, lines: Lines) -> int:
         mask = "inside"
         lines(f"{mask} = c < {row_limit(schedule)}")
     rows = Rows((), 1, "0", None, zero_condition("pid"))
-    tile = Tile(schedule, schedule.rows, rows, (Chunk(width, "c", mask, ""),), lines)
+    tile = Tile(kernel.facts, schedule.rows, rows, (Chunk(width, "c", mask, ""),), lines)
     tile.evict_first = large_outputs(schedule) if plan.evict_first else frozenset()
     tile.preload(schedule.body)
     if plan.eager_loads:
@@ -53,7 +54,7 @@ def write_register_rows(kernel: PlannedKernel, lines: Lines) -> int:
     schedule, plan = kernel.schedule, kernel.plan
     rows = write_row_block(kernel, lines, "pid")
     chunks = write_row_chunks(kernel, lines)
-    tile = Tile(schedule, schedule.columns, rows, chunks, lines)
+    tile = Tile(kernel.facts, schedule.columns, rows, chunks, lines)
     tile.evict_first = large_outputs(schedule) if plan.evict_first else frozenset()
     tile.preload(schedule.body)
     if plan.eager_loads and schedule.late_broadcast_operands:

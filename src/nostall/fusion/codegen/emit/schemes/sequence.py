@@ -10,17 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from nostall.fusion.codegen.emit.prologue import write_row_block
 from nostall.fusion.codegen.emit.schemes.dots import Axes, MatrixValue, MatrixWriter
+from nostall.fusion.codegen.emit.tile_parts import write_row_block
 from nostall.fusion.codegen.expressions.lines import Lines
-from nostall.fusion.codegen.expressions.reductions import Reduction, make_reduction
 from nostall.fusion.codegen.expressions.templates import LARGEST_FLOAT, TRITON_DTYPES, Value
 from nostall.fusion.codegen.loops.dot_axes import find_groups
 from nostall.fusion.codegen.loops.mapping import Operand
 from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel
 from nostall.fusion.codegen.tiling.sequence_tiles import SequenceTiling, has_positions
 from nostall.fusion.graph.dynamic_size import Extent
-from nostall.fusion.graph.graph import Node
 
 
 def write_sequence(kernel: PlannedKernel, lines: Lines) -> int:
@@ -29,7 +27,7 @@ def write_sequence(kernel: PlannedKernel, lines: Lines) -> int:
     count = schedule.count(schedule.loop_groups[tiling.group])
     write_row_block(kernel, lines, "pid")
     load_lines, before_loop, after_loop = Lines(), Lines(), Lines()
-    outer = MatrixWriter(schedule, load_lines, before_loop)
+    outer = MatrixWriter(kernel.facts, load_lines, before_loop)
     _write_operators(outer, tiling.before_loop)
     loop_end = count // width * width
     tiles = [_SequenceTile(outer, tiling, width, "first")]
@@ -80,7 +78,7 @@ class _SequenceTile(MatrixWriter):
         start: str,
         position_count: int | None = None,
     ) -> None:
-        super().__init__(outer.schedule, Lines(), Lines())
+        super().__init__(outer.facts, Lines(), Lines())
         self.outer, self.tiling = outer, tiling
         self.start, self.position_count = start, position_count
         # Shared, so that loads with and without positions get different names.
@@ -100,7 +98,7 @@ class _SequenceTile(MatrixWriter):
     def write_accumulators(self, lines: Lines) -> None:
         """Initialize the accumulators of all lanes."""
         for index, axes in self.accumulator_axes.items():
-            reduction = dot_or_reduction(self.graph[index])
+            reduction = self.facts.reductions[index]
             is_maximum = index in self.tiling.softmax_sums
             # Not -inf, because -inf - -inf is NaN.
             initial = repr(-LARGEST_FLOAT) if is_maximum else reduction.neutral
@@ -117,7 +115,7 @@ class _SequenceTile(MatrixWriter):
 
     def _accumulate(self, index: int) -> None:
         """Combine the accumulators of a reduction with the values of this tile."""
-        reduction, lines = dot_or_reduction(self.graph[index]), self.lines
+        reduction, lines = self.facts.reductions[index], self.lines
         accumulator = f"a{index}"
         if self.graph[index].kind == "dot":
             operand = self._products(index, self.tiling.group)
@@ -169,13 +167,6 @@ class _SequenceTile(MatrixWriter):
         return super()._mask(group, axis)
 
 
-def dot_or_reduction(node: Node) -> Reduction:
-    """The reduction that accumulates an operator; a dot is accumulated as a sum."""
-    if node.kind == "dot":
-        return Reduction(node, "float32", "0.0", "tl.sum({}, {}{keep})", "{} + {}")
-    return make_reduction(node)
-
-
 def _write_results(outer: MatrixWriter, tile: _SequenceTile) -> None:
     """Reduce the accumulators of all lanes; the maxima of softmaxes and their sums first."""
     tiling, lines = tile.tiling, outer.lines
@@ -205,7 +196,7 @@ def _rescaled_accumulator(tile: _SequenceTile, index: int) -> str:
 
 def _write_result(outer: MatrixWriter, tile: _SequenceTile, index: int, text: str) -> None:
     """Reduce one accumulator, whose lanes are ``text``, to the result of its reduction."""
-    reduction, axes = dot_or_reduction(outer.graph[index]), list(tile.accumulator_axes[index])
+    reduction, axes = outer.facts.reductions[index], list(tile.accumulator_axes[index])
     removed = find_groups(outer.mapping.reduced_loops[index], outer.schedule.loop_groups)
     for axis, group in enumerate(tile.accumulator_axes[index]):
         if group in removed:

@@ -20,36 +20,44 @@ Why there are no data races:
   buffer that reuses its memory.
 
 Triton adds barriers of its own where accesses to one allocation may overlap.
+
+Index-set splitting for one-hot conditions: a condition ``column == label`` is true in at most one
+iteration of a loop over the columns of a row. All other iterations run a copy of the body in which
+the condition is the constant false, so the compiler removes the operators that depend on it (the
+one-hot vector in the gradient of cross-entropy, for example). All threads of a program must take
+the same branch, so this applies to programs of one row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
-from nostall.fusion.codegen.emit.fp16_minmax import accumulator
 from nostall.fusion.codegen.emit.gluon import GLUON, GLUON_WITH_COPIES, LAYOUT
-from nostall.fusion.codegen.emit.index_splitting import (
-    chunk_condition,
-    one_hot_columns,
-    write_column_scalars,
-)
+from nostall.fusion.codegen.emit.one_hot import is_one_hot
 from nostall.fusion.codegen.emit.program import Launch, Program, assemble_program, kernel_name
-from nostall.fusion.codegen.emit.prologue import row_limit, specializes_counts, write_row_block
 from nostall.fusion.codegen.emit.schemes.multi_pass import write_row_operators
 from nostall.fusion.codegen.emit.tile import Tile
-from nostall.fusion.codegen.emit.tile_parts import Chunk, TileValue
+from nostall.fusion.codegen.emit.tile_parts import (
+    Chunk,
+    TileValue,
+    row_limit,
+    specializes_counts,
+    write_row_block,
+)
+from nostall.fusion.codegen.expressions.index_width import narrow_to_int32
 from nostall.fusion.codegen.expressions.lines import Lines
+from nostall.fusion.codegen.expressions.reductions import Reduction
 from nostall.fusion.codegen.expressions.templates import TRITON_DTYPES, Value, compute_dtype
 from nostall.fusion.codegen.loops.reduction_levels import Pass, ValueKey
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
-from nostall.fusion.codegen.tiling.loop_peeling import Peeling, find_peeling
+from nostall.fusion.codegen.tiling.loop_peeling import Peeling
 from nostall.fusion.codegen.tiling.on_chip import (
     OnChipValues,
     rematerialization_options,
     storage_dtype,
 )
-from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel
+from nostall.fusion.codegen.tiling.planned_kernel import KernelFacts, PlannedKernel
 from nostall.fusion.codegen.tiling.shared_memory import Reuse
 from nostall.fusion.codegen.tiling.tile_sizes import WARP_SIZE
 from nostall.fusion.graph.dynamic_size import Extent
@@ -91,15 +99,20 @@ class _SharedRowWriter:
         self.arena = on_chip.arena(self.width, reuse)
         self._write_declarations(plan)
         rows = write_row_block(kernel, lines, "pid")
-        peeling = find_peeling(self.schedule) if plan.peeled else None
+        peeling = kernel.peeling
         if peeling:
             peeling.write_row_bounds(lines, self.schedule.column_count, row_limit(self.schedule))
         mask = "inside" if peeling or self.schedule.column_count % self.width else None
         start = "(first - ahead)" if peeling else f"at * {self.width}"
         self.chunk = Chunk(self.width, "c", mask, "", peeling, start, "lanes")
-        self.tile = Tile(self.schedule, self.schedule.columns, rows, (self.chunk,), lines)
+        self.tile = Tile(kernel.facts, self.schedule.columns, rows, (self.chunk,), lines)
         self.tile.materialized |= {
             value for value in on_chip.passes_using if isinstance(value, int)
+        }
+        self.accumulators = {
+            index: accumulator(kernel.facts, index)
+            for part in on_chip.passes
+            for index in part.reductions
         }
         # Values that are in shared memory, with their names in the pass that made them. Loads from
         # shared memory assign the same names.
@@ -126,7 +139,7 @@ class _SharedRowWriter:
             self._copy_rows(copied)
         self._write_loops(part, copied)
         for index in part.reductions:
-            reduction = accumulator(self.schedule, index)
+            reduction = self.accumulators[index]
             text = reduction.reduce(f"a{index}", 1)
             self.tile.write_reduction_result(index, reduction, text, has_rows=True)
 
@@ -204,7 +217,7 @@ class _SharedRowWriter:
         """
         lines = self.lines
         for index in part.reductions:
-            reduction = accumulator(self.schedule, index)
+            reduction = self.accumulators[index]
             fill = f"{reduction.neutral}, {TRITON_DTYPES[reduction.dtype]}"
             lines(f"a{index} = gl.full((1, {self.width}), {fill}, {LAYOUT})")
         one_hot = one_hot_columns(self.tile, part.column_operators)
@@ -263,7 +276,7 @@ class _SharedRowWriter:
         tile.write(part.column_operators, part.column_outputs)
         for index in part.reductions:
             lines(f"# {tile.graph.describe(index)}")
-            lines(f"a{index} = {tile.accumulate(index, accumulator(self.schedule, index), chunk)}")
+            lines(f"a{index} = {tile.accumulate(index, self.accumulators[index], chunk)}")
         for value in (*part.operands, *part.column_operators):
             if self._is_stored_by(part, value) and value not in copied:
                 self._store(tile, value)
@@ -295,3 +308,67 @@ class _SharedRowWriter:
         first = self.arena.offsets[number] // chunk_bytes
         index = f"{first} + at" if first else "at"
         return f"as_{storage_dtype(self.schedule, value)}.index({index})"
+
+
+def accumulator(facts: KernelFacts, index: int) -> Reduction:
+    """The reduction, with the dtype in which a loop over columns accumulates it.
+
+    Maxima and minima of fp16 tensors are accumulated in fp16. This is exact because the result is
+    one of the values, and faster because hardware compares two fp16 values in one instruction. The
+    hardware also does so with bf16, but Triton 3.6 compares bf16 in fp32.
+    """
+    mapping, graph, reduction = (
+        facts.schedule.mapping,
+        facts.schedule.mapping.graph,
+        facts.reductions[index],
+    )
+    if graph[index].op not in ("amax", "amin"):
+        return reduction
+    (operand,) = mapping.operands[index]
+    while operand.source in mapping.operands and graph[operand.source].op == "cast":
+        if graph[operand.source].dtype != "float32":
+            return reduction
+        (operand,) = mapping.operands[operand.source]
+    is_fp16 = mapping.is_in_memory(operand) and graph[operand.source].dtype == "float16"
+    return replace(reduction, dtype="float16") if is_fp16 else reduction
+
+
+def one_hot_columns(tile: Tile, indices: Iterable[int]) -> dict[int, str]:
+    """The one-hot conditions among operators, each with the int32 text of its column number.
+
+    Conditions that another loop or kernel reads are left out.
+    """
+    numbers = {
+        index: _column_number(tile, index)
+        for index in indices
+        if index not in tile.materialized and is_one_hot(tile.schedule, index)
+    }
+    return {index: number for index, number in numbers.items() if number}
+
+
+def _column_number(tile: Tile, index: int) -> str:
+    """The column number that a one-hot condition compares with, as int32.
+
+    Empty if the counter is not the column number, if the number does not fit into int32, or if all
+    rows have the same number.
+    """
+    graph, operands = tile.graph, tile.mapping.operands[index]
+    (counter,) = [o for o in operands if graph[o.source].op == "iota"]
+    (other,) = [o for o in operands if o is not counter]
+    (chunk,) = tile.chunks
+    if tile.operand_value(counter, chunk).int32_text != f"({chunk.counter})":
+        return ""
+    value = tile.operand_value(other, None).value
+    return narrow_to_int32(value, is_row_value=True) if value.number is None else ""
+
+
+def write_column_scalars(tile: Tile, numbers: dict[int, str]) -> None:
+    """Write the column numbers of a row as scalars ``s{index}``, on which threads can branch."""
+    for index, number in numbers.items():
+        tile.lines(f"s{index} = tl.sum(tl.sum({number}, 1), 0)")
+
+
+def chunk_condition(conditions: Sequence[int], start: str, width: int) -> str:
+    """A condition that is true if a chunk from column ``start`` has one of the columns."""
+    ranges = (f"(s{index} >= {start}) & (s{index} < {start} + {width})" for index in conditions)
+    return " or ".join(ranges)

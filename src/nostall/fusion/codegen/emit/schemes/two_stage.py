@@ -17,16 +17,20 @@ from nostall.fusion.codegen.emit.program import (
     assemble_program,
     kernel_name,
 )
-from nostall.fusion.codegen.emit.prologue import write_row_chunks, zero_condition
 from nostall.fusion.codegen.emit.tile import Tile
-from nostall.fusion.codegen.emit.tile_parts import Chunk, Rows, TileValue
+from nostall.fusion.codegen.emit.tile_parts import (
+    Chunk,
+    Rows,
+    TileValue,
+    write_row_chunks,
+    zero_condition,
+)
 from nostall.fusion.codegen.expressions.lines import Lines
-from nostall.fusion.codegen.expressions.reductions import Reduction, make_reduction
 from nostall.fusion.codegen.expressions.templates import TRITON_DTYPES, Value
 from nostall.fusion.codegen.loops.addresses import ZERO_TENSOR
 from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.tiling.async_copies import loop_range
-from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel
+from nostall.fusion.codegen.tiling.planned_kernel import KernelFacts, PlannedKernel
 from nostall.fusion.codegen.tiling.tile_sizes import finish_tile
 from nostall.fusion.graph.dynamic_size import Extent
 
@@ -34,7 +38,7 @@ from nostall.fusion.graph.dynamic_size import Extent
 def emit_two_stage(kernel: PlannedKernel) -> Program:
     """The program of the scheme ``column``: the kernels of both stages."""
     schedule, plan = kernel.schedule, kernel.plan
-    reductions = [_RowReduction(schedule, index) for index in schedule.row_reductions]
+    reductions = [_RowReduction(kernel.facts, index) for index in schedule.row_reductions]
     stages = [_first_stage(kernel, reductions), _second_stage(kernel, reductions)]
     workspaces = tuple(
         Workspace(f"w{each.index}", each.reduction.dtype, plan.splits * each.results)
@@ -46,9 +50,9 @@ def emit_two_stage(kernel: PlannedKernel) -> Program:
 class _RowReduction:
     """A reduction over rows, and possibly over columns, too."""
 
-    def __init__(self, schedule: Schedule, index: int) -> None:
-        self.index = index
-        self.reduction: Reduction = make_reduction(schedule.mapping.graph[index])
+    def __init__(self, facts: KernelFacts, index: int) -> None:
+        schedule = facts.schedule
+        self.index, self.reduction = index, facts.reductions[index]
         (operand,) = schedule.mapping.operands[index]
         self.reduces_columns = bool(schedule.mapping.reduced_loops[index] & set(schedule.columns))
         # Whether the result has columns.
@@ -84,7 +88,9 @@ def _first_stage(kernel: PlannedKernel, reductions: list[_RowReduction]) -> tupl
                 fill = f"{each.reduction.neutral}, {TRITON_DTYPES[each.reduction.dtype]}"
                 lines(f"{each.accumulator(chunk)} = tl.full({shape}, {fill})")
         lines("start = group * span")
-        before_loop = Tile(schedule, schedule.columns, Rows((), 1, "0", None, ""), chunks, lines)
+        before_loop = Tile(
+            kernel.facts, schedule.columns, Rows((), 1, "0", None, ""), chunks, lines
+        )
         if plan.async_copies:
             # In the loop, every iteration would copy these operands again.
             before_loop.preload((*schedule.body, *schedule.row_reductions), row_dependent=False)
@@ -188,7 +194,7 @@ def _second_stage(kernel: PlannedKernel, reductions: list[_RowReduction]) -> tup
         lines(f"inside = c < {results}")
         lines(f"group = tl.arange(0, {plan.splits})[:, None]")
         rows = Rows((), 1, "0", None, zero_condition("pid"))
-        tile = Tile(schedule, loops, rows, (Chunk(width, "c", "inside", ""),), lines)
+        tile = Tile(kernel.facts, loops, rows, (Chunk(width, "c", "inside", ""),), lines)
         for each in reductions:
             _write_final_result(tile, each, results)
         tile.write(schedule.epilogue)
