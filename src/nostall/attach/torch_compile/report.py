@@ -48,11 +48,11 @@ class GraphReport:
     from_store: bool = False
     # Calls until the selection.
     calls: int = 0
-    # Wall time by activity, in seconds: compiling the baseline ("plain") and the candidate
-    # ("stitched"), background threads ("background"), tuning ("raced"), comparing kernels
-    # ("duels"), matrix products ("products") and the graph ("compared"), waiting for workers that
-    # generate code ("written"), compile kernels ("compiled") or graphs ("ahead", summed over all
-    # workers).
+    # Wall time by activity, in seconds: compiling the baseline and the candidate ("baseline",
+    # "candidate"), threads ("background"), tuning of plans ("plan_tuning"), comparisons of kernels,
+    # products and the graph ("kernel_comparison", "products", "graph_comparison"), waiting for
+    # workers that generate code ("codegen"), compile kernels ("kernel_compilation") or graphs
+    # ("graph_compilation", summed over all workers).
     seconds: dict[str, float] = field(default_factory=dict)
     # Why no worker process compiled the graph; empty if one did.
     local_only_reason: str = ""

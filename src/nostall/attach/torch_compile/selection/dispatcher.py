@@ -242,7 +242,7 @@ class GraphDispatcher:
             self._fall_back(f"not compared: {one_line(error)}", error)
             return
         self._state.advance(Phase.COMPARED)
-        self.report.add_seconds("compared", time.perf_counter() - began)
+        self.report.add_seconds("graph_comparison", time.perf_counter() - began)
         self.report.comparison = comparison
         self.report.kernels = self.report.kernels or len(kernels)
         verdict, selection = comparison.comparison().verdict, candidate.selection

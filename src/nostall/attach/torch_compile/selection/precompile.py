@@ -123,7 +123,7 @@ class Precompiler:
         if self._is_unneeded:
             return []
         FIRST_INDUCTOR_WORKER.attach_gpu()
-        return self._graphs(self._run_job("ahead", FIRST_INDUCTOR_WORKER, job))
+        return self._graphs(self._run_job("graph_compilation", FIRST_INDUCTOR_WORKER, job))
 
     def _graphs(self, result: JobResult[tuple[bytes, ...]]) -> list[GraphModule]:
         if self._is_unneeded:  # the worker may have been stopped, which is no failure
@@ -145,13 +145,13 @@ class Precompiler:
         if target is None:
             return None
         job = CodegenJob(tuple(graphs), tuning, target, id(self))
-        return self._candidates(self._run_job("written", CODEGEN_WORKER, job))
+        return self._candidates(self._run_job("codegen", CODEGEN_WORKER, job))
 
     def wait_for_kernels(self) -> None:
         """Wait until all kernels are compiled, or none was compiled for :data:`JOB_TIMEOUT_S`."""
         fewest, end = math.inf, math.inf
         while not self._is_unneeded and CODEGEN_WORKER.is_running:
-            result = self._run_job("compiled", CODEGEN_WORKER, CompileStatusJob())
+            result = self._run_job("kernel_compilation", CODEGEN_WORKER, CompileStatusJob())
             self._candidates(result)
             if result.value is None or not result.value.remaining:
                 return
@@ -198,7 +198,7 @@ class Precompiler:
                 if time.perf_counter() > self._baselines_end:
                     return
                 # The limit counts from the first result, because a worker needs time to start.
-                end = time.perf_counter() + self._report.seconds["plain"]
+                end = time.perf_counter() + self._report.seconds["baseline"]
                 self._baselines_end = min(self._baselines_end, end)
 
     def _next_baseline_job(
@@ -241,7 +241,7 @@ class Precompiler:
     def _compile(self, job: CompileJob, worker: Worker) -> JobResult[RewriteResult]:
         if self._state.is_decided:
             return JobResult("the version of the graph is selected")
-        return self._run_job("ahead", worker, job)
+        return self._run_job("graph_compilation", worker, job)
 
     def _run_job(self, activity: str, worker: Worker, job: Job[T]) -> JobResult[T]:
         """Run a job, and report its wall time and its CPU time."""

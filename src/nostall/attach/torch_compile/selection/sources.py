@@ -137,7 +137,7 @@ class RegionSource:
         """Measure which plans run, and which kernels stay with Inductor."""
         clock = self.clock
         if self.tuning.candidates and clock is not None:
-            self.versions.timed("raced", lambda: self.tuning.run(self.versions.device, clock))
+            self.versions.timed("plan_tuning", lambda: self.tuning.run(self.versions.device, clock))
         try:
             kept, slower = self._kept_in_inductor(), None
         except AllKernelsSlower as error:
@@ -149,10 +149,10 @@ class RegionSource:
         if not self.comparisons.graphs:
             return frozenset()
         # Not much longer than Inductor's own compilation took.
-        limit = max(self.versions.report.seconds["plain"], self.versions.options.seconds)
+        limit = max(self.versions.report.seconds["baseline"], self.versions.options.seconds)
         compiler = self.versions.compiler.without_cuda_graphs
         return self.versions.timed(
-            "duels", lambda: self.comparisons.kept_in_inductor(compiler, limit)
+            "kernel_comparison", lambda: self.comparisons.kept_in_inductor(compiler, limit)
         )
 
     def _records(self) -> dict[str, RegionRecord]:

@@ -90,13 +90,13 @@ class GraphVersions:
         module_copy = clone_graph(module) if copy is None else copy
         try:
             return self.timed(
-                "plain", lambda: self.compiler.compile_baseline(module, inputs, observe)
+                "baseline", lambda: self.compiler.compile_baseline(module, inputs, observe)
             )
         except InductorUnavailable as error:
             warn_once(f"Inductor is not available, PyTorch's operators run one by one: {error}")
             self.compiler = EagerCompiler()
             return self.timed(
-                "plain", lambda: self.compiler.compile_baseline(clone_graph(module_copy), inputs)
+                "baseline", lambda: self.compiler.compile_baseline(clone_graph(module_copy), inputs)
             )
 
     def compile_candidate(
@@ -126,7 +126,7 @@ class GraphVersions:
                 compile_kernel(kernel, self.device)
             return run, result
 
-        run, result = self.timed("stitched", compile_graph)
+        run, result = self.timed("candidate", compile_graph)
         self.report.not_fused = result.not_fused
         self.report.explanations = result.explanations
         self.report.kernels = len(result.kernels) or self.report.kernels

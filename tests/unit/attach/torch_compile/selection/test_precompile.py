@@ -172,7 +172,7 @@ def with_numbered_jobs(monkeypatch: pytest.MonkeyPatch) -> Precompiler:
     precompiler = with_codegen_worker(monkeypatch, FakeWorker())
     monkeypatch.setattr(precompile, "baseline_jobs", lambda comparisons, _: comparisons.jobs())
     # The time of Inductor's own compilation limits that of the baselines.
-    precompiler._report.seconds["plain"] = 60.0
+    precompiler._report.seconds["baseline"] = 60.0
     return precompiler
 
 
@@ -227,8 +227,8 @@ def test_a_result_is_reported_while_another_thread_makes_baseline_jobs(
         target=precompiler.compile_baselines, args=(SlowJobs(1), InductorCompiler({}), worker)
     )
     thread.start()
-    precompiler._run_job("compiled", FakeWorker(JobResult()), "a job")  # type: ignore[arg-type]
-    assert thread.is_alive() and precompiler._report.seconds["compiled"] < 5
+    precompiler._run_job("kernel_compilation", FakeWorker(JobResult()), "a job")  # type: ignore[arg-type]
+    assert thread.is_alive() and precompiler._report.seconds["kernel_compilation"] < 5
     go.set()
     thread.join(60)
 
