@@ -216,11 +216,22 @@ def _start(name: str, model: Model) -> list[str]:
     return [*cells, f"{nostall_cold['held_up_s']:.1f}", longest or "under 0.1"]
 
 
+_STAGES = {
+    "plan_tuning": "raced",
+    "kernel_comparison": "duels",
+    "candidate": "stitched",
+    "graph_comparison": "compared",
+}
+"""Activities of a report on the program's own thread, with their names in results of 0.1."""
+
+
 def _waits(model: Model) -> list[str]:
     """Seconds on the program's own thread by stage, their sum, and the time held up."""
     start = model["nostall"]["starts"]["cold"]
-    stages = ("raced", "duels", "stitched", "compared")
-    seconds = [sum(g["seconds"].get(stage, 0.0) for g in start["graphs"]) for stage in stages]
+    seconds = [
+        sum(g["seconds"].get(stage, g["seconds"].get(former, 0.0)) for g in start["graphs"])
+        for stage, former in _STAGES.items()
+    ]
     held_up = f"{start['held_up_s']:.1f}" if "held_up_s" in start else NONE
     return [*(f"{s:.1f}" for s in (*seconds, sum(seconds))), held_up]
 
