@@ -31,6 +31,11 @@ class Assembler:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def version_numbers(version: str) -> tuple[int, ...]:
+    """The numbers of a version, which compare as versions do: (13, 5, 37)."""
+    return tuple(int(part) for part in re.findall(r"\d+", version))
+
+
 def find_assemblers() -> list[Assembler]:
     """One ptxas of each installed version: from Triton, pip packages, CUDA and the PATH."""
     assemblers: dict[str, Assembler] = {}
