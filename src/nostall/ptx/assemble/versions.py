@@ -24,6 +24,14 @@ class Assembler:
     version: str
     """For example ``13.5.37``."""
 
+    @classmethod
+    def of(cls, path: Path) -> Assembler:
+        """The ptxas in a file.  Raises :class:`BadInput` if it does not run or is none."""
+        version = _version(path)
+        if version == "unknown":
+            raise BadInput(f"{path} --version names no version; give the path of a ptxas")
+        return cls(path, version)
+
     @cached_property
     def sha256(self) -> str:
         """Hash of the program file."""
