@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +16,7 @@ from nostall.ptx.assemble.command import Command
 from nostall.ptx.assemble.ptxas import PtxasRun, run_ptxas
 from nostall.ptx.assemble.versions import Assembler, find_assemblers, version_numbers
 from nostall.ptx.schedule.state import PtxState
-from nostall.sass.binary.code_hash import code_sha256
+from nostall.sass.binary.cubin import Cubin
 from nostall.store import Row, Store
 from nostall.tuning.assembler.commands import find_command
 from nostall.tuning.assembler.description import describe_levers
@@ -70,13 +70,15 @@ class Report:
     """The last resort; None if there is no older ptxas, or nothing to recover."""
     recipe: Recipe | None = None
     """How the best candidate is made again."""
+    text: str = field(default="", repr=False)
+    """The PTX of the best candidate."""
 
     @property
     def answer(self) -> Answer:
         """The result in one word."""
         if not self.losses:
-            older, newer = (code_sha256(b.cubin) for b in (self.case.older, self.case.newer))
-            return "same code" if older == newer else "no loss"
+            older, newer = self.case.older.properties, self.case.newer.properties
+            return "same code" if older.words == newer.words else "no loss"
         if self.recovery is None or self.recovery.best is None:
             return "not recoverable"
         return "recovered" if self.recovery.recovered else "in part"
@@ -86,6 +88,11 @@ class Report:
         best = self.recovery.best if self.recovery is not None else None
         older, newer = self.case.older.properties, self.case.newer.properties
         return shares(self.losses, older, best.properties if best is not None else newer)
+
+    def left(self) -> tuple[Loss, ...]:
+        """The losses of the best candidate."""
+        best = self.recovery.best if self.recovery is not None else None
+        return find_losses(self.case.older.properties, best.properties) if best else self.losses
 
     def to_json(self) -> dict[str, Any]:
         """The report as a JSON document."""
@@ -105,6 +112,7 @@ class Report:
             best = recovery.best
             document["search"] = {
                 "recovered": self.shares(),
+                "left": list(map(str, self.left())),
                 "changes": describe_levers(best.candidate.state) if best else [],
                 "candidates": dict(recovery.counts),
                 "seconds": round(recovery.seconds, 2),
@@ -145,9 +153,8 @@ def newer_binary(
                 f"{source.origin} has no PTX to assemble with ptxas {ptxas.version}; leave --ptxas "
                 "out, or give a Triton kernel or a .ptx file"
             )
-        label = f"{source.origin}"
         properties = read_properties(source.cubin, source.kernel, source.launch)
-        return None, Binary(label, source.cubin, properties)
+        return None, Binary(Path(source.origin).name, source.cubin, properties)
     candidates = [ptxas] if ptxas is not None else installed
     compiler = find_command(source, find_assemblers() if candidates is None else candidates)
     assembler = compiler.assemblers[0]
@@ -171,6 +178,11 @@ def older_by_ptxas(
 
 def older_by_cubin(source: Source, cubin: bytes, label: str) -> Binary:
     """An older binary of the kernel from a file or a store."""
+    old, new = Cubin.parse(cubin).sm, Cubin.parse(source.cubin).sm
+    if old != new:
+        raise BadInput(
+            f"{label} is for sm_{old}, and {source.origin} for sm_{new}; give a binary for sm_{new}"
+        )
     return Binary(label, cubin, read_properties(cubin, source.kernel, source.launch))
 
 
@@ -182,8 +194,9 @@ def _binary(source: Source, assembler: Assembler, run: PtxasRun) -> Binary:
     return Binary(f"ptxas {assembler.version}", run.cubin, properties, assembler)
 
 
-def newest_record(store: Store, kernel: str, architecture: str) -> Row:
+def newest_record(store: Store, source: Source) -> Row:
     """The newest record of a kernel; raises :class:`BadInput` if the store has none."""
+    kernel, architecture = source.kernel, f"sm_{Cubin.parse(source.cubin).sm}"
     rows = [r for r in store.rows() if (r.kernel, r.architecture) == (kernel, architecture)]
     if not rows:
         known = ", ".join(sorted({row.kernel for row in store.rows()})[:5]) or "nothing"
@@ -268,8 +281,11 @@ def compare(case: Case, budget: Budget | None, seed: int = 0) -> Report:
     )
     space = make_space(ptx, source.kernel, levers)
     found = recover(spec, space, Goal(older, newer, losses, source.launch), budget, seed)
-    recipe = make_recipe(spec, found.best.candidate) if found.best is not None else None
-    report = replace(report, recovery=found, recipe=recipe)
+    report = replace(report, recovery=found)
+    if found.best is not None:
+        candidate = found.best.candidate
+        text = space.text(candidate.state)
+        report = replace(report, recipe=make_recipe(spec, candidate), text=text)
     if found.recovered or case.older.assembler is None:
         return report
     offer = offer_older(

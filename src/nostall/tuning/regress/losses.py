@@ -98,6 +98,8 @@ def excess(older: Properties, found: Properties) -> float:
 
 def name_causes(older: Properties, newer: Properties) -> list[str]:
     """What differs between the binaries, the likeliest reason of another time first."""
+    if older.words == newer.words:
+        return []
     causes = [
         *_spills(older, newer),
         *_warps(older, newer),
@@ -113,10 +115,8 @@ def name_causes(older: Properties, newer: Properties) -> list[str]:
         what = "the same instructions in another order" if same else "another order"
         before, after = older.loops.load_distance, newer.loops.load_distance
         causes.append(f"{what}: loads {before:.1f} → {after:.1f} instructions before their reader")
-    elif older.control != newer.control:
-        causes.append("the same instructions in the same order with other stall counts or waits")
-    elif not causes:
-        causes.append("other registers or constants only" if older != newer else "nothing")
+    else:
+        causes.append("the same order with other registers, stall counts or waits")
     return causes
 
 

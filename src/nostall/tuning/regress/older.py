@@ -47,10 +47,8 @@ def assemble_with(ptx: str, command: Command, assembler: Assembler, newer: Assem
     without the proof, and if ``assembler`` refuses the PTX.
     """
     run = _run(ptx, command, assembler)
-    highest = _HIGHEST.search(run.detail)
-    lowered = ""
-    if highest is not None:
-        text, lowered = _with_version(ptx, highest.group(1))
+    text, lowered = lower_version(ptx, run)
+    if lowered:
         _prove(ptx, text, command, newer, lowered)
         run = _run(text, command, assembler)
     if run.status != "assembled":
@@ -58,12 +56,17 @@ def assemble_with(ptx: str, command: Command, assembler: Assembler, newer: Assem
     return Assembled(run, lowered)
 
 
-def _with_version(ptx: str, version: str) -> tuple[str, str]:
-    """The PTX with another ``.version``, and the change in words."""
-    match = _VERSION.search(ptx)
-    assert match is not None  # ptxas has read it
-    text = f"{ptx[: match.start(2)]}{version}{ptx[match.end(2) :]}"
-    return text, f"{match.group(2)} → {version}"
+def lower_version(ptx: str, run: PtxasRun) -> tuple[str, str]:
+    """The PTX with the ``.version`` that a run of ptxas asks for, and the change in words.
+
+    The words are empty if the run did not refuse the PTX's ``.version``.
+    """
+    highest, present = _HIGHEST.search(run.detail), _VERSION.search(ptx)
+    if highest is None or present is None:
+        return ptx, ""
+    version = highest.group(1)
+    text = f"{ptx[: present.start(2)]}{version}{ptx[present.end(2) :]}"
+    return text, f"{present.group(2)} → {version}"
 
 
 def _prove(ptx: str, text: str, command: Command, newer: Assembler, lowered: str) -> None:

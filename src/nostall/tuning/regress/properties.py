@@ -71,15 +71,15 @@ class Properties:
     opcodes: Mapping[str, int]
     """Instructions by opcode without modifiers."""
     loops: Loops
+    words: bytes = field(repr=False)
+    """The machine code."""
     order: tuple[str, ...] = field(repr=False)
     """The opcodes in their order."""
-    control: tuple[str, ...] = field(repr=False)
-    """The scheduling fields in their order."""
 
     def to_json(self) -> dict[str, Any]:
-        """The fields without the sequences."""
+        """The fields without the code."""
         fields = asdict(self)
-        del fields["order"], fields["control"]
+        del fields["words"], fields["order"]
         return fields
 
 
@@ -113,8 +113,8 @@ def read_properties(
         pipes=dict(Counter(str(i.pipe) for i in code).most_common()),
         opcodes=dict(Counter(i.base for i in code).most_common()),
         loops=_loops(function),
+        words=cubin[function.text.file_offset :][: function.text.size],
         order=tuple(i.opcode for i in code),
-        control=tuple(str(i.control) for i in code),
     )
 
 

@@ -1,0 +1,255 @@
+"""The command ``nostall regress``: what another compiler changed in a kernel, and its recovery."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nostall.cli.options.inputs import (
+    ArchOption,
+    KernelOption,
+    LaunchOption,
+    PtxasOptionsOption,
+    load_source,
+    read_cubin,
+)
+from nostall.cli.terminal.console import (
+    Format,
+    FormatOption,
+    QuietOption,
+    err,
+    out,
+    show_json,
+    show_table,
+)
+from nostall.cli.tuning.checks import check_limits
+from nostall.core import BadInput, Budget
+
+if TYPE_CHECKING:
+    from nostall.ptx.assemble.command import Command
+    from nostall.ptx.assemble.versions import Assembler
+    from nostall.tuning.regress.job import Binary, Case, Report
+    from nostall.tuning.regress.properties import Properties
+    from nostall.tuning.sources.source import Source
+
+STORE = "store"
+DEFAULT_SECONDS = 60.0
+
+TargetArgument = Annotated[
+    str | None,
+    typer.Argument(
+        help="path.py:kernel for a Triton kernel, a .ptx file, a cubin, a fatbin, or an entry of "
+        "Triton's cache. Not needed with `--baseline store`: all kernels of the store."
+    ),
+]
+BaselineOption = Annotated[
+    str,
+    typer.Option(
+        help="What was fast: a version of ptxas (13.2, 12.9.86), the path of a ptxas, a cubin, or "
+        "store (what the compiler made when the store's record was measured)."
+    ),
+]
+PtxasOption = Annotated[
+    str | None,
+    typer.Option(
+        help="The ptxas that is looked at, by version or path; default: the compiler's own, and "
+        "the newest one for all kernels of the store."
+    ),
+]
+SecondsOption = Annotated[float | None, typer.Option(help="Time limit of the search of a kernel.")]
+EvaluationsOption = Annotated[
+    int | None, typer.Option(help="Most candidates of the search of a kernel.")
+]
+SearchOption = Annotated[
+    bool, typer.Option("--search/--no-search", help="Search for what was lost; or compare only.")
+]
+SeedOption = Annotated[int, typer.Option(help="Random seed of the orders.")]
+OutOption = Annotated[
+    Path | None,
+    typer.Option("--out", help="Folder for the best candidate: its PTX, cubin and recipe."),
+]
+
+
+def regress(
+    target: TargetArgument = None,
+    baseline: BaselineOption = STORE,
+    ptxas: PtxasOption = None,
+    kernel: KernelOption = None,
+    launch: LaunchOption = None,
+    arch: ArchOption = None,
+    ptxas_options: PtxasOptionsOption = "",
+    search: SearchOption = True,
+    seconds: SecondsOption = None,
+    evaluations: EvaluationsOption = None,
+    seed: SeedOption = 0,
+    out_dir: OutOption = None,
+    format: FormatOption = Format.TABLE,
+    quiet: QuietOption = False,
+) -> None:
+    """Say what a newer compiler lost in a kernel, and search for it.
+
+    Static properties are compared, so no GPU is needed: local memory, warps of an SM, instructions
+    and issue cycles of loops. A candidate has them back, its PTX is proved equal, and the verifier
+    accepts its machine code; it was not measured.
+
+    Exit code 0: nothing was lost; 1: something was, also if the search recovers it.
+    """
+    from nostall.tuning.regress.job import compare, find_ptxas
+
+    check_limits(seconds, evaluations)
+    if seed < 0:
+        raise BadInput(f"--seed is {seed}; give 0 or a greater whole number")
+    if seconds is None and evaluations is None:
+        seconds = DEFAULT_SECONDS
+    budget = Budget(seconds, evaluations) if search else None
+    newer = find_ptxas(ptxas) if ptxas is not None else None
+    if target is None:
+        cases = _stored_cases(baseline, newer, out_dir)
+    else:
+        cases = [_case(load_source(target, kernel, launch, arch, ptxas_options), baseline, newer)]
+    reports = []
+    for case in cases:
+        reports.append(compare(case, budget, seed))
+        if out_dir is not None:
+            _write(reports[-1], out_dir)
+        if format is Format.TABLE:
+            _show(reports[-1], quiet=quiet)
+    if format is Format.JSON:
+        documents = [report.to_json() for report in reports]
+        show_json(documents[0] if target is not None else documents)
+    if any(report.losses for report in reports):
+        raise typer.Exit(1)
+
+
+def _stored_cases(baseline: str, newer: Assembler | None, out_dir: Path | None) -> Sequence[Case]:
+    from nostall.store import Store
+    from nostall.tuning.regress.job import stored_cases
+
+    if baseline != STORE or out_dir is not None:
+        option = "--out" if out_dir is not None else f"--baseline {baseline}"
+        raise BadInput(
+            f"{option} is for one kernel, and none was given; give path.py:kernel, a .ptx or a "
+            ".cubin file, or leave the option out"
+        )
+    cases: list[Case] = []
+    for case in stored_cases(Store(), newer):
+        if isinstance(case, str):
+            err.print(f"not compared: {case}")
+        else:
+            cases.append(case)
+    if not cases:
+        raise BadInput(
+            "the store has no kernel to compare; `nostall tune TARGET --objective gpu` records "
+            "one, or give a kernel and --baseline with a version of ptxas or a cubin"
+        )
+    return cases
+
+
+def _case(source: Source, baseline: str, ptxas: Assembler | None) -> Case:
+    from nostall.tuning.regress.job import Case, newer_binary
+
+    command, newer = newer_binary(source, ptxas)
+    return Case(source, command, _older(source, baseline, newer, command), newer)
+
+
+def _older(source: Source, baseline: str, newer: Binary, command: Command | None) -> Binary:
+    from nostall.store import Store
+    from nostall.tuning.regress import job
+
+    if baseline == STORE:
+        store = Store()
+        row = job.newest_record(store, source)
+        return job.older_by_cubin(source, store.contents(row).original, f"record {row.id[:12]}")
+    if baseline.endswith(".cubin"):
+        return job.older_by_cubin(source, read_cubin(Path(baseline), None), Path(baseline).name)
+    return job.older_by_ptxas(source, command, job.find_ptxas(baseline), newer)
+
+
+def _write(report: Report, folder: Path) -> None:
+    """Write the best candidate of a search."""
+    best = report.recovery.best if report.recovery is not None else None
+    if best is None or report.recipe is None:
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "best.cubin").write_bytes(best.candidate.cubin)
+        (folder / "best.ptx").write_text(report.text)
+        (folder / "recipe.json").write_bytes(report.recipe.to_bytes())
+    except OSError as error:
+        raise BadInput(f"cannot write {folder}: {error.strerror}; choose another --out") from error
+
+
+def _show(report: Report, *, quiet: bool) -> None:
+    case, answer = report.case, report.answer
+    out.print(f"{case.source.kernel}: {_answer(report)}")
+    if quiet or answer == "same code":
+        return
+    found = report.recovery.best if report.recovery is not None else None
+    binaries = [case.older.properties, case.newer.properties]
+    columns = ["property", case.older.label, case.newer.label]
+    if found is not None:
+        binaries.append(found.properties)
+        columns.append("found")
+    rows = [
+        (name, *(str(read(properties)) for properties in binaries)) for name, read in _ROWS.items()
+    ]
+    show_table("static properties", tuple(columns), rows)
+    for cause in report.causes:
+        out.print(f"cause:     {cause}")
+    for line in _search_lines(report):
+        out.print(line)
+    if report.offer is not None:
+        offered = "possible" if report.offer.offered else "not offered"
+        out.print(f"older:     ptxas {report.offer.version}, {offered}: {report.offer.reason}")
+
+
+_ROWS: Mapping[str, Callable[[Properties], object]] = {
+    "registers": lambda p: p.registers,
+    "warps of an SM": lambda p: p.warps_per_sm,
+    "local memory accesses": lambda p: p.local_accesses,
+    "spilled bytes": lambda p: "-" if p.spill_bytes is None else p.spill_bytes,
+    "instructions": lambda p: p.instructions,
+    "instructions of loops": lambda p: p.loops.instructions,
+    "issue cycles of loops": lambda p: p.loops.issue_cycles,
+    "bank conflicts": lambda p: p.bank_conflicts,
+    "load to reader": lambda p: round(p.loops.load_distance),
+}
+
+
+def _answer(report: Report) -> str:
+    lost = "; ".join(map(str, report.losses))
+    match report.answer:
+        case "same code":
+            return "the same machine code"
+        case "no loss":
+            return "no static loss"
+        case "recovered":
+            return f"lost and recovered ({lost})"
+        case "in part":
+            return f"lost, recovered in part ({lost})"
+    searched = report.recovery is not None
+    return f"lost, {'not recoverable' if searched else 'not searched'} ({lost})"
+
+
+def _search_lines(report: Report) -> list[str]:
+    if report.recovery is None:
+        without = report.losses and report.case.command is None
+        return ["searched:  no, there is no PTX to search"] if without else []
+    recovery, best = report.recovery, report.recovery.best
+    counts = ", ".join(f"{n} {what}" for what, n in recovery.counts.items() if n)
+    lines = [f"searched:  {recovery.seconds:.0f} s, {counts or 'nothing'}, {recovery.stopped}"]
+    if best is None:
+        return [*lines, "found:     no candidate comes nearer to the older binary"]
+    from nostall.tuning.assembler.description import describe_levers
+
+    parts = ", ".join(f"{share:.0%} of {name}" for name, share in report.shares().items())
+    left = "; ".join(map(str, report.left()))
+    return [
+        *lines,
+        f"changed:   {'; '.join(describe_levers(best.candidate.state))}",
+        f"recovered: {parts}{f'; left: {left}' if left else ''}",
+        "checked:   PTX proved equal, machine code verified; not measured",
+    ]
