@@ -24,7 +24,7 @@ import itertools
 import statistics
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -63,29 +63,21 @@ _HEAD_DIMENSIONS = (256, 512)
 Row = dict[str, Any]
 
 
-def sources(newest: Assembler, match: str) -> Iterator[tuple[str, Source]]:
-    """Name and source of each kernel whose name has ``match`` in it."""
+Job = tuple[str, Callable[[], Source]]
+"""Name of a kernel, and the function that compiles it."""
+
+
+def jobs(newest: Assembler) -> Iterator[Job]:
+    """All kernels: PTX of nvcc, the corpus of Triton kernels, the suite, users' code."""
     for name, text in ptx_texts().items():
-        if name.startswith("nvcc-") and match in name:
-            with tempfile.TemporaryDirectory(prefix="nostall-") as folder:
-                path = Path(folder, f"{name}.ptx")
-                path.write_text(text)
-                for kernel in parse(text).kernels:
-                    with suppress(NostallError):
-                        yield (
-                            f"{name}:{kernel.name}",
-                            load_ptx(path, kernel.name, installed=[newest]),
-                        )
+        if name.startswith("nvcc-"):
+            for kernel in parse(text).kernels:
+                yield f"{name}:{kernel.name}", partial(_load, text, kernel.name, newest)
     for entry in ENTRIES:
         for capability in (c for c in entry.capabilities if c in CAPABILITIES):
-            name, arch = entry.name(capability), f"sm_{capability}"
-            if match in name:
-                with suppress(NostallError):
-                    path = ROOT / entry.path
-                    yield (
-                        name,
-                        compile_triton(path, entry.launch, None, arch, options=entry.options),
-                    )
+            arguments = (ROOT / entry.path, entry.launch, None, f"sm_{capability}")
+            compile_ = partial(compile_triton, *arguments, options=entry.options)
+            yield entry.name(capability), compile_
     decode = next(entry for entry in unseen_entries() if entry.kernel == "paged_decode")
     wide = [(*decode.problem[:3], d, *decode.problem[4:]) for d in _HEAD_DIMENSIONS]
     decodes = [replace(decode, problem=problem) for problem in wide]
@@ -94,9 +86,14 @@ def sources(newest: Assembler, match: str) -> Iterator[tuple[str, Source]]:
         for options in entry.options[::step]:
             tile = "x".join(map(str, options.tile or ()))
             name = f"{entry.name} {tile} {options.num_warps} warps {options.num_stages} stages"
-            if match in name:
-                with suppress(NostallError):
-                    yield name, build(entry, options)
+            yield name, partial(build, entry, options)
+
+
+def _load(text: str, kernel: str, newest: Assembler) -> Source:
+    with tempfile.TemporaryDirectory(prefix="nostall-") as folder:
+        path = Path(folder, "nvcc.ptx")
+        path.write_text(text)
+        return load_ptx(path, kernel, installed=[newest])
 
 
 def assemble(source: Source, assemblers: Sequence[Assembler]) -> list[Row]:
@@ -193,6 +190,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ptxas", type=Path, required=True, help="folder of VERSION/bin/ptxas")
     parser.add_argument("--seconds", type=float, default=30.0, help="search of one kernel")
     parser.add_argument("--match", default="", help="only kernels with this in their name")
+    parser.add_argument("--every", type=int, default=1, help="take every N-th kernel")
     parser.add_argument("--limit", type=int, help="search at most this many kernels more")
     parser.add_argument("--out", type=Path, required=True)
 
@@ -204,7 +202,11 @@ def main(options: argparse.Namespace) -> int:
     versions = [assembler.version for assembler in found]
     done: Row = load(options.out) if options.out.is_file() else {}
     rows: dict[str, Row] = done.get("rows", {}) if done.get("ptxas") == versions else {}
-    kernels = dict(sources(found[-1], options.match))
+    named = [job for job in jobs(found[-1]) if options.match in job[0]]
+    kernels: dict[str, Source] = {}
+    for name, compile_ in named[:: options.every]:
+        with suppress(NostallError):  # too much shared memory, or no such instruction
+            kernels[name] = compile_()
     todo = [name for name in kernels if name not in rows]
     with ThreadPoolExecutor(2) as pool:
         reports = pool.map(partial(assemble, assemblers=found), (kernels[n] for n in todo))
@@ -213,7 +215,7 @@ def main(options: argparse.Namespace) -> int:
             jumps = [[a, b] for (a, x), (b, y) in pairs if is_jump(x, y)]
             rows[name] = {"versions": report, "jumps": jumps}
             if len(rows) % 20 == 0:
-                print(f"{len(rows)} of {len(kernels)} kernels assembled", flush=True)
+                print(f"{len(rows)} kernels assembled", flush=True)
     _save(options.out, rows, versions)
     waiting = [n for n in kernels if rows[n]["jumps"] and "case" not in rows[n]]
     for name in waiting[: options.limit]:

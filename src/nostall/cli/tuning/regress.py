@@ -25,17 +25,21 @@ from nostall.cli.terminal.console import (
     show_json,
     show_table,
 )
-from nostall.cli.tuning.checks import check_limits
-from nostall.core import BadInput, Budget
+from nostall.core import BadInput
 
 if TYPE_CHECKING:
     from nostall.ptx.assemble.command import Command
     from nostall.ptx.assemble.versions import Assembler
     from nostall.tuning.regress.job import Binary, Case, Report
+    from nostall.tuning.regress.measured import Measured
     from nostall.tuning.regress.properties import Properties
+    from nostall.tuning.settings import Settings
     from nostall.tuning.sources.source import Source
 
 STORE = "store"
+"""The baseline that is what the compiler made when a record of the store was measured."""
+STATIC, GPU = "static", "gpu"
+"""Values of ``--objective``."""
 DEFAULT_SECONDS = 60.0
 
 TargetArgument = Annotated[
@@ -63,6 +67,13 @@ SecondsOption = Annotated[float | None, typer.Option(help="Time limit of the sea
 EvaluationsOption = Annotated[
     int | None, typer.Option(help="Most candidates of the search of a kernel.")
 ]
+ObjectiveOption = Annotated[
+    str,
+    typer.Option(
+        help="static (needs no GPU); gpu (measures both binaries, and searches as `nostall tune` "
+        "does if the older one is faster)."
+    ),
+]
 SearchOption = Annotated[
     bool, typer.Option("--search/--no-search", help="Search for what was lost; or compare only.")
 ]
@@ -81,6 +92,7 @@ def regress(
     launch: LaunchOption = None,
     arch: ArchOption = None,
     ptxas_options: PtxasOptionsOption = "",
+    objective: ObjectiveOption = STATIC,
     search: SearchOption = True,
     seconds: SecondsOption = None,
     evaluations: EvaluationsOption = None,
@@ -93,35 +105,70 @@ def regress(
 
     Static properties are compared, so no GPU is needed: local memory, warps of an SM, instructions
     and issue cycles of loops. A candidate has them back, its PTX is proved equal, and the verifier
-    accepts its machine code; it was not measured.
+    accepts its machine code; it was not measured. `--objective gpu` compares and searches times.
 
     Exit code 0: nothing was lost; 1: something was, also if the search recovers it.
     """
     from nostall.tuning.regress.job import compare, find_ptxas
 
-    check_limits(seconds, evaluations)
-    if seed < 0:
-        raise BadInput(f"--seed is {seed}; give 0 or a greater whole number")
-    if seconds is None and evaluations is None:
-        seconds = DEFAULT_SECONDS
-    budget = Budget(seconds, evaluations) if search else None
+    settings = _settings(objective, seconds, evaluations, seed, out_dir)
     newer = find_ptxas(ptxas) if ptxas is not None else None
     if target is None:
         cases = _stored_cases(baseline, newer, out_dir)
     else:
         cases = [_case(load_source(target, kernel, launch, arch, ptxas_options), baseline, newer)]
-    reports = []
+    documents, has_lost = [], False
     for case in cases:
-        reports.append(compare(case, budget, seed))
-        if out_dir is not None:
-            _write(reports[-1], out_dir)
+        is_static = search and objective == STATIC
+        report = compare(case, settings.budget if is_static else None, seed)
+        measured = _measure(case, settings) if objective == GPU else None
+        has_lost |= bool(report.losses) if measured is None else measured.older.faster
+        document = report.to_json()
+        documents.append(document if measured is None else document | measured.to_json())
+        _write(report, out_dir)
         if format is Format.TABLE:
-            _show(reports[-1], quiet=quiet)
+            _show(report, measured, quiet=quiet)
     if format is Format.JSON:
-        documents = [report.to_json() for report in reports]
         show_json(documents[0] if target is not None else documents)
-    if any(report.losses for report in reports):
+    if has_lost:
         raise typer.Exit(1)
+
+
+def _settings(
+    objective: str, seconds: float | None, evaluations: int | None, seed: int, out_dir: Path | None
+) -> Settings:
+    """The settings of a search; raises :class:`BadInput` for options that cannot be used."""
+    from nostall.cli.tuning.checks import check_limits
+    from nostall.tuning.settings import Settings
+    from nostall.tuning.strategies import ASSEMBLER
+
+    check_limits(seconds, evaluations)
+    if objective not in (STATIC, GPU):
+        raise BadInput(f"--objective is {objective!r}; give {STATIC} or {GPU}")
+    if objective == GPU and out_dir is not None:
+        raise BadInput(
+            "--out is for the static search; to keep what is measured, run `nostall tune TARGET "
+            "--objective gpu`"
+        )
+    if seed < 0:
+        raise BadInput(f"--seed is {seed}; give 0 or a greater whole number")
+    if seconds is None and evaluations is None:
+        seconds = DEFAULT_SECONDS
+    return Settings(ASSEMBLER, seed, seconds, evaluations, objective=objective)
+
+
+def _measure(case: Case, settings: Settings) -> Measured:
+    """The times of a kernel's binaries on the GPU, and the search for what was lost."""
+    from nostall.gpu import Kernel, LocalGpu
+    from nostall.tuning.regress.measured import measure
+    from nostall.tuning.sources.source import missing_launch
+
+    source = case.source
+    if source.launch is None:
+        raise missing_launch(source, "measuring")
+    kernel = Kernel(case.newer.cubin, source.kernel, source.launch)
+    with LocalGpu(kernel, settings.measurement_plan) as gpu:
+        return measure(case, settings, gpu)
 
 
 def _stored_cases(baseline: str, newer: Assembler | None, out_dir: Path | None) -> Sequence[Case]:
@@ -168,10 +215,10 @@ def _older(source: Source, baseline: str, newer: Binary, command: Command | None
     return job.older_by_ptxas(source, command, job.find_ptxas(baseline), newer)
 
 
-def _write(report: Report, folder: Path) -> None:
+def _write(report: Report, folder: Path | None) -> None:
     """Write the best candidate of a search."""
     best = report.recovery.best if report.recovery is not None else None
-    if best is None or report.recipe is None:
+    if folder is None or best is None or report.recipe is None:
         return
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -182,9 +229,11 @@ def _write(report: Report, folder: Path) -> None:
         raise BadInput(f"cannot write {folder}: {error.strerror}; choose another --out") from error
 
 
-def _show(report: Report, *, quiet: bool) -> None:
+def _show(report: Report, measured: Measured | None, *, quiet: bool) -> None:
     case, answer = report.case, report.answer
     out.print(f"{case.source.kernel}: {_answer(report)}")
+    if measured is not None:
+        out.print(_measured_line(measured))
     if quiet or answer == "same code":
         return
     found = report.recovery.best if report.recovery is not None else None
@@ -232,6 +281,17 @@ def _answer(report: Report) -> str:
             return f"lost, recovered in part ({lost})"
     searched = report.recovery is not None
     return f"lost, {'not recoverable' if searched else 'not searched'} ({lost})"
+
+
+def _measured_line(measured: Measured) -> str:
+    comparison = measured.older.comparison
+    assert comparison is not None
+    times = f"{comparison.ratio:.4f} [{comparison.low:.4f}, {comparison.high:.4f}]"
+    if measured.recovered is None:
+        return f"measured:  time newer / older {times}: no time was lost"
+    if measured.found is None:
+        return f"measured:  time newer / older {times}; not searched, there is no PTX"
+    return f"measured:  time newer / older {times}; recovered {measured.recovered:.0%} of the loss"
 
 
 def _search_lines(report: Report) -> list[str]:

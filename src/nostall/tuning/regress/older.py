@@ -52,7 +52,7 @@ def assemble_with(ptx: str, command: Command, assembler: Assembler, newer: Assem
         _prove(ptx, text, command, newer, lowered)
         run = _run(text, command, assembler)
     if run.status != "assembled":
-        raise BadInput(f"ptxas {assembler.version} refuses this PTX ({run.detail}); give another")
+        raise BadInput(f"ptxas {assembler.version} refuses this PTX: {run.detail}; give another")
     return Assembled(run, lowered)
 
 
@@ -73,12 +73,12 @@ def _prove(ptx: str, text: str, command: Command, newer: Assembler, lowered: str
     before, after = (_run(each, command, newer) for each in (ptx, text))
     if after.status != "assembled":
         raise BadInput(
-            f"PTX .version {lowered} is not possible: {after.detail}; give a newer ptxas"
+            f"PTX .version {lowered} is not possible: {after.detail}; give a newer baseline"
         )
     if code_sha256(before.cubin) != code_sha256(after.cubin):
         raise BadInput(
             f"PTX .version {lowered} is not proved to mean the same: ptxas {newer.version} makes "
-            "other machine code of it; give a newer ptxas"
+            "other machine code of it; give a newer baseline"
         )
 
 

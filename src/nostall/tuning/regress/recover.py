@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -25,37 +25,12 @@ from nostall.tuning.assembler.space import AssemblerSpace
 from nostall.tuning.regress.losses import Loss, excess, is_recovered
 from nostall.tuning.regress.properties import Properties, read_properties
 
-T = TypeVar("T")
-
 _COMBINED = 4
 """Best settings that are tried in pairs."""
 _ORDERS_PER_WORKER = 4
 """Orders of a generation; the best of all is the parent of the next one."""
 _MAX_EMPTY = 3
 """Batches without a new state after which the space counts as searched."""
-_ENOUGH = 1e-9
-"""Excess over the older binary at which nothing is left to find."""
-
-
-@dataclass(frozen=True)
-class Found:
-    """A candidate whose PTX is proved equal and whose machine code passed the verifier."""
-
-    candidate: Candidate
-    properties: Properties
-
-
-@dataclass
-class Recovery:
-    """Result of a search."""
-
-    best: Found | None = None
-    """None if no candidate comes nearer to the older binary than the newer one."""
-    recovered: bool = False
-    counts: Counter[str] = field(default_factory=Counter[str])
-    """Candidates by outcome; ``built`` ones were compared with the older binary."""
-    seconds: float = 0.0
-    stopped: str = "finished"
 
 
 @dataclass(frozen=True)
@@ -66,6 +41,28 @@ class Goal:
     newer: Properties
     losses: tuple[Loss, ...]
     launch: LaunchSpec | None
+
+
+@dataclass(frozen=True)
+class Found:
+    """A candidate whose PTX is proved equal."""
+
+    candidate: Candidate
+    properties: Properties
+
+
+@dataclass
+class Recovery:
+    """Result of a search."""
+
+    best: Found | None = None
+    """Accepted by the verifier of machine code; None if no candidate comes nearer to the older
+    binary than the newer one."""
+    recovered: bool = False
+    counts: Counter[str] = field(default_factory=Counter[str])
+    """Candidates by outcome; ``built`` ones were compared with the older binary."""
+    seconds: float = 0.0
+    stopped: str = "finished"
 
 
 def read_candidate(builder: Builder, argument: tuple[Candidate, LaunchSpec | None]) -> Found | None:
@@ -86,87 +83,74 @@ def recover(
 
     It ends as soon as a safe candidate has the losses no more.  Ctrl-C ends it with what it has.
     """
-    result = Recovery()
-    start = monotonic()
-    deadline = start + budget.seconds if budget.seconds is not None else None
-    limit = budget.evaluations
-    pool: BuildPool[Candidate] = BuildPool(partial(Builder, spec), build_state, _all_cores())
-    ranking = _Ranking(goal, spec.kernel)
+    start, result, ranking = monotonic(), Recovery(), _Ranking(goal, spec.kernel)
+    deadline = start + budget.seconds if budget.seconds is not None else float("inf")
+    left = budget.evaluations
     seen: set[PtxState] = {space.start()}
+    empty = 0
+    workers = len(os.sched_getaffinity(0))  # nothing is measured meanwhile
+    pool: BuildPool[Candidate] = BuildPool(partial(Builder, spec), build_state, workers)
     try:
         with pool:
-            empty = 0
-            for batch in _batches(space, ranking, pool.workers, seed):
-                new = [state for state in dict.fromkeys(batch) if state not in seen]
-                if limit is not None:
-                    new = new[: limit - len(seen) + 1]
+            for batch in _batches(space, ranking, workers, seed):
+                new = [state for state in dict.fromkeys(batch) if state not in seen][:left]
                 seen.update(new)
-                _judge_all(pool, new, ranking, deadline, result)
-                late = deadline is not None and monotonic() > deadline
-                if late or (limit is not None and len(seen) > limit):
-                    result.stopped = "time limit" if late else "limit of candidates"
-                    break
+                left = None if left is None else left - len(new)
                 empty = 0 if new else empty + 1
-                if ranking.is_done() or empty == _MAX_EMPTY:
+                _judge(partial(_run_all, pool, deadline), new, ranking, result.counts)
+                if monotonic() > deadline:
+                    result.stopped = "time limit"
+                elif left == 0:
+                    result.stopped = "limit of candidates"
+                if result.stopped != "finished" or empty == _MAX_EMPTY or ranking.is_done():
                     break
     except KeyboardInterrupt:
         result.stopped = "interrupted"
-    result.best = ranking.best()
-    result.recovered = ranking.is_done()
+    result.best, result.recovered = ranking.best(), ranking.is_done()
     result.counts["unsafe"] = ranking.unsafe
     result.seconds = monotonic() - start
     return result
 
 
-def _all_cores() -> int:
-    """Workers; nothing is measured meanwhile."""
-    return len(os.sched_getaffinity(0))
-
-
-def _judge_all(
-    pool: BuildPool[Candidate],
+def _judge(
+    run_all: Callable[[Any, Sequence[Any]], Iterator[Any]],
     states: Sequence[PtxState],
     ranking: _Ranking,
-    deadline: float | None,
-    result: Recovery,
+    counts: Counter[str],
 ) -> None:
-    """Build the states, and compare those with other machine code than all before."""
-    launch = ranking.goal.launch
+    """Build the states, and rank those with other machine code than all before."""
     fresh = []
-    for candidate in _in_order(pool, build_state, states, deadline):
-        outcome: str = candidate.status
-        if candidate.status == "built":
-            outcome = "built" if ranking.is_new(candidate) else "duplicate or more spills"
-        result.counts[outcome] += 1
-        if outcome == "built":
-            fresh.append((candidate, launch))
-    for found in _in_order(pool, read_candidate, fresh, deadline):
+    for candidate in run_all(build_state, states):
+        is_new = candidate.status != "built" or ranking.is_new(candidate)
+        counts[candidate.status if is_new else "duplicate or more spills"] += 1
+        if candidate.status == "built" and is_new:
+            fresh.append((candidate, ranking.goal.launch))
+    for found in run_all(read_candidate, fresh):
         if found is not None:
             ranking.add(found)
 
 
-def _in_order(
-    pool: BuildPool[Candidate],
-    task: Callable[[Any, Any], T],
-    arguments: Sequence[Any],
-    deadline: float | None,
-) -> Iterator[T]:
-    """Results of a task in the order of its arguments; none is begun after the deadline."""
-    waiting = iter(arguments)
-    futures = deque(pool.submit_task(task, a) for a in itertools.islice(waiting, pool.workers))
-    while futures:
-        yield futures.popleft().result()
-        in_time = deadline is None or monotonic() < deadline
-        if in_time and (argument := next(waiting, None)) is not None:
-            futures.append(pool.submit_task(task, argument))
+def _run_all(
+    pool: BuildPool[Candidate], deadline: float, task: Any, arguments: Sequence[Any]
+) -> Iterator[Any]:
+    """Results of a task in the order of its arguments, as long as there is time."""
+    futures = [pool.submit_task(task, argument) for argument in arguments]
+    for future in futures:
+        if monotonic() > deadline:
+            future.cancel()
+        else:
+            yield future.result()
 
 
 class _Ranking:
-    """The candidates that come nearer to the older binary than the newer one, nearest first."""
+    """The candidates that come nearer to the older binary than the newer one, best first.
+
+    Those without the losses come first, then the nearest ones.
+    """
 
     def __init__(self, goal: Goal, kernel: str) -> None:
         self.goal, self._kernel = goal, kernel
-        self._sorted: list[tuple[float, int, Found]] = []
+        self._sorted: list[tuple[bool, float, int, Found]] = []
         self._number = itertools.count()
         self._verified: set[str] = set()
         self._codes: set[str] = set()
@@ -182,19 +166,20 @@ class _Ranking:
         return not (is_known or spills_more)
 
     def add(self, found: Found) -> None:
-        value = excess(self.goal.older, found.properties)
+        goal, value = self.goal, excess(self.goal.older, found.properties)
+        has_losses = not is_recovered(goal.losses, goal.older, found.properties)
         if value < self._start:
-            self._sorted.append((value, next(self._number), found))
-            self._sorted.sort(key=lambda entry: entry[:2])
+            self._sorted.append((has_losses, value, next(self._number), found))
+            self._sorted.sort(key=lambda entry: entry[:3])
 
     def states(self) -> list[PtxState]:
         """The states, best first."""
-        return [found.candidate.state for _, _, found in self._sorted]
+        return [entry[3].candidate.state for entry in self._sorted]
 
     def best(self) -> Found | None:
         """The best one that the verifier of machine code accepts."""
         while self._sorted:
-            found = self._sorted[0][2]
+            found = self._sorted[0][3]
             code = found.candidate.code_sha256
             if code in self._verified or not hazards(found.candidate.cubin, self._kernel):
                 self._verified.add(code)
@@ -205,13 +190,10 @@ class _Ranking:
 
     def is_done(self) -> bool:
         """Whether a safe candidate has the losses no more."""
-        if not self._sorted:
-            return False
-        goal, first = self.goal, self._sorted[0]
-        if first[0] > _ENOUGH and not is_recovered(goal.losses, goal.older, first[2].properties):
-            return False
-        best = self.best()
-        return best is not None and is_recovered(goal.losses, goal.older, best.properties)
+        while self._sorted and not self._sorted[0][0]:
+            if self.best() is self._sorted[0][3]:
+                return True
+        return False
 
 
 def _batches(
