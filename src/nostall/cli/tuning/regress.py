@@ -124,7 +124,7 @@ def regress(
         measured = _measure(case, settings) if objective == GPU else None
         has_lost |= bool(report.losses) if measured is None else measured.older.faster
         document = report.to_json()
-        documents.append(document if measured is None else document | measured.to_json())
+        documents.append(document | ({} if measured is None else {"measured": measured.to_json()}))
         _write(report, out_dir)
         if format is Format.TABLE:
             _show(report, measured, quiet=quiet)
@@ -279,8 +279,7 @@ def _answer(report: Report) -> str:
             return f"lost and recovered ({lost})"
         case "in part":
             return f"lost, recovered in part ({lost})"
-    searched = report.recovery is not None
-    return f"lost, {'not recoverable' if searched else 'not searched'} ({lost})"
+    return f"lost, {report.answer} ({lost})"
 
 
 def _measured_line(measured: Measured) -> str:

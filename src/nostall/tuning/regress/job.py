@@ -30,7 +30,7 @@ from nostall.tuning.regress.properties import Properties, read_properties
 from nostall.tuning.regress.recover import Goal, Recovery, recover
 from nostall.tuning.sources.source import Source
 
-Answer = Literal["same code", "no loss", "recovered", "in part", "not recoverable"]
+Answer = Literal["same code", "no loss", "recovered", "in part", "not recoverable", "not searched"]
 """``in part``: a candidate is nearer to the older binary, but still has a loss."""
 
 
@@ -79,7 +79,9 @@ class Report:
         if not self.losses:
             older, newer = self.case.older.properties, self.case.newer.properties
             return "same code" if older.words == newer.words else "no loss"
-        if self.recovery is None or self.recovery.best is None:
+        if self.recovery is None:
+            return "not searched" if self.case.command is not None else "not recoverable"
+        if self.recovery.best is None:
             return "not recoverable"
         return "recovered" if self.recovery.recovered else "in part"
 

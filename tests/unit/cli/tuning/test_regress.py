@@ -69,7 +69,7 @@ def test_a_loss_is_found_and_written(capsys: pytest.CaptureFixture[str]) -> None
 def test_a_comparison_alone_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(target="k.ptx", baseline="old.cubin", search=False, format=Format.JSON) == 1
     document = json.loads(capsys.readouterr().out)
-    assert document["answer"] == "not recoverable" and document["search"] is None
+    assert document["answer"] == "not searched" and document["search"] is None
     assert document["losses"][0]["name"] == "local memory accesses" and document["causes"]
 
 
