@@ -1,6 +1,6 @@
 """Which kernels get worse static properties from a newer ptxas, and what does the search recover?
 
-    python -m benchmarks run ptx.regressions --ptxas FOLDER --seconds 30 \\
+    python -m benchmarks run ptx.regressions --ptxas FOLDER --every 3 --candidates 60 \\
         --out benchmarks/ptx/results/regressions.json
 
 FOLDER holds ``VERSION/bin/ptxas`` for each version, as ``pip download --no-deps
@@ -146,11 +146,11 @@ def is_jump(before: Row, after: Row) -> bool:
     )
 
 
-def search(source: Source, older: Assembler, newest: Assembler, seconds: float) -> Row:
+def search(source: Source, older: Assembler, newest: Assembler, candidates: int) -> Row:
     """The comparison and the search of one kernel."""
     command, newer = newer_binary(source, newest)
     case = Case(source, command, older_by_ptxas(source, command, older, newer), newer)
-    report = compare(case, Budget(seconds=seconds)).to_json()
+    report = compare(case, Budget(evaluations=candidates)).to_json()
     for name in ("older", "newer"):
         report[name] = {k: v for k, v in report[name].items() if k not in ("opcodes", "pipes")}
     if report["search"] is not None:
@@ -188,7 +188,7 @@ def summary(rows: dict[str, Row], versions: Sequence[str]) -> Row:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ptxas", type=Path, required=True, help="folder of VERSION/bin/ptxas")
-    parser.add_argument("--seconds", type=float, default=30.0, help="search of one kernel")
+    parser.add_argument("--candidates", type=int, default=60, help="of the search of one kernel")
     parser.add_argument("--match", default="", help="only kernels with this in their name")
     parser.add_argument("--every", type=int, default=1, help="take every N-th kernel")
     parser.add_argument("--limit", type=int, help="search at most this many kernels more")
@@ -221,7 +221,7 @@ def main(options: argparse.Namespace) -> int:
     for name in waiting[: options.limit]:
         before = found[versions.index(rows[name]["jumps"][0][0])]
         try:
-            rows[name]["case"] = search(kernels[name], before, found[-1], options.seconds)
+            rows[name]["case"] = search(kernels[name], before, found[-1], options.candidates)
             print(f"{name}: {rows[name]['case']['answer']}", flush=True)
         except NostallError as error:
             rows[name]["case"] = {"failure": str(error)[:200]}

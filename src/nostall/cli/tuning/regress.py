@@ -246,8 +246,9 @@ def _show(report: Report, measured: Measured | None, *, quiet: bool) -> None:
         (name, *(str(read(properties)) for properties in binaries)) for name, read in _ROWS.items()
     ]
     show_table("static properties", tuple(columns), rows)
+    label = "cause:    " if report.losses else "differs:  "
     for cause in report.causes:
-        out.print(f"cause:     {cause}")
+        out.print(f"{label} {cause}")
     for line in _search_lines(report):
         out.print(line)
     if report.offer is not None:

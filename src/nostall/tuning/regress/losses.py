@@ -114,7 +114,8 @@ def name_causes(older: Properties, newer: Properties) -> list[str]:
         same = sorted(older.order) == sorted(newer.order)
         what = "the same instructions in another order" if same else "another order"
         before, after = older.loops.load_distance, newer.loops.load_distance
-        causes.append(f"{what}: loads {before:.1f} → {after:.1f} instructions before their reader")
+        loads = f": loads {before:.1f} → {after:.1f} instructions before their reader"
+        causes.append(what + (loads if before or after else ""))
     else:
         causes.append("the same order with other registers, stall counts or waits")
     return causes

@@ -27,8 +27,9 @@ from nostall.tuning.regress.properties import Properties, read_properties
 
 _COMBINED = 4
 """Best settings that are tried in pairs."""
-_ORDERS_PER_WORKER = 4
-"""Orders of a generation; the best of all is the parent of the next one."""
+_ORDERS = 8
+"""Orders of a generation; they are near the best states so far, and near the original."""
+_PARENTS = 3
 _MAX_EMPTY = 3
 """Batches without a new state after which the space counts as searched."""
 
@@ -92,7 +93,7 @@ def recover(
     pool: BuildPool[Candidate] = BuildPool(partial(Builder, spec), build_state, workers)
     try:
         with pool:
-            for batch in _batches(space, ranking, workers, seed):
+            for batch in _batches(space, ranking, seed):
                 new = [state for state in dict.fromkeys(batch) if state not in seen][:left]
                 seen.update(new)
                 left = None if left is None else left - len(new)
@@ -122,7 +123,7 @@ def _judge(
     fresh = []
     for candidate in run_all(build_state, states):
         is_new = candidate.status != "built" or ranking.is_new(candidate)
-        counts[candidate.status if is_new else "duplicate or more spills"] += 1
+        counts[candidate.status if is_new else "duplicate"] += 1
         if candidate.status == "built" and is_new:
             fresh.append((candidate, ranking.goal.launch))
     for found in run_all(read_candidate, fresh):
@@ -143,10 +144,7 @@ def _run_all(
 
 
 class _Ranking:
-    """The candidates that come nearer to the older binary than the newer one, best first.
-
-    Those without the losses come first, then the nearest ones.
-    """
+    """The candidates: those without the losses first, then the nearest to the older binary."""
 
     def __init__(self, goal: Goal, kernel: str) -> None:
         self.goal, self._kernel = goal, kernel
@@ -158,27 +156,26 @@ class _Ranking:
         self.unsafe = 0
 
     def is_new(self, candidate: Candidate) -> bool:
-        """Whether its machine code is new, and does not spill more than the newer binary."""
-        most, resources = self.goal.newer.spill_bytes, candidate.resources
-        spills_more = most is not None and resources is not None and resources.spill_bytes > most
+        """Whether its machine code is new."""
         is_known = candidate.code_sha256 in self._codes
         self._codes.add(candidate.code_sha256)
-        return not (is_known or spills_more)
+        return not is_known
 
     def add(self, found: Found) -> None:
-        goal, value = self.goal, excess(self.goal.older, found.properties)
+        goal = self.goal
         has_losses = not is_recovered(goal.losses, goal.older, found.properties)
-        if value < self._start:
-            self._sorted.append((has_losses, value, next(self._number), found))
-            self._sorted.sort(key=lambda entry: entry[:3])
+        value = excess(goal.older, found.properties)
+        self._sorted.append((has_losses, value, next(self._number), found))
+        self._sorted.sort(key=lambda entry: entry[:3])
 
     def states(self) -> list[PtxState]:
-        """The states, best first."""
+        """The states, best first; they may be no better than the newer binary."""
         return [entry[3].candidate.state for entry in self._sorted]
 
     def best(self) -> Found | None:
-        """The best one that the verifier of machine code accepts."""
-        while self._sorted:
+        """The best one that the verifier of machine code accepts, if it is better than the newer
+        binary."""
+        while self._sorted and self._sorted[0][1] < self._start:
             found = self._sorted[0][3]
             code = found.candidate.code_sha256
             if code in self._verified or not hazards(found.candidate.cubin, self._kernel):
@@ -191,25 +188,24 @@ class _Ranking:
     def is_done(self) -> bool:
         """Whether a safe candidate has the losses no more."""
         while self._sorted and not self._sorted[0][0]:
-            if self.best() is self._sorted[0][3]:
-                return True
+            best = self.best()
+            if best is None or best is self._sorted[0][3]:
+                return best is not None
         return False
 
 
-def _batches(
-    space: AssemblerSpace, ranking: _Ranking, workers: int, seed: int
-) -> Iterator[Iterable[PtxState]]:
+def _batches(space: AssemblerSpace, ranking: _Ranking, seed: int) -> Iterator[Iterable[PtxState]]:
     """The states in the order in which they are tried; each batch sees the ranking so far."""
     yield [state for state in space.portfolio() if not state.hints]
     pairs = itertools.combinations(ranking.states()[:_COMBINED], 2)
     yield [state for a, b in pairs if (state := space.combine(a, b)) is not None]
     for generation in itertools.count():
-        parent = next(iter(ranking.states()), space.start())
+        parents = [*ranking.states()[:_PARENTS], space.start()]
         yield [
             space.reorder(
-                space.start() if child == 0 else parent,
+                parents[child % len(parents)],
                 np.random.default_rng((seed, generation, child)),
                 SIGMAS[(generation + child) % len(SIGMAS)],
             )
-            for child in range(_ORDERS_PER_WORKER * workers)
+            for child in range(_ORDERS)
         ]
