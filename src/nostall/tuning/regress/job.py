@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nostall.core import BadInput, Budget, LaunchSpec
-from nostall.core.errors import MissingPart
+from nostall.core.errors import MissingPart, NostallError
 from nostall.ptx.assemble.builder import BuildSpec
 from nostall.ptx.assemble.command import Command
 from nostall.ptx.assemble.ptxas import PtxasRun, run_ptxas
@@ -30,6 +30,7 @@ from nostall.tuning.regress.properties import Properties, read_properties
 from nostall.tuning.regress.recover import Goal, Recovery, recover
 from nostall.tuning.sources.source import Source
 
+_TARGET = "--gpu-name="
 Answer = Literal["same code", "no loss", "recovered", "in part", "not recoverable", "not searched"]
 """``in part``: a candidate is nearer to the older binary, but still has a loss."""
 
@@ -190,9 +191,7 @@ def older_by_cubin(source: Source, cubin: bytes, label: str) -> Binary:
 
 def _binary(source: Source, assembler: Assembler, run: PtxasRun) -> Binary:
     spilled = run.resources.spill_bytes if run.resources else None
-    properties = read_properties(
-        run.cubin, source.kernel, source.launch, spill_bytes=spilled, messages=run.messages
-    )
+    properties = read_properties(run.cubin, source.kernel, source.launch, spill_bytes=spilled)
     return Binary(f"ptxas {assembler.version}", run.cubin, properties, assembler)
 
 
@@ -224,20 +223,23 @@ def stored_cases(
     for row in sorted(store.rows(), key=lambda row: row.created):
         newest[row.kernel, row.architecture] = row
     for row in newest.values():
-        yield _stored_case(store, row, assembler)
+        try:
+            yield _stored_case(store, row, assembler)
+        except NostallError as error:
+            yield f"record {row.id[:12]}, {row.kernel}: {error}"
 
 
-def _stored_case(store: Store, row: Row, assembler: Assembler) -> Case | str:
+def _stored_case(store: Store, row: Row, assembler: Assembler) -> Case:
     contents = store.contents(row)
     label = f"record {row.id[:12]}"
     if contents.recipe is None:
-        return f"{label}, {row.kernel}: it has no PTX; give the kernel: nostall regress TARGET"
+        raise BadInput("it has no PTX; give the kernel: nostall regress TARGET")
     stored = StoredRecipe.from_bytes(contents.recipe)
     launch = contents.provenance.launch
     source = Source(
         contents.original,
         row.kernel,
-        LaunchSpec.model_validate(launch) if launch is not None else None,
+        LaunchSpec.parse(launch, label) if launch is not None else None,
         label,
         contents.provenance.toolchain,
         stored.ptx,
@@ -246,7 +248,7 @@ def _stored_case(store: Store, row: Row, assembler: Assembler) -> Case | str:
     with tempfile.TemporaryDirectory(prefix="nostall-") as folder:
         run = run_ptxas(assembler, stored.ptx, command.arguments(), Path(folder))
     if run.status != "assembled":
-        return f"{label}, {row.kernel}: {run.detail}"
+        raise BadInput(run.detail)
     older = older_by_cubin(source, contents.original, f"{label}, as compiled")
     return Case(source, command, older, _binary(source, assembler, run))
 
@@ -255,8 +257,10 @@ def _stored_command(recipe: Recipe) -> Command:
     """The compiler's command in a recipe: its arguments without the winner's."""
     own = len(PtxState.load(recipe.state).options)
     arguments = recipe.arguments[: len(recipe.arguments) - own]
-    target = next(a for a in arguments if a.startswith("--gpu-name=")).partition("=")[2]
-    return Command(tuple(a for a in arguments if not a.startswith("--gpu-name=")), target)
+    targets = [a.partition("=")[2] for a in arguments if a.startswith(_TARGET)]
+    if len(targets) != 1:
+        raise BadInput("its recipe names no architecture; tune the kernel again")
+    return Command(tuple(a for a in arguments if not a.startswith(_TARGET)), targets[0])
 
 
 def compare(case: Case, budget: Budget | None, seed: int = 0) -> Report:

@@ -32,7 +32,9 @@ def _per_work(value: float, of: Properties, older: Properties) -> float:
 
 METRICS: Mapping[str, _Metric] = {
     "local memory accesses": _Metric(lambda p, _: p.local_accesses, 0.0, 4.0),
-    "serialised products": _Metric(lambda p, _: p.serialised, 0.0, 4.0),
+    "waits for products": _Metric(
+        lambda p, old: _per_work(p.loops.product_waits, p, old), 0.0, 4.0
+    ),
     "missing warps": _Metric(lambda p, old: max(0, old.warps_per_sm - p.warps_per_sm), 0.0, 4.0),
     "instructions of loops": _Metric(
         lambda p, old: _per_work(p.loops.instructions, p, old), 0.02, 2.0
@@ -103,7 +105,7 @@ def name_causes(older: Properties, newer: Properties) -> list[str]:
     causes = [
         *_spills(older, newer),
         *_warps(older, newer),
-        *_serialised(older, newer),
+        *_waits(older, newer),
         *_unrolled(older, newer),
         *_opcodes(older, newer),
     ]
@@ -141,9 +143,9 @@ def _warps(older: Properties, newer: Properties) -> list[str]:
     ]
 
 
-def _serialised(older: Properties, newer: Properties) -> list[str]:
-    more = newer.serialised - older.serialised
-    return [f"ptxas serialises {more} more asynchronous products"] if more > 0 else []
+def _waits(older: Properties, newer: Properties) -> list[str]:
+    before, after = older.loops.product_waits, newer.loops.product_waits
+    return [f"waits for asynchronous products {before} → {after}"] if after > before else []
 
 
 def _unrolled(older: Properties, newer: Properties) -> list[str]:

@@ -9,7 +9,6 @@ from typing import Any
 
 from nostall.core import LaunchSpec
 from nostall.core.errors import BadLaunch
-from nostall.ptx.assemble.builder import loss_codes
 from nostall.sass import Function, Program
 from nostall.sass.model.costs import Column, cost_table
 from nostall.sass.model.loops import natural_loops
@@ -35,6 +34,8 @@ class Loops:
     """Instructions of the tensor cores."""
     accesses: int
     """Loads and stores of global and shared memory."""
+    product_waits: int
+    """Waits for asynchronous products; ptxas adds some if it serialises them."""
     issue_cycles: int
     """Sum of the stall counts: cycles in which a warp alone issues them, without waits."""
     load_distance: float
@@ -60,8 +61,6 @@ class Properties:
     """Instructions that access local memory, such as those of spilled registers."""
     spill_bytes: int | None
     """Bytes of spill stores and loads; None if ptxas did not report them."""
-    serialised: int
-    """Messages of ptxas about lost asynchronous execution of products."""
     instructions: int
     """Without padding."""
     bank_conflicts: int
@@ -89,11 +88,10 @@ def read_properties(
     launch: LaunchSpec | None = None,
     *,
     spill_bytes: int | None = None,
-    messages: Sequence[str] = (),
 ) -> Properties:
     """The properties of a kernel of a cubin.
 
-    ``launch``: for the occupancy.  ``spill_bytes`` and ``messages``: what ptxas reported of it.
+    ``launch``: for the occupancy.  ``spill_bytes``: what ptxas reported of it.
     Raises the errors of :meth:`.Program.of_kernel`.
     """
     program = Program.of_kernel(cubin, kernel)
@@ -107,7 +105,6 @@ def read_properties(
         limit=limit,
         local_accesses=sum(bool(i.effects & _LOCAL) for i in code),
         spill_bytes=spill_bytes,
-        serialised=loss_codes(messages).total(),
         instructions=len(code),
         bank_conflicts=_bank_conflicts(function, parameters),
         pipes=dict(Counter(str(i.pipe) for i in code).most_common()),
@@ -149,6 +146,7 @@ def _loops(function: Function) -> Loops:
         len(code),
         sum(i.pipe in _MATRIX for i in code),
         sum(i.accesses_memory and not i.effects & _LOCAL for i in code),
+        sum(i.base == "WARPGROUP" and "DEPBAR" in i.modifiers for i in code),
         sum(i.control.stall for i in code),
         sum(distances) / len(distances) if distances else 0.0,
     )

@@ -98,7 +98,7 @@ def test_each_loss_has_a_name_and_a_tolerance(case: Case) -> None:
     looped = changed(old, loops=replace(old.loops, instructions=100, accesses=10, issue_cycles=200))
     for fields, name in (
         ({"local_accesses": 1}, "local memory accesses"),
-        ({"serialised": 2}, "serialised products"),
+        ({"loops": replace(looped.loops, product_waits=2)}, "waits for products"),
         ({"warps_per_sm": old.warps_per_sm - 4}, "missing warps"),
         ({"instructions": 2 * old.instructions}, "instructions"),
         ({"loops": replace(looped.loops, instructions=110)}, "instructions of loops"),
@@ -126,7 +126,8 @@ def test_another_loss_instead_is_no_recovery(case: Case) -> None:
     old, new = case.older.properties, case.newer.properties
     losses = find_losses(old, new)
     assert is_recovered(losses, old, old)
-    assert not is_recovered(losses, old, changed(old, serialised=3))
+    waiting = changed(old, loops=replace(old.loops, product_waits=3))
+    assert not is_recovered(losses, old, waiting)
 
 
 def test_properties_of_compiled_kernels() -> None:
@@ -138,6 +139,14 @@ def test_properties_of_compiled_kernels() -> None:
     assert sum(plain.pipes.values()) == plain.instructions == len(plain.order)
     assert 0 < plain.loops.instructions <= plain.instructions and plain.loops.work > 0
     assert any("local memory" in str(loss) for loss in find_losses(plain, spilled))
+
+
+def test_waits_for_asynchronous_products_are_counted() -> None:
+    text = ptx_texts()["gemm_leakyrelu-wgmma.sm_90"]
+    kernel = re.search(r"\.entry (\w+)", text)
+    assert kernel is not None
+    loops = read_properties(assemble(NEWEST, ptx=text), kernel[1]).loops
+    assert loops.product_waits > 0 and loops.work == loops.matrix > 0
 
 
 def test_an_order_alone_is_named(case: Case) -> None:
