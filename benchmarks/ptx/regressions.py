@@ -1,6 +1,6 @@
 """Which kernels get worse static properties from a newer ptxas, and what does the search recover?
 
-    python -m benchmarks run ptx.regressions --ptxas FOLDER --every 3 --candidates 60 \\
+    python -m benchmarks run ptx.regressions --ptxas FOLDER --every 3 --candidates 40 \\
         --out benchmarks/ptx/results/regressions.json
 
 FOLDER holds ``VERSION/bin/ptxas`` for each version, as ``pip download --no-deps
@@ -188,7 +188,7 @@ def summary(rows: dict[str, Row], versions: Sequence[str]) -> Row:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ptxas", type=Path, required=True, help="folder of VERSION/bin/ptxas")
-    parser.add_argument("--candidates", type=int, default=60, help="of the search of one kernel")
+    parser.add_argument("--candidates", type=int, default=40, help="of the search of one kernel")
     parser.add_argument("--match", default="", help="only kernels with this in their name")
     parser.add_argument("--every", type=int, default=1, help="take every N-th kernel")
     parser.add_argument("--limit", type=int, help="search at most this many kernels more")
@@ -205,8 +205,10 @@ def main(options: argparse.Namespace) -> int:
     named = [job for job in jobs(found[-1]) if options.match in job[0]]
     kernels: dict[str, Source] = {}
     for name, compile_ in named[:: options.every]:
-        with suppress(NostallError):  # too much shared memory, or no such instruction
-            kernels[name] = compile_()
+        row = rows.get(name, {"jumps": True})
+        if row["jumps"] and "case" not in row:
+            with suppress(NostallError):  # too much shared memory, or no such instruction
+                kernels[name] = compile_()
     todo = [name for name in kernels if name not in rows]
     with ThreadPoolExecutor(2) as pool:
         reports = pool.map(partial(assemble, assemblers=found), (kernels[n] for n in todo))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -133,6 +134,10 @@ def find_ptxas(name: str, installed: Sequence[Assembler] | None = None) -> Assem
     Raises :class:`BadInput` if a file is no ptxas, and :class:`MissingPart` without the version.
     """
     if Path(name).is_file():
+        if not os.access(name, os.X_OK):
+            raise BadInput(
+                f"{name} is no program; give the path of a ptxas, its version, or a .cubin"
+            )
         return Assembler.of(Path(name).absolute())
     found = find_assemblers() if installed is None else installed
     wanted = version_numbers(name)

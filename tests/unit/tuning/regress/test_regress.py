@@ -219,6 +219,9 @@ def test_a_ptxas_is_found_by_version_and_by_path(tmp_path: Path) -> None:
         with pytest.raises(MissingPart, match="installed versions are"):
             find_ptxas(name, [NEWEST])
     (tmp_path / "ptxas").write_text("no program")
+    with pytest.raises(BadInput, match="is no program; give the path of a ptxas"):
+        find_ptxas(str(tmp_path / "ptxas"))
+    (tmp_path / "ptxas").chmod(0o755)
     with pytest.raises(BadInput, match="--version fails"):
         find_ptxas(str(tmp_path / "ptxas"))
 
