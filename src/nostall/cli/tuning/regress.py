@@ -110,6 +110,7 @@ def regress(
     Exit code 0: nothing was lost; 1: something was, also if the search recovers it.
     """
     from nostall.tuning.regress.job import compare, find_ptxas
+    from nostall.tuning.regress.recover import INTERRUPTED
 
     settings = _settings(objective, seconds, evaluations, seed, out_dir)
     newer = find_ptxas(ptxas) if ptxas is not None else None
@@ -128,6 +129,8 @@ def regress(
         _write(report, out_dir)
         if format is Format.TABLE:
             _show(report, measured, quiet=quiet)
+        if report.recovery is not None and report.recovery.stopped == INTERRUPTED:
+            break
     if format is Format.JSON:
         show_json(documents[0] if target is not None else documents)
     if has_lost:
@@ -231,7 +234,7 @@ def _write(report: Report, folder: Path | None) -> None:
 
 def _show(report: Report, measured: Measured | None, *, quiet: bool) -> None:
     case, answer = report.case, report.answer
-    out.print(f"{case.source.kernel}: {_answer(report)}")
+    out.print(f"{case.source.kernel}: {_answer(report, is_measured=measured is not None)}")
     if measured is not None:
         out.print(_measured_line(measured))
     if quiet or answer == "same code":
@@ -269,8 +272,10 @@ _ROWS: Mapping[str, Callable[[Properties], object]] = {
 }
 
 
-def _answer(report: Report) -> str:
+def _answer(report: Report, *, is_measured: bool) -> str:
     lost = "; ".join(map(str, report.losses))
+    if lost and is_measured:
+        return f"static loss ({lost})"
     match report.answer:
         case "same code":
             return "the same machine code"

@@ -25,6 +25,8 @@ from nostall.tuning.assembler.space import AssemblerSpace
 from nostall.tuning.regress.losses import Loss, excess, is_recovered
 from nostall.tuning.regress.properties import Properties, read_properties
 
+INTERRUPTED = "interrupted"
+"""Why a search stopped that Ctrl-C ended."""
 _COMBINED = 4
 """Best settings that are tried in pairs."""
 _ORDERS = 8
@@ -106,7 +108,7 @@ def recover(
                 if result.stopped != "finished" or empty == _MAX_EMPTY or ranking.is_done():
                     break
     except KeyboardInterrupt:
-        result.stopped = "interrupted"
+        result.stopped = INTERRUPTED
     result.best, result.recovered = ranking.best(), ranking.is_done()
     result.counts["unsafe"] = ranking.unsafe
     result.seconds = monotonic() - start

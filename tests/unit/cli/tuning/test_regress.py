@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from nostall.cli.terminal.console import Format
 from nostall.cli.tuning.regress import regress
 from nostall.core import BadInput
 from nostall.core.errors import MissingPart
+from nostall.gpu import Kernel, MeasurementPlan
 from nostall.ptx.assemble.versions import find_assemblers, version_numbers
 from nostall.search.evolution.evolve import Evolve
 from nostall.store import Store
@@ -21,11 +24,30 @@ from nostall.tuning.assembler.recipes.recipe import Recipe
 from nostall.tuning.records.store_records import record_result
 from nostall.tuning.regress import recover
 from nostall.tuning.settings import Settings
-from tests.unit.tuning.assembler.kernel import InlineWorkers, TimedDevice, make_source, open_inline
+from tests.unit.tuning.assembler.kernel import (
+    InlineWorkers,
+    TimedDevice,
+    make_source,
+    open_inline,
+    run_inline,
+)
 from tests.unit.tuning.regress.pressure import LIMITED, PTX, assemble
 
 NEWEST = max(find_assemblers(), key=lambda a: version_numbers(a.version))
 NVCC = Path(__file__).resolve().parents[4] / "examples" / "nvcc"
+LAUNCH_TOML = """\
+grid = [4, 1, 1]
+block = [128, 1, 1]
+[[args]]
+name = "x"
+dtype = "f32"
+shape = [262144]
+[[args]]
+name = "y"
+dtype = "f32"
+shape = [262144]
+role = "out"
+"""
 CUBIN = str(NVCC / "transpose.sm_90.cubin")
 
 
@@ -123,3 +145,28 @@ def test_all_kernels_of_the_store_are_compared(
     Path("scale.ptx").write_text(source.ptx or "")
     assert run(target="scale.ptx", ptxas_options="") == 0
     assert "scale: the same machine code" in capsys.readouterr().out
+
+
+def test_measured_times_are_shown_beside_static_losses(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    older = Path("old.cubin").read_bytes()
+
+    class Device(TimedDevice):
+        def factor(self, cubin: bytes) -> float:
+            return 0.8 if cubin == older else 1.0
+
+    @contextmanager
+    def open_fake(kernel: Kernel, plan: MeasurementPlan) -> Iterator[Device]:
+        yield Device(kernel.cubin)
+
+    monkeypatch.setattr("nostall.gpu.LocalGpu", open_fake)
+    run_inline(monkeypatch)
+    Path("k.toml").write_text(LAUNCH_TOML)
+    options = {"launch": Path("k.toml"), "objective": "gpu", "target": "k.ptx"}
+    assert run(baseline="old.cubin", **options) == 1
+    text = capsys.readouterr().out
+    assert "pressure: static loss (local memory accesses 0 → " in text
+    assert "measured:  time newer / older 1.2500 [1.2500, 1.2500]; recovered 0% of the loss" in text
+    assert run(baseline=NEWEST.version, format=Format.JSON, **options) == 0
+    assert json.loads(capsys.readouterr().out)["measured"]["recovered"] is None
