@@ -44,7 +44,7 @@ METRICS: Mapping[str, _Metric] = {
     ),
     "instructions": _Metric(lambda p, _: p.instructions, 0.05, 0.5),
 }
-"""Name -> property.  Tolerances: below them, versions that are equally fast differ, too."""
+"""Name -> property.  Tolerances and weights are assumed, not measured."""
 
 
 @dataclass(frozen=True)
@@ -109,9 +109,8 @@ def name_causes(older: Properties, newer: Properties) -> list[str]:
         *_unrolled(older, newer),
         *_opcodes(older, newer),
     ]
-    conflicts = newer.bank_conflicts - older.bank_conflicts
-    if conflicts > 0:
-        causes.append(f"bank conflicts of registers {older.bank_conflicts} → +{conflicts}")
+    if newer.bank_conflicts > older.bank_conflicts:
+        causes.append(f"bank conflicts {older.bank_conflicts} → {newer.bank_conflicts}")
     if older.order != newer.order:
         same = sorted(older.order) == sorted(newer.order)
         what = "the same instructions in another order" if same else "another order"

@@ -15,12 +15,12 @@ from nostall.sass.model.loops import natural_loops
 from nostall.sass.model.occupancy import Resources, block_limits, kernel_resources, occupancy
 from nostall.sass.model.parameters import SmParameters, sm_parameters
 from nostall.sass.program.instruction import Instruction
-from nostall.sass.program.opcodes import Effect, Pipe
+from nostall.sass.program.opcodes import UNREACHED, Effect, Pipe
 
 _LOCAL = Effect.READ_LOCAL | Effect.WRITE_LOCAL
 _LOADS = Effect.READ_GLOBAL | Effect.READ_SHARED
 _MATRIX = (Pipe.MMA, Pipe.GMMA)
-_PADDING = ("NOP", "PADDING", "UNREACHED")
+_PADDING = ("NOP", "PADDING", UNREACHED)
 _WARPS_OF_A_BLOCK = 4
 """Warps of a block whose launch is unknown."""
 
