@@ -1,7 +1,7 @@
 """Which kernels get worse static properties from a newer ptxas, and what does the search recover?
 
     python -m benchmarks run ptx.regressions --ptxas FOLDER --every 3 --candidates 40 \\
-        --out benchmarks/ptx/results/regressions.json
+        --out benchmarks/ptx/results/regressions.json.gz
 
 FOLDER holds ``VERSION/bin/ptxas`` for each version, as ``pip download --no-deps
 nvidia-cuda-nvcc==VERSION`` (12.x: ``nvidia-cuda-nvcc-cu12``) and unpacking give them.  The kernels
@@ -9,8 +9,8 @@ are those of the corpus, of the suite and of users' code, compiled with the inst
 the PTX of nvcc.  Each version assembles each kernel with the compiler's options; PTX that is too
 new for a version gets the ``.version`` that it knows.
 
-``jumps`` are the pairs of consecutive versions between which a kernel spills more bytes, needs more
-registers (and how many fewer warps fit), or has at least 5 % more machine code.  For each kernel
+``jumps`` are the pairs of consecutive versions between which a kernel spills more bytes, fits fewer
+warps by its registers, or has at least 5 % more machine code.  For each kernel
 with a jump, ``nostall regress`` compares the last version before its first jump with the newest
 version; ``cases`` has the losses, the causes, and the part of each loss that the search recovers
 with the newest version.  No GPU is used: whether a loss costs time is not known.
@@ -151,6 +151,7 @@ def search(source: Source, older: Assembler, newest: Assembler, candidates: int)
     command, newer = newer_binary(source, newest)
     case = Case(source, command, older_by_ptxas(source, command, older, newer), newer)
     report = compare(case, Budget(evaluations=candidates)).to_json()
+    del report["origin"]
     for name in ("older", "newer"):
         report[name] = {k: v for k, v in report[name].items() if k not in ("opcodes", "pipes")}
     if report["search"] is not None:
