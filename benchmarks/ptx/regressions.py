@@ -12,7 +12,7 @@ new for a version gets the ``.version`` that it knows.
 ``jumps`` are the pairs of consecutive versions between which a kernel spills more bytes, fits fewer
 warps by its registers, or has at least 5 % more machine code.  For each kernel
 with a jump, ``nostall regress`` compares the last version before its first jump with the newest
-version; ``cases`` has the losses, the causes, and the part of each loss that the search recovers
+version; ``case`` has the losses, the causes, and the part of each loss that the search recovers
 with the newest version.  No GPU is used: whether a loss costs time is not known.
 """
 

@@ -143,6 +143,7 @@ def test_properties_of_compiled_kernels() -> None:
 
 def test_waits_for_asynchronous_products_are_counted() -> None:
     text = ptx_texts()["gemm_leakyrelu-wgmma.sm_90"]
+    text = re.sub(r"\.version \d+\.\d+", ".version 8.7", text)  # each supported ptxas knows it
     kernel = re.search(r"\.entry (\w+)", text)
     assert kernel is not None
     loops = read_properties(assemble(NEWEST, ptx=text), kernel[1]).loops
