@@ -105,6 +105,9 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     _row("ptx.reordered_alarms", "CPU",
          "Does the verifier accept what ptxas makes of re-ordered PTX?",
          "reordered_alarms.json"),
+    _row("ptx.regressions", "CPU",
+         "Which kernels get worse static properties from a newer ptxas, and what is recovered?",
+         "regressions.json.gz"),
     _row("ptx.assembler_suite", "GPU", "What does searching the input of ptxas gain?",
          "assembler_suite.json assembler_filling.json unseen_suite.json assembler_peers.json "
          "assembler_low_budgets.json assembler_ablation.json assembler_long.json",

@@ -66,6 +66,9 @@ def test_inspect() -> None:
     properties = nostall_here("inspect", SMALL, "--format", "json").json
     assert properties["kernel"] == "transpose" and properties["architecture"] == "sm_90"
     assert properties["safe"] is True and properties["findings"] == []
+    assert properties["kind"] == "no matrix instructions" and properties["modelled_bound"] is None
+    (gained,) = properties["measured_gains"]
+    assert gained in " ".join(done.out.split()) and "bound by" not in done.out
     assert 0 < properties["movable"] < properties["instructions"]
     assert properties["movable"] + sum(properties["pins"].values()) == properties["instructions"]
     assert sum(properties["pipes"].values()) == properties["instructions"]

@@ -10,6 +10,7 @@ from benchmarks.harness.result_file import load, results
 from benchmarks.harness.schema import read
 from benchmarks.sass.pages.agreement import AGREEMENT, agreement_of
 from benchmarks.sass.pages.checks_section import checks_section
+from benchmarks.sass.pages.gains import GAINS, gains
 from benchmarks.sass.pages.reasons_section import reasons_section
 from benchmarks.sass.pages.suite_section import HEADLINE, suite_section
 from nostall.core.files.atomic import write_atomically
@@ -34,8 +35,9 @@ def text() -> str:
 
 
 def write() -> None:
-    """Write the page, and the agreement of the SM model that the package ships."""
+    """Write the page, and the agreement of the SM model and the gains that the package ships."""
     write_atomically(PAGE, text().encode())
+    write_atomically(GAINS, (gains().model_dump_json(indent=1) + "\n").encode())
     agreement = agreement_of(read(SUITE).records, SUITE.name)
     if agreement is not None:
         write_atomically(AGREEMENT, (agreement.model_dump_json(indent=1) + "\n").encode())

@@ -18,6 +18,7 @@ from nostall.cli.terminal.console import Format, FormatOption, out, show_json, s
 
 if TYPE_CHECKING:
     from nostall.sass import Function, Program
+    from nostall.tuning.sources.source import Source
 
 MAX_FINDINGS = 20
 """Findings in the JSON document."""
@@ -36,14 +37,16 @@ def inspect(
 ) -> None:
     """Show a kernel's instructions and which of them can move.
 
-    Also shown: why the other instructions are pinned, and what the verifier finds in the cubin.
+    Also shown: why the other instructions are pinned, what the verifier finds in the cubin, and
+    what searches gained on such kernels. With a launch, the SM model says what the kernel waits
+    for.
     """
     from nostall.sass import Program
 
     source = load_source(target, kernel, launch, arch)
     program = Program.of_kernel(source.cubin, source.kernel)
     function = program.kernel(source.kernel)
-    properties = _properties(program, function)
+    properties = _properties(program, function) | _room(program, function, source)
     if format is Format.JSON:
         show_json(properties)
         return
@@ -76,6 +79,24 @@ def _properties(program: Program, function: Function) -> dict[str, Any]:
     }
 
 
+def _room(program: Program, function: Function, source: Source) -> dict[str, Any]:
+    """What a search may find: fields of the JSON document."""
+    from nostall.core.errors import NostallError
+    from nostall.tuning.room import describe_bound, kind_of, load_gains, modelled_bound
+
+    gains, kind = load_gains(), kind_of(function)
+    measured = [gains.sentence("assembler", kind)] if source.ptx is not None else []
+    measured.append(gains.sentence("native moves", kind))
+    room: dict[str, Any] = {"kind": kind, "measured_gains": measured, "modelled_bound": None}
+    if source.launch is not None:
+        try:
+            room["modelled_bound"] = modelled_bound(program, function, source.launch)
+            room["bound"] = describe_bound(room["modelled_bound"])
+        except NostallError as error:
+            room["bound"] = f"not modelled: {error}"
+    return room
+
+
 def _show(properties: dict[str, Any], function: Function, listing: bool) -> None:
     if listing:
         for position, instruction in enumerate(function.instructions):
@@ -92,3 +113,6 @@ def _show(properties: dict[str, Any], function: Function, listing: bool) -> None
         ("verifier", "safe" if properties["safe"] else findings),
     ]
     show_table(properties["kernel"], ("property", "value"), rows)
+    for line in (properties.get("bound"), *properties["measured_gains"]):
+        if line is not None:
+            out.print(line)

@@ -34,7 +34,7 @@ LEVELS = (
     ),
     Level(
         "Kernels", "a Triton or CUDA kernel", "nostall tune kernels.py:kernel --objective gpu",
-        ("tune", "bench", "verify", "inspect", "init", "record", "train"),
+        ("tune", "bench", "verify", "inspect", "regress", "init", "record", "train"),
         "tutorials/first-kernel.md",
     ),
     Level(

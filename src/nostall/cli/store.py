@@ -1,4 +1,4 @@
-"""The commands ``nostall store``: list, show, verify, remove, repair, export and import records."""
+"""The commands ``nostall store``: list, show, verify, remove, repair, export, import and sync."""
 
 from __future__ import annotations
 
@@ -112,6 +112,44 @@ def import_(
 
     rows = import_bundle(Store(), path, measured_latencies=measured_latencies)
     _show_rows(rows, format, "imported and verified")
+
+
+@app.command("sync")
+def sync(
+    folder: Annotated[Path, typer.Argument(help="Folder that the machines of a team share.")],
+    key: Annotated[Path, typer.Option(help="File with the team's key, which signs the records.")],
+    gpu: Annotated[
+        str | None, typer.Option(help="Exchange records of this GPU only, as `ls` names it.")
+    ] = None,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Exchange measured records with other machines through a shared folder.
+
+    This machine's own measured records are written, signed; those of others are imported after
+    checking the signature, each hash and each kernel. The gains are those of another machine: a
+    record that was measured on this one is used before them.
+
+    Exit code 0: done; 1: a file was refused.
+    """
+    from nostall.tuning.records.store_sync import read_key
+    from nostall.tuning.records.store_sync import sync as exchange_records
+
+    exchange = exchange_records(Store(), folder, read_key(key), gpu)
+    for path, reason in exchange.refused:
+        err.print(f"nostall: refused: {path}: {reason}")
+    if format is Format.JSON:
+        show_json(
+            {
+                "sent": [row.id for row in exchange.sent],
+                "received": [row.id for row in exchange.received],
+                "refused": [{"file": str(path), "reason": why} for path, why in exchange.refused],
+            }
+        )
+    else:
+        out.print(f"{pluralize(len(exchange.sent), 'record')} sent to {folder}")
+        out.print(f"{pluralize(len(exchange.received), 'record')} received and verified")
+    if exchange.refused:
+        raise typer.Exit(1)
 
 
 @app.command("verify")

@@ -55,6 +55,10 @@ _VERBS = {
     "verify": Verb(
         "verify:verify", "Check that a changed cubin is a safe re-scheduling.", "runs/RUN"
     ),
+    "regress": Verb(
+        "tuning.regress:regress", "Say what a newer compiler lost in a kernel, and search for it.",
+        "kernels.py:kernel --baseline 13.2",
+    ),
     "fuse": Verb(
         "fusing.fuse:fuse", "Fuse the operators of a PyTorch function into kernels.",
         "model.py:function",

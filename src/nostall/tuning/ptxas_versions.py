@@ -17,7 +17,9 @@ from types import MappingProxyType
 from nostall.core import BadInput, LaunchSpec, NostallError
 from nostall.core.measurement import Kind
 from nostall.gpu import Device
+from nostall.ptx.assemble.known_faults import describe_faults, known_faults
 from nostall.ptx.assemble.versions import Assembler
+from nostall.ptx.program.module import parse
 from nostall.sass import Program, validate
 from nostall.sass.binary import toolchain
 from nostall.sass.model import SmModel
@@ -65,7 +67,8 @@ def assemble_all(
 ) -> list[StartBinary]:
     """The compiler's own binary, then the binary of each other assembler.
 
-    Equal binaries are listed once.  Raises :class:`BadInput` if the source has no PTX (a cubin
+    Equal binaries are listed once; a version with a known fault for the PTX is listed and not used.
+    Raises :class:`BadInput` if the source has no PTX (a cubin
     file).
     """
     if source.ptx is None:
@@ -75,8 +78,13 @@ def assemble_all(
         )
     binaries = [StartBinary(source, source.provenance.get("ptxas", "unknown"), 1.0)]
     known = {source.cubin}
+    module = parse(source.ptx)
     for assembler in assemblers:
         if assembler.version == source.provenance.get("ptxas"):
+            continue
+        if faults := known_faults(module, assembler.version):
+            failure = f"not tried, it is reported to make {describe_faults(faults)}"
+            binaries.append(StartBinary(source, assembler.version, failure=failure))
             continue
         try:
             assembled = assemble(source, assembler)

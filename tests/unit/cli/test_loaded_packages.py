@@ -24,6 +24,7 @@ MAY_LOAD = {
     "verify": KERNEL,
     "inspect": KERNEL,
     "init": KERNEL,
+    "regress": KERNEL | {"papers", "search"},
     "record": {"attach", "tuning"},
     "train": KERNEL | {"papers", "search"},
     "serving": KERNEL | {"attach", "attach.rollouts", "papers", "search", "serving"},

@@ -7,6 +7,7 @@ from typing import Any
 
 DAILY: Mapping[str, tuple[str, ...]] = {
     "tune": ("objective", "seconds", "out_dir"),
+    "regress": ("baseline", "ptxas", "out_dir"),
     "train": ("corpus", "out_dir", "rollouts"),
     "bench": ("candidate", "launch", "rounds"),
     "fuse": ("measure", "show", "out_dir"),
@@ -25,7 +26,7 @@ PANELS: Mapping[str, tuple[str, ...]] = {
         "policy", "processes", "page_size", "window", "costs", "kv_tokens", "rate", "acceptance",
     ),
     "Search": (
-        "strategy", "seed", "seconds", "evaluations", "resume", "native", "pdl",
+        "search", "strategy", "seed", "seconds", "evaluations", "resume", "native", "pdl",
         "measured_latencies", "rollouts", "tune_sass", "planner", "recompute", "state_factor",
         "weight_gradient_share", "fractions", "global_batch", "micro_batch", "programs", "tiles",
         "split", "units_per_program", "least_prefix", "least_saved_ns", "budget", "reserved",

@@ -24,11 +24,24 @@ class Assembler:
     version: str
     """For example ``13.5.37``."""
 
+    @classmethod
+    def of(cls, path: Path) -> Assembler:
+        """The ptxas in a file.  Raises :class:`BadInput` if it does not run or is none."""
+        version = _version(path)
+        if version == "unknown":
+            raise BadInput(f"{path} --version names no version; give the path of a ptxas")
+        return cls(path, version)
+
     @cached_property
     def sha256(self) -> str:
         """Hash of the program file."""
         with self.path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def version_numbers(version: str) -> tuple[int, ...]:
+    """The numbers of a version, which compare as versions do: (13, 5, 37)."""
+    return tuple(int(part) for part in re.findall(r"\d+", version))
 
 
 def find_assemblers() -> list[Assembler]:

@@ -10,8 +10,10 @@ from pathlib import Path
 
 from nostall.core.errors import BadInput, MissingPart
 from nostall.ptx.assemble.command import Command, triton_commands
+from nostall.ptx.assemble.known_faults import known_faults
 from nostall.ptx.assemble.ptxas import PtxasRun, run_ptxas
-from nostall.ptx.assemble.versions import Assembler
+from nostall.ptx.assemble.versions import Assembler, version_numbers
+from nostall.ptx.program.module import parse
 from nostall.sass.binary.code_hash import code_sha256
 from nostall.tuning.sources.ptx_source import source_command
 from nostall.tuning.sources.source import Source
@@ -26,7 +28,10 @@ class CompilerCommand:
 
     command: Command
     assemblers: tuple[Assembler, ...]
-    """Usable versions: the first one with ``command`` gives the original, or comes nearest."""
+    """Usable versions: the first one with ``command`` gives the original, or comes nearest.
+
+    The others have no known fault for this PTX (:mod:`nostall.ptx.assemble.known_faults`).
+    """
     reproduces: bool
     """Whether the command gives the machine code of the original."""
     registers: int
@@ -58,22 +63,33 @@ def find_command(source: Source, installed: Sequence[Assembler]) -> CompilerComm
             usable.setdefault(assembler, (command, run))
             if code_sha256(run.cubin) == original:
                 others = [a for a in installed if a != assembler and _accepts(a, source, command)]
-                return _result(command, [assembler, *others], True, run)
+                return _result(source, command, [assembler, *others], True, run)
     if not usable:
         raise BadInput(
             f"{source.origin}: no installed ptxas assembles its PTX ({failure}); install the "
             "version that the compiler used"
         )
     assembler, (command, run) = next(iter(usable.items()))
-    return _result(command, list(usable), False, run)
+    return _result(source, command, list(usable), False, run)
 
 
 def _result(
-    command: Command, assemblers: Sequence[Assembler], reproduces: bool, run: PtxasRun
+    source: Source,
+    command: Command,
+    assemblers: Sequence[Assembler],
+    reproduces: bool,
+    run: PtxasRun,
 ) -> CompilerCommand:
+    """The command; of the assemblers after the first, those without a known fault for the PTX."""
+    assert source.ptx is not None
+    own, *others = assemblers
+    if others:
+        module = parse(source.ptx)
+        others = [a for a in others if not known_faults(module, a.version, command.target)]
+    assemblers = (own, *others)
     registers = run.resources.registers if run.resources else 0
     spills = run.resources.spill_bytes if run.resources else 0
-    return CompilerCommand(command, tuple(assemblers), reproduces, registers, spills)
+    return CompilerCommand(command, assemblers, reproduces, registers, spills)
 
 
 def _commands(source: Source) -> list[Command]:
@@ -93,9 +109,8 @@ def _ranked(source: Source, installed: Sequence[Assembler]) -> list[Assembler]:
     """The assemblers: the compiler's version first, then the newest."""
     own = source.provenance.get(_PTXAS_KEY)
 
-    def rank(assembler: Assembler) -> tuple[bool, list[int]]:
-        numbers = [int(part) for part in re.findall(r"\d+", assembler.version)]
-        return assembler.version == own, numbers
+    def rank(assembler: Assembler) -> tuple[bool, tuple[int, ...]]:
+        return assembler.version == own, version_numbers(assembler.version)
 
     return sorted(installed, key=rank, reverse=True)
 

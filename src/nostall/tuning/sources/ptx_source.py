@@ -16,7 +16,7 @@ from nostall.core.launch import LaunchSpec
 from nostall.core.validation import parse_json
 from nostall.ptx.assemble.command import Command, plain_command
 from nostall.ptx.assemble.ptxas import run_ptxas
-from nostall.ptx.assemble.versions import Assembler, find_assemblers
+from nostall.ptx.assemble.versions import Assembler, find_assemblers, version_numbers
 from nostall.ptx.program.module import parse
 from nostall.sass.binary import fatbin
 from nostall.sass.binary.elf import MAX_BYTES
@@ -143,8 +143,8 @@ def _assemble(
     match = _COMPILER_VERSION.search(text)
     own = match.group(1) if match else ""
 
-    def rank(assembler: Assembler) -> tuple[bool, list[int]]:
-        return assembler.version == own, [int(n) for n in re.findall(r"\d+", assembler.version)]
+    def rank(assembler: Assembler) -> tuple[bool, tuple[int, ...]]:
+        return assembler.version == own, version_numbers(assembler.version)
 
     failure = ""
     for assembler in sorted(installed, key=rank, reverse=True):
