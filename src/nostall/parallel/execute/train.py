@@ -22,7 +22,9 @@ def train(
     reference: Reference | None,
 ) -> RunResult:
     """Run iterations of the part's batch size and complete the result; every rank calls this."""
-    optimizer = make_optimizer(job, part.parameters.values())
+    optimizer = make_optimizer(
+        job, [p for name, p in part.parameters.items() if name in part.trained]
+    )
     own = part.own(part.samples).indices
     worst_gradient = worst_loss = 0.0
     if device.type == "cuda":

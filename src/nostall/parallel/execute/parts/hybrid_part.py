@@ -57,6 +57,8 @@ class HybridPart:
             names[name]: torch.nn.Parameter(values[0], weights[names[name]].requires_grad)
             for name, values in part.local.items()
         }
+        gradients = own.step.joint.gradients
+        self.trained = frozenset(names[name] for name in part.local if name in gradients)
         self.placements: Mapping[str, Placements] = {
             names[name]: part.program.parameter_placements(name) for name in part.local
         }

@@ -56,6 +56,8 @@ class Part(Protocol):
     """Names of the operators of a pass that draw random numbers."""
     parameters: Mapping[str, torch.nn.Parameter]
     """What the rank holds of the parameters that the step reads, by their (first) names."""
+    trained: frozenset[str]
+    """Those of ``parameters`` that have gradients."""
     counted: frozenset[str]
     """The parameters that this rank counts in sums over all parameters: of the ranks that hold the
     same values, one does."""

@@ -50,6 +50,7 @@ class PipelinePart:
         self.parameters: Mapping[str, torch.nn.Parameter] = {
             name: p for name, p in named.items() if id(p) in held
         }
+        self.trained = frozenset(n for n, p in self.parameters.items() if id(p) in model.trained)
         self.counted = frozenset(
             name for name, p in self.parameters.items() if executor.gradients.is_first_holder(p)
         )

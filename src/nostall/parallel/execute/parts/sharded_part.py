@@ -66,6 +66,7 @@ class ShardedPart:
             name: torch.nn.Parameter(values[0].to(device), whole[name].requires_grad)
             for name, values in local.items()
         }
+        self.trained = frozenset(program.step.joint.gradients)
         self.placements: Mapping[str, Placements] = {
             name: program.parameter_placements(name) for name in self.parameters
         }

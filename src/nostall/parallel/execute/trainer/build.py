@@ -187,9 +187,9 @@ def _check_distributed(plan: AnyPlan, part: Part, job: Job) -> None:
 
 
 def _optimizer(job: Job, part: Part, device: torch.device) -> torch.optim.Optimizer:
-    """The job's optimiser of the rank's parameters, or of a placeholder if it holds none."""
-    own = list(part.parameters.values())
-    if not any(p.requires_grad for p in own):
+    """The job's optimiser of what the rank trains, or of a placeholder if it trains nothing."""
+    own = [p for name, p in part.parameters.items() if name in part.trained]
+    if not own:
         own = [torch.nn.Parameter(torch.zeros(0, device=device))]
     optimizer = make_optimizer(job, own)
     if not isinstance(optimizer, torch.optim.Optimizer):

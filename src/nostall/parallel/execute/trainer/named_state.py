@@ -55,7 +55,7 @@ class NamedParameters:
         state: dict[str, torch.Tensor] = {}
         for key, value in module.state_dict(keep_vars=True).items():
             name = names.get(key)
-            if name in self.part.parameters:
+            if name is not None and name in self.part.parameters:
                 state[key] = self.whole(name, self.part.parameters[name].detach())
             elif name is None or name in unread:
                 state[key] = value.detach()

@@ -29,7 +29,7 @@ from tests.unit.parallel.cases import servers
 
 BATCH, MICRO_BATCH, ROWS = 8, 2, 40
 """Samples of a batch, of a micro-batch, and of the data set."""
-RATES = DeviceRates("test", {"float32": 1e8}, 1e9)
+RATES = DeviceRates("test", {"float32": 1e8, "bfloat16": 1e8}, 1e9)
 Data = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -121,8 +121,8 @@ def data(name: str) -> list[tuple[Any, Any]]:
     """A data set of (inputs, targets) of single samples."""
     generator = torch.Generator().manual_seed(7)
     if name.startswith("language"):
-        tokens = torch.randint(0, 16, (ROWS, 6), generator=generator)
-        return [(t, t) for t in tokens]
+        tokens = torch.randint(0, 16, (2, ROWS, 6), generator=generator)
+        return list(zip(*tokens, strict=True))
     if name == "chain":
         values = torch.randn(ROWS, 12, generator=generator)
         return [(v[:8], v[8:]) for v in values]
@@ -192,6 +192,31 @@ class Single:
         loss = self.job.run(inputs, targets)
         (loss * scale).backward()
         return float(loss.detach())
+
+    def loss(self, batch: Any) -> float:
+        inputs, targets = batch
+        inputs = (inputs,) if isinstance(inputs, torch.Tensor) else inputs
+        with torch.no_grad():
+            return float(self.job.run(inputs, targets))
+
+    def gradients(self) -> list[torch.Tensor]:
+        return [p.grad for p in self.job.module.parameters() if p.grad is not None]
+
+    def step_in_bfloat16(self, batch: Any) -> float:
+        """A step of equal micro-batches with weights and inputs in bfloat16; returns the loss."""
+        inputs, targets = batch
+        inputs = inputs.to(torch.bfloat16) if inputs.is_floating_point() else inputs
+        total = 0.0
+        for first in range(0, BATCH, MICRO_BATCH):
+            part = slice(first, first + MICRO_BATCH)
+            halves = {n: p.to(torch.bfloat16) for n, p in self.job.module.named_parameters()}
+            output = torch.func.functional_call(self.job.module, halves, (inputs[part],))
+            loss = self.job.loss(output, targets[part]) * (MICRO_BATCH / BATCH)
+            loss.backward()
+            total += float(loss.detach())
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return total
 
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
         return nn.utils.clip_grad_norm_(self.job.module.parameters(), max_norm)

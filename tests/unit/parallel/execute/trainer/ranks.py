@@ -1,17 +1,8 @@
-"""Program that trains by plans on processes, and compares with training in a single process.
-
-    python -m tests.unit.parallel.execute.trainer.ranks FOLDER SCENARIO ...
-
-Scenarios are the functions of this module whose names begin with ``scenario_``.  Processes are
-forked, so PyTorch is loaded once.  Each scenario returns what its test asserts on; the results are
-in ``FOLDER/results.json``.
-"""
+"""Runs of trainers on processes, and the same training in a single process."""
 
 from __future__ import annotations
 
-import json
 import multiprocessing
-import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -19,13 +10,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate
 
+from nostall.core.errors import NostallError
 from nostall.parallel.execute.trainer.build import build
 from nostall.parallel.execute.trainer.trainer import Trainer
 from tests.unit.parallel.execute.trainer.models import (
     BATCH,
     JOBS,
+    ROWS,
     Single,
     data,
     hybrid,
@@ -36,8 +29,14 @@ from tests.unit.parallel.execute.trainer.models import (
 ACCUMULATED, MAX_NORM = 2, 0.5
 
 
-def on_ranks(ranks: int, folder: Path, function: Callable[..., Any], *given: Any) -> list[Any]:
-    """Results of ``function(*given)`` on each rank of a gloo group; raises if a rank does."""
+def on_ranks(
+    ranks: int, folder: Path, function: Callable[..., Any], *given: Any, may_fail: bool = False
+) -> list[Any]:
+    """Results of ``function(*given)`` on each rank of a gloo group; raises if a rank does.
+
+    With ``may_fail``, the text of the error takes the place of a result, None that of a rank that
+    was killed.
+    """
     context = multiprocessing.get_context("fork")
     store = folder / f"store-{len(list(folder.iterdir()))}"
     processes = [
@@ -52,10 +51,19 @@ def on_ranks(ranks: int, folder: Path, function: Callable[..., Any], *given: Any
     for rank in range(ranks):
         path = Path(f"{store}-{rank}.pt")
         result = torch.load(path, weights_only=False) if path.exists() else ("killed", None)
-        if result[0] == "error":
+        if result[0] == "error" and not may_fail:
             raise RuntimeError(f"rank {rank} of {function.__name__}{given}: {result[1]}")
         results.append(result[1])
     return results
+
+
+def fails(function: Callable[[], Any]) -> str:
+    """The error of nostall's that a function raises."""
+    try:
+        function()
+    except NostallError as error:
+        return str(error)
+    return "no error"
 
 
 def _rank(
@@ -113,26 +121,27 @@ def single(name: str, steps: int) -> tuple[list[float], dict[str, torch.Tensor]]
     """Losses and norms of the same run in this process, and the weights after it."""
     process = Single(JOBS[name](), adamw)
     scheduler = cosine(process.optimizer)
-    rows, losses, done, passes, epoch = data(name), list[float](), 0, 0, 0
-    while done < steps:
+    losses = []
+    batches = whole_batches(name, epochs=ACCUMULATED * steps * BATCH // ROWS + 1)
+    for number, batch in enumerate(batches[: ACCUMULATED * steps], 1):
+        losses.append(process.forward_backward(batch, 1 / ACCUMULATED))
+        if number % ACCUMULATED == 0:
+            losses.append(float(process.clip_grad_norm_(MAX_NORM)))
+            process.optimizer.step()
+            scheduler.step()
+            process.zero_grad()
+    return losses, process.job.module.state_dict()
+
+
+def whole_batches(name: str, epochs: int) -> list[Any]:
+    """The whole batches of the samplers of :func:`loader`."""
+    rows, batches = data(name), []
+    for epoch in range(epochs):
         generator = torch.Generator().manual_seed(3 * 1_000_003 + epoch)
         order = torch.randperm(len(rows), generator=generator).tolist()
         for first in range(0, len(rows) - BATCH + 1, BATCH):
-            batch = torch.utils.data.default_collate(
-                [rows[i] for i in order[first : first + BATCH]]
-            )
-            losses.append(process.forward_backward(batch, 1 / ACCUMULATED))
-            passes += 1
-            if passes % ACCUMULATED == 0:
-                losses.append(float(process.clip_grad_norm_(MAX_NORM)))
-                process.optimizer.step()
-                scheduler.step()
-                process.zero_grad()
-                done += 1
-            if done == steps:
-                break
-        epoch += 1
-    return losses, process.job.module.state_dict()
+            batches.append(default_collate([rows[i] for i in order[first : first + BATCH]]))
+    return batches
 
 
 def plan_of(kind: str, job: Any) -> Any:
@@ -149,6 +158,8 @@ def plan_of(kind: str, job: Any) -> Any:
         "fsdp 4": lambda: sharding(job, "fsdp", 4),
         "replicated weights": lambda: sharding(job, "data-parallel", 2),
         "megatron x data": lambda: sharding(job, "megatron", 2, 2),
+        "pipeline 2": lambda: pipeline(job, (0,), (1,), policy="gpipe"),
+        "hybrid 1:1": lambda: hybrid(job, 1, 1),
         "hybrid": lambda: hybrid(job, 2, 1),
     }
     return plans[kind]()
@@ -158,7 +169,7 @@ def ranks_of(plan: Any) -> int:
     return len(plan[0].cluster if isinstance(plan, tuple) else plan.cluster)
 
 
-def _train(name: str, plan: Any, steps: int, folder: str, engine: str) -> Any:
+def train_plan(name: str, plan: Any, steps: int, folder: str, engine: str) -> Any:
     trainer = build(plan, JOBS[name](), adamw, engine=engine)
     losses = train_by(trainer, name, steps, folder)
     state = {
@@ -173,7 +184,7 @@ def _train(name: str, plan: Any, steps: int, folder: str, engine: str) -> Any:
 def compare(folder: Path, name: str, kind: str, steps: int, engine: str = "auto") -> dict[str, Any]:
     """Largest differences of losses, norms and weights of a plan from a single process."""
     plan = plan_of(kind, JOBS[name]())
-    results = on_ranks(ranks_of(plan), folder, _train, name, plan, steps, "", engine)
+    results = on_ranks(ranks_of(plan), folder, train_plan, name, plan, steps, "", engine)
     losses, weights = single(name, steps)
     return {**differences(results, losses, weights), "engine": results[0][2]}
 
@@ -190,31 +201,3 @@ def differences(results: list[Any], losses: list[float], weights: Any) -> dict[s
         ),
         "missing": sorted(set(weights) - {key for state in states for key in state}),
     }  # fmt: skip
-
-
-FEW = (("language", "pipeline", "p2p"), ("language", "fsdp", "auto"), ("chain", "hybrid", "auto"))
-OTHERS = (
-    *(("language", kind, "auto") for kind in ("pipeline", "pipeline 1:2:1", "fsdp 4")),
-    *(("language", kind, "auto") for kind in ("data parallel 4", "megatron x data")),
-    ("language", "pipeline 1:2, zero bubble", "auto"),
-    *(("chain", kind, "auto") for kind in ("pipeline 3", "data parallel", "fsdp", "hybrid")),
-    *(("summed", kind, "auto") for kind in ("pipeline", "replicated weights", "data parallel 4")),
-)
-
-
-def scenario_few(folder: Path) -> Any:
-    return {f"{n}, {k}": compare(folder, n, k, 5, engine) for n, k, engine in FEW}
-
-
-def scenario_others(folder: Path) -> Any:
-    return {f"{n}, {k}": compare(folder, n, k, 200, engine) for n, k, engine in OTHERS}
-
-
-def main(folder: Path, *names: str) -> None:
-    results = {name: globals()[f"scenario_{name}"](folder) for name in names}
-    (folder / "results.json").write_text(json.dumps(results))
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main(Path(sys.argv[1]), *sys.argv[2:])
