@@ -45,10 +45,9 @@ from tests.unit.parallel.execute.trainer.ranks import (
 
 FEW = (("language", "pipeline", "p2p"), ("language", "fsdp", "auto"))
 OTHERS = (
-    *(("language", kind, "auto") for kind in ("pipeline", "pipeline 1:2:1", "fsdp 4")),
-    *(("language", kind, "auto") for kind in ("data parallel 4", "megatron x data")),
+    *(("language", kind, "auto") for kind in ("pipeline", "pipeline 1:2:1", "megatron x data")),
     ("language", "pipeline 1:2, zero bubble", "auto"),
-    *(("chain", kind, "auto") for kind in ("pipeline 3", "data parallel", "fsdp", "hybrid")),
+    *(("chain", kind, "auto") for kind in ("pipeline 3", "fsdp 4", "hybrid")),
     *(("summed", kind, "auto") for kind in ("pipeline", "replicated weights", "data parallel 4")),
 )
 BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
