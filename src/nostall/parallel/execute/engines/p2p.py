@@ -105,6 +105,8 @@ class P2PExecutor:
     def evaluate(self, inputs: Any, targets: Any) -> torch.Tensor:
         """This rank's part of the loss by the forward passes alone, without gradients."""
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
+        if self._is_cold:
+            self._warm_up((inputs, targets))
         with torch.no_grad():
             for operation in self.operations:
                 if operation.kind != "F":

@@ -94,9 +94,16 @@ class ShardedPart:
             result = self._program(samples).run(
                 self._values(), self._buffers, self._leaves(inputs, targets)
             )
+        seen: set[int] = set()
         for name, (gradient,) in result.gradients.items():
             parameter = self.parameters[name]
-            parameter.grad = gradient.to(parameter.dtype)
+            own = gradient.to(parameter.dtype)
+            if own.data_ptr() in seen or 0 in own.stride():
+                # Clipping and accumulation change gradients in place, and two parameters may have
+                # one gradient, or all of its entries one place.
+                own = own.clone(memory_format=torch.contiguous_format)
+            seen.add(own.data_ptr())
+            parameter.grad = own
         self.collectives = {kind: counts[kind] for kind in COLLECTIVES if counts[kind]}
         return self._on_first_rank(result.loss[0])
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import torch
 import torch.distributed as dist
 
 _EPSILON = 1e-6
 """That of ``torch.nn.utils.clip_grad_norm_``."""
+_SUMMED = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
+"""Types in which squares of values of shorter types are summed."""
 
 
 def total_norm(
@@ -22,16 +24,18 @@ def total_norm(
     ``counted`` are the names of those that this rank counts: one rank counts a replica, a tied
     weight or a shard.
     """
-    gradients = [p.grad for name, p in parameters.items() if name in counted and p.grad is not None]
-    norms = torch._foreach_norm(gradients, norm_type) if gradients else []
-    own = torch.zeros(len(norms), dtype=torch.float64, device=device)
-    if norms:
-        own = torch.stack([norm.to(device, torch.float64) for norm in norms])
+    own = [p for name, p in parameters.items() if name in counted]
+    norms = [
+        norm.to(device, torch.float64)
+        for dtype, gradients in _gradients(own).items()
+        for norm in torch._foreach_norm(gradients, norm_type, _SUMMED.get(dtype))
+    ]
+    values = torch.stack(norms) if norms else torch.zeros(0, dtype=torch.float64, device=device)
     if norm_type == float("inf"):
-        total = own.max() if norms else own.new_zeros(())
+        total = values.max() if norms else values.new_zeros(())
         dist.all_reduce(total, op=dist.ReduceOp.MAX)
         return total
-    total = own.pow(norm_type).sum()
+    total = values.pow(norm_type).sum()
     dist.all_reduce(total)
     return total.pow(1 / norm_type)
 
@@ -40,7 +44,17 @@ def clip(
     parameters: Mapping[str, torch.nn.Parameter], max_norm: float, total: torch.Tensor
 ) -> None:
     """Scale the gradients as ``torch.nn.utils.clip_grad_norm_`` does, for a norm of ``total``."""
-    gradients = [p.grad for p in parameters.values() if p.grad is not None]
-    if gradients:
-        factor = torch.clamp(max_norm / (total + _EPSILON), max=1.0)
-        torch._foreach_mul_(gradients, factor.to(torch.float32))
+    factor = torch.clamp(max_norm / (total + _EPSILON), max=1.0)
+    for dtype, gradients in _gradients(parameters.values()).items():
+        torch._foreach_mul_(gradients, factor.to(dtype))
+
+
+def _gradients(
+    parameters: Iterable[torch.nn.Parameter],
+) -> dict[torch.dtype, list[torch.Tensor]]:
+    """The gradients that there are, by element type."""
+    found: dict[torch.dtype, list[torch.Tensor]] = {}
+    for parameter in parameters:
+        if parameter.grad is not None:
+            found.setdefault(parameter.grad.dtype, []).append(parameter.grad)
+    return found

@@ -21,6 +21,7 @@ from nostall.parallel.execute.trainer.gradient_norm import clip, total_norm
 from nostall.parallel.execute.trainer.named_state import NamedParameters
 from nostall.parallel.execute.trainer.sampler import OwnSampler
 from nostall.parallel.module.job import count_samples, to_device
+from nostall.parallel.slices import OwnSamples
 
 _COUNTS = "trainer"
 """Key of the trainer's counts in a checkpoint."""
@@ -59,6 +60,7 @@ class Trainer:
         self._is_training = True
         optimizer.register_step_post_hook(self._count_step)
         self._unread = _unread(computation.job.module, part)
+        self._own: dict[int, OwnSamples] = {}
 
     @property
     def engine(self) -> str:
@@ -71,7 +73,7 @@ class Trainer:
         ``samples`` is the size of the whole batch, if it is another one than the plan's.  Raises
         :class:`BadPlan` if the plan cannot run a batch of that size.
         """
-        return self._part.own(self.samples if samples is None else samples).indices
+        return self._own_of(self.samples if samples is None else samples).indices
 
     def forward_backward(
         self, batch: Any, *, scale: float = 1.0, samples: int | None = None
@@ -189,7 +191,8 @@ class Trainer:
         """Write a checkpoint into a subfolder named by :attr:`steps`, and return its path.
 
         It has the model, the optimiser, the counts, torch's default generators of each rank, and
-        ``others``, such as a scheduler and a sampler.  A process that is killed meanwhile leaves
+        ``others``, such as a scheduler and a sampler, but no gradients: save after a step of the
+        optimiser.  A process that is killed meanwhile leaves
         the older checkpoints as they were.  Raises :class:`BadCheckpoint` if it cannot be written.
         """
         path = checkpoints.checkpoint_folder(Path(folder), self.steps)
@@ -212,8 +215,7 @@ class Trainer:
         metadata = checkpoints.read_metadata(path)
         model = self._model_state()
         checkpoints.check_model(path, metadata, model, list(self._module_names()))
-        with self._with_optimizer_state():
-            options = self._named.optimizer_state(self.optimizer)["param_groups"]
+        options = self._named.optimizer_state(self.optimizer)["param_groups"]
         optimizer = checkpoints.optimizer_template(metadata, self._named, options)
         saved = metadata.state_dict_metadata
         generators = {
@@ -240,9 +242,14 @@ class Trainer:
         """Destroy the plan's process groups; the default group stays."""
         self._part.close()
 
+    def _own_of(self, samples: int) -> OwnSamples:
+        if samples not in self._own:
+            self._own[samples] = self._part.own(samples)
+        return self._own[samples]
+
     def _own_batch(self, batch: Any, samples: int) -> tuple[Any, Any]:
         """The rank's part of a batch, checked and on the device."""
-        job, own = self._computation.job, self._part.own(samples)
+        job, own = self._computation.job, self._own_of(samples)
         if len(own) == 0:  # nothing of it is read
             inputs, targets = job.inputs, job.targets
         else:
@@ -285,24 +292,31 @@ class Trainer:
     def _with_optimizer_state(self) -> Iterator[None]:
         """Let an optimiser that has not stepped have a state of zeros, for a moment."""
         optimizer, steps = self.optimizer, self.steps
-        if optimizer.state or any(p.grad is not None for p in self.parameters()):
+        rates = [group.get("lr") for group in optimizer.param_groups]
+        if optimizer.state or None in rates:
             yield
             return
-        rates = [group["lr"] for group in optimizer.param_groups]
-        for group in optimizer.param_groups:
-            group["lr"] = 0.0 * group["lr"]
-            for parameter in group["params"]:
+        own = [p for group in optimizer.param_groups for p in group["params"]]
+        gradients = [p.grad for p in own]
+        try:
+            for group in optimizer.param_groups:
+                group["lr"] = 0.0 * group["lr"]
+            for parameter in own:
                 parameter.grad = torch.zeros_like(parameter)
-        type(optimizer).step(optimizer)
-        optimizer.zero_grad(set_to_none=True)
-        self.steps = steps
-        for group, rate in zip(optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
-        for own in optimizer.state.values():
-            if isinstance(own.get("step"), torch.Tensor):
-                own["step"].zero_()
-        yield
-        optimizer.state.clear()
+            type(optimizer).step(optimizer)
+            for state in optimizer.state.values():
+                if isinstance(state.get("step"), torch.Tensor):
+                    state["step"].zero_()
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate
+            yield
+        finally:
+            self.steps = steps
+            for parameter, gradient in zip(own, gradients, strict=True):
+                parameter.grad = gradient
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate
+            optimizer.state.clear()
 
     def _model_state(self) -> dict[str, torch.Tensor]:
         return self._named.model_state(self._computation.job.module, self._unread)

@@ -157,6 +157,28 @@ def test_checkpoints_of_other_models_and_no_checkpoints(
         trainer.load(saved)
 
 
+class Sums(nn.Module):
+    """Two parameters with one gradient, whose entries are all one number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.a + self.b).sum() + 0 * x.sum()
+
+
+def test_parameters_with_one_gradient_are_clipped_once(one_process: None) -> None:
+    job = Job(Sums(), (torch.ones(BATCH, 4),), torch.ones(BATCH), lambda y, _: y)
+    trainer = build(sharding(job, "fsdp", 1), job, adamw)
+    batch = ((torch.ones(BATCH, 4),), torch.ones(BATCH))
+    for _ in range(2):
+        trainer.forward_backward(batch)
+    assert trainer.clip_grad_norm_(8**0.5) == pytest.approx(2 * 8**0.5)
+    for parameter in trainer.parameters():
+        assert parameter.grad.tolist() == pytest.approx([1.0] * 4)
+
+
 def test_dropout_in_shards_is_refused_on_several_processes() -> None:
     from nostall.parallel.execute.trainer.build import _check_distributed
 
