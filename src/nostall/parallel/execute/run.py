@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import copy
+from dataclasses import dataclass, replace
 
 import torch
 
 from nostall.parallel.execute.communication.slow_links import SlowLinks
 from nostall.parallel.execute.parts.computation import Computation
+from nostall.parallel.execute.parts.engine_part import EnginePart
 from nostall.parallel.execute.parts.hybrid_part import HybridPart
 from nostall.parallel.execute.parts.part import Part, PartOptions
 from nostall.parallel.execute.parts.pipeline_part import PipelinePart
@@ -19,6 +21,7 @@ from nostall.parallel.execute.train import train
 from nostall.parallel.module.job import Job
 from nostall.parallel.module.model import Model
 from nostall.parallel.plan import Plan, Workload
+from nostall.parallel.sharding.engine_file import EngineFile
 from nostall.parallel.sharding.hybrid.plan_file import HybridFile
 from nostall.parallel.sharding.plan_file import PlanFile
 
@@ -78,6 +81,20 @@ def run_hybrid_plan(job: Job, plan: HybridFile, options: RunOptions) -> RunResul
     """
     check_optimizer(job, is_sharded=True)
     part = HybridPart(Computation(job, job), plan, options.part)
+    return _run(job, part, options, _reference(job, part.computation_dtype, options))
+
+
+def run_engine_plan(job: Job, plan: EngineFile, options: RunOptions) -> RunResult:
+    """Train by one of PyTorch's engines; every rank calls this.
+
+    Raises :class:`BadPlan` if the plan is for another module.
+    """
+    run = job
+    if options.check:  # the engines change the module that they run, and the reference copies it
+        run = replace(job, module=copy.deepcopy(job.module))
+    part = EnginePart(run, plan, options.part)
+    if plan.engine == "fsdp2":
+        check_optimizer(job, is_sharded=True)
     return _run(job, part, options, _reference(job, part.computation_dtype, options))
 
 

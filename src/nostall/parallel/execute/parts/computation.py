@@ -41,9 +41,7 @@ def in_types_of(job: Job, policy: MixedPrecisionPolicy | None) -> Computation:
             f"{dtype} and torch.float32"
         )
     skeleton = _skeleton(job.module, dtype)
-    for parameter in job.module.parameters():
-        if parameter.is_floating_point():
-            parameter.data = parameter.data.float()
+    float_weights(job, policy)
 
     def cast(values: Any, to: torch.dtype | None = dtype) -> Any:
         return tree_map(lambda leaf: _cast(leaf, to), values)
@@ -56,6 +54,15 @@ def in_types_of(job: Job, policy: MixedPrecisionPolicy | None) -> Computation:
     if policy.cast_forward_inputs:
         return Computation(job, traced, cast)
     return Computation(job, traced)
+
+
+def float_weights(job: Job, policy: MixedPrecisionPolicy | None) -> None:
+    """Make the floating-point weights of a job's module float32, if it computes in another type."""
+    if policy is None or policy.param_dtype is None:
+        return
+    for parameter in job.module.parameters():
+        if parameter.is_floating_point():
+            parameter.data = parameter.data.float()
 
 
 def _skeleton(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:

@@ -16,7 +16,9 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from nostall.core.errors import BadInput
 from nostall.parallel.errors import BadModel, BadPlan
-from nostall.parallel.execute.parts.computation import Computation, in_types_of
+from nostall.parallel.execute.parts.any_plan import AnyPlan, load_any_plan
+from nostall.parallel.execute.parts.computation import Computation, float_weights, in_types_of
+from nostall.parallel.execute.parts.engine_part import EnginePart
 from nostall.parallel.execute.parts.hybrid_part import HybridPart
 from nostall.parallel.execute.parts.part import Part, PartOptions
 from nostall.parallel.execute.parts.pipeline_part import PipelinePart, planned_model
@@ -30,12 +32,10 @@ from nostall.parallel.module.eager import SAMPLES, compare_with_eager
 from nostall.parallel.module.job import Job, load_job
 from nostall.parallel.module.model import Model
 from nostall.parallel.plan import Plan, Workload
-from nostall.parallel.plan_file import load_plan
-from nostall.parallel.sharding.hybrid.plan_file import HybridFile, is_hybrid_plan, load_hybrid_plan
-from nostall.parallel.sharding.plan_file import PlanFile, is_sharding_plan, load_sharding_plan
+from nostall.parallel.sharding.engine_file import EngineFile
+from nostall.parallel.sharding.hybrid.plan_file import HybridFile
+from nostall.parallel.sharding.plan_file import PlanFile
 
-AnyPlan = PlanFile | HybridFile | tuple[Workload, Plan, str]
-"""What the readers of plan files return."""
 OptimizerFunction = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
 
 
@@ -63,7 +63,7 @@ def build(
     seconds.  Raises :class:`BadInput` with one line if the plan, the job, the optimiser and the
     processes do not fit together, or if the step would train otherwise than the module.
     """
-    found = _load(plan)
+    found = load_any_plan(Path(plan)) if isinstance(plan, str | Path) else plan
     device = _device(device_mesh, deadline)
     shape = found.mesh if isinstance(found, PlanFile) else None
     cluster = found[0].cluster if isinstance(found, tuple) else found.cluster
@@ -72,8 +72,15 @@ def build(
     if optimizer is not None:
         job = replace(job, optimizer=optimizer)
     _broadcast_weights(job.module, device)
-    computation = in_types_of(job, precision)
-    part = _part(found, computation, PartOptions(device, engine, deadline=deadline))
+    options = PartOptions(device, engine, deadline=deadline)
+    part: Part
+    if isinstance(found, EngineFile):
+        float_weights(job, precision)
+        computation = Computation(job, job)
+        part = EnginePart(job, found, options, precision)
+    else:
+        computation = in_types_of(job, precision)
+        part = _part(found, computation, options)
     if len(cluster) > 1:
         _check_distributed(found, part, job)
     meshes = [
@@ -82,15 +89,6 @@ def build(
     ]  # fmt: skip
     named = NamedParameters(part, meshes)
     return Trainer(computation, part, named, _optimizer(job, part, device), device, seed)
-
-
-def _load(plan: str | Path | AnyPlan) -> AnyPlan:
-    if not isinstance(plan, str | Path):
-        return plan
-    path = Path(plan)
-    if is_sharding_plan(path):
-        return load_sharding_plan(path)
-    return load_hybrid_plan(path) if is_hybrid_plan(path) else load_plan(path)
 
 
 def _device(mesh: DeviceMesh | None, deadline: float | None) -> torch.device:
@@ -147,7 +145,11 @@ def _broadcast_weights(module: torch.nn.Module, device: torch.device) -> None:
             tensor.copy_(value)
 
 
-def _part(plan: AnyPlan, computation: Computation, options: PartOptions) -> Part:
+def _part(
+    plan: PlanFile | HybridFile | tuple[Workload, Plan, str],
+    computation: Computation,
+    options: PartOptions,
+) -> Part:
     if isinstance(plan, PlanFile):
         return ShardedPart(computation, plan, options)
     if isinstance(plan, HybridFile):
@@ -178,12 +180,13 @@ def _compare(job: Job, model: Model | None = None) -> None:
 def _check_distributed(plan: AnyPlan, part: Part, job: Job) -> None:
     """Raise :class:`BadModel` for what several ranks would compute otherwise than one."""
     is_pipeline = isinstance(plan, tuple)
-    if part.random_operators and not is_pipeline:
+    if part.random_operators and not isinstance(plan, tuple | EngineFile):
         raise BadModel(
             f"the step draws random numbers ({', '.join(part.random_operators[:3])}), and shards "
             "would draw others than the whole tensor; set the dropout to 0, or use a pipeline plan"
         )
-    check_optimizer(job, is_sharded=not is_pipeline)
+    if not (isinstance(plan, EngineFile) and plan.engine == "ddp"):
+        check_optimizer(job, is_sharded=not is_pipeline)
 
 
 def _optimizer(job: Job, part: Part, device: torch.device) -> torch.optim.Optimizer:

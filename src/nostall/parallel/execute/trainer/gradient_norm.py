@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 _EPSILON = 1e-6
 """That of ``torch.nn.utils.clip_grad_norm_``."""
@@ -52,9 +53,12 @@ def clip(
 def _gradients(
     parameters: Iterable[torch.nn.Parameter],
 ) -> dict[torch.dtype, list[torch.Tensor]]:
-    """The gradients that there are, by element type."""
+    """The gradients that there are, as local tensors by element type."""
     found: dict[torch.dtype, list[torch.Tensor]] = {}
     for parameter in parameters:
-        if parameter.grad is not None:
-            found.setdefault(parameter.grad.dtype, []).append(parameter.grad)
+        gradient = parameter.grad
+        if isinstance(gradient, DTensor):  # FSDP2's; each rank has a shard, perhaps an empty one
+            gradient = gradient.to_local()
+        if gradient is not None and gradient.numel():
+            found.setdefault(gradient.dtype, []).append(gradient)
     return found

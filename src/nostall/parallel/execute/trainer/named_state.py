@@ -103,7 +103,7 @@ class NamedParameters:
         numbers = [n for group in document["param_groups"] for n in group["params"]]
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         document["state"] = {
-            number: {key: _local(v) for key, v in own.items()}
+            number: {key: _held(v, parameter) for key, v in own.items()}
             for number, parameter in zip(numbers, parameters, strict=True)
             if (own := loaded["state"].get(names.get(id(parameter), "")))
         }
@@ -118,8 +118,10 @@ _OWN = frozenset({"params", "param_names"})
 """Entries of a group that name its parameters."""
 
 
-def _local(value: Any) -> Any:
-    return value.to_local() if isinstance(value, DTensor) else value
+def _held(value: Any, parameter: torch.Tensor) -> Any:
+    """A loaded value in the form of its parameter: FSDP2's parameters are DTensors themselves."""
+    is_local = isinstance(value, DTensor) and not isinstance(parameter, DTensor)
+    return value.to_local() if is_local else value
 
 
 def _option(key: str, present: Any, names: Sequence[str], loaded: NamedState) -> Any:

@@ -12,12 +12,14 @@ from torch import nn
 
 from nostall.parallel.module import Job, Model
 from nostall.parallel.module.profiler import profile_tensors
+from nostall.parallel.module.wrapping import wrapped_blocks
 from nostall.parallel.plan import Plan, Stage, Workload
 from nostall.parallel.profile import Layer, Profile
 from nostall.parallel.sharding.capture.operators import capture
 from nostall.parallel.sharding.cost.device_mesh import ClusterMesh
 from nostall.parallel.sharding.cost.prices import Prices
 from nostall.parallel.sharding.cost.rates import DeviceRates
+from nostall.parallel.sharding.engine_file import EngineFile
 from nostall.parallel.sharding.graph import strategy_of
 from nostall.parallel.sharding.hybrid.plan_file import HybridFile
 from nostall.parallel.sharding.hybrid.run import capture_stage
@@ -177,6 +179,12 @@ def hybrid(job: Job, *devices: int) -> HybridFile:
         stages.append((HybridStage(first, end, count, 1.0), own))
     total = servers(1, sum(devices))
     return HybridFile("rule", 1.0, "job", BATCH, MICRO_BATCH, total, tuple(stages))
+
+
+def engine(job: Job, name: Any, ranks: int) -> EngineFile:
+    """A plan of DDP or FSDP2."""
+    wrap = wrapped_blocks(job.module)
+    return EngineFile(name, 1.0, "job", BATCH, servers(1, ranks), name, wrap)
 
 
 class Single:

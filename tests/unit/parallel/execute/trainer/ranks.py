@@ -21,6 +21,7 @@ from tests.unit.parallel.execute.trainer.models import (
     ROWS,
     Single,
     data,
+    engine,
     hybrid,
     pipeline,
     sharding,
@@ -160,6 +161,8 @@ def plan_of(kind: str, job: Any) -> Any:
         "megatron x data": lambda: sharding(job, "megatron", 2, 2),
         "pipeline 2": lambda: pipeline(job, (0,), (1,), policy="gpipe"),
         "hybrid 1:1": lambda: hybrid(job, 1, 1),
+        "ddp": lambda: engine(job, "ddp", 2),
+        "fsdp2 3": lambda: engine(job, "fsdp2", 3),
         "hybrid": lambda: hybrid(job, 2, 1),
     }
     return plans[kind]()

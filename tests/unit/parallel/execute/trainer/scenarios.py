@@ -46,12 +46,12 @@ from tests.unit.parallel.execute.trainer.ranks import (
 FEW = (("language", "pipeline", "p2p"), ("language", "fsdp", "auto"))
 OTHERS = (
     *(("language", kind, "auto") for kind in ("pipeline", "pipeline 1:2:1", "megatron x data")),
-    ("language", "pipeline 1:2, zero bubble", "auto"),
+    *(("language", kind, "auto") for kind in ("pipeline 1:2, zero bubble", "ddp", "fsdp2 3")),
     *(("chain", kind, "auto") for kind in ("pipeline 3", "fsdp 4", "hybrid")),
     *(("summed", kind, "auto") for kind in ("pipeline", "replicated weights", "data parallel 4")),
 )
 BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-MOVES = ("pipeline 1:2:1", "fsdp", "one", "data parallel 4", "pipeline", "megatron x data")
+MOVES = ("pipeline 1:2:1", "fsdp", "one", "fsdp2 3", "pipeline", "megatron x data", "ddp")
 KILLED_IN = ("run", "save")
 
 
@@ -61,6 +61,13 @@ def scenario_few(folder: Path) -> Any:
 
 def scenario_others(folder: Path) -> Any:
     return {f"{n}, {k}": compare(folder, n, k, 200, engine) for n, k, engine in OTHERS}
+
+
+def scenario_engines(folder: Path) -> Any:
+    kinds = ("ddp", "fsdp2 3")
+    return {kind: compare(folder, "language", kind, 5) for kind in kinds} | {
+        "moves": _moves(folder, ("fsdp2 3", "pipeline", "ddp"))
+    }
 
 
 def scenario_moves(folder: Path) -> Any:
