@@ -32,7 +32,9 @@ PANELS: Mapping[str, tuple[str, ...]] = {
         "max_running", "prefix_cache", "decodes", "verifies", "draft_tokens", "trees",
         "token_budget", "order", "objective", "read_once",
     ),
-    "Measuring": ("checks", "tolerance", "timing", "cold", "sanitizer", "rounds", "deadline"),
+    "Measuring": (
+        "checks", "tolerance", "timing", "cold", "sanitizer", "rounds", "deadline", "try_steps",
+    ),
     "Several GPUs": ("workers", "scheduler", "nodes", "endpoint", "engine"),
     "Kinds of work": ("kinds", "explain", "learn", "kind"),
     "Output": (

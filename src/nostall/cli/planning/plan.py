@@ -57,7 +57,7 @@ PlannerOption = Annotated[
     str,
     typer.Option(
         help=f"Pipeline planners: {', '.join(PLANNERS)}. Placements of tensors: "
-        f"{', '.join(SHARDING_PLANNERS)}."
+        "sharding, automap. PyTorch's engines: ddp, fsdp2."
     ),
 ]
 GlobalBatchOption = Annotated[

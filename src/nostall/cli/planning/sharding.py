@@ -7,11 +7,17 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from nostall.cli.options.given_options import GivenContext, refuse_options
+from nostall.cli.planning.engines import (
+    ENGINE_PLANNERS,
+    engine_candidates,
+    plan_engine,
+    show_engine,
+)
 from nostall.cli.planning.hybrid import (
     HybridRequest,
     beside_shardings,
@@ -34,6 +40,7 @@ from nostall.parallel.planners.fastest import fastest_or_cheap
 from nostall.parallel.sharding.cost.device_mesh import ClusterMesh, default_shapes, mesh_text
 from nostall.parallel.sharding.cost.prices import Prices
 from nostall.parallel.sharding.cost.rates import DeviceRates
+from nostall.parallel.sharding.engine_file import CANDIDATES
 from nostall.parallel.sharding.plan_file import plan_document
 from nostall.parallel.sharding.planners.sharding import (
     DEFAULT_SECONDS,
@@ -94,7 +101,7 @@ def explore_pipelines(request: HybridRequest, seed: int, seconds: float) -> Pipe
     )
 
 
-SHARDING_PLANNERS = ("sharding", "automap")
+SHARDING_PLANNERS = ("sharding", "automap", *ENGINE_PLANNERS)
 DEFAULT_HARDWARE = "h100-dgx"
 SHARDING_SHARE = 2 / 3
 """Share of the time limit for shardings of the whole batch; what is left is for pipelines."""
@@ -174,6 +181,12 @@ def plan_sharding_command(
 ) -> None:
     """Plan, write the plan file, the exported text and the picture, and print the result."""
     _check_request(request, context)
+    if request.planner in ENGINE_PLANNERS:
+        reason = f"does not change a plan of {request.planner}; leave it out"
+        names = ("mesh", "seconds", "micro_batch", "seed", "export", "picture")
+        refuse_options(context, names, reason)
+        show_engine(_engine_document(request), out_file, format)
+        return
     if request.micro_batch is not None and request.planner == "sharding":
         reason = "is not for pipelines whose stages are sharded (--micro-batch); leave it out"
         refuse_options(context, ("mesh", "seconds", "export", "picture"), reason)
@@ -196,6 +209,9 @@ def plan_sharding_command(
         (plan, *others), pipelines = plans, offer.sentence
     document = plan_document(plan, others, request.module, request.samples, request.state_factor)
     document["pipelines"] = pipelines
+    document[CANDIDATES] = engine_candidates(
+        others, request.module, request.samples, request.state_factor
+    )
     if out_file is not None:
         write_text_atomically(out_file, json.dumps(document, indent=1) + "\n", parents=True)
     if picture is not None:
@@ -213,6 +229,17 @@ def plan_sharding_command(
         out.print(f"picture:  {picture}")
     if exported:
         out.print(f"styles:   {export}: {exported}")
+
+
+def _engine_document(request: ShardingRequest) -> dict[str, Any]:
+    return plan_engine(
+        request.planner,
+        request.module,
+        request.cluster,
+        request.samples,
+        request.state_factor,
+        device_rates(load_hardware(request.hardware)),
+    )
 
 
 def _hybrid_request(request: ShardingRequest) -> HybridRequest:
@@ -276,7 +303,7 @@ def _check_request(request: ShardingRequest, context: GivenContext) -> None:
     if request.planner == "sharding":
         reason = "is for planners that draw random numbers, which sharding does not; leave it out"
         refuse_options(context, ("seed",), reason)
-    elif request.micro_batch is not None:
+    elif request.planner == "automap" and request.micro_batch is not None:
         reason = (
             "asks for a sharding of the whole batch, and --micro-batch is for the pipeline "
             "explorer; leave one of them out"

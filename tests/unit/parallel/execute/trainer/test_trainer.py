@@ -58,13 +58,22 @@ def test_a_checkpoint_goes_on_by_another_plan_on_other_processes(few: dict[str, 
 def test_two_hundred_steps_of_three_models_are_those_of_one_process(tmp_path: Path) -> None:
     results = run(tmp_path, "others")["others"]
     engines = {result["engine"] for result in results.values()}
-    assert engines == {"torch", "p2p", "sharded", "hybrid"}
+    assert engines == {"torch", "p2p", "sharded", "hybrid", "ddp", "fsdp2"}
     for result in results.values():
         check(result)
 
 
 @pytest.mark.slow
-def test_a_checkpoint_moves_between_six_plans_of_one_to_four_processes(tmp_path: Path) -> None:
+def test_the_engines_of_torch_train_as_one_process_does(tmp_path: Path) -> None:
+    """FSDP2 on three processes has shards of different sizes."""
+    engines = run(tmp_path, "engines")["engines"]
+    assert engines["ddp"]["engine"] == "ddp" and engines["fsdp2 3"]["engine"] == "fsdp2"
+    for result in engines.values():
+        check(result)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_moves_between_seven_plans_of_one_to_four_processes(tmp_path: Path) -> None:
     check(run(tmp_path, "moves")["moves"])
 
 
