@@ -14,7 +14,6 @@ from nostall.parallel.evaluation import PlanEvaluation, evaluation_document
 from nostall.parallel.plan import Plan, Policy, Stage, Workload, check_plan
 from nostall.parallel.profile.profile_file import ProfileRecord, from_record, to_record
 
-
 _OTHER_KINDS = {
     "nostall_sharding_plan": "a sharding",
     "nostall_hybrid_plan": "a hybrid",
