@@ -25,7 +25,9 @@ from nostall.cli.planning.trial import (
     try_plans,
 )
 from nostall.cli.terminal.console import Format, FormatOption, err, out, show_json, show_table
+from nostall.cli.terminal.progress import working
 from nostall.core.errors import BadInput
+from nostall.core.text.plurals import pluralize
 from nostall.core.text.suggest import unknown
 from nostall.parallel.plan_file import load_plan, load_planned_module
 from nostall.parallel.sharding.cost.device_mesh import mesh_text
@@ -124,7 +126,8 @@ def launch(
         _announce_import(plan, target)
     from nostall.parallel.execute.run_config import RunConfig, resolve_device
 
-    where, runner = resolve_device(device), cast("Engine", engine)
+    with working("loading PyTorch"):
+        where, runner = resolve_device(device), cast("Engine", engine)
     config = RunConfig(str(plan.resolve()), target, steps, where, runner, check, deadline)
     from nostall.parallel.execute.launcher.launch import Nodes
 
@@ -287,10 +290,11 @@ def _announce_import(plan: Path, target: str) -> None:
 
 def _run(config: RunConfig, gpus: int, logs: Path | None, nodes: Nodes) -> RunResult | None:
     """Run all ranks of this machine; without ``logs``, a successful run leaves no files."""
-    from nostall.parallel.execute.launcher.launch import launch_ranks
-
     folder = logs or Path(tempfile.mkdtemp(prefix="nostall-launch-"))
-    result = launch_ranks(config, gpus, folder, nodes)
+    with working(f"training on {pluralize(gpus, 'rank')}"):
+        from nostall.parallel.execute.launcher.launch import launch_ranks
+
+        result = launch_ranks(config, gpus, folder, nodes)
     if logs is None:
         shutil.rmtree(folder, ignore_errors=True)
     return result

@@ -24,7 +24,7 @@ from nostall.cli.planning.sharding import (
 )
 from nostall.cli.terminal.compile_time import measured_compile_time
 from nostall.cli.terminal.console import Format, FormatOption, QuietOption, err
-from nostall.cli.terminal.progress import stage_bar
+from nostall.cli.terminal.progress import stage_bar, working
 from nostall.core.errors import BadInput
 from nostall.core.text.suggest import unknown
 from nostall.parallel.cluster import load_cluster
@@ -130,6 +130,7 @@ class _ModuleProfiling:
     micro_batch: int | None
     layers: str
     device: str | None
+    quiet: bool
 
 
 def plan(
@@ -195,7 +196,7 @@ def plan(
         return
     _refuse_unused(context, planner, module)
     gpus = load_cluster(cluster, gpu_memory)
-    profiling = _ModuleProfiling(micro_batch, layers, device)
+    profiling = _ModuleProfiling(micro_batch, layers, device, quiet)
     workload = Workload(
         _measure(module, profiling) if module else load_profile(Path(profile)),
         gpus,
@@ -255,17 +256,21 @@ def _measure(target: str, profiling: _ModuleProfiling) -> Profile:
     """Measure the profile of a module on this machine, with the samples of a micro-batch."""
     from nostall.parallel.execute.run_config import resolve_device
 
-    device = resolve_device(profiling.device)
-    from nostall.parallel.module import load_job, profile_job
-    from nostall.parallel.module.layering import Granularity
+    with working("loading PyTorch", enabled=not profiling.quiet) as say:
+        device = resolve_device(profiling.device)
+        from nostall.parallel.module import load_job, profile_job
+        from nostall.parallel.module.layering import Granularity
 
-    return profile_job(
-        load_job(target),
-        samples=profiling.micro_batch,
-        device=device,
-        granularity=cast(Granularity, profiling.layers),
-        note=err.print,
-    )
+        say(f"building {target}")
+        job = load_job(target)
+        say(f"tracing and measuring the layers on {device}")
+        return profile_job(
+            job,
+            samples=profiling.micro_batch,
+            device=device,
+            granularity=cast(Granularity, profiling.layers),
+            note=err.print,
+        )
 
 
 def _plan_with_progress(

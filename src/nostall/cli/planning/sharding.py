@@ -27,7 +27,7 @@ from nostall.cli.planning.hybrid import (
 from nostall.cli.planning.output import write_and_show
 from nostall.cli.planning.pipeline_offer import PipelineOffer
 from nostall.cli.terminal.console import Format, err, out, show_json, show_table
-from nostall.cli.terminal.progress import stage_bar
+from nostall.cli.terminal.progress import stage_bar, working
 from nostall.core.compile_clock import planning_clock
 from nostall.core.errors import BadInput
 from nostall.core.files.atomic import write_text_atomically
@@ -182,10 +182,10 @@ def plan_sharding_command(
     """Plan, write the plan file, the exported text and the picture, and print the result."""
     _check_request(request, context)
     if request.planner in ENGINE_PLANNERS:
-        reason = f"does not change a plan of {request.planner}; leave it out"
-        names = ("mesh", "seconds", "micro_batch", "seed", "export", "picture")
-        refuse_options(context, names, reason)
-        show_engine(_engine_document(request), out_file, format)
+        _refuse_for_engines(request, context)
+        with working(f"loading PyTorch and pricing {request.planner}", enabled=not quiet):
+            document = _engine_document(request)
+        show_engine(document, out_file, format)
         return
     if request.micro_batch is not None and request.planner == "sharding":
         reason = "is not for pipelines whose stages are sharded (--micro-batch); leave it out"
@@ -209,9 +209,8 @@ def plan_sharding_command(
         (plan, *others), pipelines = plans, offer.sentence
     document = plan_document(plan, others, request.module, request.samples, request.state_factor)
     document["pipelines"] = pipelines
-    document[CANDIDATES] = engine_candidates(
-        others, request.module, request.samples, request.state_factor
-    )
+    state = request.state_factor
+    document[CANDIDATES] = engine_candidates(others, request.module, request.samples, state)
     if out_file is not None:
         write_text_atomically(out_file, json.dumps(document, indent=1) + "\n", parents=True)
     if picture is not None:
@@ -229,6 +228,12 @@ def plan_sharding_command(
         out.print(f"picture:  {picture}")
     if exported:
         out.print(f"styles:   {export}: {exported}")
+
+
+def _refuse_for_engines(request: ShardingRequest, context: GivenContext) -> None:
+    reason = f"does not change a plan of {request.planner}; leave it out"
+    names = ("mesh", "seconds", "micro_batch", "seed", "export", "picture")
+    refuse_options(context, names, reason)
 
 
 def _engine_document(request: ShardingRequest) -> dict[str, Any]:
@@ -341,14 +346,15 @@ def _plan(request: ShardingRequest, quiet: bool, seconds: float) -> list[Shardin
         shapes = [(len(cluster),)]  # the paper slices tensors over all GPUs
     meshes = [ClusterMesh(cluster, shape) for shape in shapes]
     rates = device_rates(load_hardware(request.hardware))
-    from nostall.parallel.module import load_job
-    from nostall.parallel.sharding.capture.operators import capture
-
-    job = load_job(request.module)
     found: list[ShardingPlan] = []
     failures: list[Infeasible] = []
     with stage_bar(enabled=not quiet) as bar:
-        task = bar.add_task("tracing", total=float(len(meshes)))
+        task = bar.add_task("loading PyTorch and the module", total=float(len(meshes)))
+        from nostall.parallel.module import load_job
+        from nostall.parallel.sharding.capture.operators import capture
+
+        job = load_job(request.module)
+        bar.update(task, description="tracing")
         for number, mesh in enumerate(meshes):
             step = capture(job, request.samples, mesh.shape)
 
