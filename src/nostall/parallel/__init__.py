@@ -4,8 +4,9 @@
 for.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from nostall.core.lazy_exports import lazy_exports
 from nostall.parallel.cluster import Cluster, load_cluster
 from nostall.parallel.errors import BadCheckpoint, BadCluster, BadPlan, BadProfile, Infeasible
 from nostall.parallel.evaluation import PlanEvaluation, evaluate_plan
@@ -19,9 +20,6 @@ if TYPE_CHECKING:
     from nostall.parallel.execute.trainer.build import build
     from nostall.parallel.execute.trainer.checkpoints import latest_checkpoint
     from nostall.parallel.execute.trainer.trainer import Trainer
-
-_TRAINING = {"build": "build", "Trainer": "trainer", "latest_checkpoint": "checkpoints"}
-"""Modules of ``execute.trainer`` with the names that are loaded later."""
 
 __all__ = [
     "PLANNERS",
@@ -53,9 +51,10 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _TRAINING:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(f"{__name__}.execute.trainer.{_TRAINING[name]}"), name)
+__getattr__ = lazy_exports(
+    f"{__name__}.execute.trainer",
+    ("Trainer", "build", "latest_checkpoint"),
+    "checkpoints",
+    "trainer",
+    "build",
+)

@@ -49,10 +49,10 @@ class EnginePart:
         trainable = {name for name, p in module.named_parameters() if p.requires_grad}
         self.trained = frozenset(joint.gradients if joint else trainable)
         self._modes = TrainingModes(module)
-        module.to(device)
         self._call = module
         if plan.engine == "ddp":
             _check_policy(policy)
+            module.to(device)
             self._compile(module)
             self._call = DistributedDataParallel(
                 module, find_unused_parameters=self.trained != trainable or joint is None

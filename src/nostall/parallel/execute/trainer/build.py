@@ -34,6 +34,7 @@ from nostall.parallel.module.model import Model
 from nostall.parallel.plan import Plan, Workload
 from nostall.parallel.sharding.engine_file import EngineFile
 from nostall.parallel.sharding.hybrid.plan_file import HybridFile
+from nostall.parallel.sharding.placements import is_sharded
 from nostall.parallel.sharding.plan_file import PlanFile
 
 OptimizerFunction = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
@@ -185,7 +186,9 @@ def _check_distributed(plan: AnyPlan, part: Part, job: Job) -> None:
             f"the step draws random numbers ({', '.join(part.random_operators[:3])}), and shards "
             "would draw others than the whole tensor; set the dropout to 0, or use a pipeline plan"
         )
-    if not (isinstance(plan, EngineFile) and plan.engine == "ddp"):
+    has_shards = any(is_sharded(p) for own in part.placements.values() for p in own)
+    is_replicated = isinstance(plan, PlanFile) and not has_shards
+    if not is_replicated and not (isinstance(plan, EngineFile) and plan.engine == "ddp"):
         check_optimizer(job, is_sharded=not is_pipeline)
 
 

@@ -192,7 +192,7 @@ class Trainer:
 
         It has the model, the optimiser, the counts, torch's default generators of each rank, and
         ``others``, such as a scheduler and a sampler, but no gradients: save after a step of the
-        optimiser.  A process that is killed meanwhile leaves
+        optimiser.  All ranks see the folder.  A process that is killed meanwhile leaves
         the older checkpoints as they were.  Raises :class:`BadCheckpoint` if it cannot be written.
         """
         path = checkpoints.checkpoint_folder(Path(folder), self.steps)
@@ -256,6 +256,7 @@ class Trainer:
             inputs, targets = _as_pair(batch)
             if isinstance(inputs, torch.Tensor) and len(job.inputs) == 1:
                 inputs = (inputs,)
+            inputs, targets = _ordered(inputs, job.inputs), _ordered(targets, job.targets)
             found = count_samples((inputs, targets))
             if found != len(own):
                 raise BadModel(
@@ -350,6 +351,19 @@ def _as_pair(batch: Any) -> tuple[Any, Any]:
             "job"
         )
     return batch[0], batch[1]
+
+
+def _ordered(given: Any, example: Any) -> Any:
+    """Named values in the order of those of the job, in which the traced step reads them."""
+    if not isinstance(example, Mapping):
+        return given
+    names = set(given) if isinstance(given, Mapping) else set()
+    if names != set(example):
+        raise BadModel(
+            f"a batch has the names {sorted(map(str, names))[:8]}; allowed are those of the job, "
+            f"{sorted(map(str, example))[:8]}"
+        )
+    return {name: given[name] for name in example}
 
 
 def _check_names(others: Mapping[str, Any]) -> None:

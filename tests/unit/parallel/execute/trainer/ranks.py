@@ -179,9 +179,9 @@ def train_plan(name: str, plan: Any, steps: int, folder: str, engine: str) -> An
         key: getattr(value, "full_tensor", lambda v=value: v)()
         for key, value in trainer.state_dict()["model"].items()
     }
-    engine = trainer.engine
+    about = trainer.engine, trainer.own_samples()
     trainer.close()
-    return losses, state, engine
+    return losses, state, about
 
 
 def compare(folder: Path, name: str, kind: str, steps: int, engine: str = "auto") -> dict[str, Any]:
@@ -189,7 +189,8 @@ def compare(folder: Path, name: str, kind: str, steps: int, engine: str = "auto"
     plan = plan_of(kind, JOBS[name]())
     results = on_ranks(ranks_of(plan), folder, train_plan, name, plan, steps, "", engine)
     losses, weights = single(name, steps)
-    return {**differences(results, losses, weights), "engine": results[0][2]}
+    engines, own = zip(*(about for _, _, about in results), strict=True)
+    return {**differences(results, losses, weights), "engine": engines[0], "own": own}
 
 
 def differences(results: list[Any], losses: list[float], weights: Any) -> dict[str, Any]:

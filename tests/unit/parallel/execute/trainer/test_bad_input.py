@@ -120,12 +120,44 @@ def test_batches_that_do_not_fit(one_process: None, one_gpu: Any) -> None:
     for batch, text in (
         ((inputs[:3], targets[:3]), f"got a batch of 3 samples and reads {BATCH}"),
         ((inputs, targets, targets), "allowed is a pair"),
-        (({"a": inputs, "b": inputs}, targets), "has 3 values and the example batch has 2"),
+        (((inputs, inputs), targets), "has 3 values and the example batch has 2"),
     ):
         with pytest.raises(BadInput, match=text):
             trainer.forward_backward(batch)
     loss = trainer.forward_backward((inputs[:3], targets[:3]), samples=3)
     assert loss.shape == () and torch.isfinite(loss)
+
+
+def test_named_inputs_may_come_in_any_order(one_process: None) -> None:
+    job = Job(Named(), {"a": torch.ones(4, 2), "b": torch.ones(4, 2)}, torch.ones(4), mean_of)
+    trainer = build(pipeline(job, (0,)), job, adamw)
+    values = {"b": torch.zeros(BATCH, 2), "a": torch.ones(BATCH, 2)}
+    assert float(trainer.forward_backward((values, torch.ones(BATCH)))) == pytest.approx(2.0)
+    with pytest.raises(BadInput, match=r"the names \['a'\]; allowed are.*\['a', 'b'\]"):
+        trainer.forward_backward(({"a": values["a"]}, torch.ones(BATCH)))
+
+
+class Named(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+        self.unseen = nn.Linear(2, 2)
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            b = self.unseen(b) * 0
+        return (a * 2 - b) * self.weight
+
+
+def mean_of(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return output.mean() * targets.mean()
+
+
+def test_what_is_read_without_gradients_is_not_trained(one_process: None) -> None:
+    job = Job(Named(), {"a": torch.ones(4, 2), "b": torch.ones(4, 2)}, torch.ones(4), mean_of)
+    trainer = build(pipeline(job, (0,)), job, adamw)
+    assert len(list(trainer.parameters())) == 3
+    assert trainer.optimizer.param_groups[0]["params"] == [job.module.weight]
 
 
 def test_checkpoints_of_other_models_and_no_checkpoints(

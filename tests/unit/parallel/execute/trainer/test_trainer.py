@@ -50,6 +50,12 @@ def test_accumulation_clipping_and_a_schedule_are_those_of_one_process(few: dict
         check(result)
 
 
+def test_a_rank_reads_its_own_samples_only(few: dict[str, Any]) -> None:
+    whole = list(range(8))  # the first stage reads the inputs, the last one the targets
+    assert few["few"]["language, pipeline"]["own"] == [whole, whole]
+    assert few["few"]["language, fsdp"]["own"] == [whole[:4], whole[4:]]
+
+
 def test_a_checkpoint_goes_on_by_another_plan_on_other_processes(few: dict[str, Any]) -> None:
     check(few["few_moves"])
 
@@ -61,6 +67,8 @@ def test_two_hundred_steps_of_three_models_are_those_of_one_process(tmp_path: Pa
     assert engines == {"torch", "p2p", "sharded", "hybrid", "ddp", "fsdp2"}
     for result in results.values():
         check(result)
+    assert results["language, pipeline 1:2:1"]["own"][0] == []  # in the middle of the pipeline
+    assert results["language, pipeline 1:2:1"]["own"][2] == list(range(8))
 
 
 @pytest.mark.slow
