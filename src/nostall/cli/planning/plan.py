@@ -38,6 +38,12 @@ from nostall.parallel.plan.workload import (
     PASSES_PER_S,
 )
 from nostall.parallel.planners import PLANNERS, Effort, make_plan
+from nostall.parallel.planners.own_plan import (
+    best_changes,
+    own_workload,
+    parse_own_plan,
+    stages_plan,
+)
 from nostall.parallel.profile import Profile, load_profile
 
 _PYTHON_FILE = re.compile(r"\.py(:|$)")
@@ -117,10 +123,22 @@ FractionsOption = Annotated[
         help="Allow a replica to run a fraction of a sample, as DAPPLE's planner does.",
     ),
 ]
+MineOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TEXT",
+        help="Predict a plan of your own, and the changes worth most, in place of a search: "
+        '"dp=2 pp=2 schedule=1F1B micro-batches=8".',
+    ),
+]
 GpuMemoryOption = Annotated[
     float | None,
     typer.Option(help="Memory of each GPU in GiB, if `--cluster` is the output of nvidia-smi."),
 ]
+
+
+_NOT_FOR_OWN = ("planner", "micro_batch", "seconds", "evaluations", "seed", "recompute")
+"""Options of searches, and the size of a micro-batch, which follows from their number."""
 
 
 @dataclass(frozen=True)
@@ -151,6 +169,7 @@ def plan(
     device: DeviceOption = None,
     gpu_memory: GpuMemoryOption = None,
     fractions: FractionsOption = False,
+    mine: MineOption = None,
     mesh: MeshOption = None,
     hardware: HardwareOption = DEFAULT_HARDWARE,
     export: ExportOption = None,
@@ -165,6 +184,8 @@ def plan(
     automap cut tensors instead. Times of a plan are modelled.
     """
     _check_options(planner, seconds)
+    if mine is not None and planner in SHARDING_PLANNERS:
+        refuse_options(context, ("mine",), "is for plans of stages; leave --planner out")
     module = profile if _PYTHON_FILE.search(profile) else None
     if planner in SHARDING_PLANNERS:
         if module is None:
@@ -195,6 +216,11 @@ def plan(
         )
         return
     _refuse_unused(context, planner, module)
+    own = parse_own_plan(mine) if mine is not None else None
+    if own is not None:
+        reason = "does not change a plan of your own (--mine); leave it out"
+        refuse_options(context, _NOT_FOR_OWN, reason)
+        micro_batch = max(1, global_batch // own.micro_batches)
     gpus = load_cluster(cluster, gpu_memory)
     profiling = _ModuleProfiling(micro_batch, layers, device, quiet)
     workload = Workload(
@@ -206,6 +232,12 @@ def plan(
         weight_gradient_share,
         fractions,
     )
+    if own is not None:
+        workload = own_workload(workload, own)
+        evaluation = evaluate_plan(workload, stages_plan(workload, own), "yours")
+        changes = best_changes(workload, own)
+        write_and_show(evaluation, out_file, gantt, format, module, changes)
+        return
     effort = Effort.for_workload(
         workload, seconds=seconds, evaluations=evaluations, seed=seed, recompute=recompute
     )
