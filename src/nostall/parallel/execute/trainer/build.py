@@ -37,12 +37,13 @@ from nostall.parallel.sharding.hybrid.plan_file import HybridFile
 from nostall.parallel.sharding.placements import is_sharded
 from nostall.parallel.sharding.plan_file import PlanFile
 
+JobOrTarget = Job | str
 OptimizerFunction = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
 
 
 def build(
     plan: str | Path | AnyPlan,
-    job: Job | str,
+    job: JobOrTarget,
     optimizer: OptimizerFunction | None = None,
     device_mesh: DeviceMesh | None = None,
     *,
@@ -54,7 +55,7 @@ def build(
     """One rank's trainer of a plan; every process of the run calls this.
 
     ``plan`` is a plan file of any kind, or what its reader returned; ``job`` is as for ``nostall
-    plan``, a :class:`Job` or ``path.py:build``.  ``optimizer`` makes the optimiser of the rank's
+    plan``, a ``Job`` or ``path.py:build``.  ``optimizer`` makes the optimiser of the rank's
     parameters; None takes the job's.  The process group is torch's default one, which torchrun's
     variables make if there is none; rank r is GPU r of the plan.  All ranks start from rank 0's
     weights.
