@@ -20,7 +20,8 @@ from nostall.core.errors import one_line
 from nostall.parallel.errors import BadCheckpoint
 from nostall.parallel.execute.trainer.named_state import NamedParameters, NamedState
 
-_METADATA = ".metadata"
+METADATA = ".metadata"
+"""The file of a checkpoint that is written last."""
 _FOLDER = re.compile(r"step-(\d+)")
 MODEL, OPTIMIZER, GENERATORS = "model", "optimizer", "generators"
 """Keys of a checkpoint."""
@@ -39,7 +40,7 @@ def latest_checkpoint(folder: str | Path) -> Path | None:
     """
     found = [
         (int(match.group(1)), path.parent)
-        for path in Path(folder).glob(f"step-*/{_METADATA}")
+        for path in Path(folder).glob(f"step-*/{METADATA}")
         if (match := _FOLDER.fullmatch(path.parent.name))
     ]
     return max(found)[1] if found else None
@@ -48,7 +49,7 @@ def latest_checkpoint(folder: str | Path) -> Path | None:
 def save(path: Path, state: dict[str, Any]) -> None:
     """Write a checkpoint; a collective call.  An older one in the folder ends before."""
     if dist.get_rank() == 0:
-        (path / _METADATA).unlink(missing_ok=True)
+        (path / METADATA).unlink(missing_ok=True)
     dist.barrier()
     writer = dcp.FileSystemWriter(path, single_file_per_rank=True, sync_files=True)
     try:
@@ -71,11 +72,11 @@ def read_metadata(path: Path) -> Metadata:
         return dcp.FileSystemReader(path).read_metadata()
     except OSError as error:
         raise BadCheckpoint(
-            f"{path} is no complete checkpoint: {error.strerror} ({_METADATA}, which is written "
+            f"{path} is no complete checkpoint: {error.strerror} ({METADATA}, which is written "
             "last); give the folder that Trainer.save got, or one of its step folders"
         ) from error
     except Exception as error:  # the file is a pickle, which may raise any error
-        raise BadCheckpoint(f"{path / _METADATA} is damaged: {one_line(error)}") from error
+        raise BadCheckpoint(f"{path / METADATA} is damaged: {one_line(error)}") from error
 
 
 def check_model(

@@ -49,11 +49,13 @@ class OwnSampler(Sampler[list[int]]):  # type: ignore[misc]
         self._own, self._passes = own, passes
         self._start, self._passes_at_start = 0, passes()
         self._epoch = 0
+        self._loaded: int | None = None
+        """Samples of the epoch in a state that was loaded, until an iteration begins."""
 
     @property
     def epoch(self) -> int:
         """Number of the epoch of the next batch."""
-        return self._epoch + (self._consumed() >= self._end)
+        return self._epoch + self._is_over(self._consumed())
 
     def __len__(self) -> int:
         """Batches of a whole epoch."""
@@ -61,6 +63,7 @@ class OwnSampler(Sampler[list[int]]):  # type: ignore[misc]
 
     def __iter__(self) -> Iterator[list[int]]:
         self._move(self._consumed())
+        self._loaded = None
         order = self._order()
         for first in range(self._start, self._end, self.batch):
             chosen = order[first : min(first + self.batch, self._end)]
@@ -82,7 +85,7 @@ class OwnSampler(Sampler[list[int]]):  # type: ignore[misc]
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a saved state, also one of another plan."""
         self._epoch, self.seed = int(state["epoch"]), int(state["seed"])
-        self._move(int(state["consumed"]))
+        self._loaded = int(state["consumed"])
 
     @property
     def _end(self) -> int:
@@ -92,12 +95,18 @@ class OwnSampler(Sampler[list[int]]):  # type: ignore[misc]
 
     def _consumed(self) -> int:
         """Samples of the epoch that were trained on."""
+        if self._loaded is not None:  # the trainer's number of passes may be loaded later
+            return self._loaded
         trained = (self._passes() - self._passes_at_start) * self.batch
         return min(self._end, self._start + trained)
 
+    def _is_over(self, consumed: int) -> bool:
+        """Whether an epoch has no further batch after some of its samples."""
+        return self.size - consumed < (self.batch if self.drop_last else 1)
+
     def _move(self, consumed: int) -> None:
         """Begin at a sample of the epoch, or the next epoch if none is left for a batch."""
-        if self.size - consumed < (self.batch if self.drop_last else 1):
+        if self._is_over(consumed):
             self._epoch, consumed = self._epoch + 1, 0
         self._start, self._passes_at_start = consumed, self._passes()
 

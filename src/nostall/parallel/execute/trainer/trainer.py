@@ -336,9 +336,8 @@ class Trainer:
         """The checkpoint that rank 0 finds: another rank may see a file system later."""
         found: list[Any] = [None]
         if dist.get_rank() == 0:
-            is_one = (folder / ".metadata").exists() or not folder.exists()
-            found = [folder if is_one and folder.exists() else
-                     checkpoints.latest_checkpoint(folder)]  # fmt: skip
+            is_one = (folder / checkpoints.METADATA).exists()
+            found = [folder if is_one else checkpoints.latest_checkpoint(folder)]
         dist.broadcast_object_list(found, 0, device=self._device)
         path: Path | None = found[0]
         return path

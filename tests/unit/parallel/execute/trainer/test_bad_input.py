@@ -232,6 +232,8 @@ def test_samplers_give_each_sample_once_and_go_on_on_other_batch_sizes() -> None
     passes[0] = 2
     other = OwnSampler(23, 3, range, lambda: passes[0], seed=5)
     other.load_state_dict(halves[0].state_dict())
+    assert other.state_dict() == halves[0].state_dict()
+    passes[0] = 77  # DCP may load the trainer after its sampler
     rest = [i for batch in epoch[2:] for i in batch]
     assert [i for batch in other for i in batch] == rest  # 15 samples are 5 batches
     passes[0] += 5
