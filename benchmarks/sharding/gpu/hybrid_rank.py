@@ -40,7 +40,7 @@ from benchmarks.sharding.gpu.rank import (
 )
 from benchmarks.sharding.gpu.session import Session
 from nostall.parallel.module import Model
-from nostall.parallel.module.job import Job, slice_samples
+from nostall.parallel.module.job import Job
 from nostall.parallel.sharding.hybrid.messages import StageProcesses
 from nostall.parallel.sharding.hybrid.planner import Measured
 from nostall.parallel.sharding.hybrid.run import CapturedStage, HybridRank, capture_stage
@@ -176,7 +176,7 @@ def _micro_batches(job: Job, count: int) -> list[tuple[Any, Any]]:
     samples = job.samples
     starts = range(0, samples, samples // count)
     batch = (job.inputs, job.targets)
-    return [slice_samples(batch, samples, i, i + samples // count) for i in starts]
+    return [job.take(batch, slice(i, i + samples // count)) for i in starts]
 
 
 def _errors(

@@ -37,3 +37,7 @@ class RunFailed(NostallError):
     """A run of a plan ended early: a rank failed or waited longer than its deadline."""
 
     exit_code: ClassVar[int] = 3
+
+
+class BadCheckpoint(BadInput):
+    """A checkpoint is not complete, cannot be written or read, or is of another model."""

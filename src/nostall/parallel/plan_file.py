@@ -14,6 +14,13 @@ from nostall.parallel.evaluation import PlanEvaluation, evaluation_document
 from nostall.parallel.plan import Plan, Policy, Stage, Workload, check_plan
 from nostall.parallel.profile.profile_file import ProfileRecord, from_record, to_record
 
+_OTHER_KINDS = {
+    "nostall_sharding_plan": "a sharding",
+    "nostall_hybrid_plan": "a hybrid",
+    "nostall_engine_plan": "an engine's",
+}
+"""Version keys of plan files without the stages of a pipeline."""
+
 
 class _StageRecord(BaseModel):
     first: int
@@ -106,9 +113,10 @@ def load_planned_module(path: Path) -> str | None:
 def _read(path: Path) -> _PlanRecord:
     try:
         content = _parse(path)
-        if isinstance(content, dict) and "nostall_sharding_plan" in content:
+        keys = content if isinstance(content, dict) else {}
+        if kind := next((text for key, text in _OTHER_KINDS.items() if key in keys), ""):
             raise BadPlan(
-                f"{path} is a sharding plan, and this command needs a pipeline plan; run it with "
+                f"{path} is {kind} plan, and this command needs a pipeline plan; run it with "
                 "nostall launch"
             )
         return _PlanRecord.model_validate(content)

@@ -16,6 +16,31 @@ SampleRange = tuple[int, int]
 """First sample, and last sample plus 1."""
 
 
+@dataclass(frozen=True, slots=True)
+class OwnSamples:
+    """The samples of an iteration that one rank reads, in the order of its micro-batches.
+
+    They are its part of the batch; the rank needs no other sample.
+    """
+
+    ranges: tuple[SampleRange, ...]
+    """For each micro-batch, its samples; a range may be empty."""
+
+    def __len__(self) -> int:
+        return sum(end - first for first, end in self.ranges)
+
+    @property
+    def indices(self) -> list[int]:
+        """Numbers of the samples within the iteration."""
+        return list(itertools.chain.from_iterable(itertools.starmap(range, self.ranges)))
+
+    def place(self, micro_batch: int) -> SampleRange:
+        """Where the samples of a micro-batch are in the rank's part of the batch."""
+        start = sum(end - first for first, end in self.ranges[:micro_batch])
+        first, end = self.ranges[micro_batch]
+        return start, start + end - first
+
+
 def split_evenly(first: int, end: int, parts: int) -> list[SampleRange]:
     """Split a range into ``parts`` ranges whose sizes differ by at most one."""
     size = end - first
@@ -73,6 +98,11 @@ class Slices:
             return split_evenly(*share, self.micro_batches)[micro_batch]
         samples = split_evenly(0, global_batch, self.micro_batches)[micro_batch]
         return split_evenly(*samples, replicas)[replica]
+
+    def own(self, stage: int, replica: int) -> OwnSamples:
+        """The samples of all micro-batches of a replica."""
+        numbers = range(self.micro_batches)
+        return OwnSamples(tuple(self.samples(stage, replica, m) for m in numbers))
 
     def messages(self, boundary: int, micro_batch: int) -> list[Message]:
         """Messages from stage ``boundary`` to the next stage, sorted by source, then by target."""

@@ -31,9 +31,11 @@ PANELS: Mapping[str, tuple[str, ...]] = {
         "weight_gradient_share", "fractions", "global_batch", "micro_batch", "programs", "tiles",
         "split", "units_per_program", "least_prefix", "least_saved_ns", "budget", "reserved",
         "max_running", "prefix_cache", "decodes", "verifies", "draft_tokens", "trees",
-        "token_budget", "order", "objective", "read_once",
+        "token_budget", "order", "objective", "read_once", "mine",
     ),
-    "Measuring": ("checks", "tolerance", "timing", "cold", "sanitizer", "rounds", "deadline"),
+    "Measuring": (
+        "checks", "tolerance", "timing", "cold", "sanitizer", "rounds", "deadline", "try_steps",
+    ),
     "Several GPUs": ("workers", "scheduler", "nodes", "endpoint", "engine"),
     "Kinds of work": ("kinds", "explain", "learn", "kind"),
     "Output": (

@@ -8,18 +8,30 @@ import shlex
 import shutil
 import statistics
 import tempfile
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from nostall.cli.options.given_options import NO_CONTEXT, GivenContext, refuse_options
+from nostall.cli.planning.trial import (
+    TABLE,
+    Trial,
+    candidate_files,
+    listed_candidates,
+    table_rows,
+    try_plans,
+)
 from nostall.cli.terminal.console import Format, FormatOption, err, out, show_json, show_table
+from nostall.cli.terminal.progress import working
 from nostall.core.errors import BadInput
+from nostall.core.text.plurals import pluralize
 from nostall.core.text.suggest import unknown
 from nostall.parallel.plan_file import load_plan, load_planned_module
 from nostall.parallel.sharding.cost.device_mesh import mesh_text
+from nostall.parallel.sharding.engine_file import is_engine_plan, load_engine_plan
 from nostall.parallel.sharding.hybrid.plan_file import is_hybrid_plan, load_hybrid_plan
 from nostall.parallel.sharding.plan_file import is_sharding_plan, load_sharding_plan
 from nostall.parallel.simulate import simulated_s
@@ -63,10 +75,26 @@ NodesOption = Annotated[
 EndpointOption = Annotated[
     str | None, typer.Option(help="HOST:PORT of the first machine; needed with `--nodes` above 1.")
 ]
+TryOption = Annotated[
+    int | None,
+    typer.Option(
+        "--try",
+        min=2,
+        metavar="N",
+        help="Measure N steps of the plan and of the candidates in its file (ddp, fsdp2), and "
+        "train by the fastest.",
+    ),
+]
 LogsOption = Annotated[
     Path | None,
     typer.Option(help="Folder for the ranks' output; default: it is kept only after a failure."),
 ]
+
+
+_NOT_COMPARED = (
+    "note: the plan was not made from {target}, so the gradients of its layers were not compared "
+    "with those of the module; run once with --check"
+)
 
 
 def launch(
@@ -79,6 +107,7 @@ def launch(
     deadline: DeadlineOption = 300.0,
     nodes: NodesOption = 1,
     endpoint: EndpointOption = None,
+    try_steps: TryOption = None,
     logs: LogsOption = None,
     format: FormatOption = Format.TABLE,
     context: GivenContext = NO_CONTEXT,
@@ -88,46 +117,70 @@ def launch(
     torchrun's agent starts one process per GPU. Exit code 1 if `--check` finds a difference, 3 if
     a rank fails or hangs.
     """
-    _check_options(engine, deadline, nodes, endpoint)
-    if is_sharding_plan(plan) or is_hybrid_plan(plan):
-        reason = "is for pipeline plans, and this one places tensors; leave it out"
-        refuse_options(context, ("engine",), reason)
-        is_hybrid = is_hybrid_plan(plan)
-        described = _describe_hybrid_plan(plan) if is_hybrid else _describe_sharding_plan(plan)
-    else:
-        described = _describe_pipeline_plan(plan)
+    _check_options(engine, deadline, nodes, endpoint, try_steps)
+    if try_steps is not None:
+        listed_candidates(plan)
+    described = _describe(plan, context)
     target = _target_module(plan, module or described.module)
     if module is None:
         _announce_import(plan, target)
     from nostall.parallel.execute.run_config import RunConfig, resolve_device
 
-    config = RunConfig(
-        str(plan.resolve()),
-        target,
-        steps,
-        resolve_device(device),
-        cast("Engine", engine),
-        check,
-        deadline,
-    )
+    with working("loading PyTorch"):
+        where, runner = resolve_device(device), cast("Engine", engine)
+    config = RunConfig(str(plan.resolve()), target, steps, where, runner, check, deadline)
     from nostall.parallel.execute.launcher.launch import Nodes
 
     machines = Nodes(nodes, endpoint, plan.stem) if endpoint else Nodes()
-    result = _run(config, described.gpus, logs, machines)
+    trials: list[Trial] = []
+    with tempfile.TemporaryDirectory(prefix="nostall-try-") as folder:
+        if try_steps is not None:
+            trials = _try(config, try_steps, described.gpus, Path(folder))
+            config = replace(config, plan=str(trials[0].path))
+            described = replace(_describe(trials[0].path, context), module=described.module)
+        result = _run(config, described.gpus, logs, machines)
     if result is None:
         out.print("the ranks of this machine are done; the machine of rank 0 prints the result")
         return
-    _show(result, described, format)
+    _show(result, described, format, trials)
     if target != described.module and not check:
-        err.print(
-            f"note: the plan was not made from {target}, so the gradients of its layers were not "
-            "compared with those of the module; run once with --check"
-        )
+        err.print(_NOT_COMPARED.format(target=target))
     if not result.is_equal:
         raise typer.Exit(1)
 
 
-def _check_options(engine: str, deadline: float, nodes: int, endpoint: str | None) -> None:
+def _describe(plan: Path, context: GivenContext) -> _DescribedPlan:
+    """What the command prints of a plan of any kind; refuses options that do not concern it."""
+    kinds: tuple[tuple[Callable[[Path], bool], Callable[[Path], _DescribedPlan]], ...] = (
+        (is_sharding_plan, _describe_sharding_plan),
+        (is_hybrid_plan, _describe_hybrid_plan),
+        (is_engine_plan, _describe_engine_plan),
+    )
+    for is_kind, describe in kinds:
+        if is_kind(plan):
+            reason = "is for pipeline plans, and this one is none; leave it out"
+            refuse_options(context, ("engine",), reason)
+            return describe(plan)
+    return _describe_pipeline_plan(plan)
+
+
+def _try(config: RunConfig, steps: int, gpus: int, folder: Path) -> list[Trial]:
+    """Trials of the plan and its candidates, the fastest first."""
+    from nostall.parallel.execute.launcher.launch import Nodes
+
+    def run(tried: RunConfig) -> RunResult:
+        result = _run(tried, gpus, None, Nodes())
+        assert result is not None  # on one machine
+        return result
+
+    return try_plans(config, candidate_files(Path(config.plan), folder), steps, run)
+
+
+def _check_options(
+    engine: str, deadline: float, nodes: int, endpoint: str | None, try_steps: int | None
+) -> None:
+    if try_steps is not None and nodes > 1:
+        raise BadInput(f"--try {try_steps} is for one machine; leave --nodes {nodes} out")
     if engine not in ENGINES:
         raise BadInput(unknown("engine", engine, ENGINES))
     if not 0 < deadline < float("inf"):
@@ -194,6 +247,18 @@ def _describe_hybrid_plan(path: Path) -> _DescribedPlan:
     )
 
 
+def _describe_engine_plan(path: Path) -> _DescribedPlan:
+    plan = load_engine_plan(path)
+    return _DescribedPlan(
+        f"{plan.module} on {plan.cluster.name}",
+        f"PyTorch's {plan.engine}",
+        plan.module,
+        len(plan.cluster),
+        plan.predicted_step_s,
+        {"planner": plan.planner},
+    )
+
+
 def _target_module(plan: Path, target: str | None) -> str:
     """The ``path.py:build`` to train; raises :class:`BadInput` if it is unknown or has no file."""
     if target is None:
@@ -225,16 +290,17 @@ def _announce_import(plan: Path, target: str) -> None:
 
 def _run(config: RunConfig, gpus: int, logs: Path | None, nodes: Nodes) -> RunResult | None:
     """Run all ranks of this machine; without ``logs``, a successful run leaves no files."""
-    from nostall.parallel.execute.launcher.launch import launch_ranks
-
     folder = logs or Path(tempfile.mkdtemp(prefix="nostall-launch-"))
-    result = launch_ranks(config, gpus, folder, nodes)
+    with working(f"training on {pluralize(gpus, 'rank')}"):
+        from nostall.parallel.execute.launcher.launch import launch_ranks
+
+        result = launch_ranks(config, gpus, folder, nodes)
     if logs is None:
         shutil.rmtree(folder, ignore_errors=True)
     return result
 
 
-def _show(result: RunResult, plan: _DescribedPlan, format: Format) -> None:
+def _show(result: RunResult, plan: _DescribedPlan, format: Format, trials: Sequence[Trial]) -> None:
     """Print measured and modelled times.
 
     The measured iteration is a median; it leaves out the first iteration if there are several.
@@ -249,9 +315,13 @@ def _show(result: RunResult, plan: _DescribedPlan, format: Format) -> None:
         **{name: _finite(value) for name, value in asdict(result).items()},
         "equal": result.is_equal if result.worst_gradient is not None else None,
     }
+    if trials:
+        document["trials"] = [trial.row for trial in trials]
     if format is Format.JSON:
         show_json(document)
         return
+    if trials:
+        show_table("steps in turns, measured; the first is kept", TABLE, table_rows(trials))
     time = Scale("s", measured)
     rows = [
         (step, f"{loss:.6g}", time(seconds))

@@ -24,7 +24,7 @@ from nostall.cli.planning.sharding import (
 )
 from nostall.cli.terminal.compile_time import measured_compile_time
 from nostall.cli.terminal.console import Format, FormatOption, QuietOption, err
-from nostall.cli.terminal.progress import stage_bar
+from nostall.cli.terminal.progress import stage_bar, working
 from nostall.core.errors import BadInput
 from nostall.core.text.suggest import unknown
 from nostall.parallel.cluster import load_cluster
@@ -38,6 +38,12 @@ from nostall.parallel.plan.workload import (
     PASSES_PER_S,
 )
 from nostall.parallel.planners import PLANNERS, Effort, make_plan
+from nostall.parallel.planners.own_plan import (
+    best_changes,
+    own_workload,
+    parse_own_plan,
+    stages_plan,
+)
 from nostall.parallel.profile import Profile, load_profile
 
 _PYTHON_FILE = re.compile(r"\.py(:|$)")
@@ -57,7 +63,7 @@ PlannerOption = Annotated[
     str,
     typer.Option(
         help=f"Pipeline planners: {', '.join(PLANNERS)}. Placements of tensors: "
-        f"{', '.join(SHARDING_PLANNERS)}."
+        "sharding, automap. PyTorch's engines: ddp, fsdp2."
     ),
 ]
 GlobalBatchOption = Annotated[
@@ -117,10 +123,22 @@ FractionsOption = Annotated[
         help="Allow a replica to run a fraction of a sample, as DAPPLE's planner does.",
     ),
 ]
+MineOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TEXT",
+        help="Predict a plan of your own, and the changes worth most, in place of a search: "
+        '"dp=2 pp=2 schedule=1F1B micro-batches=8".',
+    ),
+]
 GpuMemoryOption = Annotated[
     float | None,
     typer.Option(help="Memory of each GPU in GiB, if `--cluster` is the output of nvidia-smi."),
 ]
+
+
+_NOT_FOR_OWN = ("planner", "micro_batch", "seconds", "evaluations", "seed", "recompute")
+"""Options of searches, and the size of a micro-batch, which follows from their number."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +148,7 @@ class _ModuleProfiling:
     micro_batch: int | None
     layers: str
     device: str | None
+    quiet: bool
 
 
 def plan(
@@ -150,6 +169,7 @@ def plan(
     device: DeviceOption = None,
     gpu_memory: GpuMemoryOption = None,
     fractions: FractionsOption = False,
+    mine: MineOption = None,
     mesh: MeshOption = None,
     hardware: HardwareOption = DEFAULT_HARDWARE,
     export: ExportOption = None,
@@ -164,6 +184,8 @@ def plan(
     automap cut tensors instead. Times of a plan are modelled.
     """
     _check_options(planner, seconds)
+    if mine is not None and planner in SHARDING_PLANNERS:
+        refuse_options(context, ("mine",), "is for plans of stages; leave --planner out")
     module = profile if _PYTHON_FILE.search(profile) else None
     if planner in SHARDING_PLANNERS:
         if module is None:
@@ -194,8 +216,13 @@ def plan(
         )
         return
     _refuse_unused(context, planner, module)
+    own = parse_own_plan(mine) if mine is not None else None
+    if own is not None:
+        reason = "does not change a plan of your own (--mine); leave it out"
+        refuse_options(context, _NOT_FOR_OWN, reason)
+        micro_batch = max(1, global_batch // own.micro_batches)
     gpus = load_cluster(cluster, gpu_memory)
-    profiling = _ModuleProfiling(micro_batch, layers, device)
+    profiling = _ModuleProfiling(micro_batch, layers, device, quiet)
     workload = Workload(
         _measure(module, profiling) if module else load_profile(Path(profile)),
         gpus,
@@ -205,6 +232,12 @@ def plan(
         weight_gradient_share,
         fractions,
     )
+    if own is not None:
+        workload = own_workload(workload, own)
+        evaluation = evaluate_plan(workload, stages_plan(workload, own), "yours")
+        changes = best_changes(workload, own)
+        write_and_show(evaluation, out_file, gantt, format, module, changes)
+        return
     effort = Effort.for_workload(
         workload, seconds=seconds, evaluations=evaluations, seed=seed, recompute=recompute
     )
@@ -255,17 +288,21 @@ def _measure(target: str, profiling: _ModuleProfiling) -> Profile:
     """Measure the profile of a module on this machine, with the samples of a micro-batch."""
     from nostall.parallel.execute.run_config import resolve_device
 
-    device = resolve_device(profiling.device)
-    from nostall.parallel.module import load_job, profile_job
-    from nostall.parallel.module.layering import Granularity
+    with working("loading PyTorch", enabled=not profiling.quiet) as say:
+        device = resolve_device(profiling.device)
+        from nostall.parallel.module import load_job, profile_job
+        from nostall.parallel.module.layering import Granularity
 
-    return profile_job(
-        load_job(target),
-        samples=profiling.micro_batch,
-        device=device,
-        granularity=cast(Granularity, profiling.layers),
-        note=err.print,
-    )
+        say(f"building {target}")
+        job = load_job(target)
+        say(f"tracing and measuring the layers on {device}")
+        return profile_job(
+            job,
+            samples=profiling.micro_batch,
+            device=device,
+            granularity=cast(Granularity, profiling.layers),
+            note=err.print,
+        )
 
 
 def _plan_with_progress(

@@ -7,11 +7,17 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from nostall.cli.options.given_options import GivenContext, refuse_options
+from nostall.cli.planning.engines import (
+    ENGINE_PLANNERS,
+    engine_candidates,
+    plan_engine,
+    show_engine,
+)
 from nostall.cli.planning.hybrid import (
     HybridRequest,
     beside_shardings,
@@ -21,7 +27,7 @@ from nostall.cli.planning.hybrid import (
 from nostall.cli.planning.output import write_and_show
 from nostall.cli.planning.pipeline_offer import PipelineOffer
 from nostall.cli.terminal.console import Format, err, out, show_json, show_table
-from nostall.cli.terminal.progress import stage_bar
+from nostall.cli.terminal.progress import stage_bar, working
 from nostall.core.compile_clock import planning_clock
 from nostall.core.errors import BadInput
 from nostall.core.files.atomic import write_text_atomically
@@ -34,6 +40,7 @@ from nostall.parallel.planners.fastest import fastest_or_cheap
 from nostall.parallel.sharding.cost.device_mesh import ClusterMesh, default_shapes, mesh_text
 from nostall.parallel.sharding.cost.prices import Prices
 from nostall.parallel.sharding.cost.rates import DeviceRates
+from nostall.parallel.sharding.engine_file import CANDIDATES
 from nostall.parallel.sharding.plan_file import plan_document
 from nostall.parallel.sharding.planners.sharding import (
     DEFAULT_SECONDS,
@@ -94,7 +101,7 @@ def explore_pipelines(request: HybridRequest, seed: int, seconds: float) -> Pipe
     )
 
 
-SHARDING_PLANNERS = ("sharding", "automap")
+SHARDING_PLANNERS = ("sharding", "automap", *ENGINE_PLANNERS)
 DEFAULT_HARDWARE = "h100-dgx"
 SHARDING_SHARE = 2 / 3
 """Share of the time limit for shardings of the whole batch; what is left is for pipelines."""
@@ -174,6 +181,12 @@ def plan_sharding_command(
 ) -> None:
     """Plan, write the plan file, the exported text and the picture, and print the result."""
     _check_request(request, context)
+    if request.planner in ENGINE_PLANNERS:
+        _refuse_for_engines(request, context)
+        with working(f"loading PyTorch and pricing {request.planner}", enabled=not quiet):
+            document = _engine_document(request)
+        show_engine(document, out_file, format)
+        return
     if request.micro_batch is not None and request.planner == "sharding":
         reason = "is not for pipelines whose stages are sharded (--micro-batch); leave it out"
         refuse_options(context, ("mesh", "seconds", "export", "picture"), reason)
@@ -196,6 +209,8 @@ def plan_sharding_command(
         (plan, *others), pipelines = plans, offer.sentence
     document = plan_document(plan, others, request.module, request.samples, request.state_factor)
     document["pipelines"] = pipelines
+    state = request.state_factor
+    document[CANDIDATES] = engine_candidates(others, request.module, request.samples, state)
     if out_file is not None:
         write_text_atomically(out_file, json.dumps(document, indent=1) + "\n", parents=True)
     if picture is not None:
@@ -213,6 +228,23 @@ def plan_sharding_command(
         out.print(f"picture:  {picture}")
     if exported:
         out.print(f"styles:   {export}: {exported}")
+
+
+def _refuse_for_engines(request: ShardingRequest, context: GivenContext) -> None:
+    reason = f"does not change a plan of {request.planner}; leave it out"
+    names = ("mesh", "seconds", "micro_batch", "seed", "export", "picture")
+    refuse_options(context, names, reason)
+
+
+def _engine_document(request: ShardingRequest) -> dict[str, Any]:
+    return plan_engine(
+        request.planner,
+        request.module,
+        request.cluster,
+        request.samples,
+        request.state_factor,
+        device_rates(load_hardware(request.hardware)),
+    )
 
 
 def _hybrid_request(request: ShardingRequest) -> HybridRequest:
@@ -276,7 +308,7 @@ def _check_request(request: ShardingRequest, context: GivenContext) -> None:
     if request.planner == "sharding":
         reason = "is for planners that draw random numbers, which sharding does not; leave it out"
         refuse_options(context, ("seed",), reason)
-    elif request.micro_batch is not None:
+    elif request.planner == "automap" and request.micro_batch is not None:
         reason = (
             "asks for a sharding of the whole batch, and --micro-batch is for the pipeline "
             "explorer; leave one of them out"
@@ -314,14 +346,15 @@ def _plan(request: ShardingRequest, quiet: bool, seconds: float) -> list[Shardin
         shapes = [(len(cluster),)]  # the paper slices tensors over all GPUs
     meshes = [ClusterMesh(cluster, shape) for shape in shapes]
     rates = device_rates(load_hardware(request.hardware))
-    from nostall.parallel.module import load_job
-    from nostall.parallel.sharding.capture.operators import capture
-
-    job = load_job(request.module)
     found: list[ShardingPlan] = []
     failures: list[Infeasible] = []
     with stage_bar(enabled=not quiet) as bar:
-        task = bar.add_task("tracing", total=float(len(meshes)))
+        task = bar.add_task("loading PyTorch and the module", total=float(len(meshes)))
+        from nostall.parallel.module import load_job
+        from nostall.parallel.sharding.capture.operators import capture
+
+        job = load_job(request.module)
+        bar.update(task, description="tracing")
         for number, mesh in enumerate(meshes):
             step = capture(job, request.samples, mesh.shape)
 

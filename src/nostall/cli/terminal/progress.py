@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.progress import (
@@ -34,6 +35,17 @@ def stage_bar(*, enabled: bool) -> Progress:
     return progress_bar(
         TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), enabled=enabled
     )
+
+
+@contextmanager
+def working(text: str, *, enabled: bool = True) -> Iterator[Callable[[str], None]]:
+    """Say what is done, with the seconds so far; yields a function that changes the text.
+
+    Enter it before slow imports, so that a command says what it does within a second.
+    """
+    with stage_bar(enabled=enabled) as bar:
+        task = bar.add_task(text, total=None)
+        yield lambda changed: bar.update(task, description=changed)
 
 
 class SearchProgress:

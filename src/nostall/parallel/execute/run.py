@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import get_args
+import copy
+from dataclasses import dataclass, replace
 
 import torch
 
-from nostall.parallel.errors import BadPlan
-from nostall.parallel.execute.communication.process_groups import ProcessGroups
 from nostall.parallel.execute.communication.slow_links import SlowLinks
-from nostall.parallel.execute.engines.executor import Executor
-from nostall.parallel.execute.engines.p2p import P2PExecutor
-from nostall.parallel.execute.engines.pipelining import PipeliningExecutor, unsupported_reason
-from nostall.parallel.execute.preconditions import (
-    check_deterministic,
-    check_layers,
-    check_optimizer,
-    check_sample_sums,
-)
-from nostall.parallel.execute.reference import Reference, make_optimizer
+from nostall.parallel.execute.parts.computation import Computation
+from nostall.parallel.execute.parts.engine_part import EnginePart
+from nostall.parallel.execute.parts.hybrid_part import HybridPart
+from nostall.parallel.execute.parts.part import Part, PartOptions
+from nostall.parallel.execute.parts.pipeline_part import PipelinePart
+from nostall.parallel.execute.parts.sharded_part import ShardedPart
+from nostall.parallel.execute.preconditions import check_deterministic, check_optimizer
+from nostall.parallel.execute.reference import Reference
 from nostall.parallel.execute.run_config import Engine, RunResult
 from nostall.parallel.execute.train import train
+from nostall.parallel.module.job import Job
 from nostall.parallel.module.model import Model
 from nostall.parallel.plan import Plan, Workload
-
-ENGINES: tuple[Engine, ...] = get_args(Engine)
+from nostall.parallel.sharding.engine_file import EngineFile
+from nostall.parallel.sharding.hybrid.plan_file import HybridFile
+from nostall.parallel.sharding.plan_file import PlanFile
 
 
 @dataclass(frozen=True)
@@ -46,67 +43,69 @@ class RunOptions:
     """Longest wait for another rank within an iteration, in seconds; None for torch's default
     timeout of new process groups."""
 
+    @property
+    def part(self) -> PartOptions:
+        """The options of a rank's part."""
+        return PartOptions(self.device, self.engine, self.slow, self.deadline)
+
 
 def run_plan(model: Model, workload: Workload, plan: Plan, options: RunOptions) -> RunResult:
     """Train by a plan; every rank calls this, and rank r is GPU r of the plan's cluster.
 
     Raises :class:`BadPlan` if the plan was made for another model or the engine cannot run it.
     """
-    check_layers(model, workload)
     if len(plan.stages) > 1:
         check_optimizer(model.job, is_sharded=False)
-    if options.check:
-        check_deterministic(model.random_operations)
-    device, dtype = options.device, model.computation_dtype
-    reference = Reference(model.job, device, dtype) if options.check else None
-    groups = ProcessGroups(device, options.deadline)
-    executor = _make_executor(model, workload, plan, groups, options)
-    trainer = _PipelineTrainer(model, executor)
-    result = train(
-        model.job, workload.global_batch, trainer, options.steps, device,
-        RunResult(executor.engine), reference,
-    )  # fmt: skip
-    groups.close()
+    reference = _reference(model.job, model.computation_dtype, options)
+    part = PipelinePart(model, workload, plan, options.part)
+    return _run(model.job, part, options, reference)
+
+
+def run_sharding_plan(job: Job, plan: PlanFile, options: RunOptions) -> RunResult:
+    """Train by a sharding plan; every rank calls this, and rank r is device r of the mesh.
+
+    Raises :class:`BadPlan` if the plan was made for another module, or if an operator of the step
+    has no kernel on the device.
+    """
+    part = ShardedPart(Computation(job, job), plan, options.part)
+    if part.has_shards:
+        check_optimizer(job, is_sharded=True)
+    reference = _reference(job, part.computation_dtype, options)
+    return _run(job, part, options, reference)
+
+
+def run_hybrid_plan(job: Job, plan: HybridFile, options: RunOptions) -> RunResult:
+    """Train by a hybrid plan; every rank calls this, and stages have consecutive ranks.
+
+    Raises :class:`BadPlan` if the plan was made for another module.
+    """
+    check_optimizer(job, is_sharded=True)
+    part = HybridPart(Computation(job, job), plan, options.part)
+    return _run(job, part, options, _reference(job, part.computation_dtype, options))
+
+
+def run_engine_plan(job: Job, plan: EngineFile, options: RunOptions) -> RunResult:
+    """Train by one of PyTorch's engines; every rank calls this.
+
+    Raises :class:`BadPlan` if the plan is for another module.
+    """
+    run = job
+    if options.check:  # the engines change the module that they run, and the reference copies it
+        run = replace(job, module=copy.deepcopy(job.module))
+    part = EnginePart(run, plan, options.part)
+    if plan.engine == "fsdp2":
+        check_optimizer(job, is_sharded=True)
+    return _run(job, part, options, _reference(job, part.computation_dtype, options))
+
+
+def _reference(job: Job, dtype: torch.dtype, options: RunOptions) -> Reference | None:
+    return Reference(job, options.device, dtype) if options.check else None
+
+
+def _run(job: Job, part: Part, options: RunOptions, reference: Reference | None) -> RunResult:
+    if reference is not None:
+        check_deterministic(part.random_operators)
+    result = train(job, part, options.steps, options.device, RunResult(part.engine), reference)
+    result.collectives = dict(part.collectives)
+    part.close()
     return result
-
-
-class _PipelineTrainer:
-    """The executor of a rank, with the optimiser of the parameters that the rank holds."""
-
-    def __init__(self, model: Model, executor: Executor) -> None:
-        self.step, self.loss_dtype = executor.step, model.loss_dtype
-        self.parameters = _held_parameters(model, executor)
-        distinct = {id(p): p for p in self.parameters.values()}
-        self.optimizer = make_optimizer(model.job, distinct.values())
-
-    def whole_gradients(self) -> Mapping[str, torch.Tensor | None]:
-        return {name: p.grad for name, p in self.parameters.items()}
-
-    def update(self) -> None:
-        if self.optimizer is not None:
-            self.optimizer.step()
-            self.optimizer.zero_grad()
-
-
-def _held_parameters(model: Model, executor: Executor) -> Mapping[str, torch.nn.Parameter]:
-    """The model's parameters that this rank holds, by name."""
-    return {
-        name: p
-        for name, p in model.parameters.items()
-        if any(p is held for held in executor.gradients.parameters)
-    }
-
-
-def _make_executor(
-    model: Model, workload: Workload, plan: Plan, groups: ProcessGroups, options: RunOptions
-) -> Executor:
-    engine, slow = options.engine, options.slow
-    if engine not in ENGINES:
-        raise BadPlan(f"engine {engine!r} is unknown; allowed are {', '.join(ENGINES)}")
-    if engine == "auto":
-        is_p2p = slow is not None or bool(unsupported_reason(model, workload, plan))
-        engine = "p2p" if is_p2p else "torch"
-    if engine == "p2p":
-        check_sample_sums(model, workload, plan)
-        return P2PExecutor(model, workload, plan, groups, slow)
-    return PipeliningExecutor(model, workload, plan, groups, slow)

@@ -2,70 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from time import perf_counter
-from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
-from nostall.parallel.execute.reference import Reference
+from nostall.parallel.execute.parts.part import Part
+from nostall.parallel.execute.reference import Reference, make_optimizer
 from nostall.parallel.execute.run_config import RunResult
 from nostall.parallel.module.job import Job, to_device
 
 
-class Trainer(Protocol):
-    """One rank's part of an iteration."""
-
-    loss_dtype: torch.dtype
-    """Element type of the module's loss."""
-
-    def step(self, inputs: Any, targets: Any) -> torch.Tensor:
-        """Forward and backward pass; returns this rank's part of the loss, a sum over ranks."""
-        ...
-
-    def whole_gradients(self) -> Mapping[str, torch.Tensor | None]:
-        """Gradients of the parameters that this rank holds, by name; None where there is none."""
-        ...
-
-    def update(self) -> None:
-        """Step the optimiser and clear the gradients."""
-        ...
-
-
 def train(
     job: Job,
-    samples: int,
-    trainer: Trainer,
+    part: Part,
     steps: int,
     device: torch.device,
     result: RunResult,
     reference: Reference | None,
 ) -> RunResult:
-    """Run iterations of ``samples`` samples and complete the result; every rank calls this."""
+    """Run iterations of the part's batch size and complete the result; every rank calls this."""
+    optimizer = make_optimizer(
+        job, [p for name, p in part.parameters.items() if name in part.trained]
+    )
+    own = part.own(part.samples).indices
     worst_gradient = worst_loss = 0.0
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     for number in range(steps):
-        inputs, targets = to_device(job.batch(number, samples), device)
+        batch = job.batch(number, part.samples)
+        inputs, targets = to_device(job.take(batch, torch.tensor(own, dtype=torch.long)), device)
         _synchronize(device)
         dist.barrier()
         start = perf_counter()
-        loss = trainer.step(inputs, targets)
+        loss = part.step(inputs, targets, part.samples)
         result.launch_seconds.append(perf_counter() - start)
         _synchronize(device)
         result.seconds.append(perf_counter() - start)
         dist.all_reduce(loss)
         result.losses.append(float(loss))
         if reference is not None:
-            expected = reference.step(inputs, targets)
+            expected = reference.step(*batch)
             result.reference_losses.append(expected)
-            error = reference.gradient_error(trainer.whole_gradients())
+            error = reference.gradient_error(part.whole_gradients())
             worst_gradient = max(worst_gradient, error)
-            error = reference.loss_error(result.losses[-1], expected, trainer.loss_dtype)
+            error = reference.loss_error(result.losses[-1], expected, part.loss_dtype)
             worst_loss = max(worst_loss, error)
             reference.update()
-        trainer.update()
+        if optimizer is not None:
+            optimizer.step()
+            optimizer.zero_grad()
     _combine_ranks(result, (worst_gradient, worst_loss) if reference else None, device)
     return result
 

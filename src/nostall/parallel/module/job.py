@@ -10,6 +10,7 @@ import importlib.util
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +19,7 @@ from nostall.parallel.errors import BadModel
 
 try:
     import torch
-    from torch.utils._pytree import tree_leaves, tree_map
+    from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 except ImportError as error:
     raise MissingPart(
         "modules need PyTorch, which is missing; pip install 'nostall[torch]'"
@@ -119,9 +120,34 @@ class Job:
     def example_batch(self, samples: int) -> tuple[Any, Any]:
         """Inputs and targets of the example batch, repeated or truncated to ``samples`` samples."""
         indices = torch.arange(samples) % self.samples
-        batch = (self.inputs, self.targets)
-        result: tuple[Any, Any] = _map_batched(batch, self.samples, lambda tensor: tensor[indices])
-        return result
+        return self.take((self.inputs, self.targets), indices)
+
+    @cached_property
+    def batched_leaves(self) -> tuple[bool, ...]:
+        """For each leaf of (inputs, targets), whether its first dimension counts samples."""
+        leaves = tree_leaves((self.inputs, self.targets))
+        return tuple(
+            isinstance(leaf, torch.Tensor) and leaf.dim() > 0 and leaf.shape[0] == self.samples
+            for leaf in leaves
+        )
+
+    def take(self, batch: tuple[Any, Any], index: Any) -> tuple[Any, Any]:
+        """The samples of a batch at an index: a slice, or numbers of samples.
+
+        Raises :class:`BadModel` if the batch has another structure than the example batch.
+        """
+        leaves, structure = tree_flatten(batch)
+        if len(leaves) != len(self.batched_leaves):
+            raise BadModel(
+                f"a batch has {len(leaves)} values and the example batch has "
+                f"{len(self.batched_leaves)}; give (inputs, targets) as in the job"
+            )
+        taken = [
+            leaf[index] if is_batched else leaf
+            for leaf, is_batched in zip(leaves, self.batched_leaves, strict=True)
+        ]
+        inputs, targets = tree_unflatten(taken, structure)
+        return inputs, targets
 
 
 def count_samples(values: Any) -> int:
@@ -135,11 +161,6 @@ def count_samples(values: Any) -> int:
     )
 
 
-def slice_samples(values: Any, samples: int, first: int, end: int) -> Any:
-    """Samples ``first`` to ``end`` (exclusive) of values that have ``samples`` samples."""
-    return _map_batched(values, samples, lambda tensor: tensor[first:end])
-
-
 def to_device(values: Any, device: torch.device) -> Any:
     """Move the tensors among the values to a device; other values stay the same."""
 
@@ -147,17 +168,6 @@ def to_device(values: Any, device: torch.device) -> Any:
         return leaf.to(device, non_blocking=True) if isinstance(leaf, torch.Tensor) else leaf
 
     return tree_map(move, values)
-
-
-def _map_batched(values: Any, samples: int, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Apply ``change`` to the tensors whose first dimension has ``samples`` entries."""
-
-    def change_if_batched(leaf: Any) -> Any:
-        is_tensor = isinstance(leaf, torch.Tensor)
-        is_batched = is_tensor and leaf.dim() > 0 and leaf.shape[0] == samples
-        return change(leaf) if is_batched else leaf
-
-    return tree_map(change_if_batched, values)
 
 
 def _has_batch_statistics(part: torch.nn.Module) -> bool:

@@ -38,8 +38,15 @@ class Model:
     size, or if its loss depends on no parameter.
     """
 
-    def __init__(self, job: Job, granularity: Granularity = "block") -> None:
+    def __init__(
+        self, job: Job, granularity: Granularity = "block", traced: Job | None = None
+    ) -> None:
+        """``traced`` is the job in the types of the computation, if these are not those of ``job``.
+
+        Segments then convert the parameters of ``job``, so gradients have the parameters' types.
+        """
         self.job = job
+        self.traced = traced or job
         self.granularity = granularity
         self._traces: dict[int, TracedJob] = {}
         self._segments: dict[tuple[int, int, int, str], Segment] = {}
@@ -157,6 +164,26 @@ class Model:
         }
         return list(used.values())
 
+    @cached_property
+    def trained(self) -> frozenset[int]:
+        """Identities of the parameters that have gradients: the loss depends on them, trainable.
+
+        Not those that it reads under ``torch.no_grad`` or through ``detach`` alone.
+        """
+        found: set[int] = set()
+        seen: set[Node] = set()
+        stack = [self._base.loss]
+        while stack:
+            node = stack.pop()
+            if node in seen or _stops_gradient(node):
+                continue
+            seen.add(node)
+            parameter = self._parameter(node)
+            if parameter is not None and parameter.requires_grad:
+                found.add(id(parameter))
+            stack.extend(node.all_input_nodes)
+        return frozenset(found)
+
     def _parameter(self, node: Node) -> torch.nn.Parameter | None:
         kind, name = self._base.sources.get(node.name, ("", ""))
         return self.parameters[name] if kind == "parameter" else None
@@ -167,7 +194,7 @@ class Model:
 
     def _trace(self, samples: int) -> TracedJob:
         if samples not in self._traces:
-            self._traces[samples] = trace(self.job, samples)
+            self._traces[samples] = trace(self.traced, samples)
         return self._traces[samples]
 
     def _check_operations(self, traced: TracedJob) -> None:
@@ -214,6 +241,17 @@ class Model:
 def can_have_gradient(dtype: torch.dtype) -> bool:
     """Whether tensors of this element type can have gradients."""
     return bool(dtype.is_floating_point or dtype.is_complex)
+
+
+def _stops_gradient(node: Node) -> bool:
+    """Whether nothing before an operation has a gradient through it."""
+    value = node.meta.get("val")
+    if isinstance(value, torch.Tensor) and not can_have_gradient(value.dtype):
+        return True
+    if node.target is torch.ops.aten.detach.default:
+        return True
+    is_mode = str(node.target).endswith("wrap_with_set_grad_enabled")
+    return is_mode and node.args[0] is False
 
 
 def _has_samples(node: Node, traced: TracedJob) -> bool:

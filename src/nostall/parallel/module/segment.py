@@ -26,6 +26,8 @@ class Segment:
     function: GraphModule
     own: tuple[torch.Tensor, ...]
     """Parameters, buffers and constants, in the order of the function's first arguments."""
+    dtypes: tuple[torch.dtype, ...]
+    """Element types in which the function takes its own tensors."""
     leaves: tuple[int, ...]
     """Numbers of the leaves of (inputs, targets) that the function reads."""
     received: tuple[str, ...]
@@ -42,8 +44,12 @@ class Segment:
     ) -> dict[str, torch.Tensor]:
         """Run the function; returns the computed tensors by name."""
         leaves = tree_leaves((inputs, targets))
+        own = (
+            tensor if tensor.dtype is dtype else tensor.to(dtype)
+            for tensor, dtype in zip(self.own, self.dtypes, strict=True)
+        )
         values = self.function(
-            *self.own, *(leaves[i] for i in self.leaves), *(received[name] for name in self.used)
+            *own, *(leaves[i] for i in self.leaves), *(received[name] for name in self.used)
         )
         return dict(zip(self.computed, values, strict=True))
 
@@ -81,6 +87,7 @@ def make_segment(
     return Segment(
         GraphModule(traced.graph_module, graph),
         tuple(_own_tensor(job, traced, node, device) for node in own_nodes),
+        tuple(node.meta["val"].dtype for node in own_nodes),
         tuple(traced.sources[node.name][1] for node in leaf_nodes),
         tuple(received),
         tuple(sent),

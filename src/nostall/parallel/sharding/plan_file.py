@@ -74,9 +74,14 @@ class PlanFile:
     strategies: dict[str, list[tuple[tuple[str, ...], tuple[str, ...]]]]
     """By operator, the placements of inputs and outputs on each mesh dimension."""
 
-    def assignment(self, graph: ShardingGraph) -> Assignment:
-        """The numbers of the strategies in a graph; raises :class:`BadPlan` for another one."""
-        if graph.fingerprint != self.fingerprint:
+    def assignment(self, graph: ShardingGraph, planned: ShardingGraph | None = None) -> Assignment:
+        """The numbers of the strategies in a graph; raises :class:`BadPlan` for another one.
+
+        ``graph`` may be that of a batch of another size if ``planned`` is that of the plan.
+        """
+        if (planned or graph).fingerprint != self.fingerprint or (
+            planned is not None and _operations(graph) != _operations(planned)
+        ):
             raise BadPlan(
                 f"the plan was made for another training step than that of {self.module}: the "
                 "module, its batch or the version of torch is another one; plan again"
@@ -88,6 +93,12 @@ class PlanFile:
                 known = [(s.inputs, s.outputs) for s in operator.strategies[mesh_dim]]
                 wanted = self.strategies.get(operator.name, [])
                 if mesh_dim >= len(wanted) or wanted[mesh_dim] not in known:
+                    if planned is not None:
+                        raise BadPlan(
+                            f"a batch of another size than the plan's {self.samples} samples does "
+                            f"not divide as the plan cuts {operator.name}; leave the short batch "
+                            "out (drop_last=True), or give a multiple of the processes"
+                        )
                     raise BadPlan(
                         f"the plan has no strategy for {operator.name} on mesh dimension "
                         f"{mesh_dim} that its operator allows; plan again"
@@ -95,6 +106,11 @@ class PlanFile:
                 own.append(known.index(wanted[mesh_dim]))
             numbers.append(tuple(own))
         return tuple(numbers)
+
+
+def _operations(graph: ShardingGraph) -> list[tuple[str, str, str]]:
+    """The operators of a graph without the shapes of their tensors."""
+    return [(o.name, o.kind, o.target) for o in graph.operators]
 
 
 def plan_document(

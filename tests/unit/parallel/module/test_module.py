@@ -233,7 +233,7 @@ def test_batches_must_have_the_samples_of_the_iteration() -> None:
 
 
 def test_a_plan_of_another_model_is_rejected() -> None:
-    from nostall.parallel.execute.run import check_layers
+    from nostall.parallel.execute.preconditions import check_layers
 
     model = Model(jobs.chain())
     other = Model(jobs.resnet())

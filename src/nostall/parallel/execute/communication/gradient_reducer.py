@@ -55,7 +55,7 @@ class GradientReducer:
         self._reduction_order: dict[Ranks, list[torch.nn.Parameter]] = {}
         for parameter in reversed(self.parameters):
             key = self._holders[id(parameter)]
-            if len(key) > 1 and parameter.requires_grad:
+            if len(key) > 1 and id(parameter) in model.trained:
                 self._reduction_order.setdefault(key, []).append(parameter)
         self._ready: set[int] = set()
         self._started_counts: dict[Ranks, int] = {}
@@ -63,6 +63,10 @@ class GradientReducer:
         self._is_data_parallel = len(plan.stages) == 1
         self._hooks: list[Any] = []
         self._slow, self._delays = slow, delays
+
+    def is_first_holder(self, parameter: torch.nn.Parameter) -> bool:
+        """Whether this rank is the first of those that hold a parameter of its own."""
+        return bool(self._holders[id(parameter)][0] == dist.get_rank())
 
     def broadcast_parameters(self) -> None:
         """Copy each parameter from its first holder to the others, which connects the groups."""

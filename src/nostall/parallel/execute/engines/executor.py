@@ -11,6 +11,7 @@ from nostall.parallel.errors import BadModel
 from nostall.parallel.execute.communication.gradient_reducer import GradientReducer
 from nostall.parallel.execute.run_config import Engine
 from nostall.parallel.module.model import Model
+from nostall.parallel.slices import OwnSamples
 
 
 class Executor(Protocol):
@@ -23,9 +24,11 @@ class Executor(Protocol):
     engine: ClassVar[Engine]
     """Name of the engine that the executor implements."""
     gradients: GradientReducer
+    own: OwnSamples
+    """The samples that the rank reads."""
 
     def step(self, inputs: Any, targets: Any) -> torch.Tensor:
-        """Run the forward and backward passes of one iteration on its whole batch.
+        """Run the forward and backward passes of one iteration on the rank's own samples.
 
         Returns this rank's part of the loss, a scalar.  Afterwards the gradients are in the
         parameters' ``.grad``; the caller clears them before the next iteration.

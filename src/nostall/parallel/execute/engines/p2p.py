@@ -19,12 +19,12 @@ from nostall.parallel.execute.engines.executor import check_same_model
 from nostall.parallel.execute.engines.kernel_warm_up import warm_up
 from nostall.parallel.execute.engines.stage_passes import StagePasses
 from nostall.parallel.execute.run_config import Engine
-from nostall.parallel.module.job import slice_samples, to_device
+from nostall.parallel.module.job import to_device
 from nostall.parallel.module.model import Model
 from nostall.parallel.module.segment import Segment
 from nostall.parallel.plan import Plan, Workload
 from nostall.parallel.rank_schedule import Operation, rank_schedules
-from nostall.parallel.slices import Slices
+from nostall.parallel.slices import OwnSamples, Slices
 
 LOOKAHEAD = 2
 """Receives from other servers are started for the current operation and for those after it, this
@@ -61,6 +61,7 @@ class P2PExecutor:
         stages = [s for s, stage in enumerate(plan.stages) if self.rank in stage.gpus]
         gpus = plan.stages[stages[0]].gpus if stages else ()
         self.replica = gpus.index(self.rank) if gpus else 0
+        self.own = self.slices.own(stages[0], self.replica) if stages else OwnSamples(())
         self.operations = rank_schedules(workload, plan).get(gpus, [])
         self.parameters = {
             s: model.stage_parameters(plan.stages[s].first, plan.stages[s].end) for s in stages
@@ -101,6 +102,24 @@ class P2PExecutor:
             link.finish()
         return loss
 
+    def evaluate(self, inputs: Any, targets: Any) -> torch.Tensor:
+        """This rank's part of the loss by the forward passes alone, without gradients."""
+        loss = torch.zeros((), dtype=torch.float64, device=self.device)
+        if self._is_cold:
+            self._warm_up((inputs, targets))
+        with torch.no_grad():
+            for operation in self.operations:
+                if operation.kind != "F":
+                    continue
+                self._start_receive(operation)
+                part = self._run(operation, (inputs, targets))
+                self.passes[operation.stage].forget(operation.micro_batch)
+                if part is not None:
+                    loss += part
+        for link in self.links.values():
+            link.finish()
+        return loss
+
     def _run(self, operation: Operation, batch: Batch) -> torch.Tensor | None:
         """Run one operation; returns the loss of a forward pass of the last stage."""
         s, m = operation.stage, operation.micro_batch
@@ -108,7 +127,7 @@ class P2PExecutor:
         if first == end:  # this replica's slice of the micro-batch is empty
             return None
         if operation.kind == "F":
-            return self._forward(operation, first, end, batch)
+            return self._forward(operation, end - first, batch)
         if operation.kind == "W":
             self.passes[s].backward_weights(m)
             return None
@@ -120,14 +139,12 @@ class P2PExecutor:
             self._give("backward", s - 1, m, input_gradients)
         return None
 
-    def _forward(
-        self, operation: Operation, first: int, end: int, batch: Batch
-    ) -> torch.Tensor | None:
+    def _forward(self, operation: Operation, samples: int, batch: Batch) -> torch.Tensor | None:
         s, m = operation.stage, operation.micro_batch
         received = self._take(operation, "forward", s - 1) if s else {}
         is_mean = self.model.job.reduction == "mean"
-        weight = (end - first) / self.workload.global_batch if is_mean else 1.0
-        segment, part = self._segment(s, end - first), self._slice(batch, first, end)
+        weight = samples / self.workload.global_batch if is_mean else 1.0
+        segment, part = self._segment(s, samples), self._slice(batch, m)
         sent, loss = self.passes[s].forward(m, segment, received, part, weight)
         if s + 1 < len(self.plan.stages):
             self._give("forward", s, m, sent)
@@ -137,8 +154,9 @@ class P2PExecutor:
         stage = self.plan.stages[s]
         return self.model.segment(stage.first, stage.end, samples, self.device)
 
-    def _slice(self, batch: Batch, first: int, end: int) -> Batch:
-        part = slice_samples(batch, self.workload.global_batch, first, end)
+    def _slice(self, batch: Batch, m: int) -> Batch:
+        """The samples of a micro-batch, on the device."""
+        part = self.model.job.take(batch, slice(*self.own.place(m)))
         inputs, targets = to_device(part, self.device)
         return inputs, targets
 
@@ -228,7 +246,7 @@ class P2PExecutor:
         split_backward = any(operation.kind == "W" for operation in self.operations)
         for (s, samples), m in self._first_of_size.items():
             segment = self._segment(s, samples)
-            part = self._slice(batch, *self.slices.samples(s, self.replica, m))
+            part = self._slice(batch, m)
             warm_up(
                 self.model,
                 self.passes[s],

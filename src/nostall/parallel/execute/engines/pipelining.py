@@ -27,12 +27,12 @@ from nostall.parallel.execute.engines.torch_internals import (
     require_parts,
 )
 from nostall.parallel.execute.run_config import Engine
-from nostall.parallel.module.job import slice_samples, to_device
+from nostall.parallel.module.job import to_device
 from nostall.parallel.module.model import Model
 from nostall.parallel.module.segment import Segment
 from nostall.parallel.plan import Plan, Workload
 from nostall.parallel.rank_schedule import rank_schedules
-from nostall.parallel.slices import Slices
+from nostall.parallel.slices import OwnSamples, Slices
 
 
 def unsupported_reason(model: Model, workload: Workload, plan: Plan) -> str:
@@ -127,6 +127,7 @@ class PipeliningExecutor:
         self.slices = Slices(workload, plan)
         self.stages = [s for s, stage in enumerate(plan.stages) if stage.gpus == self.row]
         """Numbers of this rank's stages."""
+        self.own = self.slices.own(self.stages[0], self.replica) if self.stages else OwnSamples(())
         self.gradients = GradientReducer(model, plan, rank, groups)
         self.gradients.broadcast_parameters()
         self.modules: list[_StageModule] = []
@@ -149,14 +150,10 @@ class PipeliningExecutor:
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
         if not self.row:
             return loss
-        batch, samples = (inputs, targets), self.workload.global_batch
-        for s, module in zip(self.stages, self.modules, strict=True):
-            ranges = [
-                self.slices.samples(s, self.replica, m) for m in range(self.workload.micro_batches)
-            ]
-            module.parts = [
-                to_device(slice_samples(batch, samples, *part), self.device) for part in ranges
-            ]
+        take, places = self.model.job.take, map(self.own.place, range(len(self.own.ranges)))
+        parts = [to_device(take((inputs, targets), slice(*p)), self.device) for p in places]
+        for module in self.modules:
+            module.parts = parts
         if self._is_cold:
             self._warm_up()
         numbers = torch.arange(self.workload.micro_batches)

@@ -102,6 +102,10 @@ class StagePasses:
         elif state.pending[0]:
             torch.autograd.backward(*state.pending)
 
+    def forget(self, micro_batch: int) -> None:
+        """Drop what the backward pass of a micro-batch needs, because none follows."""
+        self._in_flight.pop(micro_batch, None)
+
     def _weights(self) -> Iterator[torch.nn.Parameter]:
         return iter([p for p in self.parameters if p.requires_grad])
 

@@ -24,18 +24,21 @@ from nostall.core.files.atomic import write_text_atomically
 from nostall.parallel.errors import BadPlan
 from nostall.parallel.execute.launcher.failures import RankFailure, classify_error
 from nostall.parallel.execute.launcher.loopback import use_loopback_interface
-from nostall.parallel.execute.preconditions import check_layers
-from nostall.parallel.execute.run import RunOptions, run_plan
+from nostall.parallel.execute.parts.any_plan import load_any_plan
+from nostall.parallel.execute.parts.computation import Computation
+from nostall.parallel.execute.parts.pipeline_part import planned_model
+from nostall.parallel.execute.run import (
+    RunOptions,
+    run_engine_plan,
+    run_hybrid_plan,
+    run_plan,
+    run_sharding_plan,
+)
 from nostall.parallel.execute.run_config import RunConfig, RunResult, error_file, result_file
-from nostall.parallel.execute.shardings.hybrid_run import run_hybrid_plan
-from nostall.parallel.execute.shardings.sharded_run import run_sharding_plan
 from nostall.parallel.module.job import load_job
-from nostall.parallel.module.layering import GRANULARITIES
-from nostall.parallel.module.model import Model
-from nostall.parallel.plan import Plan, Workload
-from nostall.parallel.plan_file import load_plan
-from nostall.parallel.sharding.hybrid.plan_file import HybridFile, is_hybrid_plan, load_hybrid_plan
-from nostall.parallel.sharding.plan_file import PlanFile, is_sharding_plan, load_sharding_plan
+from nostall.parallel.sharding.engine_file import EngineFile
+from nostall.parallel.sharding.hybrid.plan_file import HybridFile
+from nostall.parallel.sharding.plan_file import PlanFile
 
 
 def main(config: RunConfig, folder: Path) -> None:
@@ -62,7 +65,7 @@ def run_rank(config: RunConfig) -> RunResult:
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ["LOCAL_WORLD_SIZE"])))
     path = Path(config.plan)
-    plan = _load(path)
+    plan = load_any_plan(path)
     cluster = plan[0].cluster if isinstance(plan, tuple) else plan.cluster
     device = _local_device(config)
     backend = "nccl" if device.type == "cuda" else "gloo"
@@ -85,31 +88,12 @@ def run_rank(config: RunConfig) -> RunResult:
     )
     if isinstance(plan, PlanFile):
         return run_sharding_plan(job, plan, options)
+    if isinstance(plan, EngineFile):
+        return run_engine_plan(job, plan, options)
     if isinstance(plan, HybridFile):
         return run_hybrid_plan(job, plan, options)
     workload, pipeline, _ = plan
-    return run_plan(_planned_model(job, workload), workload, pipeline, options)
-
-
-def _load(path: Path) -> PlanFile | HybridFile | tuple[Workload, Plan, str]:
-    if is_sharding_plan(path):
-        return load_sharding_plan(path)
-    return load_hybrid_plan(path) if is_hybrid_plan(path) else load_plan(path)
-
-
-def _planned_model(job: Any, workload: Workload) -> Model:
-    """The job with the layers of the plan's profile, at the granularity that gives these layers.
-
-    Raises :class:`BadPlan` if no granularity does.
-    """
-    names = tuple(layer.name for layer in workload.profile.layers)
-    models = (Model(job, granularity) for granularity in GRANULARITIES)
-    first = next(models)
-    if first.layer_names == names:
-        return first
-    matching = next((model for model in models if model.layer_names == names), None)
-    check_layers(matching or first, workload)
-    return matching or first
+    return run_plan(planned_model(Computation(job, job), workload), workload, pipeline, options)
 
 
 def _local_device(config: RunConfig) -> torch.device:

@@ -54,6 +54,7 @@ class StageProcesses:
             ProcessDevices((size,), deadline, first)
             for size, first in zip(sizes, self.firsts, strict=False)
         ]
+        self._meshes = meshes
         self.number = next(i for i, mesh in enumerate(meshes) if mesh.coordinates)
         """Stage of this rank."""
         self.devices = meshes[self.number]
@@ -102,6 +103,14 @@ class StageProcesses:
         for work, _ in self._sends:
             work.wait()
         self._sends.clear()
+
+    def close(self) -> None:
+        """Destroy the process groups; no rank may have messages under way."""
+        for mesh in self._meshes:
+            mesh.close()
+        for group in (*self._to_next, *self._to_previous):
+            if group is not dist.GroupMember.NON_GROUP_MEMBER:
+                dist.destroy_process_group(group)
 
     def _drop_completed(self) -> None:
         """Free the tensors of sends that have completed; a failed one raises its error."""

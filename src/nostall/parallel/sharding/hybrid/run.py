@@ -65,11 +65,19 @@ class RankOfStage:
         devices: ProcessDevices,
         device: torch.device = _CPU,
         parameters: Mapping[str, torch.Tensor] | None = None,
+        *,
+        given_own: bool = False,
     ) -> None:
-        """``parameters``: unsharded tensors by the model's names; None takes those of the job."""
+        """``parameters``: unsharded tensors by the model's names; None takes those of the job.
+
+        With ``given_own``, the rank is given its own samples only, those of :meth:`own`.
+        """
         self.captured, self.devices, self.device = captured, devices, device
         self.segment = captured.stage.segment
-        self.program = ShardedProgram(captured.step, captured.assignment, devices, device)
+        self.program = ShardedProgram(
+            captured.step, captured.assignment, devices, device,
+            captured.stage.batched if given_own else (),
+        )  # fmt: skip
         self.is_last = self.segment.computed == ("loss",)
         job, names_of_model = captured.stage.job, captured.stage.names
         whole = {
@@ -97,6 +105,12 @@ class RankOfStage:
         self.targets = [leaf.to(device) for leaf in tree_leaves(job.targets)]
         self.gradients: dict[str, Values] = {}
 
+    def own(self, samples: int) -> tuple[int, int]:
+        """The samples of a micro-batch that the rank is given; none if the stage reads none."""
+        if not any(self.captured.stage.batched):
+            return 0, 0
+        return self.program.own_samples(samples)
+
     def forward(self, received: Tensors, leaves: Sequence[Any]) -> Tensors:
         """The tensors that are sent, whole."""
         record: dict[int, Values] = {}
@@ -122,13 +136,20 @@ class RankOfStage:
             if name.startswith(RECEIVED):
                 placements = self.program.parameter_placements(name)
                 back[name.removeprefix(RECEIVED)] = self._whole(values, placements)
-            elif name in self.gradients:
-                self.gradients[name] = [
-                    a + b for a, b in zip(self.gradients[name], values, strict=True)
-                ]
-            else:
-                self.gradients[name] = values
+                continue
+            # Sums over micro-batches have the type of the weights.
+            values = [v.to(p.dtype) for v, p in zip(values, self.local[name], strict=True)]
+            known = self.gradients.get(name)
+            self.gradients[name] = (
+                [a + b for a, b in zip(known, values, strict=True)] if known else values
+            )
         return result.loss[0], back
+
+    def loss(self, received: Tensors, leaves: Sequence[Any]) -> torch.Tensor:
+        """The loss by the forward pass of the last stage alone."""
+        return self.program.loss(
+            {**self.local, **self._place(received)}, self._with(received), [*leaves, *self.targets]
+        )
 
     def whole_gradients(self, scale: float) -> Tensors:
         """Gradients by the model's names."""
@@ -164,19 +185,39 @@ class HybridRank:
         own: CapturedStage,
         processes: StageProcesses,
         parameters: Mapping[str, torch.Tensor] | None = None,
+        *,
+        given_own: bool = False,
     ) -> None:
-        """``own`` is the stage of this rank; for ``parameters`` see :class:`RankOfStage`."""
+        """``own`` is the stage of this rank; for the others see :class:`RankOfStage`."""
         self.processes, self.device = processes, processes.device
         with torch.no_grad():
-            self.own = RankOfStage(own, processes.devices, processes.device, parameters)
+            self.own = RankOfStage(
+                own, processes.devices, processes.device, parameters, given_own=given_own
+            )
 
     def step(self, micro_batches: Sequence[tuple[Any, Any]]) -> torch.Tensor:
         """Run one step; returns the sum of the losses, 0 on ranks of other stages than the last.
 
+        ``micro_batches`` are whole, or the rank's own samples of each, with ``given_own``.
         The gradients, summed over micro-batches, are in ``own.gradients``.
         """
         with torch.no_grad():
             return self._step(micro_batches)
+
+    def evaluate(self, micro_batches: Sequence[tuple[Any, Any]]) -> torch.Tensor:
+        """The sum of the losses as :meth:`step` gives it, by forward passes alone."""
+        own, processes = self.own, self.processes
+        losses = torch.zeros((), dtype=torch.float64, device=self.device)
+        with torch.no_grad():
+            for part in micro_batches:
+                leaves = [tree_leaves(part)[i].to(self.device) for i in own.segment.leaves]
+                received = dict(zip(own.segment.used, self._receive("forward"), strict=True))
+                if own.is_last:
+                    losses += own.loss(received, leaves)
+                else:
+                    processes.send("forward", own.forward(received, leaves).values())
+        processes.finish()
+        return losses
 
     def _step(self, micro_batches: Sequence[tuple[Any, Any]]) -> torch.Tensor:
         own, processes = self.own, self.processes

@@ -67,6 +67,8 @@ class StageJob:
     job: Job
     names: dict[str, str]
     """Names of the model's parameters by those of the stage."""
+    batched: tuple[bool, ...]
+    """For each leaf of the batch that the stage reads, whether it has an entry for each sample."""
 
     @property
     def given_bytes(self) -> int:
@@ -104,7 +106,8 @@ def stage_job(model: Model, first: int, end: int, samples: int) -> StageJob:
         if id(tensor) in by_tensor
     }
     job = Job(_StageModule(segment, received), tuple(inputs), torch.zeros(samples), _itself)
-    return StageJob(first, end, segment, job, names)
+    batched = tuple(model.job.batched_leaves[i] for i in segment.leaves)
+    return StageJob(first, end, segment, job, names, batched)
 
 
 def sent_tensors(graph: ShardingGraph, leaves: int, names: Sequence[str]) -> dict[str, int]:

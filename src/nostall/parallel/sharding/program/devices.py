@@ -119,6 +119,7 @@ class ProcessDevices:
         own = (ranks == dist.get_rank()).nonzero().tolist()
         self.coordinates = [tuple(place) for place in own]
         self._group: list[Any] = []
+        self._created: list[Any] = []
         for mesh_dim in range(len(self.mesh)):
             # Creating a group is a collective call: all ranks create all groups in one order.
             lines = ranks.movedim(mesh_dim, -1).reshape(-1, self.mesh[mesh_dim]).tolist()
@@ -126,8 +127,16 @@ class ProcessDevices:
                 tuple(line): dist.new_group(line, timeout=timeout, pg_options=_group_options())
                 for line in lines
             }
+            self._created += groups.values()
             own_group = (g for line, g in groups.items() if dist.get_rank() in line)
             self._group.append(next(own_group, None))
+
+    def close(self) -> None:
+        """Destroy the process groups."""
+        for group in self._created:
+            if group is not dist.GroupMember.NON_GROUP_MEMBER:
+                dist.destroy_process_group(group)
+        self._created.clear()
 
     def gather(self, values: Values, mesh_dim: int) -> Values:
         (value,) = values

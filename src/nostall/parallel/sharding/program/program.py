@@ -32,7 +32,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from nostall.parallel.errors import BadPlan
 from nostall.parallel.sharding.capture.operators import CapturedStep
 from nostall.parallel.sharding.graph import Assignment, Edge, input_placements, output_placements
-from nostall.parallel.sharding.placements import Placements, local_shape
+from nostall.parallel.sharding.placements import REPLICATED, Placements, local_shape, shard
 from nostall.parallel.sharding.program.devices import (
     Devices,
     Values,
@@ -226,6 +226,7 @@ class LocalOperator:
 
 
 _CPU = torch.device("cpu")
+_SAMPLES = shard(0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -246,8 +247,13 @@ class ShardedProgram:
         assignment: Assignment,
         devices: Devices,
         device: torch.device = _CPU,
+        batched: Sequence[bool] = (),
     ) -> None:
-        """``device`` holds the local tensors."""
+        """``device`` holds the local tensors.
+
+        ``batched`` says which leaves of the batch have one entry for each sample.  The program is
+        then given these with the device's own samples only, those of :attr:`sample_dims`.
+        """
         self.step, self.assignment, self.devices, self.device = step, assignment, devices, device
         graph = step.graph
         self.placements = [
@@ -256,6 +262,9 @@ class ShardedProgram:
         """Placements of each tensor as its producer returns it."""
         self.schedule = schedule(graph, assignment)
         self._targets = {e: input_placements(graph, assignment, e) for e in graph.edges}
+        self._batched = tuple(batched)
+        self.sample_dims = self._cut_by_samples()
+        """Mesh dimensions along which every tensor of the batch is cut by samples."""
         self._calls = [self._local_operator(n) for n in range(len(graph.operators))]
         self._freed = self._tensors_to_free()
         self._constants: dict[str, torch.Tensor] = {}
@@ -267,6 +276,39 @@ class ShardedProgram:
             for edge in action.edges
             if (own := bucket_step(graph, assignment, edge)) is not None
         }
+
+    def _cut_by_samples(self) -> tuple[int, ...]:
+        """The mesh dimensions that cut all batched inputs that the step reads.
+
+        An input that every consumer slices is cut, too: a slice sends nothing.
+        """
+        graph, cuts = self.step.graph, list[tuple[int, ...]]()
+        for operator in graph.operators:
+            if operator.kind != "input" or not self._is_batched(operator.target):
+                continue
+            (tensor,) = operator.outputs
+            read = [self._targets[edge] for edge in graph.edges if edge.tensor == tensor]
+            if not read:
+                continue
+            self.placements[tensor] = tuple(
+                _SAMPLES if all(own[d] == _SAMPLES for own in read) else placement
+                for d, placement in enumerate(self.placements[tensor])
+            )
+            cut = [d for d, own in enumerate(self.placements[tensor]) if own == _SAMPLES]
+            cuts.append(tuple(cut))
+        return cuts[0] if len(set(cuts)) == 1 else ()
+
+    def _is_batched(self, target: str) -> bool:
+        leaf = _leaf(target)
+        return leaf < len(self._batched) and self._batched[leaf]
+
+    def own_samples(self, samples: int) -> tuple[int, int]:
+        """The range of the samples of a batch that the first held device is given."""
+        (coordinates, *_) = self.devices.coordinates
+        part, parts = 0, 1
+        for d in self.sample_dims:
+            part, parts = part * self.devices.mesh[d] + coordinates[d], parts * self.devices.mesh[d]
+        return samples * part // parts, samples * (part + 1) // parts
 
     def _local_operator(self, number: int) -> LocalOperator | None:
         graph, node = self.step.graph, self.step.nodes[number]
@@ -324,8 +366,8 @@ class ShardedProgram:
     ) -> StepResult:
         """Run one step on local parameters, whole buffers and the leaves of a whole batch.
 
-        ``record`` receives the local values of all tensors by number.  With ``until``, the run ends
-        when these tensors exist, and the result is empty.
+        ``record`` receives the local values of all tensors by number.  With ``until``, it receives
+        only these, the run ends when they exist, and the result is empty.
         """
         graph, values = self.step.graph, dict[int, Values]()
         started: dict[Edge, Callable[[], Values]] = {}
@@ -340,7 +382,7 @@ class ShardedProgram:
             operator = graph.operators[number]
             match operator.kind:
                 case "parameter":  # gradients are read at the end
-                    return [parameters[operator.target]]
+                    return [self._computed(number, parameters[operator.target])]
                 case "constant":
                     return [self._constant(operator.target, buffers)]
                 case "input":
@@ -359,7 +401,7 @@ class ShardedProgram:
                 outputs = graph.operators[action.operator].outputs
                 values.update(zip(outputs, run_operator(action.operator), strict=True))
                 if record is not None:
-                    record.update({t: values[t] for t in outputs})
+                    record.update({t: values[t] for t in outputs if not until or t in until})
                 freed = self._freed.get(action.operator, [])
             if until and record is not None and until <= record.keys():
                 return StepResult([], {})
@@ -371,6 +413,19 @@ class ShardedProgram:
             if graph.operators[number].inputs
         }
         return StepResult(loss, gradients)
+
+    def loss(
+        self,
+        parameters: Mapping[str, Values],
+        buffers: Mapping[str, torch.Tensor],
+        leaves: Sequence[Any],
+    ) -> torch.Tensor:
+        """The loss by the forward pass alone, on the first held device; arguments as of a run."""
+        number = next(n for n, o in enumerate(self.step.graph.operators) if o.kind == "loss")
+        (edge,) = self.schedule.edges[number]
+        record: dict[int, Values] = {}
+        self.run(parameters, buffers, leaves, record, frozenset({edge.tensor}))
+        return self._redistribute(record, edge)[0]
 
     def _start(
         self, edges: Sequence[Edge], values: Mapping[int, Values]
@@ -401,6 +456,12 @@ class ShardedProgram:
         ]
         return [list(column) for column in zip(*results, strict=True)]
 
+    def _computed(self, number: int, values: Values) -> Values:
+        """A parameter in the type of the computation, which weights in another type do not have."""
+        node = self.step.nodes[number]
+        assert node is not None  # a parameter has one
+        return [value.to(node.meta["val"].dtype) for value in values]
+
     def _constant(self, name: str, buffers: Mapping[str, torch.Tensor]) -> Values:
         if name in buffers:
             return [buffers[name] for _ in self.devices.coordinates]
@@ -418,13 +479,22 @@ class ShardedProgram:
     def _batch(self, name: str, leaves: Sequence[Any]) -> Values:
         """Local part of a tensor of the batch."""
         placements = self.placements[self._source("input", name)]
-        return scatter(self.devices, leaves[int(name.rpartition(" ")[2])], placements)
+        if self._is_batched(name):  # what is cut by samples is given so
+            placements = tuple(
+                REPLICATED if d in self.sample_dims else p for d, p in enumerate(placements)
+            )
+        return scatter(self.devices, leaves[_leaf(name)], placements)
 
     def _source(self, kind: str, target: str) -> int:
         """The tensor of a parameter or of a tensor of the batch."""
         return next(
             o.outputs[0] for o in self.step.graph.operators if o.kind == kind and o.target == target
         )
+
+
+def _leaf(target: str) -> int:
+    """The number of the leaf of the batch that an operator stands for."""
+    return int(target.rpartition(" ")[2])
 
 
 def _entry(wait: Callable[[], list[Values]], number: int) -> Values:

@@ -12,10 +12,12 @@ torch = pytest.importorskip("torch", reason="models need the extra nostall[torch
 import torch.distributed as dist  # noqa: E402
 
 from nostall.parallel.cluster import parse_cluster  # noqa: E402
-from nostall.parallel.execute.run import RunOptions  # noqa: E402
+from nostall.parallel.execute.run import (  # noqa: E402
+    RunOptions,
+    run_hybrid_plan,
+    run_sharding_plan,
+)
 from nostall.parallel.execute.run_config import RunResult  # noqa: E402
-from nostall.parallel.execute.shardings.hybrid_run import run_hybrid_plan  # noqa: E402
-from nostall.parallel.execute.shardings.sharded_run import run_sharding_plan  # noqa: E402
 from nostall.parallel.module import Model  # noqa: E402
 from nostall.parallel.sharding.capture.operators import capture  # noqa: E402
 from nostall.parallel.sharding.graph import ShardingGraph, replicated, strategy_of  # noqa: E402

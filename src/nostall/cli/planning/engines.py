@@ -1,0 +1,108 @@
+"""``nostall plan --planner ddp|fsdp2``: plans that PyTorch's own engines run, priced by rules."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from nostall.cli.terminal.console import Format, out, show_json
+from nostall.core.errors import BadInput
+from nostall.core.files.atomic import write_text_atomically
+from nostall.parallel.cluster import Cluster
+from nostall.parallel.errors import Infeasible
+from nostall.parallel.sharding.cost.device_mesh import ClusterMesh
+from nostall.parallel.sharding.cost.prices import Prices
+from nostall.parallel.sharding.cost.rates import DeviceRates
+from nostall.parallel.sharding.engine_file import RULES_OF, TorchEngine, engine_document
+from nostall.parallel.sharding.planners.rules import RULES
+from nostall.parallel.sharding.planners.sharding import Options, ShardingPlan, plan_by_rule
+from nostall.report.units import Scale
+
+if TYPE_CHECKING:
+    from nostall.parallel.module import Job
+
+ENGINE_PLANNERS = tuple(RULES_OF)
+
+
+def plan_engine(
+    engine: str, module: str, cluster: Cluster, samples: int, state_factor: float,
+    rates: DeviceRates,
+) -> dict[str, Any]:  # fmt: skip
+    """The document of an engine's plan of a module.
+
+    Raises :class:`Infeasible` if it does not fit into memory, :class:`BadInput` if a GPU would have
+    no sample.
+    """
+    if samples < len(cluster):
+        raise BadInput(
+            f"--global-batch {samples} for {len(cluster)} GPUs of {engine}; each needs a sample"
+        )
+    from nostall.parallel.module import load_job
+    from nostall.parallel.sharding.capture.operators import capture
+
+    name, mesh = cast(TorchEngine, engine), (len(cluster),)
+    job = load_job(module)
+    prices = Prices(capture(job, samples, mesh).graph, ClusterMesh(cluster, mesh), rates)
+    options = Options(state_factor=state_factor)
+    plan = plan_by_rule(prices, RULES[RULES_OF[name]], options)
+    if plan is None or not plan.fits(min(cluster.memory)):
+        needed = "" if plan is None else f" (it needs {plan.memory.peak / 2**30:.3g} GiB, modelled)"
+        raise Infeasible(
+            f"{engine} does not fit into {min(cluster.memory) / 2**30:.3g} GiB of a GPU{needed}; "
+            "use another planner, more GPUs or a smaller --global-batch"
+        )
+    return _document(name, plan, module, samples, state_factor, job)
+
+
+def engine_candidates(
+    plans: Sequence[ShardingPlan], module: str, samples: int, state_factor: float
+) -> list[dict[str, Any]]:
+    """Documents of the engines' plans whose rules are among shardings of a step, fastest first.
+
+    Only those on a mesh of one dimension, with a sample for each GPU, that fit into memory.
+    """
+    from nostall.parallel.module import load_job
+
+    found: dict[TorchEngine, ShardingPlan] = {}
+    for plan in sorted(plans, key=lambda own: own.step_s):
+        cluster = plan.prices.mesh.cluster
+        is_possible = len(plan.prices.graph.mesh) == 1 and samples >= len(cluster)
+        for engine, rule in RULES_OF.items():
+            if plan.name == rule and is_possible and plan.fits(min(cluster.memory)):
+                found.setdefault(engine, plan)
+    job = load_job(module) if found else None
+    return [
+        _document(engine, plan, module, samples, state_factor, job)
+        for engine, plan in found.items()
+        if job is not None
+    ]
+
+
+def show_engine(document: dict[str, Any], out_file: Path | None, format: Format) -> None:
+    """Write a plan file and print what the plan is."""
+    if out_file is not None:
+        write_text_atomically(out_file, json.dumps(document, indent=1) + "\n", parents=True)
+    if format is Format.JSON:
+        show_json(document)
+        return
+    seconds, engine = document["predicted_step_s"], document["engine"]
+    out.print(
+        f"{engine}: modelled step {Scale('s', seconds)(seconds)}, speed-up over one GPU "
+        f"{document['predicted_speedup']:.2f}, peak memory "
+        f"{document['peak_memory_bytes'] / 2**30:.3g} GiB of a GPU"
+    )
+    if wrap := document["options"]["wrap"]:
+        out.print(f"wrapped:  {', '.join(wrap[:8])}{' ...' if len(wrap) > 8 else ''}")
+    if out_file is not None:
+        out.print(f"plan:     {out_file}")
+
+
+def _document(
+    engine: TorchEngine, plan: ShardingPlan, module: str, samples: int, state_factor: float,
+    job: Job,
+) -> dict[str, Any]:  # fmt: skip
+    from nostall.parallel.module.wrapping import wrapped_blocks
+
+    return engine_document(engine, plan, module, samples, state_factor, wrapped_blocks(job.module))

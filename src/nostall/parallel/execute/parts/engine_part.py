@@ -1,0 +1,145 @@
+"""One rank's part of a plan that PyTorch's DDP or FSDP2 runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from nostall.parallel.errors import BadModel, BadPlan
+from nostall.parallel.execute.parts.part import PartOptions, RankMesh, TrainingModes
+from nostall.parallel.module.effects import random_operators
+from nostall.parallel.module.job import Job
+from nostall.parallel.module.precision import coarsest, computed_dtypes
+from nostall.parallel.sharding.capture.joint import JointGraph, trace_step
+from nostall.parallel.sharding.engine_file import EngineFile
+from nostall.parallel.sharding.placements import Placements
+from nostall.parallel.slices import OwnSamples, split_evenly
+
+_TRACED_SAMPLES = 2
+_UNKNOWN = "operators of a module that cannot be traced"
+
+
+class EnginePart:
+    """See :class:`~.part.Part`; every rank runs the module on its share of a batch.
+
+    The module need not be traceable.  FSDP2's parameters are DTensors.
+    """
+
+    def __init__(
+        self, job: Job, plan: EngineFile, options: PartOptions,
+        policy: MixedPrecisionPolicy | None = None,
+    ) -> None:  # fmt: skip
+        """Raises :class:`BadPlan` if the plan is for another module."""
+        self.job, self.plan, self.samples, self.engine = job, plan, plan.samples, str(plan.engine)
+        device, module = options.device, job.module
+        joint = _traced(job)
+        self.loss_dtype = joint.loss.meta["val"].dtype if joint else torch.float32
+        nodes = joint.graph.nodes if joint else ()
+        self.random_operators = random_operators(nodes) if joint else (_UNKNOWN,)
+        self.computation_dtype = coarsest(
+            computed_dtypes(nodes) if joint else {p.dtype for p in module.parameters()}
+        )
+        trainable = {name for name, p in module.named_parameters() if p.requires_grad}
+        self.trained = frozenset(joint.gradients if joint else trainable)
+        self._modes = TrainingModes(module)
+        self._call = module
+        if plan.engine == "ddp":
+            _check_policy(policy)
+            module.to(device)
+            self._compile(module)
+            self._call = DistributedDataParallel(
+                module, find_unused_parameters=self.trained != trainable or joint is None
+            )
+        else:
+            self._shard(module, device, policy)
+        self.parameters: Mapping[str, torch.nn.Parameter] = dict(module.named_parameters())
+        is_sharded, is_first = plan.engine == "fsdp2", dist.get_rank() == 0
+        self.counted = frozenset(self.parameters if is_sharded or is_first else ())
+        self.placements: Mapping[str, Placements] = {}
+        self.meshes: tuple[RankMesh, ...] = ()
+        self.mesh = 0
+        self.collectives: Mapping[str, int] = {}
+
+    def own(self, samples: int) -> OwnSamples:
+        ranks = dist.get_world_size()
+        if samples < ranks:
+            raise BadPlan(
+                f"a batch of {samples} samples for {ranks} ranks of {self.engine}; each needs one; "
+                "leave the short batch out (drop_last=True)"
+            )
+        return OwnSamples((split_evenly(0, samples, ranks)[dist.get_rank()],))
+
+    def step(self, inputs: Any, targets: Any, samples: int) -> torch.Tensor:
+        loss = self.job.run(inputs, targets, self._call) * self._weight(samples)
+        # The engines average over ranks, and the gradients of the parts are summed.
+        (loss * dist.get_world_size()).backward()
+        return loss.detach().double()
+
+    def evaluate(
+        self, inputs: Any, targets: Any, samples: int, *, is_training: bool
+    ) -> torch.Tensor:
+        call = self.job.module if self.plan.engine == "ddp" else self._call
+        with torch.no_grad(), self._modes.set(is_training=is_training):
+            return (self.job.run(inputs, targets, call) * self._weight(samples)).double()
+
+    def whole_gradients(self) -> Mapping[str, torch.Tensor | None]:
+        return {
+            name: p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad
+            for name, p in self.parameters.items()
+        }
+
+    def close(self) -> None:
+        """Nothing: the engines use the default process group."""
+
+    def _weight(self, samples: int) -> float:
+        """Weight of the rank's own mean in the loss."""
+        return len(self.own(samples)) / samples if self.job.reduction == "mean" else 1.0
+
+    def _shard(
+        self, module: torch.nn.Module, device: torch.device, policy: MixedPrecisionPolicy | None
+    ) -> None:
+        parts = dict(module.named_modules())
+        mesh = DeviceMesh(device.type, torch.arange(dist.get_world_size()))
+        for name in self.plan.wrap:
+            if name not in parts:
+                raise BadPlan(
+                    f"the plan wraps {name}, which the module does not have; plan again from "
+                    f"{self.plan.module}"
+                )
+        # The root must stay a submodule call: its hooks run in __call__.
+        for part in (*(parts[name] for name in self.plan.wrap), module):
+            fully_shard(
+                part,
+                mesh=mesh,
+                mp_policy=policy or MixedPrecisionPolicy(),
+                reshard_after_forward=self.plan.reshard_after_forward,
+            )
+        for part in [parts[name] for name in self.plan.wrap] or [module]:
+            self._compile(part)
+
+    def _compile(self, module: torch.nn.Module) -> None:
+        if self.plan.is_compiled:
+            module.compile()
+
+
+def _traced(job: Job) -> JointGraph | None:
+    """The step of a few samples; None if it cannot be traced, which the engines do not need."""
+    try:
+        return trace_step(job, _TRACED_SAMPLES)
+    except BadModel:
+        return None
+
+
+def _check_policy(policy: MixedPrecisionPolicy | None) -> None:
+    if policy is not None and policy.param_dtype is not None:
+        raise BadPlan(
+            "DDP computes in the types of the module's weights; leave precision out, use autocast "
+            "in the forward pass, or plan with --planner fsdp2"
+        )

@@ -1,0 +1,120 @@
+"""Interface of one rank's part of a plan, and what the parts of all kinds of plans share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from nostall.parallel.execute.communication.slow_links import SlowLinks
+from nostall.parallel.execute.run_config import Engine
+from nostall.parallel.sharding.placements import Placements
+from nostall.parallel.slices import OwnSamples
+
+
+@dataclass(frozen=True)
+class PartOptions:
+    """How a rank runs its part."""
+
+    device: torch.device
+    """Device of this rank."""
+    engine: Engine = "auto"
+    slow: SlowLinks | None = None
+    """Slow links to emulate; ``auto`` then takes the ``p2p`` engine."""
+    deadline: float | None = None
+    """Longest wait for another rank within an iteration, in seconds; None for torch's default
+    timeout of new process groups."""
+
+
+@dataclass(frozen=True)
+class RankMesh:
+    """A mesh of consecutive ranks."""
+
+    first_rank: int
+    shape: tuple[int, ...]
+
+    @property
+    def ranks(self) -> torch.Tensor:
+        """The ranks in row order, in the shape of the mesh."""
+        count = int(torch.tensor(self.shape).prod())
+        return torch.arange(self.first_rank, self.first_rank + count).reshape(self.shape)
+
+
+class Part(Protocol):
+    """One rank's part of a plan.  All ranks create theirs at the same time."""
+
+    engine: str
+    """Name of the engine in results."""
+    samples: int
+    """Samples of a whole batch."""
+    loss_dtype: torch.dtype
+    """Element type of the module's loss."""
+    random_operators: tuple[str, ...]
+    """Names of the operators of a pass that draw random numbers."""
+    parameters: Mapping[str, torch.nn.Parameter]
+    """What the rank holds of the parameters that the step reads, by their (first) names."""
+    trained: frozenset[str]
+    """Those of ``parameters`` that have gradients."""
+    counted: frozenset[str]
+    """The parameters that this rank counts in sums over all parameters: of the ranks that hold the
+    same values, one does."""
+    placements: Mapping[str, Placements]
+    """Placements of the sharded ones of ``parameters`` on the rank's mesh."""
+    meshes: tuple[RankMesh, ...]
+    """The meshes of all ranks' sharded parameters, the same on all ranks."""
+    mesh: int
+    """Number of the rank's mesh."""
+    collectives: Mapping[str, int]
+    """Collectives of the last step by kind, if the engine counts them."""
+
+    def own(self, samples: int) -> OwnSamples:
+        """The samples that the rank reads of a whole batch of ``samples``; none if it reads none.
+
+        Raises :class:`BadPlan` if the plan cannot run so many samples.
+        """
+        ...
+
+    def step(self, inputs: Any, targets: Any, samples: int) -> torch.Tensor:
+        """Forward and backward pass on the rank's own samples of a whole batch of ``samples``.
+
+        Returns this rank's part of the loss, a sum over ranks.  The gradients are in the
+        parameters' ``.grad``, which were None before.
+        """
+        ...
+
+    def evaluate(
+        self, inputs: Any, targets: Any, samples: int, *, is_training: bool
+    ) -> torch.Tensor:
+        """This rank's part of the loss, without gradients, in the given mode of the module."""
+        ...
+
+    def whole_gradients(self) -> Mapping[str, torch.Tensor | None]:
+        """Unsharded gradients of the parameters that this rank holds, by name; None where there is
+        none."""
+        ...
+
+    def close(self) -> None:
+        """Destroy the process groups of the part; no rank may have messages under way."""
+        ...
+
+
+class TrainingModes:
+    """The modes in which the submodules were when they were traced: BatchNorm may be in eval."""
+
+    def __init__(self, *modules: torch.nn.Module) -> None:
+        self._modes = [(part, part.training) for module in modules for part in module.modules()]
+
+    @contextmanager
+    def set(self, *, is_training: bool) -> Iterator[None]:
+        """Put all submodules into the traced modes, or into eval mode, and back afterwards."""
+        before = [(part, part.training) for part, _ in self._modes]
+        try:
+            for part, mode in self._modes:
+                part.training = mode and is_training
+            yield
+        finally:
+            for part, mode in before:
+                part.training = mode

@@ -1,1 +1,0 @@
-"""Training by sharding and hybrid plans: one rank's part."""

@@ -1,0 +1,396 @@
+"""A plan in the user's own loop: passes, clipping, checkpoints and samples of one rank."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.stateful import Stateful
+
+from nostall.parallel.errors import BadCheckpoint, BadModel
+from nostall.parallel.execute.parts.computation import Computation
+from nostall.parallel.execute.parts.part import Part
+from nostall.parallel.execute.trainer import checkpoints
+from nostall.parallel.execute.trainer.checkpoints import GENERATORS, MODEL, OPTIMIZER
+from nostall.parallel.execute.trainer.gradient_norm import clip, total_norm
+from nostall.parallel.execute.trainer.named_state import NamedParameters
+from nostall.parallel.execute.trainer.sampler import OwnSampler
+from nostall.parallel.module.job import count_samples, to_device
+from nostall.parallel.slices import OwnSamples
+
+_COUNTS = "trainer"
+"""Key of the trainer's counts in a checkpoint."""
+
+
+class Trainer:
+    """One rank of a training by a plan; ``nostall.parallel.build`` makes it.
+
+    All ranks call the same methods in the same order.  A batch is (inputs, targets) as in the job,
+    with the rank's own samples only: those of :meth:`own_samples`, which :meth:`sampler` gives.
+    """
+
+    optimizer: torch.optim.Optimizer
+    """The optimiser of the rank's parameters; schedulers of learning rates take it."""
+    samples: int
+    """Samples of a whole batch."""
+    steps: int
+    """Steps of the optimiser so far."""
+    passes: int
+    """Calls of :meth:`forward_backward` so far."""
+
+    def __init__(
+        self,
+        computation: Computation,
+        part: Part,
+        named: NamedParameters,
+        optimizer: torch.optim.Optimizer,
+        device: torch.device,
+        seed: int,
+    ) -> None:
+        """Users call :func:`nostall.parallel.build`."""
+        self._computation, self._part, self._named = computation, part, named
+        self._device, self._seed = device, seed
+        self.optimizer, self.samples = optimizer, part.samples
+        self.steps = self.passes = 0
+        self._is_training = True
+        optimizer.register_step_post_hook(self._count_step)
+        self._unread = _unread(computation.job.module, part)
+        self._own: dict[int, OwnSamples] = {}
+
+    @property
+    def engine(self) -> str:
+        """Name of the engine that runs the plan."""
+        return self._part.engine
+
+    def own_samples(self, samples: int | None = None) -> list[int]:
+        """The places in a whole batch of the samples that this rank reads; none if it reads none.
+
+        ``samples`` is the size of the whole batch, if it is another one than the plan's.  Raises
+        :class:`BadPlan` if the plan cannot run a batch of that size.
+        """
+        return self._own_of(self.samples if samples is None else samples).indices
+
+    def forward_backward(
+        self, batch: Any, *, scale: float = 1.0, samples: int | None = None
+    ) -> torch.Tensor:
+        """Forward and backward pass; adds ``scale`` times the gradients to ``.grad``.
+
+        Returns the loss of the whole batch without ``scale``, a scalar that is equal on all ranks.
+        ``samples`` is the size of the whole batch, if it is another one than the plan's (the last
+        one of an epoch may be).  For an accumulation over n batches, give ``scale=1/n``.
+        """
+        if not self._is_training:
+            raise BadModel(
+                "forward_backward in eval mode; call train() before, or evaluate() for the loss"
+            )
+        size = self.samples if samples is None else samples
+        inputs, targets = self._own_batch(batch, size)
+        parameters = list(self._part.parameters.values())
+        before = [p.grad for p in parameters]
+        for parameter in parameters:
+            parameter.grad = None
+        with torch.enable_grad(), self._random_numbers("train"):
+            loss = self._part.step(inputs, targets, size)
+        _add_gradients(parameters, before, scale)
+        self.passes += 1
+        return self._sum_over_ranks(loss)
+
+    def step(
+        self, batch: Any, *, max_norm: float | None = None, samples: int | None = None
+    ) -> torch.Tensor:
+        """Both passes, clipping to ``max_norm`` if given, a step of the optimiser, cleared
+        gradients; returns the loss of the whole batch."""
+        loss = self.forward_backward(batch, samples=samples)
+        if max_norm is not None:
+            self.clip_grad_norm_(max_norm)
+        self.optimizer.step()
+        self.zero_grad()
+        return loss
+
+    def evaluate(self, batch: Any, *, samples: int | None = None) -> torch.Tensor:
+        """The loss of the whole batch by the forward pass alone, in the mode that is set.
+
+        Raises :class:`BadPlan` if the plan does not fit the module in eval mode.
+        """
+        size = self.samples if samples is None else samples
+        inputs, targets = self._own_batch(batch, size)
+        with self._random_numbers("evaluate"):
+            loss = self._part.evaluate(inputs, targets, size, is_training=self._is_training)
+        return self._sum_over_ranks(loss)
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
+        """Clip as ``torch.nn.utils.clip_grad_norm_`` does, by the norm over all ranks' gradients.
+
+        Returns that norm before clipping; a tied weight counts once.
+        """
+        part = self._part
+        total = total_norm(part.parameters, part.counted, float(norm_type), self._device)
+        clip(part.parameters, max_norm, total)
+        return total
+
+    def zero_grad(self) -> None:
+        """Clear the gradients."""
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def parameters(self) -> Iterator[torch.nn.Parameter]:
+        """The parameters that this rank holds; a shard is the local part of one."""
+        return iter(self._part.parameters.values())
+
+    def named_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """The same with their names in the job's module."""
+        return iter(self._part.parameters.items())
+
+    def train(self, mode: bool = True) -> Trainer:
+        """Set training mode: the mode in which each submodule was when the trainer was built."""
+        self._is_training = mode
+        return self
+
+    def eval(self) -> Trainer:
+        """Set eval mode, in which :meth:`evaluate` runs all submodules in eval mode."""
+        return self.train(False)
+
+    def sampler(
+        self, size: int, *, shuffle: bool = True, seed: int = 0, drop_last: bool = True
+    ) -> OwnSampler:
+        """Sampler of this rank's own samples of a data set of ``size`` samples."""
+        return OwnSampler(
+            size, self.samples, self.own_samples, lambda: self.passes,
+            shuffle=shuffle, seed=seed, drop_last=drop_last,
+        )  # fmt: skip
+
+    def state_dict(self) -> dict[str, Any]:
+        """Model, optimiser and counts by full names, for ``torch.distributed.checkpoint``.
+
+        It has what this rank holds, shards as DTensors, over the memory in use.  Before its first
+        step, an optimiser gets the state that such a step creates, with zeros, so that DCP can load
+        into it.
+        """
+        with self._with_optimizer_state():
+            optimizer = self._named.optimizer_state(self.optimizer)
+        return {MODEL: self._model_state(), OPTIMIZER: optimizer, _COUNTS: self._counts()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over a state with the entries of :meth:`state_dict`, of any plan."""
+        own = self._model_state()
+        for name, tensor in own.items():
+            if name not in state[MODEL]:
+                raise BadCheckpoint(f"the state is of another model: it has no {name}")
+            with torch.no_grad():
+                tensor.copy_(state[MODEL][name])
+        self._named.load_optimizer(self.optimizer, state[OPTIMIZER])
+        counts = state[_COUNTS]
+        self.steps, self.passes = int(counts["steps"]), int(counts["passes"])
+        self._seed = int(counts["seed"])
+
+    def save(self, folder: str | Path, **others: Stateful) -> Path:
+        """Write a checkpoint into a subfolder named by :attr:`steps`, and return its path.
+
+        It has the model, the optimiser, the counts, torch's default generators of each rank, and
+        ``others``, such as a scheduler and a sampler, but no gradients: save after a step of the
+        optimiser.  All ranks see the folder.  A process that is killed meanwhile leaves
+        the older checkpoints as they were.  Raises :class:`BadCheckpoint` if it cannot be written.
+        """
+        path = checkpoints.checkpoint_folder(Path(folder), self.steps)
+        _check_names(others)
+        state = {**self.state_dict(), GENERATORS: checkpoints.generator_states(self._device)}
+        checkpoints.save(path, state | {key: own.state_dict() for key, own in others.items()})
+        return path
+
+    def load(self, folder: str | Path, **others: Stateful) -> Path | None:
+        """Load the latest complete checkpoint of :meth:`save` in a folder, or a given one.
+
+        Returns its path, or None without a change if there is none.  On another number of
+        processes, generators stay as they are.  Raises :class:`BadCheckpoint` if it is of another
+        model, or lacks one of ``others``.
+        """
+        path = self._same_on_all_ranks(Path(folder))
+        if path is None:
+            return None
+        _check_names(others)
+        metadata = checkpoints.read_metadata(path)
+        model = self._model_state()
+        checkpoints.check_model(path, metadata, model, list(self._module_names()))
+        options = self._named.optimizer_state(self.optimizer)["param_groups"]
+        optimizer = checkpoints.optimizer_template(metadata, self._named, options)
+        saved = metadata.state_dict_metadata
+        generators = {
+            key: value
+            for key, value in checkpoints.generator_states(self._device).items()
+            if f"{GENERATORS}.{key}" in saved
+        }
+        state = {MODEL: model, OPTIMIZER: optimizer, _COUNTS: self._counts(),
+                 GENERATORS: generators}  # fmt: skip
+        for key, own in others.items():
+            if not any(name.startswith(f"{key}.") for name in saved):
+                raise BadCheckpoint(
+                    f"{path} has no {key}; it was saved without it: leave {key} out of load()"
+                )
+            state[key] = own.state_dict()
+        checkpoints.load(path, state)
+        self.load_state_dict(state)
+        for key, own in others.items():
+            own.load_state_dict(state[key])
+        checkpoints.restore_generators(generators, self._device)
+        return path
+
+    def close(self) -> None:
+        """Destroy the plan's process groups; the default group stays."""
+        self._part.close()
+
+    def _own_of(self, samples: int) -> OwnSamples:
+        if samples not in self._own:
+            self._own[samples] = self._part.own(samples)
+        return self._own[samples]
+
+    def _own_batch(self, batch: Any, samples: int) -> tuple[Any, Any]:
+        """The rank's part of a batch, checked and on the device."""
+        job, own = self._computation.job, self._own_of(samples)
+        if len(own) == 0:  # nothing of it is read
+            inputs, targets = job.inputs, job.targets
+        else:
+            inputs, targets = _as_pair(batch)
+            if isinstance(inputs, torch.Tensor) and len(job.inputs) == 1:
+                inputs = (inputs,)
+            inputs, targets = _ordered(inputs, job.inputs), _ordered(targets, job.targets)
+            found = count_samples((inputs, targets))
+            if found != len(own):
+                raise BadModel(
+                    f"rank {dist.get_rank()} got a batch of {found} samples and reads {len(own)} "
+                    f"of a whole batch of {samples}; give those of own_samples() (a DataLoader "
+                    "with batch_sampler=trainer.sampler(...) does), and samples=N for a whole "
+                    "batch of another size"
+                )
+        inputs, targets = to_device((self._computation.cast(inputs), targets), self._device)
+        return inputs, targets
+
+    def _sum_over_ranks(self, loss: torch.Tensor) -> torch.Tensor:
+        total = loss.detach().to(torch.float64)
+        dist.all_reduce(total)
+        return total
+
+    @contextmanager
+    def _random_numbers(self, use: str) -> Iterator[None]:
+        """Let a pass draw numbers that depend on seed, pass and rank, and keep the generators.
+
+        A resumed run then draws the same numbers as one that was not interrupted.
+        """
+        if not self._part.random_operators:
+            yield
+            return
+        text = f"{use} {self._seed} {self.passes} {dist.get_rank()}"
+        seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
+        devices = [self._device] if self._device.type == "cuda" else []
+        with torch.random.fork_rng(devices):
+            torch.manual_seed(seed)
+            yield
+
+    @contextmanager
+    def _with_optimizer_state(self) -> Iterator[None]:
+        """Let an optimiser that has not stepped have a state of zeros, for a moment."""
+        optimizer, steps = self.optimizer, self.steps
+        rates = [group.get("lr") for group in optimizer.param_groups]
+        if optimizer.state or None in rates:
+            yield
+            return
+        own = [p for group in optimizer.param_groups for p in group["params"]]
+        gradients = [p.grad for p in own]
+        try:
+            for group in optimizer.param_groups:
+                group["lr"] = 0.0 * group["lr"]
+            for parameter in own:
+                parameter.grad = torch.zeros_like(parameter)
+            type(optimizer).step(optimizer)
+            for state in optimizer.state.values():
+                if isinstance(state.get("step"), torch.Tensor):
+                    state["step"].zero_()
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate
+            yield
+        finally:
+            self.steps = steps
+            for parameter, gradient in zip(own, gradients, strict=True):
+                parameter.grad = gradient
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate
+            optimizer.state.clear()
+
+    def _model_state(self) -> dict[str, torch.Tensor]:
+        return self._named.model_state(self._computation.job.module, self._unread)
+
+    def _module_names(self) -> Iterable[str]:
+        names: dict[str, Any] = self._computation.job.module.state_dict(keep_vars=True)
+        return names.keys()
+
+    def _counts(self) -> dict[str, int]:
+        return {"steps": self.steps, "passes": self.passes, "seed": self._seed}
+
+    def _count_step(self, *_: Any) -> None:
+        self.steps += 1
+
+    def _same_on_all_ranks(self, folder: Path) -> Path | None:
+        """The checkpoint that rank 0 finds: another rank may see a file system later."""
+        found: list[Any] = [None]
+        if dist.get_rank() == 0:
+            is_one = (folder / checkpoints.METADATA).exists()
+            found = [folder if is_one else checkpoints.latest_checkpoint(folder)]
+        dist.broadcast_object_list(found, 0, device=self._device)
+        path: Path | None = found[0]
+        return path
+
+
+def _as_pair(batch: Any) -> tuple[Any, Any]:
+    if not isinstance(batch, list | tuple) or len(batch) != 2:
+        raise BadModel(
+            f"a batch is a {type(batch).__name__}; allowed is a pair (inputs, targets), as in the "
+            "job"
+        )
+    return batch[0], batch[1]
+
+
+def _ordered(given: Any, example: Any) -> Any:
+    """Named values in the order of those of the job, in which the traced step reads them."""
+    if not isinstance(example, Mapping):
+        return given
+    names = set(given) if isinstance(given, Mapping) else set()
+    if names != set(example):
+        raise BadModel(
+            f"a batch has the names {sorted(map(str, names))[:8]}; allowed are those of the job, "
+            f"{sorted(map(str, example))[:8]}"
+        )
+    return {name: given[name] for name in example}
+
+
+def _check_names(others: Mapping[str, Any]) -> None:
+    for name in (MODEL, OPTIMIZER, _COUNTS, GENERATORS):
+        if name in others:
+            raise BadCheckpoint(f"{name} is part of each checkpoint; name the other object anew")
+
+
+def _unread(module: torch.nn.Module, part: Part) -> list[str]:
+    """The parameters that no rank holds, under all of their names; a collective call."""
+    held: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(held, list(part.parameters))
+    known = {id(module.get_parameter(name)) for own in held for name in own}
+    return [
+        name for name, p in module.named_parameters(remove_duplicate=False) if id(p) not in known
+    ]
+
+
+def _add_gradients(
+    parameters: list[torch.nn.Parameter], before: list[torch.Tensor | None], scale: float
+) -> None:
+    """Add ``scale`` times the new gradients to those before."""
+    fresh = [p.grad for p in parameters if p.grad is not None]
+    if fresh and scale != 1.0:
+        torch._foreach_mul_(fresh, scale)
+    pairs = [(old, p) for old, p in zip(before, parameters, strict=True) if old is not None]
+    both = [(old, p.grad) for old, p in pairs if p.grad is not None]
+    if both:
+        torch._foreach_add_([old for old, _ in both], [new for _, new in both])
+    for old, parameter in pairs:
+        parameter.grad = old

@@ -1,0 +1,174 @@
+"""A user's own plan in a line of text, and the changes of it that the model expects most of.
+
+    dp=2 pp=2 schedule=1F1B micro-batches=8
+
+Stages have equal numbers of layers on consecutive GPUs, replicas next to each other, as Megatron-LM
+places them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from nostall.core.text.suggest import unknown
+from nostall.parallel.errors import BadPlan
+from nostall.parallel.plan import Plan, Policy, Stage, Workload
+from nostall.parallel.planners.cut_positions import balanced_cuts
+from nostall.parallel.planners.memory_fit import fit_to_memory
+from nostall.parallel.simulate import simulated_s
+
+SCHEDULES: dict[str, Policy] = {
+    "gpipe": "gpipe",
+    "1f1b": "1f1b",
+    "interleaved": "interleaved",
+    "interleaved1f1b": "interleaved",
+    "zero-bubble": "zero-bubble",
+    "interleavedzerobubble": "zero-bubble",
+}
+"""Policies by the names of Megatron-LM and of torch, in lower case."""
+KEYS = ("dp", "tp", "pp", "vp", "schedule", "micro-batches")
+_OTHER_POLICIES: tuple[Policy, ...] = ("1f1b", "pb", "zero-bubble", "gpipe")
+_LEAST_GAIN = 1.005
+"""Changes that promise less are not named."""
+
+
+@dataclass(frozen=True)
+class OwnPlan:
+    """What a line says."""
+
+    replicas: int
+    stages: int
+    policy: Policy
+    micro_batches: int
+    chunks: int = 1
+    """Stages of each GPU."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change of a plan."""
+
+    text: str
+    iteration_s: float
+    """Modelled seconds of an iteration with it."""
+    speedup: float
+    """Modelled time of the plan, divided by that with the change."""
+
+
+def parse_own_plan(text: str) -> OwnPlan:
+    """Read a line; raises :class:`BadPlan` for a key or value that is not allowed."""
+    values: dict[str, str] = {}
+    for word in text.split():
+        key, equals, value = word.partition("=")
+        if not equals or key not in KEYS:
+            raise BadPlan(unknown("key of --mine", key or word, KEYS))
+        values[key] = value
+    if _number(values, "tp", 1) > 1:
+        raise BadPlan(
+            f"--mine has tp={values['tp']}; stages are predicted from a profile of whole layers, "
+            "which knows no tensor parallelism; leave tp out, or see --planner sharding --mesh"
+        )
+    name = values.get("schedule", "1F1B")
+    policy = SCHEDULES.get(name.lower().replace("_", "-"))
+    if policy is None:
+        raise BadPlan(unknown("schedule", name, tuple(SCHEDULES)))
+    chunks = _number(values, "vp", 2 if policy == "interleaved" else 1)
+    if (chunks > 1) != (policy == "interleaved"):
+        raise BadPlan(
+            f"--mine has vp={chunks} and schedule={name}; allowed is vp above 1 with "
+            "schedule=interleaved, and vp=1 with others"
+        )
+    if "micro-batches" not in values:
+        raise BadPlan("--mine lacks micro-batches=N, the micro-batches of an iteration")
+    return OwnPlan(
+        _number(values, "dp", 1), _number(values, "pp", 1), policy,
+        _number(values, "micro-batches", 1), chunks,
+    )  # fmt: skip
+
+
+def _number(values: dict[str, str], key: str, default: int) -> int:
+    text = values.get(key, str(default))
+    if not text.isdecimal() or not 1 <= int(text) <= 1 << 20:
+        raise BadPlan(f"--mine has {key}={text}; allowed is a number from 1 on")
+    return int(text)
+
+
+def own_workload(workload: Workload, own: OwnPlan) -> Workload:
+    """The workload in the line's micro-batches.
+
+    Raises :class:`BadPlan` if these or the GPUs do not fit.
+    """
+    gpus, samples = own.replicas * own.stages, workload.global_batch
+    if gpus != len(workload.cluster):
+        raise BadPlan(
+            f"--mine is for {gpus} GPUs (dp={own.replicas} x pp={own.stages}) and the cluster has "
+            f"{len(workload.cluster)}; change one of them"
+        )
+    if samples % own.micro_batches or samples // own.micro_batches < own.replicas:
+        raise BadPlan(
+            f"{samples} samples in {own.micro_batches} micro-batches over {own.replicas} replicas "
+            "are not equal parts of whole samples; change --global-batch or micro-batches"
+        )
+    return replace(workload, micro_batch=samples // own.micro_batches)
+
+
+def stages_plan(workload: Workload, own: OwnPlan, *, balanced: bool = False) -> Plan:
+    """The plan of a line: equal numbers of layers, or stages of about equal time.
+
+    Raises :class:`BadPlan` if there are fewer layers than stages.
+    """
+    layers, count = len(workload.profile), own.stages * own.chunks
+    if count > layers:
+        raise BadPlan(f"--mine has {count} stages and the model {layers} layers; use fewer stages")
+    even = [layers * number // count for number in range(count + 1)]
+    cuts = balanced_cuts(workload, count) if balanced else even
+    stages = []
+    for number, (first, end) in enumerate(itertools.pairwise(cuts)):
+        at = number % own.stages * own.replicas
+        stages.append(Stage(first, end, tuple(range(at, at + own.replicas))))
+    return Plan(tuple(stages), own.policy if count > 1 else "1f1b")
+
+
+def best_changes(workload: Workload, own: OwnPlan, count: int = 3) -> list[Change]:
+    """The single changes that shorten the modelled iteration most, best first."""
+    before = simulated_s(workload, stages_plan(workload, own))
+    found = []
+    for text, changed, plan in _changes(workload, own):
+        fitting = fit_to_memory(changed, plan)
+        if fitting is not None:
+            seconds = simulated_s(changed, fitting)
+            found.append(Change(text, seconds, before / seconds))
+    found.sort(key=lambda change: change.iteration_s)
+    return [change for change in found if change.speedup >= _LEAST_GAIN][:count]
+
+
+def _changes(workload: Workload, own: OwnPlan) -> Iterator[tuple[str, Workload, Plan]]:
+    """Each change with its workload and plan; those that do not fit are left out."""
+    count = own.stages * own.chunks
+    if count > 1:
+        cuts = [stage.end for stage in stages_plan(workload, own, balanced=True).stages[:-1]]
+        text = f"cut after layers {', '.join(str(end - 1) for end in cuts)} (equal times)"
+        yield text, workload, stages_plan(workload, own, balanced=True)
+    if own.stages > 1:
+        for policy in _OTHER_POLICIES:
+            if policy != own.policy:
+                other = replace(own, policy=policy, chunks=1)
+                yield f"schedule {policy}", workload, stages_plan(workload, other)
+    gpus = own.replicas * own.stages
+    others = [
+        (f"micro-batches={number}", replace(own, micro_batches=number))
+        for number in (own.micro_batches * 2, own.micro_batches * 4, own.micro_batches // 2)
+    ]
+    others += [
+        (f"dp={gpus // stages} pp={stages}", replace(own, replicas=gpus // stages, stages=stages))
+        for stages in range(1, gpus + 1)
+        if gpus % stages == 0 and stages != own.stages
+    ]
+    for text, other in others:
+        try:
+            changed = own_workload(workload, other)
+            yield text, changed, stages_plan(changed, other)
+        except (BadPlan, ZeroDivisionError):
+            continue

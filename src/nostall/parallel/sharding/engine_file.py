@@ -1,0 +1,133 @@
+"""Files of plans that one of PyTorch's own engines runs: DDP, or FSDP2 with its wrapping, as JSON.
+
+The predicted time is that of the sharding plan that places the tensors as the engine does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from nostall.parallel.cluster import Cluster, parse_cluster
+from nostall.parallel.errors import BadPlan
+from nostall.parallel.sharding.plan_file import StrictRecord, has_version_key, read_record
+from nostall.parallel.sharding.planners.sharding import ShardingPlan
+
+VERSION_KEY = "nostall_engine_plan"
+"""Key of the version, by which a reader recognises these files."""
+CANDIDATES = "candidates"
+"""Key of a sharding plan's file with documents of the engines' plans of the same step."""
+TorchEngine = Literal["ddp", "fsdp2"]
+RULES_OF: Mapping[TorchEngine, str] = {"ddp": "data-parallel", "fsdp2": "fsdp"}
+"""The rule of shardings that places tensors as an engine does."""
+
+
+class _OptionsRecord(StrictRecord):
+    wrap: list[str]
+    reshard_after_forward: bool
+
+
+class _InputsRecord(StrictRecord):
+    global_batch: int = Field(ge=1)
+    cluster: str
+    state_factor: float = Field(ge=1, allow_inf_nan=False)
+    hardware: str
+
+
+class _FileRecord(StrictRecord):
+    nostall_engine_plan: Literal[1]
+    planner: str
+    kind: Literal["modelled"]
+    predicted_step_s: float = Field(ge=0, allow_inf_nan=False)
+    predicted_speedup: float = Field(ge=0, allow_inf_nan=False)
+    peak_memory_bytes: float = Field(ge=0, allow_inf_nan=False)
+    module: str
+    engine: TorchEngine
+    options: _OptionsRecord
+    compile: bool
+    capture: Literal[False]
+    inputs: _InputsRecord
+
+
+@dataclass(frozen=True)
+class EngineFile:
+    """What a run needs of a file."""
+
+    planner: str
+    predicted_step_s: float
+    module: str
+    """``path.py:build`` of the job."""
+    samples: int
+    """Samples of a step."""
+    cluster: Cluster
+    engine: TorchEngine
+    wrap: tuple[str, ...] = ()
+    """Submodules that FSDP2 gathers one after the other; the rest is one group."""
+    reshard_after_forward: bool = True
+    """Whether FSDP2 frees gathered parameters after the forward pass of their group."""
+    is_compiled: bool = False
+    """Whether each group, or the whole module, is compiled by ``torch.compile``."""
+
+
+def engine_document(
+    engine: TorchEngine,
+    plan: ShardingPlan,
+    module: str,
+    samples: int,
+    state_factor: float,
+    wrap: Sequence[str],
+) -> dict[str, Any]:
+    """Content of a file as JSON values; ``plan`` is that of the engine's rule."""
+    return {
+        "planner": engine,
+        "kind": "modelled",
+        "predicted_step_s": plan.step_s,
+        "predicted_speedup": plan.one_gpu_s / plan.step_s,
+        "peak_memory_bytes": plan.memory.peak,
+        VERSION_KEY: 1,
+        "module": module,
+        "engine": engine,
+        "options": {
+            "wrap": list(wrap) if engine == "fsdp2" else [],
+            "reshard_after_forward": True,
+        },
+        "compile": False,
+        "capture": False,
+        "inputs": {
+            "global_batch": samples,
+            "cluster": plan.prices.mesh.cluster.text,
+            "state_factor": state_factor,
+            "hardware": plan.prices.rates.name,
+        },
+    }
+
+
+def is_engine_plan(path: Path) -> bool:
+    """Whether a file is JSON with the version key of engine plans; False if it is unreadable."""
+    return has_version_key(path, VERSION_KEY)
+
+
+def load_engine_plan(path: Path) -> EngineFile:
+    """Read a file; raises :class:`BadPlan` if it cannot be read or is invalid."""
+    record = read_record(path, _FileRecord)
+    cluster = parse_cluster(record.inputs.cluster, f"the cluster in {path}")
+    if record.inputs.global_batch < len(cluster):
+        raise BadPlan(
+            f"{path} has {record.inputs.global_batch} samples for {len(cluster)} GPUs; each needs "
+            "one; plan with a larger --global-batch"
+        )
+    return EngineFile(
+        record.planner,
+        record.predicted_step_s,
+        record.module,
+        record.inputs.global_batch,
+        cluster,
+        record.engine,
+        tuple(record.options.wrap),
+        record.options.reshard_after_forward,
+        record.compile,
+    )

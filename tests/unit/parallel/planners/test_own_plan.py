@@ -1,0 +1,95 @@
+"""Plans of a user's own: what a line says, its stages, and the changes that are named."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from nostall.parallel.errors import BadPlan
+from nostall.parallel.plan import Stage, Workload
+from nostall.parallel.planners.own_plan import (
+    OwnPlan,
+    best_changes,
+    own_workload,
+    parse_own_plan,
+    stages_plan,
+)
+from nostall.parallel.profile import Profile
+from nostall.parallel.simulate import simulated_s
+from tests.unit.parallel.cases import profile, servers
+
+LINE = "dp=2 pp=2 schedule=1F1B micro-batches=4"
+
+
+def work(layers: int = 8, gpus: int = 4, samples: int = 16) -> Workload:
+    return Workload(profile(layers, parameters=1e6), servers(1, gpus), samples, 1)
+
+
+def test_a_line_is_stages_on_consecutive_gpus() -> None:
+    own = parse_own_plan(LINE)
+    assert own == OwnPlan(2, 2, "1f1b", 4)
+    workload = own_workload(work(), own)
+    assert (workload.micro_batch, workload.micro_batches) == (4, 4)
+    assert stages_plan(workload, own).stages == (Stage(0, 4, (0, 1)), Stage(4, 8, (2, 3)))
+    chunked = parse_own_plan("pp=4 schedule=Interleaved1F1B micro-batches=8")
+    plan = stages_plan(work(), chunked)
+    assert [stage.gpus for stage in plan.stages] == [(0,), (1,), (2,), (3,)] * 2
+    assert simulated_s(own_workload(work(), chunked), plan) > 0
+
+
+def test_stages_of_equal_times_are_named_first_where_they_gain_most() -> None:
+    even = work()
+    slow = replace(even.profile.layers[0], forward_s=8.0, backward_s=16.0)
+    uneven = Profile("uneven", (slow, *even.profile.layers[1:]), even.profile.tensors, 1)
+    own = parse_own_plan(LINE)
+    workload = own_workload(replace(even, profile=uneven), own)
+    changes = best_changes(workload, own, count=20)
+    assert [c.speedup for c in changes] == sorted((c.speedup for c in changes), reverse=True)
+    by_text = {change.text: change for change in changes}
+    found = by_text["cut after layers 0 (equal times)"]
+    changed = stages_plan(workload, own, balanced=True)
+    assert found.iteration_s == simulated_s(workload, changed)
+    assert found.speedup == pytest.approx(
+        simulated_s(workload, stages_plan(workload, own)) / found.iteration_s
+    )
+    assert all(change.speedup >= 1.005 for change in changes)
+    assert len(best_changes(workload, own)) == min(3, len(changes))
+
+
+def test_a_plan_that_nothing_improves_has_no_changes() -> None:
+    one = parse_own_plan("micro-batches=1")
+    assert best_changes(own_workload(work(gpus=1, samples=1), one), one) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("dp=2 tp=2 micro-batches=4", "knows no tensor parallelism"),
+        ("dp=two micro-batches=4", "dp=two; allowed is a number from 1 on"),
+        ("dp=0 micro-batches=4", "dp=0"),
+        ("zp=2 micro-batches=4", "key of --mine"),
+        ("1F1B", "key of --mine"),
+        ("pp=2 schedule=1F2B micro-batches=4", "schedule '1F2B'"),
+        ("pp=2 vp=2 micro-batches=4", "allowed is vp above 1 with schedule=interleaved"),
+        ("dp=2 pp=2", "lacks micro-batches=N"),
+    ],
+)
+def test_a_line_that_says_something_else_is_refused(line: str, text: str) -> None:
+    with pytest.raises(BadPlan, match=text):
+        parse_own_plan(line)
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("dp=2 micro-batches=4", "for 2 GPUs .* the cluster has 4"),
+        ("dp=2 pp=2 micro-batches=3", "not equal parts of whole samples"),
+        ("dp=2 pp=2 micro-batches=16", "not equal parts of whole samples"),
+    ],
+)
+def test_a_line_that_does_not_fit_the_workload_is_refused(line: str, text: str) -> None:
+    with pytest.raises(BadPlan, match=text):
+        own_workload(work(), parse_own_plan(line))
+    with pytest.raises(BadPlan, match="has 4 stages and the model 3 layers"):
+        stages_plan(work(3), OwnPlan(1, 4, "1f1b", 4))

@@ -1,0 +1,81 @@
+"""Plan files of PyTorch's engines, and the submodules that FSDP2 wraps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("scipy", reason="planning needs the extra nostall[sharding]")
+torch = pytest.importorskip("torch", reason="models need the extra nostall[torch]")
+
+from torch import nn  # noqa: E402
+
+from nostall.parallel.errors import BadPlan  # noqa: E402
+from nostall.parallel.module.wrapping import wrapped_blocks  # noqa: E402
+from nostall.parallel.sharding.engine_file import (  # noqa: E402
+    RULES_OF,
+    engine_document,
+    is_engine_plan,
+    load_engine_plan,
+)
+from nostall.parallel.sharding.planners.rules import RULES  # noqa: E402
+from nostall.parallel.sharding.planners.sharding import Options, plan_by_rule  # noqa: E402
+from tests.unit.parallel.sharding.cost.test_prices import CLUSTER, RATES, _linear  # noqa: E402
+from tests.unit.parallel.sharding.steps import ClusterMesh, Prices  # noqa: E402
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    plan = plan_by_rule(
+        Prices(_linear(), ClusterMesh(CLUSTER, (2,)), RATES), RULES["fsdp"], Options()
+    )
+    assert plan is not None
+    document = engine_document("fsdp2", plan, "m.py:build", 8, 2.0, ["blocks.0"])
+    (tmp_path / "plan.json").write_text(json.dumps(document))
+    return tmp_path / "plan.json"
+
+
+def test_a_file_is_read_as_it_was_written(path: Path) -> None:
+    assert is_engine_plan(path) and set(RULES_OF.values()) <= set(RULES)
+    plan = load_engine_plan(path)
+    assert (plan.engine, plan.samples, plan.wrap, len(plan.cluster)) == (
+        "fsdp2", 8, ("blocks.0",), 2,
+    )  # fmt: skip
+    assert plan.predicted_step_s > 0 and plan.reshard_after_forward and not plan.is_compiled
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ({"engine": "horovod"}, "engine"),
+        ({"capture": True}, "capture"),
+        ({"unknown": 1}, "unknown"),
+        ({"predicted_step_s": -1}, "predicted_step_s"),
+    ],
+)
+def test_other_values_are_refused_by_name(
+    path: Path, changed: dict[str, object], text: str
+) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changed))
+    with pytest.raises(BadPlan, match=text):
+        load_engine_plan(path)
+
+
+def test_each_gpu_needs_a_sample(path: Path) -> None:
+    document = json.loads(path.read_text())
+    document["inputs"]["global_batch"] = 1
+    path.write_text(json.dumps(document))
+    with pytest.raises(BadPlan, match="1 samples for 2 GPUs; each needs one"):
+        load_engine_plan(path)
+
+
+def test_blocks_are_wrapped_once_and_tied_ones_not() -> None:
+    module = nn.Sequential(
+        nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), nn.ReLU(), nn.Linear(2, 2)
+    )
+    assert wrapped_blocks(module) == ("0", "2")
+    module[2].weight = module[0][0].weight
+    assert wrapped_blocks(module) == ("0.1",)
+    assert wrapped_blocks(nn.Linear(2, 2)) == ()
