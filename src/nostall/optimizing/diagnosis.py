@@ -1,0 +1,241 @@
+"""What each level can gain at most in a watched program, and what nostall can only advise."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+NO_GAIN = 1.05
+"""Below this bound of all levels together, nothing is tried."""
+GPU_NOT_MEASURED = "on GPUs this command is not yet measured"
+EVIDENCE = "1.10 to 2.34 on six models, H200 (docs/results/torch-compile.md)"
+"""Measured gain of torch.compile over eager mode."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What was seen of the watched steps."""
+
+    raw: Mapping[str, Any]
+
+    @property
+    def step_seconds(self) -> float:
+        """Median seconds of the most frequent kind of step."""
+        return median(float(seconds) for key, seconds in self.raw["steps"] if key == self.usual)
+
+    @property
+    def mean_seconds(self) -> float:
+        """Mean seconds of all watched steps, to which the parts belong."""
+        steps = self.raw["steps"]
+        return float(sum(seconds for _, seconds in steps) / len(steps))
+
+    @property
+    def usual(self) -> int:
+        """The key of the most frequent kind of step."""
+        return Counter(int(key) for key, _ in self.raw["steps"]).most_common(1)[0][0]
+
+    @property
+    def varied(self) -> bool:
+        """Whether steps differ so much that each must be timed."""
+        keys = [key for key, _ in self.raw["steps"]]
+        return keys.count(self.usual) < 0.9 * len(keys)
+
+    @property
+    def never_repeats(self) -> bool:
+        """Whether no two watched steps did the same work."""
+        keys = [key for key, _ in self.raw["steps"]]
+        return len(set(keys)) == len(keys)
+
+    def share(self, *parts: str) -> float:
+        """Share of the step in some parts: forward, backward, optimizer, loader."""
+        return float(sum(self.raw["parts"][part] for part in parts)) / self.mean_seconds
+
+
+@dataclass(frozen=True)
+class Level:
+    """One row of the diagnosis."""
+
+    name: str
+    touches: str
+    share: float | None
+    """Share of a step that it may touch; None if it is not known."""
+    bound: float | None
+    """The step's time over what must remain; None: no bound can be given."""
+    reason: str
+    expected: str
+    result_class: str
+    minutes: float
+    change: Mapping[str, str] | None
+    """The change to try; None for advice."""
+    line: str = ""
+    """What a person would write."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "level": self.name,
+            "touches": self.touches,
+            "share": self.share,
+            "bound": self.bound,
+            "reason": self.reason,
+            "expected": self.expected,
+            "class": self.result_class,
+            "minutes": self.minutes,
+            "tried": self.change is not None,
+        }
+
+
+def diagnose(facts: Facts, *, allow_numerics: bool) -> list[Level]:
+    """The levels of a program: those to try in their order, then advice."""
+    levels = [*_compile_levels(facts), *_optimizer_levels(facts)]
+    precision = _precision(facts)
+    levels.append(precision if allow_numerics else _refused(precision))
+    return [level for level in levels if level.change] + [
+        *(level for level in levels if not level.change),
+        *_advice(facts),
+    ]
+
+
+def certificate(facts: Facts, levels: list[Level]) -> str:
+    """Why no level that can be tried gains 5 %; empty if one might, or if one has no bound."""
+    tried = [level for level in levels if level.change]
+    if any(level.bound is None for level in tried):
+        return ""
+    parts = {part for level in tried for part in _PARTS[level.change["kind"]]}  # type: ignore[index]
+    joint = _bound(facts, *sorted(parts))
+    if joint is None or joint >= NO_GAIN:
+        return ""
+    reason = (
+        f"all levels together gain at most {joint:.3f}: they touch "
+        f"{facts.share(*sorted(parts)):.1%} of a step"
+        if tried
+        else "no level of this version applies"
+    )
+    rest = 1 - facts.share("forward", "backward", "optimizer", "loader")
+    moving = {
+        "waits for data: a faster input pipeline": facts.share("loader"),
+        "the program's own code between the passes": rest,
+    }
+    largest = max(moving, key=lambda name: moving[name])
+    return f"{reason}; what would move it: {largest} ({moving[largest]:.0%} of a step)"
+
+
+_PARTS = {"compile": ("forward", "backward"), "optimizer": ("optimizer",),
+          "precision": ("forward", "backward", "optimizer")}  # fmt: skip
+"""Parts of a step that a kind of change may touch."""
+
+
+def _bound(facts: Facts, *parts: str) -> float | None:
+    """The step over what is outside of ``parts``; None on GPUs, whose work overlaps the host's."""
+    remaining = 1 - facts.share(*parts)
+    return 1 / remaining if not facts.raw["cuda"] and remaining > 0.001 else None
+
+
+def _level(facts: Facts, name: str, kind: str, value: str, **fields: Any) -> Level:
+    parts = _PARTS[kind]
+    cuda = facts.raw["cuda"]
+    bound = _bound(facts, *parts)
+    words = " and ".join(parts)
+    return Level(
+        name=name,
+        touches=words,
+        share=None if cuda else facts.share(*parts),
+        bound=bound,
+        reason=(
+            "no bound: work of the device overlaps that of the host" if cuda
+            else "no bound: nothing outside of it was seen" if bound is None
+            else f"the step if {words} took no time"
+        ),
+        change={"name": name, "kind": kind, "value": value},
+        **fields,
+    )  # fmt: skip
+
+
+def _compile_levels(facts: Facts) -> list[Level]:
+    roots = ", ".join(facts.raw["roots"]) or "module"
+    compiled = _level(
+        facts, "torch.compile", "compile", "inductor",
+        expected=EVIDENCE if facts.raw["cuda"] else "not measured on CPUs",
+        result_class="within rounding, or other random numbers", minutes=1.5,
+        line=f"model.compile()  # {roots}",
+    )  # fmt: skip
+    if facts.raw["obstacle"]:
+        return [_unusable(compiled, facts.raw["obstacle"])]
+    levels = [compiled]
+    if facts.raw["cuda"]:
+        levels.append(_level(
+            facts, "back end nostall", "compile", "nostall",
+            expected="1.05 (median of 24 steps), H200 (docs/results/fusion-unseen.md)",
+            result_class="within rounding, or other random numbers", minutes=3.0,
+            line=f'model.compile(backend="nostall")  # {roots}',
+        ))  # fmt: skip
+    return levels
+
+
+def _optimizer_levels(facts: Facts) -> list[Level]:
+    names = ", ".join(sorted(set(facts.raw["optimizers"]))) or "no optimiser"
+    classes = {"fused": "within rounding", "foreach": "bit-equal"}
+    levels = [
+        _level(
+            facts, f"{flag} optimiser", "optimizer", flag, expected="not measured",
+            result_class=classes[flag], minutes=0.3, line=f"{names}(..., {flag}=True)",
+        )
+        for flag in facts.raw["flags"]
+    ]  # fmt: skip
+    if levels:
+        return levels
+    level = _level(
+        facts, "fused optimiser", "optimizer", "fused", expected="not measured",
+        result_class="within rounding", minutes=0.3,
+    )  # fmt: skip
+    return [_unusable(level, f"{names}: set already, or no optimiser that can be switched")]
+
+
+def _precision(facts: Facts) -> Level:
+    value = "high" if facts.raw["cuda"] else "medium"
+    return _level(
+        facts, f"float32 precision {value}", "precision", value, expected="not measured",
+        result_class="changes numbers", minutes=0.2,
+        line=f'torch.set_float32_matmul_precision("{value}")',
+    )  # fmt: skip
+
+
+def _unusable(level: Level, reason: str) -> Level:
+    return Level(
+        level.name, level.touches, level.share, None, reason, "-", level.result_class, 0.0, None
+    )
+
+
+def _refused(level: Level) -> Level:
+    return _unusable(level, "it changes numbers: --allow-numerics tries it")
+
+
+def _advice(facts: Facts) -> list[Level]:
+    """What nostall does not try in this version."""
+    advice = []
+    loader = facts.raw["loader"]
+    if facts.share("loader") > 0.02:
+        have = f"num_workers={loader.get('workers', 0)}, pin_memory={loader.get('pinned', False)}"
+        more = "more workers, or less work a sample" if loader.get("workers") else "num_workers=2"
+        advice.append(_as_advice(facts, "input pipeline", "loader", f"{have}: {more}"))
+    rest = 1 - facts.share("forward", "backward", "optimizer", "loader")
+    if rest > 0.1 and not facts.raw["cuda"]:
+        advice.append(Level(
+            "own code", "between the passes", rest, None,
+            "advice: time outside forward, backward, optimiser and loader; a profiler shows it",
+            "-", "-", 0.0, None,
+        ))  # fmt: skip
+    if facts.raw["world"] > 1:
+        advice.append(Level(
+            "communication", f"{facts.raw['world']} ranks", None, None,
+            "advice: `nostall characterize` of a trace shows what is exposed", "-", "-", 0.0, None,
+        ))  # fmt: skip
+    return advice
+
+
+def _as_advice(facts: Facts, name: str, part: str, reason: str) -> Level:
+    return Level(
+        name, part, facts.share(part), _bound(facts, part), f"advice: {reason}", "-", "-", 0.0, None
+    )
