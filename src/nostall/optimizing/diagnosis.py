@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 NO_GAIN = 1.05
 """Below this bound of all levels together, nothing is tried."""
+MIN_STEPS = 10
+"""Watched steps that a certificate needs."""
 GPU_NOT_MEASURED = "on GPUs this command is not yet measured"
 EVIDENCE = "1.10 to 2.34 on six models, H200 (docs/results/torch-compile.md)"
 """Measured gain of torch.compile over eager mode."""
@@ -25,12 +27,6 @@ class Facts:
     def step_seconds(self) -> float:
         """Median seconds of the most frequent kind of step."""
         return median(float(seconds) for key, seconds in self.raw["steps"] if key == self.usual)
-
-    @property
-    def mean_seconds(self) -> float:
-        """Mean seconds of all watched steps, to which the parts belong."""
-        steps = self.raw["steps"]
-        return float(sum(seconds for _, seconds in steps) / len(steps))
 
     @property
     def usual(self) -> int:
@@ -51,7 +47,31 @@ class Facts:
 
     def share(self, *parts: str) -> float:
         """Share of the step in some parts: forward, backward, optimizer, loader."""
-        return float(sum(self.raw["parts"][part] for part in parts)) / self.mean_seconds
+        inside = [1 - outside / seconds for seconds, outside in self._outside(parts)]
+        return max(0.0, median(inside))
+
+    def bound(self, *parts: str) -> float | None:
+        """The step over what is outside of ``parts``; None if no bound can be given.
+
+        What is outside is the lower quartile over the steps, so that a pause of the machine, which
+        falls outside of all parts, does not lower the bound.  Work of a GPU overlaps the host's, so
+        that the host's times bound nothing.
+        """
+        if self.raw["cuda"]:
+            return None
+        pairs = self._outside(parts)
+        outside = sorted(seconds for _, seconds in pairs)[len(pairs) // 4]
+        step = median(seconds for seconds, _ in pairs)
+        return step / outside if outside > 0.001 * step else None
+
+    def _outside(self, parts: Sequence[str]) -> list[tuple[float, float]]:
+        """For each step of the usual kind, its seconds and those outside of ``parts``."""
+        lists = self.raw["parts"]
+        return [
+            (seconds, seconds - sum(lists[part][at] for part in parts))
+            for at, (key, seconds) in enumerate(self.raw["steps"])
+            if key == self.usual
+        ]
 
 
 @dataclass(frozen=True)
@@ -104,8 +124,8 @@ def certificate(facts: Facts, levels: list[Level]) -> str:
     if any(level.bound is None for level in tried):
         return ""
     parts = {part for level in tried for part in _PARTS[level.change["kind"]]}  # type: ignore[index]
-    joint = _bound(facts, *sorted(parts))
-    if joint is None or joint >= NO_GAIN:
+    joint = facts.bound(*sorted(parts))
+    if len(facts.raw["steps"]) < MIN_STEPS or joint is None or joint >= NO_GAIN:
         return ""
     reason = (
         f"all levels together gain at most {joint:.3f}: they touch "
@@ -127,16 +147,10 @@ _PARTS = {"compile": ("forward", "backward"), "optimizer": ("optimizer",),
 """Parts of a step that a kind of change may touch."""
 
 
-def _bound(facts: Facts, *parts: str) -> float | None:
-    """The step over what is outside of ``parts``; None on GPUs, whose work overlaps the host's."""
-    remaining = 1 - facts.share(*parts)
-    return 1 / remaining if not facts.raw["cuda"] and remaining > 0.001 else None
-
-
 def _level(facts: Facts, name: str, kind: str, value: str, **fields: Any) -> Level:
     parts = _PARTS[kind]
     cuda = facts.raw["cuda"]
-    bound = _bound(facts, *parts)
+    bound = facts.bound(*parts)
     words = " and ".join(parts)
     return Level(
         name=name,
@@ -237,5 +251,5 @@ def _advice(facts: Facts) -> list[Level]:
 
 def _as_advice(facts: Facts, name: str, part: str, reason: str) -> Level:
     return Level(
-        name, part, facts.share(part), _bound(facts, part), f"advice: {reason}", "-", "-", 0.0, None
+        name, part, facts.share(part), facts.bound(part), f"advice: {reason}", "-", "-", 0.0, None
     )

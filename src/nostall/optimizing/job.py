@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -67,12 +70,16 @@ def optimize(command: Sequence[str], options: Options, say: Say) -> Result:
     Raises :class:`~nostall.core.errors.BadInput` for a command that cannot be run.
     """
     result = Result(list(command), options.step)
-    with Program(command, options.settings, options.quiet_output) as program:
+    with (
+        _terminated_as_interrupted(),
+        Program(command, options.settings, options.quiet_output) as program,
+    ):
         job = _Job(program, options, say, result)
         try:
             job.run()
             program.end(exits=not options.run_to_end)
         except KeyboardInterrupt:
+            result.interrupted = True
             result.notes.append("interrupted: what was proven before is kept")
             program.end(exits=True)
         except ProgramEnded as end:
@@ -83,13 +90,26 @@ def optimize(command: Sequence[str], options: Options, say: Say) -> Result:
             )
             program.end(exits=not options.run_to_end)
         result.exit_code = program.exit_code
-        result.files = written_files(program.command, program.began)
+        result.files = written_files(program)
         _note_end(program, result)
     if options.dry_run or not result.kept:
         return result
     if options.again or any(SCRATCH in word for word in command):
         _confirm(command, options, say, result)
     return result
+
+
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """SIGTERM ends the command as Ctrl-C does, so that no process stays behind."""
+    previous = signal.getsignal(signal.SIGTERM)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, previous)
 
 
 class _Job:
@@ -300,7 +320,7 @@ def _explain_end(program: Program, end: ProgramEnded, options: Options, result: 
             "a function in it; functions of the script itself are not found"
         )
     elif steps:
-        reason = f"the program ended after {steps} steps; at least 6 are needed, give it more"
+        reason = f"the program ended after {steps} steps; at least 10 are needed, give it more"
     else:
         reason = (
             "no step was seen: no optimiser of torch.optim stepped; name the function of a step "
@@ -314,8 +334,12 @@ def _explain_end(program: Program, end: ProgramEnded, options: Options, result: 
 def _note_end(program: Program, result: Result) -> None:
     if program.was_killed:
         result.notes.append(
-            "the program outlived its last step by 10 s (a thread, a child or `except:`), so its "
+            "the program outlived its last step by 10 s (a thread, a child, `except:` or a compilation), so its "
             "process group was ended"
+        )
+    elif program.was_ended and program.process.returncode:
+        result.notes.append(
+            f"the program ended with exit code {program.process.returncode} after its last step"
         )
     if result.files and program.was_ended:
         result.notes.append(

@@ -25,6 +25,8 @@ SCRATCH = "{scratch}"
 POLL_SECONDS = 0.05
 GRACE_SECONDS = 10.0
 """After the agreed step; threads, children and ``except:`` outlive an exit."""
+HIDDEN = (".", "__pycache__", "site-packages", "torchinductor_", "nostall-")
+"""Beginnings of the names of folders whose files are not the program's results."""
 MAX_FILES, MAX_SHOWN = 20_000, 20
 Event = Mapping[str, Any]
 
@@ -63,7 +65,7 @@ class Program:
         self.events: list[Event] = []
         self.pid: int | None = None
         """The process whose steps count: the first one that was watched, rank 0 of several."""
-        self.was_ended = self.was_killed = False
+        self.was_killed = False
         self.began = time.time()
         scratch = self.folder / "scratch"
         scratch.mkdir()
@@ -105,12 +107,15 @@ class Program:
     def wait_watched(self) -> Event:
         """The event ``watched`` of rank 0, once all ranks have one; raises ProgramEnded."""
         while True:
+            has_ended = self.process.poll() is not None
             self._read()
             watched = {e["rank"]: e for e in self.events if e["event"] == "watched"}
             if 0 in watched and len(watched) >= watched[0]["world"]:
                 self.pid = watched[0]["process"]
                 return watched[0]
-            self._check()
+            if has_ended:
+                raise ProgramEnded("the program ended")
+            self._pause()
 
     def ask(self, until: float, **order: Any) -> list[Event]:
         """Give an order and wait for its end; returns its events of rank 0.
@@ -119,14 +124,17 @@ class Program:
         """
         number = self._send(order)
         while True:
+            has_ended = self.process.poll() is not None
             self._read()
             answers = [e for e in self.events if e.get("order") == number]
             done = [e for e in answers if e["event"] == "done"]
             if {e["process"] for e in done} >= {self.pid} and len(done) >= self.world:
                 return [e for e in answers if e["process"] == self.pid]
-            self._check()
+            if has_ended:
+                raise ProgramEnded("the program ended")
             if time.monotonic() > until:
                 raise TimeIsUp
+            self._pause()
 
     def ranks_agree(self, number: int | None = None) -> bool:
         """Whether all ranks have equal parameters after an order (default: when watched)."""
@@ -139,6 +147,11 @@ class Program:
         return all(_close(sums[0], other) for other in sums[1:])
 
     @property
+    def was_ended(self) -> bool:
+        """Whether the program obeyed the order to end, and did not end by itself."""
+        return any(event["event"] == "ended" and event["exits"] for event in self.events)
+
+    @property
     def last_order(self) -> int:
         """Number of the last order."""
         return self._numbers
@@ -146,7 +159,6 @@ class Program:
     def end(self, *, exits: bool) -> int:
         """End the program at an agreed step, or let it run to its end; returns its exit code."""
         if self.process.poll() is None:
-            self.was_ended = exits
             self._send({"do": "end", "arm": [], "exit": exits})
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(GRACE_SECONDS if exits else None)
@@ -166,7 +178,7 @@ class Program:
     def exit_code(self) -> int:
         """The program's exit code, 128 + N after signal N; 0 if nostall ended it."""
         code = self.process.poll()
-        if code is None or self.was_killed:
+        if code is None or self.was_ended or self.was_killed:
             return 0
         return code if code >= 0 else 128 - code
 
@@ -190,14 +202,11 @@ class Program:
         self._position += len(whole)
         self.events += [json.loads(line) for line in whole.splitlines()]
 
-    def _check(self) -> None:
-        """Wait a little; raises :class:`ProgramEnded` if no answer can come any more."""
+    def _pause(self) -> None:
+        """Wait a little; raises :class:`ProgramEnded` if the half in the program has stopped."""
         reason = next((e["reason"] for e in self.events if e["event"] == "failed"), None)
         if reason is not None:
             raise ProgramEnded(f"nostall stopped inside the program: {reason}")
-        if self.process.poll() is not None:
-            self._read()
-            raise ProgramEnded("the program ended")
         time.sleep(POLL_SECONDS)
 
     def _kill(self) -> None:
@@ -244,16 +253,17 @@ def _close(one: Sequence[float], other: Sequence[float]) -> bool:
     )
 
 
-def written_files(command: Sequence[str], since: float) -> list[str]:
-    """Files below the working directory and folders in ``command``, newer than ``since``.
+def written_files(program: Program) -> list[str]:
+    """Files that were written since the program's start.
 
-    Hidden folders and byte code are left out; at most :data:`MAX_SHOWN` of :data:`MAX_FILES`.
+    Those below the working directory and below folders in its command; hidden folders and byte code
+    are left out; at most :data:`MAX_SHOWN` of :data:`MAX_FILES`.
     """
     found: list[str] = []
-    folders = {Path.cwd(), *(Path(word) for word in command if Path(word).is_dir())}
+    folders = {Path.cwd(), *(Path(word) for word in program.command if Path(word).is_dir())}
     for path in _walk(folders):
         with suppress(OSError):
-            if path.stat().st_mtime >= since:
+            if path.stat().st_mtime >= program.began:
                 found.append(str(path))
     return sorted(set(found))[:MAX_SHOWN]
 
@@ -262,7 +272,7 @@ def _walk(folders: set[Path]) -> Iterator[Path]:
     count = 0
     for folder in folders:
         for place, inner, names in os.walk(folder):
-            inner[:] = [n for n in inner if not n.startswith((".", "__pycache__", "site-packages"))]
+            inner[:] = [n for n in inner if not n.startswith(HIDDEN)]
             for name in names:
                 yield Path(place) / name
             count += len(names)

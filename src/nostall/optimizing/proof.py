@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
 from nostall.core.measurement import Comparison
@@ -126,8 +126,8 @@ def _suspicion(
             after[before["arm"] == CHANGED].append(block["seconds"])
     if min(map(len, after.values())) >= 3:
         carried = median(after[True]) / median(after[False]) - 1
-        spread = comparison.null_high - comparison.null_low
-        if carried > max(CARRIED, 2 * spread):
+        quartiles = quantiles(after[True], n=4)[0], quantiles(after[False], n=4)[2]
+        if carried > CARRIED and quartiles[0] > quartiles[1]:
             return (
                 f"the original is {carried:.0%} slower in the blocks after the changed ones: work "
                 "of the change runs in the original's time, or it takes away its caches"

@@ -57,6 +57,7 @@ class Result:
     """What the reader has to know, a sentence each."""
     files: list[str] = field(default_factory=list)
     """Files that were written while the program was watched."""
+    interrupted: bool = False
     exit_code: int = 0
     """The program's own exit code; 0 if nostall ended it."""
 

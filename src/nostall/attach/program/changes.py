@@ -40,7 +40,7 @@ class Compile:
         self._compiled: list[Any] | None = None
 
     def check(self, calls: Mapping[int, Sequence[Call]]) -> Finding:
-        worst = Finding("bit-equal")
+        worst = Finding("within rounding")  # equal bits in one step do not promise them in others
         for switch in self.switches:
             root = switch.root
             if type(root).__name__ == "DistributedDataParallel":
@@ -76,7 +76,7 @@ class OptimizerFlag:
         self.optimizers = [o for o in optimizers if can_set(o, flag)]
 
     def check(self, calls: Mapping[int, Sequence[Call]]) -> Finding:
-        worst = Finding("bit-equal")
+        worst = Finding("within rounding" if self.flag == "fused" else "bit-equal")
         for optimizer in self.optimizers:
             finding = check_optimizer(optimizer, lambda copy: self._set(copy, True))
             if finding.refusal:

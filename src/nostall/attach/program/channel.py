@@ -63,7 +63,7 @@ class Channel:
         """Whether ``nostall optimize`` has ended without an order, killed for example."""
         try:
             os.kill(self.director, 0)
-        except OSError:
+        except ProcessLookupError:
             return True
         return not os.path.isdir(self.folder)  # noqa: PTH112
 

@@ -23,6 +23,8 @@ _clock = time.perf_counter
 """Taken before the program runs, which may replace it."""
 SETTLED = 2
 """First steps that are not part of the watch: allocations, first calls."""
+MIN_STEPS = 4
+"""Fewest steps that a watch needs."""
 MAX_CHECKED = 2
 """Calls with different shapes that a check repeats."""
 ABANDONED_SECONDS = 2.0
@@ -86,6 +88,8 @@ class Session:
     def at_exit(self) -> None:
         """The process ends."""
         if self.steps and not self._ended:
+            if self._watched is not None and len(self._watched) >= SETTLED + MIN_STEPS:
+                self._end_watch(self._watched[SETTLED:])
             self.channel.emit("exit", steps=self.steps)
 
     def forget(self) -> None:
@@ -100,6 +104,7 @@ class Session:
         step = Step(self._key(), self._overflowed(), _compiled_graphs())
         if self.borders.changes != self._closing_changes:
             self._closing_changes = self.borders.changes
+            self.steps = 1  # ranks agree on steps of the optimiser that all of them have
             self._restart_watch()
         elif self._uninstalled:
             self._uninstalled = False
@@ -132,12 +137,12 @@ class Session:
     def _install_switches(self) -> None:
         self.roots = find_roots([] if self.settings.get("step") else self.optimizers)
         obstacles = [reason for root in self.roots if (reason := obstacle(root))]
-        if not self.roots:
+        if _compiled_graphs():
+            self.switch_obstacle = "parts of the program run under torch.compile already"
+        elif not self.roots:
             self.switch_obstacle = "no module holds the parameters of the optimisers"
         elif obstacles:
             self.switch_obstacle = obstacles[0]
-        elif _compiled_graphs():
-            self.switch_obstacle = "parts of the program run under torch.compile already"
         else:
             self.switch_obstacle = ""
             self.switches = [Switch(root, self._calls, self._capture) for root in self.roots]
@@ -152,14 +157,17 @@ class Session:
         kept = self._watched[SETTLED:]
         enough = len(kept) >= self.settings["watch_steps"]
         longest = sum(seconds for _, seconds, _ in kept) >= self.settings["watch_seconds"]
-        if enough or (longest and len(kept) >= 4):
-            self._watched = None
-            self.segments.remove()
-            for switch in self.switches:
-                switch.eager = switch.root._call_impl
-            if self.switches and not any(len(key) > 1 for key in self._keys):
-                self.switch_obstacle = "the modules are not called as module(...), only by a method"
-            self.channel.emit("watched", **self._facts(kept))
+        if enough or (longest and len(kept) >= MIN_STEPS):
+            self._end_watch(kept)
+
+    def _end_watch(self, kept: Sequence[tuple[int, float, dict[str, float]]]) -> None:
+        self._watched = None
+        self.segments.remove()
+        for switch in self.switches:
+            switch.eager = switch.root._call_impl
+        if self.switches and not any(len(key) > 1 for key in self._keys):
+            self.switch_obstacle = "the modules are not called as module(...), only by a method"
+        self.channel.emit("watched", **self._facts(kept))
 
     def _facts(self, kept: Sequence[tuple[int, float, dict[str, float]]]) -> dict[str, Any]:
         torch = sys.modules["torch"]
@@ -175,7 +183,7 @@ class Session:
             "torch": torch.__version__,
             "threads": torch.get_num_threads(),
             "steps": [(key, seconds) for key, seconds, _ in kept],
-            "parts": {p: sum(parts[p] for _, _, parts in kept) / len(kept) for p in PARTS},
+            "parts": {p: [parts[p] for _, _, parts in kept] for p in PARTS},
             "period": self.borders.period,
             "optimizers": [type(o).__name__ for o in self.optimizers[:8]],
             "optimizer_count": len(self.optimizers),

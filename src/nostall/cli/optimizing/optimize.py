@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from nostall.cli import INTERRUPTED
 from nostall.cli.optimizing.tables import show_advice, show_result
 from nostall.cli.terminal.console import Format, FormatOption, QuietOption, err, show_json
 from nostall.core.errors import BadInput
@@ -83,6 +84,8 @@ def optimize(
     else:
         show_result(result)
         _show_next(result, command, written)
+    if result.interrupted and not result.kept:
+        raise typer.Exit(INTERRUPTED)
     if result.exit_code:
         raise typer.Exit(result.exit_code)
 
