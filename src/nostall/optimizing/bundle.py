@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
@@ -18,6 +18,7 @@ from nostall.core.files.atomic import write_text_atomically
 from nostall.core.launch import StrictModel
 from nostall.core.validation import dump_json, explain, load_json
 from nostall.optimizing.program import program_environment
+from nostall.optimizing.proof import Proof
 from nostall.optimizing.result import Result
 
 MAX_BYTES = 1 << 20
@@ -63,35 +64,28 @@ class Bundle(StrictModel):
 
 def write_bundle(result: Result, path: Path) -> Path:
     """Write the kept changes of ``result``, at least one, to ``path``; returns ``path``."""
-    together = result.together
-    assert together is not None and together.comparison is not None
-    c = together.comparison
-    changes = []
-    for attempt in result.kept:
-        change, proof = attempt.level.change, attempt.proof
-        assert change is not None and proof is not None and proof.comparison is not None
-        changes.append(
-            BundledChange.model_validate(
-                {
-                    **change,
-                    "result_class": attempt.result_class,
-                    "line": attempt.level.line,
-                    "ratio": proof.comparison.ratio,
-                    "interval": (proof.comparison.low, proof.comparison.high),
-                }
-            )
-        )
-    bundle = Bundle(
-        command=tuple(result.command),
-        step=result.step,
-        machine=Machine.model_validate({**result.machine, "nostall": __version__}),
-        changes=tuple(changes),
-        ratio=c.ratio,
-        interval=(c.low, c.high),
-        null_interval=(c.null_low, c.null_high),
-    )
+    changes = [
+        {**(attempt.level.change or {}), "result_class": attempt.result_class,
+         "line": attempt.level.line, **_numbers(attempt.proof)}
+        for attempt in result.kept
+    ]  # fmt: skip
+    assert result.together is not None and result.together.comparison is not None
+    null = result.together.comparison.null_low, result.together.comparison.null_high
+    bundle = Bundle.model_validate({
+        "command": tuple(result.command), "step": result.step, "changes": tuple(changes),
+        "machine": {**result.machine, "nostall": __version__},
+        **_numbers(result.together), "null_interval": null,
+    })  # fmt: skip
     write_text_atomically(path, dump_json(bundle) + "\n", parents=True)
     return path
+
+
+def _numbers(proof: Proof | None) -> dict[str, Any]:
+    assert proof is not None and proof.comparison is not None
+    return {
+        "ratio": proof.comparison.ratio,
+        "interval": (proof.comparison.low, proof.comparison.high),
+    }
 
 
 def read_bundle(path: Path) -> Bundle:

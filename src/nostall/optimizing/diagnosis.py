@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -50,6 +50,11 @@ class Facts:
         inside = [1 - outside / seconds for seconds, outside in self._outside(parts)]
         return max(0.0, median(inside))
 
+    @property
+    def rest(self) -> float:
+        """Share of the step outside of all parts."""
+        return 1 - self.share("forward", "backward", "optimizer", "loader")
+
     def bound(self, *parts: str) -> float | None:
         """The step over what is outside of ``parts``; None if no bound can be given.
 
@@ -85,33 +90,22 @@ class Level:
     bound: float | None
     """The step's time over what must remain; None: no bound can be given."""
     reason: str
-    expected: str
-    result_class: str
-    minutes: float
-    change: Mapping[str, str] | None
+    expected: str = "-"
+    result_class: str = "-"
+    minutes: float = 0.0
+    """Expected time of the attempt."""
+    change: Mapping[str, str] | None = None
     """The change to try; None for advice."""
     line: str = ""
     """What a person would write."""
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "level": self.name,
-            "touches": self.touches,
-            "share": self.share,
-            "bound": self.bound,
-            "reason": self.reason,
-            "expected": self.expected,
-            "class": self.result_class,
-            "minutes": self.minutes,
-            "tried": self.change is not None,
-        }
 
 
 def diagnose(facts: Facts, *, allow_numerics: bool) -> list[Level]:
     """The levels of a program: those to try in their order, then advice."""
     levels = [*_compile_levels(facts), *_optimizer_levels(facts)]
     precision = _precision(facts)
-    levels.append(precision if allow_numerics else _refused(precision))
+    refused = _unusable(precision, "it changes numbers: --allow-numerics tries it")
+    levels.append(precision if allow_numerics else refused)
     return [level for level in levels if level.change] + [
         *(level for level in levels if not level.change),
         *_advice(facts),
@@ -133,10 +127,9 @@ def certificate(facts: Facts, levels: list[Level]) -> str:
         if tried
         else "no level of this version applies"
     )
-    rest = 1 - facts.share("forward", "backward", "optimizer", "loader")
     moving = {
         "waits for data: a faster input pipeline": facts.share("loader"),
-        "the program's own code between the passes": rest,
+        "the program's own code between the passes": facts.rest,
     }
     largest = max(moving, key=lambda name: moving[name])
     return f"{reason}; what would move it: {largest} ({moving[largest]:.0%} of a step)"
@@ -148,10 +141,8 @@ _PARTS = {"compile": ("forward", "backward"), "optimizer": ("optimizer",),
 
 
 def _level(facts: Facts, name: str, kind: str, value: str, **fields: Any) -> Level:
-    parts = _PARTS[kind]
-    cuda = facts.raw["cuda"]
-    bound = facts.bound(*parts)
-    words = " and ".join(parts)
+    parts, cuda = _PARTS[kind], facts.raw["cuda"]
+    bound, words = facts.bound(*parts), " and ".join(parts)
     return Level(
         name=name,
         touches=words,
@@ -168,24 +159,21 @@ def _level(facts: Facts, name: str, kind: str, value: str, **fields: Any) -> Lev
 
 
 def _compile_levels(facts: Facts) -> list[Level]:
-    roots = ", ".join(facts.raw["roots"]) or "module"
-    compiled = _level(
-        facts, "torch.compile", "compile", "inductor",
-        expected=EVIDENCE if facts.raw["cuda"] else "not measured on CPUs",
-        result_class="within rounding, or other random numbers", minutes=1.5,
+    roots, cuda = ", ".join(facts.raw["roots"]) or "module", facts.raw["cuda"]
+    results = "within rounding, or other random numbers"
+    levels = [_level(
+        facts, "torch.compile", "compile", "inductor", minutes=1.5, result_class=results,
+        expected=EVIDENCE if cuda else "not measured on CPUs",
         line=f"model.compile()  # {roots}",
-    )  # fmt: skip
-    if facts.raw["obstacle"]:
-        return [_unusable(compiled, facts.raw["obstacle"])]
-    levels = [compiled]
-    if facts.raw["cuda"]:
+    )]  # fmt: skip
+    if cuda:
         levels.append(_level(
-            facts, "back end nostall", "compile", "nostall",
+            facts, "back end nostall", "compile", "nostall", minutes=4.0, result_class=results,
             expected="1.05 (median of 24 steps), H200 (docs/results/fusion-unseen.md)",
-            result_class="within rounding, or other random numbers", minutes=3.0,
             line=f'model.compile(backend="nostall")  # {roots}',
         ))  # fmt: skip
-    return levels
+    obstacle = facts.raw["obstacle"]
+    return [_unusable(level, obstacle) for level in levels] if obstacle else levels
 
 
 def _optimizer_levels(facts: Facts) -> list[Level]:
@@ -193,18 +181,15 @@ def _optimizer_levels(facts: Facts) -> list[Level]:
     classes = {"fused": "within rounding", "foreach": "bit-equal"}
     levels = [
         _level(
-            facts, f"{flag} optimiser", "optimizer", flag, expected="not measured",
-            result_class=classes[flag], minutes=0.3, line=f"{names}(..., {flag}=True)",
+            facts, f"{flag} optimiser", "optimizer", flag, expected="not measured", minutes=0.3,
+            result_class=classes[flag], line=f"{names}(..., {flag}=True)",
         )
-        for flag in facts.raw["flags"]
+        for flag in facts.raw["flags"] or ["fused"]
     ]  # fmt: skip
-    if levels:
+    if facts.raw["flags"]:
         return levels
-    level = _level(
-        facts, "fused optimiser", "optimizer", "fused", expected="not measured",
-        result_class="within rounding", minutes=0.3,
-    )  # fmt: skip
-    return [_unusable(level, f"{names}: set already, or no optimiser that can be switched")]
+    reason = f"{names}: set already, or no optimiser that can be switched"
+    return [_unusable(level, reason) for level in levels]
 
 
 def _precision(facts: Facts) -> Level:
@@ -217,39 +202,22 @@ def _precision(facts: Facts) -> Level:
 
 
 def _unusable(level: Level, reason: str) -> Level:
-    return Level(
-        level.name, level.touches, level.share, None, reason, "-", level.result_class, 0.0, None
-    )
-
-
-def _refused(level: Level) -> Level:
-    return _unusable(level, "it changes numbers: --allow-numerics tries it")
+    return replace(level, bound=None, reason=reason, expected="-", minutes=0.0, change=None)
 
 
 def _advice(facts: Facts) -> list[Level]:
     """What nostall does not try in this version."""
     advice = []
-    loader = facts.raw["loader"]
-    if facts.share("loader") > 0.02:
+    if (share := facts.share("loader")) > 0.02:
+        loader = facts.raw["loader"]
         have = f"num_workers={loader.get('workers', 0)}, pin_memory={loader.get('pinned', False)}"
         more = "more workers, or less work a sample" if loader.get("workers") else "num_workers=2"
-        advice.append(_as_advice(facts, "input pipeline", "loader", f"{have}: {more}"))
-    rest = 1 - facts.share("forward", "backward", "optimizer", "loader")
-    if rest > 0.1 and not facts.raw["cuda"]:
-        advice.append(Level(
-            "own code", "between the passes", rest, None,
-            "advice: time outside forward, backward, optimiser and loader; a profiler shows it",
-            "-", "-", 0.0, None,
-        ))  # fmt: skip
-    if facts.raw["world"] > 1:
-        advice.append(Level(
-            "communication", f"{facts.raw['world']} ranks", None, None,
-            "advice: `nostall characterize` of a trace shows what is exposed", "-", "-", 0.0, None,
-        ))  # fmt: skip
+        bound, reason = facts.bound("loader"), f"advice: {have}: {more}"
+        advice.append(Level("input pipeline", "loader", share, bound, reason))
+    if (share := facts.rest) > 0.1 and not facts.raw["cuda"]:
+        reason = "advice: outside forward, backward, optimiser and loader; a profiler shows it"
+        advice.append(Level("own code", "between the passes", share, None, reason))
+    if (world := facts.raw["world"]) > 1:
+        reason = "advice: `nostall characterize` of a trace shows what is exposed"
+        advice.append(Level("communication", f"{world} ranks", None, None, reason))
     return advice
-
-
-def _as_advice(facts: Facts, name: str, part: str, reason: str) -> Level:
-    return Level(
-        name, part, facts.share(part), facts.bound(part), f"advice: {reason}", "-", "-", 0.0, None
-    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,23 +16,17 @@ from nostall.optimizing.diagnosis import (
     Level,
     certificate,
     diagnose,
-)
-from nostall.optimizing.program import (
-    SCRATCH,
-    Program,
-    ProgramEnded,
-    TimeIsUp,
-    written_files,
-)
+)  # fmt: skip
+from nostall.optimizing.program import SCRATCH, Program, ProgramEnded, TimeIsUp, written_files
 from nostall.optimizing.proof import Proof, block_order, prove
-from nostall.optimizing.result import Attempt, Result, interval
+from nostall.optimizing.result import Attempt, Result, interval, one_after_the_other
 
 BLOCK_SECONDS = 0.25
 MIN_ROUNDS, MAX_ROUNDS = 8, 16
 MAX_BLOCK_STEPS = 200
-WARM_SECONDS = {"inductor": 180.0, "nostall": 240.0}
-"""By back end; the latter compares versions in the background meanwhile."""
-WARM_STEPS = 400
+WARM_SECONDS, WARM_STEPS = 180.0, 400
+DECIDED_SECONDS = 200.0
+"""The back end nostall compares versions meanwhile; measured so far were 30 to 186 s (H200)."""
 Say = Callable[[str], None]
 
 
@@ -56,13 +49,21 @@ class Options:
     @property
     def settings(self) -> dict[str, Any]:
         """Settings of the half inside the program."""
-        return {
-            "step": self.step,
-            "watch_steps": self.watch_steps,
-            "watch_seconds": self.watch_seconds,
-        }
+        names = ("step", "watch_steps", "watch_seconds")
+        return {name: getattr(self, name) for name in names}
 
 
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """SIGTERM ends the command as Ctrl-C does, so that no process stays behind."""
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+@_terminated_as_interrupted()
 def optimize(command: Sequence[str], options: Options, say: Say) -> Result:
     """Run the program, try changes on its own steps, and return what was proven.
 
@@ -70,10 +71,7 @@ def optimize(command: Sequence[str], options: Options, say: Say) -> Result:
     Raises :class:`~nostall.core.errors.BadInput` for a command that cannot be run.
     """
     result = Result(list(command), options.step)
-    with (
-        _terminated_as_interrupted(),
-        Program(command, options.settings, options.quiet_output) as program,
-    ):
+    with Program(command, options.settings, options.quiet_output) as program:
         job = _Job(program, options, say, result)
         try:
             job.run()
@@ -85,31 +83,19 @@ def optimize(command: Sequence[str], options: Options, say: Say) -> Result:
         except ProgramEnded as end:
             _explain_end(program, end, options, result)
         except TimeIsUp:
-            result.notes.append(
-                f"--minutes {options.minutes:g} are over; later levels are not tried"
-            )
+            result.notes.append(f"--minutes {options.minutes:g} are over: more were to be tried")
             program.end(exits=not options.run_to_end)
         result.exit_code = program.exit_code
         result.files = written_files(program)
         _note_end(program, result)
-    if options.dry_run or not result.kept:
+    if not result.kept:
         return result
+    if result.together is None:
+        result.together = one_after_the_other(result)
+        result.notes.append("the kept changes were measured one after the other, not together")
     if options.again or any(SCRATCH in word for word in command):
         _confirm(command, options, say, result)
     return result
-
-
-@contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
-    """SIGTERM ends the command as Ctrl-C does, so that no process stays behind."""
-    previous = signal.getsignal(signal.SIGTERM)
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, previous)
 
 
 class _Job:
@@ -117,7 +103,6 @@ class _Job:
 
     def __init__(self, program: Program, options: Options, say: Say, result: Result) -> None:
         self.program, self.options, self.say, self.result = program, options, say, result
-        self.until = time.monotonic() + 60 * options.minutes
         self.facts: Facts
         self.changes: list[Mapping[str, str]] = []
         self.step_seconds = 0.0
@@ -126,6 +111,7 @@ class _Job:
     def watch(self) -> None:
         """Wait until enough steps were seen."""
         self.facts = self.result.facts = Facts(self.program.wait_watched())
+        self.until = time.monotonic() + 60 * self.options.minutes
         raw = self.facts.raw
         self.step_seconds = self.facts.step_seconds
         self.say(
@@ -135,9 +121,7 @@ class _Job:
         if raw["cuda"]:
             self.result.notes.append(GPU_NOT_MEASURED)
         if not raw["main_thread"]:
-            self.result.notes.append(
-                "steps run in a thread: only that thread ends at the last step"
-            )
+            self.result.notes.append("steps run in a thread: only it ends at the last step")
 
     def run(self) -> None:
         """All stages."""
@@ -154,19 +138,16 @@ class _Job:
             return
         for level in self.result.levels:
             if level.change and not self._is_settled(level):
-                self.result.attempts.append(self._attempt(level))
-                self._say_attempt()
+                attempt = self._attempt(level)
+                self.say(f"{level.name}: {attempt.outcome}, {attempt.reason}")
+                self._add(attempt)
         if self.result.kept:
             self._together()
 
     def _is_settled(self, level: Level) -> bool:
         """Whether an earlier attempt makes this one needless: they set the same option."""
-        assert level.change is not None
-        kind = level.change["kind"]
-        return kind == "optimizer" and any(
-            attempt.level.change and attempt.level.change["kind"] == kind
-            for attempt in self.result.kept
-        )
+        same = any(_same_place(attempt.level, level) for attempt in self.result.kept)
+        return same and level.change is not None and level.change["kind"] == "optimizer"
 
     def _attempt(self, level: Level) -> Attempt:
         """Check a change, then measure it beside what is kept so far."""
@@ -179,24 +160,23 @@ class _Job:
         done = self._ask(do="check", name=level.name)[-1]
         if done["refusal"]:
             return Attempt(level, "refused", done["refusal"], done["result_class"])
-        if done["result_class"] == "changes numbers" and not self.options.allow_numerics:
-            return Attempt(
-                level, "refused", done["detail"] or "it changes numbers", "changes numbers"
-            )
-        before = self._arm([a.level for a in self.result.kept if not _same_place(a.level, level)])
-        kept = self._arm([a.level for a in self.result.kept])
+        kept = [a.level.name for a in self.result.kept]
+        before = [a.level.name for a in self.result.kept if not _same_place(a.level, level)]
         begin = time.monotonic()
-        self._warm([*before, level.name], WARM_SECONDS.get(change["value"], 30.0))
+        failures = self._warm([*before, level.name])
         warm = time.monotonic() - begin
+        if failures:
+            reason = f"it fails in a step: {failures[0]}"
+            return Attempt(level, "refused", reason, done["result_class"])
         proof = self._compare(kept, [*before, level.name], level.bound)
         outcome, reason = _outcome(proof)
         return Attempt(level, outcome, reason, done["result_class"], proof, warm)
 
     def _together(self) -> None:
         """Measure all kept changes beside the original; keep them only if they still gain."""
-        names = self._arm([attempt.level for attempt in self.result.kept])
+        names = [attempt.level.name for attempt in self.result.kept]
         self.say(f"together: {', '.join(names)}")
-        self._warm(names, 60.0)
+        self._warm(names)
         self.result.together = proof = self._compare([], names, None)
         if not proof.faster:
             _drop(self.result, f"together: {_outcome(proof)[1]}")
@@ -205,20 +185,17 @@ class _Job:
         """In a second start: all of ``levels`` beside the original."""
         self.watch()
         self.changes = [level.change for level in levels if level.change]
-        names = self._arm(levels)
-        self._warm(names, 180.0)
+        names = [level.name for level in levels]
+        self._warm(names)
         return self._compare([], names, None)
 
-    def _arm(self, levels: Sequence[Level]) -> list[str]:
-        """The names of the changes of an arm; of two at one place the later one holds."""
-        last = [
-            level for at, level in enumerate(levels)
-            if not any(_same_place(level, later) for later in levels[at + 1 :])
-        ]  # fmt: skip
-        return [level.name for level in last]
-
-    def _warm(self, arm: Sequence[str], seconds: float) -> None:
-        self._ask(do="warm", arm=arm, limit_steps=WARM_STEPS, limit_seconds=seconds)
+    def _warm(self, arm: Sequence[str]) -> list[str]:
+        """Run an arm until it compiles no more; the errors of its calls."""
+        decides = any(c["value"] == "nostall" and c["name"] in arm for c in self.changes)
+        least = DECIDED_SECONDS if decides else 0.0
+        order = {"limit_steps": WARM_STEPS, "limit_seconds": least + WARM_SECONDS}
+        done = self._ask(do="warm", arm=arm, least_seconds=least, **order)[-1]
+        return list(done["failures"])
 
     def _compare(
         self, original: Sequence[str], changed: Sequence[str], bound: float | None
@@ -234,9 +211,7 @@ class _Job:
         proof = prove(blocks, each=self.facts.varied, bound=bound, seed=self.options.seed)
         self.step_seconds = proof.seconds[0] or self.step_seconds
         if self.program.ranks_agree() and not self.program.ranks_agree(self.program.last_order):
-            return replace(
-                proof, refusal="the ranks' parameters differ since: gradients are not reduced"
-            )
+            return replace(proof, refusal="the parameters of the ranks differ since then")
         return proof
 
     def _plan(self) -> tuple[int, int]:
@@ -253,9 +228,15 @@ class _Job:
     def _ask(self, **order: Any) -> list[Mapping[str, Any]]:
         return self.program.ask(self.until, changes=self.changes, **order)
 
-    def _say_attempt(self) -> None:
-        attempt = self.result.attempts[-1]
-        self.say(f"{attempt.level.name}: {attempt.outcome}, {attempt.reason}")
+    def _add(self, attempt: Attempt) -> None:
+        """Note an attempt; one that is kept takes the place of another at the same option."""
+        if attempt.outcome == "kept":
+            self.result.attempts = [
+                replace(a, outcome="replaced") if _same_place(a.level, attempt.level)
+                and a.outcome == "kept" else a
+                for a in self.result.attempts
+            ]  # fmt: skip
+        self.result.attempts.append(attempt)
 
 
 def _same_place(one: Level, other: Level) -> bool:
@@ -304,43 +285,39 @@ def _explain_end(program: Program, end: ProgramEnded, options: Options, result: 
         result.notes.append(str(end))
         program.wait() if options.run_to_end else program.end(exits=True)
         return
-    events = [event for event in program.events if event["event"] in ("start", "exit", "watched")]
-    steps = max((event.get("steps", 0) for event in program.events if event["event"] == "exit"),
-                default=0)  # fmt: skip
-    if not events:
+    steps = max((e["steps"] for e in program.events if e["event"] == "exit"), default=0)
+    if not program.events:
         reason = (
             "no Python process of the program was watched: it runs no Python, or with -I, -E or "
             "-S, which leave nostall's start-up module out"
         )
     elif result.facts is not None:
         reason = "the program ended before all levels were tried; a longer run shows more"
-    elif options.step and not steps:
+    elif steps:
+        reason = f"the program ended after {steps} steps; at least 10 are needed, give it more"
+    elif options.step:
         reason = (
             f"--step {options.step} was never called: name a module that the program imports and "
             "a function in it; functions of the script itself are not found"
         )
-    elif steps:
-        reason = f"the program ended after {steps} steps; at least 10 are needed, give it more"
     else:
         reason = (
             "no step was seen: no optimiser of torch.optim stepped; name the function of a step "
             "with --step module:function"
         )
     result.notes.append(reason)
-    if program.exit_code:
-        result.notes.append(f"the program ended with exit code {program.exit_code}")
 
 
 def _note_end(program: Program, result: Result) -> None:
+    code = program.process.returncode
     if program.was_killed:
         result.notes.append(
-            "the program outlived its last step by 10 s (a thread, a child, `except:` or a compilation), so its "
-            "process group was ended"
+            "the program outlived its last step by 10 s (a thread, a child, `except:` or a "
+            "compilation), so its process group was ended"
         )
-    elif program.was_ended and program.process.returncode:
-        result.notes.append(
-            f"the program ended with exit code {program.process.returncode} after its last step"
-        )
+    elif code:
+        after = " after its last step" if program.was_ended else ""
+        result.notes.append(f"the program ended with exit code {code}{after}")
     if result.files and program.was_ended:
         result.notes.append(
             f"the program wrote files before it was ended, such as {result.files[0]}; they are of "

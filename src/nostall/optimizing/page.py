@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from markupsafe import Markup, escape
 
@@ -16,15 +16,13 @@ from nostall.report.html import render, svg_tag, svg_text
 WIDTH, LABEL_WIDTH, BAR_HEIGHT = 1280, 330, 30
 
 
-@dataclass(frozen=True)
-class _Bar:
-    """One state of the program in the waterfall."""
+class _Bar(NamedTuple):
+    """A state of the program: its name, the seconds of a step and the ends of their interval."""
 
     name: str
     seconds: float
     low: float
     high: float
-    """Ends of the interval, in seconds."""
 
 
 def write_page(result: Result, path: Path) -> Path:
@@ -79,7 +77,9 @@ def _bars(result: Result) -> list[_Bar]:
     original = together.seconds[0]
     bars = [_Bar("original", original, original, original)]
     before = original
-    for attempt in result.kept:
+    for attempt in result.attempts:
+        if attempt.outcome not in ("kept", "replaced"):
+            continue
         assert attempt.proof is not None and attempt.proof.comparison is not None
         c = attempt.proof.comparison
         bars.append(

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -259,22 +259,13 @@ def written_files(program: Program) -> list[str]:
     Those below the working directory and below folders in its command; hidden folders and byte code
     are left out; at most :data:`MAX_SHOWN` of :data:`MAX_FILES`.
     """
-    found: list[str] = []
-    folders = {Path.cwd(), *(Path(word) for word in program.command if Path(word).is_dir())}
-    for path in _walk(folders):
-        with suppress(OSError):
-            if path.stat().st_mtime >= program.began:
-                found.append(str(path))
-    return sorted(set(found))[:MAX_SHOWN]
-
-
-def _walk(folders: set[Path]) -> Iterator[Path]:
+    found: set[str] = set()
     count = 0
-    for folder in folders:
+    for folder in {Path.cwd(), *(Path(word) for word in program.command if Path(word).is_dir())}:
         for place, inner, names in os.walk(folder):
-            inner[:] = [n for n in inner if not n.startswith(HIDDEN)]
-            for name in names:
-                yield Path(place) / name
-            count += len(names)
-            if count > MAX_FILES:
-                return
+            inner[:] = [name for name in inner if not name.startswith(HIDDEN)]
+            paths = [Path(place) / name for name in names[: max(0, MAX_FILES - count)]]
+            count += len(paths)
+            with suppress(OSError):  # a file that is gone meanwhile
+                found.update(str(p) for p in paths if p.stat().st_mtime >= program.began)
+    return sorted(found)[:MAX_SHOWN]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from nostall import __version__
@@ -12,7 +13,7 @@ from nostall.optimizing.diagnosis import Facts, Level
 from nostall.optimizing.proof import Proof
 
 SCHEMA = 1
-Outcome = Literal["kept", "dropped", "refused"]
+Outcome = Literal["kept", "replaced", "dropped", "refused"]
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class Result:
             "kind": "measured",
             **self.machine,
             "watched": dict(self.facts.raw) if self.facts else None,
-            "levels": [level.as_json() for level in self.levels],
+            "levels": [asdict(level) for level in self.levels],
             "certificate_of_no_gain": self.certificate or None,
             "attempts": [attempt.as_json() for attempt in self.attempts],
             "kept": [attempt.level.name for attempt in self.kept],
@@ -109,6 +110,21 @@ def proof_json(proof: Proof | None) -> dict[str, Any] | None:
             "step_seconds": list(proof.seconds),
         }
     return {"pairs": proof.pairs, "refusal": proof.refusal or None, **numbers}
+
+
+def one_after_the_other(result: Result) -> Proof:
+    """The product of the kept gains, each of which was measured on top of those before it."""
+    proofs = [a.proof for a in result.attempts if a.outcome in ("kept", "replaced")]
+    parts = [proof.comparison for proof in proofs if proof is not None and proof.comparison]
+    first, last = proofs[0], proofs[-1]
+    assert first is not None and last is not None
+    ratio, low, high = (
+        math.prod(getattr(part, name) for part in parts) for name in ("ratio", "low", "high")
+    )
+    null_low, null_high = min(p.null_low for p in parts), max(p.null_high for p in parts)
+    product = Comparison(ratio, low, high, null_low, null_high, "measured")
+    pairs = min(proof.pairs for proof in proofs if proof is not None)
+    return Proof(product, "", pairs, (first.seconds[0], last.seconds[1]))
 
 
 def interval(comparison: Comparison) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from nostall.workload.characterization import TracesCharacterization, characterize_traces
 from nostall.workload.timeline.host import HOST_PARTS
@@ -24,16 +23,6 @@ class Advice:
     share: float
     """Of the measured span."""
     remedy: str
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "where": self.where,
-            "problem": self.problem,
-            "measured_seconds": self.seconds,
-            "share": self.share,
-            "bound": None,
-            "remedy": self.remedy,
-        }
 
 
 def is_trace(word: str) -> bool:

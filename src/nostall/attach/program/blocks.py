@@ -29,6 +29,7 @@ class Warming:
 
     def __init__(self, order: Mapping[str, Any], now: Callable[[], float]) -> None:
         self.limit = int(order["limit_steps"])
+        self.least = now() + float(order["least_seconds"])
         self.until = now() + float(order["limit_seconds"])
         self.now, self.steps, self.calm, self.graphs = now, 0, 0, -1
 
@@ -37,7 +38,8 @@ class Warming:
         self.steps += 1
         self.calm = self.calm + 1 if step.graphs == self.graphs else 0
         self.graphs = step.graphs
-        return self.calm >= CALM or self.steps >= self.limit or self.now() > self.until
+        is_warm = self.calm >= CALM or self.steps >= self.limit
+        return (is_warm and self.now() > self.least) or self.now() > self.until
 
 
 class Schedule:

@@ -4,32 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from nostall.attach.program.roots import Switch
-from nostall.attach.program.shadow import (
-    Call,
-    Finding,
-    check_module,
-    check_optimizer,
-)
+from nostall.attach.program.shadow import Call, Finding, check_module, check_optimizer
 
 FUSED = ("Adam", "AdamW", "SGD")
 """Optimisers whose state is the same with ``fused``, but for the device of its step counters."""
 FOREACH = (*FUSED, "Adagrad", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "Adadelta", "ASGD")
-
-
-class Change(Protocol):
-    """One change of the configuration."""
-
-    def check(self, calls: Mapping[int, Sequence[Call]]) -> Finding:
-        """What the change does to results, tried on copies; ``calls`` by switch."""
-
-    def on(self) -> None:
-        """Make the change."""
-
-    def off(self) -> None:
-        """Go back to the original."""
 
 
 class Compile:
@@ -60,8 +42,7 @@ class Compile:
         if self._compiled is None:
             self._compiled = [self._version(s.root, False) for s in self.switches]
         for switch, version in zip(self.switches, self._compiled, strict=True):
-            if switch.failure is None:
-                switch.target = version
+            switch.target = version
 
     def off(self) -> None:
         for switch in self.switches:
@@ -141,6 +122,10 @@ class Precision:
 
     def off(self) -> None:
         sys.modules["torch"].set_float32_matmul_precision(self.original)
+
+
+Change = Compile | OptimizerFlag | Precision
+"""Each has ``check``, which tries it on copies, ``on`` and ``off``."""
 
 
 def make_change(

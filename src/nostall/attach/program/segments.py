@@ -62,7 +62,15 @@ class Segments:
 
     def watch_backward(self) -> None:
         """Time ``torch.autograd.backward``, which ``loss.backward()`` calls."""
-        self._replace(sys.modules["torch"].autograd, "backward", "backward")
+        owner = sys.modules["torch"].autograd
+        original = owner.backward
+        owner.backward = timed = self.timed("backward", original)
+
+        def remove() -> None:
+            if owner.backward is timed:  # else the program has put something there
+                owner.backward = original
+
+        self._removals.append(remove)
 
     def watch_loader(self, module: Any) -> None:
         """Time ``next`` of the iterators of ``torch.utils.data.DataLoader``."""
@@ -76,17 +84,6 @@ class Segments:
 
         iterator.__next__ = self.timed("loader", noted)
         self._removals.append(lambda: setattr(iterator, "__next__", following))
-
-    def _replace(self, owner: Any, name: str, part: str) -> None:
-        original = getattr(owner, name)
-        timed = self.timed(part, original)
-        setattr(owner, name, timed)
-
-        def remove() -> None:
-            if getattr(owner, name) is timed:  # else the program has put something there
-                setattr(owner, name, original)
-
-        self._removals.append(remove)
 
     def remove(self) -> None:
         """Take the clock reads out of the program."""

@@ -6,6 +6,7 @@ import contextlib
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from multiprocessing import parent_process
 from typing import Any
@@ -25,6 +26,8 @@ SETTLED = 2
 """First steps that are not part of the watch: allocations, first calls."""
 MIN_STEPS = 4
 """Fewest steps that a watch needs."""
+MAX_KEYS = 10_000
+"""Different steps that are told apart; each further one has a key of its own."""
 MAX_CHECKED = 2
 """Calls with different shapes that a check repeats."""
 ABANDONED_SECONDS = 2.0
@@ -39,7 +42,7 @@ class Session:
         self.channel = Channel(settings["folder"], settings["director"])
         self.borders = Borders()
         self.segments = Segments(_clock)
-        self.optimizers: list[Any] = []
+        self._optimizers: list[weakref.ref[Any]] = []
         self.switches: list[Switch] = []
         self.switch_obstacle = "no step has ended"
         self.changes: dict[str, Change] = {}
@@ -50,15 +53,17 @@ class Session:
         self._order: Mapping[str, Any] | None = None
         self._phase: Schedule | Warming | None = None
         self._watched: list[tuple[int, float, dict[str, float]]] | None = []
-        self._last = 0.0
-        self._looked = 0.0
+        self._last = self._looked = 0.0
         self._ended = self._busy = False
         self._closing_changes, self._uninstalled = 0, True
         self.roots: list[Any] = []
         self._current: Mapping[str, Any] = {}
         self._overflows: list[Any] = []
 
-    # What the hooks call.
+    @property
+    def optimizers(self) -> list[Any]:
+        """The optimisers that have stepped and still live."""
+        return [optimizer for known in self._optimizers if (optimizer := known()) is not None]
 
     def on_optimizer(self, optimizer: Any, skipped: bool = False) -> None:
         """A step of an optimiser has ended, or a GradScaler has left it out."""
@@ -66,7 +71,7 @@ class Session:
             return
         self.segments.optimizer_ends()
         if all(optimizer is not known for known in self.optimizers):
-            self.optimizers.append(optimizer)
+            self._optimizers.append(weakref.ref(optimizer))
         found = getattr(optimizer, "found_inf", None)
         if skipped or found is not None:
             self._overflows.append(True if found is None else found)
@@ -96,16 +101,18 @@ class Session:
         """In a forked child: its steps are not those of the program."""
         self._ended = True
 
-    # A border.
-
     def _border(self) -> None:
         now = _clock()
         self.steps += 1
         step = Step(self._key(), self._overflowed(), _compiled_graphs())
         if self.borders.changes != self._closing_changes:
             self._closing_changes = self.borders.changes
+            if self._watched is None:
+                self._give_up("other optimisers step now, so that steps are no longer the same")
+                return
             self.steps = 1  # ranks agree on steps of the optimiser that all of them have
-            self._restart_watch()
+            self._watched, self._uninstalled = [], True
+            self._release()
         elif self._uninstalled:
             self._uninstalled = False
             self._install_switches()
@@ -120,19 +127,14 @@ class Session:
     def _key(self) -> int:
         calls = (*self._calls[: MAX_CALLS + 1], len(self._calls))
         self._calls.clear()
+        if len(self._keys) > MAX_KEYS:
+            return self._keys.get(calls, -self.steps)
         return self._keys.setdefault(calls, len(self._keys))
 
     def _overflowed(self) -> bool:
         found, self._overflows = self._overflows, []
-        measured = self._phase is not None
         # Reading a flag waits for the device; outside of measured blocks nobody asks.
-        return measured and any(f is True or bool(f.item()) for f in found)
-
-    def _restart_watch(self) -> None:
-        if self._watched is not None:
-            self._watched = []
-        self._settle()
-        self.switches, self._uninstalled = [], True
+        return self._phase is not None and any(f is True or bool(f.item()) for f in found)
 
     def _install_switches(self) -> None:
         self.roots = find_roots([] if self.settings.get("step") else self.optimizers)
@@ -172,35 +174,29 @@ class Session:
     def _facts(self, kept: Sequence[tuple[int, float, dict[str, float]]]) -> dict[str, Any]:
         torch = sys.modules["torch"]
         on_gpu = bool(torch.cuda.is_available() and torch.cuda.is_initialized())
-        parameters = [p for root in self.roots for p in root.parameters()]
+        rank, world = _rank()
         return {
-            "argv": sys.argv[:1],
-            "rank": _rank()[0],
-            "world": _rank()[1],
+            "rank": rank,
+            "world": world,
             "device": torch.cuda.get_device_name() if on_gpu else cpu_name(),
             "driver": driver_version() if on_gpu else None,
-            "cuda": bool(on_gpu),
+            "cuda": on_gpu,
             "torch": torch.__version__,
             "threads": torch.get_num_threads(),
             "steps": [(key, seconds) for key, seconds, _ in kept],
             "parts": {p: [parts[p] for _, _, parts in kept] for p in PARTS},
             "period": self.borders.period,
             "optimizers": [type(o).__name__ for o in self.optimizers[:8]],
-            "optimizer_count": len(self.optimizers),
             "flags": [
                 f for f in ("fused", "foreach") if any(can_set(o, f) for o in self.optimizers)
             ],
             "roots": [type(root).__name__ for root in self.roots],
-            "dtypes": sorted({str(p.dtype) for p in parameters}),
-            "parameters": sum(p.numel() for p in parameters),
             "obstacle": self.switch_obstacle,
             "loader": self.segments.loaders,
             "peak_bytes": torch.cuda.max_memory_allocated() if on_gpu else _peak_bytes(),
             "main_thread": threading.current_thread() is threading.main_thread(),
             "checksum": self._checksum(),
         }
-
-    # Orders.
 
     def _obey(self, now: float) -> None:
         order = self.channel.new_order()
@@ -218,8 +214,7 @@ class Session:
         if self._captures is not None:
             self._capture_done(now, order)
             return
-        self._order = None
-        self._current = order
+        self._order, self._current = None, order
         self._start(order, now)
 
     def _is_time(self, order: Mapping[str, Any]) -> bool:
@@ -237,11 +232,6 @@ class Session:
         what = order["do"]
         if what == "end":
             self._end(order)
-        elif what == "keep":
-            self._make(order)
-            self._apply(order["arm"])
-            self._settle()
-            self._finish()
         elif what == "check":
             self._make(order)
             self._captures, self._order, self._capture_until = {}, order, now + 60.0
@@ -251,7 +241,7 @@ class Session:
             self._phase = Warming(order, _clock)
         elif what == "blocks":
             self._phase = Schedule(
-                order, apply=self._apply, sync=_sync, now=_clock, emit=self._emit_block
+                order, apply=self._apply, sync=_sync, now=_clock, emit=self._emit_answer
             )
 
     def _capture_done(self, now: float, order: Mapping[str, Any]) -> None:
@@ -264,12 +254,7 @@ class Session:
         self._captures = self._order = None
         begin = _clock()
         finding = self.changes[order["name"]].check(calls)
-        self._finish(
-            result_class=finding.result_class,
-            refusal=finding.refusal,
-            detail=finding.detail,
-            seconds=_clock() - begin,
-        )
+        self._finish(**finding._asdict(), seconds=_clock() - begin)
 
     def _capture(self, switch: Switch, arguments: Any) -> None:
         if self._captures is None or self._busy:
@@ -294,30 +279,26 @@ class Session:
         for name in arm:
             self.changes[name].on()
 
-    def _settle(self) -> None:
+    def _release(self) -> None:
         """Nothing is switched any more: the modules run their version without nostall."""
         for switch in self.switches:
             switch.settle()
+        self.switches, self.roots, self.changes = [], [], {}
 
-    def _emit_block(self, event: str, **fields: Any) -> None:
+    def _emit_answer(self, event: str, **fields: Any) -> None:
         failures = [s.failure for s in self.switches if s.failure]
         self.channel.emit(event, order=self._current["number"], failures=failures, **fields)
 
     def _finish(self, **fields: Any) -> None:
-        self.channel.emit(
-            "done",
-            order=self._current["number"],
-            step=self.steps,
-            failures=[s.failure for s in self.switches if s.failure],
-            checksum=self._checksum(),
-            **fields,
-        )
+        self._emit_answer("done", checksum=self._checksum(), **fields)
+        for switch in self.switches:
+            switch.failure = None
 
     def _end(self, order: Mapping[str, Any]) -> None:
         self._ended = True
         with contextlib.suppress(Exception):
             self._apply(order["arm"])
-            self._settle()
+            self._release()
         self.channel.emit("ended", steps=self.steps, exits=order["exit"])
         if order["exit"]:
             sys.stdout.flush()
@@ -327,18 +308,16 @@ class Session:
         self._ended = True
         with contextlib.suppress(Exception):
             self._apply(())
-        self._settle()
+        self._release()
         with contextlib.suppress(Exception):
             self.channel.emit("failed", reason=reason[:300])
 
     def _checksum(self) -> list[float]:
         """A sum over the parameters, equal on all ranks of a data-parallel program."""
         with contextlib.suppress(Exception):
-            return [float(p.detach().double().abs().sum()) for p in self._first_parameters()]
+            first = [p for root in self.roots for p in list(root.parameters())[:4]][:8]
+            return [float(p.detach().double().abs().sum()) for p in first]
         return []
-
-    def _first_parameters(self) -> list[Any]:
-        return [p for root in self.roots for p in list(root.parameters())[:4]][:8]
 
 
 class Applied(Session):
@@ -359,7 +338,7 @@ class Applied(Session):
             changes = [c for c in changes if c["kind"] != "compile"]
         self._make({"changes": changes})
         self._apply([change["name"] for change in changes])
-        self._settle()
+        self._release()
 
     def _give_up(self, reason: str) -> None:
         self._ended = True

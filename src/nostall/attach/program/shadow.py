@@ -81,15 +81,9 @@ def check_module(root: Any, calls: Sequence[Call], make: Make) -> Finding:
     if any(type(m).__name__ == "SyncBatchNorm" for m in root.modules()):
         return Finding(CLASSES[0], "SyncBatchNorm talks to other ranks, so no copy can be tried")
     try:
-        bench = _Bench(root)
-    except Exception as error:  # any error of a user's __deepcopy__
-        return Finding(CLASSES[0], f"it cannot be copied, so nothing is proven: {_line(error)}")
-    try:
-        return bench.check(usable, make)
-    except Exception as error:  # any error of the changed version, in the compiler or its code
-        return Finding(CLASSES[0], f"the changed version fails: {_line(error)}")
-    finally:
-        bench.close()
+        return _Bench(root).check(usable, make)
+    except Exception as error:  # any error of a user's __deepcopy__, the compiler or its code
+        return Finding(CLASSES[0], f"a changed copy fails, so nothing is proven: {_line(error)}")
 
 
 class _Bench:
@@ -101,10 +95,6 @@ class _Bench:
         tensors = [*self.module.parameters(), *self.module.buffers()]
         self.state = [(tensor, tensor.detach().clone()) for tensor in tensors]
         self.shift = 0.0
-
-    def close(self) -> None:
-        """Drop the copy."""
-        del self.module, self.state
 
     def check(self, calls: Sequence[Call], make: Make) -> Finding:
         drew = any(self.run(self.module._call_impl, call).drew for call in calls)
@@ -189,14 +179,13 @@ class _Bench:
         """Gradients of a fixed random sum of all outputs."""
         torch = self.torch
         generator = torch.Generator().manual_seed(3)
-        total = None
-        for output in outputs:
-            if output.requires_grad and output.is_floating_point():
-                weights = torch.randn(output.shape, generator=generator).to(output.device)
-                part = (output.float() * weights).sum()
-                total = part if total is None else total + part
-        if total is not None:
-            total.backward()
+        parts = [
+            (o.float() * torch.randn(o.shape, generator=generator).to(o.device)).sum()
+            for o in outputs
+            if o.requires_grad and _is_float(o)
+        ]
+        if parts:
+            sum(parts[1:], parts[0]).backward()
 
     def _move(self, value: Any, eps: float, generator: Any) -> Any:
         if not eps or not _is_float(value):
@@ -206,10 +195,9 @@ class _Bench:
 
     def _rounding(self, call: Call) -> float:
         """One rounding of the type that the module computes in."""
-        torch = self.torch
-        dtypes = {p.dtype for p in self.module.parameters() if _is_float(p)} or {torch.float32}
+        dtypes = {p.dtype for p in self.module.parameters() if _is_float(p)}
         dtypes |= {call.autocast[1]} if call.autocast else set()
-        return max(float(torch.finfo(dtype).eps) for dtype in dtypes)
+        return max(float(self.torch.finfo(d).eps) for d in dtypes or {self.torch.float32})
 
     def _poison(self, values: Sequence[Any]) -> None:
         """Fill memory that is free with NaN, so that reading it uninitialised shows."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -56,18 +57,18 @@ def optimize(
     quiet: QuietOption = False,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Prove what makes a whole program faster, on its own steps.
+    """Prove what makes a whole program faster.
 
-    The unchanged program runs until enough steps were seen. Changes of its configuration are then
-    switched on and off between its steps: `torch.compile`, the back end nostall on GPUs, a fused
-    or foreach optimiser. A change is kept if its results are proven on copies and the whole
+    The unchanged program runs until enough of its steps were seen. Changes of its configuration
+    are then switched on and off between steps: `torch.compile`, the back end nostall on GPUs, a
+    fused or foreach optimiser. A change is kept if its results are proven on copies and the whole
     program's step is faster beyond the noise. The program is ended at an agreed step. On GPUs this
     command is not yet measured.
     """
     if len(command) == 1 and is_trace(command[0]):
         advice, notes = advise(Path(command[0]))
         if format is Format.JSON:
-            show_json({"schema": 1, "trace": command[0], "advice": [a.as_json() for a in advice],
+            show_json({"schema": 1, "trace": command[0], "advice": [asdict(a) for a in advice],
                        "notes": notes})  # fmt: skip
         else:
             show_advice(advice, notes, command[0])

@@ -54,9 +54,7 @@ def _show_kept(result: Result) -> None:
         if result.attempts:
             out.print("nothing is kept: no change was proven to make the step faster")
         return
-    if together is None or together.comparison is None:
-        out.print("the kept changes were not measured together, so there is no bundle")
-        return
+    assert together is not None and together.comparison is not None
     before, after = (1e3 * seconds for seconds in together.seconds)
     out.print(
         f"step: {before:.4g} ms -> {after:.4g} ms, {interval(together.comparison)} times as fast, "
