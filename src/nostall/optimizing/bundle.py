@@ -28,8 +28,8 @@ class BundledChange(StrictModel):
     """One change, and what it gained."""
 
     name: str
-    kind: Literal["compile", "optimizer", "precision"]
-    value: Literal["inductor", "nostall", "fused", "foreach", "high", "medium"]
+    kind: Literal["compile", "optimizer"]
+    value: Literal["inductor", "nostall", "fused", "foreach"]
     result_class: str
     line: str
     """What a person would write."""

@@ -100,12 +100,9 @@ class Level:
     """What a person would write."""
 
 
-def diagnose(facts: Facts, *, allow_numerics: bool) -> list[Level]:
+def diagnose(facts: Facts) -> list[Level]:
     """The levels of a program: those to try in their order, then advice."""
     levels = [*_compile_levels(facts), *_optimizer_levels(facts)]
-    precision = _precision(facts)
-    refused = _unusable(precision, "it changes numbers: --allow-numerics tries it")
-    levels.append(precision if allow_numerics else refused)
     return [level for level in levels if level.change] + [
         *(level for level in levels if not level.change),
         *_advice(facts),
@@ -135,8 +132,7 @@ def certificate(facts: Facts, levels: list[Level]) -> str:
     return f"{reason}; what would move it: {largest} ({moving[largest]:.0%} of a step)"
 
 
-_PARTS = {"compile": ("forward", "backward"), "optimizer": ("optimizer",),
-          "precision": ("forward", "backward", "optimizer")}  # fmt: skip
+_PARTS = {"compile": ("forward", "backward"), "optimizer": ("optimizer",)}
 """Parts of a step that a kind of change may touch."""
 
 
@@ -192,15 +188,6 @@ def _optimizer_levels(facts: Facts) -> list[Level]:
     return [_unusable(level, reason) for level in levels]
 
 
-def _precision(facts: Facts) -> Level:
-    value = "high" if facts.raw["cuda"] else "medium"
-    return _level(
-        facts, f"float32 precision {value}", "precision", value, expected="not measured",
-        result_class="changes numbers", minutes=0.2,
-        line=f'torch.set_float32_matmul_precision("{value}")',
-    )  # fmt: skip
-
-
 def _unusable(level: Level, reason: str) -> Level:
     return replace(level, bound=None, reason=reason, expected="-", minutes=0.0, change=None)
 
@@ -217,6 +204,9 @@ def _advice(facts: Facts) -> list[Level]:
     if (share := facts.rest) > 0.1 and not facts.raw["cuda"]:
         reason = "advice: outside forward, backward, optimiser and loader; a profiler shows it"
         advice.append(Level("own code", "between the passes", share, None, reason))
+    if facts.raw["cuda"]:
+        reason = "advice: it changes numbers: torch.set_float32_matmul_precision('high')"
+        advice.append(Level("TF32", "matrix products", None, None, reason))
     if (world := facts.raw["world"]) > 1:
         reason = "advice: `nostall characterize` of a trace shows what is exposed"
         advice.append(Level("communication", f"{world} ranks", None, None, reason))

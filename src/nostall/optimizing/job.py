@@ -27,6 +27,7 @@ MAX_BLOCK_STEPS = 200
 WARM_SECONDS, WARM_STEPS = 180.0, 400
 DECIDED_SECONDS = 200.0
 """The back end nostall compares versions meanwhile; measured so far were 30 to 186 s (H200)."""
+INTERRUPTED = "interrupted: what was proven before is kept"
 Say = Callable[[str], None]
 
 
@@ -38,7 +39,6 @@ class Options:
     run_to_end: bool = False
     dry_run: bool = False
     again: bool = False
-    allow_numerics: bool = False
     step: str | None = None
     watch_steps: int = 30
     watch_seconds: float = 3.0
@@ -78,7 +78,7 @@ def optimize(command: Sequence[str], options: Options, say: Say) -> Result:
             program.end(exits=not options.run_to_end)
         except KeyboardInterrupt:
             result.interrupted = True
-            result.notes.append("interrupted: what was proven before is kept")
+            result.notes.append(INTERRUPTED)
             program.end(exits=True)
         except ProgramEnded as end:
             _explain_end(program, end, options, result)
@@ -126,7 +126,7 @@ class _Job:
     def run(self) -> None:
         """All stages."""
         self.watch()
-        self.result.levels = diagnose(self.facts, allow_numerics=self.options.allow_numerics)
+        self.result.levels = diagnose(self.facts)
         self.result.certificate = certificate(self.facts, self.result.levels)
         if self.options.dry_run or self.result.certificate:
             return
@@ -201,7 +201,7 @@ class _Job:
         self, original: Sequence[str], changed: Sequence[str], bound: float | None
     ) -> Proof:
         steps, rounds = self._plan()
-        order = block_order(rounds, self.options.seed + self.program.last_order)
+        order = block_order(rounds, self.options.seed + self.program.orders)
         self.say(f"{', '.join(changed)}: {len(order)} interleaved blocks of {steps} steps")
         events = self._ask(
             do="blocks", arms=[original, changed, original], blocks=order, steps=steps,
@@ -210,7 +210,7 @@ class _Job:
         blocks = [event for event in events if event["event"] == "block"]
         proof = prove(blocks, each=self.facts.varied, bound=bound, seed=self.options.seed)
         self.step_seconds = proof.seconds[0] or self.step_seconds
-        if self.program.ranks_agree() and not self.program.ranks_agree(self.program.last_order):
+        if self.program.ranks_agree() and not self.program.ranks_agree(self.program.orders):
             return replace(proof, refusal="the parameters of the ranks differ since then")
         return proof
 
@@ -281,9 +281,13 @@ def _confirm(command: Sequence[str], options: Options, say: Say, result: Result)
 
 def _explain_end(program: Program, end: ProgramEnded, options: Options, result: Result) -> None:
     """Say why there is nothing, or not everything, if the program ended by itself."""
+    if program.exit_code == 128 + signal.SIGINT:  # Ctrl-C, which the terminal gave the program
+        result.interrupted = True
+        result.notes.append(INTERRUPTED)
+        return
     if program.process.poll() is None:  # nostall's half stopped; the program runs on
         result.notes.append(str(end))
-        program.wait() if options.run_to_end else program.end(exits=True)
+        program.process.wait() if options.run_to_end else program.end(exits=True)
         return
     steps = max((e["steps"] for e in program.events if e["event"] == "exit"), default=0)
     if not program.events:
@@ -315,7 +319,7 @@ def _note_end(program: Program, result: Result) -> None:
             "the program outlived its last step by 10 s (a thread, a child, `except:` or a "
             "compilation), so its process group was ended"
         )
-    elif code:
+    elif code and not result.interrupted:
         after = " after its last step" if program.was_ended else ""
         result.notes.append(f"the program ended with exit code {code}{after}")
     if result.files and program.was_ended:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,7 @@ class Program:
         scratch = self.folder / "scratch"
         scratch.mkdir()
         self.command = [word.replace(SCRATCH, str(scratch)) for word in command]
-        self._numbers, self._position = 0, 0
+        self.orders, self._position = 0, 0
         given = {**settings, "folder": str(self.folder), "director": os.getpid()}
         sys.stdout.flush()
         try:
@@ -106,16 +107,12 @@ class Program:
 
     def wait_watched(self) -> Event:
         """The event ``watched`` of rank 0, once all ranks have one; raises ProgramEnded."""
-        while True:
-            has_ended = self.process.poll() is not None
-            self._read()
+        for _ in self._rounds():
             watched = {e["rank"]: e for e in self.events if e["event"] == "watched"}
             if 0 in watched and len(watched) >= watched[0]["world"]:
                 self.pid = watched[0]["process"]
                 return watched[0]
-            if has_ended:
-                raise ProgramEnded("the program ended")
-            self._pause()
+        raise AssertionError("the rounds end with an error")
 
     def ask(self, until: float, **order: Any) -> list[Event]:
         """Give an order and wait for its end; returns its events of rank 0.
@@ -123,18 +120,26 @@ class Program:
         Raises :class:`TimeIsUp` at ``until`` (of ``time.monotonic``), and :class:`ProgramEnded`.
         """
         number = self._send(order)
-        while True:
-            has_ended = self.process.poll() is not None
-            self._read()
+        for _ in self._rounds():
             answers = [e for e in self.events if e.get("order") == number]
             done = [e for e in answers if e["event"] == "done"]
             if {e["process"] for e in done} >= {self.pid} and len(done) >= self.world:
                 return [e for e in answers if e["process"] == self.pid]
-            if has_ended:
-                raise ProgramEnded("the program ended")
             if time.monotonic() > until:
                 raise TimeIsUp
-            self._pause()
+        raise AssertionError("the rounds end with an error")
+
+    def _rounds(self) -> Iterator[None]:
+        """Rounds in which new events were read; :class:`ProgramEnded` ends them."""
+        while True:
+            has_ended = self.process.poll() is not None
+            self._read()
+            yield
+            if reasons := [e["reason"] for e in self.events if e["event"] == "failed"]:
+                raise ProgramEnded(f"nostall stopped inside the program: {reasons[0]}")
+            if has_ended:
+                raise ProgramEnded("the program ended")
+            time.sleep(POLL_SECONDS)
 
     def ranks_agree(self, number: int | None = None) -> bool:
         """Whether all ranks have equal parameters after an order (default: when watched)."""
@@ -144,17 +149,14 @@ class Program:
             if (e["event"] == "watched" and number is None)
             or (e["event"] == "done" and number is not None and e["order"] == number)
         ]
-        return all(_close(sums[0], other) for other in sums[1:])
+        return all(
+            math.isclose(a, b, rel_tol=1e-6) for s in sums for a, b in zip(sums[0], s, strict=True)
+        )
 
     @property
     def was_ended(self) -> bool:
         """Whether the program obeyed the order to end, and did not end by itself."""
         return any(event["event"] == "ended" and event["exits"] for event in self.events)
-
-    @property
-    def last_order(self) -> int:
-        """Number of the last order."""
-        return self._numbers
 
     def end(self, *, exits: bool) -> int:
         """End the program at an agreed step, or let it run to its end; returns its exit code."""
@@ -162,15 +164,10 @@ class Program:
             self._send({"do": "end", "arm": [], "exit": exits})
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(GRACE_SECONDS if exits else None)
-            if exits:
-                self.was_killed = self.process.poll() is None
+            self._read()
+            self.was_killed = self.process.poll() is None
+            if self.was_killed or self.was_ended:  # children of its own end are the program's
                 self._kill()
-        self._read()
-        return self.exit_code
-
-    def wait(self) -> int:
-        """Wait for the program's own end; returns its exit code."""
-        self.process.wait()
         self._read()
         return self.exit_code
 
@@ -183,12 +180,12 @@ class Program:
         return code if code >= 0 else 128 - code
 
     def _send(self, order: Mapping[str, Any]) -> int:
-        self._numbers += 1
-        text = json.dumps({"number": self._numbers, "agree": self.world > 1, **order})
+        self.orders += 1
+        text = json.dumps({"number": self.orders, "agree": self.world > 1, **order})
         partial = self.folder / "partial"
         partial.write_text(text)
         partial.replace(self.folder / ORDERS)
-        return self._numbers
+        return self.orders
 
     def _read(self) -> None:
         """Read the events that were appended; the last line can be incomplete."""
@@ -201,13 +198,6 @@ class Program:
         whole = data[: data.rfind(b"\n") + 1]
         self._position += len(whole)
         self.events += [json.loads(line) for line in whole.splitlines()]
-
-    def _pause(self) -> None:
-        """Wait a little; raises :class:`ProgramEnded` if the half in the program has stopped."""
-        reason = next((e["reason"] for e in self.events if e["event"] == "failed"), None)
-        if reason is not None:
-            raise ProgramEnded(f"nostall stopped inside the program: {reason}")
-        time.sleep(POLL_SECONDS)
 
     def _kill(self) -> None:
         """End what is left of the process group."""
@@ -245,12 +235,6 @@ def _give_terminal(group: int) -> int | None:
 def _take_terminal(terminal: int) -> None:
     with suppress(OSError):
         os.tcsetpgrp(terminal, os.getpgrp())
-
-
-def _close(one: Sequence[float], other: Sequence[float]) -> bool:
-    return len(one) == len(other) and all(
-        abs(a - b) <= 1e-6 * max(abs(a), abs(b)) for a, b in zip(one, other, strict=True)
-    )
 
 
 def written_files(program: Program) -> list[str]:

@@ -18,9 +18,6 @@ from nostall.optimizing.diagnosis import Facts, certificate, diagnose
 from nostall.optimizing.page import write_page
 from nostall.optimizing.proof import Proof
 from nostall.optimizing.result import Attempt, Result
-from nostall.optimizing.trace import advise, is_trace
-
-TRACE = Path(__file__).parents[1] / "workload" / "h200" / "gpt.json.gz"
 
 
 def facts(
@@ -39,14 +36,13 @@ def facts(
 
 
 def bounds(found: Facts) -> dict[str, float | None]:
-    return {level.name: level.bound for level in diagnose(found, allow_numerics=False)}
+    return {level.name: level.bound for level in diagnose(found)}
 
 
 def test_a_bound_is_the_step_over_what_remains() -> None:
     found = bounds(facts())
     assert found["torch.compile"] == pytest.approx(2.0)
     assert found["fused optimiser"] == pytest.approx(1.25)
-    assert found["float32 precision medium"] is None  # not tried without --allow-numerics
 
 
 def test_a_pause_outside_of_all_parts_does_not_lower_a_bound() -> None:
@@ -56,7 +52,7 @@ def test_a_pause_outside_of_all_parts_does_not_lower_a_bound() -> None:
 
 def test_on_a_gpu_no_bound_is_given_and_no_certificate() -> None:
     found = facts(cuda=True, forward=0.0)
-    levels = diagnose(found, allow_numerics=False)
+    levels = diagnose(found)
     assert {level.bound for level in levels} == {None}
     assert [level.name for level in levels][:2] == ["torch.compile", "back end nostall"]
     assert certificate(found, levels) == ""
@@ -65,23 +61,21 @@ def test_on_a_gpu_no_bound_is_given_and_no_certificate() -> None:
 def test_the_certificate_says_what_would_move_it() -> None:
     found = facts(forward=0.01, optimizer=0.01, loader=0.7)
     found = Facts({**found.raw, "parts": {**found.raw["parts"], "backward": [0.01] * 20}})
-    text = certificate(found, diagnose(found, allow_numerics=False))
+    text = certificate(found, diagnose(found))
     assert "at most 1.031" in text and "a faster input pipeline (70% of a step)" in text
     few = Facts({**found.raw, "steps": found.raw["steps"][:9]})
-    assert certificate(few, diagnose(few, allow_numerics=False)) == ""
-    assert certificate(facts(), diagnose(facts(), allow_numerics=False)) == ""
+    assert certificate(few, diagnose(few)) == ""
+    assert certificate(facts(), diagnose(facts())) == ""
 
 
 def test_what_cannot_be_tried_says_why() -> None:
-    levels = diagnose(facts(obstacle="it runs under torch.compile already", flags=[], world=2),
-                      allow_numerics=True)  # fmt: skip
+    levels = diagnose(facts(obstacle="it runs under torch.compile already", flags=[], world=2))
     reasons = {level.name: (level.reason, level.change) for level in levels}
     assert reasons["torch.compile"] == ("it runs under torch.compile already", None)
     assert "set already" in reasons["fused optimiser"][0]
     assert "num_workers=0" in reasons["input pipeline"][0]
     assert "characterize" in reasons["communication"][0]
-    tried = [level.name for level in levels if level.change]
-    assert tried == ["float32 precision medium"]
+    assert not any(level.change for level in levels)
 
 
 def test_kinds_of_steps() -> None:
@@ -92,7 +86,7 @@ def test_kinds_of_steps() -> None:
 
 def result() -> Result:
     found = facts()
-    levels = diagnose(found, allow_numerics=False)
+    levels = diagnose(found)
     proof = Proof(Comparison(1.2, 1.1, 1.3, 0.98, 1.02, "measured"), "", 12, (1.0, 0.8))
     attempts = [
         Attempt(levels[0], "dropped", "not faster", "within rounding", proof),
@@ -169,10 +163,3 @@ def test_the_page_shows_the_waterfall_and_escapes(tmp_path: Path) -> None:
     nothing = result()
     nothing.attempts = nothing.attempts[:1]
     assert "measured together" not in write_page(nothing, tmp_path / "b.html").read_text("utf-8")
-
-
-def test_a_trace_gives_advice() -> None:
-    advice, _ = advise(TRACE)
-    assert advice and advice == sorted(advice, key=lambda a: -a.share)
-    assert all(0 <= a.share <= 1 and a.remedy for a in advice)
-    assert is_trace("t.json.gz") and not is_trace("train.py")

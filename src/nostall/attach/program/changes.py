@@ -107,24 +107,7 @@ def can_set(optimizer: Any, flag: str) -> bool:
     return bool(parameters) and unset and other and plain and not is_default
 
 
-class Precision:
-    """``torch.set_float32_matmul_precision``: TF32 on GPUs, bfloat16 on some CPUs."""
-
-    def __init__(self, value: str) -> None:
-        self.value = value
-        self.original: str = sys.modules["torch"].get_float32_matmul_precision()
-
-    def check(self, calls: Mapping[int, Sequence[Call]]) -> Finding:
-        return Finding("changes numbers")
-
-    def on(self) -> None:
-        sys.modules["torch"].set_float32_matmul_precision(self.value)
-
-    def off(self) -> None:
-        sys.modules["torch"].set_float32_matmul_precision(self.original)
-
-
-Change = Compile | OptimizerFlag | Precision
+Change = Compile | OptimizerFlag
 """Each has ``check``, which tries it on copies, ``on`` and ``off``."""
 
 
@@ -140,7 +123,4 @@ def make_change(
         return Compile(switches, value)
     if kind == "optimizer":
         return OptimizerFlag(optimizers, value)
-    if kind == "precision":
-        return Precision(value)
-    raise ValueError(f"the change {kind!r} is unknown; this nostall knows compile, optimizer and "
-                     "precision")  # fmt: skip
+    raise ValueError(f"the change {kind!r} is unknown; this nostall knows compile and optimizer")

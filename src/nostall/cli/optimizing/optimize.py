@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from nostall.cli import INTERRUPTED
-from nostall.cli.optimizing.tables import show_advice, show_result
-from nostall.cli.terminal.console import Format, FormatOption, QuietOption, err, show_json
+from nostall.cli.optimizing.tables import show_result
+from nostall.cli.terminal.console import Format, FormatOption, QuietOption, err, out, show_json
 from nostall.core.errors import BadInput
 from nostall.core.files.atomic import write_text_atomically
 from nostall.optimizing.bundle import write_bundle
@@ -21,9 +20,10 @@ from nostall.optimizing.job import Options
 from nostall.optimizing.job import optimize as run_job
 from nostall.optimizing.page import write_page
 from nostall.optimizing.result import Result
-from nostall.optimizing.trace import advise, is_trace
 
 BUNDLE_FILE, PAGE_FILE, RESULT_FILE = "bundle.json", "report.html", "result.json"
+TRACE_SUFFIXES = (".json", ".json.gz", ".sqlite")
+NO_BOUND = "advice only: nothing was tried, and the gains of a trace are modelled, no bounds"
 
 CommandArgument = Annotated[
     list[str],
@@ -46,9 +46,6 @@ def optimize(
     again: Annotated[
         bool, typer.Option("--again", help="Start the program a second time to confirm.")
     ] = False,
-    allow_numerics: Annotated[
-        bool, typer.Option("--allow-numerics", help="Also try changes of numbers.")
-    ] = False,
     step: Annotated[
         str | None, typer.Option(help="Function that ends a step: module:function.")
     ] = None,
@@ -65,17 +62,12 @@ def optimize(
     program's step is faster beyond the noise. The program is ended at an agreed step. On GPUs this
     command is not yet measured.
     """
-    if len(command) == 1 and is_trace(command[0]):
-        advice, notes = advise(Path(command[0]))
-        if format is Format.JSON:
-            show_json({"schema": 1, "trace": command[0], "advice": [asdict(a) for a in advice],
-                       "notes": notes})  # fmt: skip
-        else:
-            show_advice(advice, notes, command[0])
+    if len(command) == 1 and command[0].endswith(TRACE_SUFFIXES):
+        _advise(Path(command[0]), format)
         return
     options = _options(
         minutes=minutes, dry_run=dry_run, run_to_end=run_to_end, again=again,
-        allow_numerics=allow_numerics, step=step, seed=seed, quiet_output=format is Format.JSON,
+        step=step, seed=seed, quiet_output=format is Format.JSON,
     )  # fmt: skip
     say = (lambda line: None) if quiet else (lambda line: err.print(f"nostall: {line}"))
     result = run_job(command, options, say)
@@ -89,6 +81,20 @@ def optimize(
         raise typer.Exit(INTERRUPTED)
     if result.exit_code:
         raise typer.Exit(result.exit_code)
+
+
+def _advise(trace: Path, format: Format) -> None:
+    """Show where the time of a trace goes and what to fix first; nothing is tried."""
+    from nostall.cli.characterizing.traces import show_traces
+    from nostall.workload.characterization import characterize_traces
+    from nostall.workload.traces.ranks import read_ranks
+
+    result = characterize_traces(read_ranks([trace]))
+    if format is Format.JSON:
+        show_json({**result.as_json(), "note": NO_BOUND})
+    else:
+        show_traces(result)
+        out.print(f"note: {NO_BOUND}")
 
 
 def _options(*, minutes: float, step: str | None, **others: bool | int) -> Options:

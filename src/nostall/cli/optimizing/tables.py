@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from nostall.cli.terminal.console import out, show_table
 from nostall.optimizing.diagnosis import Level
 from nostall.optimizing.result import Attempt, Result, interval
-from nostall.optimizing.trace import NO_BOUND, Advice
 
 
 def show_result(result: Result) -> None:
@@ -65,16 +64,3 @@ def _show_kept(result: Result) -> None:
     out.print("what a person would write:")
     for attempt in result.kept:
         out.print(f"  {attempt.level.line}  ({attempt.result_class})")
-
-
-def show_advice(advice: Sequence[Advice], notes: Sequence[str], trace: str) -> None:
-    """Print what a trace advises."""
-    show_table(
-        f"advice from {trace}; nothing was tried",
-        ("where", "problem", "measured", "share", "remedy"),
-        [(a.where, a.problem, f"{1e3 * a.seconds:.3f} ms", f"{a.share:.0%}", a.remedy)
-         for a in advice],
-        optional=("where",),
-    )  # fmt: skip
-    for note in (*notes, f"{NO_BOUND}, so nothing says what a change gains at most"):
-        out.print(f"note: {note}")

@@ -101,7 +101,9 @@ def test_a_trace_gives_advice() -> None:
     trace = ROOT / "tests" / "unit" / "workload" / "h200" / "gpt.json.gz"
     done = nostall_here("optimize", trace)
     assert done.code == 0 and "nothing was tried" in done.out
-    assert nostall_here("optimize", trace, "--format", "json").json["advice"]
+    assert "what to fix first" in done.out
+    document = nostall_here("optimize", trace, "--format", "json").json
+    assert document["ranks"][0]["fix_first"] and "no bounds" in document["note"]
 
 
 @pytest.mark.slow
@@ -113,6 +115,9 @@ def test_a_gain_is_proven_handed_over_and_applied(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.code == 0, done.err
     document = json.loads(done.out)
+    compiled = document["attempts"][0]
+    assert compiled["change"]["kind"] == "compile" and compiled["class"] == "within rounding"
+    assert compiled["proof"]["pairs"] >= 6 and compiled["outcome"] in ("kept", "dropped")
     kept = document["kept"]
     assert any("optimiser" in name for name in kept), document["attempts"]
     assert document["together"]["interval"][0] > 1.0
@@ -126,19 +131,6 @@ def test_a_gain_is_proven_handed_over_and_applied(tmp_path: Path) -> None:
     refused = run(tmp_path, "apply", "--bundle", "out/bundle.json", "--", sys.executable, program)
     assert refused.code == 2 and "was measured with torch 9" in refused.err
     assert left(tmp_path) == []
-
-
-@pytest.mark.slow
-def test_compiling_is_checked_and_measured_in_the_running_program(tmp_path: Path) -> None:
-    program = write(tmp_path, layers=2)
-    done = run(
-        tmp_path, "optimize", "--format", "json", "--minutes", 4, "--out", "out", "--",
-        sys.executable, program,
-    )  # fmt: skip
-    assert done.code == 0, done.err
-    (attempt,) = [a for a in json.loads(done.out)["attempts"] if a["change"]["kind"] == "compile"]
-    assert attempt["class"] == "within rounding"
-    assert attempt["proof"]["pairs"] >= 6 and attempt["outcome"] in ("kept", "dropped")
 
 
 @pytest.mark.slow
@@ -194,9 +186,10 @@ def test_an_interrupt_leaves_nothing(number: signal.Signals, tmp_path: Path) -> 
         words, cwd=tmp_path, env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
         text=True,
     )  # fmt: skip
-    assert process.stderr is not None
-    assert any("watched" in line for line in process.stderr)
-    os.kill(process.pid, number)
-    process.stderr.read()
-    assert process.wait(60) == 130
+    with process:
+        assert process.stderr is not None
+        assert any("watched" in line for line in process.stderr)
+        os.kill(process.pid, number)
+        process.stderr.read()
+    assert process.returncode == 130
     assert left(tmp_path) == []
