@@ -82,10 +82,8 @@ def write_bundle(result: Result, path: Path) -> Path:
 
 def _numbers(proof: Proof | None) -> dict[str, Any]:
     assert proof is not None and proof.comparison is not None
-    return {
-        "ratio": proof.comparison.ratio,
-        "interval": (proof.comparison.low, proof.comparison.high),
-    }
+    c = proof.comparison
+    return {"ratio": c.ratio, "interval": (c.low, c.high)}
 
 
 def read_bundle(path: Path) -> Bundle:
@@ -114,7 +112,7 @@ def bundle_environment(
     """``inherited`` with what makes the changes of ``bundle`` in a program.
 
     ``gpu`` is the name of this machine's GPU.  Raises :class:`BadInput` if the bundle is of another
-    machine or version, and :class:`MissingPart` without PyTorch.  PyTorch's version and the driver
+    machine or version, and :class:`MissingPart` without its GPU.  PyTorch's version and the driver
     are compared in the program, whose Python can be another one.
     """
     machine = bundle.machine
@@ -135,9 +133,7 @@ def bundle_environment(
         "step": bundle.step,
         "bundle": str(path),
         "machine": json.loads(machine.model_dump_json()),
-        "changes": [
-            change.model_dump(include={"name", "kind", "value"}) for change in bundle.changes
-        ],
+        "changes": [c.model_dump(include={"name", "kind", "value"}) for c in bundle.changes],
     }
     return program_environment({k: v for k, v in inherited.items() if k != VARIABLE}, settings)
 

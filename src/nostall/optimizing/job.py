@@ -306,8 +306,8 @@ def _explain_end(program: Program, end: ProgramEnded, options: Options, result: 
         )
     else:
         reason = (
-            "no step was seen: no optimiser of torch.optim stepped; name the function of a step "
-            "with --step module:function"
+            "no step was seen: no optimiser of torch.optim stepped, or only in compiled code; "
+            "name the function of a step with --step module:function"
         )
     result.notes.append(reason)
 

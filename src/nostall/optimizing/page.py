@@ -58,15 +58,12 @@ def write_page(result: Result, path: Path) -> Path:
 
 
 def _row(attempt: Attempt) -> dict[str, str]:
-    comparison = attempt.proof.comparison if attempt.proof else None
+    c = attempt.proof.comparison if attempt.proof else None
     return {
-        "name": attempt.level.name,
-        "outcome": attempt.outcome,
-        "result_class": attempt.result_class,
-        "gain": interval(comparison) if comparison else "–",
-        "null": f"{comparison.null_low:.3f} to {comparison.null_high:.3f}" if comparison else "–",
-        "reason": attempt.reason,
-    }
+        "name": attempt.level.name, "outcome": attempt.outcome, "reason": attempt.reason,
+        "result_class": attempt.result_class, "gain": interval(c) if c else "–",
+        "null": f"{c.null_low:.3f} to {c.null_high:.3f}" if c else "–",
+    }  # fmt: skip
 
 
 def _bars(result: Result) -> list[_Bar]:
@@ -82,9 +79,8 @@ def _bars(result: Result) -> list[_Bar]:
             continue
         assert attempt.proof is not None and attempt.proof.comparison is not None
         c = attempt.proof.comparison
-        bars.append(
-            _Bar(f"+ {attempt.level.name}", before / c.ratio, before / c.high, before / c.low)
-        )
+        name = f"+ {attempt.level.name}"
+        bars.append(_Bar(name, before / c.ratio, before / c.high, before / c.low))
         before /= c.ratio
     c = together.comparison
     bars.append(_Bar("measured together", original / c.ratio, original / c.high, original / c.low))

@@ -158,8 +158,8 @@ class Program:
         """Whether the program obeyed the order to end, and did not end by itself."""
         return any(event["event"] == "ended" and event["exits"] for event in self.events)
 
-    def end(self, *, exits: bool) -> int:
-        """End the program at an agreed step, or let it run to its end; returns its exit code."""
+    def end(self, *, exits: bool) -> None:
+        """End the program at an agreed step, or let it run to its own end."""
         if self.process.poll() is None:
             self._send({"do": "end", "arm": [], "exit": exits})
             with suppress(subprocess.TimeoutExpired):
@@ -169,7 +169,6 @@ class Program:
             if self.was_killed or self.was_ended:  # children of its own end are the program's
                 self._kill()
         self._read()
-        return self.exit_code
 
     @property
     def exit_code(self) -> int:

@@ -30,13 +30,10 @@ class Attempt:
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "change": self.level.change,
-            "outcome": self.outcome,
-            "reason": self.reason,
-            "class": self.result_class,
-            "warm_seconds": self.warm_seconds,
+            "change": self.level.change, "outcome": self.outcome, "reason": self.reason,
+            "class": self.result_class, "warm_seconds": self.warm_seconds,
             "proof": proof_json(self.proof),
-        }
+        }  # fmt: skip
 
 
 @dataclass
@@ -99,16 +96,11 @@ def proof_json(proof: Proof | None) -> dict[str, Any] | None:
     """A proof as JSON; None without one."""
     if proof is None:
         return None
-    comparison = proof.comparison
-    numbers: dict[str, Any] = {}
-    if comparison is not None:
-        numbers = {
-            "ratio": comparison.ratio,
-            "interval": [comparison.low, comparison.high],
-            "null_interval": [comparison.null_low, comparison.null_high],
-            "verdict": comparison.verdict,
-            "step_seconds": list(proof.seconds),
-        }
+    c = proof.comparison
+    numbers: dict[str, Any] = {} if c is None else {
+        "ratio": c.ratio, "interval": [c.low, c.high], "null_interval": [c.null_low, c.null_high],
+        "verdict": c.verdict, "step_seconds": list(proof.seconds),
+    }  # fmt: skip
     return {"pairs": proof.pairs, "refusal": proof.refusal or None, **numbers}
 
 

@@ -65,9 +65,12 @@ class Switch:
         """The first error of a version; the original runs since."""
         self.number = 0
         self._capture = capture
+        self._is_compiling = sys.modules["torch"].compiler.is_compiling
         object.__setattr__(root, "_compiled_call_impl", self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._is_compiling():  # the program compiles a function around the call
+            return self.eager(*args, **kwargs)
         self._note(args, kwargs)
         if self.target is None:
             return self.eager(*args, **kwargs)

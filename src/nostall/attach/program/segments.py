@@ -47,7 +47,7 @@ class Segments:
 
         return call
 
-    def optimizer_begins(self, *_: Any) -> None:
+    def optimizer_begins(self) -> None:
         """Hook before an optimiser's step."""
         if not self._depth:
             self._optimizer_begin = self.now() - sum(self.seconds.values())

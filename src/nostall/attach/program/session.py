@@ -46,7 +46,7 @@ class Session:
         self.switches: list[Switch] = []
         self.switch_obstacle = "no step has ended"
         self.changes: dict[str, Change] = {}
-        self.steps = 0
+        self.steps = self.optimizer_steps = 0
         self._calls: list[Any] = []
         self._keys: dict[Any, int] = {}
         self._captures: dict[int, dict[Any, Call]] | None = None
@@ -67,6 +67,7 @@ class Session:
 
     def on_optimizer(self, optimizer: Any, skipped: bool = False) -> None:
         """A step of an optimiser has ended, or a GradScaler has left it out."""
+        self.optimizer_steps += 1
         if self._busy or self._ended:
             return
         self.segments.optimizer_ends()

@@ -43,12 +43,18 @@ def _watch_optimizers(module: ModuleType, session: Session) -> None:
         print(f"nostall: --bundle: {refusal}", file=sys.stderr)
         raise SystemExit(2)
 
-    def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
-        if len(session.optimizers) == 0:
-            session.segments.watch_backward()
-        session.on_optimizer(optimizer)
+    # Dynamo traces the hooks of a compiled step; there, they are to do nothing.
+    def begins(*_: Any) -> None:
+        if not module.torch.compiler.is_compiling():
+            session.segments.optimizer_begins()
 
-    module.register_optimizer_step_pre_hook(session.segments.optimizer_begins)
+    def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not module.torch.compiler.is_compiling():
+            if not session.optimizers:
+                session.segments.watch_backward()
+            session.on_optimizer(optimizer)
+
+    module.register_optimizer_step_pre_hook(begins)
     module.register_optimizer_step_post_hook(stepped)
 
 
@@ -59,13 +65,9 @@ def _watch_scaler(module: ModuleType, session: Session) -> None:
 
     @functools.wraps(step)
     def noted(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        seen: list[bool] = []
-        handle = optimizer.register_step_pre_hook(lambda *_: seen.append(True))
-        try:
-            result = step(self, optimizer, *args, **kwargs)
-        finally:
-            handle.remove()
-        if not seen:
+        before = session.optimizer_steps
+        result = step(self, optimizer, *args, **kwargs)
+        if session.optimizer_steps == before:
             session.on_optimizer(optimizer, True)
         return result
 

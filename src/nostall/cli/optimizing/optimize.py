@@ -29,9 +29,7 @@ CommandArgument = Annotated[
     list[str],
     typer.Argument(help="The program and its arguments, after `--`; or one trace, for advice."),
 ]
-OutOption = Annotated[
-    Path, typer.Option("--out", help="Folder for the bundle, the report and the result.")
-]
+OutOption = Annotated[Path, typer.Option("--out", help="Folder for bundle, report and result.")]
 
 
 def optimize(
@@ -76,7 +74,7 @@ def optimize(
         show_json({**result.as_json(), "files": [str(path) for path in written]})
     else:
         show_result(result)
-        _show_next(result, command, written)
+        _show_next(command, written)
     if result.interrupted and not result.kept:
         raise typer.Exit(INTERRUPTED)
     if result.exit_code:
@@ -116,16 +114,13 @@ def _write(result: Result, folder: Path) -> list[Path]:
     paths = [folder / RESULT_FILE, write_page(result, folder / PAGE_FILE)]
     if result.kept and result.together:
         paths.append(write_bundle(result, folder / BUNDLE_FILE))
-    else:
-        (folder / BUNDLE_FILE).unlink(missing_ok=True)  # of an earlier run: it is not proven now
     return paths
 
 
-def _show_next(result: Result, command: list[str], written: list[Path]) -> None:
-    if not written:
-        return
-    err.print(f"report:   {next(path for path in written if path.name == PAGE_FILE)}")
+def _show_next(command: list[str], written: list[Path]) -> None:
     for path in written:
-        if path.name == BUNDLE_FILE:
+        if path.name == PAGE_FILE:
+            err.print(f"report:   {path}")
+        elif path.name == BUNDLE_FILE:
             words = ["nostall", "apply", "--bundle", str(path), "--", *command]
             err.print(f"next:     {shlex.join(words)}")
