@@ -162,8 +162,13 @@ class Program:
         """End the program at an agreed step, or let it run to its own end."""
         if self.process.poll() is None:
             self._send({"do": "end", "arm": [], "exit": exits})
-            with suppress(subprocess.TimeoutExpired):
-                self.process.wait(GRACE_SECONDS if exits else None)
+            until = time.monotonic() + GRACE_SECONDS
+            while self.process.poll() is None and (time.monotonic() < until or not exits):
+                had_ended = self.was_ended
+                self._read()
+                if self.was_ended and not had_ended:  # the exit itself takes time, too
+                    until = time.monotonic() + GRACE_SECONDS
+                time.sleep(POLL_SECONDS)
             self._read()
             self.was_killed = self.process.poll() is None
             if self.was_killed or self.was_ended:  # children of its own end are the program's

@@ -24,7 +24,7 @@ class Segments:
         """Workers and pinned memory of the loaders that were read."""
         self._optimizer_begin: float | None = None
         self._removals: list[Callable[[], None]] = []
-        self._depth = 0
+        self._depth, self._watches_backward = 0, False
 
     def take(self) -> dict[str, float]:
         """The seconds of each part; counting begins anew."""
@@ -61,7 +61,10 @@ class Segments:
             self._optimizer_begin = None
 
     def watch_backward(self) -> None:
-        """Time ``torch.autograd.backward``, which ``loss.backward()`` calls."""
+        """Time ``torch.autograd.backward``, which ``loss.backward()`` calls; once."""
+        if self._watches_backward:
+            return
+        self._watches_backward = True
         owner = sys.modules["torch"].autograd
         original = owner.backward
         owner.backward = timed = self.timed("backward", original)

@@ -54,7 +54,7 @@ class Session:
         self._phase: Schedule | Warming | None = None
         self._watched: list[tuple[int, float, dict[str, float]]] | None = []
         self._last = self._looked = 0.0
-        self._ended = self._busy = False
+        self._ended = self._busy = self._gave_up = False
         self._closing_changes, self._uninstalled = 0, True
         self.roots: list[Any] = []
         self._current: Mapping[str, Any] = {}
@@ -70,6 +70,9 @@ class Session:
         self.optimizer_steps += 1
         if self._busy or self._ended:
             return
+        if self._gave_up:
+            self.on_border()
+            return
         self.segments.optimizer_ends()
         if all(optimizer is not known for known in self.optimizers):
             self._optimizers.append(weakref.ref(optimizer))
@@ -82,6 +85,9 @@ class Session:
     def on_border(self) -> None:
         """A step of the program has ended."""
         if self._busy or self._ended:
+            return
+        if self._gave_up:
+            self._obey_end()
             return
         self._busy = True
         try:
@@ -207,6 +213,7 @@ class Session:
             self._looked = now
             if self.channel.is_abandoned():
                 self._give_up("nostall optimize has ended; the program runs on as it was")
+                self._ended = True
                 self.channel.remove()
                 return
         order = self._order
@@ -300,16 +307,24 @@ class Session:
         with contextlib.suppress(Exception):
             self._apply(order["arm"])
             self._release()
+            self.segments.remove()
         self.channel.emit("ended", steps=self.steps, exits=order["exit"])
         if order["exit"]:
             sys.stdout.flush()
             raise SystemExit(0)
 
+    def _obey_end(self) -> None:
+        """After giving up, the end is the only order that is obeyed."""
+        order = self.channel.new_order()
+        if order is not None and order["do"] == "end":
+            self._end({**order, "arm": ()})
+
     def _give_up(self, reason: str) -> None:
-        self._ended = True
+        self._gave_up, self._watched, self._phase = True, None, None
         with contextlib.suppress(Exception):
             self._apply(())
         self._release()
+        self.segments.remove()
         with contextlib.suppress(Exception):
             self.channel.emit("failed", reason=reason[:300])
 

@@ -50,8 +50,7 @@ def _watch_optimizers(module: ModuleType, session: Session) -> None:
 
     def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
         if not module.torch.compiler.is_compiling():
-            if not session.optimizers:
-                session.segments.watch_backward()
+            session.segments.watch_backward()
             session.on_optimizer(optimizer)
 
     module.register_optimizer_step_pre_hook(begins)
@@ -84,8 +83,7 @@ def _watch_function(module: ModuleType, path: str, session: Session) -> None:
 
     @functools.wraps(function)
     def noted(*args: Any, **kwargs: Any) -> Any:
-        if not session.steps:
-            session.segments.watch_backward()
+        session.segments.watch_backward()
         result = function(*args, **kwargs)
         session.on_border()
         return result

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -59,8 +61,12 @@ class Program:
 @pytest.fixture
 def program(tmp_path: Path) -> Iterator[Program]:
     program = Program(tmp_path)
+    original = torch.autograd.backward
+    program.session.segments.watch_backward()
+    program.session.segments.watch_backward()
     yield program
     program.session.segments.remove()
+    assert torch.autograd.backward is original
 
 
 FUSED = {"name": "fused", "kind": "optimizer", "value": "fused"}
@@ -140,6 +146,30 @@ def test_an_unknown_change_stops_the_watch_and_not_the_program(program: Program)
     (failed,) = program.events("failed")
     assert "'magic' is unknown" in failed["reason"]
     assert "_compiled_call_impl" not in program.model.__dict__
+
+
+def test_another_optimiser_ends_the_watch_and_the_end_is_still_obeyed(program: Program) -> None:
+    program.run(12)
+    for _ in range(3):  # a sweep makes a model and an optimiser for each trial
+        program.model = nn.Linear(8, 1)
+        program.optimizer = torch.optim.SGD(program.model.parameters(), lr=0.1)
+        program.session.segments.watch_backward()
+        program.run(3)
+    (failed,) = program.events("failed")
+    assert "other optimisers" in failed["reason"]
+    program.order(do="end", arm=["fused"], exit=True)
+    with pytest.raises(SystemExit):
+        program.step()
+
+
+def test_no_optimiser_or_model_is_kept_alive(program: Program) -> None:
+    program.run(12)
+    program.order(do="end", arm=[], exit=False)
+    program.run(1)
+    model, optimizer = map(weakref.ref, (program.model, program.optimizer))
+    del program.model, program.optimizer
+    gc.collect()
+    assert model() is None and optimizer() is None
 
 
 def test_without_a_director_the_program_runs_on(
