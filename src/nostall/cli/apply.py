@@ -46,7 +46,10 @@ def apply(
     """
     variables = environment(os.environ, modelled=modelled, log=log)
     if bundle is not None:
-        variables = _with_bundle(variables, bundle)
+        from nostall.optimizing.bundle import bundle_environment, read_bundle
+
+        gpu = variables.get(gpu_name.VARIABLE)
+        variables = bundle_environment(read_bundle(bundle), bundle.absolute(), variables, gpu)
     else:
         _warn_if_unusable(modelled=variables[MODELLED] == "1")
     sys.stdout.flush()
@@ -56,14 +59,6 @@ def apply(
         raise BadInput(
             f"cannot run {command[0]!r}: {error.strerror}; write `nostall apply -- PROGRAM ARGS`"
         ) from error
-
-
-def _with_bundle(variables: dict[str, str], path: Path) -> dict[str, str]:
-    """``variables`` with those of the bundle in ``path``."""
-    from nostall.optimizing.bundle import bundle_environment, read_bundle
-
-    gpu = variables.get(gpu_name.VARIABLE)
-    return bundle_environment(read_bundle(path), path.absolute(), variables, gpu)
 
 
 def _warn_if_unusable(*, modelled: bool) -> None:

@@ -118,12 +118,8 @@ def certificate(facts: Facts, levels: list[Level]) -> str:
     joint = facts.bound(*sorted(parts))
     if len(facts.raw["steps"]) < MIN_STEPS or joint is None or joint >= NO_GAIN:
         return ""
-    reason = (
-        f"all levels together gain at most {joint:.3f}: they touch "
-        f"{facts.share(*sorted(parts)):.1%} of a step"
-        if tried
-        else "no level of this version applies"
-    )
+    share = facts.share(*sorted(parts))
+    reason = f"all levels together gain at most {joint:.3f}: they touch {share:.1%} of a step"
     moving = {
         "waits for data: a faster input pipeline": facts.share("loader"),
         "the program's own code between the passes": facts.rest,

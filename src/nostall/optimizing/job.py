@@ -191,8 +191,7 @@ class _Job:
 
     def _warm(self, arm: Sequence[str]) -> list[str]:
         """Run an arm until it compiles no more; the errors of its calls."""
-        decides = any(c["value"] == "nostall" and c["name"] in arm for c in self.changes)
-        least = DECIDED_SECONDS if decides else 0.0
+        least = DECIDED_SECONDS if "back end nostall" in arm else 0.0
         order = {"limit_steps": WARM_STEPS, "limit_seconds": least + WARM_SECONDS}
         done = self._ask(do="warm", arm=arm, least_seconds=least, **order)[-1]
         return list(done["failures"])

@@ -97,7 +97,8 @@ class Program:
         if self.process.poll() is None:
             self._kill()
         if self._terminal is not None:
-            _take_terminal(self._terminal)
+            with suppress(OSError):
+                os.tcsetpgrp(self._terminal, os.getpgrp())
         shutil.rmtree(self.folder, ignore_errors=True)
 
     @property
@@ -234,11 +235,6 @@ def _give_terminal(group: int) -> int | None:
             os.tcsetpgrp(terminal, group)
             return terminal
     return None
-
-
-def _take_terminal(terminal: int) -> None:
-    with suppress(OSError):
-        os.tcsetpgrp(terminal, os.getpgrp())
 
 
 def written_files(program: Program) -> list[str]:

@@ -79,10 +79,6 @@ def prove(
     return Proof(comparison, _suspicion(blocks, comparison, bound), pairs, seconds)
 
 
-def _is_clean(block: Mapping[str, Any]) -> bool:
-    return not block["compiled"]
-
-
 def _round_samples(blocks: Sequence[Mapping[str, Any]]) -> list[list[float]]:
     """Seconds of the blocks of each arm, of rounds whose blocks did the same work."""
     samples: list[list[float]] = [[], [], []]
@@ -90,7 +86,7 @@ def _round_samples(blocks: Sequence[Mapping[str, Any]]) -> list[list[float]]:
         group = blocks[at : at + 3]
         work = {tuple(sorted(key for key, _, _ in block["steps"])) for block in group}
         overflow = any(skipped for block in group for _, _, skipped in block["steps"])
-        if len(work) == 1 and not overflow and all(map(_is_clean, group)):
+        if len(work) == 1 and not overflow and not any(block["compiled"] for block in group):
             for block in group:
                 samples[block["arm"]].append(block["seconds"])
     return samples
@@ -99,9 +95,9 @@ def _round_samples(blocks: Sequence[Mapping[str, Any]]) -> list[list[float]]:
 def _step_samples(blocks: Sequence[Mapping[str, Any]]) -> list[list[float]]:
     """Seconds of single steps of each arm, paired by what the steps did."""
     by_key: dict[int, list[list[float]]] = defaultdict(lambda: [[], [], []])
-    for block in filter(_is_clean, blocks):
+    for block in blocks:
         for key, seconds, skipped in block["steps"]:
-            if not skipped:
+            if not skipped and not block["compiled"]:
                 by_key[key][block["arm"]].append(seconds)
     samples: list[list[float]] = [[], [], []]
     for arms in by_key.values():
@@ -122,7 +118,7 @@ def _suspicion(
         )
     after: dict[bool, list[float]] = {True: [], False: []}
     for before, block in pairwise(blocks):
-        if block["arm"] != CHANGED and _is_clean(block):
+        if block["arm"] != CHANGED and not block["compiled"]:
             after[before["arm"] == CHANGED].append(block["seconds"])
     if min(map(len, after.values())) >= 3:
         carried = median(after[True]) / median(after[False]) - 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import resource
 import sys
 import threading
 import time
@@ -200,7 +201,9 @@ class Session:
             "roots": [type(root).__name__ for root in self.roots],
             "obstacle": self.switch_obstacle,
             "loader": self.segments.loaders,
-            "peak_bytes": torch.cuda.max_memory_allocated() if on_gpu else _peak_bytes(),
+            "peak_bytes": torch.cuda.max_memory_allocated()
+            if on_gpu
+            else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             "main_thread": threading.current_thread() is threading.main_thread(),
             "checksum": self._checksum(),
         }
@@ -397,9 +400,3 @@ def _rank() -> tuple[int, int]:
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
     return 0, 1
-
-
-def _peak_bytes() -> int:
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

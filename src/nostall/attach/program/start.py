@@ -51,7 +51,7 @@ def _watch_optimizers(module: ModuleType, session: Session) -> None:
     def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
         if not module.torch.compiler.is_compiling():
             session.segments.watch_backward()
-            session.on_optimizer(optimizer)
+            quietly(_PROBLEM, session.on_optimizer, optimizer)
 
     module.register_optimizer_step_pre_hook(begins)
     module.register_optimizer_step_post_hook(stepped)
@@ -67,7 +67,7 @@ def _watch_scaler(module: ModuleType, session: Session) -> None:
         before = session.optimizer_steps
         result = step(self, optimizer, *args, **kwargs)
         if session.optimizer_steps == before:
-            session.on_optimizer(optimizer, True)
+            quietly(_PROBLEM, session.on_optimizer, optimizer, True)
         return result
 
     scaler._maybe_opt_step = noted

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from nostall.cli.terminal.console import out, show_table
 from nostall.optimizing.diagnosis import Level
-from nostall.optimizing.result import Attempt, Result, interval
+from nostall.optimizing.result import Result, interval
 
 
 def show_result(result: Result) -> None:
@@ -14,7 +14,11 @@ def show_result(result: Result) -> None:
     if result.facts is not None:
         _show_levels(result.levels, str(result.facts.raw["device"]))
     if result.attempts:
-        _show_attempts(result.attempts)
+        show_table(
+            "tried on the program's own steps",
+            ("change", "outcome", "results", "why"),
+            [(a.level.name, a.outcome, a.result_class, a.reason) for a in result.attempts],
+        )
     if result.certificate:
         out.print(f"certificate of no gain: {result.certificate}")
     for note in result.notes:
@@ -36,14 +40,6 @@ def _show_levels(levels: Sequence[Level], device: str) -> None:
             )
             for level in levels
         ],
-    )
-
-
-def _show_attempts(attempts: Sequence[Attempt]) -> None:
-    show_table(
-        "tried on the program's own steps",
-        ("change", "outcome", "results", "why"),
-        [(a.level.name, a.outcome, a.result_class, a.reason) for a in attempts],
     )
 
 
