@@ -58,16 +58,14 @@ class Facts:
     def bound(self, *parts: str) -> float | None:
         """The step over what is outside of ``parts``; None if no bound can be given.
 
-        What is outside is the lower quartile over the steps, so that a pause of the machine, which
-        falls outside of all parts, does not lower the bound.  Work of a GPU overlaps the host's, so
-        that the host's times bound nothing.
+        It is the upper quartile over the steps, so that a pause of the machine, which falls outside
+        of all parts, does not lower it.  Work of a GPU overlaps the host's, so that the host's
+        times bound nothing.
         """
-        if self.raw["cuda"]:
-            return None
         pairs = self._outside(parts)
-        outside = sorted(seconds for _, seconds in pairs)[len(pairs) // 4]
-        step = median(seconds for seconds, _ in pairs)
-        return step / outside if outside > 0.001 * step else None
+        if self.raw["cuda"] or any(outside <= 0.001 * seconds for seconds, outside in pairs):
+            return None
+        return sorted(seconds / outside for seconds, outside in pairs)[3 * len(pairs) // 4]
 
     def _outside(self, parts: Sequence[str]) -> list[tuple[float, float]]:
         """For each step of the usual kind, its seconds and those outside of ``parts``."""

@@ -323,6 +323,6 @@ def _note_end(program: Program, result: Result) -> None:
         result.notes.append(f"the program ended with exit code {code}{after}")
     if result.files and program.was_ended:
         result.notes.append(
-            f"the program wrote files before it was ended, such as {result.files[0]}; they are of "
-            "an incomplete run"
+            f"files changed before the program was ended, such as {result.files[0]}; those that it "
+            "wrote are of an incomplete run"
         )
