@@ -195,6 +195,25 @@ def test_a_buffer_that_is_reused_for_outputs_is_refused() -> None:
     assert "overwrites" in finding(make, sizes=(16,)).refusal
 
 
+def test_results_that_the_original_left_in_memory_are_refused() -> None:
+    memory: list[Any] = []
+
+    class Leaving(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(64, 32)
+
+        def forward(self, x: Any) -> Any:
+            memory.append(self.linear(x))
+            return memory[-1]
+
+    def left(_: Any, __: bool) -> Any:
+        return lambda x: memory[-1].clone()
+
+    call = calls(16)[0]._replace(grad=False)
+    assert "off by" in shadow.check_module(Leaving(), [call], left).refusal
+
+
 def test_dropout_that_is_left_out_is_refused() -> None:
     def make(module: Any, same_random: bool) -> Any:
         if same_random:
