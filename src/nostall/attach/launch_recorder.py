@@ -9,11 +9,8 @@ and an error of its own never reaches the program.  Triton's launches are seen a
 from __future__ import annotations
 
 import atexit
-import contextlib
 import errno
 import functools
-import importlib.abc
-import importlib.util
 import inspect
 import json
 import os
@@ -23,10 +20,14 @@ from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
+from nostall.attach.import_hooks import AfterImport, quietly
+
 FILE_VARIABLE = "NOSTALL_RECORD_FILE"
 """Environment variable: the file to which each process appends lines of JSON."""
 MAX_LAUNCHES = 1000
 """Different launches that one process notes."""
+_PROBLEM = "a launch is not recorded"
+_quietly = functools.partial(quietly, _PROBLEM)
 _DTYPES = {
     "float16": "f16",
     "bfloat16": "bf16",
@@ -132,52 +133,7 @@ def install() -> None:
             "triton.runtime.autotuner": lambda module: _watch_autotuner(module, recorder),
             "cuda.bindings.driver": lambda module: _watch_driver(module, recorder),
         }
-        sys.meta_path.insert(0, _AfterImport(hooks))
-
-
-class _AfterImport(importlib.abc.MetaPathFinder):
-    """Calls a function with a module after its import."""
-
-    def __init__(self, hooks: dict[str, Callable[[ModuleType], None]]) -> None:
-        self.hooks = hooks
-
-    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
-        hook = self.hooks.pop(name, None)
-        if hook is None:
-            return None
-        spec = importlib.util.find_spec(name)  # by the other finders: the hook is taken
-        loader = getattr(spec, "loader", None)
-        if spec is None or loader is None or not hasattr(loader, "exec_module"):
-            return spec
-        spec.loader = _HookedLoader(loader, hook)
-        return spec
-
-
-class _HookedLoader(importlib.abc.Loader):
-    """A loader that calls a hook after the module's code has run."""
-
-    def __init__(self, loader: Any, hook: Callable[[ModuleType], None]) -> None:
-        self.loader, self.hook = loader, hook
-
-    def create_module(self, spec: Any) -> Any:
-        return self.loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        self.loader.exec_module(module)
-        module.__spec__.loader = module.__loader__ = self.loader  # type: ignore[union-attr]
-        _quietly(self.hook, module)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.loader, name)
-
-
-def _quietly(function: Callable[..., None], *args: Any) -> None:
-    """Call a function of this module; its errors are not the program's."""
-    try:
-        function(*args)
-    except Exception as error:  # any error: the program runs on without a record
-        with contextlib.suppress(Exception):  # stderr can be closed, or on the same full disk
-            print(f"nostall: a launch is not recorded: {error}", file=sys.stderr)
+        sys.meta_path.insert(0, AfterImport(hooks, _PROBLEM))
 
 
 def _watch_run(module: ModuleType, class_name: str, recorder: Recorder) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from nostall.attach import gpu_name
 from nostall.attach.apply import environment
 from nostall.attach.store_lookup import MODELLED
 from nostall.cli.terminal.console import err
@@ -21,22 +22,36 @@ CommandArgument = Annotated[
 ModelledOption = Annotated[
     bool, typer.Option("--modelled", help="Use results whose gain is only modelled, too.")
 ]
+BundleOption = Annotated[
+    Path | None, typer.Option(help="Also make the changes of a bundle of `nostall optimize`.")
+]
 LogOption = Annotated[
     Path | None, typer.Option(help="Append a line of JSON to this file for each requested cubin.")
 ]
 
 
 def apply(
-    command: CommandArgument, modelled: ModelledOption = False, log: LogOption = None
+    command: CommandArgument,
+    bundle: BundleOption = None,
+    modelled: ModelledOption = False,
+    log: LogOption = None,
 ) -> None:
     """Run a program with the optimised kernels of the store.
 
     Triton kernels, including those of torch.compile, are replaced if the store has an optimised
     cubin for them. The same holds for child processes of the program. Triton's own cache is not
-    changed. The exit code is that of the program.
+    changed. The exit code is that of the program. With a bundle, the program is configured after
+    its first steps as `nostall optimize` proved; a bundle of another device, driver or version is
+    refused.
     """
     variables = environment(os.environ, modelled=modelled, log=log)
-    _warn_if_unusable(modelled=variables[MODELLED] == "1")
+    if bundle is not None:
+        from nostall.optimizing.bundle import bundle_environment, read_bundle
+
+        gpu = variables.get(gpu_name.VARIABLE)
+        variables = bundle_environment(read_bundle(bundle), bundle.absolute(), variables, gpu)
+    else:
+        _warn_if_unusable(modelled=variables[MODELLED] == "1")
     sys.stdout.flush()
     try:
         os.execvpe(command[0], command, variables)

@@ -25,6 +25,10 @@ class Level(NamedTuple):
 
 LEVELS = (
     Level(
+        "Whole programs", "a slow training program", "nostall optimize -- python train.py",
+        ("optimize",), "how-to/optimize-a-program.md",
+    ),
+    Level(
         "PyTorch models", "a PyTorch model", 'torch.compile(model, backend="nostall")',
         ("fuse",), "tutorials/first-torch-compile.md",
     ),

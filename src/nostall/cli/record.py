@@ -19,7 +19,7 @@ from nostall.core.errors import BadInput
 from nostall.core.text.plurals import pluralize
 from nostall.tuning.launches.recorded import RecordedLaunch, read_launches, write_launches
 
-SHIM = Path(__file__).resolve().parents[1] / "attach" / "record_shim"
+SHIM = Path(__file__).resolve().parents[1] / "attach" / "start_shim"
 MAX_SHOWN = 20
 """Launches in the table; the folder has all of them."""
 

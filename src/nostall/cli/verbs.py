@@ -31,6 +31,10 @@ class Verb(NamedTuple):
 
 
 _VERBS = {
+    "optimize": Verb(
+        "optimizing.optimize:optimize", "Prove what makes a whole program faster.",
+        "-- python train.py",
+    ),
     "doctor": Verb("doctor:doctor", "Check the environment: tools, packages and the GPU.", ""),
     "inspect": Verb(
         "inspect:inspect", "Show a kernel's instructions and which of them can move.",

@@ -31,6 +31,7 @@ MAY_LOAD = {
     "plan": {"parallel", "report", "report.plan", "workload"},
     "simulate": {"parallel", "report", "report.plan"},
     "launch": {"parallel", "report"},
+    "optimize": {"attach", "attach.program", "optimizing", "report"},
     "apply": {"attach", "sass.binary", "store"},
     "store": KERNEL | {"store"},
     "report": set[str](),

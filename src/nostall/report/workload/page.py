@@ -5,18 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 
-from nostall import __version__
 from nostall.core.files.atomic import write_text_atomically
 from nostall.core.text.labels import kernel_labels, shorten_all
 from nostall.core.text.plurals import pluralize
+from nostall.report.html import render, svg_tag, svg_text
 from nostall.report.units import ticks
 from nostall.workload import Architecture
 from nostall.workload.characterization import JobsCharacterization, TracesCharacterization
@@ -57,10 +54,10 @@ def stacked_bars(
     """
     bar_width = WIDE_PLOT_WIDTH - BAR_LABEL_WIDTH - 24
     below = len(rows) * BAR_HEIGHT
-    svg = [_svg_tag(WIDE_PLOT_WIDTH, below + 24, "shares of time, one bar per row")]
+    svg = [svg_tag(WIDE_PLOT_WIDTH, below + 24, "shares of time, one bar per row")]
     for row, (name, shares) in enumerate(rows):
         x, y = float(BAR_LABEL_WIDTH), row * BAR_HEIGHT
-        svg.append(_text(BAR_LABEL_WIDTH - 8, y + 16, name, "end", "label"))
+        svg.append(svg_text(BAR_LABEL_WIDTH - 8, y + 16, name, "end", "label"))
         for part, style in styles.items():
             width = bar_width * shares.get(part, 0.0)
             if width >= 0.05:
@@ -72,11 +69,11 @@ def stacked_bars(
                 if width > 46:
                     label = f"{shares[part]:.0%}"
                     on = "on idle" if "idle" in style else "on"
-                    svg.append(_text(x + width / 2, y + 17, label, "middle", on))
+                    svg.append(svg_text(x + width / 2, y + 17, label, "middle", on))
             x += width
     for percent in range(0, 101, 20):
         x = BAR_LABEL_WIDTH + bar_width * percent / 100
-        svg.append(_text(x, below + 16, f"{percent}%", "middle", "tick"))
+        svg.append(svg_text(x, below + 16, f"{percent}%", "middle", "tick"))
     return Markup("".join([*svg, "</svg>"]))
 
 
@@ -98,7 +95,7 @@ def line_plot(
         return Markup("")
     axes = _Axes(lines, percent, log, mark)
     svg = [
-        _svg_tag(LINE_PLOT_WIDTH, LINE_PLOT_HEIGHT, f"{y_label} over {x_label}"),
+        svg_tag(LINE_PLOT_WIDTH, LINE_PLOT_HEIGHT, f"{y_label} over {x_label}"),
         *_draw_axes(axes, x_label, y_label),
     ]
     if mark is not None:
@@ -120,7 +117,7 @@ def timeline_plot(shares: np.ndarray, styles: Sequence[str], seconds: float) -> 
     """
     height = TIMELINE_HEIGHT
     step = WIDE_PLOT_WIDTH / shares.shape[1]
-    svg = [_svg_tag(WIDE_PLOT_WIDTH, height + 24, "work of the GPU over time")]
+    svg = [svg_tag(WIDE_PLOT_WIDTH, height + 24, "work of the GPU over time")]
     base = np.zeros(shares.shape[1])
     for row, style in zip(shares, styles, strict=True):
         top = np.minimum(base + row, 1.0)
@@ -135,7 +132,7 @@ def timeline_plot(shares: np.ndarray, styles: Sequence[str], seconds: float) -> 
     svg.append(f'<path class="grid" d="M0 {height}H{WIDE_PLOT_WIDTH}"/>')
     for tick in ticks(0.0, seconds * 1e3, 8):
         x = min(max(WIDE_PLOT_WIDTH * tick / (seconds * 1e3), 14), WIDE_PLOT_WIDTH - 30)
-        svg.append(_text(x, height + 16, f"{tick:.6g} ms", "middle", "tick"))
+        svg.append(svg_text(x, height + 16, f"{tick:.6g} ms", "middle", "tick"))
     return Markup("".join([*svg, "</svg>"]))
 
 
@@ -202,29 +199,18 @@ def _draw_axes(axes: _Axes, x_label: str, y_label: str) -> list[str]:
         y = axes.y(tick)
         label = f"{tick:.0%}" if axes.percent else f"{tick:.4g}"
         svg.append(f'<path class="grid" d="M{LEFT} {y}H{right}"/>')
-        svg.append(_text(LEFT - 8, y + 4, label, "end", "tick"))
+        svg.append(svg_text(LEFT - 8, y + 4, label, "end", "tick"))
     for value, label in axes.x_ticks():
         x = axes.x(value)
         svg.append(f'<path class="grid" d="M{x} {bottom}v5"/>')
-        svg.append(_text(x, bottom + 18, label, "middle", "tick"))
+        svg.append(svg_text(x, bottom + 18, label, "middle", "tick"))
     middle = (TOP + bottom) / 2
-    svg.append(_text((LEFT + right) / 2, LINE_PLOT_HEIGHT - 6, x_label, "middle", "axis"))
+    svg.append(svg_text((LEFT + right) / 2, LINE_PLOT_HEIGHT - 6, x_label, "middle", "axis"))
     svg.append(
         f'<text class="axis" transform="translate(14 {middle}) rotate(-90)" text-anchor="middle">'
         f"{escape(y_label)}</text>"
     )
     return svg
-
-
-def _svg_tag(width: float, height: float, label: str) -> str:
-    return (
-        f'<svg class="plot" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}">'
-    )
-
-
-def _text(x: float, y: float, text: str, anchor: str, style: str) -> str:
-    position = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
-    return f'<text class="{style}" {position}>{escape(text)}</text>'
 
 
 SLICES = 320
@@ -284,7 +270,7 @@ def _jobs_page(result: JobsCharacterization) -> str:
     largest = result.largest_jobs(MAX_JOBS)
     names = shorten_all([job.name for job, _ in largest], MAX_NAME_LENGTH)
     share_label = "modelled share of a step"
-    return _render(
+    return render(
         "jobs.html",
         result=result,
         group_shares=stacked_bars(
@@ -353,8 +339,10 @@ def _traces_page(result: TracesCharacterization, kinds: KindsCharacterization | 
         )
         for gpu in result.gpus[:MAX_DETAILED_GPUS]
     ]
-    return _render(
+    return render(
         "traces.html",
+        labelled=_labelled,
+        unbroken=_unbroken,
         result=result,
         gpu_shares=stacked_bars(rows, TIME_PART_STYLES) if rows else Markup(""),
         detailed=detailed,
@@ -403,21 +391,3 @@ def _unbroken(text: str) -> Markup:
         for word in text.split(" ")
     )
     return Markup(" ").join(words)
-
-
-def _render(template: str, **values: Any) -> str:
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    environment.filters["percent"] = lambda value: f"{value:.1%}"
-    environment.filters["times"] = lambda value: f"{value:.2f}×"
-    environment.filters["ms"] = lambda value: f"{value * 1e3:,.3f} ms"
-    environment.filters["several"] = pluralize
-    environment.filters["labelled"] = _labelled
-    environment.filters["unbroken"] = _unbroken
-    environment.filters["words"] = lambda name: str(name).replace("_", " ")
-    style = Markup(_read_template("page.css") + _read_template("workload.css"))
-    page = environment.from_string(_read_template(template))
-    return page.render(style=style, version=__version__, **values)
-
-
-def _read_template(name: str) -> str:
-    return resources.files("nostall.report").joinpath("templates", name).read_text("utf-8")

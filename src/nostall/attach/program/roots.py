@@ -1,0 +1,111 @@
+"""The modules that a program trains, found in its memory, and a switch at the call of each."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+MAX_DEPTH, MAX_ITEMS = 4, 64
+"""Nesting and entries of arguments that are part of a step's key."""
+MAX_CALLS = 8
+"""Calls of a step whose shapes are part of its key; further ones are only counted."""
+
+
+def find_roots(optimizers: Sequence[Any]) -> list[Any]:
+    """The outermost ``nn.Module`` objects that hold parameters of ``optimizers``.
+
+    Without optimisers: those that hold any parameters.
+    """
+    torch = sys.modules["torch"]
+    held = {id(p) for o in optimizers for group in o.param_groups for p in group["params"]}
+    # `type`, because isinstance asks each object for __class__, which proxies answer with errors.
+    modules = [o for o in gc.get_objects() if issubclass(type(o), torch.nn.Module)]
+    inner = {id(child) for m in modules for child in m._modules.values() if child is not None}
+    roots = []
+    for module in modules:
+        if id(module) not in inner:
+            parameters = {id(p) for p in module.parameters()}
+            if parameters & held if optimizers else parameters:
+                roots.append(module)
+    return roots
+
+
+def obstacle(root: Any) -> str | None:
+    """Why the calls of ``root`` cannot be switched; None if they can."""
+    name = type(root).__name__
+    if name == "OptimizedModule" or any(_is_compiled(m) for m in root.modules()):
+        return f"{name} runs under torch.compile already"
+    if name == "FullyShardedDataParallel" or hasattr(root, "_get_fsdp_state"):
+        return f"{name} shards its parameters (FSDP), which nostall does not switch yet"
+    if hasattr(root, "graph") or type(root).__module__.startswith("torch.jit"):
+        return f"{name} is a traced graph already"
+    return None
+
+
+def _is_compiled(module: Any) -> bool:
+    call = module._compiled_call_impl
+    return call is not None and type(call) is not Switch
+
+
+class Switch:
+    """Stands at ``module(...)``: notes the shapes of a call and runs the chosen version.
+
+    It is the module's ``_compiled_call_impl``, the place that ``Module.compile()`` uses, so that no
+    wrapper changes names or pickles.
+    """
+
+    def __init__(self, root: Any, calls: list[Any], capture: Callable[[Switch, Any], None]) -> None:
+        self.root, self.calls = root, calls
+        self.eager: Callable[..., Any] = root._call_impl
+        self.target: Callable[..., Any] | None = None
+        """The version that runs; None for the original."""
+        self.failure: str | None = None
+        """The first error of a version; the original runs since."""
+        self.number = 0
+        self._capture = capture
+        self._is_compiling = sys.modules["torch"].compiler.is_compiling
+        object.__setattr__(root, "_compiled_call_impl", self)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._is_compiling():  # the program compiles a function around the call
+            return self.eager(*args, **kwargs)
+        self._note(args, kwargs)
+        if self.target is None:
+            return self.eager(*args, **kwargs)
+        try:
+            return self.target(*args, **kwargs)
+        except Exception as error:  # any error: the original decides what the program sees
+            self.failure = f"{type(error).__name__}: {str(error).splitlines()[:1]}"
+            self.target = None
+            return self.eager(*args, **kwargs)
+
+    def _note(self, args: Any, kwargs: Any) -> None:
+        torch = sys.modules["torch"]
+        if len(self.calls) < MAX_CALLS:
+            mode = self.root.training, torch.is_grad_enabled()
+            self.calls.append((self.number, mode, _shapes((args, kwargs))))
+        else:
+            self.calls.append(None)
+        self._capture(self, (args, kwargs))
+
+    def settle(self) -> None:
+        """Take the switch out; the version that runs stays."""
+        self.root.__dict__.pop("_compiled_call_impl", None)
+        if self.target is not None:
+            object.__setattr__(self.root, "_compiled_call_impl", self.target)
+
+
+def _shapes(value: Any, depth: int = 0) -> Any:
+    """Shapes and types of the tensors in nested arguments."""
+    kind = type(value)
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return tuple(value.shape), str(value.dtype)
+    if depth < MAX_DEPTH:
+        if kind is dict or hasattr(value, "keys"):
+            items = list(value.items())[:MAX_ITEMS]
+            return tuple((str(key), _shapes(item, depth + 1)) for key, item in items)
+        if kind in (list, tuple):
+            return tuple(_shapes(item, depth + 1) for item in value[:MAX_ITEMS])
+    return kind.__name__

@@ -1,0 +1,95 @@
+"""Time of the parts of a step on the host: forward, backward, optimiser and loader.
+
+They bound what a change of one part can gain.  Their cost is a few clock reads a step; they are
+removed once enough steps were seen.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+PARTS = ("forward", "backward", "optimizer", "loader")
+
+
+class Segments:
+    """Seconds of each part since the last :meth:`take`."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self.now = now
+        self.seconds = dict.fromkeys(PARTS, 0.0)
+        self.loaders: dict[str, Any] = {}
+        """Workers and pinned memory of the loaders that were read."""
+        self._optimizer_begin: float | None = None
+        self._removals: list[Callable[[], None]] = []
+        self._depth, self._watches_backward = 0, False
+
+    def take(self) -> dict[str, float]:
+        """The seconds of each part; counting begins anew."""
+        taken, self.seconds = self.seconds, dict.fromkeys(PARTS, 0.0)
+        return taken
+
+    def timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """``function`` with its time added to ``part``; calls inside another part are not."""
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self._depth:
+                return function(*args, **kwargs)
+            begin, self._depth = self.now(), 1
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._depth = 0
+                self.seconds[part] += self.now() - begin
+
+        return call
+
+    def optimizer_begins(self) -> None:
+        """Hook before an optimiser's step."""
+        if not self._depth:
+            self._optimizer_begin = self.now() - sum(self.seconds.values())
+
+    def optimizer_ends(self) -> None:
+        """To be called after an optimiser's step."""
+        if self._optimizer_begin is not None:
+            # A closure's forward and backward passes (LBFGS) are counted as such.
+            inside = sum(self.seconds.values())
+            self.seconds["optimizer"] += self.now() - inside - self._optimizer_begin
+            self._optimizer_begin = None
+
+    def watch_backward(self) -> None:
+        """Time ``torch.autograd.backward``, which ``loss.backward()`` calls; once."""
+        if self._watches_backward:
+            return
+        self._watches_backward = True
+        owner = sys.modules["torch"].autograd
+        original = owner.backward
+        owner.backward = timed = self.timed("backward", original)
+
+        def remove() -> None:
+            if owner.backward is timed:  # else the program has put something there
+                owner.backward = original
+
+        self._removals.append(remove)
+
+    def watch_loader(self, module: Any) -> None:
+        """Time ``next`` of the iterators of ``torch.utils.data.DataLoader``."""
+        iterator = module._BaseDataLoaderIter
+        following = iterator.__next__
+
+        @functools.wraps(following)
+        def noted(loader: Any) -> Any:
+            self.loaders = {"workers": loader._num_workers, "pinned": bool(loader._pin_memory)}
+            return following(loader)
+
+        iterator.__next__ = self.timed("loader", noted)
+        self._removals.append(lambda: setattr(iterator, "__next__", following))
+
+    def remove(self) -> None:
+        """Take the clock reads out of the program."""
+        for removal in self._removals:
+            removal()
+        self._removals.clear()

@@ -1,0 +1,402 @@
+"""The half of ``nostall optimize`` inside the user's program: watches steps and obeys orders."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from multiprocessing import parent_process
+from typing import Any
+
+from nostall.attach.program.blocks import Schedule, Step, Warming
+from nostall.attach.program.borders import Borders
+from nostall.attach.program.changes import Change, can_set, make_change
+from nostall.attach.program.channel import Channel
+from nostall.attach.program.machine import cpu_name, driver_version
+from nostall.attach.program.roots import MAX_CALLS, Switch, find_roots, obstacle
+from nostall.attach.program.segments import PARTS, Segments
+from nostall.attach.program.shadow import Call, clone, current_autocast
+
+_clock = time.perf_counter
+"""Taken before the program runs, which may replace it."""
+SETTLED = 2
+"""First steps that are not part of the watch: allocations, first calls."""
+MIN_STEPS = 4
+"""Fewest steps that a watch needs."""
+MAX_KEYS = 10_000
+"""Different steps that are told apart; each further one has a key of its own."""
+MAX_CHECKED = 2
+"""Calls with different shapes that a check repeats."""
+ABANDONED_SECONDS = 2.0
+"""Between two looks at whether ``nostall optimize`` still runs."""
+
+
+class Session:
+    """What one process of the program has shown, and what it was told to do."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self.settings = settings
+        self.channel = Channel(settings["folder"], settings["director"])
+        self.borders = Borders()
+        self.segments = Segments(_clock)
+        self._optimizers: list[weakref.ref[Any]] = []
+        self.switches: list[Switch] = []
+        self.switch_obstacle = "no step has ended"
+        self.changes: dict[str, Change] = {}
+        self.steps = self.optimizer_steps = 0
+        self._calls: list[Any] = []
+        self._keys: dict[Any, int] = {}
+        self._captures: dict[int, dict[Any, Call]] | None = None
+        self._order: Mapping[str, Any] | None = None
+        self._phase: Schedule | Warming | None = None
+        self._watched: list[tuple[int, float, dict[str, float]]] | None = []
+        self._last = self._looked = 0.0
+        self._ended = self._busy = self._gave_up = False
+        self._closing_changes, self._uninstalled = 0, True
+        self.roots: list[Any] = []
+        self._current: Mapping[str, Any] = {}
+        self._overflows: list[Any] = []
+
+    @property
+    def optimizers(self) -> list[Any]:
+        """The optimisers that have stepped and still live."""
+        return [optimizer for known in self._optimizers if (optimizer := known()) is not None]
+
+    def on_optimizer(self, optimizer: Any, skipped: bool = False) -> None:
+        """A step of an optimiser has ended, or a GradScaler has left it out."""
+        self.optimizer_steps += 1
+        if self._busy or self._ended:
+            return
+        if self._gave_up:
+            self.on_border()
+            return
+        self.segments.optimizer_ends()
+        if all(optimizer is not known for known in self.optimizers):
+            self._optimizers.append(weakref.ref(optimizer))
+        found = getattr(optimizer, "found_inf", None)
+        if skipped or found is not None:
+            self._overflows.append(True if found is None else found)
+        if self.settings.get("step") is None and self.borders.note(id(optimizer)):
+            self.on_border()
+
+    def on_border(self) -> None:
+        """A step of the program has ended."""
+        if self._busy or self._ended:
+            return
+        if self._gave_up:
+            self._obey_end()
+            return
+        self._busy = True
+        try:
+            self._border()
+        except Exception as error:  # any error: the program runs on, as it was
+            self._give_up(f"{type(error).__name__}: {error}")
+        finally:
+            self._busy = False
+
+    def at_exit(self) -> None:
+        """The process ends."""
+        if self.steps and not self._ended:
+            if self._watched is not None and len(self._watched) >= SETTLED + MIN_STEPS:
+                self._end_watch(self._watched[SETTLED:])
+            self.channel.emit("exit", steps=self.steps)
+
+    def forget(self) -> None:
+        """In a forked child: its steps are not those of the program."""
+        self._ended = True
+
+    def _border(self) -> None:
+        now = _clock()
+        self.steps += 1
+        step = Step(self._key(), self._overflowed(), _compiled_graphs())
+        if self.borders.changes != self._closing_changes:
+            self._closing_changes = self.borders.changes
+            if self._watched is None:
+                self._give_up("other optimisers step now, so that steps are no longer the same")
+                return
+            self.steps = 1  # ranks agree on steps of the optimiser that all of them have
+            self._watched, self._uninstalled = [], True
+            self._release()
+        elif self._uninstalled:
+            self._uninstalled = False
+            self._install_switches()
+        elif self._watched is not None:
+            self._watch(step, now)
+        if self._phase is not None and self._phase.border(step):
+            self._phase = None
+            self._finish(seconds=_clock() - self._last)
+        self._obey(now)
+        self._last = _clock()
+
+    def _key(self) -> int:
+        calls = (*self._calls[: MAX_CALLS + 1], len(self._calls))
+        self._calls.clear()
+        if len(self._keys) > MAX_KEYS:
+            return self._keys.get(calls, -self.steps)
+        return self._keys.setdefault(calls, len(self._keys))
+
+    def _overflowed(self) -> bool:
+        found, self._overflows = self._overflows, []
+        # Reading a flag waits for the device; outside of measured blocks nobody asks.
+        return self._phase is not None and any(f is True or bool(f.item()) for f in found)
+
+    def _install_switches(self) -> None:
+        self.roots = find_roots([] if self.settings.get("step") else self.optimizers)
+        obstacles = [reason for root in self.roots if (reason := obstacle(root))]
+        if _compiled_graphs():
+            self.switch_obstacle = "parts of the program run under torch.compile already"
+        elif not self.roots:
+            self.switch_obstacle = "no module holds the parameters of the optimisers"
+        elif obstacles:
+            self.switch_obstacle = obstacles[0]
+        else:
+            self.switch_obstacle = ""
+            self.switches = [Switch(root, self._calls, self._capture) for root in self.roots]
+            for number, switch in enumerate(self.switches):
+                switch.number = number
+                switch.eager = self.segments.timed("forward", switch.eager)
+
+    def _watch(self, step: Step, now: float) -> None:
+        assert self._watched is not None
+        parts = self.segments.take()
+        self._watched.append((step.key, now - self._last, parts))
+        kept = self._watched[SETTLED:]
+        enough = len(kept) >= self.settings["watch_steps"]
+        longest = sum(seconds for _, seconds, _ in kept) >= self.settings["watch_seconds"]
+        if enough or (longest and len(kept) >= MIN_STEPS):
+            self._end_watch(kept)
+
+    def _end_watch(self, kept: Sequence[tuple[int, float, dict[str, float]]]) -> None:
+        self._watched = None
+        self.segments.remove()
+        for switch in self.switches:
+            switch.eager = switch.root._call_impl
+        if self.switches and not any(len(key) > 1 for key in self._keys):
+            self.switch_obstacle = "the modules are not called as module(...), only by a method"
+        self.channel.emit("watched", **self._facts(kept))
+
+    def _facts(self, kept: Sequence[tuple[int, float, dict[str, float]]]) -> dict[str, Any]:
+        torch = sys.modules["torch"]
+        on_gpu = bool(torch.cuda.is_available() and torch.cuda.is_initialized())
+        rank, world = _rank()
+        return {
+            "rank": rank,
+            "world": world,
+            "device": torch.cuda.get_device_name() if on_gpu else cpu_name(),
+            "driver": driver_version() if on_gpu else None,
+            "cuda": on_gpu,
+            "torch": torch.__version__,
+            "threads": torch.get_num_threads(),
+            "steps": [(key, seconds) for key, seconds, _ in kept],
+            "parts": {p: [parts[p] for _, _, parts in kept] for p in PARTS},
+            "period": self.borders.period,
+            "optimizers": [type(o).__name__ for o in self.optimizers[:8]],
+            "flags": [
+                f for f in ("fused", "foreach") if any(can_set(o, f) for o in self.optimizers)
+            ],
+            "roots": [type(root).__name__ for root in self.roots],
+            "obstacle": self.switch_obstacle,
+            "loader": self.segments.loaders,
+            "peak_bytes": torch.cuda.max_memory_allocated()
+            if on_gpu
+            else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            "main_thread": threading.current_thread() is threading.main_thread(),
+            "checksum": self._checksum(),
+        }
+
+    def _obey(self, now: float) -> None:
+        order = self.channel.new_order()
+        if order is not None:
+            self._order, self._phase, self._captures = order, None, None
+        elif now - self._looked > ABANDONED_SECONDS:
+            self._looked = now
+            if self.channel.is_abandoned():
+                self._give_up("nostall optimize has ended; the program runs on as it was")
+                self._ended = True
+                self.channel.remove()
+                return
+        order = self._order
+        if order is None or not self._is_time(order):
+            return
+        if self._captures is not None:
+            self._capture_done(now, order)
+            return
+        self._order, self._current = None, order
+        self._start(order, now)
+
+    def _is_time(self, order: Mapping[str, Any]) -> bool:
+        """Whether the order begins here; all ranks of a job begin at one step."""
+        if not order["agree"]:
+            return True
+        start = self.channel.start(order["number"])
+        if start is None and _rank()[0] == 0:
+            # Gradients are reduced in each step, so no rank is more than one step ahead.
+            start = self.steps + 3
+            self.channel.agree(order["number"], start)
+        return start is not None and self.steps >= start
+
+    def _start(self, order: Mapping[str, Any], now: float) -> None:
+        what = order["do"]
+        if what == "end":
+            self._end(order)
+        elif what == "check":
+            self._make(order)
+            self._captures, self._order, self._capture_until = {}, order, now + 60.0
+        elif what == "warm":
+            self._make(order)
+            self._apply(order["arm"])
+            self._phase = Warming(order, _clock)
+        elif what == "blocks":
+            self._phase = Schedule(
+                order, apply=self._apply, sync=_sync, now=_clock, emit=self._emit_answer
+            )
+
+    def _capture_done(self, now: float, order: Mapping[str, Any]) -> None:
+        """Check the change once calls were seen; where modules are not switched, at once."""
+        assert self._captures is not None
+        wanted = len(self.switches) if not self.switch_obstacle else 0
+        if len(self._captures) < wanted and now < self._capture_until:
+            return
+        calls = {number: list(found.values()) for number, found in self._captures.items()}
+        self._captures = self._order = None
+        begin = _clock()
+        finding = self.changes[order["name"]].check(calls)
+        self._finish(**finding._asdict(), seconds=_clock() - begin)
+
+    def _capture(self, switch: Switch, arguments: Any) -> None:
+        if self._captures is None or self._busy:
+            return
+        found = self._captures.setdefault(switch.number, {})
+        key = self._calls[-1]
+        if len(found) < MAX_CHECKED and key is not None and key not in found:
+            torch = sys.modules["torch"]
+            args, kwargs = clone(arguments)
+            mode = switch.root.training, torch.is_grad_enabled()
+            found[key] = Call(args, kwargs, *mode, current_autocast())
+
+    def _make(self, order: Mapping[str, Any]) -> None:
+        for description in order["changes"]:
+            if description["name"] not in self.changes:
+                change = make_change(description, self.switches, self.optimizers)
+                self.changes[description["name"]] = change
+
+    def _apply(self, arm: Sequence[str]) -> None:
+        for change in self.changes.values():
+            change.off()
+        for name in arm:
+            self.changes[name].on()
+
+    def _release(self) -> None:
+        """Nothing is switched any more: the modules run their version without nostall."""
+        for switch in self.switches:
+            switch.settle()
+        self.switches, self.roots, self.changes = [], [], {}
+
+    def _emit_answer(self, event: str, **fields: Any) -> None:
+        failures = [s.failure for s in self.switches if s.failure]
+        self.channel.emit(event, order=self._current["number"], failures=failures, **fields)
+
+    def _finish(self, **fields: Any) -> None:
+        self._emit_answer("done", checksum=self._checksum(), **fields)
+        for switch in self.switches:
+            switch.failure = None
+
+    def _end(self, order: Mapping[str, Any]) -> None:
+        self._ended = True
+        with contextlib.suppress(Exception):
+            self._apply(order["arm"])
+            self._release()
+            self.segments.remove()
+        self.channel.emit("ended", steps=self.steps, exits=order["exit"])
+        if order["exit"]:
+            sys.stdout.flush()
+            raise SystemExit(0)
+
+    def _obey_end(self) -> None:
+        """After giving up, the end is the only order that is obeyed."""
+        order = self.channel.new_order()
+        if order is not None and order["do"] == "end":
+            self._end({**order, "arm": ()})
+
+    def _give_up(self, reason: str) -> None:
+        self._gave_up, self._watched, self._phase = True, None, None
+        with contextlib.suppress(Exception):
+            self._apply(())
+        self._release()
+        self.segments.remove()
+        with contextlib.suppress(Exception):
+            self.channel.emit("failed", reason=reason[:300])
+
+    def _checksum(self) -> list[float]:
+        """A sum over the parameters, equal on all ranks of a data-parallel program."""
+        with contextlib.suppress(Exception):
+            first = [p for root in self.roots for p in list(root.parameters())[:4]][:8]
+            return [float(p.detach().double().abs().sum()) for p in first]
+        return []
+
+
+class Applied(Session):
+    """Makes the changes of a bundle once all optimisers have stepped; measures nothing."""
+
+    is_done = False
+
+    def _border(self) -> None:
+        if self.borders.changes != self._closing_changes:
+            self._closing_changes = self.borders.changes
+            return
+        self.steps, self._ended, self.is_done = 1, True, True
+        self.segments.remove()
+        self._install_switches()
+        changes = list(self.settings["changes"])
+        if self.switch_obstacle and any(c["kind"] == "compile" for c in changes):
+            print(f"nostall: not compiled: {self.switch_obstacle}", file=sys.stderr)
+            changes = [c for c in changes if c["kind"] != "compile"]
+        self._make({"changes": changes})
+        self._apply([change["name"] for change in changes])
+        self._release()
+
+    def _give_up(self, reason: str) -> None:
+        self._ended = True
+        print(f"nostall: the bundle is not applied: {reason}", file=sys.stderr)
+
+    def at_exit(self) -> None:
+        """Say that nothing was changed, in the program itself and not in its workers."""
+        if not self.is_done and "torch" in sys.modules and parent_process() is None:
+            print("nostall: the bundle is not applied: no step has ended", file=sys.stderr)
+
+    def refusal(self) -> str:
+        """Why the bundle does not fit PyTorch or the driver; empty if it does."""
+        machine = self.settings["machine"]
+        found = {"torch": sys.modules["torch"].__version__, "driver": machine["driver"]}
+        if machine["driver"] is not None:
+            found["driver"] = driver_version()
+        for part, here in found.items():
+            if here != machine[part]:
+                return (
+                    f"{self.settings['bundle']} was measured with {part} {machine[part]}, and here "
+                    f"it is {here}; run `nostall optimize` here"
+                )
+        return ""
+
+
+def _sync() -> None:
+    torch = sys.modules["torch"]
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
+def _compiled_graphs() -> int:
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return int(dynamo.counters["stats"]["unique_graphs"]) if dynamo else 0
+
+
+def _rank() -> tuple[int, int]:
+    """Rank and number of ranks of this process; (0, 1) outside of a distributed job."""
+    distributed = sys.modules["torch"].distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    return 0, 1

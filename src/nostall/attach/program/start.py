@@ -1,0 +1,91 @@
+"""Start of the half of ``nostall optimize`` and ``apply --bundle`` inside the user's program."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import json
+import os
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from nostall.attach.import_hooks import AfterImport, quietly
+from nostall.attach.program.session import Applied, Session
+
+VARIABLE = "NOSTALL_PROGRAM"
+"""Environment variable: settings as JSON, set by ``nostall optimize`` and ``nostall apply``."""
+_PROBLEM = "the program is not watched"
+
+
+def install() -> None:
+    """Watch the modules of PyTorch when the program imports them."""
+    settings = json.loads(os.environ[VARIABLE])
+    session = Applied(settings) if "changes" in settings else Session(settings)
+    if not isinstance(session, Applied):
+        session.channel.emit("start")
+        os.register_at_fork(after_in_child=session.forget)
+    atexit.register(quietly, _PROBLEM, session.at_exit)
+    hooks: dict[str, Callable[[ModuleType], None]] = {
+        "torch.optim.optimizer": lambda module: _watch_optimizers(module, session),
+        "torch.amp.grad_scaler": lambda module: _watch_scaler(module, session),
+        "torch.utils.data.dataloader": session.segments.watch_loader,
+    }
+    if target := settings.get("step"):
+        name, _, path = target.partition(":")
+        hooks[name] = lambda module: _watch_function(module, path, session)
+    sys.meta_path.insert(0, AfterImport(hooks, _PROBLEM))
+
+
+def _watch_optimizers(module: ModuleType, session: Session) -> None:
+    if isinstance(session, Applied) and (refusal := session.refusal()):
+        print(f"nostall: --bundle: {refusal}", file=sys.stderr)
+        raise SystemExit(2)
+
+    # Dynamo traces the hooks of a compiled step; there, they are to do nothing.
+    def begins(*_: Any) -> None:
+        if not module.torch.compiler.is_compiling():
+            session.segments.optimizer_begins()
+
+    def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not module.torch.compiler.is_compiling():
+            session.segments.watch_backward()
+            quietly(_PROBLEM, session.on_optimizer, optimizer)
+
+    module.register_optimizer_step_pre_hook(begins)
+    module.register_optimizer_step_post_hook(stepped)
+
+
+def _watch_scaler(module: ModuleType, session: Session) -> None:
+    """Note the steps that a GradScaler leaves out, which no optimiser shows."""
+    scaler = module.GradScaler
+    step = scaler._maybe_opt_step
+
+    @functools.wraps(step)
+    def noted(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        before = session.optimizer_steps
+        result = step(self, optimizer, *args, **kwargs)
+        if session.optimizer_steps == before:
+            quietly(_PROBLEM, session.on_optimizer, optimizer, True)
+        return result
+
+    scaler._maybe_opt_step = noted
+
+
+def _watch_function(module: ModuleType, path: str, session: Session) -> None:
+    """A step ends when the function ``path`` of ``module`` returns."""
+    *owners, name = path.split(".")
+    owner: Any = module
+    for part in owners:
+        owner = getattr(owner, part)
+    function: Callable[..., Any] = getattr(owner, name)
+
+    @functools.wraps(function)
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        session.segments.watch_backward()
+        result = function(*args, **kwargs)
+        session.on_border()
+        return result
+
+    setattr(owner, name, noted)

@@ -1,0 +1,126 @@
+"""The command ``nostall optimize``: prove what makes a whole program faster, and hand it over."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nostall.cli import INTERRUPTED
+from nostall.cli.optimizing.tables import show_result
+from nostall.cli.terminal.console import Format, FormatOption, QuietOption, err, out, show_json
+from nostall.core.errors import BadInput
+from nostall.core.files.atomic import write_text_atomically
+from nostall.optimizing.bundle import write_bundle
+from nostall.optimizing.job import Options
+from nostall.optimizing.job import optimize as run_job
+from nostall.optimizing.page import write_page
+from nostall.optimizing.result import Result
+
+BUNDLE_FILE, PAGE_FILE, RESULT_FILE = "bundle.json", "report.html", "result.json"
+TRACE_SUFFIXES = (".json", ".json.gz", ".sqlite")
+NO_BOUND = "advice only: nothing was tried, and the gains of a trace are modelled, no bounds"
+
+CommandArgument = Annotated[
+    list[str],
+    typer.Argument(help="The program and its arguments, after `--`; or one trace, for advice."),
+]
+OutOption = Annotated[Path, typer.Option("--out", help="Folder for bundle, report and result.")]
+
+
+def optimize(
+    command: CommandArgument,
+    minutes: Annotated[float, typer.Option(help="Time for all attempts.")] = 10.0,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Watch and show the bounds; try nothing.")
+    ] = False,
+    run_to_end: Annotated[
+        bool, typer.Option("--run-to-end", help="Let the program run on after the attempts.")
+    ] = False,
+    again: Annotated[
+        bool, typer.Option("--again", help="Start the program a second time to confirm.")
+    ] = False,
+    step: Annotated[
+        str | None, typer.Option(help="Function that ends a step: module:function.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the order of blocks.")] = 0,
+    folder: OutOption = Path("optimized"),
+    quiet: QuietOption = False,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Prove what makes a whole program faster.
+
+    The unchanged program runs until enough of its steps were seen. Changes of its configuration
+    are then switched on and off between steps: `torch.compile`, the back end nostall on GPUs, a
+    fused or foreach optimiser. A change is kept if its results are proven on copies and the whole
+    program's step is faster beyond the noise. The program is ended at an agreed step. On GPUs this
+    command is not yet measured.
+    """
+    if len(command) == 1 and command[0].endswith(TRACE_SUFFIXES):
+        _advise(Path(command[0]), format)
+        return
+    options = _options(
+        minutes=minutes, dry_run=dry_run, run_to_end=run_to_end, again=again,
+        step=step, seed=seed, quiet_output=format is Format.JSON,
+    )  # fmt: skip
+    say = (lambda line: None) if quiet else (lambda line: err.print(f"nostall: {line}"))
+    result = run_job(command, options, say)
+    written = _write(result, folder)
+    if format is Format.JSON:
+        show_json({**result.as_json(), "files": [str(path) for path in written]})
+    else:
+        show_result(result)
+        _show_next(command, written)
+    if result.interrupted and not result.kept:
+        raise typer.Exit(INTERRUPTED)
+    if result.exit_code:
+        raise typer.Exit(result.exit_code)
+
+
+def _advise(trace: Path, format: Format) -> None:
+    """Show where the time of a trace goes and what to fix first; nothing is tried."""
+    from nostall.cli.characterizing.traces import show_traces
+    from nostall.workload.characterization import characterize_traces
+    from nostall.workload.traces.ranks import read_ranks
+
+    result = characterize_traces(read_ranks([trace]))
+    if format is Format.JSON:
+        show_json({**result.as_json(), "note": NO_BOUND})
+    else:
+        show_traces(result)
+        out.print(f"note: {NO_BOUND}")
+
+
+def _options(*, minutes: float, step: str | None, **others: bool | int) -> Options:
+    """The options; raises :class:`BadInput` for values that cannot be used."""
+    if not (math.isfinite(minutes) and minutes > 0):
+        raise BadInput(f"--minutes is {minutes:g}; give minutes above 0, such as 10")
+    module, _, function = (step or "a:b").partition(":")
+    if not all(part.isidentifier() for part in [*module.split("."), *function.split(".")]):
+        raise BadInput(f"--step is {step!r}; give module:function, such as trainer.loop:train_step")
+    return Options(minutes=minutes, step=step, **others)  # type: ignore[arg-type]
+
+
+def _write(result: Result, folder: Path) -> list[Path]:
+    """Write the result, its page and, if anything is kept, the bundle; the paths."""
+    if result.facts is None:
+        return []
+    text = json.dumps(result.as_json(), indent=1)
+    write_text_atomically(folder / RESULT_FILE, text + "\n", parents=True)
+    paths = [folder / RESULT_FILE, write_page(result, folder / PAGE_FILE)]
+    if result.kept and result.together:
+        paths.append(write_bundle(result, folder / BUNDLE_FILE))
+    return paths
+
+
+def _show_next(command: list[str], written: list[Path]) -> None:
+    for path in written:
+        if path.name == PAGE_FILE:
+            err.print(f"report:   {path}")
+        elif path.name == BUNDLE_FILE:
+            words = ["nostall", "apply", "--bundle", str(path), "--", *command]
+            err.print(f"next:     {shlex.join(words)}")

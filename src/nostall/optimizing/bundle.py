@@ -1,0 +1,145 @@
+"""A program's bundle: which changes were proven, on which machine.  Data only, as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from nostall import __version__
+from nostall.attach.program.machine import CPU, cpu_name
+from nostall.attach.program.start import VARIABLE
+from nostall.core.errors import BadInput, MissingPart
+from nostall.core.files.atomic import write_text_atomically
+from nostall.core.launch import StrictModel
+from nostall.core.validation import dump_json, explain, load_json
+from nostall.optimizing.program import program_environment
+from nostall.optimizing.proof import Proof
+from nostall.optimizing.result import Result
+
+MAX_BYTES = 1 << 20
+
+
+class BundledChange(StrictModel):
+    """One change, and what it gained."""
+
+    name: str
+    kind: Literal["compile", "optimizer"]
+    value: Literal["inductor", "nostall", "fused", "foreach"]
+    result_class: str
+    line: str
+    """What a person would write."""
+    ratio: float
+    interval: tuple[float, float]
+
+
+class Machine(StrictModel):
+    """What the gain was measured on."""
+
+    device: str
+    driver: str | None
+    torch: str
+    nostall: str
+
+
+class Bundle(StrictModel):
+    """The file that ``nostall optimize`` writes and ``nostall apply --bundle`` reads."""
+
+    format: Literal["nostall program bundle"] = "nostall program bundle"
+    schema_version: Literal[1] = 1
+    command: tuple[str, ...]
+    machine: Machine
+    step: str | None = None
+    """The function that ends a step; None: an optimiser's step does."""
+    changes: tuple[BundledChange, ...]
+    ratio: float
+    """Original / all changes together."""
+    interval: tuple[float, float]
+    null_interval: tuple[float, float]
+
+
+def write_bundle(result: Result, path: Path) -> Path:
+    """Write the kept changes of ``result``, at least one, to ``path``; returns ``path``."""
+    changes = [
+        {**(attempt.level.change or {}), "result_class": attempt.result_class,
+         "line": attempt.level.line, **_numbers(attempt.proof)}
+        for attempt in result.kept
+    ]  # fmt: skip
+    assert result.together is not None and result.together.comparison is not None
+    null = result.together.comparison.null_low, result.together.comparison.null_high
+    bundle = Bundle.model_validate({
+        "command": tuple(result.command), "step": result.step, "changes": tuple(changes),
+        "machine": {**result.machine, "nostall": __version__},
+        **_numbers(result.together), "null_interval": null,
+    })  # fmt: skip
+    write_text_atomically(path, dump_json(bundle) + "\n", parents=True)
+    return path
+
+
+def _numbers(proof: Proof | None) -> dict[str, Any]:
+    assert proof is not None and proof.comparison is not None
+    c = proof.comparison
+    return {"ratio": c.ratio, "interval": (c.low, c.high)}
+
+
+def read_bundle(path: Path) -> Bundle:
+    """Read a bundle; raises :class:`BadInput` if it is none or of another version."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise BadInput(
+            f"--bundle: cannot read {path}: {error.strerror}; `nostall optimize` writes a bundle"
+        ) from error
+    if len(data) > MAX_BYTES:
+        raise BadInput(f"--bundle: {path} has more than {MAX_BYTES} bytes, so it is no bundle")
+    try:
+        return load_json(Bundle, data)
+    except ValidationError as error:
+        raise BadInput(
+            f"--bundle: {path} is no bundle of this version of nostall: {explain(error, Bundle)}; "
+            "make it again with `nostall optimize`"
+        ) from error
+
+
+def bundle_environment(
+    bundle: Bundle, path: Path, inherited: Mapping[str, str], gpu: str | None
+) -> dict[str, str]:
+    """``inherited`` with what makes the changes of ``bundle`` in a program.
+
+    ``gpu`` is the name of this machine's GPU.  Raises :class:`BadInput` if the bundle is of another
+    machine or version, and :class:`MissingPart` without its GPU.  PyTorch's version and the driver
+    are compared in the program, whose Python can be another one.
+    """
+    machine = bundle.machine
+    if machine.nostall != __version__:
+        raise BadInput(_other(path, "nostall", machine.nostall, __version__))
+    is_cpu = machine.device.startswith(CPU)
+    if not is_cpu and gpu is None:
+        raise MissingPart(
+            f"--bundle: {path} was measured on {machine.device}, and no GPU is found here; run the "
+            "program without it"
+        )
+    here = cpu_name() if is_cpu else str(gpu)
+    if machine.device != here:
+        raise BadInput(_other(path, "the device", machine.device, here))
+    settings = {
+        "folder": os.devnull,
+        "director": 0,
+        "step": bundle.step,
+        "bundle": str(path),
+        "machine": json.loads(machine.model_dump_json()),
+        "changes": [c.model_dump(include={"name", "kind", "value"}) for c in bundle.changes],
+    }
+    return program_environment({k: v for k, v in inherited.items() if k != VARIABLE}, settings)
+
+
+def _other(path: Path, part: str, wanted: str, found: str) -> str:
+    return (
+        f"--bundle: {path} was measured with {part} {wanted}, and here it is {found}; run "
+        "`nostall optimize` here"
+    )

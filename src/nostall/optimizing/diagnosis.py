@@ -1,0 +1,207 @@
+"""What each level can gain at most in a watched program, and what nostall can only advise."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+NO_GAIN = 1.05
+"""Below this bound of all levels together, nothing is tried."""
+MIN_STEPS = 10
+"""Watched steps that a certificate needs."""
+GPU_NOT_MEASURED = "on GPUs this command is not yet measured"
+EVIDENCE = "1.10 to 2.34 on six models, H200 (docs/results/torch-compile.md)"
+"""Measured gain of torch.compile over eager mode."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What was seen of the watched steps."""
+
+    raw: Mapping[str, Any]
+
+    @property
+    def step_seconds(self) -> float:
+        """Median seconds of the most frequent kind of step."""
+        return median(float(seconds) for key, seconds in self.raw["steps"] if key == self.usual)
+
+    @property
+    def usual(self) -> int:
+        """The key of the most frequent kind of step."""
+        return Counter(int(key) for key, _ in self.raw["steps"]).most_common(1)[0][0]
+
+    @property
+    def varied(self) -> bool:
+        """Whether steps differ so much that each must be timed."""
+        keys = [key for key, _ in self.raw["steps"]]
+        return keys.count(self.usual) < 0.9 * len(keys)
+
+    @property
+    def never_repeats(self) -> bool:
+        """Whether no two watched steps did the same work."""
+        keys = [key for key, _ in self.raw["steps"]]
+        return len(set(keys)) == len(keys)
+
+    def share(self, *parts: str) -> float:
+        """Share of the step in some parts: forward, backward, optimizer, loader."""
+        inside = [1 - outside / seconds for seconds, outside in self._outside(parts)]
+        return max(0.0, median(inside))
+
+    @property
+    def rest(self) -> float:
+        """Share of the step outside of all parts."""
+        return 1 - self.share("forward", "backward", "optimizer", "loader")
+
+    def bound(self, *parts: str) -> float | None:
+        """The step over what is outside of ``parts``; None if no bound can be given.
+
+        It is the upper quartile over the steps, so that a pause of the machine, which falls outside
+        of all parts, does not lower it.  Work of a GPU overlaps the host's, so that the host's
+        times bound nothing.
+        """
+        pairs = self._outside(parts)
+        if self.raw["cuda"] or any(outside <= 0.001 * seconds for seconds, outside in pairs):
+            return None
+        return sorted(seconds / outside for seconds, outside in pairs)[3 * len(pairs) // 4]
+
+    def _outside(self, parts: Sequence[str]) -> list[tuple[float, float]]:
+        """For each step of the usual kind, its seconds and those outside of ``parts``."""
+        lists = self.raw["parts"]
+        return [
+            (seconds, seconds - sum(lists[part][at] for part in parts))
+            for at, (key, seconds) in enumerate(self.raw["steps"])
+            if key == self.usual
+        ]
+
+
+@dataclass(frozen=True)
+class Level:
+    """One row of the diagnosis."""
+
+    name: str
+    touches: str
+    share: float | None
+    """Share of a step that it may touch; None if it is not known."""
+    bound: float | None
+    """The step's time over what must remain; None: no bound can be given."""
+    reason: str
+    expected: str = "-"
+    result_class: str = "-"
+    minutes: float = 0.0
+    """Expected time of the attempt."""
+    change: Mapping[str, str] | None = None
+    """The change to try; None for advice."""
+    line: str = ""
+    """What a person would write."""
+
+
+def diagnose(facts: Facts) -> list[Level]:
+    """The levels of a program: those to try in their order, then advice."""
+    levels = [*_compile_levels(facts), *_optimizer_levels(facts)]
+    return [level for level in levels if level.change] + [
+        *(level for level in levels if not level.change),
+        *_advice(facts),
+    ]
+
+
+def certificate(facts: Facts, levels: list[Level]) -> str:
+    """Why no level that can be tried gains 5 %; empty if one might, or if one has no bound."""
+    tried = [level for level in levels if level.change]
+    if any(level.bound is None for level in tried):
+        return ""
+    parts = {part for level in tried for part in _PARTS[level.change["kind"]]}  # type: ignore[index]
+    joint = facts.bound(*sorted(parts))
+    if len(facts.raw["steps"]) < MIN_STEPS or joint is None or joint >= NO_GAIN:
+        return ""
+    share = facts.share(*sorted(parts))
+    reason = f"all levels together gain at most {joint:.3f}: they touch {share:.1%} of a step"
+    moving = {
+        "waits for data: a faster input pipeline": facts.share("loader"),
+        "the program's own code between the passes": facts.rest,
+    }
+    largest = max(moving, key=lambda name: moving[name])
+    return f"{reason}; what would move it: {largest} ({moving[largest]:.0%} of a step)"
+
+
+_PARTS = {"compile": ("forward", "backward"), "optimizer": ("optimizer",)}
+"""Parts of a step that a kind of change may touch."""
+
+
+def _level(facts: Facts, name: str, kind: str, value: str, **fields: Any) -> Level:
+    parts, cuda = _PARTS[kind], facts.raw["cuda"]
+    bound, words = facts.bound(*parts), " and ".join(parts)
+    return Level(
+        name=name,
+        touches=words,
+        share=None if cuda else facts.share(*parts),
+        bound=bound,
+        reason=(
+            "no bound: work of the device overlaps that of the host" if cuda
+            else "no bound: nothing outside of it was seen" if bound is None
+            else f"the step if {words} took no time"
+        ),
+        change={"name": name, "kind": kind, "value": value},
+        **fields,
+    )  # fmt: skip
+
+
+def _compile_levels(facts: Facts) -> list[Level]:
+    roots, cuda = ", ".join(facts.raw["roots"]) or "module", facts.raw["cuda"]
+    results = "within rounding, or other random numbers"
+    levels = [_level(
+        facts, "torch.compile", "compile", "inductor", minutes=1.5, result_class=results,
+        expected=EVIDENCE if cuda else "not measured on CPUs",
+        line=f"model.compile()  # {roots}",
+    )]  # fmt: skip
+    if cuda:
+        levels.append(_level(
+            facts, "back end nostall", "compile", "nostall", minutes=4.0, result_class=results,
+            expected="1.05 (median of 24 steps), H200 (docs/results/fusion-unseen.md)",
+            line=f'model.compile(backend="nostall")  # {roots}',
+        ))  # fmt: skip
+    obstacle = facts.raw["obstacle"]
+    return [_unusable(level, obstacle) for level in levels] if obstacle else levels
+
+
+def _optimizer_levels(facts: Facts) -> list[Level]:
+    names = ", ".join(sorted(set(facts.raw["optimizers"]))) or "no optimiser"
+    classes = {"fused": "within rounding", "foreach": "bit-equal"}
+    levels = [
+        _level(
+            facts, f"{flag} optimiser", "optimizer", flag, expected="not measured", minutes=0.3,
+            result_class=classes[flag], line=f"{names}(..., {flag}=True)",
+        )
+        for flag in facts.raw["flags"] or ["fused"]
+    ]  # fmt: skip
+    if facts.raw["flags"]:
+        return levels
+    reason = f"{names}: set already, or no optimiser that can be switched"
+    return [_unusable(level, reason) for level in levels]
+
+
+def _unusable(level: Level, reason: str) -> Level:
+    return replace(level, bound=None, reason=reason, expected="-", minutes=0.0, change=None)
+
+
+def _advice(facts: Facts) -> list[Level]:
+    """What nostall does not try in this version."""
+    advice = []
+    if (share := facts.share("loader")) > 0.02:
+        loader = facts.raw["loader"]
+        have = f"num_workers={loader.get('workers', 0)}, pin_memory={loader.get('pinned', False)}"
+        more = "more workers, or less work a sample" if loader.get("workers") else "num_workers=2"
+        bound, reason = facts.bound("loader"), f"advice: {have}: {more}"
+        advice.append(Level("input pipeline", "loader", share, bound, reason))
+    if (share := facts.rest) > 0.1 and not facts.raw["cuda"]:
+        reason = "advice: outside forward, backward, optimiser and loader; a profiler shows it"
+        advice.append(Level("own code", "between the passes", share, None, reason))
+    if facts.raw["cuda"]:
+        reason = "advice: it changes numbers: torch.set_float32_matmul_precision('high')"
+        advice.append(Level("TF32", "matrix products", None, None, reason))
+    if (world := facts.raw["world"]) > 1:
+        reason = "advice: `nostall characterize` of a trace shows what is exposed"
+        advice.append(Level("communication", f"{world} ranks", None, None, reason))
+    return advice

@@ -1,0 +1,328 @@
+"""The job of ``nostall optimize``: watch, diagnose, try, prove, measure together."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from nostall.optimizing.diagnosis import (
+    GPU_NOT_MEASURED,
+    NO_GAIN,
+    Facts,
+    Level,
+    certificate,
+    diagnose,
+)  # fmt: skip
+from nostall.optimizing.program import SCRATCH, Program, ProgramEnded, TimeIsUp, written_files
+from nostall.optimizing.proof import Proof, block_order, prove
+from nostall.optimizing.result import Attempt, Result, interval, one_after_the_other
+
+BLOCK_SECONDS = 0.25
+MIN_ROUNDS, MAX_ROUNDS = 8, 16
+MAX_BLOCK_STEPS = 200
+WARM_SECONDS, WARM_STEPS = 180.0, 400
+DECIDED_SECONDS = 200.0
+"""The back end nostall compares versions meanwhile; measured so far were 30 to 186 s (H200)."""
+INTERRUPTED = "interrupted: what was proven before is kept"
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of the command."""
+
+    minutes: float = 10.0
+    run_to_end: bool = False
+    dry_run: bool = False
+    again: bool = False
+    step: str | None = None
+    watch_steps: int = 30
+    watch_seconds: float = 3.0
+    seed: int = 0
+    quiet_output: bool = False
+    """Print what the program prints on standard error, so that standard output is the result."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Settings of the half inside the program."""
+        names = ("step", "watch_steps", "watch_seconds")
+        return {name: getattr(self, name) for name in names}
+
+
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """SIGTERM ends the command as Ctrl-C does, so that no process stays behind."""
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+@_terminated_as_interrupted()
+def optimize(command: Sequence[str], options: Options, say: Say) -> Result:
+    """Run the program, try changes on its own steps, and return what was proven.
+
+    Ctrl-C ends the program and keeps what was proven by then.  ``say`` gets progress, a line each.
+    Raises :class:`~nostall.core.errors.BadInput` for a command that cannot be run.
+    """
+    result = Result(list(command), options.step)
+    with Program(command, options.settings, options.quiet_output) as program:
+        job = _Job(program, options, say, result)
+        try:
+            job.run()
+            program.end(exits=not options.run_to_end)
+        except KeyboardInterrupt:
+            result.interrupted = True
+            result.notes.append(INTERRUPTED)
+            program.end(exits=True)
+        except ProgramEnded as end:
+            _explain_end(program, end, options, result)
+        except TimeIsUp:
+            result.notes.append(f"--minutes {options.minutes:g} are over: more were to be tried")
+            program.end(exits=not options.run_to_end)
+        result.exit_code = program.exit_code
+        result.files = written_files(program)
+        _note_end(program, result)
+    if not result.kept:
+        return result
+    if result.together is None:
+        result.together = one_after_the_other(result)
+        result.notes.append("the kept changes were measured one after the other, not together")
+    if options.again or any(SCRATCH in word for word in command):
+        _confirm(command, options, say, result)
+    return result
+
+
+class _Job:
+    """The stages of the job in one started program."""
+
+    def __init__(self, program: Program, options: Options, say: Say, result: Result) -> None:
+        self.program, self.options, self.say, self.result = program, options, say, result
+        self.facts: Facts
+        self.changes: list[Mapping[str, str]] = []
+        self.step_seconds = 0.0
+        """Of the original, as last measured."""
+
+    def watch(self) -> None:
+        """Wait until enough steps were seen."""
+        self.facts = self.result.facts = Facts(self.program.wait_watched())
+        self.until = time.monotonic() + 60 * self.options.minutes
+        raw = self.facts.raw
+        self.step_seconds = self.facts.step_seconds
+        self.say(
+            f"watched {len(raw['steps'])} steps of {1e3 * self.facts.step_seconds:.4g} ms on "
+            f"{raw['device']}; {', '.join(raw['roots']) or 'no module'}"
+        )
+        if raw["cuda"]:
+            self.result.notes.append(GPU_NOT_MEASURED)
+        if not raw["main_thread"]:
+            self.result.notes.append("steps run in a thread: only it ends at the last step")
+
+    def run(self) -> None:
+        """All stages."""
+        self.watch()
+        self.result.levels = diagnose(self.facts)
+        self.result.certificate = certificate(self.facts, self.result.levels)
+        if self.options.dry_run or self.result.certificate:
+            return
+        if self.facts.never_repeats:
+            self.result.notes.append(
+                "no two watched steps had the same shapes, so no change can be compared; pad "
+                "batches to a few lengths"
+            )
+            return
+        for level in self.result.levels:
+            if level.change and not self._is_settled(level):
+                attempt = self._attempt(level)
+                self.say(f"{level.name}: {attempt.outcome}, {attempt.reason}")
+                self._add(attempt)
+        if self.result.kept:
+            self._together()
+
+    def _is_settled(self, level: Level) -> bool:
+        """Whether an earlier attempt makes this one needless: they set the same option."""
+        same = any(_same_place(attempt.level, level) for attempt in self.result.kept)
+        return same and level.change is not None and level.change["kind"] == "optimizer"
+
+    def _attempt(self, level: Level) -> Attempt:
+        """Check a change, then measure it beside what is kept so far."""
+        change = level.change
+        assert change is not None
+        self.changes.append(change)
+        if level.bound is not None and level.bound < 1.0 + (NO_GAIN - 1.0) / 5:
+            return Attempt(level, "dropped", "its bound is below 1.01", level.result_class)
+        self.say(f"{level.name}: checking results on copies")
+        done = self._ask(do="check", name=level.name)[-1]
+        if done["refusal"]:
+            return Attempt(level, "refused", done["refusal"], done["result_class"])
+        kept = [a.level.name for a in self.result.kept]
+        before = [a.level.name for a in self.result.kept if not _same_place(a.level, level)]
+        begin = time.monotonic()
+        failures = self._warm([*before, level.name])
+        warm = time.monotonic() - begin
+        if failures:
+            reason = f"it fails in a step: {failures[0]}"
+            return Attempt(level, "refused", reason, done["result_class"])
+        proof = self._compare(kept, [*before, level.name], level.bound)
+        outcome, reason = _outcome(proof)
+        return Attempt(level, outcome, reason, done["result_class"], proof, warm)
+
+    def _together(self) -> None:
+        """Measure all kept changes beside the original; keep them only if they still gain."""
+        names = [attempt.level.name for attempt in self.result.kept]
+        self.say(f"together: {', '.join(names)}")
+        self._warm(names)
+        self.result.together = proof = self._compare([], names, None)
+        if not proof.faster:
+            _drop(self.result, f"together: {_outcome(proof)[1]}")
+
+    def prove_again(self, levels: Sequence[Level]) -> Proof:
+        """In a second start: all of ``levels`` beside the original."""
+        self.watch()
+        self.changes = [level.change for level in levels if level.change]
+        names = [level.name for level in levels]
+        self._warm(names)
+        return self._compare([], names, None)
+
+    def _warm(self, arm: Sequence[str]) -> list[str]:
+        """Run an arm until it compiles no more; the errors of its calls."""
+        least = DECIDED_SECONDS if "back end nostall" in arm else 0.0
+        order = {"limit_steps": WARM_STEPS, "limit_seconds": least + WARM_SECONDS}
+        done = self._ask(do="warm", arm=arm, least_seconds=least, **order)[-1]
+        return list(done["failures"])
+
+    def _compare(
+        self, original: Sequence[str], changed: Sequence[str], bound: float | None
+    ) -> Proof:
+        steps, rounds = self._plan()
+        order = block_order(rounds, self.options.seed + self.program.orders)
+        self.say(f"{', '.join(changed)}: {len(order)} interleaved blocks of {steps} steps")
+        events = self._ask(
+            do="blocks", arms=[original, changed, original], blocks=order, steps=steps,
+            each=self.facts.varied,
+        )  # fmt: skip
+        blocks = [event for event in events if event["event"] == "block"]
+        proof = prove(blocks, each=self.facts.varied, bound=bound, seed=self.options.seed)
+        self.step_seconds = proof.seconds[0] or self.step_seconds
+        if self.program.ranks_agree() and not self.program.ranks_agree(self.program.orders):
+            return replace(proof, refusal="the parameters of the ranks differ since then")
+        return proof
+
+    def _plan(self) -> tuple[int, int]:
+        """Steps of a block and rounds of three blocks."""
+        step = self.step_seconds
+        steps = max(1, min(MAX_BLOCK_STEPS, round(BLOCK_SECONDS / step)))
+        each_round = 3 * (steps + 1) * step
+        rounds = int(12 * self.options.minutes / each_round)  # a fifth of the time
+        rounds = max(MIN_ROUNDS, min(MAX_ROUNDS, rounds))
+        if time.monotonic() + rounds * each_round > self.until:
+            raise TimeIsUp
+        return steps, rounds
+
+    def _ask(self, **order: Any) -> list[Mapping[str, Any]]:
+        return self.program.ask(self.until, changes=self.changes, **order)
+
+    def _add(self, attempt: Attempt) -> None:
+        """Note an attempt; one that is kept takes the place of another at the same option."""
+        if attempt.outcome == "kept":
+            self.result.attempts = [
+                replace(a, outcome="replaced") if _same_place(a.level, attempt.level)
+                and a.outcome == "kept" else a
+                for a in self.result.attempts
+            ]  # fmt: skip
+        self.result.attempts.append(attempt)
+
+
+def _same_place(one: Level, other: Level) -> bool:
+    """Whether two changes set the same option, as two back ends do."""
+    return bool(one.change and other.change and one.change["kind"] == other.change["kind"])
+
+
+def _outcome(proof: Proof) -> tuple[Any, str]:
+    if proof.refusal:
+        return "refused", proof.refusal
+    assert proof.comparison is not None
+    numbers = interval(proof.comparison)
+    if proof.faster:
+        return "kept", f"{numbers} times as fast"
+    null = f"null [{proof.comparison.null_low:.3f}, {proof.comparison.null_high:.3f}]"
+    return "dropped", f"not faster: {numbers}, {null}"
+
+
+def _drop(result: Result, reason: str) -> None:
+    result.attempts = [
+        replace(a, outcome="dropped", reason=f"{a.reason}; {reason}") if a.outcome == "kept" else a
+        for a in result.attempts
+    ]
+
+
+def _confirm(command: Sequence[str], options: Options, say: Say, result: Result) -> None:
+    """Start the program a second time and measure the kept changes there."""
+    say("second start")
+    levels = [attempt.level for attempt in result.kept]
+    with Program(command, options.settings, options.quiet_output) as program:
+        job = _Job(program, options, say, Result(list(command)))
+        try:
+            result.again = job.prove_again(levels)
+            program.end(exits=True)
+        except (ProgramEnded, TimeIsUp, KeyboardInterrupt) as end:
+            result.notes.append(f"the second start gave no answer: {end or type(end).__name__}")
+            program.end(exits=True)
+            return
+    if not result.again.faster:
+        _drop(result, f"second start: {_outcome(result.again)[1]}")
+
+
+def _explain_end(program: Program, end: ProgramEnded, options: Options, result: Result) -> None:
+    """Say why there is nothing, or not everything, if the program ended by itself."""
+    if program.exit_code == 128 + signal.SIGINT:  # Ctrl-C, which the terminal gave the program
+        result.interrupted = True
+        result.notes.append(INTERRUPTED)
+        return
+    if program.process.poll() is None:  # nostall's half stopped; the program runs on
+        result.notes.append(str(end))
+        program.process.wait() if options.run_to_end else program.end(exits=True)
+        return
+    steps = max((e["steps"] for e in program.events if e["event"] == "exit"), default=0)
+    if not program.events:
+        reason = (
+            "no Python process of the program was watched: it runs no Python, or with -I, -E or "
+            "-S, which leave nostall's start-up module out"
+        )
+    elif result.facts is not None:
+        reason = "the program ended before all levels were tried; a longer run shows more"
+    elif steps:
+        reason = f"the program ended after {steps} steps; at least 10 are needed, give it more"
+    elif options.step:
+        reason = (
+            f"--step {options.step} was never called: name a module that the program imports and "
+            "a function in it; functions of the script itself are not found"
+        )
+    else:
+        reason = (
+            "no step was seen: no optimiser of torch.optim stepped, or only in compiled code; "
+            "name the function of a step with --step module:function"
+        )
+    result.notes.append(reason)
+
+
+def _note_end(program: Program, result: Result) -> None:
+    code = program.process.returncode
+    if program.was_killed:
+        result.notes.append(
+            "the program outlived its last step by 10 s (a thread, a child, `except:` or a "
+            "compilation), so its process group was ended"
+        )
+    elif code and not result.interrupted:
+        after = " after its last step" if program.was_ended else ""
+        result.notes.append(f"the program ended with exit code {code}{after}")
+    if result.files and program.was_ended:
+        result.notes.append(
+            f"files changed before the program was ended, such as {result.files[0]}; those that it "
+            "wrote are of an incomplete run"
+        )

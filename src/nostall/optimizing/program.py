@@ -1,0 +1,255 @@
+"""A program under watch: its process group, the orders to it and its events."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from nostall.attach.program.channel import EVENTS, ORDERS
+from nostall.attach.program.start import VARIABLE
+from nostall.core.errors import BadInput
+
+SHIM = Path(__file__).resolve().parents[1] / "attach" / "start_shim"
+SCRATCH = "{scratch}"
+"""In a command: an empty folder, a new one at each start."""
+POLL_SECONDS = 0.05
+GRACE_SECONDS = 10.0
+"""After the agreed step; threads, children and ``except:`` outlive an exit."""
+HIDDEN = (".", "__pycache__", "site-packages", "torchinductor_", "nostall-")
+"""Beginnings of the names of folders whose files are not the program's results."""
+MAX_FILES, MAX_SHOWN = 20_000, 20
+Event = Mapping[str, Any]
+
+
+class ProgramEnded(Exception):
+    """The program ended, or stopped obeying, before an answer came."""
+
+
+class TimeIsUp(Exception):
+    """The time for attempts ended before an answer came."""
+
+
+def program_environment(
+    inherited: Mapping[str, str], settings: Mapping[str, Any]
+) -> dict[str, str]:
+    """``inherited`` with the start-up module and its settings."""
+    paths = [p for p in inherited.get("PYTHONPATH", "").split(os.pathsep) if p and p != str(SHIM)]
+    return {
+        **inherited,
+        "PYTHONPATH": os.pathsep.join([str(SHIM), *paths]),
+        VARIABLE: json.dumps(settings),
+    }
+
+
+class Program:
+    """A started program; use it as a context, which leaves no process and no folder behind."""
+
+    def __init__(
+        self, command: Sequence[str], settings: Mapping[str, Any], quiet: bool = False
+    ) -> None:
+        """``quiet``: its standard output goes to standard error.
+
+        Raises :class:`BadInput` if the command cannot be run.
+        """
+        self.folder = Path(tempfile.mkdtemp(prefix="nostall-"))
+        self.events: list[Event] = []
+        self.pid: int | None = None
+        """The process whose steps count: the first one that was watched, rank 0 of several."""
+        self.was_killed = False
+        self.began = time.time()
+        scratch = self.folder / "scratch"
+        scratch.mkdir()
+        self.command = [word.replace(SCRATCH, str(scratch)) for word in command]
+        self.orders, self._position = 0, 0
+        given = {**settings, "folder": str(self.folder), "director": os.getpid()}
+        sys.stdout.flush()
+        try:
+            self.process = subprocess.Popen(
+                self.command,
+                env=program_environment(os.environ, given),
+                stdout=sys.stderr.fileno() if quiet else None,
+                process_group=0,
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            )
+        except OSError as error:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            raise BadInput(
+                f"cannot run {command[0]!r}: {error.strerror}; write "
+                "`nostall optimize -- python train.py`"
+            ) from error
+        self._terminal = _give_terminal(self.process.pid)
+
+    def __enter__(self) -> Program:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self._kill()
+        if self._terminal is not None:
+            with suppress(OSError):
+                os.tcsetpgrp(self._terminal, os.getpgrp())
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    @property
+    def world(self) -> int:
+        """Ranks of the job."""
+        return next((e["world"] for e in self.events if e["event"] == "watched"), 1)
+
+    def wait_watched(self) -> Event:
+        """The event ``watched`` of rank 0, once all ranks have one; raises ProgramEnded."""
+        for _ in self._rounds():
+            watched = {e["rank"]: e for e in self.events if e["event"] == "watched"}
+            if 0 in watched and len(watched) >= watched[0]["world"]:
+                self.pid = watched[0]["process"]
+                return watched[0]
+        raise AssertionError("the rounds end with an error")
+
+    def ask(self, until: float, **order: Any) -> list[Event]:
+        """Give an order and wait for its end; returns its events of rank 0.
+
+        Raises :class:`TimeIsUp` at ``until`` (of ``time.monotonic``), and :class:`ProgramEnded`.
+        """
+        number = self._send(order)
+        for _ in self._rounds():
+            answers = [e for e in self.events if e.get("order") == number]
+            done = [e for e in answers if e["event"] == "done"]
+            if {e["process"] for e in done} >= {self.pid} and len(done) >= self.world:
+                return [e for e in answers if e["process"] == self.pid]
+            if time.monotonic() > until:
+                raise TimeIsUp
+        raise AssertionError("the rounds end with an error")
+
+    def _rounds(self) -> Iterator[None]:
+        """Rounds in which new events were read; :class:`ProgramEnded` ends them."""
+        while True:
+            has_ended = self.process.poll() is not None
+            self._read()
+            yield
+            if reasons := [e["reason"] for e in self.events if e["event"] == "failed"]:
+                raise ProgramEnded(f"nostall stopped inside the program: {reasons[0]}")
+            if has_ended:
+                raise ProgramEnded("the program ended")
+            time.sleep(POLL_SECONDS)
+
+    def ranks_agree(self, number: int | None = None) -> bool:
+        """Whether all ranks have equal parameters after an order (default: when watched)."""
+        sums = [
+            e["checksum"]
+            for e in self.events
+            if (e["event"] == "watched" and number is None)
+            or (e["event"] == "done" and number is not None and e["order"] == number)
+        ]
+        return all(
+            math.isclose(a, b, rel_tol=1e-6) for s in sums for a, b in zip(sums[0], s, strict=True)
+        )
+
+    @property
+    def was_ended(self) -> bool:
+        """Whether the program obeyed the order to end, and did not end by itself."""
+        return any(event["event"] == "ended" and event["exits"] for event in self.events)
+
+    def end(self, *, exits: bool) -> None:
+        """End the program at an agreed step, or let it run to its own end."""
+        if self.process.poll() is None:
+            self._send({"do": "end", "arm": [], "exit": exits})
+            until = time.monotonic() + GRACE_SECONDS
+            while self.process.poll() is None and (time.monotonic() < until or not exits):
+                had_ended = self.was_ended
+                self._read()
+                if self.was_ended and not had_ended:  # the exit itself takes time, too
+                    until = time.monotonic() + GRACE_SECONDS
+                time.sleep(POLL_SECONDS)
+            self._read()
+            self.was_killed = self.process.poll() is None
+            if self.was_killed or self.was_ended:  # children of its own end are the program's
+                self._kill()
+        self._read()
+
+    @property
+    def exit_code(self) -> int:
+        """The program's exit code, 128 + N after signal N; 0 if nostall ended it."""
+        code = self.process.poll()
+        if code is None or self.was_ended or self.was_killed:
+            return 0
+        return code if code >= 0 else 128 - code
+
+    def _send(self, order: Mapping[str, Any]) -> int:
+        self.orders += 1
+        text = json.dumps({"number": self.orders, "agree": self.world > 1, **order})
+        partial = self.folder / "partial"
+        partial.write_text(text)
+        partial.replace(self.folder / ORDERS)
+        return self.orders
+
+    def _read(self) -> None:
+        """Read the events that were appended; the last line can be incomplete."""
+        path = self.folder / EVENTS
+        if not path.exists():
+            return
+        with path.open("rb") as file:
+            file.seek(self._position)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._position += len(whole)
+        self.events += [json.loads(line) for line in whole.splitlines()]
+
+    def _kill(self) -> None:
+        """End what is left of the process group."""
+        for number, pause in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 1.0)):
+            try:
+                os.killpg(self.process.pid, number)
+            except (ProcessLookupError, PermissionError):
+                break
+            until = time.monotonic() + pause
+            while time.monotonic() < until and _group_lives(self.process):
+                time.sleep(POLL_SECONDS)
+        self.process.wait()
+
+
+def _group_lives(process: subprocess.Popen[bytes]) -> bool:
+    process.poll()  # a zombie would count as alive
+    try:
+        os.killpg(process.pid, 0)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def _give_terminal(group: int) -> int | None:
+    """Make a process group that of the terminal, so that it can read; the terminal or None."""
+    with suppress(OSError, ValueError):
+        terminal = sys.stdin.fileno()
+        if os.isatty(terminal) and os.tcgetpgrp(terminal) == os.getpgrp():
+            signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+            os.tcsetpgrp(terminal, group)
+            return terminal
+    return None
+
+
+def written_files(program: Program) -> list[str]:
+    """Files that were written since the program's start.
+
+    Those below the working directory and below folders in its command; hidden folders and byte code
+    are left out; at most :data:`MAX_SHOWN` of :data:`MAX_FILES`.
+    """
+    found: set[str] = set()
+    count = 0
+    for folder in {Path.cwd(), *(Path(word) for word in program.command if Path(word).is_dir())}:
+        for place, inner, names in os.walk(folder):
+            inner[:] = [name for name in inner if not name.startswith(HIDDEN)]
+            paths = [Path(place) / name for name in names[: max(0, MAX_FILES - count)]]
+            count += len(paths)
+            with suppress(OSError):  # a file that is gone meanwhile
+                found.update(str(p) for p in paths if p.stat().st_mtime >= program.began)
+    return sorted(found)[:MAX_SHOWN]

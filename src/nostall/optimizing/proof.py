@@ -1,0 +1,131 @@
+"""Whether a change made the program's steps faster, from measured blocks of real steps."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median, quantiles
+from typing import Any
+
+from nostall.core.measurement import Comparison
+
+ORIGINAL, CHANGED, NULL = 0, 1, 2
+"""Arms: the program as it is, with the change, and as it is a second time."""
+MIN_PAIRS = 6
+CARRIED = 0.1
+"""Share by which the original may be slower after the changed arm before the proof is refused."""
+
+
+@dataclass(frozen=True)
+class Proof:
+    """The verdict on a change."""
+
+    comparison: Comparison | None
+    refusal: str = ""
+    """Why there is no comparison, or why it does not count; empty if it counts."""
+    pairs: int = 0
+    seconds: tuple[float, float] = (0.0, 0.0)
+    """Median seconds of a step: original, changed."""
+
+    @property
+    def faster(self) -> bool:
+        """Whether the change is kept."""
+        return not self.refusal and self.comparison is not None and (
+            self.comparison.verdict == "faster"
+        )  # fmt: skip
+
+
+def block_order(rounds: int, seed: int) -> list[int]:
+    """Arms of ``3 * rounds`` blocks; the order in each round is random.
+
+    Batches that repeat with some period therefore fall on all arms alike.
+    """
+    generator = random.Random(seed)
+    order: list[int] = []
+    for _ in range(rounds):
+        arms = [ORIGINAL, CHANGED, NULL]
+        generator.shuffle(arms)
+        order += arms
+    return order
+
+
+def prove(
+    blocks: Sequence[Mapping[str, Any]], *, each: bool, bound: float | None = None, seed: int = 0
+) -> Proof:
+    """Compare the arms of ``blocks``, events of one order.
+
+    ``each``: steps differ and were timed one by one, so they are paired by what they did; otherwise
+    the blocks of a round are compared.  ``bound``: what the change can gain at most.
+    """
+    if failures := sorted({str(f) for block in blocks for f in block.get("failures", ())}):
+        return Proof(None, f"the changed version failed in a step: {failures[0]}")
+    samples = _step_samples(blocks) if each else _round_samples(blocks)
+    pairs = len(samples[ORIGINAL])
+    if pairs < MIN_PAIRS:
+        return Proof(
+            None,
+            f"{pairs} comparable pairs of steps, {MIN_PAIRS} are needed: steps did different work, "
+            "skipped the optimiser or compiled",
+            pairs,
+        )
+    comparison = Comparison.from_samples(
+        samples[ORIGINAL], samples[CHANGED], samples[NULL], kind="measured", seed=seed
+    )
+    count = 1 if each else len(blocks[0]["steps"])
+    seconds = median(samples[ORIGINAL]) / count, median(samples[CHANGED]) / count
+    return Proof(comparison, _suspicion(blocks, comparison, bound), pairs, seconds)
+
+
+def _round_samples(blocks: Sequence[Mapping[str, Any]]) -> list[list[float]]:
+    """Seconds of the blocks of each arm, of rounds whose blocks did the same work."""
+    samples: list[list[float]] = [[], [], []]
+    for at in range(0, len(blocks) - 2, 3):
+        group = blocks[at : at + 3]
+        work = {tuple(sorted(key for key, _, _ in block["steps"])) for block in group}
+        overflow = any(skipped for block in group for _, _, skipped in block["steps"])
+        if len(work) == 1 and not overflow and not any(block["compiled"] for block in group):
+            for block in group:
+                samples[block["arm"]].append(block["seconds"])
+    return samples
+
+
+def _step_samples(blocks: Sequence[Mapping[str, Any]]) -> list[list[float]]:
+    """Seconds of single steps of each arm, paired by what the steps did."""
+    by_key: dict[int, list[list[float]]] = defaultdict(lambda: [[], [], []])
+    for block in blocks:
+        for key, seconds, skipped in block["steps"]:
+            if not skipped and not block["compiled"]:
+                by_key[key][block["arm"]].append(seconds)
+    samples: list[list[float]] = [[], [], []]
+    for arms in by_key.values():
+        count = min(map(len, arms))
+        for arm in (ORIGINAL, CHANGED, NULL):
+            samples[arm] += arms[arm][:count]
+    return samples
+
+
+def _suspicion(
+    blocks: Sequence[Mapping[str, Any]], comparison: Comparison, bound: float | None
+) -> str:
+    """Why a comparison does not count; empty if it does."""
+    if bound is not None and comparison.low > bound:
+        return (
+            f"the measured gain {comparison.ratio:.3f} is above its bound {bound:.3f}: one of them "
+            "is wrong; please report this with the JSON output"
+        )
+    after: dict[bool, list[float]] = {True: [], False: []}
+    for before, block in pairwise(blocks):
+        if block["arm"] != CHANGED and not block["compiled"]:
+            after[before["arm"] == CHANGED].append(block["seconds"])
+    if min(map(len, after.values())) >= 3:
+        carried = median(after[True]) / median(after[False]) - 1
+        quartiles = quantiles(after[True], n=4)[0], quantiles(after[False], n=4)[2]
+        if carried > CARRIED and quartiles[0] > quartiles[1]:
+            return (
+                f"the original is {carried:.0%} slower in the blocks after the changed ones: work "
+                "of the change runs in the original's time, or it takes away its caches"
+            )
+    return ""

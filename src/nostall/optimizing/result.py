@@ -1,0 +1,124 @@
+"""What ``nostall optimize`` found: the attempts, what is kept, and the JSON document."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from nostall import __version__
+from nostall.core.measurement import Comparison
+from nostall.optimizing.diagnosis import Facts, Level
+from nostall.optimizing.proof import Proof
+
+SCHEMA = 1
+Outcome = Literal["kept", "replaced", "dropped", "refused"]
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One change that was tried."""
+
+    level: Level
+    outcome: Outcome
+    reason: str
+    result_class: str
+    proof: Proof | None = None
+    warm_seconds: float = 0.0
+    """Seconds until the change was ready, compiling included."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "change": self.level.change, "outcome": self.outcome, "reason": self.reason,
+            "class": self.result_class, "warm_seconds": self.warm_seconds,
+            "proof": proof_json(self.proof),
+        }  # fmt: skip
+
+
+@dataclass
+class Result:
+    """Everything of one run of the command."""
+
+    command: list[str]
+    step: str | None = None
+    """The function that ends a step, as given."""
+    facts: Facts | None = None
+    levels: list[Level] = field(default_factory=list)
+    certificate: str = ""
+    attempts: list[Attempt] = field(default_factory=list)
+    together: Proof | None = None
+    """The kept changes together beside the original, measured after all attempts."""
+    again: Proof | None = None
+    """The same in a second start of the program."""
+    notes: list[str] = field(default_factory=list)
+    """What the reader has to know, a sentence each."""
+    files: list[str] = field(default_factory=list)
+    """Files that were written while the program was watched."""
+    interrupted: bool = False
+    exit_code: int = 0
+    """The program's own exit code; 0 if nostall ended it."""
+
+    @property
+    def kept(self) -> list[Attempt]:
+        """The attempts that are handed over."""
+        return [attempt for attempt in self.attempts if attempt.outcome == "kept"]
+
+    @property
+    def machine(self) -> dict[str, str | None]:
+        """What a bundle is valid for."""
+        raw: Mapping[str, Any] = self.facts.raw if self.facts else {}
+        return {name: raw.get(name) for name in ("device", "driver", "torch")}
+
+    def as_json(self) -> dict[str, Any]:
+        """The document of ``--format json``."""
+        return {
+            "schema": SCHEMA,
+            "nostall": __version__,
+            "command": self.command,
+            "kind": "measured",
+            **self.machine,
+            "watched": dict(self.facts.raw) if self.facts else None,
+            "levels": [asdict(level) for level in self.levels],
+            "certificate_of_no_gain": self.certificate or None,
+            "attempts": [attempt.as_json() for attempt in self.attempts],
+            "kept": [attempt.level.name for attempt in self.kept],
+            "together": proof_json(self.together),
+            "second_start": proof_json(self.again),
+            "lines": [attempt.level.line for attempt in self.kept],
+            "files_written_while_watched": self.files,
+            "notes": self.notes,
+            "program_exit_code": self.exit_code,
+        }
+
+
+def proof_json(proof: Proof | None) -> dict[str, Any] | None:
+    """A proof as JSON; None without one."""
+    if proof is None:
+        return None
+    c = proof.comparison
+    numbers: dict[str, Any] = {} if c is None else {
+        "ratio": c.ratio, "interval": [c.low, c.high], "null_interval": [c.null_low, c.null_high],
+        "verdict": c.verdict, "step_seconds": list(proof.seconds),
+    }  # fmt: skip
+    return {"pairs": proof.pairs, "refusal": proof.refusal or None, **numbers}
+
+
+def one_after_the_other(result: Result) -> Proof:
+    """The product of the kept gains, each of which was measured on top of those before it."""
+    proofs = [a.proof for a in result.attempts if a.outcome in ("kept", "replaced")]
+    parts = [proof.comparison for proof in proofs if proof is not None and proof.comparison]
+    first, last = proofs[0], proofs[-1]
+    assert first is not None and last is not None
+    ratio, low, high = (
+        math.prod(getattr(part, name) for part in parts) for name in ("ratio", "low", "high")
+    )
+    null_low, null_high = min(p.null_low for p in parts), max(p.null_high for p in parts)
+    product = Comparison(ratio, low, high, null_low, null_high, "measured")
+    pairs = min(proof.pairs for proof in proofs if proof is not None)
+    return Proof(product, "", pairs, (first.seconds[0], last.seconds[1]))
+
+
+def interval(comparison: Comparison) -> str:
+    """A ratio and its 95 % interval."""
+    return f"{comparison.ratio:.3f} [{comparison.low:.3f}, {comparison.high:.3f}]"

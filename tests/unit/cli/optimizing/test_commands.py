@@ -1,0 +1,196 @@
+"""`nostall optimize` and `nostall apply --bundle` on programs of a user."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.cli import ROOT, Done, command, environment, error_line, nostall, nostall_here
+
+pytest.importorskip("torch")
+
+LOOP = """
+import os, sys, torch, torch.nn as nn
+torch.manual_seed(0)
+net = nn.Sequential(*[m for _ in range({layers}) for m in (nn.Linear(16, 16), nn.Tanh())])
+opt = torch.optim.AdamW(net.parameters(), lr=1e-3)
+for i in range(int(os.environ.get("STEPS", 1000000))):
+    opt.zero_grad()
+    net(torch.randn(8, 16)).square().mean().backward()
+    opt.step()
+    {extra}
+print("flags", opt.param_groups[0]["fused"], opt.param_groups[0]["foreach"])
+"""
+WATCH = ("optimize", "--dry-run", "--out", "out", "--")
+
+
+def write(folder: Path, extra: str = "pass", layers: int = 2) -> Path:
+    path = folder / "train.py"
+    path.write_text(LOOP.format(extra=extra, layers=layers))
+    return path
+
+
+def run(folder: Path, *words: object, **variables: str) -> Done:
+    """Run with one thread, and temporary files in ``folder``."""
+    (folder / "tmp").mkdir(exist_ok=True)
+    variables = {
+        "OMP_NUM_THREADS": "1",
+        "TMPDIR": str(folder / "tmp"),
+        "COLUMNS": "80",
+        **variables,
+    }
+    return nostall(*words, cwd=folder, **variables)
+
+
+def left(folder: Path) -> list[str]:
+    """What the command left among temporary files."""
+    return [path.name for path in (folder / "tmp").iterdir() if path.name.startswith("nostall-")]
+
+
+def test_a_program_is_watched_and_ended(tmp_path: Path) -> None:
+    program = write(tmp_path, 'open("log.txt", "w").write(str(i))')
+    done = run(tmp_path, *WATCH, sys.executable, program)
+    assert done.code == 0, done.err
+    assert "measured on CPU" in done.out and "torch.compile" in done.out
+    assert "files changed before the program was ended" in done.out
+    assert max(map(len, done.out.splitlines()[:8])) <= 80
+    document = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert document["watched"]["roots"] == ["Sequential"] and document["kept"] == []
+    assert (tmp_path / "out" / "report.html").exists()
+    assert not (tmp_path / "out" / "bundle.json").exists()
+    assert left(tmp_path) == []
+
+
+@pytest.mark.slow
+def test_a_crash_keeps_its_exit_code(tmp_path: Path) -> None:
+    program = write(tmp_path, "if i == 12: sys.exit(7)")
+    done = run(tmp_path, *WATCH, sys.executable, program)
+    assert done.code == 7
+    assert "the program ended with exit code 7" in done.out
+
+
+def test_bad_input_is_refused_at_once(tmp_path: Path) -> None:
+    line = error_line(nostall_here("optimize", "--", "no-such-program", cwd=tmp_path))
+    assert "cannot run 'no-such-program'" in line
+    line = error_line(nostall_here("optimize", "--minutes", 0, "--", "true", cwd=tmp_path))
+    assert "--minutes is 0" in line
+    line = error_line(nostall_here("optimize", "--step", "train.py", "--", "true", cwd=tmp_path))
+    assert "give module:function" in line
+    line = error_line(nostall_here("optimize", "trace.json", cwd=tmp_path))
+    assert "trace.json" in line
+    line = error_line(nostall_here("apply", "--bundle", "b.json", "--", "true", cwd=tmp_path))
+    assert "cannot read b.json" in line
+
+
+def test_programs_without_python_or_steps_are_told(tmp_path: Path) -> None:
+    done = nostall_here("optimize", "--out", "out", "--", "true", cwd=tmp_path)
+    assert (done.code, "no Python process" in done.out) == (0, True)
+    done = nostall_here("optimize", "--", sys.executable, "-I", "-c", "pass", cwd=tmp_path)
+    assert "with -I, -E or -S" in done.out
+    done = nostall_here("optimize", "--", sys.executable, "-c", "print(1)", cwd=tmp_path)
+    assert "no step was seen" in done.out and not (tmp_path / "out").exists()
+
+
+def test_a_trace_gives_advice() -> None:
+    trace = ROOT / "tests" / "unit" / "workload" / "h200" / "gpt.json.gz"
+    done = nostall_here("optimize", trace)
+    assert done.code == 0 and "nothing was tried" in done.out
+    assert "what to fix first" in done.out
+    document = nostall_here("optimize", trace, "--format", "json").json
+    assert document["ranks"][0]["fix_first"] and "no bounds" in document["note"]
+
+
+@pytest.mark.slow
+def test_a_gain_is_proven_handed_over_and_applied(tmp_path: Path) -> None:
+    program = write(tmp_path, layers=40)
+    done = run(
+        tmp_path, "optimize", "--format", "json", "--minutes", 4, "--again", "--out", "out", "--",
+        sys.executable, program,
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    document = json.loads(done.out)
+    compiled = document["attempts"][0]
+    assert compiled["change"]["kind"] == "compile" and compiled["class"] == "within rounding"
+    assert compiled["proof"]["pairs"] >= 6 and compiled["outcome"] in ("kept", "dropped")
+    kept = document["kept"]
+    assert any("optimiser" in name for name in kept), document["attempts"]
+    assert document["together"]["interval"][0] > 1.0
+    applied = run(
+        tmp_path, "apply", "--bundle", "out/bundle.json", "--", sys.executable, program, STEPS="9"
+    )
+    assert applied.code == 0, applied.err
+    assert "flags True" in applied.out or "None True" in applied.out
+    bundle = tmp_path / "out" / "bundle.json"
+    bundle.write_text(bundle.read_text().replace('"torch": "', '"torch": "9'))
+    refused = run(tmp_path, "apply", "--bundle", "out/bundle.json", "--", sys.executable, program)
+    assert refused.code == 2 and "was measured with torch 9" in refused.err
+    assert left(tmp_path) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("extra", "note"),
+    [
+        ("\n    import threading; threading.Thread(target=input).start() if i == 0 else 0", ""),
+        ("\n    import subprocess; subprocess.Popen(['sleep', '300']) if i == 0 else 0", ""),
+    ],
+)
+def test_what_outlives_the_last_step_is_ended(extra: str, note: str, tmp_path: Path) -> None:
+    begin = time.monotonic()
+    done = run(tmp_path, *WATCH, sys.executable, write(tmp_path, extra))
+    assert done.code == 0 and time.monotonic() - begin < 200
+    assert left(tmp_path) == []
+
+
+@pytest.mark.slow
+def test_a_bare_except_does_not_keep_the_program(tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(
+        LOOP.format(extra="pass", layers=2)
+        .replace("    opt.step()", "    try: opt.step()\n    except: pass")
+    )  # fmt: skip
+    done = run(tmp_path, *WATCH, sys.executable, program)
+    assert done.code == 0 and "outlived its last step" in done.out
+
+
+@pytest.mark.slow
+def test_two_ranks_end_at_one_step(tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    begin = "import torch.distributed as dist; dist.init_process_group('gloo')\nnet = nn.parallel."
+    text = LOOP.format(extra="pass", layers=2).replace(
+        "opt = ", f"{begin}DistributedDataParallel(net)\nopt = ", 1
+    )
+    program.write_text(text)
+    done = run(
+        tmp_path, *WATCH, sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", 2,
+        program,
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    assert "2 ranks" in (tmp_path / "out" / "report.html").read_text()
+    assert "Connection closed" not in done.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
+    (tmp_path / "tmp").mkdir()
+    variables = environment(OMP_NUM_THREADS="1", TMPDIR=str(tmp_path / "tmp"))
+    words = command("optimize", "--out", "out", "--", sys.executable, write(tmp_path))
+    process = subprocess.Popen(
+        words, cwd=tmp_path, env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+    with process:
+        assert process.stderr is not None
+        assert any("watched" in line for line in process.stderr)
+        os.kill(process.pid, number)
+        process.stderr.read()
+    assert process.returncode == 130
+    assert left(tmp_path) == []

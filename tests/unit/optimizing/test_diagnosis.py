@@ -1,0 +1,165 @@
+"""Bounds, the certificate of no gain, the bundle and the page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nostall import __version__
+from nostall.attach.program.machine import cpu_name
+from nostall.attach.program.start import VARIABLE
+from nostall.core.errors import BadInput, MissingPart
+from nostall.core.measurement import Comparison
+from nostall.optimizing.bundle import bundle_environment, read_bundle, write_bundle
+from nostall.optimizing.diagnosis import Facts, certificate, diagnose
+from nostall.optimizing.page import write_page
+from nostall.optimizing.proof import Proof
+from nostall.optimizing.result import Attempt, Result
+
+
+def facts(
+    *, forward: float = 0.3, optimizer: float = 0.2, loader: float = 0.1, **changes: Any
+) -> Facts:
+    """Twenty steps of one second with these parts."""
+    parts = {"forward": forward, "backward": 0.2, "optimizer": optimizer, "loader": loader}
+    return Facts({
+        "steps": [(1, 1.0)] * 20,
+        "parts": {name: [seconds] * 20 for name, seconds in parts.items()},
+        "cuda": False, "device": cpu_name(), "driver": None, "torch": "2.13.0", "threads": 1,
+        "roots": ["GPT"], "obstacle": "", "flags": ["fused"], "optimizers": ["AdamW"], "world": 1,
+        "loader": {"workers": 0, "pinned": False}, "peak_bytes": 1 << 30,
+        **changes,
+    })  # fmt: skip
+
+
+def bounds(found: Facts) -> dict[str, float | None]:
+    return {level.name: level.bound for level in diagnose(found)}
+
+
+def test_a_bound_is_the_step_over_what_remains() -> None:
+    found = bounds(facts())
+    assert found["torch.compile"] == pytest.approx(2.0)
+    assert found["fused optimiser"] == pytest.approx(1.25)
+
+
+def test_a_pause_outside_of_all_parts_does_not_lower_a_bound() -> None:
+    found = facts(steps=[(1, 1.0)] * 14 + [(1, 60.0)] * 6)
+    assert bounds(found)["torch.compile"] == pytest.approx(2.0)
+
+
+def test_on_a_gpu_no_bound_is_given_and_no_certificate() -> None:
+    found = facts(cuda=True, forward=0.0)
+    levels = diagnose(found)
+    assert {level.bound for level in levels} == {None}
+    assert [level.name for level in levels][:2] == ["torch.compile", "back end nostall"]
+    assert certificate(found, levels) == ""
+
+
+def test_the_certificate_says_what_would_move_it() -> None:
+    found = facts(forward=0.01, optimizer=0.01, loader=0.7)
+    found = Facts({**found.raw, "parts": {**found.raw["parts"], "backward": [0.01] * 20}})
+    text = certificate(found, diagnose(found))
+    assert "at most 1.031" in text and "a faster input pipeline (70% of a step)" in text
+    few = Facts({**found.raw, "steps": found.raw["steps"][:9]})
+    assert certificate(few, diagnose(few)) == ""
+    assert certificate(facts(), diagnose(facts())) == ""
+
+
+def test_what_cannot_be_tried_says_why() -> None:
+    levels = diagnose(facts(obstacle="it runs under torch.compile already", flags=[], world=2))
+    reasons = {level.name: (level.reason, level.change) for level in levels}
+    assert reasons["torch.compile"] == ("it runs under torch.compile already", None)
+    assert "set already" in reasons["fused optimiser"][0]
+    assert "num_workers=0" in reasons["input pipeline"][0]
+    assert "characterize" in reasons["communication"][0]
+    assert not any(level.change for level in levels)
+
+
+def test_kinds_of_steps() -> None:
+    assert facts(steps=[(n, 1.0) for n in range(20)]).never_repeats
+    assert facts(steps=[(n % 2, 1.0) for n in range(20)]).varied
+    assert not facts(steps=[(1, 1.0)] * 19 + [(2, 9.0)]).varied
+
+
+def result() -> Result:
+    found = facts()
+    levels = diagnose(found)
+    proof = Proof(Comparison(1.2, 1.1, 1.3, 0.98, 1.02, "measured"), "", 12, (1.0, 0.8))
+    attempts = [
+        Attempt(levels[0], "dropped", "not faster", "within rounding", proof),
+        Attempt(levels[1], "kept", "1.2 times as fast", "within rounding", proof),
+    ]
+    return Result(["python", "a <b>.py"], None, found, levels, "", attempts, proof)
+
+
+def test_a_bundle_is_read_back_and_applied_here(tmp_path: Path) -> None:
+    path = write_bundle(result(), tmp_path / "out" / "bundle.json")
+    bundle = read_bundle(path)
+    assert [change.value for change in bundle.changes] == ["fused"]
+    settings = json.loads(bundle_environment(bundle, path, {"A": "b"}, None)[VARIABLE])
+    assert settings["changes"] == [
+        {"name": "fused optimiser", "kind": "optimizer", "value": "fused"}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "reason"),
+    [
+        ({"device": "CPU other"}, BadInput, "the device CPU other"),
+        ({"device": "NVIDIA H200"}, MissingPart, "no GPU is found here"),
+        ({"nostall": "0.0.1"}, BadInput, f"nostall 0.0.1, and here it is {__version__}"),
+    ],
+)
+def test_a_bundle_of_another_machine_is_refused(
+    changes: dict[str, str], error: type[Exception], reason: str, tmp_path: Path
+) -> None:
+    path = write_bundle(result(), tmp_path / "bundle.json")
+    document = json.loads(path.read_text())
+    document["machine"] |= changes
+    path.write_text(json.dumps(document))
+    with pytest.raises(error, match=reason):
+        bundle_environment(read_bundle(path), path, {}, None)
+
+
+def test_a_gpu_bundle_is_refused_on_another_gpu(tmp_path: Path) -> None:
+    path = write_bundle(result(), tmp_path / "bundle.json")
+    document = json.loads(path.read_text())
+    document["machine"]["device"] = "NVIDIA H200"
+    path.write_text(json.dumps(document))
+    assert VARIABLE in bundle_environment(read_bundle(path), path, {}, "NVIDIA H200")
+    with pytest.raises(BadInput, match="NVIDIA A100"):
+        bundle_environment(read_bundle(path), path, {}, "NVIDIA A100")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("schema_version", 2, "schema_version is '2'; allowed are 1"),
+        ("changes", [{"kind": "exec"}], "changes.0"),
+        ("hook", "import os", "hook is an unknown key"),
+        ("ratio", "fast", "ratio is 'fast'"),
+    ],
+)
+def test_a_file_that_is_no_bundle_is_refused(
+    key: str, value: object, reason: str, tmp_path: Path
+) -> None:
+    path = write_bundle(result(), tmp_path / "bundle.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
+    with pytest.raises(BadInput, match=reason):
+        read_bundle(path)
+    path.write_bytes(b"\x80\x04evil pickle")
+    with pytest.raises(BadInput, match="is no bundle"):
+        read_bundle(path)
+
+
+def test_the_page_shows_the_waterfall_and_escapes(tmp_path: Path) -> None:
+    page = write_page(result(), tmp_path / "report.html").read_text("utf-8")
+    assert "a &lt;b&gt;.py" in page and "<b>" not in page
+    for text in ("measured together", "+ fused optimiser", "1.200 [1.100, 1.300]", "833.3 ms"):
+        assert text in page
+    nothing = result()
+    nothing.attempts = nothing.attempts[:1]
+    assert "measured together" not in write_page(nothing, tmp_path / "b.html").read_text("utf-8")
