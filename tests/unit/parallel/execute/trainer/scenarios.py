@@ -171,9 +171,12 @@ def _modes(name: str, plan: Any) -> dict[str, Any]:
 
 
 def scenario_precision(folder: Path) -> Any:
-    """Steps in bfloat16 with float32 weights beside FSDP2's rule in a single process."""
+    """Steps in bfloat16 with float32 weights beside the same ones in a single process.
+
+    A weight that two stages share has its gradients summed in float32, in one process in bfloat16.
+    """
     results = {}
-    for name, kind in (("language", "pipeline 2"), ("language", "fsdp"), ("chain", "hybrid 1:1")):
+    for name, kind in (("chain", "pipeline 2"), ("language", "fsdp"), ("chain", "hybrid 1:1")):
         plan = plan_of(kind, _halved(JOBS[name]()))
         results[kind] = on_ranks(2, folder, _in_bfloat16, name, plan)
     return results
