@@ -176,7 +176,7 @@ class _Bench:
             tuple(leaf.grad is not None for leaf in leaves),
         )
         values = [*outputs, *gradients, *module.buffers()]
-        return Outcome(form, [v.detach().clone() for v in values], outputs, drew)
+        return Outcome(form, [v.detach().to("cpu", copy=True) for v in values], outputs, drew)
 
     def _backward(self, outputs: Sequence[Any]) -> None:
         """Gradients of a fixed random sum of all outputs."""
@@ -204,8 +204,12 @@ class _Bench:
 
 
 def _flipped(call: Call) -> Call:
-    """The call in the same memory layout with other values: a cached result is then wrong."""
-    args, kwargs = _map((call.args, call.kwargs), lambda t: t.detach().flip(0) if t.dim() else t)
+    """The call with other floats: a cached result is then wrong.  Whole numbers may be offsets."""
+
+    def flip(tensor: Any) -> Any:
+        return tensor.detach().flip(0) if tensor.dim() and _is_float(tensor) else tensor
+
+    args, kwargs = _map((call.args, call.kwargs), flip)
     return call._replace(args=args, kwargs=kwargs)
 
 
