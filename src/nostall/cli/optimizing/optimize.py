@@ -27,7 +27,10 @@ NO_BOUND = "advice only: nothing was tried, and the gains of a trace are modelle
 
 CommandArgument = Annotated[
     list[str],
-    typer.Argument(help="The program and its arguments, after `--`; or one trace, for advice."),
+    typer.Argument(
+        help="The program and its arguments, after `--`; `{scratch}` in them is an empty folder. "
+        "Or one trace, for advice."
+    ),
 ]
 OutOption = Annotated[Path, typer.Option("--out", help="Folder for bundle, report and result.")]
 
