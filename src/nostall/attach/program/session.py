@@ -356,8 +356,11 @@ class Applied(Session):
             print(f"nostall: not compiled: {self.switch_obstacle}", file=sys.stderr)
             changes = [c for c in changes if c["kind"] != "compile"]
         self._make({"changes": changes})
-        self._apply([change["name"] for change in changes])
+        names = [change["name"] for change in changes]
+        self._apply(names)
         self._release()
+        if names and _rank()[0] == 0:
+            print(f"nostall: applied {', '.join(names)}", file=sys.stderr)
 
     def _give_up(self, reason: str) -> None:
         self._ended = True
