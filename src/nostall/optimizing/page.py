@@ -36,7 +36,7 @@ def write_page(result: Result, path: Path) -> Path:
         device=raw["device"],
         gain=f"{final.ratio:.3f}×" if final else "",
         gain_interval=interval(final) if final else "",
-        step=result.facts.step_seconds,
+        step=result.together.seconds[0] if result.together else result.facts.step_seconds,
         peak=f"{raw['peak_bytes'] / 2**30:.2f} GiB" if raw["peak_bytes"] else "",
         notes=result.notes,
         certificate=result.certificate,
