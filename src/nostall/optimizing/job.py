@@ -291,8 +291,8 @@ def _explain_end(program: Program, end: ProgramEnded, options: Options, result: 
     steps = max((e["steps"] for e in program.events if e["event"] == "exit"), default=0)
     if not program.events:
         reason = (
-            "no Python process of the program was watched: it runs no Python, or with -I, -E or "
-            "-S, which leave nostall's start-up module out"
+            "no Python process of the program was watched: it runs no Python, one without nostall, "
+            "or one with -I, -E or -S, which leave nostall's start-up module out"
         )
     elif result.facts is not None:
         reason = "the program ended before all levels were tried; a longer run shows more"
