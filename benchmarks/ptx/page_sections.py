@@ -16,6 +16,7 @@ File = tuple[Path, Sequence[Row]]
 """A result file and its records."""
 TRANSFER = results("ptx") / "transfer.json"
 STALLS = results("ptx") / "stall_reasons.json"
+REGRESSIONS = results("ptx") / "regressions.json.gz"
 _SHOWN_STALLS = 3
 """Stall reasons of a kernel: those that changed most."""
 PEERS = {
@@ -60,6 +61,7 @@ def sections(
             ],
         },
         "peers": _peers(*peers),
+        "regressions": _regressions(),
         "transfer": _transfer(load(TRANSFER)["kernels"]),
         "stalls": {
             "file": STALLS,
@@ -141,6 +143,33 @@ def _transfer(kernels: Mapping[str, Row]) -> Row:
             }
             for name, row in good.items()
         ],
+    }
+
+
+def _regressions() -> Row:
+    """Kernels that a newer ptxas makes worse, by pair of versions and by what is lost."""
+    found = load(REGRESSIONS)
+    summary = found["summary"]
+    recovered: dict[str, list[float]] = defaultdict(list)
+    for row in found["rows"].values():
+        search = (row.get("case") or {}).get("search") or {}
+        for name, share in search.get("recovered", {}).items():
+            recovered[name].append(share)
+    return {
+        **summary,
+        "file": REGRESSIONS,
+        "candidates": found["command"].partition("--candidates ")[2].split()[0],
+        "older_asked": summary["older_offered"] + summary["older_refused"],
+        "partly": summary["answers"].get("in part", 0),
+        "pairs": [
+            {"pair": pair, "other": other, "jumps": summary["jumps"][pair]}
+            for pair, other in summary["other_code"].items()
+        ],
+        "kinds": [
+            {"name": name, "kernels": number, "good": sum(s >= 0.9 for s in recovered[name])}
+            for name, number in summary["losses"].items()
+        ],
+        "answers": {"recovered": 0, **summary["answers"]},
     }
 
 
