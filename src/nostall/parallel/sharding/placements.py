@@ -67,8 +67,8 @@ def shard(dim: int) -> Placement:
 
 
 def is_sharded(placement: Placement) -> bool:
-    """Whether a placement is a shard."""
-    return placement[0] == "S"
+    """Whether a placement is a shard; "" is that of an output without a tensor."""
+    return placement.startswith("S")
 
 
 def is_partial(placement: Placement) -> bool:

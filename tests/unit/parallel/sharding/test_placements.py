@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from nostall.parallel.sharding.placements import (
     is_partial,
+    is_sharded,
     local_shape,
     placement_text,
     redistribution,
@@ -88,3 +89,7 @@ def test_a_redistribution_computes_the_tensor_of_its_target(
     expected = redistribute(devices, values, source, whole)
     for got, value in zip(redistribute(devices, moved, target, whole), expected, strict=True):
         assert torch.allclose(got, value, rtol=1e-12, atol=1e-12)
+
+
+def test_an_output_without_a_tensor_is_not_sharded() -> None:
+    assert is_sharded("S0") and not is_sharded("R") and not is_sharded("")

@@ -38,7 +38,8 @@ def on_ranks(
     With ``may_fail``, the text of the error takes the place of a result, None that of a rank that
     was killed.
     """
-    context = multiprocessing.get_context("fork")
+    # Autograd of a PyTorch built for CUDA does not work in forked processes; spawning is slower.
+    context = multiprocessing.get_context("spawn" if torch.version.cuda else "fork")
     store = folder / f"store-{len(list(folder.iterdir()))}"
     processes = [
         context.Process(target=_rank, args=(rank, ranks, store, function, given))
