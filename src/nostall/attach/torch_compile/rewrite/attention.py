@@ -44,9 +44,10 @@ _FUNCTIONS = frozenset(
      torch.triu, torch.where, torch.zeros, torch.zeros_like)
 )  # fmt: skip
 _METHODS = frozenset(
-    ("abs", "cumsum", "diff", "eq", "float", "ge", "gt", "int", "le", "logical_and",
-     "logical_not", "logical_or", "long", "lt", "masked_fill", "ne", "new_full", "new_ones",
-     "new_zeros", "tril", "triu")
+    ("__add__", "__and__", "__eq__", "__ge__", "__gt__", "__invert__", "__le__", "__lt__",
+     "__mul__", "__ne__", "__neg__", "__or__", "__sub__", "abs", "cumsum", "diff", "eq", "float",
+     "ge", "gt", "int", "le", "logical_and", "logical_not", "logical_or", "long", "lt",
+     "masked_fill", "ne", "new_full", "new_ones", "new_zeros", "tril", "triu")
 )  # fmt: skip
 """Operators without effects, whose results depend on their operands alone."""
 _NEVER_WRITE = frozenset(("torch", "torch._C._nn", "torch.nn.functional"))
@@ -59,7 +60,8 @@ _IN_PLACE = frozenset(
 )  # fmt: skip
 _COMPARISONS: Mapping[Any, Callable[[float, float], bool]] = {
     operator.ge: operator.ge, operator.gt: operator.gt, torch.ge: operator.ge,
-    torch.gt: operator.gt, "ge": operator.ge, "gt": operator.gt,
+    torch.gt: operator.gt, "ge": operator.ge, "gt": operator.gt, "__ge__": operator.ge,
+    "__gt__": operator.gt,
 }  # fmt: skip
 
 
@@ -171,9 +173,15 @@ class Masks:
         if target in _VIEWS or target in _VIEW_METHODS:
             source = operands[0]
             return _is_slice(node) and isinstance(source, Node) and self._holds_if_boolean(source)
-        if target in (operator.and_, torch.logical_and, torch.bitwise_and, "logical_and"):
+        if target in (
+            operator.and_,
+            torch.logical_and,
+            torch.bitwise_and,
+            "logical_and",
+            "__and__",
+        ):
             return all(isinstance(x, Node) and self._holds_if_boolean(x) for x in operands[:2])
-        if target in (operator.or_, torch.logical_or, torch.bitwise_or, "logical_or"):
+        if target in (operator.or_, torch.logical_or, torch.bitwise_or, "logical_or", "__or__"):
             return any(isinstance(x, Node) and self._holds_if_boolean(x) for x in operands[:2])
         if target is torch.ones or target == "new_ones":
             return True
@@ -243,7 +251,8 @@ def _memory(node: Node) -> int | None:
 def _may_write(node: Node) -> bool:
     """Whether a node may change an operand in place; so may all that is not known here."""
     if node.op == "call_method":
-        return str(node.target).endswith("_")  # __setitem__ and __iadd__, too
+        name = str(node.target)
+        return name.endswith("_") and name not in _METHODS  # __setitem__ and __iadd__ do, too
     if node.op != "call_function":
         return bool(node.op == "call_module")
     target: Any = node.target

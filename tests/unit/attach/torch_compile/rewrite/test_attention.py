@@ -299,3 +299,14 @@ def test_a_failure_leaves_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention.Masks, "without_condition", fails)
     assert keep_attention(module) == []
     assert module.code == code
+
+
+@pytest.mark.parametrize(
+    ("method", "writes"),
+    [("__eq__", False), ("__and__", False), ("__setitem__", True), ("__iadd__", True),
+     ("add_", True), ("cumsum", False)],
+)  # fmt: skip
+def test_methods_that_write_are_known_by_their_names(method: str, writes: bool) -> None:
+    """Dynamo of torch 2.11 calls comparisons as methods: ``x.__eq__(y)``."""
+    graph = torch.fx.Graph()
+    assert attention._may_write(graph.call_method(method, (graph.placeholder("x"),))) is writes
