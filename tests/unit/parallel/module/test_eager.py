@@ -150,6 +150,9 @@ def reentrant_checkpoint(block: Any, x: torch.Tensor) -> torch.Tensor:
 def test_a_module_that_its_trace_does_not_equal_is_refused(
     function: Function, message: str
 ) -> None:
+    # Neither draws a number above 0.99 soon, so that all passes take one branch.
+    random.seed(0)
+    np.random.seed(0)
     with pytest.raises(BadModel, match=message):
         profile_job(job(function), repeats=1)
 
