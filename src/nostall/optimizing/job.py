@@ -228,7 +228,7 @@ class _Job:
         return self.program.ask(self.until, changes=self.changes, **order)
 
     def _add(self, attempt: Attempt) -> None:
-        """Note an attempt; one that is kept takes the place of another at the same option."""
+        """Add an attempt; a kept attempt replaces an earlier kept one of the same option."""
         if attempt.outcome == "kept":
             self.result.attempts = [
                 replace(a, outcome="replaced") if _same_place(a.level, attempt.level)

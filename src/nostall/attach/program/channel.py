@@ -13,7 +13,7 @@ ORDERS, EVENTS = "orders.json", "events.jsonl"
 
 
 class Channel:
-    """The program's end: reads orders, appends events."""
+    """The side of the channel inside the program: reads orders and appends events."""
 
     def __init__(self, folder: str, director: int) -> None:
         """``director``: the process id of ``nostall optimize``."""

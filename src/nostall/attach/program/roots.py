@@ -50,7 +50,7 @@ def _is_compiled(module: Any) -> bool:
 
 
 class Switch:
-    """Stands at ``module(...)``: notes the shapes of a call and runs the chosen version.
+    """Replaces the call of a module: records the shapes and runs the chosen version.
 
     It is the module's ``_compiled_call_impl``, the place that ``Module.compile()`` uses, so that no
     wrapper changes names or pickles.

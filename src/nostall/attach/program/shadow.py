@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 SHIFT = 0.02
-"""Share by which parameters differ in the second runs: remembered weights are then wrong."""
+"""Relative change of the parameters before the second runs, so that a cached result is wrong."""
 MOVED = 3
 """Originals that are moved by one rounding."""
 SMALL, SUMMED = 1e-5, 128

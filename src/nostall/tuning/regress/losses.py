@@ -83,7 +83,7 @@ def shares(losses: tuple[Loss, ...], older: Properties, found: Properties) -> di
 
 
 def is_recovered(losses: tuple[Loss, ...], older: Properties, found: Properties) -> bool:
-    """Whether ``found`` has the losses no more, and no other one instead."""
+    """Whether ``found`` recovers :data:`RECOVERED` of each loss, and has no other one instead."""
     lost = {loss.name for loss in losses}
     others = {loss.name for loss in find_losses(older, found)} - lost
     return not others and min(shares(losses, older, found).values(), default=1.0) >= RECOVERED

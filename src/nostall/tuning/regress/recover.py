@@ -84,7 +84,7 @@ def recover(
 ) -> Recovery:
     """Settings one by one, the best ones in pairs, then orders near the best, until time is up.
 
-    It ends as soon as a safe candidate has the losses no more.  Ctrl-C ends it with what it has.
+    It ends as soon as a safe candidate has recovered the losses (:func:`is_recovered`).  Ctrl-C ends it with what it has.
     """
     start, result, ranking = monotonic(), Recovery(), _Ranking(goal, spec.kernel)
     deadline = start + budget.seconds if budget.seconds is not None else float("inf")
@@ -188,7 +188,7 @@ class _Ranking:
         return None
 
     def is_done(self) -> bool:
-        """Whether a safe candidate has the losses no more."""
+        """Whether a safe candidate has recovered the losses."""
         while self._sorted and not self._sorted[0][0]:
             best = self.best()
             if best is None or best is self._sorted[0][3]:

@@ -22,7 +22,7 @@ from nostall.fusion.errors import BadFusion
 
 
 class KernelFacts:
-    """What holds of all kernels of one schedule, whichever plan they have."""
+    """Facts of a schedule that do not depend on the plan of its kernel, each computed once."""
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
