@@ -84,7 +84,8 @@ def recover(
 ) -> Recovery:
     """Settings one by one, the best ones in pairs, then orders near the best, until time is up.
 
-    It ends as soon as a safe candidate has recovered the losses (:func:`is_recovered`).  Ctrl-C ends it with what it has.
+    It ends as soon as a safe candidate has recovered the losses (:func:`is_recovered`).  Ctrl-C
+    ends it with what it has.
     """
     start, result, ranking = monotonic(), Recovery(), _Ranking(goal, spec.kernel)
     deadline = start + budget.seconds if budget.seconds is not None else float("inf")
