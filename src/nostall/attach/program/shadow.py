@@ -63,8 +63,14 @@ class Outcome(NamedTuple):
 
 
 def clone(value: Any) -> Any:
-    """Arguments with their own tensors."""
-    return _map(value, lambda tensor: tensor.detach().clone().requires_grad_(tensor.requires_grad))
+    """Arguments with their own tensors, also in objects that hold some, such as caches of keys."""
+
+    def copied(tensor: Any) -> Any:
+        return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+    return _map(
+        value, copied, lambda found: found if _state(found) is None else copy.deepcopy(found)
+    )
 
 
 def current_autocast() -> tuple[str, Any] | None:
@@ -172,7 +178,9 @@ class _Bench:
         leaves = [*module.parameters(), *inputs]
         gradients = [leaf.grad for leaf in leaves if leaf.grad is not None]
         form = (
-            _map(result, lambda t: (type(t), tuple(t.shape), t.dtype, t.device, t.requires_grad)),
+            _opened(
+                result, lambda t: (type(t), tuple(t.shape), t.dtype, t.device, t.requires_grad)
+            ),
             tuple(leaf.grad is not None for leaf in leaves),
         )
         values = [*outputs, *gradients, *module.buffers()]
@@ -292,17 +300,36 @@ def _compare(
     return "", largest
 
 
-def _map(value: Any, function: Callable[[Any], Any]) -> Any:
-    """Nested values with each tensor replaced; of other objects, only their type is compared."""
+def _map(
+    value: Any, function: Callable[[Any], Any], other: Callable[[Any], Any] = lambda found: found
+) -> Any:
+    """Nested values with each tensor replaced, and ``other`` for what is no list or mapping."""
     torch = sys.modules["torch"]
     if isinstance(value, torch.Tensor):
         return function(value)
     if type(value) in (list, tuple):
-        return type(value)(_map(item, function) for item in value)
-    if hasattr(value, "keys") and hasattr(value, "__getitem__"):
-        items = {key: _map(value[key], function) for key in value}
+        return type(value)(_map(item, function, other) for item in value)
+    if callable(getattr(value, "keys", None)) and hasattr(value, "__getitem__"):
+        items = {key: _map(value[key], function, other) for key in value}
         return items if type(value) is dict else _like(value, items)
-    return value
+    return other(value)
+
+
+def _opened(value: Any, function: Callable[[Any], Any]) -> Any:
+    """As :func:`_map`, with the attributes of objects in the place of the objects."""
+
+    def other(found: Any) -> Any:
+        state = _state(found)
+        return found if state is None else (type(found), _opened(state, function))
+
+    return _map(value, function, other)
+
+
+def _state(value: Any) -> dict[str, Any] | None:
+    """The attributes of an object that may hold tensors; None for modules, functions and types."""
+    if callable(value):
+        return None
+    return getattr(value, "__dict__", None)
 
 
 def _like(value: Any, items: dict[Any, Any]) -> Any:
@@ -320,7 +347,7 @@ def _tensors(value: Any) -> list[Any]:
         found.append(tensor)
         return tensor
 
-    _map(value, note)
+    _opened(value, note)
     return found
 
 
