@@ -109,10 +109,13 @@ class Turns:
         for runner in self._runners.values():
             runner.end()
 
-    def add(self, name: str, command: Sequence[str]) -> None:
-        """Start a program; it is stopped when it has printed some lines."""
+    def add(self, name: str, command: Sequence[str], **changes: str) -> None:
+        """Start a program; it is stopped when it has printed some lines.
+
+        ``changes``: of its environment variables.
+        """
         log = self.folder / f"{name.replace(' ', '-')}.log"
-        self._runners[name] = runner = Runner(command, self.variables, log)
+        self._runners[name] = runner = Runner(command, {**self.variables, **changes}, log)
         thread = threading.Thread(target=self._start, args=(name, runner), daemon=True)
         thread.start()
         self._threads.append(thread)
