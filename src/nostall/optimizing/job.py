@@ -17,6 +17,8 @@ from nostall.optimizing.diagnosis import (
     certificate,
     diagnose,
 )  # fmt: skip
+from nostall.optimizing.earlier import Earlier, command_files
+from nostall.optimizing.numerics import CHANGES_NUMBERS, with_numerics
 from nostall.optimizing.program import SCRATCH, Program, ProgramEnded, TimeIsUp, written_files
 from nostall.optimizing.proof import Proof, block_order, prove
 from nostall.optimizing.result import Attempt, Result, interval, one_after_the_other
@@ -39,6 +41,8 @@ class Options:
     run_to_end: bool = False
     dry_run: bool = False
     again: bool = False
+    allow_numerics: bool = False
+    """Try changes of numbers, too."""
     step: str | None = None
     watch_steps: int = 30
     watch_seconds: float = 3.0
@@ -64,15 +68,24 @@ def _terminated_as_interrupted() -> Iterator[None]:
 
 
 @_terminated_as_interrupted()
-def optimize(command: Sequence[str], options: Options, say: Say) -> Result:
+def optimize(
+    command: Sequence[str],
+    options: Options,
+    say: Say,
+    *,
+    save: Callable[[Result], None] = lambda _: None,
+    earlier: Earlier | None = None,
+) -> Result:
     """Run the program, try changes on its own steps, and return what was proven.
 
-    Ctrl-C ends the program and keeps what was proven by then.  ``say`` gets progress, a line each.
+    Ctrl-C ends the program and keeps what was proven by then.  ``say`` gets progress, a line each,
+    and ``save`` what is known after each attempt.  What ``earlier`` has tried is not tried again.
     Raises :class:`~nostall.core.errors.BadInput` for a command that cannot be run.
     """
-    result = Result(list(command), options.step)
+    result = Result(list(command), options.step, command_files=command_files(command))
     with Program(command, options.settings, options.quiet_output) as program:
         job = _Job(program, options, say, result)
+        job.save, job.earlier = save, earlier
         try:
             job.run()
             program.end(exits=not options.run_to_end)
@@ -104,6 +117,8 @@ class _Job:
     def __init__(self, program: Program, options: Options, say: Say, result: Result) -> None:
         self.program, self.options, self.say, self.result = program, options, say, result
         self.facts: Facts
+        self.save: Callable[[Result], None] = lambda _: None
+        self.earlier: Earlier | None = None
         self.changes: list[Mapping[str, str]] = []
         self.step_seconds = 0.0
         """Of the original, as last measured."""
@@ -118,6 +133,8 @@ class _Job:
             f"watched {len(raw['steps'])} steps of {1e3 * self.facts.step_seconds:.4g} ms on "
             f"{raw['device']}; {', '.join(raw['roots']) or 'no module'}"
         )
+        if self.earlier is not None:
+            self.earlier.check(self.facts)
         if raw["step_is"]:
             self.result.notes.append(f"no optimiser steps: a step is {raw['step_is']}")
         if raw["cuda"]:
@@ -129,6 +146,8 @@ class _Job:
         """All stages."""
         self.watch()
         self.result.levels = diagnose(self.facts)
+        if self.options.allow_numerics:
+            self.result.levels = with_numerics(self.result.levels, self.facts)
         self.result.certificate = certificate(self.facts, self.result.levels)
         if self.options.dry_run or self.result.certificate:
             return
@@ -138,13 +157,34 @@ class _Job:
                 "batches to a few lengths"
             )
             return
+        self._take_earlier()
         for level in self.result.levels:
+            if level.change in self.changes:
+                continue
             if level.change and not self._is_settled(level):
                 attempt = self._attempt(level)
-                self.say(f"{level.name}: {attempt.outcome}, {attempt.reason}")
                 self._add(attempt)
+                self.say(f"{level.name}: {attempt.outcome}, {attempt.reason}")
         if self.result.kept:
             self._together()
+        for attempt in self.result.kept:
+            if attempt.result_class == CHANGES_NUMBERS:
+                self.result.notes.append(
+                    f"{attempt.level.name} changes numbers, as --allow-numerics permits: its "
+                    "results were not compared with the original's"
+                )
+
+    def _take_earlier(self) -> None:
+        """Add the attempts of the earlier run; their gains hold where it was measured."""
+        if self.earlier is None:
+            return
+        for level in self.result.levels:
+            attempt = self.earlier.attempt(level) if level.change else None
+            if attempt is not None and level.change is not None:
+                self.changes.append(level.change)
+                self.result.attempts.append(attempt)
+        names = [attempt.level.name for attempt in self.result.attempts]
+        self.say(f"tried in the earlier run: {', '.join(names) or 'nothing'}")
 
     def _is_settled(self, level: Level) -> bool:
         """Whether an earlier attempt makes this one needless: they set the same option."""
@@ -238,6 +278,7 @@ class _Job:
                 for a in self.result.attempts
             ]  # fmt: skip
         self.result.attempts.append(attempt)
+        self.save(self.result)
 
 
 def _same_place(one: Level, other: Level) -> bool:

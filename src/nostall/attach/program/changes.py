@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from nostall.attach.program.numerics import MatmulPrecision
 from nostall.attach.program.roots import Switch
 from nostall.attach.program.shadow import Call, Finding, check_module, check_optimizer
 
@@ -107,7 +108,7 @@ def can_set(optimizer: Any, flag: str) -> bool:
     return bool(parameters) and unset and other and plain and not is_default
 
 
-Change = Compile | OptimizerFlag
+Change = Compile | OptimizerFlag | MatmulPrecision
 """Each has ``check``, which tries it on copies, ``on`` and ``off``."""
 
 
@@ -119,6 +120,8 @@ def make_change(
     Raises :class:`ValueError` for a kind that this version does not know.
     """
     kind, value = description["kind"], description["value"]
+    if kind == "matmul_precision":
+        return MatmulPrecision(value)
     if kind == "compile":
         return Compile(switches, value)
     if kind == "optimizer":
