@@ -19,7 +19,9 @@ from nostall.optimizing.bundle import write_bundle
 from nostall.optimizing.earlier import RESULT_FILE, read_earlier
 from nostall.optimizing.job import Options
 from nostall.optimizing.job import optimize as run_job
+from nostall.optimizing.job import replay as replay_job
 from nostall.optimizing.page import write_page
+from nostall.optimizing.recording import Entry, read_recording, write_recording
 from nostall.optimizing.result import Result
 
 BUNDLE_FILE, PAGE_FILE = "bundle.json", "report.html"
@@ -27,7 +29,7 @@ TRACE_SUFFIXES = (".json", ".json.gz", ".sqlite")
 NO_BOUND = "advice only: nothing was tried, and the gains of a trace are modelled, no bounds"
 
 CommandArgument = Annotated[
-    list[str],
+    list[str] | None,
     typer.Argument(
         help="The program and its arguments, after `--`; `{scratch}` in them is an empty folder. "
         "Or one trace, for advice."
@@ -39,6 +41,10 @@ OutOption = Annotated[
         "--out", help="Folder for bundle, report and result.", show_default="optimized, or --resume"
     ),
 ]
+ReplayOption = Annotated[
+    Path | None,
+    typer.Option(help="Derive the result of a recorded run again; runs no program, needs no GPU."),
+]
 ResumeOption = Annotated[
     Path | None,
     typer.Option(help="Folder of a run that was stopped: what it tried is not tried again."),
@@ -46,7 +52,7 @@ ResumeOption = Annotated[
 
 
 def optimize(
-    command: CommandArgument,
+    command: CommandArgument = None,
     minutes: Annotated[float, typer.Option(help="Time for all attempts.")] = 10.0,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Watch and show the bounds; try nothing.")
@@ -66,6 +72,7 @@ def optimize(
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the order of blocks.")] = 0,
     resume: ResumeOption = None,
+    replay: ReplayOption = None,
     out_folder: OutOption = None,
     quiet: QuietOption = False,
     format: FormatOption = Format.TABLE,
@@ -78,6 +85,11 @@ def optimize(
     program's step is faster beyond the noise. The program is ended at an agreed step. On GPUs this
     command is not yet measured.
     """
+    if replay is not None:
+        _replay(replay, command, out_folder, quiet=quiet, format=format)
+        return
+    if not command:
+        raise BadInput("there is no program; write `nostall optimize -- python train.py`")
     if len(command) == 1 and command[0].endswith(TRACE_SUFFIXES):
         _advise(Path(command[0]), format)
         return
@@ -88,8 +100,13 @@ def optimize(
     say = (lambda line: None) if quiet else (lambda line: err.print(f"nostall: {line}"))
     folder = out_folder or resume or Path("optimized")
     earlier = read_earlier(resume, command, step) if resume else None
-    result = run_job(command, options, say, save=lambda r: _save(r, folder), earlier=earlier)
+    starts: list[list[Entry]] = []
+    result = run_job(
+        command, options, say, save=lambda r: _save(r, folder), earlier=earlier, starts=starts
+    )
     written = _write(result, folder)
+    if written and earlier is None:  # what an earlier run asked is not in it
+        written.append(write_recording(starts, options, result, folder))
     if format is Format.JSON:
         show_json({**result.as_json(), "files": [str(path) for path in written]})
     else:
@@ -99,6 +116,22 @@ def optimize(
         raise typer.Exit(INTERRUPTED)
     if result.exit_code:
         raise typer.Exit(result.exit_code)
+
+
+def _replay(
+    path: Path, command: list[str] | None, out_folder: Path | None, *, quiet: bool, format: Format
+) -> None:
+    """Derive the result of a recorded run again, and show and write it."""
+    if command:
+        raise BadInput(f"--replay: a recording has its program; leave {command[0]!r} out")
+    say = (lambda line: None) if quiet else (lambda line: err.print(f"nostall: replay: {line}"))
+    result = replay_job(read_recording(path), say)
+    written = _write(result, out_folder or Path("replayed"))
+    if format is Format.JSON:
+        show_json({**result.as_json(), "files": [str(file) for file in written]})
+    else:
+        show_result(result)
+        _show_next(result.command, written)
 
 
 def _advise(trace: Path, format: Format) -> None:

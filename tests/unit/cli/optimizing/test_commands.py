@@ -68,6 +68,13 @@ def test_a_program_is_watched_and_ended(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "report.html").exists()
     assert not (tmp_path / "out" / "bundle.json").exists()
     assert left(tmp_path) == []
+    replayed = run(tmp_path, "optimize", "--replay", "out/recording.json.gz")
+    assert replayed.code == 0 and "replayed from a recording" in " ".join(replayed.out.split())
+    assert replayed.out.splitlines()[:8] == done.out.splitlines()[:8]
+    again = json.loads((tmp_path / "replayed" / "result.json").read_text())
+    assert {**again, "notes": document["notes"]} == document
+    line = error_line(nostall_here("optimize", "--replay", "out/result.json", cwd=tmp_path))
+    assert "give the recording.json.gz" in line
 
 
 INFERENCE = """
