@@ -58,6 +58,8 @@ class Settings:
     """Folder of the traces that workloads name."""
     compiled: Path | None = None
     """Folder that keeps what vLLM compiles; None: it is compiled anew."""
+    cache_dtype: str = "auto"
+    """vLLM's name of the dtype of keys and values."""
 
 
 @contextmanager
@@ -83,7 +85,7 @@ def _engine(name: str, own: Path, settings: Settings) -> Engine:
     model.mkdir(parents=True)
     (model / "config.json").write_text(settings.model)
     arguments = [CHILD, "--backend", kind.backend, "--cache-gib", str(settings.cache_gib),
-                 "--longest", str(settings.longest),
+                 "--cache-dtype", settings.cache_dtype, "--longest", str(settings.longest),
                  "--sequences", str(settings.sequences)]  # fmt: skip
     arguments += ["--cascade"] if kind.cascade else []
     arguments += ["--traces", str(settings.traces.resolve())] if settings.traces else []
