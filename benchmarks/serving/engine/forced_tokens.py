@@ -9,7 +9,8 @@ layers form several cache groups of one spec), ``full`` (``cudagraph_mode=FULL``
 beside decodes), ``manager-off`` (layers with and without a window in one cache group) and
 ``shared`` (prefix caching; samples of prompts, some of which arrive beside decodes, and long
 prompts among them) and ``fp8`` (``shared`` with a cache of fp8, compared with FLASH_ATTN's of 16
-bits: nostall may be :data:`MOST_OF_EAGER` times as far from it as FLASH_ATTN with fp8). Beside
+bits: nostall may be :data:`MOST_OF_EAGER` times as far from it as FLASH_ATTN with fp8) and ``tp``
+(``shared`` on two GPUs with tensor parallelism). Beside
 nostall (``auto`` and ``all``) each setting runs FLASH_ATTN a second time, and without graphs:
 its other numbers of splits show the size of ordinary rounding. ``manager-off`` also runs FLASH_ATTN
 with the manager: without it vLLM 0.25 itself gives full layers the window of their group. With
@@ -43,7 +44,7 @@ from nostall.attach.rollouts.engine import ENVIRONMENT
 from nostall.core.errors import BadInput
 
 CHILD = Path(__file__).with_name("forced_tokens_child.py")
-SETTINGS = ("groups", "full", "manager-off", "shared", "fp8")
+SETTINGS = ("groups", "full", "manager-off", "shared", "fp8", "tp")
 BASE, AGAIN, EAGER = "FLASH_ATTN", "FLASH_ATTN again", "FLASH_ATTN eager"
 FP8 = "FLASH_ATTN, fp8"
 MANAGER_ON = "FLASH_ATTN, manager on"
@@ -54,6 +55,8 @@ VARIABLES = {
     "TORCHINDUCTOR_COMPILE_THREADS": "2",
 }
 """V1 of vLLM's model runner is the one that copies metadata between groups."""
+IN_WORKERS = {"VLLM_PLUGINS": "nostall", "VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}
+"""Processes of ranks find the plug-in by its entry point, and are asked for their counts."""
 MODEL: dict[str, Any] = {
     **{key: value for key, value in LLAMA.items() if key != "rope_theta"},
     "hidden_size": 1024,
@@ -137,7 +140,7 @@ def jobs_of(
     if setting == "manager-off":
         engine["disable_hybrid_kv_cache_manager"] = True
     work = {**WORKLOAD}
-    is_shared = setting in ("shared", "fp8")
+    is_shared = setting in ("shared", "fp8", "tp")
     if is_shared:
         engine["enable_prefix_caching"] = True
         work |= SHARED
@@ -146,6 +149,8 @@ def jobs_of(
     work["vocabulary"] = TINY["vocab_size"] if options.tiny else MODEL["vocab_size"]
     model = str(models / ("plain" if setting == "full" or is_shared else "hybrid"))
     job = {"model": model, "workload": work, "plug_in": False, "environment": {}}
+    if setting == "tp":
+        engine |= {"tensor_parallel_size": 2, "disable_custom_all_reduce": True}
     eager = {key: value for key, value in engine.items() if key != "compilation_config"}
     jobs = {
         BASE: {**job, "engine": engine},
@@ -171,6 +176,8 @@ def jobs_of(
         for steps in steps_of_tree:
             environment = {"NOSTALL_VLLM_ATTENTION": steps, "NOSTALL_VLLM_CPU": "1"}
             environment["PYTHONPATH"] = str(folder / "src")
+            if setting == "tp":
+                environment |= IN_WORKERS
             jobs[f"{tree}, {steps}"] = {
                 **job, "engine": custom, "plug_in": True, "environment": environment,
             }  # fmt: skip
@@ -333,7 +340,7 @@ def main(options: argparse.Namespace) -> int:
             result["from_base"] = compared(result, results[setting][BASE])
             save(options.out, workload=WORKLOAD, model=MODEL | HYBRID, results=results)
     problems = []
-    for setting, yardstick in (("shared", EAGER), ("fp8", FP8)):
+    for setting, yardstick in (("shared", EAGER), ("fp8", FP8), ("tp", EAGER)):
         if setting in results:
             problems += shared_problems(results[setting], options.tiny, yardstick)
     about = {"workload": WORKLOAD, "shared": SHARED, "model": MODEL | HYBRID}

@@ -31,15 +31,16 @@ class Kind:
 KINDS: Mapping[str, Kind] = {
     "FLASH_ATTN": Kind("FLASH_ATTN", {}),
     "CUSTOM": Kind("CUSTOM", {}),
+    "ALL": Kind("CUSTOM", {"NOSTALL_VLLM_ATTENTION": "all"}),
     "TRITON_ATTN": Kind("TRITON_ATTN", {}),
     "CASCADE": Kind("FLASH_ATTN", _V1, cascade=True),
     "V1": Kind("CUSTOM", _V1),
     "CPU_ATTN": Kind("CPU_ATTN", {}),
     "CPU_AGAIN": Kind("CPU_ATTN", {}),
 }
-"""Engines by name. FLASH_ATTN: as vLLM starts it; CUSTOM: the plug-in with its default; CASCADE and
-V1: FLASH_ATTN and CUSTOM in the V1 model runner, which alone has cascade attention; CPU_ATTN and
-CPU_AGAIN: vLLM's CPU build, to try a measurement without a GPU."""
+"""Engines by name. FLASH_ATTN: as vLLM starts it; CUSTOM: the plug-in with its default; ALL: with
+all steps; CASCADE and V1: FLASH_ATTN and CUSTOM in the V1 model runner, which alone has cascade
+attention; CPU_ATTN and CPU_AGAIN: vLLM's CPU build, to try a measurement without a GPU."""
 
 
 @dataclass(frozen=True)
