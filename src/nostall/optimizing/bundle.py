@@ -28,8 +28,8 @@ class BundledChange(StrictModel):
     """One change, and what it gained."""
 
     name: str
-    kind: Literal["compile", "optimizer"]
-    value: Literal["inductor", "nostall", "fused", "foreach"]
+    kind: Literal["compile", "optimizer", "memory_format"]
+    value: Literal["inductor", "reduce-overhead", "nostall", "fused", "foreach", "channels_last"]
     result_class: str
     line: str
     """What a person would write."""
