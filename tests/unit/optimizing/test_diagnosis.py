@@ -30,7 +30,7 @@ def facts(
         "parts": {name: [seconds] * 20 for name, seconds in parts.items()},
         "cuda": False, "device": cpu_name(), "driver": None, "torch": "2.13.0", "threads": 1,
         "roots": ["GPT"], "obstacle": "", "flags": ["fused"], "optimizers": ["AdamW"], "world": 1,
-        "loader": {"workers": 0, "pinned": False}, "peak_bytes": 1 << 30,
+        "loader": {"workers": 0, "pinned": False}, "peak_bytes": 1 << 30, "step_is": "",
         "mean_seconds": 1.0, "calls": 1, "in_torch": False, "images": False,
         **changes,
     })  # fmt: skip

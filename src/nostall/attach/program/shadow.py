@@ -72,9 +72,13 @@ class Outcome(NamedTuple):
 
 
 def clone(value: Any) -> Any:
-    """Arguments with their own tensors."""
+    """Arguments with their own tensors, also in objects that hold some, such as caches of keys."""
+
+    def copied(tensor: Any) -> Any:
+        return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
     return map_tensors(
-        value, lambda tensor: tensor.detach().clone().requires_grad_(tensor.requires_grad)
+        value, copied, lambda found: found if _state(found) is None else copy.deepcopy(found)
     )
 
 
@@ -193,7 +197,7 @@ class _Bench:
         leaves = [*module.parameters(), *inputs]
         gradients = [leaf.grad for leaf in leaves if leaf.grad is not None]
         form = (
-            map_tensors(result, _tensor_form, _leaf_form),
+            _opened(result, _tensor_form),
             tuple(x.grad is not None for x in leaves),
         )
         return Outcome(form, _copies([*outputs, *gradients, *module.buffers()]), outputs, drew)
@@ -419,8 +423,27 @@ def _tensor_form(tensor: Any) -> tuple[Any, ...]:
 
 
 def _leaf_form(value: Any) -> Any:
-    """Plain values are compared; of other objects, such as caches, only the type is."""
+    """Plain values are compared, of others the type."""
     return value if value is None or type(value) in (bool, int, float, str) else type(value)
+
+
+def _opened(value: Any, function: Callable[[Any], Any], seen: frozenset[int] = frozenset()) -> Any:
+    """As :func:`map_tensors`, with the attributes of objects in the place of the objects."""
+
+    def leaf(found: Any) -> Any:
+        state = _state(found)
+        if state is None or id(found) in seen:
+            return _leaf_form(found)
+        return type(found), _opened(state, function, seen | {id(found)})
+
+    return map_tensors(value, function, leaf)
+
+
+def _state(value: Any) -> dict[str, Any] | None:
+    """The attributes of an object that may hold tensors; None for modules, functions and types."""
+    if callable(value):
+        return None
+    return getattr(value, "__dict__", None)
 
 
 def _like(value: Any, items: dict[Any, Any]) -> Any:
@@ -438,7 +461,7 @@ def _tensors(value: Any) -> list[Any]:
         found.append(tensor)
         return tensor
 
-    map_tensors(value, note)
+    _opened(value, note)
     return found
 
 
