@@ -30,8 +30,10 @@ class BundledChange(StrictModel):
     """One change, and what it gained."""
 
     name: str
-    kind: Literal["compile", "optimizer", "matmul_precision"]
-    value: Literal["inductor", "nostall", "fused", "foreach", "high"]
+    kind: Literal["compile", "optimizer", "memory_format", "matmul_precision"]
+    value: Literal[
+        "inductor", "reduce-overhead", "nostall", "fused", "foreach", "channels_last", "high"
+    ]
     result_class: str
     """What it does to results; ``changes numbers`` only after ``--allow-numerics``."""
     line: str

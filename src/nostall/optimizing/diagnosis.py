@@ -12,6 +12,7 @@ NO_GAIN = 1.05
 """Below this bound of all levels together, nothing is tried."""
 MIN_STEPS = 10
 """Watched steps that a certificate needs."""
+NOSTALL = "back end nostall"
 GPU_NOT_MEASURED = "on GPUs this command is not yet measured"
 EVIDENCE = "1.10 to 2.34 on six models, H200 (docs/results/torch-compile.md)"
 """Measured gain of torch.compile over eager mode."""
@@ -25,7 +26,13 @@ class Facts:
 
     @property
     def step_seconds(self) -> float:
-        """Median seconds of the most frequent kind of step."""
+        """Median seconds of the most frequent kind of step; on GPUs the mean of all.
+
+        A GPU works behind the host, so that only the whole watch, which ends with a wait for it,
+        shows the time of a step.
+        """
+        if self.raw["cuda"]:
+            return float(self.raw["mean_seconds"])
         return median(float(seconds) for key, seconds in self.raw["steps"] if key == self.usual)
 
     @property
@@ -100,7 +107,8 @@ class Level:
 
 def diagnose(facts: Facts) -> list[Level]:
     """The levels of a program: those to try in their order, then advice."""
-    levels = [*_compile_levels(facts), *_optimizer_levels(facts)]
+    levels = [*_compile_levels(facts), *_optimizer_levels(facts), *_layout_levels(facts)]
+    levels.sort(key=lambda level: level.name == NOSTALL)  # it takes longest
     return [level for level in levels if level.change] + [
         *(level for level in levels if not level.change),
         *_advice(facts),
@@ -126,7 +134,11 @@ def certificate(facts: Facts, levels: list[Level]) -> str:
     return f"{reason}; what would move it: {largest} ({moving[largest]:.0%} of a step)"
 
 
-_PARTS = {"compile": ("forward", "backward"), "optimizer": ("optimizer",)}
+_PARTS = {
+    "compile": ("forward", "backward"),
+    "optimizer": ("optimizer",),
+    "memory_format": ("forward", "backward", "optimizer"),
+}
 """Parts of a step that a kind of change may touch."""
 
 
@@ -151,19 +163,53 @@ def _level(facts: Facts, name: str, kind: str, value: str, **fields: Any) -> Lev
 def _compile_levels(facts: Facts) -> list[Level]:
     roots, cuda = ", ".join(facts.raw["roots"]) or "module", facts.raw["cuda"]
     results = "within rounding, or other random numbers"
+    # A module of PyTorch's own classes is not compiled by its method.
+    line = "model = torch.compile(model{})" if facts.raw["in_torch"] else "model.compile({})"
     levels = [_level(
         facts, "torch.compile", "compile", "inductor", minutes=1.5, result_class=results,
-        expected=EVIDENCE if cuda else "not measured on CPUs",
-        line=f"model.compile()  # {roots}",
+        expected=EVIDENCE if cuda else "not measured on CPUs", line=_written(line, "", roots),
     )]  # fmt: skip
     if cuda:
+        graphs = _level(
+            facts, "CUDA graphs", "compile", "reduce-overhead", minutes=1.5,
+            result_class=results, expected="not measured",
+            line=_written(line, 'mode="reduce-overhead"', f"{roots}; clone outputs that you keep"),
+        )  # fmt: skip
+        levels.append(_unusable(graphs, reason) if (reason := _no_graphs(facts)) else graphs)
         levels.append(_level(
-            facts, "back end nostall", "compile", "nostall", minutes=4.0, result_class=results,
+            facts, NOSTALL, "compile", "nostall", minutes=4.0, result_class=results,
             expected="1.05 (median of 24 steps), H200 (docs/results/fusion-unseen.md)",
-            line=f'model.compile(backend="nostall")  # {roots}',
+            line=_written(line, 'backend="nostall"', roots),
         ))  # fmt: skip
     obstacle = facts.raw["obstacle"]
     return [_unusable(level, obstacle) for level in levels] if obstacle else levels
+
+
+def _written(line: str, argument: str, remark: str) -> str:
+    """The line with an argument of ``torch.compile``."""
+    separator = ", " if argument and "torch.compile" in line else ""
+    return f"{line.format(separator + argument)}  # {remark}"
+
+
+def _no_graphs(facts: Facts) -> str:
+    """Why CUDA graphs cannot be used; empty if they can."""
+    if facts.raw["world"] > 1:
+        return "not tried with several ranks"
+    if (calls := facts.raw["calls"]) != 1:  # gradients that are added up lie in a graph's memory
+        return f"a step calls modules {calls} times; graphs are tried where it is once"
+    return ""
+
+
+def _layout_levels(facts: Facts) -> list[Level]:
+    """Another memory format, for modules with convolutions of images."""
+    if not facts.raw["images"]:
+        return []
+    level = _level(
+        facts, "channels_last", "memory_format", "channels_last", minutes=0.3,
+        expected="not measured", result_class="within rounding",
+        line="model = model.to(memory_format=torch.channels_last)",
+    )  # fmt: skip
+    return [_unusable(level, facts.raw["obstacle"]) if facts.raw["obstacle"] else level]
 
 
 def _optimizer_levels(facts: Facts) -> list[Level]:

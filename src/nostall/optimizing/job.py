@@ -134,7 +134,10 @@ def replay(recording: Recording, say: Say) -> Result:
         if unknown := recording.options.keys() - asdict(Options()).keys():
             raise ValueError(f"unknown option {min(unknown)}")
         options = TypeAdapter(Options).validate_python(recording.options)
-        result = Result(known["command"], known["step"], command_files=known["command_files"])
+        result = Result(
+            known["command"], known["step"], command_files=known["command_files"],
+            files=known["files_written_while_watched"], exit_code=known["program_exit_code"],
+        )  # fmt: skip
         try:
             _Job(Replayed(recording.starts[0]), options, say, result).run()
         except TimeIsUp:
@@ -231,7 +234,7 @@ class _Job:
         for level in self.result.levels:
             if level.change in self.changes:
                 continue
-            if level.change and not self._is_settled(level):
+            if level.change and not self._is_settled(level) and self._has_time(level):
                 attempt = self._attempt(level)
                 self._add(attempt)
                 self.say(f"{level.name}: {attempt.outcome}, {attempt.reason}")
@@ -260,6 +263,16 @@ class _Job:
         """Whether an earlier attempt makes this one needless: they set the same option."""
         same = any(_same_place(attempt.level, level) for attempt in self.result.kept)
         return same and level.change is not None and level.change["kind"] == "optimizer"
+
+    def _has_time(self, level: Level) -> bool:
+        """Whether a quarter of the expected time of a level is left; a note says if not."""
+        left = (self.until - self.program.clock()) / 60
+        if left < level.minutes / 4:
+            self.result.notes.append(
+                f"not tried in --minutes {self.options.minutes:g}: {level.name}, which takes about "
+                f"{level.minutes:g} minutes"
+            )
+        return left >= level.minutes / 4
 
     def _attempt(self, level: Level) -> Attempt:
         """Check a change, then measure it beside what is kept so far."""
@@ -303,9 +316,9 @@ class _Job:
 
     def _warm(self, arm: Sequence[str]) -> list[str]:
         """Run an arm until it compiles no more; the errors of its calls."""
-        least = DECIDED_SECONDS if "back end nostall" in arm else 0.0
-        order = {"limit_steps": WARM_STEPS, "limit_seconds": least + WARM_SECONDS}
-        done = self._ask(do="warm", arm=arm, least_seconds=least, **order)[-1]
+        more = DECIDED_SECONDS if "back end nostall" in arm else 0.0
+        order = {"limit_steps": WARM_STEPS, "limit_seconds": more + WARM_SECONDS}
+        done = self._ask(do="warm", arm=arm, **order)[-1]
         return list(done["failures"])
 
     def _compare(

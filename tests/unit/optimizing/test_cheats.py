@@ -316,7 +316,7 @@ def test_work_that_was_only_launched_counts(stream: int) -> None:
     )  # fmt: skip
     for _ in range(20):
         device.launch(0.1, stream if arm[-1] else 0)
-        if schedule.border(Step(1, False, 0)):
+        if schedule.border(Step(1, (), 0)):
             break
     assert [round(event["seconds"], 2) for event in events] == [0.3, 0.3]
 

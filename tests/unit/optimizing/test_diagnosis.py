@@ -32,6 +32,7 @@ def facts(
         "cuda": False, "device": cpu_name(), "driver": None, "torch": "2.13.0", "threads": 1,
         "roots": ["GPT"], "obstacle": "", "flags": ["fused"], "optimizers": ["AdamW"], "world": 1,
         "loader": {"workers": 0, "pinned": False}, "peak_bytes": 1 << 30, "step_is": "",
+        "mean_seconds": 1.0, "calls": 1, "in_torch": False, "images": False,
         "matmul_precision": "highest",
         **changes,
     })  # fmt: skip
@@ -56,7 +57,14 @@ def test_on_a_gpu_no_bound_is_given_and_no_certificate() -> None:
     found = facts(cuda=True, forward=0.0)
     levels = diagnose(found)
     assert {level.bound for level in levels} == {None}
-    assert [level.name for level in levels][:2] == ["torch.compile", "back end nostall"]
+    assert [level.name for level in levels] == [
+        "torch.compile",
+        "CUDA graphs",
+        "fused optimiser",
+        "back end nostall",
+        "input pipeline",
+        "TF32",
+    ]
     assert certificate(found, levels) == ""
 
 

@@ -89,7 +89,8 @@ class Switch:
         except Exception as error:  # any error: the original decides what the program sees
             self.failure = f"{type(error).__name__}: {str(error).splitlines()[:1]}"
             self.target = None
-            return self.eager(*args, **kwargs)
+        # Outside of the handler: the error holds the tensors of the call, so memory.
+        return self.eager(*args, **kwargs)
 
     def _note(self, args: Any, kwargs: Any) -> None:
         torch = sys.modules["torch"]

@@ -8,13 +8,22 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from multiprocessing import parent_process
 from typing import Any
 
 from nostall.attach.program.blocks import Schedule, Step, Warming
 from nostall.attach.program.borders import Borders
-from nostall.attach.program.changes import Change, can_set, make_change
+from nostall.attach.program.changes import (
+    Change,
+    can_set,
+    compiled_graphs,
+    has_images,
+    is_in_torch,
+    make_change,
+    restore_version_limit,
+)
 from nostall.attach.program.channel import Channel
 from nostall.attach.program.machine import cpu_name, driver_version
 from nostall.attach.program.numerics import matmul_precision
@@ -63,6 +72,9 @@ class Session:
         self.roots: list[Any] = []
         self._current: Mapping[str, Any] = {}
         self._overflows: list[Any] = []
+        self._devices: set[Any] = set()
+        """GPUs with parameters of the roots."""
+        self._watch_began = 0.0
 
     @property
     def optimizers(self) -> list[Any]:
@@ -115,7 +127,7 @@ class Session:
     def _border(self) -> None:
         now = _clock()
         self.steps += 1
-        step = Step(self._key(), self._overflowed(), _compiled_graphs())
+        step = Step(self._key(), self._take_overflows(), compiled_graphs())
         if self.borders.changes != self._closing_changes:
             self._closing_changes = self.borders.changes
             if self._watched is None:
@@ -144,16 +156,16 @@ class Session:
             return self._keys.get(calls, -self.steps)
         return self._keys.setdefault(calls, len(self._keys))
 
-    def _overflowed(self) -> bool:
+    def _take_overflows(self) -> list[Any]:
         found, self._overflows = self._overflows, []
-        # Reading a flag waits for the device; outside of measured blocks nobody asks.
-        return self._phase is not None and any(f is True or bool(f.item()) for f in found)
+        return found
 
     def _install_switches(self) -> None:
         optimizers = [] if self.settings.get("step") else self.optimizers
         self.roots, self.borders.modules = self.borders.modules or find_roots(optimizers), []
         obstacles = [reason for root in self.roots if (reason := obstacle(root))]
-        if _compiled_graphs():
+        self._devices = {p.device for r in self.roots for p in r.parameters() if p.is_cuda}
+        if compiled_graphs():
             self.switch_obstacle = "parts of the program run under torch.compile already"
         elif not self.roots:
             self.switch_obstacle = "no module holds the parameters of the optimisers"
@@ -171,6 +183,9 @@ class Session:
         parts = self.segments.take()
         self._watched.append((step.key, now - self._last, parts))
         kept = self._watched[SETTLED:]
+        if not kept:
+            self._sync()
+            self._watch_began = _clock()
         enough = len(kept) >= self.settings["watch_steps"]
         longest = sum(seconds for _, seconds, _ in kept) >= self.settings["watch_seconds"]
         if enough or (longest and len(kept) >= MIN_STEPS):
@@ -189,6 +204,9 @@ class Session:
         torch = sys.modules["torch"]
         on_gpu = bool(torch.cuda.is_available() and torch.cuda.is_initialized())
         rank, world = _rank()
+        self._sync()  # else the host's clock is ahead of the device
+        seconds = _clock() - self._watch_began
+        counts = Counter(key for key, _, _ in kept).most_common(1)[0][0]
         return {
             "rank": rank,
             "world": world,
@@ -198,6 +216,8 @@ class Session:
             "torch": torch.__version__,
             "threads": torch.get_num_threads(),
             "steps": [(key, seconds) for key, seconds, _ in kept],
+            "mean_seconds": seconds / len(kept),
+            "calls": next((key[-1] for key, number in self._keys.items() if number == counts), 0),
             "parts": {p: [parts[p] for _, _, parts in kept] for p in PARTS},
             "period": self.borders.period,
             "step_is": self.borders.found,
@@ -207,6 +227,8 @@ class Session:
                 f for f in ("fused", "foreach") if any(can_set(o, f) for o in self.optimizers)
             ],
             "roots": [type(root).__name__ for root in self.roots],
+            "in_torch": any(is_in_torch(root) for root in self.roots),
+            "images": any(has_images(root) for root in self.roots),
             "obstacle": self.switch_obstacle,
             "loader": self.segments.loaders,
             "peak_bytes": torch.cuda.max_memory_allocated()
@@ -257,10 +279,11 @@ class Session:
         elif what == "warm":
             self._make(order)
             self._apply(order["arm"])
-            self._phase = Warming(order, _clock)
+            warmed = [self.changes[name] for name in order["arm"]]
+            self._phase = Warming(order, _clock, lambda: all(c.is_settled() for c in warmed))
         elif what == "blocks":
             self._phase = Schedule(
-                order, apply=self._apply, sync=_sync, now=_clock, emit=self._emit_answer
+                order, apply=self._apply, sync=self._sync, now=_clock, emit=self._emit_answer
             )
 
     def _capture_done(self, now: float, order: Mapping[str, Any]) -> None:
@@ -271,6 +294,7 @@ class Session:
             return
         calls = {number: list(found.values()) for number, found in self._captures.items()}
         self._captures = self._order = None
+        self._sync()
         begin = _clock()
         finding = self.changes[order["name"]].check(calls)
         self._finish(**finding._asdict(), seconds=_clock() - begin)
@@ -296,16 +320,22 @@ class Session:
                 self.changes[description["name"]] = change
 
     def _apply(self, arm: Sequence[str]) -> None:
-        for change in self.changes.values():
-            change.off()
+        for name, change in self.changes.items():
+            if name not in arm:
+                change.off()
         for name in arm:
             self.changes[name].on()
+
+    def _sync(self) -> None:
+        """Wait for the GPUs that the program uses, all streams of each."""
+        _sync(self._devices)
 
     def _release(self) -> None:
         """Nothing is switched any more: the modules run their version without nostall."""
         for switch in self.switches:
             switch.settle()
         self.switches, self.roots, self.changes = [], [], {}
+        restore_version_limit()
 
     def _emit_answer(self, event: str, **fields: Any) -> None:
         failures = [s.failure for s in self.switches if s.failure]
@@ -401,15 +431,13 @@ class Applied(Session):
         return ""
 
 
-def _sync() -> None:
+def _sync(devices: Collection[Any] = ()) -> None:
+    """Wait for the current GPU and ``devices``, where a GPU is used."""
     torch = sys.modules["torch"]
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.synchronize()
-
-
-def _compiled_graphs() -> int:
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    return int(dynamo.counters["stats"]["unique_graphs"]) if dynamo else 0
+        for device in devices:
+            torch.cuda.synchronize(device)
 
 
 def _rank() -> tuple[int, int]:

@@ -84,9 +84,7 @@ def test_a_watch_tells_what_runs(program: Program) -> None:
 
 def test_blocks_switch_between_steps_and_back(program: Program) -> None:
     program.run(12)
-    program.order(
-        do="warm", arm=["fused"], changes=[FUSED], limit_steps=20, limit_seconds=60, least_seconds=0
-    )
+    program.order(do="warm", arm=["fused"], changes=[FUSED], limit_steps=20, limit_seconds=60)
     program.run(10)
     assert program.optimizer.param_groups[0]["fused"] is True
     program.order(
