@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from nostall.optimizing.device_time import traced
 from nostall.optimizing.diagnosis import (
     GPU_NOT_MEASURED,
     NO_GAIN,
@@ -110,7 +111,8 @@ class _Job:
 
     def watch(self) -> None:
         """Wait until enough steps were seen."""
-        self.facts = self.result.facts = Facts(self.program.wait_watched())
+        watched = self.program.wait_watched()
+        self.facts = self.result.facts = Facts({**watched, "trace": traced(watched)})
         self.until = time.monotonic() + 60 * self.options.minutes
         raw = self.facts.raw
         self.step_seconds = self.facts.step_seconds
