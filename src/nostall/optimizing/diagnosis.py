@@ -10,6 +10,10 @@ from typing import Any
 
 NO_GAIN = 1.05
 """Below this bound of all levels together, nothing is tried."""
+MAX_BUSY = 1.1
+"""Work of a traced step over the time of a watched one above which they are not comparable."""
+MIN_IDLE = 0.05
+"""Share of a step in which the device does nothing from which CUDA graphs are tried."""
 MIN_STEPS = 10
 """Watched steps that a certificate needs."""
 NOSTALL = "back end nostall"
@@ -66,13 +70,44 @@ class Facts:
         """The step over what is outside of ``parts``; None if no bound can be given.
 
         It is the upper quartile over the steps, so that a pause of the machine, which falls outside
-        of all parts, does not lower it.  Work of a GPU overlaps the host's, so that the host's
-        times bound nothing.
+        of all parts, does not lower it.  Work of a GPU overlaps the host's, so that its bound is
+        the step over what the device must still do, which a trace shows.
         """
+        if self.raw["cuda"]:
+            left = None if self.no_bound(*parts) else self.left(*parts)
+            return None if left is None else max(1.0, self.step_seconds / left)
         pairs = self._outside(parts)
-        if self.raw["cuda"] or any(outside <= 0.001 * seconds for seconds, outside in pairs):
+        if any(outside <= 0.001 * seconds for seconds, outside in pairs):
             return None
         return sorted(seconds / outside for seconds, outside in pairs)[3 * len(pairs) // 4]
+
+    def left(self, *parts: str) -> float | None:
+        """Seconds of a step that remain if a GPU did nothing for ``parts``; None if unknown."""
+        trace, compiles = self.raw["trace"], "forward" in parts
+        optimizes = "optimizer" in parts
+        if "busy" not in trace or not (compiles or optimizes):
+            return None
+        name = "both" if compiles and optimizes else "compile" if compiles else "optimizer"
+        reading = 0.0 if self.raw["loader"].get("workers") else median(self.raw["parts"]["loader"])
+        return max(float(trace[f"without_{name}"]), reading) or None
+
+    def no_bound(self, *parts: str) -> str:
+        """Why no bound can be given on a GPU; empty if one can."""
+        trace = self.raw["trace"]
+        if "busy" not in trace:
+            return str(trace["obstacle"])
+        if self.varied:
+            return "steps differ, and only some were traced"
+        if trace["busy"] > MAX_BUSY * self.step_seconds:
+            return "the traced steps did more work than the watched ones"
+        return str(trace["obstacle"]) if "forward" in parts else ""
+
+    @property
+    def idle(self) -> float | None:
+        """Share of a step in which the GPU does nothing; None if it is not known."""
+        if not self.raw["cuda"] or self.no_bound():
+            return None
+        return max(0.0, 1 - float(self.raw["trace"]["busy"]) / self.step_seconds)
 
     def _outside(self, parts: Sequence[str]) -> list[tuple[float, float]]:
         """For each step of the usual kind, its seconds and those outside of ``parts``."""
@@ -124,14 +159,22 @@ def certificate(facts: Facts, levels: list[Level]) -> str:
     joint = facts.bound(*sorted(parts))
     if len(facts.raw["steps"]) < MIN_STEPS or joint is None or joint >= NO_GAIN:
         return ""
-    share = facts.share(*sorted(parts))
+    share = 1 - 1 / joint if facts.raw["cuda"] else facts.share(*sorted(parts))
     reason = f"all levels together gain at most {joint:.3f}: they touch {share:.1%} of a step"
     moving = {
         "waits for data: a faster input pipeline": facts.share("loader"),
-        "the program's own code between the passes": facts.rest,
+        **_remaining(facts),
     }
     largest = max(moving, key=lambda name: moving[name])
     return f"{reason}; what would move it: {largest} ({moving[largest]:.0%} of a step)"
+
+
+def _remaining(facts: Facts) -> Mapping[str, float]:
+    """What no level touches, and its share of a step."""
+    if not facts.raw["cuda"]:
+        return {"the program's own code between the passes": facts.rest}
+    products = "products, attention and communication: lower precision, or another batch size"
+    return {products: facts.raw["trace"]["without_both"] / facts.step_seconds}
 
 
 _PARTS = {
@@ -145,19 +188,34 @@ _PARTS = {
 def _level(facts: Facts, name: str, kind: str, value: str, **fields: Any) -> Level:
     parts, cuda = _PARTS[kind], facts.raw["cuda"]
     bound, words = facts.bound(*parts), " and ".join(parts)
+    share = 1 - 1 / bound if bound else None
     return Level(
         name=name,
         touches=words,
-        share=None if cuda else facts.share(*parts),
+        share=share if cuda else facts.share(*parts),
         bound=bound,
         reason=(
-            "no bound: work of the device overlaps that of the host" if cuda
+            _device_reason(facts, parts) if cuda
             else "no bound: nothing outside of it was seen" if bound is None
             else f"the step if {words} took no time"
         ),
         change={"name": name, "kind": kind, "value": value},
         **fields,
     )  # fmt: skip
+
+
+def _device_reason(facts: Facts, parts: Sequence[str]) -> str:
+    """What of a step on a GPU a level can take away, or why that is not known."""
+    if reason := facts.no_bound(*parts):
+        return f"no bound: {reason}"
+    trace, step = facts.raw["trace"], facts.step_seconds
+    idle = f"idle {facts.idle:.0%}"
+    work = []
+    if "forward" in parts:
+        work.append(f"pointwise work {trace['pointwise'] / step:.0%}")
+    if "optimizer" in parts:
+        work.append(f"optimiser {trace['optimizer'] / step:.0%}")
+    return f"the step without its device's {', '.join([idle, *work])}; all else keeps its time"
 
 
 def _compile_levels(facts: Facts) -> list[Level]:
@@ -195,6 +253,8 @@ def _no_graphs(facts: Facts) -> str:
     """Why CUDA graphs cannot be used; empty if they can."""
     if facts.raw["world"] > 1:
         return "not tried with several ranks"
+    if facts.idle is not None and facts.idle < MIN_IDLE:
+        return f"the device is idle in only {facts.idle:.1%} of a step"
     if (calls := facts.raw["calls"]) != 1:  # gradients that are added up lie in a graph's memory
         return f"a step calls modules {calls} times; graphs are tried where it is once"
     return ""

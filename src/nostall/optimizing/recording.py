@@ -23,6 +23,7 @@ from nostall.core.errors import BadInput
 from nostall.core.files.atomic import create_folder, write_atomically
 from nostall.core.launch import StrictModel
 from nostall.core.validation import explain, load_json
+from nostall.optimizing.device_time import traced
 from nostall.optimizing.program import Event, Program, ProgramEnded, TimeIsUp
 from nostall.optimizing.result import Result
 
@@ -76,8 +77,9 @@ class Recorder:
         return now
 
     def wait_watched(self) -> Event:
-        """As the program's."""
+        """As the program's, with what its trace shows, because the trace is not kept."""
         event = self.program.wait_watched()
+        event = {**event, "trace": traced(event)}
         self.entries.append(Entry(what="watched", answer=event))
         return event
 

@@ -30,6 +30,7 @@ from nostall.attach.program.numerics import matmul_precision
 from nostall.attach.program.roots import MAX_CALLS, Switch, find_roots, obstacle
 from nostall.attach.program.segments import PARTS, Segments
 from nostall.attach.program.shadow import CLASSES, Call, clone, current_autocast
+from nostall.attach.program.tracing import Trace, trace_obstacle
 
 _clock = time.perf_counter
 """Taken before the program runs, which may replace it."""
@@ -37,6 +38,8 @@ SETTLED = 2
 """First steps that are not part of the watch: allocations, first calls."""
 MIN_STEPS = 4
 """Fewest steps that a watch needs."""
+TRACED = 3
+"""Steps of a trace on GPUs, after the watched ones; the profiler slows them."""
 MAX_KEYS = 10_000
 """Different steps that are told apart; each further one has a key of its own."""
 PROFILED = "under a profiler of the program"
@@ -75,6 +78,9 @@ class Session:
         self._devices: set[Any] = set()
         """GPUs with parameters of the roots."""
         self._watch_began = 0.0
+        self._trace: Trace | None = None
+        self._facts_known: dict[str, Any] = {}
+        """Of the watched steps, while more are traced."""
 
     @property
     def optimizers(self) -> list[Any]:
@@ -118,6 +124,9 @@ class Session:
         if self.steps and not self._ended:
             if self._watched is not None and len(self._watched) >= SETTLED + MIN_STEPS:
                 self._end_watch(self._watched[SETTLED:])
+            elif self._trace is not None:
+                self._stop_trace()
+                self._emit_watched(trace_obstacle="the program ended before")
             self.channel.emit("exit", steps=self.steps)
 
     def forget(self) -> None:
@@ -141,6 +150,8 @@ class Session:
             self._install_switches()
         elif self._watched is not None:
             self._watch(step, now)
+        elif self._trace is not None:
+            self._trace_step()
         if self._phase is not None and self._phase.border(step):
             self._phase = None
             self._finish(seconds=_clock() - self._last)
@@ -189,16 +200,61 @@ class Session:
         enough = len(kept) >= self.settings["watch_steps"]
         longest = sum(seconds for _, seconds, _ in kept) >= self.settings["watch_seconds"]
         if enough or (longest and len(kept) >= MIN_STEPS):
-            self._end_watch(kept)
+            self._end_watch(kept, traces=True)
 
-    def _end_watch(self, kept: Sequence[tuple[int, float, dict[str, float]]]) -> None:
+    def _end_watch(
+        self, kept: Sequence[tuple[int, float, dict[str, float]]], traces: bool = False
+    ) -> None:
         self._watched = None
         self.segments.remove()
         for switch in self.switches:
             switch.eager = switch.root._call_impl
         if self.switches and not any(isinstance(part, tuple) for key in self._keys for part in key):
             self.switch_obstacle = "the modules are not called as module(...), only by a method"
-        self.channel.emit("watched", **self._facts(kept))
+        self._facts_known = self._facts(kept)
+        reason = "the program ended before" if not traces else self._start_trace()
+        if reason:
+            self._emit_watched(trace_obstacle=reason)
+
+    def _start_trace(self) -> str:
+        """Trace the steps that follow; a reason if that is not done."""
+        if not self._facts_known["cuda"]:
+            return "only steps on GPUs are traced"
+        if self._facts_known["rank"]:
+            return "rank 0 is traced"
+        if reason := trace_obstacle():
+            return reason
+        try:
+            self._trace = Trace(f"{self.settings['folder']}/trace.json")
+        except Exception as error:  # any error of a profiler: the watch needs none
+            return f"the profiler fails: {type(error).__name__}: {error}"
+        return ""
+
+    def _trace_step(self) -> None:
+        trace = self._trace
+        assert trace is not None
+        if trace.steps + 1 < TRACED:
+            trace.step()
+            return
+        self._sync()
+        trace.step(last=True)
+        self._trace = None
+        try:
+            self._emit_watched(trace_file=trace.path, unaligned=trace.write())
+        except Exception as error:  # any error of a profiler: the watch needs none
+            with contextlib.suppress(Exception):
+                trace.stop()
+            reason = f"the profiler fails: {type(error).__name__}: {error}"
+            self._emit_watched(trace_obstacle=reason)
+
+    def _stop_trace(self) -> None:
+        if self._trace is not None:
+            trace, self._trace = self._trace, None
+            trace.stop()
+
+    def _emit_watched(self, **trace: str) -> None:
+        known = {"trace_file": None, "trace_obstacle": "", "unaligned": "", **trace}
+        self.channel.emit("watched", **self._facts_known, **known)
 
     def _facts(self, kept: Sequence[tuple[int, float, dict[str, float]]]) -> dict[str, Any]:
         torch = sys.modules["torch"]
@@ -349,6 +405,7 @@ class Session:
     def _end(self, order: Mapping[str, Any]) -> None:
         self._ended = True
         with contextlib.suppress(Exception):
+            self._stop_trace()
             self._apply(order["arm"])
             self._release()
             self.segments.remove()
@@ -366,6 +423,7 @@ class Session:
     def _give_up(self, reason: str) -> None:
         self._gave_up, self._watched, self._phase = True, None, None
         with contextlib.suppress(Exception):
+            self._stop_trace()
             self._apply(())
         self._release()
         self.segments.remove()

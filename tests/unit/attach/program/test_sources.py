@@ -267,7 +267,11 @@ def test_a_loop_that_grows_is_refused(watched: Watched, monkeypatch: pytest.Monk
     assert "grow one by one, as in a generation loop" in failed["reason"]
 
 
-def test_compiled_modules_are_traced_as_without_a_watch(watched: Watched) -> None:
+def test_compiled_modules_are_traced_as_without_a_watch(
+    watched: Watched, request: pytest.FixtureRequest
+) -> None:
+    # A later test would take its program for one that is compiled already.
+    request.addfinalizer(torch._dynamo.utils.counters.clear)
     model = torch.compile(net(), backend="eager", fullgraph=True)
     with torch.no_grad():
         for _ in range(24):
