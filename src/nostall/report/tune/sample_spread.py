@@ -13,10 +13,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from nostall.report.units import Scale, tick_labels, ticks
 
 # Pixels: the figure, its margins, the height of a violin's row and of an interval's row.
-WIDTH, HEIGHT = 1280, 330
+WIDTH, HEIGHT = 1280, 306
 LEFT, RIGHT = 224, 24
 TOP, VIOLIN_ROW = 10, 52
-INTERVAL_ROW = 30
+INTERVAL_ROW = 36
 SHOWN_PERCENTILES = (0.5, 99.5)
 """Samples outside of these percentiles of all samples are counted, not drawn."""
 _DENSITY_POINTS = 96
