@@ -143,7 +143,7 @@ def timeline_plot(shares: np.ndarray, styles: Sequence[str], seconds: float) -> 
         base = top
     svg.append(f'<path class="grid" d="M0 {height}H{WIDE_PLOT_WIDTH}"/>')
     for tick in ticks(0.0, seconds * 1e3, 8):
-        x = min(max(WIDE_PLOT_WIDTH * tick / (seconds * 1e3), 14), WIDE_PLOT_WIDTH - 30)
+        x = min(max(WIDE_PLOT_WIDTH * tick / (seconds * 1e3), 26), WIDE_PLOT_WIDTH - 30)
         svg.append(svg_text(x, height + 16, f"{tick:.6g} ms", "middle", "tick"))
     return Markup("".join([*svg, "</svg>"]))
 
@@ -387,7 +387,7 @@ def _traces_lead(result: TracesCharacterization) -> str:
     lead = f"Fix first: {first.problem}, {1e3 * first.seconds:,.1f} of "
     lead += f"{1e3 * gpu.timeline.span:,.1f} ms{where}"
     if first.max_speedup:
-        lead += f"; mended, at most {first.max_speedup:.2f}× as fast (modelled)"
+        lead += f"; once fixed, at most {first.max_speedup:.2f}× as fast (modelled)"
     return f"{lead}. Try: {first.remedy}"
 
 
