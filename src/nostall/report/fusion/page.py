@@ -81,12 +81,16 @@ def _lead(traced_pass: Pass, document: Document) -> str:
     lead = f"{where}{pluralize(traced_pass.operators, 'operator')} become {kernels}"
     facts = _facts(traced_pass)
     if facts["over_unfused"]:
-        lead += f": modelled, {facts['over_unfused']:.1f}× as fast as one kernel per operator"
-        greedy = f"{facts['over_greedy']:.2f}"
+        lead += f": modelled, {_gain(facts['over_unfused'], 1)} one kernel per operator"
         if document.strategy != "greedy":
-            gain = "no faster than" if greedy == "1.00" else f"{greedy}× as fast as"
-            lead += f", {gain} greedy fusion"
+            lead += f", {_gain(facts['over_greedy'], 2)} greedy fusion"
     return f"{lead}."
+
+
+def _gain(ratio: float, digits: int) -> str:
+    """A gain in words; none is said so."""
+    text = f"{ratio:.{digits}f}"
+    return "no faster than" if float(text) == 1 else f"{text}× as fast as"
 
 
 def _facts(traced_pass: Pass) -> dict[str, Any]:
