@@ -277,7 +277,10 @@ def test_the_page_is_complete_and_needs_no_network(
     tags.feed(text)
     assert tags.open == []
     # Without the three distributions, which are drawn from ten jobs on.
-    assert tags.seen.count("svg") == (3 if source_fixture == "table" else 2)
+    assert tags.seen.count("svg") == 1
+    # A bar for all jobs, each architecture and each job; a bar for the GPU.
+    assert text.count('class="track"') == (8 if source_fixture == "table" else 1)
+    assert "nan%" not in text
     assert not re.search(r"\b1 (?:jobs|GPUs|kernels|collectives|steps)\b", text)
     assert "nan" not in re.findall(r'(?:d|points|x|y|width)="([^"]*)"', text)
     assert "modelled" in text

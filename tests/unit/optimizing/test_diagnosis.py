@@ -160,6 +160,7 @@ def test_the_page_shows_the_waterfall_and_escapes(tmp_path: Path) -> None:
     assert "a &lt;b&gt;.py" in page and "<b>" not in page
     for text in ("measured together", "+ fused optimiser", "1.200 [1.100, 1.300]", "833.3 ms"):
         assert text in page
+    assert "× as fast, measured on the whole step: fused optimiser.</p>" in page
     nothing = result()
     nothing.attempts = nothing.attempts[:1]
     assert "measured together" not in write_page(nothing, tmp_path / "b.html").read_text("utf-8")
