@@ -232,56 +232,57 @@ def _checked(labels: Tensor, classes: int, ignore_index: int | None) -> tuple[Te
     return torch.where(is_valid, labels, 0).long(), is_valid
 
 
-def _linear_loss(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    labels: Tensor,
-    class_weight: Tensor | None,
-    ignore_index: int,
-    label_smoothing: float,
-    inner: float,
-    cap: float,
-    is_mean: bool,
-    hidden_grad: bool,
-    weight_grad: bool,
-    bias_grad: bool,
-    chunks: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+@dataclass(frozen=True)
+class _LossCall:
+    """Arguments of ``linear_loss``, in their order."""
+
+    hidden: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    labels: Tensor
+    class_weight: Tensor | None
+    ignore_index: int
+    label_smoothing: float
+    inner: float
+    cap: float
+    is_mean: bool
+    hidden_grad: bool
+    weight_grad: bool
+    bias_grad: bool
+    chunks: int
+
+
+def _linear_loss(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Loss (a scalar), gradients of hidden, weight and bias for a loss's gradient of 1."""
-    head = _Head(hidden, weight, bias, inner, cap, chunks)
-    classes, wide = weight.shape[0], head.wide
-    safe, is_valid = _checked(labels, classes, ignore_index)
+    call = _LossCall(*arguments)
+    head = _Head(call.hidden, call.weight, call.bias, call.inner, call.cap, call.chunks)
+    classes, wide, class_weight = call.weight.shape[0], head.wide, call.class_weight
+    safe, is_valid = _checked(call.labels, classes, call.ignore_index)
     if class_weight is not None:
         class_weight = class_weight.to(wide)
         of_label, of_all = class_weight[safe], class_weight.sum()
     else:
         of_label = torch.ones_like(safe, dtype=wide)
-        of_all = torch.full((), float(classes), dtype=wide, device=hidden.device)
+        of_all = torch.full((), float(classes), dtype=wide, device=call.hidden.device)
     of_label = torch.where(is_valid, of_label, 0.0)
-    share = is_valid.to(wide)
-    if is_mean:
-        # Where no label counts the loss is 0 / 0, and the gradients are 0.
-        total = of_label.sum()
-        share = torch.where(is_valid, share / total, 0.0)
-    smooth = label_smoothing / classes
-    label_share = share * (1.0 - label_smoothing) * of_label
+    # Where no label counts a mean is 0 / 0, and the gradients are 0.
+    total = of_label.sum() if call.is_mean else torch.ones_like(of_all)
+    share = torch.where(is_valid, 1.0 / total, 0.0)
+    smooth = call.label_smoothing / classes
+    label_share = share * (1.0 - call.label_smoothing) * of_label
     rows = _Rows(label_share + share * smooth * of_all, label_share, -share * smooth)
-    with_grad = hidden_grad or weight_grad or bias_grad
-    known = _Statistics.empty(head)
-    gradients = _Gradients(head, hidden_grad, weight_grad, bias_grad)
+    wanted = call.hidden_grad, call.weight_grad, call.bias_grad
+    known, gradients = _Statistics.empty(head), _Gradients(head, *wanted)
     for chunk, logits in head.logits():
         _run_rows(
-            head, logits, safe[chunk], known[chunk], rows[chunk] if with_grad else None,
-            with_sum=label_smoothing > 0.0, class_weight=class_weight,
+            head, logits, safe[chunk], known[chunk], rows[chunk] if any(wanted) else None,
+            with_sum=call.label_smoothing > 0.0, class_weight=class_weight,
         )  # fmt: skip
-        if with_grad:
-            gradients.add(chunk, logits)
-    losses = (1.0 - label_smoothing) * of_label * (known.lse - known.picked)
-    if label_smoothing > 0.0:
+        gradients.add(chunk, logits)
+    losses = (1.0 - call.label_smoothing) * of_label * (known.lse - known.picked)
+    if call.label_smoothing > 0.0:
         losses = losses + smooth * (of_all * known.lse - known.total)
-    loss = torch.where(is_valid, losses, 0.0).sum()
-    return (loss / total if is_mean else loss), *gradients.all()
+    return torch.where(is_valid, losses, 0.0).sum() / total, *gradients.all()
 
 
 def _fake_linear_loss(hidden: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, ...]:
@@ -364,21 +365,16 @@ def _linear_log_probs_backward(
     weight: Tensor,
     bias: Tensor | None,
     labels: Tensor,
-    lse: Tensor,
-    inner: float,
-    cap: float,
-    hidden_grad: bool,
-    weight_grad: bool,
-    bias_grad: bool,
-    chunks: int,
+    *rest: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of hidden, weight and bias; logits are computed once more."""
+    lse, inner, cap, *wanted, chunks = rest
     head = _Head(hidden, weight, bias, inner, cap, chunks)
     known, labels = _Statistics(lse, lse, lse), labels.long().contiguous()
     rows = _Rows(
         lse_grad.contiguous(), -picked_grad.contiguous(), mean_grad.contiguous() / weight.shape[0]
     )
-    gradients = _Gradients(head, hidden_grad, weight_grad, bias_grad)
+    gradients = _Gradients(head, *wanted)
     for chunk, logits in head.logits():
         _run_rows(head, logits, labels[chunk], known[chunk], rows[chunk], statistics=False)
         gradients.add(chunk, logits)

@@ -28,6 +28,34 @@ def _activated(raw, inner, cap, CAP: tl.constexpr):
 
 
 @triton.jit
+def _row_statistics(
+    base, inner, cap, class_weight,
+    CLASSES: tl.constexpr, CAP: tl.constexpr, SUM: tl.constexpr, WEIGHTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Logarithm of the sum of exponentials of a row, and the sum of its logits by their weights."""
+    top = float("-inf")
+    total = 0.0
+    weighted = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, CLASSES, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        inside = at < CLASSES
+        raw = tl.load(base + at, mask=inside, other=0.0, eviction_policy="evict_last")
+        x = _activated(raw, inner, cap, CAP)
+        if SUM:
+            weight = 1.0
+            if WEIGHTS:
+                weight = tl.load(class_weight + at, mask=inside, other=0.0).to(tl.float32)
+            weighted += tl.where(inside, x * weight, 0.0)
+        x = tl.where(inside, x, float("-inf"))
+        higher = tl.maximum(top, tl.max(x, 0))
+        safe = tl.where(higher == float("-inf"), 0.0, higher)
+        total = total * tl.exp(top - safe) + tl.sum(tl.exp(x - safe), 0)
+        top = higher
+    return top + tl.log(total), tl.sum(weighted, 0)
+
+
+@triton.jit
 def loss_rows(
     logits, row_stride, labels, inner, cap, lse_out, picked_out, sum_out,
     share, label_share, constant, class_weight,
@@ -44,29 +72,14 @@ def loss_rows(
     base = logits + row * row_stride
     label = tl.load(labels + row)
     if STATISTICS:
+        # Before the gradient is written over the logit.
         tl.store(picked_out + row, _activated(tl.load(base + label), inner, cap, CAP))
-        top = float("-inf")
-        total = 0.0
-        weighted = tl.zeros((BLOCK,), tl.float32)
-        for start in range(0, CLASSES, BLOCK):
-            at = start + tl.arange(0, BLOCK)
-            inside = at < CLASSES
-            raw = tl.load(base + at, mask=inside, other=0.0, eviction_policy="evict_last")
-            x = _activated(raw, inner, cap, CAP)
-            if SUM:
-                weight = 1.0
-                if WEIGHTS:
-                    weight = tl.load(class_weight + at, mask=inside, other=0.0).to(tl.float32)
-                weighted += tl.where(inside, x * weight, 0.0)
-            x = tl.where(inside, x, float("-inf"))
-            higher = tl.maximum(top, tl.max(x, 0))
-            safe = tl.where(higher == float("-inf"), 0.0, higher)
-            total = total * tl.exp(top - safe) + tl.sum(tl.exp(x - safe), 0)
-            top = higher
-        lse = top + tl.log(total)
+        lse, weighted = _row_statistics(
+            base, inner, cap, class_weight, CLASSES, CAP, SUM, WEIGHTS, BLOCK
+        )
         tl.store(lse_out + row, lse)
         if SUM:
-            tl.store(sum_out + row, tl.sum(weighted, 0))
+            tl.store(sum_out + row, weighted)
     else:
         lse = tl.load(lse_out + row)
     if GRADIENT:
