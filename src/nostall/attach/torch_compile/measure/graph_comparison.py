@@ -89,7 +89,12 @@ def compare_graphs(
             raise NoStitchedKernel
         args = call.fresh_args()
         functions = (baseline, candidate, baseline)
-        runs = [lambda f=function: run_graph(f, args, seeds) for function in functions]
+        runs = [
+            lambda f=function: run_graph(
+                f, call.fresh_args() if call.keeps_history else args, seeds
+            )
+            for function in functions
+        ]
         inductor_bytes, stitched_bytes = (peak_bytes(run, args) for run in runs[:2])
         first, second, null = clock.samples(graph, runs, seconds)
         comparison = Comparison.from_samples(first, second, null, kind=clock.kind)
