@@ -5,7 +5,8 @@
 A case is a product with a loss behind it in bf16: tokens x width x classes. Its step is forward and
 backward; only the loss is returned. Methods: torch.compile (the base, which runs twice: the null),
 torch.compile with ``auto_chunker`` and ``F.linear_cross_entropy`` where PyTorch has them, eager
-PyTorch, and the chunked operator with several numbers of chunks. Times are interleaved, in a loop.
+PyTorch, the chunked operator with several numbers of chunks, and ``backend="nostall"`` with its own
+choice (``nostall``) and with ``nostall.loss`` (``chunked``). Times are interleaved, in a loop.
 Peak memory is that of a step above what is allocated before, so with the gradients of hidden and
 weight. Errors are those of loss and gradients relative to fp64 (root mean square).
 """
@@ -28,6 +29,7 @@ from torch import Tensor
 
 from benchmarks.harness.result_file import save
 from benchmarks.torch_compile.step_timing import profile_kernels, time_interleaved
+from nostall.attach.torch_compile.backend import Backend
 from nostall.attach.torch_compile.graph_key import device_name
 from nostall.attach.torch_compile.rewrite.compilers import backward_with_forward
 from nostall.attach.torch_compile.rewrite.loss import chunk_losses
@@ -38,6 +40,8 @@ Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 BASE = "inductor"
 CHUNKS = (4, 7, 8, 16)
 PROFILED = (BASE, "8 chunks")
+MAX_CHOICE_SECONDS = 60.0
+"""Seconds that the backend may take to choose."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +137,34 @@ def methods(case: Case, device: str) -> dict[str, Callable[[], Loss]]:
             )
 
         made["F.linear_cross_entropy"] = lambda: own
+    made["nostall"] = lambda: by_backend(function, {})
+    made["nostall, chunked"] = lambda: by_backend(function, {"nostall.loss": "chunked"})
     return made
+
+
+def by_backend(function: Loss, options: dict[str, Any]) -> Loss:
+    """The function by the backend; its attribute ``reports`` has what was chosen and why."""
+    backend = Backend()
+    compiled: Any = torch.compile(function, backend=backend, options=options)
+
+    def run(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+        result: Tensor = compiled(hidden, weight, labels)
+        return result
+
+    run.reports = backend.reports  # type: ignore[attr-defined]
+    return run
+
+
+def wait_for_choice(function: Loss, step: Callable[[], object]) -> list[str]:
+    """Take steps until the backend has chosen; its explanation as lines."""
+    reports = getattr(function, "reports", None)
+    if reports is None:
+        return []
+    end = time.monotonic() + MAX_CHOICE_SECONDS
+    while time.monotonic() < end and not all(report.reason for report in reports):
+        step()
+    lines: list[str] = [line for report in reports for line in report.explain().splitlines()]
+    return lines
 
 
 def chunked(function: Loss, chunks: int) -> Loss:
@@ -205,16 +236,24 @@ def measure(case: Case, options: argparse.Namespace, end: float) -> dict[str, An
     record: dict[str, Any] = {"case": vars(case), "logits_bytes": case.logits_bytes}
     record |= {"methods": {}, "failed": {}}
     steps: dict[str, Callable[[], object]] = {}
+    wanted = [each for each in options.methods.split(";") if each]
     for name, make in methods(case, options.device).items():
+        if wanted and name not in wanted:
+            continue
         if time.monotonic() > end:
             record["failed"][name] = "the time was up"
             continue
         began = time.monotonic()
         try:
             torch._dynamo.reset()
-            step = operands.step(make())
+            function = make()
+            step = operands.step(function)
             loss = step()
             found: dict[str, Any] = {"first_step_s": round(time.monotonic() - began, 2)}
+            if explanation := wait_for_choice(function, step):
+                loss = step()
+                found["choice_s"] = round(time.monotonic() - began, 2)
+                found["explanation"] = explanation
             found["errors"] = errors(operands, loss, expected)
             if on_gpu:
                 step()
@@ -235,7 +274,7 @@ def measure(case: Case, options: argparse.Namespace, end: float) -> dict[str, An
     if on_gpu:
         with contextlib.suppress(Exception):  # optional
             record["kernels"] = {
-                name: _shortened(profile_kernels(steps[name])) for name in PROFILED
+                name: _shortened(profile_kernels(steps[name])) for name in PROFILED if name in steps
             }
     return record
 
@@ -288,6 +327,7 @@ def lines(record: dict[str, Any]) -> list[str]:
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--cases", default="", help=f"of {', '.join(CASES)}; default: all")
+    parser.add_argument("--methods", default="", help="separated by semicolons; default: all")
     parser.add_argument("--seconds", type=float, default=4.0, help="seconds of one comparison")
     parser.add_argument("--limit", type=float, default=150, help="seconds for everything")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
