@@ -204,6 +204,8 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     _row("torch_compile.product_kernels", "GPU",
          "What do kernels of matrix products with their elementwise readers gain over cuBLAS?",
          "product_kernels.json.gz", "fusion-unseen.md"),
+    _row("torch_compile.losses", "GPU", "What do losses without logits in memory cost and save?",
+         "losses.json"),
     _row("torch_compile.guarantees", "GPU", "Do the documented guarantees of the backend hold?",
          "guarantees_h200.json", "torch-compile.md"),
     # Pipeline plans

@@ -74,9 +74,9 @@ class Masks:
         self._written = {
             memory
             for node in graph.nodes
-            if _may_write(node)
+            if may_write(node)
             for operand in node.all_input_nodes
-            if (memory := _memory(operand)) is not None
+            if (memory := memory_of(operand)) is not None
         }
 
     def without_condition(self, mask: Node) -> Node:
@@ -162,7 +162,7 @@ class Masks:
 
     def _is_certain(self, node: Node) -> bool:
         """Whether a value is what its own operator computes, as long as the graph runs."""
-        memory = _memory(node)
+        memory = memory_of(node)
         return _is_known(node) and memory is not None and memory not in self._written
 
     def _always_holds(self, node: Node) -> bool:
@@ -237,7 +237,7 @@ def _is_known(node: Node) -> bool:
     return is_function and (node.target in _FUNCTIONS or node.target in _VIEWS)
 
 
-def _memory(node: Node) -> int | None:
+def memory_of(node: Node) -> int | None:
     """What is equal for values that share memory, as Dynamo traced them; None if unknown."""
     fake = node.meta.get("example_value")
     if not isinstance(fake, Tensor) or fake.layout != torch.strided:
@@ -248,7 +248,7 @@ def _memory(node: Node) -> int | None:
         return None
 
 
-def _may_write(node: Node) -> bool:
+def may_write(node: Node) -> bool:
     """Whether a node may change an operand in place; so may all that is not known here."""
     if node.op == "call_method":
         name = str(node.target)
