@@ -1,7 +1,7 @@
 """How much time do kernels lose to a newer ptxas, and how much of it does the search recover?
 
-    python -m benchmarks run ptx.regression_times --ptxas FOLDER --file kernels.pickle --write
-    python -m benchmarks run ptx.regression_times --ptxas FOLDER --file kernels.pickle \\
+    python -m benchmarks run ptx.regression_times --ptxas FOLDER --file kernels.pickle.gz --write
+    python -m benchmarks run ptx.regression_times --ptxas FOLDER --file kernels.pickle.gz \\
         --seconds 8 --budget-s 230 --out benchmarks/ptx/results/regression_times.json.gz
 
 FOLDER holds ``VERSION/bin/ptxas`` of two versions, as for ``ptx.regressions``.  The first command
@@ -9,16 +9,17 @@ needs no GPU: it compiles the kernels of ``ptx.regressions`` for sm_90 and write
 that the newer version makes worse by a static property.  ``not_launchable`` has the others that it
 makes worse, with the reason.
 
-The second command measures each kernel as the older version makes it beside the newer version's
-binary (``older``; interleaved samples, with a null).  Where the newer one takes more time by
-``--least``, ``nostall regress --objective gpu`` measures both again and searches the input of the
-newer version (``measured``); what it finds is also compared with the older binary itself
-(``beside_older``).  The order is that of the time that was lost.
+The second command first times each kernel as the older version makes it beside the binary of the
+newer version, in a few interleaved samples (``screened``).  Where the newer one takes more time by
+``--least``, ``nostall regress --objective gpu`` measures both anew, with a null
+(``measured.older``), and searches the input of the newer version; what it finds is also compared
+with the older binary itself (``beside_older``).  The order is that of the time that was lost.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import pickle
 import statistics
@@ -40,7 +41,7 @@ from nostall.ptx.assemble.versions import Assembler, version_numbers
 from nostall.sass.binary.cubin import Cubin
 from nostall.tuning.gpu_objective import decide
 from nostall.tuning.regress.job import Binary, Case, compare, newer_binary, older_by_ptxas
-from nostall.tuning.regress.losses import excess
+from nostall.tuning.regress.losses import RECOVERED, excess
 from nostall.tuning.regress.measured import measure
 from nostall.tuning.settings import Settings
 from nostall.tuning.sources.source import Source
@@ -48,10 +49,10 @@ from nostall.tuning.sources.source import Source
 SM = 90
 SLOWER = 0.05
 """Part of the older binary's time from which on a kernel counts as slower."""
-_OVERHEAD = 14.0
+_OVERHEAD = 18.0
 """Seconds of a search beyond its own, at most, as far as is known."""
-_PAIR = 5.0
-"""Seconds of one comparison with the start of its process, at most, as far as is known."""
+_PAIR = 4.0
+"""Seconds of the first samples with the start of their process, at most, as far as is known."""
 _COMPARED = {"rounds": 100, "checks": 4}
 """Samples and random inputs of a comparison."""
 
@@ -65,7 +66,7 @@ def read(path: Path, older: Assembler, newer: Assembler) -> tuple[dict[str, Case
     """
     if not path.is_file():
         return {}, {}
-    cases, refused = pickle.loads(path.read_bytes())
+    cases, refused = pickle.loads(gzip.decompress(path.read_bytes()))
     installed = {assembler.version: assembler for assembler in (older, newer)}
 
     def here(binary: Binary) -> Binary:
@@ -95,7 +96,7 @@ def write(options: argparse.Namespace, older: Assembler, newer: Assembler) -> No
                 plain = replace(source, provenance=dict(source.provenance))  # can be pickled
                 cases[name] = make_case(plain, older, newer)
             print(name, refused.get(name, "kept"), flush=True)
-            options.file.write_bytes(pickle.dumps((ranked(cases), refused)))
+            options.file.write_bytes(gzip.compress(pickle.dumps((ranked(cases), refused))))
 
 
 def ranked(cases: Mapping[str, Case]) -> dict[str, Case]:
@@ -110,15 +111,20 @@ def make_case(source: Source, older: Assembler, newer: Assembler) -> Case:
     return Case(source, command, older_by_ptxas(source, command, older, binary), binary)
 
 
-def compare_times(case: Case, settings: Settings) -> Row:
+def screen(case: Case, settings: Settings) -> Row:
     """The static losses of a kernel, and the time of the newer binary over the older one's."""
     report = compare(case, None).to_json()
     static = {name: report[name] for name in ("kernel", "answer", "losses", "causes")}
     with _open(case, case.newer.cubin, settings) as gpu:
-        decision = decide(gpu, case.older.cubin, **_COMPARED, seed=settings.seed)
-        about = dict(gpu.info)
-    failure = {"failure": f"{decision.outcome.status}: {decision.outcome.detail}"[:300]}
-    return {"static": static, "gpu": about, "older": comparison_record(decision) or failure}
+        outcome = gpu.evaluate(case.older.cubin)
+        row: Row = {"static": static, "gpu": dict(gpu.info)}
+    if outcome.timing is None:
+        return {**row, "failure": f"{outcome.status}: {outcome.detail}"[:300]}
+    newer, older = outcome.timing.original, outcome.timing.candidate
+    ratio = statistics.median(a / b for a, b in zip(newer, older, strict=True))
+    us = {name: [round(1e6 * s, 4) for s in side] for name, side in
+          (("newer", newer), ("older", older))}  # fmt: skip
+    return {**row, "screened": {"ratio": ratio, "us": us}}
 
 
 def search(case: Case, settings: Settings) -> Row:
@@ -151,42 +157,47 @@ def _open(case: Case, cubin: bytes, settings: Settings) -> LocalGpu:
 
 
 def lost(row: Row) -> float:
-    """Part of the older binary's time that the newer one takes more; 0 if none is shown."""
-    older = row.get("older", {})
-    return float(older["ratio"]) - 1.0 if older.get("verdict") == "faster" else 0.0
+    """Part of the older binary's time that the newer one takes more, in the first samples."""
+    return float(row["screened"]["ratio"]) - 1.0 if "screened" in row else 0.0
+
+
+def shown(row: Row) -> float | None:
+    """The same by the comparison with a null; 0 if that shows none, None without one."""
+    older = (row.get("measured") or {}).get("older", {})
+    if "ratio" not in older:
+        return None
+    return float(older["ratio"]) - 1.0 if older["verdict"] == "faster" else 0.0
 
 
 def summary(rows: dict[str, Row]) -> Row:
-    """How many kernels were measured, are slower, and have their time back."""
-    measured = [row for row in rows.values() if "ratio" in row.get("older", {})]
-    shares = [
-        float(row["measured"]["recovered"])
-        for row in measured
-        if lost(row) >= SLOWER and (row.get("measured") or {}).get("recovered") is not None
-    ]
+    """How many kernels were timed, are slower, and have their time back."""
+    slower = [row["measured"] for row in rows.values() if (shown(row) or 0.0) >= SLOWER]
+    shares = [row["recovered"] for row in slower]
     return {
         "kernels": len(rows),
-        "measured": len(measured),
-        "shown_slower": sum(lost(row) > 0 for row in measured),
-        "slower": sum(lost(row) >= SLOWER for row in measured),
+        "timed": sum("screened" in row for row in rows.values()),
+        "compared": sum(shown(row) is not None for row in rows.values()),
+        "shown_slower": sum((shown(row) or 0.0) > 0 for row in rows.values()),
         "least_part": SLOWER,
-        "searched": len(shares),
-        "recovered": sum(share >= 0.9 for share in shares),
+        "slower": len(slower),
+        "recovered": sum(share >= RECOVERED for share in shares),
         "recovered_median": round(statistics.median(shares), 4) if shares else None,
+        "seconds": [row["seconds"] for row in slower],
     }
 
 
 def line(name: str, row: Row) -> str:
     """A row of the table that is printed."""
-    older, measured = row.get("older", {}), row.get("measured") or {}
-    if "ratio" not in older:
-        return f"{name:52.52} {row.get('failure') or older.get('failure')}"
+    measured = row.get("measured") or {}
+    if "screened" not in row:
+        return f"{name:52.52} {row['failure']}"
+    text = f"{name:52.52} newer / older {row['screened']['ratio']:.4f}"
+    if (failure := measured.get("failure")) or shown(row) is None:
+        return f"{text} {failure or ''}"
+    older, share = measured["older"], measured["recovered"]
     times = f"{older['ratio']:.4f} [{older['low']:.4f}, {older['high']:.4f}]"
-    if "recovered" not in measured:
-        return f"{name:52.52} {times} {measured.get('failure', '')}"
-    share = measured["recovered"]
-    shown = "none lost" if share is None else f"recovered {share:.0%}"
-    return f"{name:52.52} {times} {shown} in {measured['seconds']} s"
+    answer = "none lost" if share is None else f"recovered {share:.0%}"
+    return f"{text}, {times}: {answer} in {measured['seconds']} s"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -236,7 +247,7 @@ def main(options: argparse.Namespace) -> int:
 
     for name, case in cases.items():
         has_time = monotonic() + _PAIR < until - options.budget_s / 2
-        step(name, partial(compare_times, case, settings) if has_time else _no_time)
+        step(name, partial(screen, case, settings) if has_time else _no_time)
     slower = [name for name in cases if lost(rows[name]) >= options.least]
     for name in sorted(slower, key=lambda name: -lost(rows[name])):
         has_time = monotonic() + (options.seconds or 0.0) + _OVERHEAD < until

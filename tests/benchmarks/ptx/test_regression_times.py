@@ -71,11 +71,12 @@ def test_lost_time_is_searched_and_compared_with_the_older_binary(
     document = measured(case, 0.8, tmp_path, monkeypatch)
     row = document["rows"]["pressure"]
     assert document["kind"] == "measured" and document["not_launchable"] == {"other": "no launch"}
-    assert row["older"]["ratio"] == pytest.approx(1.25) and lost(row) == pytest.approx(0.25)
+    assert row["screened"]["ratio"] == pytest.approx(1.25) and lost(row) == pytest.approx(0.25)
+    assert row["measured"]["older"]["ratio"] == pytest.approx(1.25)
     assert row["static"]["losses"] and row["gpu"] == {"gpu": "Fake"}
     assert 0 < row["measured"]["recovered"] < 0.9 and row["measured"]["search"]["recipe"]
     assert row["measured"]["beside_older"]["verdict"]
-    assert document["summary"]["slower"] == document["summary"]["searched"] == 1
+    assert document["summary"]["slower"] == document["summary"]["compared"] == 1
     assert document["summary"]["recovered"] == 0
     assert document["summary"]["recovered_median"] == pytest.approx(
         row["measured"]["recovered"], abs=1e-4
@@ -88,7 +89,7 @@ def test_without_a_loss_nothing_is_searched(
 ) -> None:
     document = measured(case, part, tmp_path, monkeypatch)
     assert "measured" not in document["rows"]["pressure"]
-    assert document["summary"]["slower"] == document["summary"]["searched"] == 0
+    assert document["summary"]["slower"] == document["summary"]["compared"] == 0
 
 
 def test_without_time_a_row_says_so(
@@ -96,7 +97,7 @@ def test_without_time_a_row_says_so(
 ) -> None:
     document = measured(case, 0.8, tmp_path, monkeypatch, budget_s=1.0)
     assert document["rows"]["pressure"] == {"failure": "no time left"}
-    assert document["summary"]["measured"] == 0 and summary({})["recovered_median"] is None
+    assert document["summary"]["timed"] == 0 and summary({})["recovered_median"] is None
 
 
 def test_kernels_travel_in_a_file(
