@@ -227,7 +227,7 @@ def _configurations(
     listed = list(getattr(tuner, "configs_timings", ())) if is_pruned else tuner.configs
     chosen = getattr(tuner, "best_config", None)
     return [
-        {**configuration, "chosen": config is chosen}
+        {**configuration, "chosen": config == chosen}
         for config in listed
         if (configuration := _configuration(config, values, grid)) is not None
     ]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from nostall.core import BadInput
-from nostall.core.errors import Interrupted, NostallError
+from nostall.core.errors import Interrupted, MissingPart, NostallError
 from nostall.core.measurement import Kind
 from nostall.sass import Program
 from nostall.sass.binary.code_hash import code_sha256
@@ -162,13 +162,15 @@ def load_kernels(
     """Compile and time the kernels of a program.
 
     Launches with the same binary are one kernel.  Also returned: (kernel, reason) of launches that
-    cannot be compiled or timed.
+    cannot be compiled or timed.  Raises :class:`MissingPart` without a GPU or Triton.
     """
     kernels: dict[str, ProgramKernel] = {}
     refused: list[tuple[str, str]] = []
     for launch in launches:
         try:
             start = _compile(launch, launch.own, arch, time)
+        except MissingPart:  # such as a GPU: no kernel can be timed
+            raise
         except NostallError as error:
             refused.append((launch.kernel, str(error)))
             continue

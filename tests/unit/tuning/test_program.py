@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from nostall.core import BadInput
-from nostall.core.errors import Interrupted
+from nostall.core.errors import Interrupted, MissingPart
 from nostall.tuning import program as job
 from nostall.tuning.job import TuningResult
 from nostall.tuning.launches.recorded import Configuration, RecordedLaunch, read_launches
@@ -20,6 +20,16 @@ from nostall.tuning.room import Kind, load_gains
 from nostall.tuning.sources.source import Source
 
 US = 1e-6
+SOFTMAX: dict[str, Any] = {
+    "grid": [4, 1, 1],
+    "args": [
+        {"name": "y_ptr", "dtype": "f32", "shape": [4, 64], "role": "out"},
+        {"name": "x_ptr", "dtype": "f32", "shape": [4, 64], "role": "in"},
+        {"name": "columns", "dtype": "i32", "value": 64},
+        {"name": "stride", "dtype": "i32", "value": 64},
+        {"name": "BLOCK", "constant": 64},
+    ],
+}
 OWN = Configuration({"BLOCK": 64}, {"num_warps": 4}, (16, 1, 1), chosen=True)
 OTHERS = tuple(
     Configuration({"BLOCK": block}, {"num_warps": 4, "maxnreg": 64}, (1024 // block, 1, 1))
@@ -196,6 +206,21 @@ def test_launches_without_a_file_are_refused_by_name() -> None:
     launches = [RecordedLaunch("saxpy", None, 1, {}, ())]
     kernels, ((name, reason),) = job.load_kernels(launches, "sm_90", lambda source: 0.0)
     assert not kernels and name == "saxpy" and "nostall tune FILE.cubin" in reason
+
+
+def test_a_missing_gpu_is_no_fault_of_a_kernel() -> None:
+    file = Path(__file__).resolve().parents[3] / "examples" / "softmax.py"
+
+    def time(source: Source) -> float:
+        raise MissingPart("no usable GPU")
+
+    args = [{"name": "x", "dtype": "f32", "shape": [64], "role": "inout"}]
+    launch = RecordedLaunch("k", str(file), 1, {"grid": [1, 1, 1], "args": args}, ())
+    kernels, ((_, reason),) = job.load_kernels([launch], "sm_90", time)
+    assert not kernels and "has no kernel 'k'" in reason
+    named = replace(launch, kernel="softmax", fields=SOFTMAX)
+    with pytest.raises(MissingPart, match="no usable GPU"):
+        job.load_kernels([named], "sm_90", time)
 
 
 def test_a_launch_in_another_configuration(tmp_path: Path) -> None:

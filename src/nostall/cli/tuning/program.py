@@ -13,7 +13,6 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from nostall.cli.options.inputs import DEFAULT_ARCH
-from nostall.cli.record import run_recorded
 from nostall.cli.terminal.console import Format, err, out, show_json, show_table
 from nostall.core import BadInput
 from nostall.core.measurement import Kind
@@ -57,6 +56,7 @@ class ProgramInput:
 
 def tune_program(program: ProgramInput, settings: Settings, tune_one: TuneOne) -> None:
     """Run the program, divide the seconds among its kernels, search them, and print a table."""
+    from nostall.cli.record import run_recorded
     from nostall.tuning import program as job
     from nostall.tuning.room import Search
 
