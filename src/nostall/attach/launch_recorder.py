@@ -46,6 +46,8 @@ _DTYPES = {
     "bool": "u8",
 }
 """Names of PyTorch's dtypes -> those of launch files."""
+_OPTIONS = ("num_ctas", "maxnreg", "enable_fp_fusion")
+"""Compile options of Triton that a launch can give, beside those of launch files."""
 _C_TYPES = {
     "c_int": "i32",
     "c_uint": "u32",
@@ -197,6 +199,7 @@ def _note_triton(
         "grid": _sizes(grid, values, {}),
         "num_warps": options.get("num_warps"),
         "num_stages": options.get("num_stages"),
+        "options": {name: options[name] for name in _OPTIONS if options.get(name) is not None},
         # The values of scalars are left out: a step counter would make each launch a new one.
         "args": [{k: v for k, v in a.items() if k != "value"} for a in described],
     }

@@ -196,7 +196,7 @@ def _compile(
             "alone: nostall tune FILE.cubin"
         )
     given = launch.launch if configuration is None else launch.launch_with(configuration)
-    options = configuration.compile_options if configuration is not None else {}
+    options = launch.options if configuration is None else configuration.compile_options
     source = compile_triton(Path(launch.file), launch.kernel, given, arch, options=options)
     return Start(source, time(source), configuration)
 

@@ -215,6 +215,18 @@ def test_trials_of_an_autotuner_are_left_out(kernel: JITFunction, recorder: Reco
     assert Path(recorder.path).read_text().count('"kernel"') == 1
 
 
+def test_compile_options_of_a_launch_make_it_another_one(
+    kernel: JITFunction, recorder: Recorder
+) -> None:
+    arguments = (Tensor((8,)), Tensor((8,)), 8, 1.0, 1)
+    for more in ({}, {"maxnreg": 64}, {"maxnreg": 64, "num_ctas": None}):
+        call(kernel, *arguments, BLOCK=8, KIND="a", **more)
+    recorder.write_counts()
+    limited, plain = read_launches(Path(recorder.path))
+    assert (limited.count, limited.options) == (2, {"maxnreg": 64})
+    assert (plain.count, plain.options) == (1, {})
+
+
 def config(block: int, **fields: Any) -> Any:
     """A configuration with the fields of Triton's."""
     values = {"num_warps": 4, "num_stages": 3, "num_ctas": 1, "maxnreg": None, "pre_hook": None}

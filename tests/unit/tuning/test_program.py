@@ -46,7 +46,7 @@ def make_kernel(
     name: str, us: float, launches: int = 1, kind: Kind = "mma", configured: bool = False
 ) -> ProgramKernel:
     listed = (OWN, *OTHERS) if configured else ()
-    launch = RecordedLaunch(name, "app.py", launches, {}, (), listed)
+    launch = RecordedLaunch(name, "app.py", launches, {}, (), {}, listed)
     own = make_start(us, OWN if configured else None)
     return ProgramKernel(own, launch, launches, launches * us * US, kind)
 
@@ -218,9 +218,23 @@ def test_a_missing_gpu_is_no_fault_of_a_kernel() -> None:
     launch = RecordedLaunch("k", str(file), 1, {"grid": [1, 1, 1], "args": args}, ())
     kernels, ((_, reason),) = job.load_kernels([launch], "sm_90", time)
     assert not kernels and "has no kernel 'k'" in reason
-    named = replace(launch, kernel="softmax", fields=SOFTMAX)
+    named = replace(launch, kernel="softmax", fields=SOFTMAX, options={"maxnreg": 32})
     with pytest.raises(MissingPart, match="no usable GPU"):
         job.load_kernels([named], "sm_90", time)
+
+
+def test_a_kernel_is_compiled_with_the_options_of_its_launch() -> None:
+    file = Path(__file__).resolve().parents[3] / "examples" / "softmax.py"
+    launch = RecordedLaunch("softmax", str(file), 1, SOFTMAX, ())
+    limited = replace(launch, options={"maxnreg": 32})
+    seen: list[str] = []
+
+    def time(source: Source) -> float:
+        seen.append(source.provenance["options"])
+        return 1e-6
+
+    assert not job.load_kernels([launch, limited], "sm_90", time)[1]
+    assert "maxnreg=32" not in seen[0] and "maxnreg=32" in seen[1]
 
 
 def test_a_launch_in_another_configuration(tmp_path: Path) -> None:

@@ -58,6 +58,8 @@ class RecordedLaunch:
     """Keys of a launch file."""
     undescribed: tuple[str, ...]
     """Arguments that a launch file cannot describe, with their types."""
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Compile options of Triton that a launch file does not have."""
     configurations: tuple[Configuration, ...] = ()
     """What the program's autotuner chose from; empty without one."""
 
@@ -105,7 +107,8 @@ def read_launches(path: Path) -> list[RecordedLaunch]:
         if "kernel" not in line:
             continue
         recorded = _recorded(line, counts.get((line.get("process", 0), line.get("number", 0)), 1))
-        key = json.dumps([recorded.kernel, recorded.file, recorded.fields], sort_keys=True)
+        parts = [recorded.kernel, recorded.file, recorded.fields, recorded.options]
+        key = json.dumps(parts, sort_keys=True)
         before = merged.get(key)
         total = recorded.count + (before.count if before else 0)
         merged[key] = replace(before or recorded, count=total)
@@ -170,6 +173,7 @@ def _recorded(line: Mapping[str, Any], count: int) -> RecordedLaunch:
         count,
         {**fields, "args": args},
         undescribed,
+        dict(line.get("options") or {}),
         tuple(map(_configuration, line.get("configurations") or ())),
     )
 
