@@ -80,7 +80,7 @@ def read(path: Path, older: Assembler, newer: Assembler) -> tuple[dict[str, Case
 def write(options: argparse.Namespace, older: Assembler, newer: Assembler) -> None:
     """Compile the kernels, and add those to the file that the newer version makes worse."""
     cases, refused = read(options.file, older, newer)
-    for name, compile_ in jobs(newer):
+    for name, compile_ in jobs(newer, options.configurations):
         is_wanted = any(fnmatch(name, pattern) for pattern in options.kernels)
         if not is_wanted or name in cases or name in refused:
             continue
@@ -205,6 +205,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--file", type=Path, required=True, help="the kernels with both binaries")
     parser.add_argument("--write", action="store_true", help="write --file and stop; no GPU")
     parser.add_argument("--kernels", nargs="*", default=["*"], help="only these (patterns)")
+    parser.add_argument(
+        "--configurations", type=int, default=4, help="of each kernel of the suite, to write"
+    )
     parser.add_argument("--seconds", type=float, default=8.0, help="of the search of one kernel")
     parser.add_argument("--evaluations", type=int, help="most candidates of that search")
     parser.add_argument("--least", type=float, default=0.02, help="part of the time, to search")
@@ -224,6 +227,7 @@ def main(options: argparse.Namespace) -> int:
         write(options, older, newer)
         return 0
     cases, refused = read(options.file, older, newer)
+    cases = {n: c for n, c in cases.items() if any(fnmatch(n, p) for p in options.kernels)}
     settings = Settings(
         "assembler",
         seconds=options.seconds,

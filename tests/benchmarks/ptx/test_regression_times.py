@@ -58,8 +58,20 @@ def measured(
     )
     (tmp_path / "1" / "bin").mkdir(parents=True)
     (tmp_path / "1" / "bin" / "ptxas").symlink_to(NEWEST.path)
-    given = {"ptxas": tmp_path, "file": tmp_path, "write": False, "least": 0.02}
-    limits = {"seconds": None, "evaluations": 20, "budget_s": 1000.0, "out": tmp_path / "out.json"}
+    given = {
+        "ptxas": tmp_path,
+        "file": tmp_path,
+        "write": False,
+        "least": 0.02,
+        "kernels": ["pres*"],
+    }
+    limits = {
+        "least": 0.02,
+        "seconds": None,
+        "evaluations": 20,
+        "budget_s": 1000.0,
+        "out": tmp_path / "out.json",
+    }
     assert regression_times.main(argparse.Namespace(**{**given, **limits, **options})) == 0
     document: dict[str, Any] = json.loads((tmp_path / "out.json").read_text())
     return document
@@ -119,9 +131,9 @@ def test_kernels_travel_in_a_file(
     monkeypatch.setattr(regression_times, "assemble", compare)
     monkeypatch.setattr(regression_times, "make_case", make)
     monkeypatch.setattr(
-        regression_times, "jobs", lambda newest: [(n, lambda s=s: s) for n, s in jobs.items()]
+        regression_times, "jobs", lambda *_: [(n, lambda s=s: s) for n, s in jobs.items()]
     )
-    options = argparse.Namespace(file=tmp_path / "k", kernels=["a", "b", "c"])
+    options = argparse.Namespace(file=tmp_path / "k", kernels=["a", "b", "c"], configurations=4)
     with pytest.raises(KeyError):  # the launch is for sm_80, and sm_90 is measured
         regression_times.write(options, older, newer)
         regression_times.read(options.file, older, newer)[0]["a"]
