@@ -51,7 +51,7 @@ SLOWER = 0.05
 """Part of the older binary's time from which on a kernel counts as slower."""
 _OVERHEAD = 18.0
 """Seconds of a search beyond its own, at most, as far as is known."""
-_PAIR = 4.0
+_PAIR = 3.0
 """Seconds of the first samples with the start of their process, at most, as far as is known."""
 _COMPARED = {"rounds": 100, "checks": 4}
 """Samples and random inputs of a comparison."""
