@@ -108,6 +108,9 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     _row("ptx.regressions", "CPU",
          "Which kernels get worse static properties from a newer ptxas, and what is recovered?",
          "regressions.json.gz", "assembler.md"),
+    _row("ptx.regression_times", "GPU",
+         "How much time do kernels lose to a newer ptxas, and how much is recovered?",
+         "regression_times.json.gz", "assembler.md"),
     _row("ptx.assembler_suite", "GPU", "What does searching the input of ptxas gain?",
          "assembler_suite.json assembler_filling.json unseen_suite.json assembler_peers.json "
          "assembler_low_budgets.json assembler_ablation.json assembler_long.json",
