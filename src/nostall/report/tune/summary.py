@@ -86,7 +86,7 @@ def make_summary(
         scale=scale,
         original=scale(original) if math.isfinite(original) else NOT_RECORDED,
         best=scale(best) if math.isfinite(best) else NOT_RECORDED,
-        ratio=f"{ratio:.4f}×" if math.isfinite(ratio) else NOT_RECORDED,
+        ratio=_ratio_text(ratio),
         interval=comparison.interval if comparison is not None else "",
         gained=_is_measured_gain(kind, comparison) and run.candidate_name != REJECTED,
         verdict=verdict,
@@ -145,6 +145,13 @@ def _verdict(run: RunData) -> tuple[str, Tone, tuple[str, ...]]:
     if record.get("safe"):
         return f"verifier: safe{amount}", "good", findings
     return f"verifier: unsafe, {pluralize(len(findings), 'finding')}", "bad", findings
+
+
+def _ratio_text(ratio: float) -> str:
+    """A gain with four decimals; none is said in words."""
+    if not math.isfinite(ratio):
+        return NOT_RECORDED
+    return "none" if ratio == 1 else f"{ratio:.4f}×"
 
 
 def _lead(run: RunData, kind: Kind, ratio: float, comparison: ComparisonRecord | None) -> str:

@@ -244,6 +244,14 @@ STEP_PART_STYLES = {
     "memory": "c-memory",
     "weights": "c-weights",
 }
+ARCHITECTURE_WORDS = {
+    Architecture.SINGLE: "one worker with one GPU",
+    Architecture.MULTI_GPU: "one worker with several GPUs, weights in host memory",
+    Architecture.PS_WORKER: "parameter servers, one GPU a worker",
+    Architecture.ALLREDUCE_LOCAL: "all-reduce in one server",
+    Architecture.ALLREDUCE_CLUSTER: "all-reduce over several servers",
+    Architecture.PEARL: "embeddings divided, other weights replicated, in one server",
+}
 TIME_PART_STYLES = {part: f"c-{part}" for part in TIME_PARTS}
 WORK_KIND_STYLES = ("c-compute", "c-memory", "c-weights", "c-data", "c-copies")
 
@@ -313,6 +321,7 @@ def _jobs_page(result: JobsCharacterization) -> str:
         ),
         parts=STEP_PART_STYLES,
         lead=_jobs_lead(result),
+        architectures=_architectures(result),
     )
 
 
@@ -324,6 +333,16 @@ def _jobs_lead(result: JobsCharacterization) -> str:
         some = f"{porting.faster:.0%}" if porting.faster else "none"
         lead += f"; {some} of the PS/Worker jobs would be faster as {porting.target}"
     return f"{lead[0].upper()}{lead[1:]}."
+
+
+def _architectures(result: JobsCharacterization) -> str:
+    """What the names of the architectures on the page mean."""
+    named = {g.name for g in result.groups} | {p.target for p in result.porting}
+    return "; ".join(
+        f"{architecture}: {words}"
+        for architecture, words in ARCHITECTURE_WORDS.items()
+        if architecture in named
+    )
 
 
 def _share_cdfs(result: JobsCharacterization, by: str) -> list[Line]:

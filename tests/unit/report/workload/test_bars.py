@@ -6,7 +6,13 @@ import re
 
 import pytest
 
-from nostall.report.workload.page import MIN_NUMBER, stacked_bars, used_styles
+from nostall.report.workload.page import (
+    ARCHITECTURE_WORDS,
+    MIN_NUMBER,
+    stacked_bars,
+    used_styles,
+)
+from nostall.workload import Architecture
 
 STYLES = {"compute": "c-compute", "memory": "c-memory", "idle_input": "c-idle_input"}
 ROWS = [
@@ -33,3 +39,7 @@ def test_a_share_without_room_has_no_number() -> None:
 @pytest.mark.parametrize(("rows", "parts"), [(ROWS, 3), (ROWS[1:], 1), ([], 0)])
 def test_the_legend_has_the_parts_that_are_drawn(rows: list, parts: int) -> None:
     assert list(used_styles(rows, STYLES)) == list(STYLES)[:parts]
+
+
+def test_each_architecture_is_explained() -> None:
+    assert set(ARCHITECTURE_WORDS) == set(Architecture)
