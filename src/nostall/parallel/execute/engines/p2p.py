@@ -76,10 +76,13 @@ class P2PExecutor:
         """Tensors between two stages of this rank, by direction, boundary and micro-batch."""
         self._receives: dict[Operation, PendingTensors] = {}
         self._last_backward = {op.stage: op for op in self.operations if op.kind in "BW"}
-        self._is_cold = True
+        self._is_cold, self._scale = True, 1.0
 
-    def step(self, inputs: Any, targets: Any) -> torch.Tensor:
+    def step(
+        self, inputs: Any, targets: Any, *, scale: float = 1.0, reduce: bool = True
+    ) -> torch.Tensor:
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
+        self._scale = scale
         batch = (inputs, targets)
         if self._is_cold:
             self._warm_up(batch)
@@ -88,7 +91,7 @@ class P2PExecutor:
             for upcoming in self.operations[at + 1 : at + LOOKAHEAD]:
                 if self._is_received_ahead(upcoming):
                     self._start_receive(upcoming)
-            is_last = operation == self._last_backward[operation.stage]
+            is_last = reduce and operation == self._last_backward[operation.stage]
             if is_last:
                 self.gradients.reduce_during_backward()
             part = self._run(operation, batch)
@@ -97,7 +100,8 @@ class P2PExecutor:
             if is_last and len(self.plan.stages) > 1:
                 gpus = self.plan.stages[operation.stage].gpus
                 self.gradients.reduce_stage(self.parameters[operation.stage], gpus)
-        self.gradients.finish()
+        if reduce:
+            self.gradients.finish()
         for link in self.links.values():
             link.finish()
         return loss
@@ -144,8 +148,9 @@ class P2PExecutor:
         received = self._take(operation, "forward", s - 1) if s else {}
         is_mean = self.model.job.reduction == "mean"
         weight = samples / self.workload.global_batch if is_mean else 1.0
+        passes = self.passes[s]
         segment, part = self._segment(s, samples), self._slice(batch, m)
-        sent, loss = self.passes[s].forward(m, segment, received, part, weight)
+        sent, loss = passes.forward(m, segment, received, part, weight, self._scale)
         if s + 1 < len(self.plan.stages):
             self._give("forward", s, m, sent)
         return loss

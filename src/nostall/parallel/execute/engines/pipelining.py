@@ -131,7 +131,8 @@ class PipeliningExecutor:
         self.gradients = GradientReducer(model, plan, rank, groups)
         self.gradients.broadcast_parameters()
         self.modules: list[_StageModule] = []
-        self._is_cold = True
+        self._is_cold, self._scale = True, 1.0
+        self._losses: list[torch.Tensor] = []
         if self.row:
             operations = rank_schedules(workload, plan)
             ranks = pipelines[self.replica]
@@ -146,7 +147,10 @@ class PipeliningExecutor:
             stages = [self._make_stage(s) for s in self.stages]
             self.schedule = make_schedule(stages, workload.micro_batches, self._loss, rows)
 
-    def step(self, inputs: Any, targets: Any) -> torch.Tensor:
+    def step(
+        self, inputs: Any, targets: Any, *, scale: float = 1.0, reduce: bool = True
+    ) -> torch.Tensor:
+        self._scale, self._losses = scale, []
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
         if not self.row:
             return loss
@@ -157,11 +161,11 @@ class PipeliningExecutor:
         if self._is_cold:
             self._warm_up()
         numbers = torch.arange(self.workload.micro_batches)
-        losses: list[torch.Tensor] = []
-        self.schedule.step(target=numbers, losses=losses, number=numbers, return_outputs=False)
-        self.gradients.finish()
-        for part in losses:
-            loss += part.detach()
+        self.schedule.step(target=numbers, number=numbers, return_outputs=False)
+        if reduce:
+            self.gradients.finish()
+        for part in self._losses:
+            loss += part
         return loss
 
     def _warm_up(self) -> None:
@@ -206,4 +210,6 @@ class PipeliningExecutor:
         """A micro-batch's part in the loss of the iteration; all slices have equal size."""
         parts = self.workload.micro_batches * len(self.plan.stages[0].gpus)
         is_mean = self.model.job.reduction == "mean"
-        return output.sum() / parts if is_mean else output.sum()
+        loss = output.sum() / parts if is_mean else output.sum()
+        self._losses.append(loss.detach())
+        return loss * self._scale

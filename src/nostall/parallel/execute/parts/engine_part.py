@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from nostall.parallel.errors import BadModel, BadPlan
-from nostall.parallel.execute.parts.part import PartOptions, RankMesh, TrainingModes
+from nostall.parallel.execute.parts.part import KeptGradients, PartOptions, RankMesh, TrainingModes
 from nostall.parallel.module.effects import random_operators
 from nostall.parallel.module.job import Job
 from nostall.parallel.module.precision import coarsest, computed_dtypes
@@ -49,7 +50,8 @@ class EnginePart:
         trainable = {name for name, p in module.named_parameters() if p.requires_grad}
         self.trained = frozenset(joint.gradients if joint else trainable)
         self._modes = TrainingModes(module)
-        self._call = module
+        self._call: Any = module
+        self._kept = KeptGradients()
         if plan.engine == "ddp":
             _check_policy(policy)
             module.to(device)
@@ -76,11 +78,31 @@ class EnginePart:
             )
         return OwnSamples((split_evenly(0, samples, ranks)[dist.get_rank()],))
 
-    def step(self, inputs: Any, targets: Any, samples: int) -> torch.Tensor:
-        loss = self.job.run(inputs, targets, self._call) * self._weight(samples)
-        # The engines average over ranks, and the gradients of the parts are summed.
-        (loss * dist.get_world_size()).backward()
+    def step(
+        self, inputs: Any, targets: Any, samples: int, *, scale: float = 1.0, reduce: bool = True
+    ) -> torch.Tensor:
+        is_ddp = isinstance(self._call, DistributedDataParallel)
+        if is_ddp:
+            self._kept.restore(self.parameters)
+        else:
+            self._call.set_requires_gradient_sync(reduce)
+        # DDP decides in the forward pass whether the backward pass reduces.
+        with nullcontext() if reduce or not is_ddp else self._call.no_sync():
+            loss = self.job.run(inputs, targets, self._call) * self._weight(samples)
+            # The engines average over ranks, and the gradients of the parts are summed.
+            (loss * (scale * dist.get_world_size())).backward()
+        if is_ddp and not reduce:
+            self._kept.keep(self.parameters)
         return loss.detach().double()
+
+    def drop_kept(self) -> None:
+        """Raises :class:`BadModel` for FSDP2, which has no way to drop them."""
+        if self.plan.engine == "fsdp2":
+            raise BadModel(
+                "FSDP2 keeps the gradients of passes with reduce=False inside, where they cannot "
+                "be dropped; make a pass with reduce=True, then call zero_grad()"
+            )
+        self._kept.drop()
 
     def evaluate(
         self, inputs: Any, targets: Any, samples: int, *, is_training: bool

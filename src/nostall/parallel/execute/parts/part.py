@@ -77,12 +77,20 @@ class Part(Protocol):
         """
         ...
 
-    def step(self, inputs: Any, targets: Any, samples: int) -> torch.Tensor:
+    def step(
+        self, inputs: Any, targets: Any, samples: int, *, scale: float = 1.0, reduce: bool = True
+    ) -> torch.Tensor:
         """Forward and backward pass on the rank's own samples of a whole batch of ``samples``.
 
-        Returns this rank's part of the loss, a sum over ranks.  The gradients are in the
-        parameters' ``.grad``, which were None before.
+        Returns this rank's part of the loss, a sum over ranks.  ``scale`` times the gradients are
+        in the parameters' ``.grad``, which were None before.  Without ``reduce`` they are not: the
+        part keeps them, and the next step with ``reduce`` adds them before its reduction over
+        ranks.
         """
+        ...
+
+    def drop_kept(self) -> None:
+        """Drop the gradients that steps without ``reduce`` kept."""
         ...
 
     def evaluate(
@@ -99,6 +107,29 @@ class Part(Protocol):
     def close(self) -> None:
         """Destroy the process groups of the part; no rank may have messages under way."""
         ...
+
+
+class KeptGradients:
+    """Gradients of a rank's own samples, which passes without a reduction leave in ``.grad``."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, torch.Tensor] = {}
+
+    def restore(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:
+        """Put the kept gradients into ``.grad``, so that the next pass adds to them."""
+        for name, gradient in self._kept.items():
+            parameters[name].grad = gradient
+        self._kept.clear()
+
+    def keep(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:
+        """Take the gradients out of ``.grad``."""
+        for name, parameter in parameters.items():
+            if parameter.grad is not None:
+                self._kept[name], parameter.grad = parameter.grad, None
+
+    def drop(self) -> None:
+        """Forget the kept gradients."""
+        self._kept.clear()
 
 
 class TrainingModes:

@@ -15,7 +15,7 @@ from nostall.parallel.execute.engines.executor import Executor
 from nostall.parallel.execute.engines.p2p import P2PExecutor
 from nostall.parallel.execute.engines.pipelining import PipeliningExecutor, unsupported_reason
 from nostall.parallel.execute.parts.computation import Computation
-from nostall.parallel.execute.parts.part import PartOptions, RankMesh, TrainingModes
+from nostall.parallel.execute.parts.part import KeptGradients, PartOptions, RankMesh, TrainingModes
 from nostall.parallel.execute.preconditions import check_layers, check_sample_sums
 from nostall.parallel.execute.run_config import Engine
 from nostall.parallel.module.layering import GRANULARITIES
@@ -43,6 +43,7 @@ class PipelinePart:
         self._executors: dict[int, Executor] = {}
         self._evaluators: dict[tuple[int, bool], P2PExecutor] = {}
         self._eval_model: Model | None = None
+        self._kept = KeptGradients()
         executor = self._executor(self.samples)
         self.engine: str = executor.engine
         held = {id(p) for p in executor.gradients.parameters}
@@ -63,8 +64,17 @@ class PipelinePart:
         own = self._executor(samples).own
         return own if self._reads_samples(samples) else OwnSamples(())
 
-    def step(self, inputs: Any, targets: Any, samples: int) -> torch.Tensor:
-        return self._executor(samples).step(inputs, targets)
+    def step(
+        self, inputs: Any, targets: Any, samples: int, *, scale: float = 1.0, reduce: bool = True
+    ) -> torch.Tensor:
+        self._kept.restore(self.parameters)
+        loss = self._executor(samples).step(inputs, targets, scale=scale, reduce=reduce)
+        if not reduce:
+            self._kept.keep(self.parameters)
+        return loss
+
+    def drop_kept(self) -> None:
+        self._kept.drop()
 
     def evaluate(
         self, inputs: Any, targets: Any, samples: int, *, is_training: bool

@@ -27,7 +27,7 @@ from nostall.parallel.sharding.placements import (
 )
 from nostall.parallel.sharding.plan_file import PlanFile
 from nostall.parallel.sharding.program.devices import ProcessDevices, Values, redistribute
-from nostall.parallel.sharding.program.program import ShardedProgram
+from nostall.parallel.sharding.program.program import KeptSums, ShardedProgram
 from nostall.parallel.slices import OwnSamples
 
 EVAL_DIFFERS = (
@@ -67,6 +67,7 @@ class ShardedPart:
             for name, values in local.items()
         }
         self.trained = frozenset(program.step.joint.gradients)
+        self._sums = KeptSums(frozenset(self.parameters))
         self.placements: Mapping[str, Placements] = {
             name: program.parameter_placements(name) for name in self.parameters
         }
@@ -87,12 +88,15 @@ class ShardedPart:
             return OwnSamples(())
         return OwnSamples((self._program(samples).own_samples(samples),))
 
-    def step(self, inputs: Any, targets: Any, samples: int) -> torch.Tensor:
+    def step(
+        self, inputs: Any, targets: Any, samples: int, *, scale: float = 1.0, reduce: bool = True
+    ) -> torch.Tensor:
         counts = self._devices.collectives
         counts.clear()
+        self._sums.scale, self._sums.reduce = scale, reduce
         with torch.no_grad():
             result = self._program(samples).run(
-                self._values(), self._buffers, self._leaves(inputs, targets)
+                self._values(), self._buffers, self._leaves(inputs, targets), sums=self._sums
             )
         seen: set[int] = set()
         for name, (gradient,) in result.gradients.items():
@@ -106,6 +110,9 @@ class ShardedPart:
             parameter.grad = own
         self.collectives = {kind: counts[kind] for kind in COLLECTIVES if counts[kind]}
         return self._on_first_rank(result.loss[0])
+
+    def drop_kept(self) -> None:
+        self._sums.values.clear()
 
     def evaluate(
         self, inputs: Any, targets: Any, samples: int, *, is_training: bool

@@ -32,6 +32,7 @@ from tests.unit.parallel.execute.trainer.ranks import (
     adamw,
     compare,
     cosine,
+    counted_collectives,
     differences,
     fails,
     loader,
@@ -201,6 +202,67 @@ def _in_bfloat16(name: str, plan: Any) -> dict[str, Any]:
         "loss": max(abs(a / b - 1) for a, b in zip(losses, expected, strict=True)),
         "names": len(weights),
     }
+
+
+ACCUMULATIONS = (
+    ("language", "ddp"), ("language", "fsdp2"), ("language", "data parallel"),
+    ("language", "fsdp"), ("chain", "replicated weights"), ("language", "pipeline 2:2"),
+    ("summed", "pipeline 1:2, zero bubble"), ("language", "megatron x data"), ("chain", "hybrid"),
+)  # fmt: skip
+
+
+def scenario_accumulation(folder: Path) -> Any:
+    return _accumulations(folder, ACCUMULATIONS)
+
+
+def scenario_few_accumulations(folder: Path) -> Any:
+    return _accumulations(folder, (("language", "ddp"), ("language", "fsdp")))
+
+
+def _accumulations(folder: Path, cases: Sequence[tuple[str, str]]) -> Any:
+    """Three passes that reduce gradients once, beside three that reduce each time."""
+    results = {}
+    for name, kind in cases:
+        plan = plan_of(kind, JOBS[name]())
+        ranks = on_ranks(ranks_of(plan), folder, _accumulate, name, plan)
+        results[f"{name}, {kind}"] = {
+            "error": max(error for error, *_ in ranks),
+            "each": [each for _, each, *_ in ranks],
+            "once": [once for _, _, once, _ in ranks],
+            "refused": sorted({text for *_, text in ranks}),
+        }
+    return results
+
+
+def _accumulate(name: str, plan: Any) -> tuple[float, Any, Any, str]:
+    """Difference of the gradients, collectives of each pass, and the error of a step too early."""
+    rows, scales, refused = data(name), (0.5, 1.0, 0.25), ""
+    found, counts = [], []
+    for reduced in (True, False):
+        trainer = build(plan, JOBS[name](), adamw)
+        own = trainer.own_samples() or [0]
+        trainer.forward_backward(default_collate([rows[i] for i in own]))  # connects the ranks
+        trainer.zero_grad()
+        counts.append([])
+        for number, scale in enumerate(scales):
+            batch = default_collate([rows[8 * number + i] for i in own])
+            reduce = reduced or number == 2
+            with counted_collectives() as count:
+                trainer.forward_backward(batch, scale=scale, reduce=reduce)
+            counts[-1].append(count)
+            refused = refused if reduce else fails(trainer.optimizer.step)
+        parameters = dict(trainer.named_parameters())
+        found.append({n: _local(p.grad) for n, p in parameters.items() if p.grad is not None})
+        trainer.close()
+    each, once = found
+    assert each.keys() == once.keys()
+    size = max(float(g.abs().max()) for g in each.values() if g.numel())
+    error = max(float((each[n] - once[n]).abs().max()) for n in each if each[n].numel()) / size
+    return error, *counts, refused
+
+
+def _local(gradient: torch.Tensor) -> torch.Tensor:
+    return getattr(gradient, "to_local", lambda: gradient)()
 
 
 def scenario_stateful(folder: Path) -> Any:

@@ -32,7 +32,7 @@ def run(folder: Path, *scenarios: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def few(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return run(tmp_path_factory.mktemp("few"), "few", "few_moves")
+    return run(tmp_path_factory.mktemp("few"), "few", "few_moves", "few_accumulations")
 
 
 def check(result: dict[str, Any]) -> None:
@@ -58,6 +58,37 @@ def test_a_rank_reads_its_own_samples_only(few: dict[str, Any]) -> None:
 
 def test_a_checkpoint_goes_on_by_another_plan_on_other_processes(few: dict[str, Any]) -> None:
     check(few["few_moves"])
+
+
+def check_accumulation(result: dict[str, Any], *, is_hybrid: bool = False) -> None:
+    """Passes without a reduction have fewer collectives than the last one, which has all."""
+    assert result["error"] < ROUNDING
+    assert "so the gradients are not yet summed over ranks" in "".join(result["refused"])
+    for each, once in zip(result["each"], result["once"], strict=True):
+        if is_hybrid:  # it reduces in every micro-batch, but after an accumulation in the last one
+            assert sum(once[2].values()) < sum(each[2].values())
+        else:
+            assert once[2].get("gloo:all_reduce") == each[2]["gloo:all_reduce"]
+            assert once[2].get("gloo:all_to_all") == each[2].get("gloo:all_to_all")
+    total = [sum(sum(own[0].values()) for own in result[key]) for key in ("each", "once")]
+    assert total[1] < total[0]
+
+
+def test_an_accumulation_reduces_gradients_once(few: dict[str, Any]) -> None:
+    results = few["few_accumulations"]
+    for result in results.values():
+        check_accumulation(result)
+    # The sum of the losses is the only one.
+    assert [own[1]["gloo:all_reduce"] for own in results["language, ddp"]["once"]] == [1, 1]
+
+
+@pytest.mark.slow
+def test_an_accumulation_by_any_plan_reduces_gradients_once(tmp_path: Path) -> None:
+    results = run(tmp_path, "accumulation")["accumulation"]
+    for name, result in results.items():
+        check_accumulation(result, is_hybrid=name.endswith("hybrid"))
+    for name in ("language, ddp", "language, fsdp2", "language, data parallel"):
+        assert all(own[1]["gloo:all_reduce"] == 1 for own in results[name]["once"])
 
 
 @pytest.mark.slow

@@ -1,0 +1,29 @@
+"""Functions compiled by Inductor, which are called as they are where they cannot be compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._dynamo.exc import TorchDynamoException
+
+
+class Compiled:
+    """A function that ``torch.compile`` compiles at its first call, for fixed shapes."""
+
+    def __init__(self, function: Callable[..., Any], note: Callable[[str], None]) -> None:
+        """``note`` is told in one line why the function is not compiled, if it cannot be."""
+        self._function, self._note = function, note
+        self._call: Any = torch.compile(function, fullgraph=True, dynamic=False)
+
+    def __call__(self, *given: Any) -> Any:
+        try:
+            return self._call(*given)
+        except TorchDynamoException as error:
+            if self._call is self._function:
+                raise
+            line = str(error).strip().partition("\n")[0][:200]
+            self._note(f"not compiled: {type(error).__name__}: {line}")
+            self._call = self._function
+            return self._call(*given)
