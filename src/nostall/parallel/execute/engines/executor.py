@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -36,6 +37,10 @@ class Executor(Protocol):
         parameters' ``.grad``, and with ``reduce`` sums these over the ranks that hold the
         parameter; the caller clears them before the next iteration.
         """
+        ...
+
+    def compile(self, note: Callable[[str], None]) -> None:
+        """Compile the stages from the next step on; ``note`` is told why one is not compiled."""
         ...
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -67,6 +68,7 @@ class P2PExecutor:
             s: model.stage_parameters(plan.stages[s].first, plan.stages[s].end) for s in stages
         }
         self.passes = {s: StagePasses(self.parameters[s], plan.recompute) for s in stages}
+        self._compiled: dict[tuple[int, int], Segment] = {}
         self._first_of_size = self._trace_segments()
         delays = MessageDelays(self.device) if slow is not None else None
         self.gradients = GradientReducer(model, plan, self.rank, groups, slow, delays)
@@ -105,6 +107,15 @@ class P2PExecutor:
         for link in self.links.values():
             link.finish()
         return loss
+
+    def compile(self, note: Callable[[str], None]) -> None:
+        """See :class:`~.executor.Executor`."""
+        if any(operation.kind == "W" for operation in self.operations) or self.plan.recompute:
+            note("not compiled: backward passes in two halves, and re-computed forward passes")
+            return
+        for s, samples in self._first_of_size:
+            self._compiled[s, samples] = self._segment(s, samples).compiled(note)
+        self._is_cold = True
 
     def evaluate(self, inputs: Any, targets: Any) -> torch.Tensor:
         """This rank's part of the loss by the forward passes alone, without gradients."""
@@ -156,6 +167,8 @@ class P2PExecutor:
         return loss
 
     def _segment(self, s: int, samples: int) -> Segment:
+        if (s, samples) in self._compiled:
+            return self._compiled[s, samples]
         stage = self.plan.stages[s]
         return self.model.segment(stage.first, stage.end, samples, self.device)
 

@@ -8,6 +8,7 @@ them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -167,6 +168,15 @@ class PipeliningExecutor:
         for part in self._losses:
             loss += part
         return loss
+
+    def compile(self, note: Callable[[str], None]) -> None:
+        """See :class:`~.executor.Executor`."""
+        if self.row and self._split_backward:
+            note("not compiled: backward passes in two halves")
+            return
+        for module in self.modules:
+            module.segment = module.segment.compiled(note)
+        self._is_cold = True
 
     def _warm_up(self) -> None:
         for s, module in zip(self.stages, self.modules, strict=True):

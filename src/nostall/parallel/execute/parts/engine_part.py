@@ -14,7 +14,13 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from nostall.parallel.errors import BadModel, BadPlan
-from nostall.parallel.execute.parts.part import KeptGradients, PartOptions, RankMesh, TrainingModes
+from nostall.parallel.execute.parts.part import (
+    KeptGradients,
+    Noted,
+    PartOptions,
+    RankMesh,
+    TrainingModes,
+)
 from nostall.parallel.module.effects import random_operators
 from nostall.parallel.module.job import Job
 from nostall.parallel.module.precision import coarsest, computed_dtypes
@@ -27,7 +33,7 @@ _TRACED_SAMPLES = 2
 _UNKNOWN = "operators of a module that cannot be traced"
 
 
-class EnginePart:
+class EnginePart(Noted):
     """See :class:`~.part.Part`; every rank runs the module on its share of a batch.
 
     The module need not be traceable.  FSDP2's parameters are DTensors.
@@ -38,6 +44,7 @@ class EnginePart:
         policy: MixedPrecisionPolicy | None = None,
     ) -> None:  # fmt: skip
         """Raises :class:`BadPlan` if the plan is for another module."""
+        super().__init__()
         self.job, self.plan, self.samples, self.engine = job, plan, plan.samples, str(plan.engine)
         device, module = options.device, job.module
         joint = _traced(job)
@@ -54,13 +61,12 @@ class EnginePart:
         self._kept = KeptGradients()
         if plan.engine == "ddp":
             _check_policy(policy)
-            module.to(device)
-            self._compile(module)
-            self._call = DistributedDataParallel(
-                module, find_unused_parameters=self.trained != trainable or joint is None
-            )
+            self._replicate(module, device, has_unused=self.trained != trainable or joint is None)
         else:
+            self.no_graph = "FSDP2 frees and gathers parameters in each step"
             self._shard(module, device, policy)
+        if plan.is_compiled:
+            self.compile()
         self.parameters: Mapping[str, torch.nn.Parameter] = dict(module.named_parameters())
         is_sharded, is_first = plan.engine == "fsdp2", dist.get_rank() == 0
         self.counted = frozenset(self.parameters if is_sharded or is_first else ())
@@ -95,6 +101,12 @@ class EnginePart:
             self._kept.keep(self.parameters)
         return loss.detach().double()
 
+    def compile(self) -> None:
+        """The whole module with DDP, each group of FSDP2 alone."""
+        parts = dict(self.job.module.named_modules())
+        for part in [parts[name] for name in self.plan.wrap] or [self.job.module]:
+            part.compile()
+
     def drop_kept(self) -> None:
         """Raises :class:`BadModel` for FSDP2, which has no way to drop them."""
         if self.plan.engine == "fsdp2":
@@ -124,6 +136,19 @@ class EnginePart:
         """Weight of the rank's own mean in the loss."""
         return len(self.own(samples)) / samples if self.job.reduction == "mean" else 1.0
 
+    def _replicate(self, module: torch.nn.Module, device: torch.device, has_unused: bool) -> None:
+        if has_unused:
+            self.no_graph = "DDP asks all ranks in each step which parameters have gradients"
+        module.to(device)
+        # A later capture needs the nodes that add gradients on another stream than the default one.
+        stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        if stream is not None:
+            stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            self._call = DistributedDataParallel(module, find_unused_parameters=has_unused)
+        if stream is not None:
+            torch.cuda.current_stream(device).wait_stream(stream)
+
     def _shard(
         self, module: torch.nn.Module, device: torch.device, policy: MixedPrecisionPolicy | None
     ) -> None:
@@ -143,12 +168,6 @@ class EnginePart:
                 mp_policy=policy or MixedPrecisionPolicy(),
                 reshard_after_forward=self.plan.reshard_after_forward,
             )
-        for part in [parts[name] for name in self.plan.wrap] or [module]:
-            self._compile(part)
-
-    def _compile(self, module: torch.nn.Module) -> None:
-        if self.plan.is_compiled:
-            module.compile()
 
 
 def _traced(job: Job) -> JointGraph | None:

@@ -10,6 +10,7 @@ import torch
 from nostall.parallel.errors import BadPlan
 from nostall.parallel.execute.parts.computation import Computation
 from nostall.parallel.execute.parts.part import (
+    Noted,
     PartOptions,
     RankMesh,
     TrainingModes,
@@ -24,13 +25,15 @@ from nostall.parallel.sharding.placements import Placements
 from nostall.parallel.slices import OwnSamples
 
 
-class HybridPart:
+class HybridPart(Noted):
     """See :class:`~.part.Part`; stages have consecutive ranks."""
 
     engine: str = "hybrid"
 
     def __init__(self, computation: Computation, plan: HybridFile, options: PartOptions) -> None:
         """Raises :class:`BadPlan` if the plan was made for another module."""
+        super().__init__()
+        self.no_graph = "messages between stages of a hybrid are not captured"
         job, device = computation.job, options.device
         model = Model(computation.traced)
         if plan.stages[-1][0].end != len(model):
@@ -90,6 +93,9 @@ class HybridPart:
             own = self._rank.own.captured.stage.names[name]
             self.parameters[own].grad = gradient.clone() if scale * weight == 1.0 else gradient
         return self._on_first_of_stage(loss)
+
+    def compile(self) -> None:
+        self._rank.own.program.compile(self.note)
 
     def drop_kept(self) -> None:
         self._rank.own.sums.values.clear()

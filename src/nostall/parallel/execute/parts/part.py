@@ -69,6 +69,18 @@ class Part(Protocol):
     """Number of the rank's mesh."""
     collectives: Mapping[str, int]
     """Collectives of the last step by kind, if the engine counts them."""
+    notes: list[str]
+    """What is not compiled or not captured, with the reason."""
+    no_graph: str
+    """Why the steps cannot be CUDA graphs; empty if they may be."""
+
+    def note(self, text: str) -> None:
+        """Add to the notes, once."""
+        ...
+
+    def compile(self) -> None:
+        """Compile by Inductor what a rank computes between its collectives, from the next step."""
+        ...
 
     def own(self, samples: int) -> OwnSamples:
         """The samples that the rank reads of a whole batch of ``samples``; none if it reads none.
@@ -107,6 +119,19 @@ class Part(Protocol):
     def close(self) -> None:
         """Destroy the process groups of the part; no rank may have messages under way."""
         ...
+
+
+class Noted:
+    """The notes of a part."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.no_graph = ""
+
+    def note(self, text: str) -> None:
+        """See :class:`Part`."""
+        if text not in self.notes:
+            self.notes.append(text)
 
 
 class KeptGradients:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.stateful import Stateful
 
 from nostall.parallel.errors import BadCheckpoint, BadModel
+from nostall.parallel.execute.parts.captured_steps import CapturedSteps
 from nostall.parallel.execute.parts.computation import Computation
 from nostall.parallel.execute.parts.part import Part
 from nostall.parallel.execute.trainer import checkpoints
@@ -58,6 +59,7 @@ class Trainer:
         self.optimizer, self.samples = optimizer, part.samples
         self.steps = self.passes = 0
         self._is_training = True
+        self._steps: Part | CapturedSteps = part
         self._has_kept = False
         """Whether gradients of passes without a reduction are kept."""
         optimizer.register_step_pre_hook(lambda *_: self._check_reduced())
@@ -69,6 +71,28 @@ class Trainer:
     def engine(self) -> str:
         """Name of the engine that runs the plan."""
         return self._part.engine
+
+    @property
+    def notes(self) -> list[str]:
+        """What is not compiled or not captured, with the reason."""
+        return list(self._part.notes)
+
+    def compile(self) -> Trainer:
+        """Let Inductor compile what this rank computes between collectives; returns the trainer.
+
+        Call it on all ranks, before the first pass.
+        """
+        self._part.compile()
+        return self
+
+    def capture(self) -> Trainer:
+        """Capture passes of whole batches of the plan as one CUDA graph; returns the trainer.
+
+        The first pass runs its batch several times before.  Where steps cannot be captured, they
+        are launched operator by operator, and :attr:`notes` has the reason.  Call it on all ranks.
+        """
+        self._steps = CapturedSteps(self._part, self._device)
+        return self
 
     def own_samples(self, samples: int | None = None) -> list[int]:
         """The places in a whole batch of the samples that this rank reads; none if it reads none.
@@ -102,10 +126,13 @@ class Trainer:
         inputs, targets = self._own_batch(batch, size)
         parameters = list(self._part.parameters.values())
         before = [p.grad for p in parameters]
+        if isinstance(self._steps, CapturedSteps):
+            before = [g.clone() if g is not None and self._steps.overwrites(g) else g
+                      for g in before]  # fmt: skip
         for parameter in parameters:
             parameter.grad = None
         with torch.enable_grad(), self._random_numbers("train"):
-            loss = self._part.step(inputs, targets, size, scale=scale, reduce=reduce)
+            loss = self._steps.step(inputs, targets, size, scale=scale, reduce=reduce)
         _add_gradients(parameters, before)
         self._has_kept = not reduce
         self.passes += 1
@@ -151,7 +178,7 @@ class Trainer:
         Raises :class:`BadModel` for FSDP2 after a pass with ``reduce=False``.
         """
         if self._has_kept:
-            self._part.drop_kept()
+            self._steps.drop_kept()
             self._has_kept = False
         self.optimizer.zero_grad(set_to_none=True)
 

@@ -57,6 +57,9 @@ class SegmentCompiler:
         self._calls, self._edges, self._targets = calls, edges, targets
         self._redistributed, self._note = redistributed, note
         self._functions: dict[str, Compiled] = {}
+        self._consumers: dict[int, set[int]] = {}
+        for edge in self.graph.edges:
+            self._consumers.setdefault(edge.tensor, set()).add(edge.consumer)
 
     def segments(
         self,
@@ -105,16 +108,14 @@ class SegmentCompiler:
                 else:
                     node = values[edge.tensor]
                 inputs.append(node)
-            outputs = inputs if operator.kind == "branch" else self._call(graph, number, inputs)
-            values.update(zip(operator.outputs, outputs, strict=True))
+            results = inputs if operator.kind == "branch" else self._call(graph, number, inputs)
+            values.update(zip(operator.outputs, results, strict=True))
         inside = set(group)
         own = {t for number in group for t in self.graph.operators[number].outputs}
-        needed = {
-            e.tensor for e in self.graph.edges if e.tensor in own and e.consumer not in inside
-        }
-        outputs_kept = tuple(sorted(needed | (own & set(kept))))
-        graph.output(tuple(values[tensor] for tensor in outputs_kept))
-        return Segment(tuple(group), tuple(reads), outputs_kept, self._function(graph, reads))
+        needed = {tensor for tensor in own if not self._consumers.get(tensor, set()) <= inside}
+        outputs = tuple(sorted(needed | (own & set(kept))))
+        graph.output(tuple(values[tensor] for tensor in outputs))
+        return Segment(tuple(group), tuple(reads), outputs, self._function(graph, reads))
 
     def _call(self, graph: Graph, number: int, inputs: Sequence[Node]) -> list[Node]:
         """Add an operation to a graph; returns the nodes of its outputs."""

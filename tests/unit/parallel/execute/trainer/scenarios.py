@@ -40,6 +40,7 @@ from tests.unit.parallel.execute.trainer.ranks import (
     plan_of,
     ranks_of,
     single,
+    train_by,
     train_plan,
     whole_batches,
 )
@@ -263,6 +264,49 @@ def _accumulate(name: str, plan: Any) -> tuple[float, Any, Any, str]:
 
 def _local(gradient: torch.Tensor) -> torch.Tensor:
     return getattr(gradient, "to_local", lambda: gradient)()
+
+
+COMPILED = (
+    ("chain", "fsdp"), ("chain", "pipeline"), ("chain", "pipeline 2"), ("summed", "data parallel"),
+    ("chain", "hybrid"), ("chain", "ddp"), ("chain", "fsdp2"),
+    ("chain", "pipeline 1:2, zero bubble"),
+)  # fmt: skip
+
+
+def scenario_compiled(folder: Path) -> Any:
+    return _compiled_runs(folder, COMPILED)
+
+
+def scenario_few_compiled(folder: Path) -> Any:
+    return _compiled_runs(folder, (("chain", "fsdp"),))
+
+
+def _compiled_runs(folder: Path, cases: Sequence[tuple[str, str]]) -> Any:
+    """Compiled training of two steps, asked to be captured, beside a single process."""
+    results = {}
+    for name, kind in cases:
+        plan = plan_of(kind, JOBS[name]())
+        ranks = on_ranks(ranks_of(plan), folder, _compiled, name, plan)
+        losses, weights = single(name, 2)
+        results[f"{name}, {kind}"] = {
+            **differences(ranks, losses, weights),
+            "functions": [about[0] for _, _, about in ranks],
+            "notes": [about[1] for _, _, about in ranks],
+        }
+    return results
+
+
+def _compiled(name: str, plan: Any) -> Any:
+    trainer = build(plan, JOBS[name](), adamw).compile().capture()
+    torch._dynamo.utils.counters.clear()
+    losses = train_by(trainer, name, 2)
+    state = {
+        key: getattr(value, "full_tensor", lambda v=value: v)()
+        for key, value in trainer.state_dict()["model"].items()
+    }
+    compiled = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    trainer.close()
+    return losses, state, (compiled, trainer.notes)
 
 
 def scenario_stateful(folder: Path) -> Any:

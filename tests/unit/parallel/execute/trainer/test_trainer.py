@@ -32,7 +32,9 @@ def run(folder: Path, *scenarios: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def few(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return run(tmp_path_factory.mktemp("few"), "few", "few_moves", "few_accumulations")
+    return run(
+        tmp_path_factory.mktemp("few"), "few", "few_moves", "few_accumulations", "few_compiled"
+    )
 
 
 def check(result: dict[str, Any]) -> None:
@@ -89,6 +91,32 @@ def test_an_accumulation_by_any_plan_reduces_gradients_once(tmp_path: Path) -> N
         check_accumulation(result, is_hybrid=name.endswith("hybrid"))
     for name in ("language, ddp", "language, fsdp2", "language, data parallel"):
         assert all(own[1]["gloo:all_reduce"] == 1 for own in results[name]["once"])
+
+
+def check_compiled(results: dict[str, Any], kinds: set[str]) -> None:
+    """Inductor has compiled functions on each rank, and a capture is refused by name on a CPU."""
+    assert set(results) == kinds
+    for name, result in results.items():
+        check(result)
+        refused = name.endswith("zero bubble")
+        assert all((count == 0) == refused for count in result["functions"])
+        for notes in result["notes"]:
+            assert notes[-1] == "not captured: a CUDA graph needs a GPU, and this run is on a CPU"
+            assert (len(notes) == 2) == refused
+
+
+def test_compiled_segments_train_as_one_process_does(few: dict[str, Any]) -> None:
+    check_compiled(few["few_compiled"], {"chain, fsdp"})
+
+
+@pytest.mark.slow
+def test_compiled_plans_of_each_kind_train_as_one_process_does(tmp_path: Path) -> None:
+    """A pipeline with split backward passes says by name that it is not compiled."""
+    kinds = {
+        "chain, fsdp", "chain, pipeline", "chain, pipeline 2", "summed, data parallel",
+        "chain, hybrid", "chain, ddp", "chain, fsdp2", "chain, pipeline 1:2, zero bubble",
+    }  # fmt: skip
+    check_compiled(run(tmp_path, "compiled")["compiled"], kinds)
 
 
 @pytest.mark.slow
