@@ -35,8 +35,7 @@ def train(
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     for number in range(steps):
-        batch = job.batch(number, part.samples)
-        inputs, targets = to_device(job.take(batch, torch.tensor(own, dtype=torch.long)), device)
+        inputs, targets = to_device(job.own_batch(number, part.samples, own), device)
         _synchronize(device)
         dist.barrier()
         start = perf_counter()
@@ -47,7 +46,7 @@ def train(
         dist.all_reduce(loss)
         result.losses.append(float(loss))
         if reference is not None:
-            expected = reference.step(*batch)
+            expected = reference.step(*job.batch(number, part.samples))
             result.reference_losses.append(expected)
             error = reference.gradient_error(part.whole_gradients())
             worst_gradient = max(worst_gradient, error)

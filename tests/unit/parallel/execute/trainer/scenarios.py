@@ -12,7 +12,9 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +25,25 @@ from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils.data import default_collate
 
-from nostall.parallel.execute.parts.computation import in_types_of
+from nostall.parallel.execute.parts.computation import Computation, in_types_of
+from nostall.parallel.execute.parts.engine_part import EnginePart
+from nostall.parallel.execute.parts.hybrid_part import HybridPart
+from nostall.parallel.execute.parts.pipeline_part import PipelinePart, planned_model
+from nostall.parallel.execute.parts.sharded_part import ShardedPart
+from nostall.parallel.execute.run import (
+    RunOptions,
+    run_engine_plan,
+    run_hybrid_plan,
+    run_plan,
+    run_sharding_plan,
+)
 from nostall.parallel.execute.trainer.build import build
 from nostall.parallel.execute.trainer.checkpoints import latest_checkpoint
 from nostall.parallel.module import Job
+from nostall.parallel.module.job import count_samples
+from nostall.parallel.sharding.engine_file import EngineFile
+from nostall.parallel.sharding.hybrid.plan_file import HybridFile
+from nostall.parallel.sharding.plan_file import PlanFile
 from tests.unit.parallel.execute.trainer.models import JOBS, Single, data, language
 from tests.unit.parallel.execute.trainer.ranks import (
     adamw,
@@ -307,6 +324,77 @@ def _compiled(name: str, plan: Any) -> Any:
     compiled = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     trainer.close()
     return losses, state, (compiled, trainer.notes)
+
+
+OWN_BATCHES = ("fsdp", "ddp", "pipeline 1:2:1", "hybrid")
+
+
+def scenario_own_batches(folder: Path) -> Any:
+    """Runs of ``launch`` whose batch function makes whole batches, and one with own samples."""
+    results = {}
+    for kind in OWN_BATCHES:
+        plan = plan_of(kind, JOBS["chain"]())
+        ranks = on_ranks(ranks_of(plan), folder, _own_batches, plan)
+        results[kind] = {
+            "losses": [own for own, *_ in ranks], "asked": [own for _, own, _ in ranks],
+            "given": [own for *_, own in ranks],
+        }  # fmt: skip
+    return results
+
+
+def _own_batches(plan: Any) -> Any:
+    """Losses by whole and by own batches, the places asked for, and the samples that steps got."""
+    rows, asked, given, losses = data("chain"), set[int](), set[int](), []
+    options = RunOptions(2, torch.device("cpu"))
+
+    def own(step: int, places: Sequence[int]) -> Any:
+        asked.update(places)
+        return as_inputs(default_collate([rows[8 * step + place] for place in places]))
+
+    def whole(step: int) -> Any:
+        return as_inputs(default_collate(rows[8 * step : 8 * step + 8]))
+
+    for batches in (whole, own):
+        job = replace(JOBS["chain"](), batches=batches, optimizer=adamw)
+        with recorded_samples(given):
+            losses.append(run_any(plan, job, options).losses)
+    return losses, sorted(asked), sorted(given)
+
+
+def as_inputs(batch: Any) -> Any:
+    inputs, targets = batch
+    return (inputs,), targets
+
+
+@contextmanager
+def recorded_samples(given: set[int]) -> Iterator[None]:
+    """Add the numbers of samples of each step's input."""
+    classes = (ShardedPart, HybridPart, EnginePart, PipelinePart)
+    steps = [own.step for own in classes]
+
+    def recorder(step: Any) -> Any:
+        def recorded(part: Any, inputs: Any, targets: Any, *rest: Any, **named: Any) -> Any:
+            given.add(count_samples((inputs, targets)))
+            return step(part, inputs, targets, *rest, **named)
+
+        return recorded
+
+    for own, step in zip(classes, steps, strict=True):
+        own.step = recorder(step)
+    yield
+    for own, step in zip(classes, steps, strict=True):
+        own.step = step
+
+
+def run_any(plan: Any, job: Job, options: RunOptions) -> Any:
+    if isinstance(plan, PlanFile):
+        return run_sharding_plan(job, plan, options)
+    if isinstance(plan, EngineFile):
+        return run_engine_plan(job, plan, options)
+    if isinstance(plan, HybridFile):
+        return run_hybrid_plan(job, plan, options)
+    workload, pipeline, _ = plan
+    return run_plan(planned_model(Computation(job, job), workload), workload, pipeline, options)
 
 
 def scenario_stateful(folder: Path) -> Any:

@@ -120,6 +120,20 @@ def test_compiled_plans_of_each_kind_train_as_one_process_does(tmp_path: Path) -
 
 
 @pytest.mark.slow
+def test_a_launched_rank_makes_its_own_samples_only(tmp_path: Path) -> None:
+    results = run(tmp_path, "own_batches")["own_batches"]
+    halves, whole = [[0, 1, 2, 3], [4, 5, 6, 7]], list(range(8))
+    assert {kind: result["asked"] for kind, result in results.items()} == {
+        "fsdp": halves, "ddp": halves,
+        "pipeline 1:2:1": [[], whole, whole, []],  # rank 2 has the inputs, rank 1 the targets
+        "hybrid": [[0, 2, 4, 6], [1, 3, 5, 7], whole],
+    }  # fmt: skip
+    for result in results.values():
+        assert result["given"] == [[len(own)] for own in result["asked"]]
+        assert all(by_whole == by_own for by_whole, by_own in result["losses"])
+
+
+@pytest.mark.slow
 def test_two_hundred_steps_of_three_models_are_those_of_one_process(tmp_path: Path) -> None:
     results = run(tmp_path, "others")["others"]
     engines = {result["engine"] for result in results.values()}
