@@ -149,10 +149,13 @@ class Job:
             given = inspect.signature(self.batches).parameters if self.batches else {}
         except (TypeError, ValueError):  # a function of C
             return False
-        return sum(
-            p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-            for p in given.values()
-        ) > 1
+        return (
+            sum(
+                p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+                for p in given.values()
+            )
+            > 1
+        )
 
     def example_batch(self, samples: int) -> tuple[Any, Any]:
         """Inputs and targets of the example batch, repeated or truncated to ``samples`` samples."""
