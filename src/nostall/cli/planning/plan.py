@@ -48,6 +48,7 @@ from nostall.parallel.planners.own_plan import (
     stages_plan,
 )
 from nostall.parallel.profile import Profile, load_profile
+from nostall.parallel.torchtitan_export import export_stages
 from nostall.report.units import Scale
 
 _PYTHON_FILE = re.compile(r"\.py(:|$)")
@@ -245,6 +246,8 @@ def plan(
     )
     if plans:
         evaluation, changes = _evaluate_own(workload, plans, format)
+        if export is not None:
+            export_stages(evaluation.workload, evaluation.plan, export)
         write_and_show(evaluation, out_file, gantt, format, module, changes)
         return
     effort = Effort.for_workload(
@@ -259,6 +262,8 @@ def plan(
             f"the time limit of {effort.seconds:g} s ended the planning; the plan is the best so "
             f"far, and --seconds {2 * effort.seconds:.0f} searches longer"
         )
+    if export is not None:
+        export_stages(workload, evaluation.plan, export)
     write_and_show(evaluation, out_file, gantt, format, module)
 
 

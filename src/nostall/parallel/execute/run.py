@@ -116,5 +116,7 @@ def _run(job: Job, part: Part, options: RunOptions, reference: Reference | None)
     result = RunResult(part.engine)
     result = train(job, part, run, options.steps, options.device, result, reference)
     result.collectives, result.notes = dict(part.collectives), list(part.notes)
+    if isinstance(run, CapturedSteps):
+        run.close()
     part.close()
     return result

@@ -284,7 +284,12 @@ class Trainer:
         return path
 
     def close(self) -> None:
-        """Destroy the plan's process groups; the default group stays."""
+        """Destroy the plan's CUDA graph and process groups; the default group stays.
+
+        Call it before the default group ends, too: NCCL waits for graphs that use it.
+        """
+        if isinstance(self._steps, CapturedSteps):
+            self._steps.close()
         self._part.close()
 
     def _own_of(self, samples: int) -> OwnSamples:

@@ -40,6 +40,12 @@ class CudaGraph(Generic[T]):
         """Give the memory of the result back to the pool; the graph stays usable."""
         self.result = None
 
+    def close(self) -> None:
+        """Destroy the graph: NCCL does not end a communicator that a graph uses."""
+        self.release()
+        torch.cuda.synchronize()
+        self._graph.reset()
+
     @classmethod
     def capture(
         cls, action: Callable[[], T], pool: Any = None, *, warm_ups: int = WARM_UPS
