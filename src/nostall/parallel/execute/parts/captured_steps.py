@@ -106,6 +106,7 @@ class CapturedSteps:
             return part.step(own_inputs, own_targets, part.samples)
 
         main, side = torch.cuda.current_stream(self._device), torch.cuda.Stream(self._device)
+        part.prepare_capture(side)
         side.wait_stream(main)
         with torch.cuda.stream(side):
             for _ in range(WARM_UPS - 1):
@@ -116,7 +117,7 @@ class CapturedSteps:
             self._refuse(f"a step waits for the GPU ({wait or 'on another rank'})")
             return
         try:
-            self._graph = CudaGraph.capture(action, warm_ups=0)
+            self._graph = CudaGraph.capture(action, warm_ups=0, stream=side)
         except CaptureFailed as error:
             self._refuse(str(error))
             return

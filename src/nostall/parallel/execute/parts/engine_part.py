@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
@@ -61,7 +62,11 @@ class EnginePart(Noted):
         self._kept = KeptGradients()
         if plan.engine == "ddp":
             _check_policy(policy)
-            self._replicate(module, device, has_unused=self.trained != trainable or joint is None)
+            module.to(device)
+            has_unused = self.trained != trainable or joint is None
+            self._call = DistributedDataParallel(module, find_unused_parameters=has_unused)
+            if has_unused:
+                self.no_graph = "DDP asks all ranks in each step which parameters have gradients"
         else:
             self.no_graph = "FSDP2 frees and gathers parameters in each step"
             self._shard(module, device, policy)
@@ -136,18 +141,16 @@ class EnginePart(Noted):
         """Weight of the rank's own mean in the loss."""
         return len(self.own(samples)) / samples if self.job.reduction == "mean" else 1.0
 
-    def _replicate(self, module: torch.nn.Module, device: torch.device, has_unused: bool) -> None:
-        if has_unused:
-            self.no_graph = "DDP asks all ranks in each step which parameters have gradients"
-        module.to(device)
-        # A later capture needs the nodes that add gradients on another stream than the default one.
-        stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        if stream is not None:
-            stream.wait_stream(torch.cuda.current_stream(device))
+    def prepare_capture(self, stream: torch.cuda.Stream | None) -> None:
+        """DDP anew on the stream of the capture: its nodes that add gradients stay on one stream.
+
+        A collective call.
+        """
+        has_unused = self._call.find_unused_parameters
+        self._call = None
+        gc.collect()  # the nodes live as long as the former DDP, which refers to itself
         with torch.cuda.stream(stream):
-            self._call = DistributedDataParallel(module, find_unused_parameters=has_unused)
-        if stream is not None:
-            torch.cuda.current_stream(device).wait_stream(stream)
+            self._call = DistributedDataParallel(self.job.module, find_unused_parameters=has_unused)
 
     def _shard(
         self, module: torch.nn.Module, device: torch.device, policy: MixedPrecisionPolicy | None

@@ -78,6 +78,10 @@ class Part(Protocol):
         """Add to the notes, once."""
         ...
 
+    def prepare_capture(self, stream: Any) -> None:
+        """Get ready for a capture on a CUDA stream; a collective call."""
+        ...
+
     def compile(self) -> None:
         """Compile by Inductor what a rank computes between its collectives, from the next step."""
         ...
@@ -132,6 +136,9 @@ class Noted:
         """See :class:`Part`."""
         if text not in self.notes:
             self.notes.append(text)
+
+    def prepare_capture(self, stream: Any) -> None:
+        """See :class:`Part`; most parts need nothing."""
 
 
 class KeptGradients:

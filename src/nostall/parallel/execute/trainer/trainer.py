@@ -82,6 +82,8 @@ class Trainer:
 
         Call it on all ranks, before the first pass.
         """
+        if isinstance(self._steps, CapturedSteps):
+            raise BadModel("compile() after capture() would not reach the graph; call it before")
         self._part.compile()
         return self
 
@@ -91,7 +93,8 @@ class Trainer:
         The first pass runs its batch several times before.  Where steps cannot be captured, they
         are launched operator by operator, and :attr:`notes` has the reason.  Call it on all ranks.
         """
-        self._steps = CapturedSteps(self._part, self._device)
+        if not isinstance(self._steps, CapturedSteps):
+            self._steps = CapturedSteps(self._part, self._device)
         return self
 
     def own_samples(self, samples: int | None = None) -> list[int]:

@@ -48,10 +48,16 @@ class CudaGraph(Generic[T]):
 
     @classmethod
     def capture(
-        cls, action: Callable[[], T], pool: Any = None, *, warm_ups: int = WARM_UPS
+        cls,
+        action: Callable[[], T],
+        pool: Any = None,
+        *,
+        warm_ups: int = WARM_UPS,
+        stream: Any = None,
     ) -> CudaGraph[T]:
         """The graph of an action on the current CUDA device, which first runs ``warm_ups`` times.
 
+        ``stream`` is that of the capture; None for one of PyTorch's own.
         A collective call if there is a process group.  The action must not wait for the GPU.
         Raises :class:`CaptureFailed` on all ranks if one of them cannot capture it; the cause is
         the error of this rank, if it has one.
@@ -62,7 +68,7 @@ class CudaGraph(Generic[T]):
         graph, result, error = torch.cuda.CUDAGraph(), None, None
         try:
             # Watchdog threads of NCCL use CUDA meanwhile, which the mode "global" forbids.
-            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):
                 result = action()
         except RuntimeError as raised:
             error = raised
