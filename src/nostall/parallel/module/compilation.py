@@ -23,7 +23,13 @@ class Compiled:
         except TorchDynamoException as error:
             if self._call is self._function:
                 raise
-            line = str(error).strip().partition("\n")[0][:200]
-            self._note(f"not compiled: {type(error).__name__}: {line}")
+            self._note(failure(error))
             self._call = self._function
             return self._call(*given)
+
+
+def failure(error: TorchDynamoException) -> str:
+    """One line that says that something is not compiled, and why."""
+    cause = getattr(error, "inner_exception", error)
+    text = (str(cause).strip().splitlines() or [""])[0][:200]
+    return f"not compiled: {type(cause).__name__}: {text}"

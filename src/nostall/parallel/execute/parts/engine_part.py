@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._dynamo.exc import TorchDynamoException
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -22,6 +23,7 @@ from nostall.parallel.execute.parts.part import (
     RankMesh,
     TrainingModes,
 )
+from nostall.parallel.module.compilation import failure
 from nostall.parallel.module.effects import random_operators
 from nostall.parallel.module.job import Job
 from nostall.parallel.module.precision import coarsest, computed_dtypes
@@ -60,6 +62,7 @@ class EnginePart(Noted):
         self._modes = TrainingModes(module)
         self._call: Any = module
         self._kept = KeptGradients()
+        self._compiled: list[torch.nn.Module] = []
         if plan.engine == "ddp":
             _check_policy(policy)
             module.to(device)
@@ -99,7 +102,7 @@ class EnginePart(Noted):
             self._call.set_requires_gradient_sync(reduce)
         # DDP decides in the forward pass whether the backward pass reduces.
         with nullcontext() if reduce or not is_ddp else self._call.no_sync():
-            loss = self.job.run(inputs, targets, self._call) * self._weight(samples)
+            loss = self._forward(inputs, targets) * self._weight(samples)
             # The engines average over ranks, and the gradients of the parts are summed.
             (loss * (scale * dist.get_world_size())).backward()
         if is_ddp and not reduce:
@@ -109,8 +112,24 @@ class EnginePart(Noted):
     def compile(self) -> None:
         """The whole module with DDP, each group of FSDP2 alone."""
         parts = dict(self.job.module.named_modules())
-        for part in [parts[name] for name in self.plan.wrap] or [self.job.module]:
+        self._compiled = [parts[name] for name in self.plan.wrap] or [self.job.module]
+        for part in self._compiled:
             part.compile()
+
+    def _forward(self, inputs: Any, targets: Any) -> torch.Tensor:
+        try:
+            return self.job.run(inputs, targets, self._call)
+        except TorchDynamoException as error:
+            if not self._compiled:
+                raise
+            reason = failure(error)
+            if self.plan.engine == "fsdp2":  # its groups are in the middle of a pass
+                raise BadPlan(f"FSDP2's groups are {reason}; leave --compile out") from error
+            self.note(reason)
+            for part in self._compiled:
+                part._compiled_call_impl = None
+            self._compiled = []
+            return self.job.run(inputs, targets, self._call)
 
     def drop_kept(self) -> None:
         """Raises :class:`BadModel` for FSDP2, which has no way to drop them."""

@@ -192,3 +192,41 @@ def test_what_cannot_be_captured_is_named(
     part.no_graph = ""
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
     assert "not yet shown on GPUs" in refusal(part, gpu)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # Dynamo reads it
+@pytest.mark.parametrize("kind", PLANS)
+def test_what_cannot_be_compiled_is_named_and_trains(
+    kind: str, one_process: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as on a machine without a compiler of C++."""
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no compiler\nmore lines")
+
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", fail)
+    torch._dynamo.reset()
+    trainer, reference = (
+        build(PLANS[kind](chain()), chain(), adamw).compile(),
+        Single(chain(), adamw),
+    )
+    for first in (0, 8):
+        trainer.forward_backward(batch(first))
+        reference.forward_backward(batch(first))
+        check(trainer, reference)
+    assert trainer.notes == ["not compiled: RuntimeError: no compiler"]
+    trainer.close()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
+def test_groups_of_fsdp2_that_cannot_be_compiled_are_refused(
+    one_process: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", fail)
+    torch._dynamo.reset()
+    trainer = build(engine(chain(), "fsdp2", 1), chain(), adamw).compile()
+    with pytest.raises(BadInput, match=r"groups are not compiled: .*leave --compile out"):
+        trainer.forward_backward(batch(0))
