@@ -278,6 +278,9 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     _row("serving.prefix_forests", "GPU",
          "How fast are decodes that read each shared prefix once, beside FlashAttention-3?",
          "prefix_forests_h200.json.gz", "serving.md", module="serving.attention.prefix_forests"),
+    _row("serving.fixed_cost", "GPU",
+         "What does attention of a decode step cost beside reading its keys?",
+         "fixed_cost_h200.json.gz", "serving.md", module="serving.attention.fixed_cost"),
     _row("serving.native_winners", "GPU",
          "What do native schedules of the attention kernels gain over what Triton compiles?",
          "native_winners_h200.json native_winners_later_h200.json native_portfolio.json",
@@ -312,6 +315,10 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     _row("serving.simulated_engine", "CPU and public data",
          "How far is the simulated engine from a real vLLM?", "simulated_engine.json",
          "serving.md", module="serving.engine.simulated_engine"),
+    # Whole programs
+    _row("optimizing.programs", "GPU",
+         "How fast are whole programs as written, with their best settings, and with a bundle?",
+         module="optimizing.whole_programs"),
     # Readers of files
     _row("readers.fuzz", "CPU", "Do damaged files end in a result or in a clear error?",
          "fuzz fuzz_more"),

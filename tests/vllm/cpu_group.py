@@ -21,6 +21,7 @@ from nostall.attach.vllm import counts, gpu_backend
 from nostall.attach.vllm.grouped_tables import GroupedStepTables
 from nostall.attach.vllm.step_tables import StepTables
 from nostall.serving.attention.host import HostBatch, execute
+from nostall.serving.attention.launch import FP8, PagedCache, Scales
 from nostall.serving.tables.columns import PREFIX_ROWS
 from nostall.serving.tables.device import Totals
 from nostall.serving.tables.host import HostBuilder
@@ -31,6 +32,10 @@ HEADS, KV_HEADS, DIMS = 4, 2, 64
 BLOCKS = 400
 LONGEST = 160
 SEQUENCES = 12
+SCALED = SimpleNamespace(
+    _q_scale=torch.tensor(0.5), _k_scale=torch.tensor(1.25), _v_scale=torch.tensor(3.0)
+)
+"""vLLM's layer, of which a cache of fp8 needs the scales."""
 
 
 class HostTables(StepTables):
@@ -50,10 +55,10 @@ class HostTables(StepTables):
         self.last = self._builder.build(query_lengths, kv_lengths)
         self.builds += 1
 
-    def attend(self, query: Any, keys: Any, values: Any, out: Any, batch: Any) -> None:
+    def attend(self, query: Any, cache: Any, out: Any, batch: Any) -> None:
         lengths = batch.kv_lengths.numpy().astype(np.int32)
         host = HostBatch(batch.query_starts.numpy(), lengths, batch.block_table, {})
-        execute(self.shape, self.last, host, query, keys, values, out)
+        execute(self.shape, self.last, host, *exact(query, cache), out)
 
 
 class HostGroupedTables(GroupedStepTables):
@@ -87,16 +92,28 @@ class HostGroupedTables(GroupedStepTables):
         self.builds += 1
         self.shared += int(self.last.counts[PREFIX_ROWS] > 0)
 
-    def attend(self, query: Any, keys: Any, values: Any, out: Any, batch: Any) -> None:
+    def attend(self, query: Any, cache: Any, out: Any, batch: Any) -> None:
         lengths = batch.kv_lengths.numpy().astype(np.int32)
         host = HostBatch(batch.query_starts.numpy(), lengths, batch.block_table, {})
         shape = replace(self.shape, has_prefixes=True)
-        execute(shape, self.last, host, query, keys, values, out)
+        execute(shape, self.last, host, *exact(query, cache), out)
 
 
-def attention(impl: Any, query: Any, cache: Any, metadata: Any, out: Any) -> None:
+def exact(query: Any, cache: PagedCache) -> list[Any]:
+    """Query, keys and values in fp32, with the scales of fp8."""
+    scales = cache.scales or (1.0, 1.0, 1.0)
+    stored = query, cache.keys, cache.values
+    return [x.float() * scale for x, scale in zip(stored, scales, strict=True)]
+
+
+def attention(impl: Any, layer: Any, query: Any, cache: Any, metadata: Any, out: Any) -> None:
     """Plain attention of a layer over the pages that its metadata names."""
     keys, values = gpu_backend._pages(cache, impl.head_size)
+    if cache.dtype == torch.uint8:
+        pages = PagedCache(
+            keys.view(FP8), values.view(FP8), Scales(layer._q_scale, layer._k_scale, layer._v_scale)
+        )
+        query, keys, values = exact(query, pages)
     group = impl.num_heads // impl.num_kv_heads
     starts, lengths = metadata.query_start_loc.tolist(), metadata.seq_lens.tolist()
     for sequence, length in enumerate(lengths):
@@ -130,7 +147,7 @@ def fake_forward(
 ) -> Any:
     """FlashAttention's forward."""
     shape = (-1, self.num_heads, self.head_size)
-    attention(self, query.view(shape), cache, metadata, results["output"].view(shape))
+    attention(self, layer, query.view(shape), cache, metadata, results["output"].view(shape))
     return results["output"]
 
 
@@ -217,6 +234,8 @@ class Group:
         if cache_dimensions() == 4:
             shape = (BLOCKS, KV_HEADS, PAGE, 2 * DIMS)
         self.cache = torch.randn(shape, generator=draw)
+        if spec.dtype == torch.uint8:
+            self.cache = self.cache.to(FP8).view(torch.uint8)
         pages = SEQUENCES * LONGEST // PAGE
         self.table = torch.randperm(BLOCKS, generator=draw)[:pages].view(SEQUENCES, -1).int()
 
@@ -228,8 +247,10 @@ class Group:
             draw = torch.Generator().manual_seed(seed)
             query = torch.randn(tokens, impl.num_heads, impl.head_size, generator=draw)
             result, right = torch.zeros_like(query), torch.zeros_like(query)
-            impl.forward(None, query, None, None, self.cache, metadata, output=result)
-            attention(impl, query, self.cache, metadata, right)
+            if self.cache.dtype == torch.uint8:
+                query = query.to(FP8)
+            impl.forward(SCALED, query, None, None, self.cache, metadata, output=result)
+            attention(impl, SCALED, query, self.cache, metadata, right)
             found.append((name, result, right))
         return found
 

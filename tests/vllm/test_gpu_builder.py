@@ -21,6 +21,7 @@ from cpu_group import (
     KV_HEADS,
     LONGEST,
     PAGE,
+    SCALED,
     Group,
     HostTables,
     common,
@@ -215,7 +216,7 @@ def test_heads_are_the_layers_own() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"kv_cache_dtype": "fp8"}, {"alibi_slopes": [1.0] * 4}, {"logits_soft_cap": 30.0},
+        {"kv_cache_dtype": "fp8_e5m2"}, {"alibi_slopes": [1.0] * 4}, {"logits_soft_cap": 30.0},
         {"scale": 1.0}, {"attn_type": "encoder_only"},
     ],
 )  # fmt: skip
@@ -225,6 +226,39 @@ def test_nothing_is_built_or_counted_where_all_layers_are_refused(changes: dict[
     assert not hasattr(metadata, STEP)
     assert not HostTables.made
     assert counts.counts()["served"] == {}
+
+
+FP8_SPEC = FullAttentionSpec(**{**FIELDS, "dtype": torch.uint8})
+
+
+@pytest.mark.parametrize("lengths", [DECODES, MIXED])
+def test_a_cache_of_fp8_is_read_with_its_scales(lengths: tuple[list[int], list[int]]) -> None:
+    group = Group(FP8_SPEC, {"a": layer(kv_cache_dtype="fp8"), "b": layer(kv_cache_dtype="fp8")})
+    metadata = group.builder.build(0, step(group, lengths))
+    group.check(metadata)
+    assert hasattr(metadata, STEP)
+    assert sum(counts.counts()["served"].values()) == 1
+    assert counts.counts()["left to vLLM"] == {}
+
+
+def test_scales_of_single_heads_are_left() -> None:
+    group = Group(FP8_SPEC, {"a": layer(kv_cache_dtype="fp8")})
+    metadata = group.builder.build(0, step(group, DECODES))
+    query = torch.randn(6, 4, DIMS).to(torch.float8_e4m3fn)
+    by_head = SimpleNamespace(**{**vars(SCALED), "_k_scale": torch.ones(KV_HEADS)})
+    with pytest.raises(RuntimeError):  # the stand-in for FlashAttention
+        group.layers["a"].forward(
+            by_head, query, None, None, group.cache, metadata, output=torch.zeros(6, 4, DIMS)
+        )
+    assert "layers with a scale for each head" in counts.counts()["left to vLLM"]
+
+
+def test_a_cache_of_fp8_is_not_among_the_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    patch(monkeypatch, "auto")
+    group = Group(FP8_SPEC, {"a": layer(kv_cache_dtype="fp8")})
+    assert not HostTables.made
+    assert "NOSTALL_VLLM_ATTENTION=all serves it" in str(counts.counts()["left to vLLM"])
+    group.check(group.builder.build(0, step(group, DECODES)))
 
 
 def test_a_refused_layer_beside_a_served_one_is_left() -> None:

@@ -8,7 +8,9 @@ these tokens are compared with those of back end FLASH_ATTN. Settings: ``groups`
 layers form several cache groups of one spec), ``full`` (``cudagraph_mode=FULL`` asked for, prompts
 beside decodes), ``manager-off`` (layers with and without a window in one cache group) and
 ``shared`` (prefix caching; samples of prompts, some of which arrive beside decodes, and long
-prompts among them). Beside
+prompts among them) and ``fp8`` (``shared`` with a cache of fp8, compared with FLASH_ATTN's of 16
+bits: nostall may be :data:`MOST_OF_EAGER` times as far from it as FLASH_ATTN with fp8) and ``tp``
+(``shared`` on two GPUs with tensor parallelism). Beside
 nostall (``auto`` and ``all``) each setting runs FLASH_ATTN a second time, and without graphs:
 its other numbers of splits show the size of ordinary rounding. ``manager-off`` also runs FLASH_ATTN
 with the manager: without it vLLM 0.25 itself gives full layers the window of their group. With
@@ -42,8 +44,9 @@ from nostall.attach.rollouts.engine import ENVIRONMENT
 from nostall.core.errors import BadInput
 
 CHILD = Path(__file__).with_name("forced_tokens_child.py")
-SETTINGS = ("groups", "full", "manager-off", "shared")
+SETTINGS = ("groups", "full", "manager-off", "shared", "fp8", "tp")
 BASE, AGAIN, EAGER = "FLASH_ATTN", "FLASH_ATTN again", "FLASH_ATTN eager"
+FP8 = "FLASH_ATTN, fp8"
 MANAGER_ON = "FLASH_ATTN, manager on"
 VARIABLES = {
     **ENVIRONMENT,
@@ -52,6 +55,8 @@ VARIABLES = {
     "TORCHINDUCTOR_COMPILE_THREADS": "2",
 }
 """V1 of vLLM's model runner is the one that copies metadata between groups."""
+IN_WORKERS = {"VLLM_PLUGINS": "nostall", "VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}
+"""Processes of ranks find the plug-in by its entry point, and are asked for their counts."""
 MODEL: dict[str, Any] = {
     **{key: value for key, value in LLAMA.items() if key != "rope_theta"},
     "hidden_size": 1024,
@@ -135,14 +140,17 @@ def jobs_of(
     if setting == "manager-off":
         engine["disable_hybrid_kv_cache_manager"] = True
     work = {**WORKLOAD}
-    if setting == "shared":
+    is_shared = setting in ("shared", "fp8", "tp")
+    if is_shared:
         engine["enable_prefix_caching"] = True
         work |= SHARED
     if options.tiny:
-        work |= TINY_WORKLOAD | ({"shared": 200} if setting == "shared" else {})
+        work |= TINY_WORKLOAD | ({"shared": 200} if is_shared else {})
     work["vocabulary"] = TINY["vocab_size"] if options.tiny else MODEL["vocab_size"]
-    model = str(models / ("plain" if setting in ("full", "shared") else "hybrid"))
+    model = str(models / ("plain" if setting == "full" or is_shared else "hybrid"))
     job = {"model": model, "workload": work, "plug_in": False, "environment": {}}
+    if setting == "tp":
+        engine |= {"tensor_parallel_size": 2, "disable_custom_all_reduce": True}
     eager = {key: value for key, value in engine.items() if key != "compilation_config"}
     jobs = {
         BASE: {**job, "engine": engine},
@@ -153,11 +161,23 @@ def jobs_of(
         jobs[MANAGER_ON] = {
             **job, "engine": {**engine, "disable_hybrid_kv_cache_manager": False},
         }  # fmt: skip
+    steps_of_tree = ("auto", "all")
+    if setting == "fp8":
+        steps_of_tree = ("all",)
+        engine = {**engine, "kv_cache_dtype": "fp8"}
+        jobs = {
+            BASE: jobs[BASE],
+            EAGER: jobs[EAGER],
+            FP8: {**job, "engine": engine},
+            f"{FP8} eager": {**job, "engine": {**jobs[EAGER]["engine"], "kv_cache_dtype": "fp8"}},
+        }
     custom = engine if options.tiny else {**engine, "attention_backend": "CUSTOM"}
     for tree, folder in trees.items():
-        for steps in ("auto", "all"):
+        for steps in steps_of_tree:
             environment = {"NOSTALL_VLLM_ATTENTION": steps, "NOSTALL_VLLM_CPU": "1"}
             environment["PYTHONPATH"] = str(folder / "src")
+            if setting == "tp":
+                environment |= IN_WORKERS
             jobs[f"{tree}, {steps}"] = {
                 **job, "engine": custom, "plug_in": True, "environment": environment,
             }  # fmt: skip
@@ -235,11 +255,16 @@ def compared(result: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def shared_problems(engines: dict[str, dict[str, Any]], is_tiny: bool) -> list[str]:
-    """What is wrong with the engines of setting ``shared``."""
+def shared_problems(
+    engines: dict[str, dict[str, Any]], is_tiny: bool, yardstick: str = EAGER
+) -> list[str]:
+    """What is wrong with the engines of setting ``shared``, or ``fp8``.
+
+    ``yardstick``: the engine whose distance nostall's may exceed by :data:`MOST_OF_EAGER`.
+    """
     if any("problem" in engine for engine in engines.values()):
         return ["an engine did not end well"]
-    limit = MOST_OF_EAGER * engines[EAGER]["from_base"]["mean"]
+    limit = MOST_OF_EAGER * engines[yardstick]["from_base"]["mean"]
     problems = []
     for name, engine in engines.items():
         if name.startswith("FLASH_ATTN") or is_tiny:
@@ -314,7 +339,10 @@ def main(options: argparse.Namespace) -> int:
             results[setting][name] = result = future.result()
             result["from_base"] = compared(result, results[setting][BASE])
             save(options.out, workload=WORKLOAD, model=MODEL | HYBRID, results=results)
-    problems = shared_problems(results["shared"], options.tiny) if "shared" in results else []
+    problems = []
+    for setting, yardstick in (("shared", EAGER), ("fp8", FP8), ("tp", EAGER)):
+        if setting in results:
+            problems += shared_problems(results[setting], options.tiny, yardstick)
     about = {"workload": WORKLOAD, "shared": SHARED, "model": MODEL | HYBRID}
     save(options.out, **about, problems=problems, results=results)
     print(*table(results), *problems, sep="\n", flush=True)

@@ -126,6 +126,13 @@ def run(engine: Any, requests: list[dict[str, Any]]) -> tuple[list[list[float]],
     return chosen, best
 
 
+def counts_of(worker: Any) -> dict[str, Any]:
+    """The plug-in's counts in the process of a rank."""
+    from nostall.attach.vllm.counts import counts
+
+    return counts()
+
+
 def driver() -> str:
     """Version of the GPU's driver; empty without one."""
     try:
@@ -171,9 +178,10 @@ def main() -> None:
     }
     if job["plug_in"]:
         import nostall
-        from nostall.attach.vllm.counts import counts
 
-        result |= {"counts": counts(), "nostall": str(Path(nostall.__file__).parent)}
+        in_ranks = llm.collective_rpc(counts_of)
+        result |= {"counts": in_ranks[0], "nostall": str(Path(nostall.__file__).parent)}
+        result["counts_of_ranks"] = in_ranks
     Path(job["out"]).write_text(json.dumps(result))
 
 

@@ -70,6 +70,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=64, help="decode steps of a turn")
     parser.add_argument("--layers", type=int, default=LLAMA["num_hidden_layers"])
     parser.add_argument("--cache-gib", type=float, default=40.0, help="of each engine")
+    parser.add_argument("--cache-dtype", default="auto", help="vLLM's name of it, such as fp8")
     parser.add_argument("--compiled", type=Path, help="folder that keeps what vLLM compiles")
     parser.add_argument("--start-s", type=float, default=200.0, help="longest start of the engines")
     parser.add_argument("--budget-s", type=float, default=540.0, help="of the whole run")
@@ -92,8 +93,9 @@ def main(options: argparse.Namespace) -> int:
     plans = [TurnPlan.of(workload, options.rounds, options.steps) for workload in workloads]
     model = TINY if options.tiny else {**LLAMA, "num_hidden_layers": options.layers}
     settings = Settings(
-        json.dumps(model), options.cache_gib, traces=options.traces, compiled=options.compiled
-    )
+        json.dumps(model), options.cache_gib, traces=options.traces, compiled=options.compiled,
+        cache_dtype=options.cache_dtype,
+    )  # fmt: skip
     with started(options.engines, settings, options.start_s) as engines:
         _say(begin, "started")
         for workload, plan in zip(workloads, plans, strict=True):

@@ -54,7 +54,7 @@ class Bundle(StrictModel):
     command: tuple[str, ...]
     machine: Machine
     step: str | None = None
-    """The function that ends a step; None: an optimiser's step does."""
+    """The function that ends a step; None: found as `nostall optimize` found it."""
     changes: tuple[BundledChange, ...]
     ratio: float
     """Original / all changes together."""

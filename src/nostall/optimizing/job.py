@@ -120,6 +120,8 @@ class _Job:
             f"watched {len(raw['steps'])} steps of {1e3 * self.facts.step_seconds:.4g} ms on "
             f"{raw['device']}; {', '.join(raw['roots']) or 'no module'}"
         )
+        if raw["step_is"]:
+            self.result.notes.append(f"no optimiser steps: a step is {raw['step_is']}")
         if raw["cuda"]:
             self.result.notes.append(GPU_NOT_MEASURED)
         if not raw["main_thread"]:
@@ -301,6 +303,7 @@ def _explain_end(program: Program, end: ProgramEnded, options: Options, result: 
         program.process.wait() if options.run_to_end else program.end(exits=True)
         return
     steps = max((e["steps"] for e in program.events if e["event"] == "exit"), default=0)
+    unclear = next((e["reason"] for e in program.events if e["event"] == "no step"), "")
     if not program.events:
         reason = (
             "no Python process of the program was watched: it runs no Python, one without nostall, "
@@ -316,9 +319,10 @@ def _explain_end(program: Program, end: ProgramEnded, options: Options, result: 
             "a function in it; functions of the script itself are not found"
         )
     else:
-        reason = (
-            "no step was seen: no optimiser of torch.optim stepped, or only in compiled code; "
-            "name the function of a step with --step module:function"
+        reason = "no step was seen: " + (
+            unclear
+            or "no optimiser, profiler or module was called in eager mode; "
+            "name the function that ends a step with --step module:function"
         )
     result.notes.append(reason)
 

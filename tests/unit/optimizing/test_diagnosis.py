@@ -30,7 +30,7 @@ def facts(
         "parts": {name: [seconds] * 20 for name, seconds in parts.items()},
         "cuda": False, "device": cpu_name(), "driver": None, "torch": "2.13.0", "threads": 1,
         "roots": ["GPT"], "obstacle": "", "flags": ["fused"], "optimizers": ["AdamW"], "world": 1,
-        "loader": {"workers": 0, "pinned": False}, "peak_bytes": 1 << 30,
+        "loader": {"workers": 0, "pinned": False}, "peak_bytes": 1 << 30, "step_is": "",
         "mean_seconds": 1.0, "calls": 1, "in_torch": False, "images": False,
         "trace": {"obstacle": "the program has a profiler of its own"},
         **changes,
@@ -97,6 +97,8 @@ def test_without_gaps_no_graphs_and_with_several_calls_neither() -> None:
     levels = {level.name: level for level in diagnose(on_gpu(trace={"busy": 0.96}))}
     assert levels["CUDA graphs"].change is None and "only 4.0%" in levels["CUDA graphs"].reason
     assert levels["torch.compile"].change is not None
+    idle = diagnose(on_gpu(trace={"busy": 0.6, "without_compile": 0.4, "without_optimizer": 0.5}))
+    assert idle[0].name == "CUDA graphs" and diagnose(on_gpu())[0].name == "torch.compile"
     twice = {level.name: level for level in diagnose(on_gpu(calls=2))}
     assert "2 times" in twice["CUDA graphs"].reason
 

@@ -137,7 +137,7 @@ class Session:
         if self.borders.changes != self._closing_changes:
             self._closing_changes = self.borders.changes
             if self._watched is None:
-                self._give_up("other optimisers step now, so that steps are no longer the same")
+                self._give_up(f"{self.borders.change}, so that steps are no longer the same")
                 return
             self.steps = 1  # ranks agree on steps of the optimiser that all of them have
             self._watched, self._uninstalled = [], True
@@ -158,6 +158,8 @@ class Session:
     def _key(self) -> int:
         calls = (*self._calls[: MAX_CALLS + 1], len(self._calls))
         self._calls.clear()
+        if sys.modules["torch"].autograd.profiler._is_profiler_enabled:
+            calls = (*calls, "under the program's profiler")
         if len(self._keys) > MAX_KEYS:
             return self._keys.get(calls, -self.steps)
         return self._keys.setdefault(calls, len(self._keys))
@@ -167,7 +169,8 @@ class Session:
         return found
 
     def _install_switches(self) -> None:
-        self.roots = find_roots([] if self.settings.get("step") else self.optimizers)
+        optimizers = [] if self.settings.get("step") else self.optimizers
+        self.roots, self.borders.modules = self.borders.modules or find_roots(optimizers), []
         obstacles = [reason for root in self.roots if (reason := obstacle(root))]
         self._devices = {p.device for r in self.roots for p in r.parameters() if p.is_cuda}
         if compiled_graphs():
@@ -203,7 +206,7 @@ class Session:
         self.segments.remove()
         for switch in self.switches:
             switch.eager = switch.root._call_impl
-        if self.switches and not any(len(key) > 1 for key in self._keys):
+        if self.switches and not any(key[:1] and isinstance(key[0], tuple) for key in self._keys):
             self.switch_obstacle = "the modules are not called as module(...), only by a method"
         self._facts_known = self._facts(kept)
         reason = "the program ended before" if not traces else self._start_trace()
@@ -267,9 +270,10 @@ class Session:
             "threads": torch.get_num_threads(),
             "steps": [(key, seconds) for key, seconds, _ in kept],
             "mean_seconds": seconds / len(kept),
-            "calls": next((key[-1] for key, number in self._keys.items() if number == counts), 0),
+            "calls": self._count_calls(counts),
             "parts": {p: [parts[p] for _, _, parts in kept] for p in PARTS},
             "period": self.borders.period,
+            "step_is": self.borders.found,
             "optimizers": [type(o).__name__ for o in self.optimizers[:8]],
             "flags": [
                 f for f in ("fused", "foreach") if any(can_set(o, f) for o in self.optimizers)
@@ -285,6 +289,11 @@ class Session:
             "main_thread": threading.current_thread() is threading.main_thread(),
             "checksum": self._checksum(),
         }
+
+    def _count_calls(self, number: int) -> int:
+        """Calls of modules in a step whose key has this number."""
+        key = next((key for key, known in self._keys.items() if known == number), (0,))
+        return int(next(part for part in reversed(key) if type(part) is int))
 
     def _obey(self, now: float) -> None:
         order = self.channel.new_order()
@@ -354,7 +363,10 @@ class Session:
         key = self._calls[-1]
         if len(found) < MAX_CHECKED and key is not None and key not in found:
             torch = sys.modules["torch"]
-            args, kwargs = clone(arguments)
+            try:
+                args, kwargs = clone(arguments)
+            except Exception:  # any error of a user's __deepcopy__, or too little memory
+                return
             mode = switch.root.training, torch.is_grad_enabled()
             found[key] = Call(args, kwargs, *mode, current_autocast())
 

@@ -72,9 +72,13 @@ class Outcome(NamedTuple):
 
 
 def clone(value: Any) -> Any:
-    """Arguments with their own tensors."""
+    """Arguments with their own tensors, also in objects that hold some, such as caches of keys."""
+
+    def copied(tensor: Any) -> Any:
+        return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
     return map_tensors(
-        value, lambda tensor: tensor.detach().clone().requires_grad_(tensor.requires_grad)
+        value, copied, lambda found: found if _state(found) is None else copy.deepcopy(found)
     )
 
 
@@ -87,10 +91,14 @@ def current_autocast() -> tuple[str, Any] | None:
     return None
 
 
-def check_module(root: Any, calls: Sequence[Call], make: Make, warm: int = 0) -> Finding:
+def check_module(
+    root: Any, calls: Sequence[Call], make: Make, *, warm: int = 0, drops: bool = True
+) -> Finding:
     """Try the version that ``make`` gives on a copy of ``root`` and calls of the program.
 
     ``warm``: runs of each call before those that are compared, for versions that record first.
+    ``drops``: whether the version can draw the original's random numbers; else values are compared
+    without dropout, and then only how much two seeds differ.
     """
     usable = [call for call in calls if call.training == root.training]
     if not usable:
@@ -98,7 +106,7 @@ def check_module(root: Any, calls: Sequence[Call], make: Make, warm: int = 0) ->
     if any(type(m).__name__ == "SyncBatchNorm" for m in root.modules()):
         return Finding(CLASSES[0], "SyncBatchNorm talks to other ranks, so no copy can be tried")
     try:
-        return _Bench(root).check(usable, make, warm)
+        return _Bench(root).check(usable, make, warm, drops)
     except Exception as error:  # any error of a user's __deepcopy__, the compiler or its code
         return Finding(CLASSES[0], f"a changed copy fails, so nothing is proven: {_line(error)}")
     finally:
@@ -115,7 +123,25 @@ class _Bench:
         self.state = [(tensor, tensor.detach().clone()) for tensor in tensors]
         self.shift = 0.0
 
-    def check(self, calls: Sequence[Call], make: Make, warm: int) -> Finding:
+    def check(self, calls: Sequence[Call], make: Make, warm: int, drops: bool) -> Finding:
+        dropouts = [] if drops else self._dropouts()
+        draws = any(self.run(self.module._call_impl, call).drew for call in calls)
+        for dropout, _ in dropouts:
+            dropout.p = 0.0
+        found = self._compared(calls, make, warm)
+        for dropout, share in dropouts:
+            dropout.p = share
+        if draws and not found.refusal:
+            reason = self._random(calls[0], make(self.module, False))
+            return Finding(CLASSES[2], reason, "the same numbers drawn: within rounding")
+        return found
+
+    def _dropouts(self) -> list[tuple[Any, float]]:
+        kind = self.torch.nn.modules.dropout._DropoutNd
+        return [(m, m.p) for m in self.module.modules() if isinstance(m, kind)]
+
+    def _compared(self, calls: Sequence[Call], make: Make, warm: int) -> Finding:
+        """Results of the version beside those of the original."""
         originals = [self.run(self.module._call_impl, call) for call in calls]
         if not all(original.outputs for original in originals):
             return Finding(CLASSES[0], "its outputs are objects in which no tensors are found")
@@ -145,9 +171,6 @@ class _Bench:
             kept += zip(changed.outputs, _copies(changed.outputs), strict=True)
         if any(not self.torch.equal(o, w.to(o.device)) for o, w in kept if not o.isnan().any()):
             return Finding(CLASSES[0], "a later call overwrites the outputs of an earlier one")
-        if drew:
-            reason = self._random(calls[0], make(self.module, False))
-            return Finding(CLASSES[2], reason, "the same numbers drawn: within rounding")
         return Finding(worst, detail=f"at most {largest:.2f} of the allowed distance")
 
     def _random(self, call: Call, version: Any) -> str:
@@ -193,7 +216,7 @@ class _Bench:
         leaves = [*module.parameters(), *inputs]
         gradients = [leaf.grad for leaf in leaves if leaf.grad is not None]
         form = (
-            map_tensors(result, _tensor_form, _leaf_form),
+            _opened(result, _tensor_form),
             tuple(x.grad is not None for x in leaves),
         )
         return Outcome(form, _copies([*outputs, *gradients, *module.buffers()]), outputs, drew)
@@ -419,8 +442,27 @@ def _tensor_form(tensor: Any) -> tuple[Any, ...]:
 
 
 def _leaf_form(value: Any) -> Any:
-    """Plain values are compared; of other objects, such as caches, only the type is."""
+    """Plain values are compared, of others the type."""
     return value if value is None or type(value) in (bool, int, float, str) else type(value)
+
+
+def _opened(value: Any, function: Callable[[Any], Any], seen: frozenset[int] = frozenset()) -> Any:
+    """As :func:`map_tensors`, with the attributes of objects in the place of the objects."""
+
+    def leaf(found: Any) -> Any:
+        state = _state(found)
+        if state is None or id(found) in seen:
+            return _leaf_form(found)
+        return type(found), _opened(state, function, seen | {id(found)})
+
+    return map_tensors(value, function, leaf)
+
+
+def _state(value: Any) -> dict[str, Any] | None:
+    """The attributes of an object that may hold tensors; None for modules, functions and types."""
+    if callable(value):
+        return None
+    return getattr(value, "__dict__", None)
 
 
 def _like(value: Any, items: dict[Any, Any]) -> Any:
@@ -438,7 +480,7 @@ def _tensors(value: Any) -> list[Any]:
         found.append(tensor)
         return tensor
 
-    map_tensors(value, note)
+    _opened(value, note)
     return found
 
 

@@ -41,6 +41,7 @@ def started_engine(options: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
         enable_prefix_caching=True,
         # Engines that share a GPU cannot measure how much memory is free.
         gpu_memory_utilization=0.05,
+        kv_cache_dtype=options.cache_dtype,
         kv_cache_memory_bytes=int(options.cache_gib * 2**30),
         **more,
     )
@@ -49,6 +50,7 @@ def started_engine(options: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
     return engine, {
         "backend": options.backend,
         "cascade": options.cascade,
+        "cache_dtype": options.cache_dtype,
         "async": bool(engine.vllm_config.scheduler_config.async_scheduling),
         "v2_runner": bool(getattr(engine.vllm_config, "use_v2_model_runner", False)),
         "kv_tokens": int(cache.num_gpu_blocks) * int(cache.block_size),
@@ -79,6 +81,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--backend", required=True, help="a name of vLLM's enumeration")
     parser.add_argument("--cache-gib", type=float, required=True)
+    parser.add_argument("--cache-dtype", default="auto", help="vLLM's name")
     parser.add_argument("--longest", type=int, default=LONGEST, help="tokens of a request")
     parser.add_argument("--sequences", type=int, default=256, help="that run at a time")
     parser.add_argument("--cascade", action="store_true")

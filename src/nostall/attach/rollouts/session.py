@@ -31,15 +31,16 @@ class Kind:
 KINDS: Mapping[str, Kind] = {
     "FLASH_ATTN": Kind("FLASH_ATTN", {}),
     "CUSTOM": Kind("CUSTOM", {}),
+    "ALL": Kind("CUSTOM", {"NOSTALL_VLLM_ATTENTION": "all"}),
     "TRITON_ATTN": Kind("TRITON_ATTN", {}),
     "CASCADE": Kind("FLASH_ATTN", _V1, cascade=True),
     "V1": Kind("CUSTOM", _V1),
     "CPU_ATTN": Kind("CPU_ATTN", {}),
     "CPU_AGAIN": Kind("CPU_ATTN", {}),
 }
-"""Engines by name. FLASH_ATTN: as vLLM starts it; CUSTOM: the plug-in with its default; CASCADE and
-V1: FLASH_ATTN and CUSTOM in the V1 model runner, which alone has cascade attention; CPU_ATTN and
-CPU_AGAIN: vLLM's CPU build, to try a measurement without a GPU."""
+"""Engines by name. FLASH_ATTN: as vLLM starts it; CUSTOM: the plug-in with its default; ALL: with
+all steps; CASCADE and V1: FLASH_ATTN and CUSTOM in the V1 model runner, which alone has cascade
+attention; CPU_ATTN and CPU_AGAIN: vLLM's CPU build, to try a measurement without a GPU."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,8 @@ class Settings:
     """Folder of the traces that workloads name."""
     compiled: Path | None = None
     """Folder that keeps what vLLM compiles; None: it is compiled anew."""
+    cache_dtype: str = "auto"
+    """vLLM's name of the dtype of keys and values."""
 
 
 @contextmanager
@@ -83,7 +86,7 @@ def _engine(name: str, own: Path, settings: Settings) -> Engine:
     model.mkdir(parents=True)
     (model / "config.json").write_text(settings.model)
     arguments = [CHILD, "--backend", kind.backend, "--cache-gib", str(settings.cache_gib),
-                 "--longest", str(settings.longest),
+                 "--cache-dtype", settings.cache_dtype, "--longest", str(settings.longest),
                  "--sequences", str(settings.sequences)]  # fmt: skip
     arguments += ["--cascade"] if kind.cascade else []
     arguments += ["--traces", str(settings.traces.resolve())] if settings.traces else []

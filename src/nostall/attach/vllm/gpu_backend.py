@@ -48,10 +48,10 @@ from nostall.attach.vllm.routing import (
     step_kind,
     stored_plan,
 )
-from nostall.attach.vllm.step_tables import StepLimits, StepTables
+from nostall.attach.vllm.step_tables import StepDtypes, StepLimits, StepTables
 from nostall.core.errors import BadInput, NostallError
 from nostall.serving.attention.config import HEAD_DIMS, AttentionShape
-from nostall.serving.attention.launch import BatchTensors
+from nostall.serving.attention.launch import FP8, BatchTensors, PagedCache, Scales
 from nostall.serving.attention.plan import AttentionPlan
 from nostall.serving.attention.tall_launch import has_tall_kernel
 
@@ -69,14 +69,17 @@ class KindTables:
     limits: StepLimits
     device: Any
 
-    def make(self, dtype: Any) -> dict[StepKind, AnyTables]:
+    def make(self, dtypes: StepDtypes) -> dict[StepKind, AnyTables]:
         """Tables for each kind of step of which nostall serves the largest, with their kernels.
 
         Raises :class:`BadInput` if there is no such kind, and for too much scratch.
         """
-        wanted = {
-            kind: (plan, self.grouped_tokens(kind)) for kind, plan in self._plans(dtype).items()
-        }
+        if dtypes.stored == FP8 and self.choice.only_faster:
+            raise BadInput(
+                f"a cache of fp8; {VARIABLE}=all serves it, {DEFAULT} only what was measured"
+            )
+        plans = self._plans(dtypes.stored)
+        wanted = {kind: (plan, self.grouped_tokens(kind)) for kind, plan in plans.items()}
         made: dict[tuple[AttentionPlan, int], AnyTables] = {}
         for plan, tokens in sorted(set(wanted.values()), key=lambda key: key[1]):
             tables: AnyTables
@@ -89,7 +92,7 @@ class KindTables:
         if scratch_bytes > MAX_SCRATCH_BYTES:
             raise BadInput(f"{scratch_bytes >> 20} MiB of scratch")
         for tables in made.values():
-            tables.warm_up(dtype, -(-self.limits.keys // self.shape.page_size))
+            tables.warm_up(dtypes, -(-self.limits.keys // self.shape.page_size))
         return {kind: made[key] for kind, key in wanted.items()}
 
     def grouped_tokens(self, kind: StepKind) -> int:
@@ -111,7 +114,7 @@ class KindTables:
             raise BadInput(
                 f"no steps of {self.shape} on {gpu} are among those that {VARIABLE} names"
             )
-        has_tall = has_tall_kernel(torch.device(self.device))
+        has_tall = dtype != FP8 and has_tall_kernel(torch.device(self.device))
         plans = {}
         for kind in kinds:
             shape = replace(self.shape, has_prefixes=self.grouped_tokens(kind) > 0)
@@ -195,8 +198,10 @@ def key_lengths_of(common: Any) -> Any:
     return lengths[: common.num_reqs].numpy().astype(np.int32, copy=False)
 
 
-CACHE_DTYPES = ("auto", "float16", "bfloat16")
-"""Names of caches that hold keys and values as the kernel reads them."""
+FP8_CACHES = ("fp8", "fp8_e4m3")
+CACHE_DTYPES = ("auto", "float16", "bfloat16", *FP8_CACHES)
+"""Names of caches whose keys and values the kernel reads. vLLM gives queries in fp8 to layers with
+a cache of fp8, and scales of queries, keys and values on the device."""
 STEP = "nostall_step"
 """Attribute of vLLM's metadata: the :class:`Step` that nostall serves, else missing."""
 
@@ -277,7 +282,9 @@ class NostallMetadataBuilder(flash_attn.FlashAttentionMetadataBuilder):
         self._most_sequences = limits.sequences
         attach_attention_kernels()
         tables = KindTables(self._choice, shape, limits, self.device)
-        made = tables.make(config.model_config.dtype)
+        is_fp8 = all(each.kv_cache_dtype in FP8_CACHES for each in layers.values())
+        dtype = config.model_config.dtype
+        made = tables.make(StepDtypes(dtype, FP8 if is_fp8 else dtype))
         self._layers = [name for name, layer in layers.items() if layer.take(shape)]
         known = {name.rpartition(".")[0] for name in layers}
         self._serves_all = known == set(self.layer_names) and len(self._layers) == len(layers)
@@ -462,22 +469,31 @@ class NostallAttentionImpl(flash_attn.FlashAttentionImpl):
         is_plain = all(value is None for name, value in results.items() if name != "output")
         if step is None or self._refusal or not is_plain:
             return super().forward(layer, query, key, value, kv_cache, attn_metadata, **results)
-        keys, values = _pages(kv_cache, self.head_size)
-        reason = self._mismatch(step, attn_metadata, query, keys)
+        cache = self._cache_of(layer, kv_cache)
+        reason = self._mismatch(step, attn_metadata, query, cache)
         if reason is not None:
             count_left(reason)
             return super().forward(layer, query, key, value, kv_cache, attn_metadata, **results)
         heads, output = (-1, self.num_heads, self.head_size), results["output"]
-        step.tables.attend(query.view(heads), keys, values, output.view(heads), step.batch)
+        step.tables.attend(query.view(heads), cache, output.view(heads), step.batch)
         if step.rest is not None:
             behind = [x if x is None else x[step.rest.first :] for x in (query, key, value)]
             into = output[step.rest.first :]
             super().forward(layer, *behind, kv_cache, step.rest.metadata, output=into)
         return output
 
-    def _mismatch(self, step: Step, metadata: Any, query: Any, keys: Any) -> str | None:
+    def _cache_of(self, layer: Any, kv_cache: Any) -> PagedCache:
+        """The layer's pages, with its scales if they are in fp8."""
+        scales = None
+        if self.kv_cache_dtype in FP8_CACHES:
+            kv_cache = kv_cache.view(FP8)
+            scales = Scales(layer._q_scale, layer._k_scale, layer._v_scale)
+        keys, values = _pages(kv_cache, self.head_size)
+        return PagedCache(keys, values, scales)
+
+    def _mismatch(self, step: Step, metadata: Any, query: Any, cache: PagedCache) -> str | None:
         """Why a step is not one of this layer, its metadata and its cache; None if it is."""
-        shape, batch = step.tables.shape, step.whole
+        shape, batch, keys = step.tables.shape, step.whole, cache.keys
         if shape != self._shape:
             return "layers that get tables of other heads, windows or pages"
         if (
@@ -488,6 +504,8 @@ class NostallAttentionImpl(flash_attn.FlashAttentionImpl):
             return "layers that get metadata whose tensors were replaced"
         if keys.shape[1:] != (shape.page_size, shape.kv_heads, shape.head_dim):
             return "layers that get a cache of other pages"
+        if any(scale.numel() != 1 for scale in cache.scales or ()):
+            return "layers with a scale for each head"
         return "layers that get a cache of another dtype" if keys.dtype != query.dtype else None
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from nostall.attach.vllm.counts import watch_prefixes
-from nostall.attach.vllm.step_tables import StepLimits
+from nostall.attach.vllm.step_tables import StepDtypes, StepLimits, zero_step
 from nostall.serving.attention.config import AttentionShape
 from nostall.serving.attention.launch import (
     AttentionBuffers,
@@ -64,7 +64,7 @@ class GroupedStepTables:
         programs = plan.launched_programs(self.sms, capacity.units)
         self._attention = MetaAttention(kernel_shape, plan.kernel, programs)
 
-    def warm_up(self, dtype: Any, table_width: int) -> None:
+    def warm_up(self, dtypes: StepDtypes, table_width: int) -> None:
         """Allocate the tables and compile the kernels, so that no step of a server waits for it."""
         builder = DeviceBuilder.of(self._settings, self.capacity, str(self.device))
         self._builder = builder
@@ -74,16 +74,10 @@ class GroupedStepTables:
         sequences = self.capacity.sequences
         ints = partial(torch.zeros, dtype=torch.int32, device=self.device)
         self._no_trees = (ints(sequences) - 1, ints(1).long())
-        shape, zeros = self.shape, partial(torch.zeros, dtype=dtype, device=self.device)
-        # As vLLM has them: queries are a part of the rows of one product, a block has keys and
-        # values, so that Triton specialises on the same strides.
-        query = zeros((1, shape.heads + 2 * shape.kv_heads, shape.head_dim))[:, : shape.heads]
-        blocks = zeros((1, 2, shape.page_size, shape.kv_heads, shape.head_dim))
-        out = zeros((1, shape.heads, shape.head_dim))
         self._direct = self._find_direct_build(table_width)
         batch = self.batch(ints(2), ints(1), ints((1, table_width)))
         self.build(batch)
-        self.attend(query, blocks[:, 0], blocks[:, 1], out, batch)
+        self.attend(*zero_step(self.shape, dtypes, self.device), batch)
         builder.state.zero_()  # These builds are none of a step.
         if torch.device(self.device).type == "cuda":
             torch.cuda.synchronize(self.device)
@@ -122,6 +116,6 @@ class GroupedStepTables:
         """The tensors of a step on the device, as the kernels read them."""
         return BatchTensors(query_starts, kv_lengths, block_table, *self._no_trees)
 
-    def attend(self, query: Any, keys: Any, values: Any, out: Any, batch: BatchTensors) -> None:
+    def attend(self, query: Any, cache: PagedCache, out: Any, batch: BatchTensors) -> None:
         """Launch attention of the step whose tables were built last."""
-        self._attention(query, PagedCache(keys, values), out, batch, self.buffers)
+        self._attention(query, cache, out, batch, self.buffers)

@@ -10,9 +10,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import torch
+
 from nostall.core.errors import BadInput
 from nostall.serving.attention.config import AttentionShape
+from nostall.serving.attention.launch import FP8
 
+FP8_STORED = (torch.uint8, FP8)
+"""Dtypes that vLLM gives a cache of fp8; the layers say which 8 bits it holds."""
 HOST_DRAFTS = ("ngram", "suffix")
 """Methods of speculation whose drafts the host makes. With a draft model lengths change on the
 device between the build of a step and its run, also inside of one captured graph."""
@@ -42,7 +47,7 @@ def model_lack(config: Any, spec: Any) -> str | None:
         "layers of models with a reference window": model.rswa_window is not None,
         "layers beside a draft model": speculation is not None
         and speculation.method not in HOST_DRAFTS,
-        f"layers with a cache of {spec.dtype}": spec.dtype != model.dtype,
+        f"layers with a cache of {spec.dtype}": spec.dtype not in (model.dtype, *FP8_STORED),
         "layers whose values have heads of their own": getattr(spec, "head_size_v", spec.head_size)
         not in (None, spec.head_size),
     }

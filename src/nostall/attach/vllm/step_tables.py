@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,10 +19,12 @@ from numpy.typing import NDArray
 
 from nostall.serving.attention.config import AttentionShape
 from nostall.serving.attention.launch import (
+    FP8,
     AttentionBuffers,
     BatchTensors,
     MetaAttention,
     PagedCache,
+    Scales,
 )
 from nostall.serving.attention.plan import AttentionPlan
 from nostall.serving.tables.capacity import bounded_capacity
@@ -65,6 +67,14 @@ class StepLimits:
         There are as many of short chunks as of decodes, as in the batches that were measured.
         """
         return max(self.short_tokens, min(2 * self.sequences, self.tokens))
+
+
+class StepDtypes(NamedTuple):
+    """The dtypes of a group of layers."""
+
+    results: Any
+    stored: Any
+    """Of queries and cache."""
 
 
 class StepTables:
@@ -122,21 +132,13 @@ class StepTables:
         offsets = torch.full((self.capacity.sequences,), -1, dtype=torch.int32, device=self.device)
         return offsets, torch.zeros(1, dtype=torch.int64, device=self.device)
 
-    def warm_up(self, dtype: Any, table_width: int) -> None:
+    def warm_up(self, dtypes: StepDtypes, table_width: int) -> None:
         """Compile the kernel, so that no step of a running server waits for it."""
-        shape = self.shape
-        zeros = partial(torch.zeros, device=self.device)
-        # As vLLM has them: queries are a part of the rows of one product, a block has keys and
-        # values, so that Triton specialises on the same strides.
-        width = shape.heads + 2 * shape.kv_heads
-        query = zeros((1, width, shape.head_dim), dtype=dtype)[:, : shape.heads]
-        blocks = zeros((1, 2, shape.page_size, shape.kv_heads, shape.head_dim), dtype=dtype)
-        out = zeros((1, shape.heads, shape.head_dim), dtype=dtype)
         one = np.ones(1, np.int32)
         self.build(one, one)
-        ints = partial(zeros, dtype=torch.int32)
+        ints = partial(torch.zeros, dtype=torch.int32, device=self.device)
         batch = self.batch(ints(2), ints(1), ints((1, table_width)))
-        self.attend(query, blocks[:, 0], blocks[:, 1], out, batch)
+        self.attend(*zero_step(self.shape, dtypes, self.device), batch)
         torch.cuda.synchronize(self.device)
 
     def build(self, query_lengths: Any, kv_lengths: Any) -> None:
@@ -167,9 +169,27 @@ class StepTables:
         """The tensors of a step on the device, as the kernel reads them."""
         return BatchTensors(query_starts, kv_lengths, block_table, *self._no_trees)
 
-    def attend(self, query: Any, keys: Any, values: Any, out: Any, batch: BatchTensors) -> None:
+    def attend(self, query: Any, cache: PagedCache, out: Any, batch: BatchTensors) -> None:
         """Launch attention of the step whose tables were built last."""
-        self._attention(query, PagedCache(keys, values), out, batch, self.buffers)
+        self._attention(query, cache, out, batch, self.buffers)
+
+
+def zero_step(
+    shape: AttentionShape, dtypes: StepDtypes, device: Any
+) -> tuple[Any, PagedCache, Any]:
+    """Query, cache and result of a step of one token, all zero.
+
+    Their strides are those of vLLM's, on which Triton specialises: in 16 bits queries are a part of
+    the rows of one product, and a block has keys and values.
+    """
+    zeros = partial(torch.zeros, device=device)
+    is_fp8 = dtypes.stored == FP8
+    width = shape.heads + (0 if is_fp8 else 2 * shape.kv_heads)
+    query = zeros((1, width, shape.head_dim), dtype=dtypes.stored)[:, : shape.heads]
+    blocks = zeros((1, 2, shape.page_size, shape.kv_heads, shape.head_dim), dtype=dtypes.stored)
+    scales = Scales(*(zeros(()) for _ in Scales._fields)) if is_fp8 else None
+    out = zeros((1, shape.heads, shape.head_dim), dtype=dtypes.results)
+    return query, PagedCache(blocks[:, 0], blocks[:, 1], scales), out
 
 
 def _aligned(words: int) -> int:

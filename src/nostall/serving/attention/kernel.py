@@ -103,6 +103,9 @@ def run_unit(
     head = kv_head * GROUP + rows % GROUP
     from_query = at * stride_query_token + head * stride_query_head
     tile = tl.load(query + from_query[:, None] + dims[None, :], mask=live, other=0.0)
+    if tile.dtype.is_fp8():
+        # Keys and values follow the dtype of this tile; fp8 is exact in that of the results.
+        tile = tile.to(out.dtype.element_ty)
     tree, before, low, clear_begin, clear_end = unit_masks(
         tree_offsets + sequence, tree_words, token, first_token, tokens, end, context,
         query_length, slot, window, WINDOW, TREE, PREFIX,
@@ -196,9 +199,15 @@ def meta_attention(
     D) with the same strides. ``TILES`` has (rows, keys, stages, masks) for each tile.
     ``DEPENDENT``: the reduction may be loaded onto SMs as they become free (programmatic dependent
     launch); it waits there for the end of this kernel.
+
+    ``scale`` and ``value_scale`` are numbers, or for queries in fp8 (number, pointer to the factor
+    of queries, pointer to that of keys) and a pointer: a CUDA graph must read those of its replay.
     """
     if DEPENDENT:
         tl.extra.cuda.gdc_launch_dependents()
+    if query.dtype.element_ty.is_fp8():
+        scale = scale[0] * tl.load(scale[1]) * tl.load(scale[2])
+        value_scale = tl.load(value_scale)
     program = tl.program_id(0)
     unit = program
     end = tl.load(counts)

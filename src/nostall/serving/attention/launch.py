@@ -37,6 +37,10 @@ SHORT_TILE = 16
 """Rows of tiles whose reductions are few and have many splits, such as those of long decodes."""
 
 
+FP8 = torch.float8_e4m3fn
+"""The dtype of 8 bits that queries and caches may have."""
+
+
 class ReductionTile(NamedTuple):
     """What a program of the reduction adds at a time."""
 
@@ -166,14 +170,21 @@ class BatchTensors(NamedTuple):
         return BatchTensors(*(torch.from_numpy(array).to(device) for array in arrays))
 
 
+class Scales(NamedTuple):
+    """Factors of what is stored in fp8, each fp32 of one element on the device."""
+
+    query: Tensor
+    keys: Tensor
+    values: Tensor
+
+
 class PagedCache(NamedTuple):
     """Keys and values in pages, (blocks, page, KV heads, head dimension), of the same strides."""
 
     keys: Tensor
     values: Tensor
-    key_scale: float = 1.0
-    """Factor of stored keys (fp8)."""
-    value_scale: float = 1.0
+    scales: Scales | None = None
+    """Factors of queries, keys and values; with queries in fp8, and only then."""
 
 
 @dataclass(frozen=True)
@@ -221,6 +232,11 @@ class MetaAttention:
         buffers: AttentionBuffers,
     ) -> None:
         shape, config, tables = self.shape, self.config, buffers.tables
+        scale: Any = shape.score_scale
+        value_scale: Any = 1.0
+        if cache.scales is not None:
+            scale = (scale, cache.scales.query, cache.scales.keys)
+            value_scale = cache.scales.values
         # Triton 3.9 warns if the fusion of products and sums is left to its default.
         options: dict[str, Any] = {"num_warps": config.warps, "enable_fp_fusion": True}
         if config.registers:
@@ -231,7 +247,7 @@ class MetaAttention:
             round(self.programs * config.front),
             batch.query_starts, batch.kv_lengths, batch.tree_offsets, batch.tree_words,
             tables.prefix_rows, buffers.partial, buffers.partial_log_sums,
-            shape.score_scale * cache.key_scale, cache.value_scale, shape.soft_cap, shape.window,
+            scale, value_scale, shape.soft_cap, shape.window,
             query.stride(0), query.stride(1), out.stride(0), out.stride(1),
             cache.keys.stride(0), cache.keys.stride(1), cache.keys.stride(2),
             batch.block_table.stride(0),
@@ -266,10 +282,19 @@ class MetaAttention:
 def check_tensors(shape: AttentionShape, query: Tensor, cache: PagedCache, out: Tensor) -> None:
     """Raise :class:`BadInput` if tensors do not fit the shape."""
     heads = (shape.heads, shape.head_dim)
-    if query.shape[1:] != heads or out.shape != query.shape or out.dtype != query.dtype:
+    dtypes = {query.dtype, out.dtype}
+    if query.dtype == FP8 and cache.keys.dtype == FP8:
+        dtypes = {out.dtype}  # The kernel computes in the dtype of the results.
+    if query.shape[1:] != heads or out.shape != query.shape or len(dtypes) > 1 or FP8 in dtypes:
         raise BadInput(
             f"query {tuple(query.shape)} {query.dtype} and result {tuple(out.shape)} {out.dtype}; "
-            f"allowed are two tensors (tokens, {heads[0]}, {heads[1]}) of one dtype"
+            f"allowed are two tensors (tokens, {heads[0]}, {heads[1]}) of one dtype, or a query "
+            f"and a cache of {FP8} and a result of more bits"
+        )
+    if (query.dtype == FP8) != (cache.scales is not None):
+        raise BadInput(
+            f"a query of {query.dtype} with scales {cache.scales is not None}; allowed is {FP8} "
+            "with scales, and any other dtype without"
         )
     paged = (shape.page_size, shape.kv_heads, shape.head_dim)
     keys, values = cache.keys, cache.values

@@ -56,7 +56,7 @@ def launch_tall(
     tall_attention[(programs,)](
         query, cache.keys, cache.values, out, batch.block_table, tables.tasks, tables.counts,
         buffers.queue, batch.query_starts, batch.kv_lengths, buffers.partial,
-        buffers.partial_log_sums, shape.score_scale * cache.key_scale, cache.value_scale,
+        buffers.partial_log_sums, shape.score_scale, 1.0,
         query.stride(0), query.stride(1), out.stride(0), out.stride(1), cache.keys.stride(0),
         cache.keys.stride(1), cache.keys.stride(2), batch.block_table.stride(0),
         HEADS=shape.heads, KV_HEADS=shape.kv_heads, D=shape.head_dim, PAGE=shape.page_size,

@@ -8,6 +8,7 @@ Run with TRITON_INTERPRET=1: ``python -m tests.unit.attach.vllm.interpreted_part
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -17,9 +18,10 @@ from tests.unit.serving.attention.interpreted import PLAN, poisoned
 from tests.unit.serving.attention.reference import exact_attention
 
 from nostall.attach.vllm.grouped_tables import GroupedStepTables
-from nostall.attach.vllm.step_tables import StepLimits
+from nostall.attach.vllm.step_tables import StepDtypes, StepLimits
 from nostall.fusion.testing.triton_interpreter import prepare
 from nostall.serving.attention.config import AttentionShape
+from nostall.serving.attention.launch import FP8, PagedCache, Scales
 from nostall.serving.batch.examples import make_batch
 from nostall.serving.batch.ragged import PrefixGroup
 
@@ -32,7 +34,7 @@ REST = 70
 """Query tokens of a prompt behind the part."""
 
 
-def main() -> None:
+def main(stored: torch.dtype) -> None:
     prepare()
     properties = SimpleNamespace(multi_processor_count=2)
     torch.cuda.get_device_properties = lambda device: properties
@@ -46,7 +48,7 @@ def main() -> None:
     tables = GroupedStepTables(SHAPE, plan, limits, "cpu", limits.cut_tokens + tokens)
     tables._settings = replace(tables._settings, cost_classes=2)  # Fewer programs to interpret.
     width = batch.block_table.shape[1]
-    tables.warm_up(torch.float32, width)
+    tables.warm_up(StepDtypes(torch.float32, stored), width)
     # The prompt's row has the pages of the first sequence: its own tokens are in no prefix.
     table = torch.from_numpy(np.vstack([batch.block_table, batch.block_table[:1]]))
     starts = torch.tensor([*batch.query_starts, tokens + REST], dtype=torch.int32)
@@ -54,13 +56,16 @@ def main() -> None:
     part = tables.batch(starts[: count + 1], lengths[:count], table[:count])
     tables.build(part)
     out = torch.full(query.shape, float("nan"))
-    inputs = [torch.from_numpy(array) for array in (query, keys, values)]
-    tables.attend(*inputs, out, part)
-    exact = exact_attention(batch, SHAPE, query[:tokens], keys, values)
+    inputs = [torch.from_numpy(array).to(stored) for array in (query, keys, values)]
+    factors = Scales(*map(torch.tensor, (0.5, 1.25, 3.0))) if stored == FP8 else None
+    tables.attend(inputs[0], PagedCache(*inputs[1:], factors), out, part)
+    scales = map(float, factors or (1, 1, 1))
+    real = [x.double().numpy() * scale for x, scale in zip(inputs, scales, strict=True)]
+    exact = exact_attention(batch, SHAPE, real[0][:tokens], *real[1:])
     error = np.abs(out[:tokens].numpy() - exact).max() / np.abs(exact).max()
     is_left = bool(out[tokens:].isnan().all())
     print(json.dumps({"error": float(error), "shared": tables.totals.shared, "is_left": is_left}))
 
 
 if __name__ == "__main__":
-    main()
+    main({"float32": torch.float32, "float8": FP8}[sys.argv[1]])

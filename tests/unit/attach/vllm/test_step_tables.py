@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from nostall.attach.vllm.step_tables import StepLimits, StepTables  # noqa: E402
+from nostall.attach.vllm.step_tables import StepDtypes, StepLimits, StepTables  # noqa: E402
 from nostall.serving.attention.config import AttentionShape  # noqa: E402
 from nostall.serving.attention.rules import PLANS  # noqa: E402
 from nostall.serving.tables.columns import PROGRAMS, REDUCTIONS, UNITS  # noqa: E402
@@ -112,7 +112,7 @@ def test_the_plug_in_compiles_the_kernels_that_the_native_search_starts_from(
     shape, plan = AttentionShape(2, 1, 64), PLANS["decode"]
     made = StepTables(shape, plan, LIMITS, torch.device("cpu"))
     with recorded_sources("sm_90", "vLLM") as found:
-        made.warm_up(torch.float16, LIMITS.keys // shape.page_size)
+        made.warm_up(StepDtypes(torch.float16, torch.float16), LIMITS.keys // shape.page_size)
     step = AttentionStep(make_batch([1, 1], [2000, 33]), shape, plan, "float16", "two decodes")
     expected = step_sources(step, 4)
     assert [s.cubin for s in found[: len(expected)]] == [s.cubin for s in expected]

@@ -17,10 +17,12 @@ import torch
 from nostall.fusion.testing.triton_interpreter import prepare
 from nostall.serving.attention.config import AttentionShape, KernelConfig, TileConfig
 from nostall.serving.attention.launch import (
+    FP8,
     AttentionBuffers,
     BatchTensors,
     MetaAttention,
     PagedCache,
+    Scales,
 )
 from nostall.serving.attention.plan import AttentionPlan
 from nostall.serving.batch.examples import make_batch, random_tree
@@ -136,14 +138,21 @@ def poisoned(batch: RaggedBatch, shape: AttentionShape, rng: np.random.Generator
 
 
 def error(name: str, dtype: torch.dtype) -> float:
-    """Largest error of a case, relative to the largest exact value; NaN if a result is NaN."""
+    """Largest error of a case, relative to the largest exact value; NaN if a result is NaN.
+
+    Queries and caches in fp8 have factors, and their results are fp32.
+    """
     shape, plan, batch = make(name)
     rng = np.random.default_rng(11)
     tokens = int(batch.query_lengths.sum())
     query = rng.standard_normal((tokens, shape.heads, shape.head_dim)).astype(np.float32)
     keys, values = poisoned(batch, shape, rng)
     tensors = [torch.from_numpy(array).to(dtype) for array in (query, keys, values)]
-    exact = exact_attention(batch, shape, *(tensor.double().numpy() for tensor in tensors))
+    scales = Scales(*map(torch.tensor, (0.5, 1.25, 3.0))) if dtype == FP8 else None
+    stored = [tensor.double().numpy() for tensor in tensors]
+    if scales is not None:
+        stored = [array * float(scale) for array, scale in zip(stored, scales, strict=True)]
+    exact = exact_attention(batch, shape, *stored)
     device = torch.device("cpu")
     tables = build_tables(batch, plan.table_settings(shape, SMS))
     assert bool(tables.counts[PREFIX_ROWS]) == shape.has_prefixes
@@ -153,10 +162,12 @@ def error(name: str, dtype: torch.dtype) -> float:
     inputs = BatchTensors.of(
         batch.query_starts, batch.kv_lengths, batch.block_table, pack_trees(batch), device
     )
-    cache = PagedCache(tensors[1], tensors[2])
+    cache = PagedCache(tensors[1], tensors[2], scales)
     results = []
     for _ in range(2):
-        out = torch.full_like(tensors[0], float("nan"))
+        out = torch.full_like(
+            tensors[0], float("nan"), dtype=torch.float32 if dtype == FP8 else dtype
+        )
         kernel(tensors[0], cache, out, inputs, on_device)
         results.append(out)
     assert torch.equal(*results), "two launches differ"
@@ -168,5 +179,5 @@ def error(name: str, dtype: torch.dtype) -> float:
 if __name__ == "__main__":
     prepare()
     chosen = sys.argv[2:] or list(CASES)
-    kind = {"float32": torch.float32, "float16": torch.float16}[sys.argv[1]]
+    kind = {"float32": torch.float32, "float16": torch.float16, "float8": FP8}[sys.argv[1]]
     print(json.dumps({name: error(name, kind) for name in chosen}))

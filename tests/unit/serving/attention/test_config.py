@@ -9,7 +9,7 @@ import torch
 
 from nostall.core.errors import BadInput
 from nostall.serving.attention.config import AttentionShape, KernelConfig
-from nostall.serving.attention.launch import PagedCache, check_tensors
+from nostall.serving.attention.launch import FP8, PagedCache, Scales, check_tensors
 from nostall.serving.attention.plan import WIDE_HEAD_KERNEL
 from nostall.serving.attention.rules import PLANS, BatchKind, is_faster_than_fa3, plan_for
 
@@ -56,6 +56,9 @@ KEYS = cache(4, 16, 2, 64)
         (QUERY, KEYS, KEYS.float(), QUERY, "of one dtype"),
         (QUERY, KEYS, cache(4, 16, 2, 128)[..., :64], QUERY, "the same strides"),
         (cache(3, 64, 8).mT, KEYS, KEYS, QUERY, "heads must be contiguous"),
+        (QUERY.to(FP8), KEYS, KEYS, QUERY, "of one dtype, or a query and a cache of"),
+        (QUERY.to(FP8), KEYS.to(FP8), KEYS.to(FP8), QUERY.to(FP8), "a result of more bits"),
+        (QUERY.to(FP8), KEYS.to(FP8), KEYS.to(FP8), QUERY, "with scales False"),
         (QUERY, KEYS, KEYS, cache(3, 64, 8).mT, "strides of the result"),
     ],
 )
@@ -64,6 +67,13 @@ def test_tensors_that_are_refused(
 ) -> None:
     with pytest.raises(BadInput, match=message):
         check_tensors(SHAPE, query, PagedCache(keys, values), out)
+
+
+def test_scales_belong_to_fp8() -> None:
+    scales, pages = Scales(*torch.ones(3)), KEYS.to(FP8)
+    check_tensors(SHAPE, QUERY.to(FP8), PagedCache(pages, pages, scales), QUERY)
+    with pytest.raises(BadInput, match="with scales True"):
+        check_tensors(SHAPE, QUERY, PagedCache(KEYS, KEYS, scales), QUERY)
 
 
 def test_a_cache_whose_keys_and_values_share_a_tensor() -> None:

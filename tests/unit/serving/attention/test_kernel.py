@@ -16,8 +16,8 @@ LONG = ("many splits", "long decodes", "shared prefixes, trees, odd group")
 """Cases of thousands of keys, or of a combination, which take as long as all others together."""
 
 
-def check_fp32_rounding(names: Collection[str]) -> None:
-    errors = run_interpreted(MODULE, "float32", *names)
+def check_fp32_rounding(names: Collection[str], dtype: str = "float32") -> None:
+    errors = run_interpreted(MODULE, dtype, *names)
     assert set(errors) == set(names)
     assert all(value < 2e-6 for value in errors.values()), errors
 
@@ -29,6 +29,12 @@ def test_results_are_exact_to_fp32_rounding() -> None:
 @pytest.mark.slow
 def test_results_of_long_sequences_are_exact_to_fp32_rounding() -> None:
     check_fp32_rounding(LONG)
+
+
+def test_fp8_caches_and_queries_have_scales() -> None:
+    check_fp32_rounding(
+        ("queue", "odd group, padded heads, soft cap", "decodes with nested prefixes"), "float8"
+    )
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from nostall.attach.vllm.step_tables import StepLimits, StepTables
+from nostall.attach.vllm.step_tables import StepDtypes, StepLimits, StepTables
 from nostall.core.errors import BadInput
 from nostall.serving.attention.config import AttentionShape, KernelConfig, TileConfig
 from nostall.serving.attention.plan import AttentionPlan
@@ -37,7 +37,7 @@ def test_the_plug_in_compiles_the_kernels_that_are_searched(
     searched = step_sources(STEP, 4)
     tables = StepTables(SHAPE, PLAN, StepLimits(16, 512, 2048), torch.device("cpu"))
     with recorded_sources("sm_90", "plug-in") as served:
-        tables.warm_up(torch.bfloat16, 128)
+        tables.warm_up(StepDtypes(torch.bfloat16, torch.bfloat16), 128)
     assert [source.kernel for source in searched] == ["meta_attention", "reduce_splits"]
     assert [source.cubin for source in served] == [source.cubin for source in searched]
 
