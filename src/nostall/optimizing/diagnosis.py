@@ -260,8 +260,8 @@ def _no_graphs(facts: Facts) -> str:
         return "not tried with several ranks"
     if facts.idle is not None and facts.idle < MIN_IDLE:
         return f"the device is idle in only {facts.idle:.1%} of a step"
-    if (calls := facts.raw["calls"]) != 1:  # gradients that are added up lie in a graph's memory
-        return f"a step calls modules {calls} times; graphs are tried where it is once"
+    if (calls := facts.raw["calls"]) > 1:  # gradients that are added up lie in a graph's memory
+        return f"a step calls modules {calls} times with gradients; graphs are tried for one call"
     return ""
 
 

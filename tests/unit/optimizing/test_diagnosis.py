@@ -101,6 +101,8 @@ def test_without_gaps_no_graphs_and_with_several_calls_neither() -> None:
     assert idle[0].name == "CUDA graphs" and diagnose(on_gpu())[0].name == "torch.compile"
     twice = {level.name: level for level in diagnose(on_gpu(calls=2))}
     assert "2 times" in twice["CUDA graphs"].reason
+    inference = {level.name: level for level in diagnose(on_gpu(calls=0))}
+    assert inference["CUDA graphs"].change is not None
 
 
 @pytest.mark.parametrize(

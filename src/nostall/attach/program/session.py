@@ -291,9 +291,12 @@ class Session:
         }
 
     def _count_calls(self, number: int) -> int:
-        """Calls of modules in a step whose key has this number."""
+        """Calls with gradients in a step whose key has this number; of long steps, at most."""
         key = next((key for key, known in self._keys.items() if known == number), (0,))
-        return int(next(part for part in reversed(key) if type(part) is int))
+        count = int(next(part for part in reversed(key) if type(part) is int))
+        noted = [part[1] for part in key if isinstance(part, tuple)]
+        with_gradients = sum(bool(has_gradients) for _, has_gradients in noted)
+        return count - len(noted) + with_gradients if with_gradients else 0
 
     def _obey(self, now: float) -> None:
         order = self.channel.new_order()
