@@ -321,6 +321,10 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     _row("serving.simulated_engine", "CPU and public data",
          "How far is the simulated engine from a real vLLM?", "simulated_engine.json",
          "serving.md", module="serving.engine.simulated_engine"),
+    # Whole programs
+    _row("optimizing.programs", "GPU",
+         "How fast are whole programs as written, with their best settings, and with a bundle?",
+         module="optimizing.whole_programs"),
     # Readers of files
     _row("readers.fuzz", "CPU", "Do damaged files end in a result or in a clear error?",
          "fuzz fuzz_more"),

@@ -117,6 +117,8 @@ SLICES: Mapping[str, tuple[str, ...]] = {
     "parallel.killed_rank": (),
     "sharding.gpu_plans": ("--tiny", "--seconds", "60", "--planning-seconds", "5"),
     "sharding.gpu_hybrids": ("--tiny", "--seconds", "60", "--planning-seconds", "5"),
+    "optimizing.programs": ("--programs", "lstm_lm", "--tiny", "--minutes", "0.5", "--limit", "120",
+                            "--rounds", "4"),
     "learners.gpu_traces": ("--sizes", "1", "--seconds", "30"),
     "workload.gpu": ("--tiny", "--seconds", "30"),
 }  # fmt: skip

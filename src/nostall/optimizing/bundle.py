@@ -28,8 +28,8 @@ class BundledChange(StrictModel):
     """One change, and what it gained."""
 
     name: str
-    kind: Literal["compile", "optimizer"]
-    value: Literal["inductor", "nostall", "fused", "foreach"]
+    kind: Literal["compile", "optimizer", "memory_format"]
+    value: Literal["inductor", "reduce-overhead", "nostall", "fused", "foreach", "channels_last"]
     result_class: str
     line: str
     """What a person would write."""
@@ -54,7 +54,7 @@ class Bundle(StrictModel):
     command: tuple[str, ...]
     machine: Machine
     step: str | None = None
-    """The function that ends a step; None: an optimiser's step does."""
+    """The function that ends a step; None: found as `nostall optimize` found it."""
     changes: tuple[BundledChange, ...]
     ratio: float
     """Original / all changes together."""

@@ -10,8 +10,16 @@ from typing import Any
 
 NO_GAIN = 1.05
 """Below this bound of all levels together, nothing is tried."""
+MAX_BUSY = 1.1
+"""Work of a traced step over the time of a watched one above which they are not comparable."""
+MIN_IDLE = 0.05
+"""Share of a step in which the device does nothing from which CUDA graphs are tried."""
 MIN_STEPS = 10
 """Watched steps that a certificate needs."""
+MUCH_IDLE = 0.3
+"""The same from which they are tried before anything else."""
+GRAPHS = "CUDA graphs"
+NOSTALL = "back end nostall"
 GPU_NOT_MEASURED = "on GPUs this command is not yet measured"
 EVIDENCE = "1.10 to 2.34 on six models, H200 (docs/results/torch-compile.md)"
 """Measured gain of torch.compile over eager mode."""
@@ -25,7 +33,13 @@ class Facts:
 
     @property
     def step_seconds(self) -> float:
-        """Median seconds of the most frequent kind of step."""
+        """Median seconds of the most frequent kind of step; on GPUs the mean of all.
+
+        A GPU works behind the host, so that only the whole watch, which ends with a wait for it,
+        shows the time of a step.
+        """
+        if self.raw["cuda"]:
+            return float(self.raw["mean_seconds"])
         return median(float(seconds) for key, seconds in self.raw["steps"] if key == self.usual)
 
     @property
@@ -59,13 +73,44 @@ class Facts:
         """The step over what is outside of ``parts``; None if no bound can be given.
 
         It is the upper quartile over the steps, so that a pause of the machine, which falls outside
-        of all parts, does not lower it.  Work of a GPU overlaps the host's, so that the host's
-        times bound nothing.
+        of all parts, does not lower it.  Work of a GPU overlaps the host's, so that its bound is
+        the step over what the device must still do, which a trace shows.
         """
+        if self.raw["cuda"]:
+            left = None if self.no_bound(*parts) else self.left(*parts)
+            return None if left is None else max(1.0, self.step_seconds / left)
         pairs = self._outside(parts)
-        if self.raw["cuda"] or any(outside <= 0.001 * seconds for seconds, outside in pairs):
+        if any(outside <= 0.001 * seconds for seconds, outside in pairs):
             return None
         return sorted(seconds / outside for seconds, outside in pairs)[3 * len(pairs) // 4]
+
+    def left(self, *parts: str) -> float | None:
+        """Seconds of a step that remain if a GPU did nothing for ``parts``; None if unknown."""
+        trace, compiles = self.raw["trace"], "forward" in parts
+        optimizes = "optimizer" in parts
+        if "busy" not in trace or not (compiles or optimizes):
+            return None
+        name = "both" if compiles and optimizes else "compile" if compiles else "optimizer"
+        reading = 0.0 if self.raw["loader"].get("workers") else median(self.raw["parts"]["loader"])
+        return max(float(trace[f"without_{name}"]), reading) or None
+
+    def no_bound(self, *parts: str) -> str:
+        """Why no bound can be given on a GPU; empty if one can."""
+        trace = self.raw["trace"]
+        if "busy" not in trace:
+            return str(trace["obstacle"])
+        if self.varied:
+            return "steps differ, and only some were traced"
+        if trace["busy"] > MAX_BUSY * self.step_seconds:
+            return "the traced steps did more work than the watched ones"
+        return str(trace["obstacle"]) if "forward" in parts else ""
+
+    @property
+    def idle(self) -> float | None:
+        """Share of a step in which the GPU does nothing; None if it is not known."""
+        if not self.raw["cuda"] or self.no_bound():
+            return None
+        return max(0.0, 1 - float(self.raw["trace"]["busy"]) / self.step_seconds)
 
     def _outside(self, parts: Sequence[str]) -> list[tuple[float, float]]:
         """For each step of the usual kind, its seconds and those outside of ``parts``."""
@@ -100,7 +145,10 @@ class Level:
 
 def diagnose(facts: Facts) -> list[Level]:
     """The levels of a program: those to try in their order, then advice."""
-    levels = [*_compile_levels(facts), *_optimizer_levels(facts)]
+    levels = [*_compile_levels(facts), *_optimizer_levels(facts), *_layout_levels(facts)]
+    levels.sort(key=lambda level: level.name == NOSTALL)  # it takes longest
+    if (facts.idle or 0.0) > MUCH_IDLE:
+        levels.sort(key=lambda level: level.name != GRAPHS)
     return [level for level in levels if level.change] + [
         *(level for level in levels if not level.change),
         *_advice(facts),
@@ -116,30 +164,43 @@ def certificate(facts: Facts, levels: list[Level]) -> str:
     joint = facts.bound(*sorted(parts))
     if len(facts.raw["steps"]) < MIN_STEPS or joint is None or joint >= NO_GAIN:
         return ""
-    share = facts.share(*sorted(parts))
+    share = 1 - 1 / joint if facts.raw["cuda"] else facts.share(*sorted(parts))
     reason = f"all levels together gain at most {joint:.3f}: they touch {share:.1%} of a step"
     moving = {
         "waits for data: a faster input pipeline": facts.share("loader"),
-        "the program's own code between the passes": facts.rest,
+        **_remaining(facts),
     }
     largest = max(moving, key=lambda name: moving[name])
     return f"{reason}; what would move it: {largest} ({moving[largest]:.0%} of a step)"
 
 
-_PARTS = {"compile": ("forward", "backward"), "optimizer": ("optimizer",)}
+def _remaining(facts: Facts) -> Mapping[str, float]:
+    """What no level touches, and its share of a step."""
+    if not facts.raw["cuda"]:
+        return {"the program's own code between the passes": facts.rest}
+    products = "products, attention and communication: lower precision, or another batch size"
+    return {products: facts.raw["trace"]["without_both"] / facts.step_seconds}
+
+
+_PARTS = {
+    "compile": ("forward", "backward"),
+    "optimizer": ("optimizer",),
+    "memory_format": ("forward", "backward", "optimizer"),
+}
 """Parts of a step that a kind of change may touch."""
 
 
 def _level(facts: Facts, name: str, kind: str, value: str, **fields: Any) -> Level:
     parts, cuda = _PARTS[kind], facts.raw["cuda"]
     bound, words = facts.bound(*parts), " and ".join(parts)
+    share = 1 - 1 / bound if bound else None
     return Level(
         name=name,
         touches=words,
-        share=None if cuda else facts.share(*parts),
+        share=share if cuda else facts.share(*parts),
         bound=bound,
         reason=(
-            "no bound: work of the device overlaps that of the host" if cuda
+            _device_reason(facts, parts) if cuda
             else "no bound: nothing outside of it was seen" if bound is None
             else f"the step if {words} took no time"
         ),
@@ -148,22 +209,72 @@ def _level(facts: Facts, name: str, kind: str, value: str, **fields: Any) -> Lev
     )  # fmt: skip
 
 
+def _device_reason(facts: Facts, parts: Sequence[str]) -> str:
+    """What of a step on a GPU a level can take away, or why that is not known."""
+    if reason := facts.no_bound(*parts):
+        return f"no bound: {reason}"
+    trace, step = facts.raw["trace"], facts.step_seconds
+    idle = f"idle {facts.idle:.0%}"
+    work = []
+    if "forward" in parts:
+        work.append(f"pointwise work {trace['pointwise'] / step:.0%}")
+    if "optimizer" in parts:
+        work.append(f"optimiser {trace['optimizer'] / step:.0%}")
+    return f"the step without its device's {', '.join([idle, *work])}; all else keeps its time"
+
+
 def _compile_levels(facts: Facts) -> list[Level]:
     roots, cuda = ", ".join(facts.raw["roots"]) or "module", facts.raw["cuda"]
     results = "within rounding, or other random numbers"
+    # A module of PyTorch's own classes is not compiled by its method.
+    line = "model = torch.compile(model{})" if facts.raw["in_torch"] else "model.compile({})"
     levels = [_level(
         facts, "torch.compile", "compile", "inductor", minutes=1.5, result_class=results,
-        expected=EVIDENCE if cuda else "not measured on CPUs",
-        line=f"model.compile()  # {roots}",
+        expected=EVIDENCE if cuda else "not measured on CPUs", line=_written(line, "", roots),
     )]  # fmt: skip
     if cuda:
+        graphs = _level(
+            facts, GRAPHS, "compile", "reduce-overhead", minutes=1.5,
+            result_class=results, expected="not measured",
+            line=_written(line, 'mode="reduce-overhead"', f"{roots}; clone outputs that you keep"),
+        )  # fmt: skip
+        levels.append(_unusable(graphs, reason) if (reason := _no_graphs(facts)) else graphs)
         levels.append(_level(
-            facts, "back end nostall", "compile", "nostall", minutes=4.0, result_class=results,
+            facts, NOSTALL, "compile", "nostall", minutes=4.0, result_class=results,
             expected="1.05 (median of 24 steps), H200 (docs/results/fusion-unseen.md)",
-            line=f'model.compile(backend="nostall")  # {roots}',
+            line=_written(line, 'backend="nostall"', roots),
         ))  # fmt: skip
     obstacle = facts.raw["obstacle"]
     return [_unusable(level, obstacle) for level in levels] if obstacle else levels
+
+
+def _written(line: str, argument: str, remark: str) -> str:
+    """The line with an argument of ``torch.compile``."""
+    separator = ", " if argument and "torch.compile" in line else ""
+    return f"{line.format(separator + argument)}  # {remark}"
+
+
+def _no_graphs(facts: Facts) -> str:
+    """Why CUDA graphs cannot be used; empty if they can."""
+    if facts.raw["world"] > 1:
+        return "not tried with several ranks"
+    if facts.idle is not None and facts.idle < MIN_IDLE:
+        return f"the device is idle in only {facts.idle:.1%} of a step"
+    if (calls := facts.raw["calls"]) > 1:  # gradients that are added up lie in a graph's memory
+        return f"a step calls modules {calls} times with gradients; graphs are tried for one call"
+    return ""
+
+
+def _layout_levels(facts: Facts) -> list[Level]:
+    """Another memory format, for modules with convolutions of images."""
+    if not facts.raw["images"]:
+        return []
+    level = _level(
+        facts, "channels_last", "memory_format", "channels_last", minutes=0.3,
+        expected="not measured", result_class="within rounding",
+        line="model = model.to(memory_format=torch.channels_last)",
+    )  # fmt: skip
+    return [_unusable(level, facts.raw["obstacle"]) if facts.raw["obstacle"] else level]
 
 
 def _optimizer_levels(facts: Facts) -> list[Level]:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from nostall.optimizing.device_time import traced
 from nostall.optimizing.diagnosis import (
     GPU_NOT_MEASURED,
     NO_GAIN,
@@ -110,7 +111,8 @@ class _Job:
 
     def watch(self) -> None:
         """Wait until enough steps were seen."""
-        self.facts = self.result.facts = Facts(self.program.wait_watched())
+        watched = self.program.wait_watched()
+        self.facts = self.result.facts = Facts({**watched, "trace": traced(watched)})
         self.until = time.monotonic() + 60 * self.options.minutes
         raw = self.facts.raw
         self.step_seconds = self.facts.step_seconds
@@ -118,6 +120,8 @@ class _Job:
             f"watched {len(raw['steps'])} steps of {1e3 * self.facts.step_seconds:.4g} ms on "
             f"{raw['device']}; {', '.join(raw['roots']) or 'no module'}"
         )
+        if raw["step_is"]:
+            self.result.notes.append(f"no optimiser steps: a step is {raw['step_is']}")
         if raw["cuda"]:
             self.result.notes.append(GPU_NOT_MEASURED)
         if not raw["main_thread"]:
@@ -137,7 +141,7 @@ class _Job:
             )
             return
         for level in self.result.levels:
-            if level.change and not self._is_settled(level):
+            if level.change and not self._is_settled(level) and self._has_time(level):
                 attempt = self._attempt(level)
                 self.say(f"{level.name}: {attempt.outcome}, {attempt.reason}")
                 self._add(attempt)
@@ -148,6 +152,16 @@ class _Job:
         """Whether an earlier attempt makes this one needless: they set the same option."""
         same = any(_same_place(attempt.level, level) for attempt in self.result.kept)
         return same and level.change is not None and level.change["kind"] == "optimizer"
+
+    def _has_time(self, level: Level) -> bool:
+        """Whether a quarter of the expected time of a level is left; a note says if not."""
+        left = (self.until - time.monotonic()) / 60
+        if left < level.minutes / 4:
+            self.result.notes.append(
+                f"not tried in --minutes {self.options.minutes:g}: {level.name}, which takes about "
+                f"{level.minutes:g} minutes"
+            )
+        return left >= level.minutes / 4
 
     def _attempt(self, level: Level) -> Attempt:
         """Check a change, then measure it beside what is kept so far."""
@@ -191,9 +205,9 @@ class _Job:
 
     def _warm(self, arm: Sequence[str]) -> list[str]:
         """Run an arm until it compiles no more; the errors of its calls."""
-        least = DECIDED_SECONDS if "back end nostall" in arm else 0.0
-        order = {"limit_steps": WARM_STEPS, "limit_seconds": least + WARM_SECONDS}
-        done = self._ask(do="warm", arm=arm, least_seconds=least, **order)[-1]
+        more = DECIDED_SECONDS if "back end nostall" in arm else 0.0
+        order = {"limit_steps": WARM_STEPS, "limit_seconds": more + WARM_SECONDS}
+        done = self._ask(do="warm", arm=arm, **order)[-1]
         return list(done["failures"])
 
     def _compare(
@@ -289,6 +303,7 @@ def _explain_end(program: Program, end: ProgramEnded, options: Options, result: 
         program.process.wait() if options.run_to_end else program.end(exits=True)
         return
     steps = max((e["steps"] for e in program.events if e["event"] == "exit"), default=0)
+    unclear = next((e["reason"] for e in program.events if e["event"] == "no step"), "")
     if not program.events:
         reason = (
             "no Python process of the program was watched: it runs no Python, one without nostall, "
@@ -304,9 +319,10 @@ def _explain_end(program: Program, end: ProgramEnded, options: Options, result: 
             "a function in it; functions of the script itself are not found"
         )
     else:
-        reason = (
-            "no step was seen: no optimiser of torch.optim stepped, or only in compiled code; "
-            "name the function of a step with --step module:function"
+        reason = "no step was seen: " + (
+            unclear
+            or "no optimiser, profiler or module was called in eager mode; "
+            "name the function that ends a step with --step module:function"
         )
     result.notes.append(reason)
 

@@ -57,6 +57,7 @@ def write_page(result: Result, path: Path) -> Path:
             ("optimisers", ", ".join(raw["optimizers"])),
             ("ranks", raw["world"]),
             ("watched steps", len(raw["steps"])),
+            ("a step ends with", raw["step_is"] or result.step or "a step of the optimisers"),
         ],
     )
     write_text_atomically(path, page)

@@ -316,7 +316,7 @@ def test_work_that_was_only_launched_counts(stream: int) -> None:
     )  # fmt: skip
     for _ in range(20):
         device.launch(0.1, stream if arm[-1] else 0)
-        if schedule.border(Step(1, False, 0)):
+        if schedule.border(Step(1, (), 0)):
             break
     assert [round(event["seconds"], 2) for event in events] == [0.3, 0.3]
 
@@ -448,3 +448,49 @@ def test_a_failing_version_gives_the_program_the_original() -> None:
     assert seen[0].shape == (16, 32) and switch.target is None
     switch.settle()
     assert "_compiled_call_impl" not in root.__dict__
+
+
+class Cache:
+    """Keys of earlier calls, in an object that is neither list nor mapping."""
+
+    def __init__(self) -> None:
+        self.keys = [torch.ones(1, 64)]
+
+
+class Decoder(nn.Module):
+    """Attends to the keys of earlier calls, and appends its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner = nn.Linear(64, 64)
+
+    def forward(self, x: Any, cache: Any) -> Any:
+        cache.keys.append(self.inner(x))
+        return (x @ torch.cat(cache.keys).T).softmax(-1), cache
+
+
+def of_cache(make: shadow.Make) -> tuple[shadow.Finding, Cache]:
+    cache = Cache()
+    args, kwargs = shadow.clone(((torch.ones(4, 64), cache), {}))
+    assert args[1] is not cache
+    call = shadow.Call(args, kwargs, True, False, None)
+    return shadow.check_module(Decoder(), [call], make), args[1]
+
+
+def test_a_cache_of_the_program_is_left_alone_and_compared() -> None:
+    def foreign_keys(module: Any) -> Any:
+        """Right outputs, and wrong keys for the next call."""
+
+        def call(x: Any, cache: Any) -> Any:
+            result = module._call_impl(x, cache)
+            cache.keys[-1] = cache.keys[-1] * 1.01
+            return result
+
+        return call
+
+    honest, cache = of_cache(lambda module, same: module._call_impl)
+    assert honest.refusal == "" and honest.result_class == "bit-equal"
+    assert len(cache.keys) == 1
+    cheat, _ = of_cache(lambda module, same: foreign_keys(module))
+    assert "is off by" in cheat.refusal

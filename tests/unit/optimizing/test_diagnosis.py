@@ -30,7 +30,9 @@ def facts(
         "parts": {name: [seconds] * 20 for name, seconds in parts.items()},
         "cuda": False, "device": cpu_name(), "driver": None, "torch": "2.13.0", "threads": 1,
         "roots": ["GPT"], "obstacle": "", "flags": ["fused"], "optimizers": ["AdamW"], "world": 1,
-        "loader": {"workers": 0, "pinned": False}, "peak_bytes": 1 << 30,
+        "loader": {"workers": 0, "pinned": False}, "peak_bytes": 1 << 30, "step_is": "",
+        "mean_seconds": 1.0, "calls": 1, "in_torch": False, "images": False,
+        "trace": {"obstacle": "the program has a profiler of its own"},
         **changes,
     })  # fmt: skip
 
@@ -54,8 +56,83 @@ def test_on_a_gpu_no_bound_is_given_and_no_certificate() -> None:
     found = facts(cuda=True, forward=0.0)
     levels = diagnose(found)
     assert {level.bound for level in levels} == {None}
-    assert [level.name for level in levels][:2] == ["torch.compile", "back end nostall"]
+    assert [level.name for level in levels] == [
+        "torch.compile",
+        "CUDA graphs",
+        "fused optimiser",
+        "back end nostall",
+        "input pipeline",
+        "TF32",
+    ]
     assert certificate(found, levels) == ""
+
+
+def on_gpu(**changes: Any) -> Facts:
+    """Steps of one second: 400 ms of products, 300 pointwise, 100 optimiser, 150 idle, 50 both."""
+    trace = {
+        "steps": 3, "step": 1.2, "busy": 0.85, "pointwise": 0.3, "optimizer": 0.1,
+        "without_compile": 0.5, "without_optimizer": 0.75, "without_both": 0.4, "obstacle": "",
+        **changes.pop("trace", {}),
+    }  # fmt: skip
+    return facts(cuda=True, trace=trace, **changes)
+
+
+def test_on_a_gpu_a_bound_is_the_step_over_the_work_that_remains() -> None:
+    found = bounds(on_gpu())
+    assert found["torch.compile"] == found["CUDA graphs"] == pytest.approx(1 / 0.5)
+    assert found["fused optimiser"] == pytest.approx(1 / 0.75)
+    reasons = {level.name: level.reason for level in diagnose(on_gpu())}
+    assert "idle 15%, pointwise work 30%" in reasons["torch.compile"]
+    assert "idle 15%, optimiser 10%" in reasons["fused optimiser"]
+
+
+def test_reading_data_in_the_program_remains_and_in_workers_does_not() -> None:
+    own = Facts({**on_gpu().raw, "parts": {**on_gpu().raw["parts"], "loader": [0.8] * 20}})
+    assert bounds(own)["torch.compile"] == pytest.approx(1 / 0.8)
+    workers = Facts({**own.raw, "loader": {"workers": 2}})
+    assert bounds(workers)["torch.compile"] == pytest.approx(2.0)
+
+
+def test_without_gaps_no_graphs_and_with_several_calls_neither() -> None:
+    levels = {level.name: level for level in diagnose(on_gpu(trace={"busy": 0.96}))}
+    assert levels["CUDA graphs"].change is None and "only 4.0%" in levels["CUDA graphs"].reason
+    assert levels["torch.compile"].change is not None
+    idle = diagnose(on_gpu(trace={"busy": 0.6, "without_compile": 0.4, "without_optimizer": 0.5}))
+    assert idle[0].name == "CUDA graphs" and diagnose(on_gpu())[0].name == "torch.compile"
+    twice = {level.name: level for level in diagnose(on_gpu(calls=2))}
+    assert "2 times" in twice["CUDA graphs"].reason
+    inference = {level.name: level for level in diagnose(on_gpu(calls=0))}
+    assert inference["CUDA graphs"].change is not None
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"trace": {"obstacle": "convolutions can run"}}, "convolutions can run"),
+        ({"trace": {"busy": 1.2}}, "more work than the watched ones"),
+        ({"steps": [(n % 2, 1.0) for n in range(20)]}, "steps differ"),
+    ],
+)
+def test_no_bound_on_a_gpu_says_why(changes: dict[str, Any], reason: str) -> None:
+    levels = {level.name: level for level in diagnose(on_gpu(**changes))}
+    assert levels["torch.compile"].bound is None and reason in levels["torch.compile"].reason
+    optimizer = levels["fused optimiser"].bound
+    assert (optimizer is None) == ("convolutions" not in reason)
+
+
+def test_the_certificate_on_a_gpu() -> None:
+    found = on_gpu(trace={"busy": 0.99, "without_both": 0.97, "without_compile": 0.98})
+    text = certificate(found, diagnose(found))
+    assert "at most 1.031" in text and "lower precision" in text and "(97% of a step)" in text
+    assert certificate(on_gpu(), diagnose(on_gpu())) == ""
+
+
+def test_lines_of_modules_whose_method_compiles_nothing() -> None:
+    lines = {level.name: level.line for level in diagnose(on_gpu(in_torch=True, images=True))}
+    assert lines["torch.compile"] == "model = torch.compile(model)  # GPT"
+    assert lines["CUDA graphs"].startswith('model = torch.compile(model, mode="reduce-overhead")')
+    assert lines["channels_last"] == "model = model.to(memory_format=torch.channels_last)"
+    assert 'model.compile(backend="nostall")  # GPT' in {x.line for x in diagnose(on_gpu())}
 
 
 def test_the_certificate_says_what_would_move_it() -> None:

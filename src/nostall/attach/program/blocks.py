@@ -18,8 +18,8 @@ class Step(NamedTuple):
 
     key: int
     """Number of the step's calls and shapes; steps with equal keys did the same work."""
-    overflow: bool
-    """Whether a GradScaler skipped the optimiser."""
+    overflow: Sequence[Any]
+    """What tells whether a GradScaler skipped the optimiser: flags, which can be on the device."""
     graphs: int
     """Graphs that Dynamo has compiled so far."""
 
@@ -27,9 +27,15 @@ class Step(NamedTuple):
 class Warming:
     """Runs one arm until nothing is compiled any more."""
 
-    def __init__(self, order: Mapping[str, Any], now: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        order: Mapping[str, Any],
+        now: Callable[[], float],
+        is_settled: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """``is_settled``: whether the changes have selected what runs."""
+        self.is_settled = is_settled
         self.limit = int(order["limit_steps"])
-        self.least = now() + float(order["least_seconds"])
         self.until = now() + float(order["limit_seconds"])
         self.now, self.steps, self.calm, self.graphs = now, 0, 0, -1
 
@@ -39,7 +45,7 @@ class Warming:
         self.calm = self.calm + 1 if step.graphs == self.graphs else 0
         self.graphs = step.graphs
         is_warm = self.calm >= CALM or self.steps >= self.limit
-        return (is_warm and self.now() > self.least) or self.now() > self.until
+        return (is_warm and self.is_settled()) or self.now() > self.until
 
 
 class Schedule:
@@ -59,7 +65,7 @@ class Schedule:
         self.steps, self.each = int(order["steps"]), bool(order["each"])
         self._apply, self._sync, self._now, self._emit = apply, sync, now, emit
         self._index, self._begin, self._last = 0, 0.0, 0.0
-        self._notes: list[tuple[int, float | None, bool]] | None = None
+        self._notes: list[tuple[int, float | None, Sequence[Any]]] | None = None
         self._graphs = 0
         apply(self.arms[self.blocks[0]])
 
@@ -81,12 +87,14 @@ class Schedule:
         return complete and self._close(step)
 
     def _close(self, step: Step) -> bool:
+        seconds = self._now() - self._begin
         self._emit(
             "block",
             index=self._index,
             arm=self.blocks[self._index],
-            seconds=self._now() - self._begin,
-            steps=self._notes,
+            seconds=seconds,
+            # A flag on the device is read here, because reading it waits for the device.
+            steps=[(key, time, any(map(bool, flags))) for key, time, flags in self._notes or ()],
             compiled=step.graphs != self._graphs,
         )
         self._index, self._notes = self._index + 1, None

@@ -1,6 +1,8 @@
-"""Where a step of a program ends, found from the steps of its optimisers."""
+"""Where a step of a program ends, found from the steps of its optimisers; what else ends them."""
 
 from __future__ import annotations
+
+from typing import Any
 
 _PATIENCE = 64
 """Optimiser steps without the closing optimiser before another one is chosen."""
@@ -18,7 +20,13 @@ class Borders:
         self.closing: int | None = None
         """The optimiser whose step ends a period."""
         self.changes = 0
-        """How often another optimiser became the closing one."""
+        """How often another optimiser became the closing one, or another kind of event."""
+        self.change = "other optimisers step"
+        """What the last change was."""
+        self.found = ""
+        """What a step is, in words, where no optimiser ends it."""
+        self.modules: list[Any] = []
+        """The modules whose calls end the steps; empty where others do."""
         self._counts: dict[int, int] = {}
         self._silent = 0
 
@@ -28,6 +36,12 @@ class Borders:
         closed = self._counts.get(self.closing or 0, 0)
         counts = (round(count / closed) for count in self._counts.values() if closed)
         return tuple(count for count in counts if count)
+
+    def restart(self, found: str, modules: list[Any]) -> None:
+        """Another kind of event ends the steps."""
+        self.closing, self._counts, self._silent = None, {}, 0
+        self.found, self.modules = found, modules
+        self.changes += 1
 
     def note(self, optimizer: int) -> bool:
         """Note a step of an optimiser; whether a step of the program ends with it."""

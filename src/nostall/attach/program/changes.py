@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nostall.attach.program.roots import Switch
-from nostall.attach.program.shadow import Call, Finding, check_module, check_optimizer
+from nostall.attach.program.shadow import Call, Finding, check_module, check_optimizer, map_tensors
+
+GRAPHS = "reduce-overhead"
+"""The mode of ``torch.compile`` with CUDA graphs."""
+RECORDED = 3
+"""Calls after which a CUDA graph is replayed: one warms up, one records."""
+VERSIONS = 64
+"""Versions of one code that Dynamo may compile while changes are tried."""
+_limits: list[int] = []
+"""Dynamo's own limit while it is raised."""
 
 FUSED = ("Adam", "AdamW", "SGD")
 """Optimisers whose state is the same with ``fused``, but for the device of its step counters."""
@@ -15,11 +25,15 @@ FOREACH = (*FUSED, "Adagrad", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "A
 
 
 class Compile:
-    """``module.compile(backend=...)`` of every root."""
+    """``module.compile(backend=...)`` of every root, or ``mode="reduce-overhead"``."""
 
-    def __init__(self, switches: Sequence[Switch], backend: str) -> None:
-        self.switches, self.backend = switches, backend
+    def __init__(self, switches: Sequence[Switch], value: str) -> None:
+        self.switches, self.backend = switches, value
+        self.graphs = value == GRAPHS
+        if self.graphs:
+            self.backend = "inductor"
         self._compiled: list[Any] | None = None
+        self._reports = 0
 
     def check(self, calls: Mapping[int, Sequence[Call]]) -> Finding:
         worst = Finding("within rounding")  # equal bits in one step do not promise them in others
@@ -27,19 +41,34 @@ class Compile:
             root = switch.root
             if type(root).__name__ == "DistributedDataParallel":
                 root = root.module  # a copy of the wrapper would talk to the other ranks
-            finding = check_module(root, calls.get(switch.number, ()), self._version)
+            warm = RECORDED if self.graphs else 0
+            raise_version_limit()
+            seen = calls.get(switch.number, ())
+            finding = check_module(root, seen, self._version, warm=warm)
+            if not finding.refusal and not compiled_graphs():
+                finding = finding._replace(refusal="torch.compile finds nothing to compile in it")
             if finding.refusal:
                 return finding._replace(refusal=f"{type(root).__name__}: {finding.refusal}")
             worst = max(worst, finding, key=Finding.rank)
         return worst
 
     def _version(self, module: Any, same_random: bool) -> Any:
-        options = {"fallback_random": True} if same_random and self.backend == "inductor" else None
         torch = sys.modules["torch"]
-        return torch.compile(module._call_impl, backend=self.backend, options=options)
+        options = {"fallback_random": True} if same_random else {}
+        if self.graphs:  # what mode="reduce-overhead" sets
+            options["triton.cudagraphs"] = True
+        call = module._call_impl
+        if is_in_torch(module):
+
+            def call(*args: Any, **kwargs: Any) -> Any:  # Dynamo skips a call in PyTorch's files
+                return module._call_impl(*args, **kwargs)
+
+        version = torch.compile(call, backend=self.backend, options=options or None)
+        return _with_own_outputs(version) if self.graphs else version
 
     def on(self) -> None:
         if self._compiled is None:
+            self._reports = len(_nostall_reports())
             self._compiled = [self._version(s.root, False) for s in self.switches]
         for switch, version in zip(self.switches, self._compiled, strict=True):
             switch.target = version
@@ -47,6 +76,64 @@ class Compile:
     def off(self) -> None:
         for switch in self.switches:
             switch.target = None
+
+    def is_settled(self) -> bool:
+        """Whether the back end nostall has selected the versions of all graphs."""
+        if self.backend != "nostall":
+            return True
+        return all(report.reason for report in _nostall_reports()[self._reports :])
+
+
+def is_in_torch(module: Any) -> bool:
+    """Whether ``module`` is of PyTorch's own classes: its method ``compile`` does nothing then."""
+    return type(module).__module__.startswith("torch.nn.modules.")
+
+
+def compiled_graphs() -> int:
+    """Graphs that Dynamo has compiled so far."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return int(dynamo.counters["stats"]["unique_graphs"]) if dynamo else 0
+
+
+def raise_version_limit() -> None:
+    """Let Dynamo compile one code for the copies and back ends of all attempts.
+
+    It else runs a code in eager mode from its ninth version on.
+    """
+    config = _dynamo_config()
+    if not _limits:
+        _limits.append(config.recompile_limit)
+        config.recompile_limit = max(config.recompile_limit, VERSIONS)
+
+
+def restore_version_limit() -> None:
+    """Take :func:`raise_version_limit` back."""
+    while _limits:
+        _dynamo_config().recompile_limit = _limits.pop()
+
+
+def _dynamo_config() -> Any:
+    return importlib.import_module("torch._dynamo.config")
+
+
+def _nostall_reports() -> Sequence[Any]:
+    backend = sys.modules.get("nostall.attach.torch_compile.backend")
+    return backend.nostall.reports if backend else ()
+
+
+def _with_own_outputs(version: Any) -> Any:
+    """``version`` with copied outputs, because the next replay of a CUDA graph overwrites them."""
+
+    def refuse(value: Any) -> Any:
+        if not callable(value) and getattr(value, "__dict__", None):
+            kind = type(value).__name__
+            raise TypeError(f"an output is a {kind}, whose tensors the next replay overwrites")
+        return value
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return map_tensors(version(*args, **kwargs), lambda tensor: tensor.clone(), refuse)
+
+    return call
 
 
 class OptimizerFlag:
@@ -65,6 +152,9 @@ class OptimizerFlag:
             worst = max(worst, finding, key=Finding.rank)
         return worst
 
+    def is_settled(self) -> bool:
+        return True
+
     def on(self) -> None:
         for optimizer in self.optimizers:
             self._set(optimizer, True)
@@ -76,11 +166,113 @@ class OptimizerFlag:
     def _set(self, optimizer: Any, value: bool | None) -> None:
         for group in optimizer.param_groups:
             group[self.flag] = value
-        if self.flag == "fused":
+        if self.flag != "fused":
+            return
+        torch = sys.modules["torch"]
+        # As the constructor: a GradScaler then lets the kernel unscale and skip on the device.
+        if value:
+            optimizer._step_supports_amp_scaling = True
+        else:
+            optimizer.__dict__.pop("_step_supports_amp_scaling", None)
+        is_double = torch.get_default_dtype() == torch.float64 and not value
+        dtype = torch.float64 if is_double else torch.float32
+        for parameter, state in optimizer.state.items():
+            if "step" in state:  # fused kernels read it on the parameter's device
+                state["step"] = state["step"].to(parameter.device if value else "cpu", dtype)
+
+
+class ChannelsLast:
+    """``module.to(memory_format=torch.channels_last)`` of roots with convolutions of images.
+
+    The tensors keep their identity: their data moves between two stores, each with one layout.
+    """
+
+    def __init__(self, switches: Sequence[Switch], optimizers: Sequence[Any]) -> None:
+        self.switches = [switch for switch in switches if has_images(switch.root)]
+        self.optimizers = optimizers
+        self._stores: list[tuple[Any, Any]] | None = None
+        """Tensors, and the data that each of them does not use."""
+        self._is_on = False
+
+    def check(self, calls: Mapping[int, Sequence[Call]]) -> Finding:
+        worst = Finding("within rounding")
+        for switch in self.switches:
+            name = type(switch.root).__name__
+            if name == "DistributedDataParallel":
+                return Finding(worst.result_class, f"{name} keeps gradients in the first layout")
+            seen = calls.get(switch.number, ())
+            # Dropout numbers elements in the order of memory, so that none has the same number.
+            finding = check_module(switch.root, seen, self._version, drops=False)
+            if finding.refusal:
+                return finding._replace(refusal=f"{name}: {finding.refusal}")
+            worst = max(worst, finding, key=Finding.rank)
+        return worst
+
+    def _version(self, module: Any, _: bool) -> Any:
+        """A call of ``module`` with parameters of the other layout; its own stay as they are."""
+        torch = sys.modules["torch"]
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            other = {
+                name: parameter.to(memory_format=torch.channels_last)
+                for name, parameter in module.named_parameters()
+                if parameter.dim() == 4
+            }
+            return torch.func.functional_call(module, other, args, kwargs)
+
+        return call
+
+    def is_settled(self) -> bool:
+        return True
+
+    def on(self) -> None:
+        if self._stores is None:
+            torch = sys.modules["torch"]
+            self._stores = [
+                (tensor, torch.empty_like(tensor, memory_format=torch.channels_last))
+                for tensor in self._tensors()
+            ]
+        if not self._is_on:
+            self._swap()
+
+    def off(self) -> None:
+        if self._is_on:
+            self._swap()
+
+    def _tensors(self) -> list[Any]:
+        """Parameters and buffers of four dimensions, and what optimisers keep of these."""
+        torch = sys.modules["torch"]
+        roots = [switch.root for switch in self.switches]
+        tensors = [t for r in roots for t in (*r.parameters(), *r.buffers()) if t.dim() == 4]
+        chosen = {id(tensor): tensor for tensor in tensors}
+        for optimizer in self.optimizers:
             for parameter, state in optimizer.state.items():
-                if "step" in state:  # fused kernels read it on the parameter's device
-                    device = parameter.device if value else "cpu"
-                    state["step"] = state["step"].to(device)
+                if id(parameter) in chosen:
+                    values = [v for v in state.values() if torch.is_tensor(v)]
+                    tensors += [v for v in values if v.shape == parameter.shape]
+        return list({id(tensor): tensor for tensor in tensors}.values())
+
+    def _swap(self) -> None:
+        torch = sys.modules["torch"]
+        assert self._stores is not None
+        with torch.no_grad():
+            for at, (tensor, other) in enumerate(self._stores):
+                data = tensor.data
+                tensor.data = other.copy_(data)
+                self._stores[at] = tensor, data
+                if tensor.grad is not None:  # it is added to where the program keeps it
+                    tensor.grad = torch.empty_like(tensor).copy_(tensor.grad)
+        self._is_on = not self._is_on
+
+
+def has_images(root: Any) -> bool:
+    """Whether ``root`` has convolutions of images whose weights are not in channels-last layout."""
+    torch = sys.modules["torch"]
+    kinds = torch.nn.Conv2d, torch.nn.ConvTranspose2d
+    weights = [m.weight for m in root.modules() if isinstance(m, kinds)]
+    return any(
+        w.dim() == 4 and not w.is_contiguous(memory_format=torch.channels_last) for w in weights
+    )
 
 
 def can_set(optimizer: Any, flag: str) -> bool:
@@ -107,8 +299,8 @@ def can_set(optimizer: Any, flag: str) -> bool:
     return bool(parameters) and unset and other and plain and not is_default
 
 
-Change = Compile | OptimizerFlag
-"""Each has ``check``, which tries it on copies, ``on`` and ``off``."""
+Change = Compile | OptimizerFlag | ChannelsLast
+"""Each has ``check``, which tries it on copies, ``on`` and ``off``, which can be repeated."""
 
 
 def make_change(
@@ -123,4 +315,7 @@ def make_change(
         return Compile(switches, value)
     if kind == "optimizer":
         return OptimizerFlag(optimizers, value)
-    raise ValueError(f"the change {kind!r} is unknown; this nostall knows compile and optimizer")
+    if kind == "memory_format":
+        return ChannelsLast(switches, optimizers)
+    known = "compile, optimizer and memory_format"
+    raise ValueError(f"the change {kind!r} is unknown; this nostall knows {known}")

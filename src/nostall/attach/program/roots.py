@@ -12,6 +12,9 @@ MAX_DEPTH, MAX_ITEMS = 4, 64
 MAX_CALLS = 8
 """Calls of a step whose shapes are part of its key; further ones are only counted."""
 
+Made = Callable[[Any, Callable[..., Any], Any, Any], Any]
+"""Module, its call, positional and keyword arguments; gives the result of the call."""
+
 
 def find_roots(optimizers: Sequence[Any]) -> list[Any]:
     """The outermost ``nn.Module`` objects that hold parameters of ``optimizers``.
@@ -64,6 +67,8 @@ class Switch:
         self.failure: str | None = None
         """The first error of a version; the original runs since."""
         self.number = 0
+        self.made: Made | None = None
+        """Makes a call and notes its end, where calls of modules end the steps."""
         self._capture = capture
         self._is_compiling = sys.modules["torch"].compiler.is_compiling
         object.__setattr__(root, "_compiled_call_impl", self)
@@ -71,6 +76,11 @@ class Switch:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._is_compiling():  # the program compiles a function around the call
             return self.eager(*args, **kwargs)
+        if self.made is not None:
+            return self.made(self.root, self._run, args, kwargs)
+        return self._run(*args, **kwargs)
+
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
         self._note(args, kwargs)
         if self.target is None:
             return self.eager(*args, **kwargs)
@@ -79,13 +89,14 @@ class Switch:
         except Exception as error:  # any error: the original decides what the program sees
             self.failure = f"{type(error).__name__}: {str(error).splitlines()[:1]}"
             self.target = None
-            return self.eager(*args, **kwargs)
+        # Outside of the handler: the error holds the tensors of the call, so memory.
+        return self.eager(*args, **kwargs)
 
     def _note(self, args: Any, kwargs: Any) -> None:
         torch = sys.modules["torch"]
         if len(self.calls) < MAX_CALLS:
             mode = self.root.training, torch.is_grad_enabled()
-            self.calls.append((self.number, mode, _shapes((args, kwargs))))
+            self.calls.append((self.number, mode, shapes((args, kwargs))))
         else:
             self.calls.append(None)
         self._capture(self, (args, kwargs))
@@ -97,7 +108,7 @@ class Switch:
             object.__setattr__(self.root, "_compiled_call_impl", self.target)
 
 
-def _shapes(value: Any, depth: int = 0) -> Any:
+def shapes(value: Any, depth: int = 0) -> Any:
     """Shapes and types of the tensors in nested arguments."""
     kind = type(value)
     if hasattr(value, "shape") and hasattr(value, "dtype"):
@@ -105,7 +116,7 @@ def _shapes(value: Any, depth: int = 0) -> Any:
     if depth < MAX_DEPTH:
         if kind is dict or hasattr(value, "keys"):
             items = list(value.items())[:MAX_ITEMS]
-            return tuple((str(key), _shapes(item, depth + 1)) for key, item in items)
+            return tuple((str(key), shapes(item, depth + 1)) for key, item in items)
         if kind in (list, tuple):
-            return tuple(_shapes(item, depth + 1) for item in value[:MAX_ITEMS])
+            return tuple(shapes(item, depth + 1) for item in value[:MAX_ITEMS])
     return kind.__name__

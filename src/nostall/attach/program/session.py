@@ -8,18 +8,28 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from multiprocessing import parent_process
 from typing import Any
 
 from nostall.attach.program.blocks import Schedule, Step, Warming
 from nostall.attach.program.borders import Borders
-from nostall.attach.program.changes import Change, can_set, make_change
+from nostall.attach.program.changes import (
+    Change,
+    can_set,
+    compiled_graphs,
+    has_images,
+    is_in_torch,
+    make_change,
+    restore_version_limit,
+)
 from nostall.attach.program.channel import Channel
 from nostall.attach.program.machine import cpu_name, driver_version
 from nostall.attach.program.roots import MAX_CALLS, Switch, find_roots, obstacle
 from nostall.attach.program.segments import PARTS, Segments
 from nostall.attach.program.shadow import Call, clone, current_autocast
+from nostall.attach.program.tracing import Trace, trace_obstacle
 
 _clock = time.perf_counter
 """Taken before the program runs, which may replace it."""
@@ -27,6 +37,8 @@ SETTLED = 2
 """First steps that are not part of the watch: allocations, first calls."""
 MIN_STEPS = 4
 """Fewest steps that a watch needs."""
+TRACED = 3
+"""Steps of a trace on GPUs, after the watched ones; the profiler slows them."""
 MAX_KEYS = 10_000
 """Different steps that are told apart; each further one has a key of its own."""
 MAX_CHECKED = 2
@@ -60,6 +72,12 @@ class Session:
         self.roots: list[Any] = []
         self._current: Mapping[str, Any] = {}
         self._overflows: list[Any] = []
+        self._devices: set[Any] = set()
+        """GPUs with parameters of the roots."""
+        self._watch_began = 0.0
+        self._trace: Trace | None = None
+        self._facts_known: dict[str, Any] = {}
+        """Of the watched steps, while more are traced."""
 
     @property
     def optimizers(self) -> list[Any]:
@@ -103,6 +121,9 @@ class Session:
         if self.steps and not self._ended:
             if self._watched is not None and len(self._watched) >= SETTLED + MIN_STEPS:
                 self._end_watch(self._watched[SETTLED:])
+            elif self._trace is not None:
+                self._stop_trace()
+                self._emit_watched(trace_obstacle="the program ended before")
             self.channel.emit("exit", steps=self.steps)
 
     def forget(self) -> None:
@@ -112,11 +133,11 @@ class Session:
     def _border(self) -> None:
         now = _clock()
         self.steps += 1
-        step = Step(self._key(), self._overflowed(), _compiled_graphs())
+        step = Step(self._key(), self._take_overflows(), compiled_graphs())
         if self.borders.changes != self._closing_changes:
             self._closing_changes = self.borders.changes
             if self._watched is None:
-                self._give_up("other optimisers step now, so that steps are no longer the same")
+                self._give_up(f"{self.borders.change}, so that steps are no longer the same")
                 return
             self.steps = 1  # ranks agree on steps of the optimiser that all of them have
             self._watched, self._uninstalled = [], True
@@ -126,6 +147,8 @@ class Session:
             self._install_switches()
         elif self._watched is not None:
             self._watch(step, now)
+        elif self._trace is not None:
+            self._trace_step()
         if self._phase is not None and self._phase.border(step):
             self._phase = None
             self._finish(seconds=_clock() - self._last)
@@ -135,19 +158,22 @@ class Session:
     def _key(self) -> int:
         calls = (*self._calls[: MAX_CALLS + 1], len(self._calls))
         self._calls.clear()
+        if sys.modules["torch"].autograd.profiler._is_profiler_enabled:
+            calls = (*calls, "under the program's profiler")
         if len(self._keys) > MAX_KEYS:
             return self._keys.get(calls, -self.steps)
         return self._keys.setdefault(calls, len(self._keys))
 
-    def _overflowed(self) -> bool:
+    def _take_overflows(self) -> list[Any]:
         found, self._overflows = self._overflows, []
-        # Reading a flag waits for the device; outside of measured blocks nobody asks.
-        return self._phase is not None and any(f is True or bool(f.item()) for f in found)
+        return found
 
     def _install_switches(self) -> None:
-        self.roots = find_roots([] if self.settings.get("step") else self.optimizers)
+        optimizers = [] if self.settings.get("step") else self.optimizers
+        self.roots, self.borders.modules = self.borders.modules or find_roots(optimizers), []
         obstacles = [reason for root in self.roots if (reason := obstacle(root))]
-        if _compiled_graphs():
+        self._devices = {p.device for r in self.roots for p in r.parameters() if p.is_cuda}
+        if compiled_graphs():
             self.switch_obstacle = "parts of the program run under torch.compile already"
         elif not self.roots:
             self.switch_obstacle = "no module holds the parameters of the optimisers"
@@ -165,24 +191,75 @@ class Session:
         parts = self.segments.take()
         self._watched.append((step.key, now - self._last, parts))
         kept = self._watched[SETTLED:]
+        if not kept:
+            self._sync()
+            self._watch_began = _clock()
         enough = len(kept) >= self.settings["watch_steps"]
         longest = sum(seconds for _, seconds, _ in kept) >= self.settings["watch_seconds"]
         if enough or (longest and len(kept) >= MIN_STEPS):
-            self._end_watch(kept)
+            self._end_watch(kept, traces=True)
 
-    def _end_watch(self, kept: Sequence[tuple[int, float, dict[str, float]]]) -> None:
+    def _end_watch(
+        self, kept: Sequence[tuple[int, float, dict[str, float]]], traces: bool = False
+    ) -> None:
         self._watched = None
         self.segments.remove()
         for switch in self.switches:
             switch.eager = switch.root._call_impl
-        if self.switches and not any(len(key) > 1 for key in self._keys):
+        if self.switches and not any(key[:1] and isinstance(key[0], tuple) for key in self._keys):
             self.switch_obstacle = "the modules are not called as module(...), only by a method"
-        self.channel.emit("watched", **self._facts(kept))
+        self._facts_known = self._facts(kept)
+        reason = "the program ended before" if not traces else self._start_trace()
+        if reason:
+            self._emit_watched(trace_obstacle=reason)
+
+    def _start_trace(self) -> str:
+        """Trace the steps that follow; a reason if that is not done."""
+        if not self._facts_known["cuda"]:
+            return "only steps on GPUs are traced"
+        if self._facts_known["rank"]:
+            return "rank 0 is traced"
+        if reason := trace_obstacle():
+            return reason
+        try:
+            self._trace = Trace(f"{self.settings['folder']}/trace.json")
+        except Exception as error:  # any error of a profiler: the watch needs none
+            return f"the profiler fails: {type(error).__name__}: {error}"
+        return ""
+
+    def _trace_step(self) -> None:
+        trace = self._trace
+        assert trace is not None
+        if trace.steps + 1 < TRACED:
+            trace.step()
+            return
+        self._sync()
+        trace.step(last=True)
+        self._trace = None
+        try:
+            self._emit_watched(trace_file=trace.path, unaligned=trace.write())
+        except Exception as error:  # any error of a profiler: the watch needs none
+            with contextlib.suppress(Exception):
+                trace.stop()
+            reason = f"the profiler fails: {type(error).__name__}: {error}"
+            self._emit_watched(trace_obstacle=reason)
+
+    def _stop_trace(self) -> None:
+        if self._trace is not None:
+            trace, self._trace = self._trace, None
+            trace.stop()
+
+    def _emit_watched(self, **trace: str) -> None:
+        known = {"trace_file": None, "trace_obstacle": "", "unaligned": "", **trace}
+        self.channel.emit("watched", **self._facts_known, **known)
 
     def _facts(self, kept: Sequence[tuple[int, float, dict[str, float]]]) -> dict[str, Any]:
         torch = sys.modules["torch"]
         on_gpu = bool(torch.cuda.is_available() and torch.cuda.is_initialized())
         rank, world = _rank()
+        self._sync()  # else the host's clock is ahead of the device
+        seconds = _clock() - self._watch_began
+        counts = Counter(key for key, _, _ in kept).most_common(1)[0][0]
         return {
             "rank": rank,
             "world": world,
@@ -192,13 +269,18 @@ class Session:
             "torch": torch.__version__,
             "threads": torch.get_num_threads(),
             "steps": [(key, seconds) for key, seconds, _ in kept],
+            "mean_seconds": seconds / len(kept),
+            "calls": self._count_calls(counts),
             "parts": {p: [parts[p] for _, _, parts in kept] for p in PARTS},
             "period": self.borders.period,
+            "step_is": self.borders.found,
             "optimizers": [type(o).__name__ for o in self.optimizers[:8]],
             "flags": [
                 f for f in ("fused", "foreach") if any(can_set(o, f) for o in self.optimizers)
             ],
             "roots": [type(root).__name__ for root in self.roots],
+            "in_torch": any(is_in_torch(root) for root in self.roots),
+            "images": any(has_images(root) for root in self.roots),
             "obstacle": self.switch_obstacle,
             "loader": self.segments.loaders,
             "peak_bytes": torch.cuda.max_memory_allocated()
@@ -207,6 +289,14 @@ class Session:
             "main_thread": threading.current_thread() is threading.main_thread(),
             "checksum": self._checksum(),
         }
+
+    def _count_calls(self, number: int) -> int:
+        """Calls with gradients in a step whose key has this number; of long steps, at most."""
+        key = next((key for key, known in self._keys.items() if known == number), (0,))
+        count = int(next(part for part in reversed(key) if type(part) is int))
+        noted = [part[1] for part in key if isinstance(part, tuple)]
+        with_gradients = sum(bool(has_gradients) for _, has_gradients in noted)
+        return count - len(noted) + with_gradients if with_gradients else 0
 
     def _obey(self, now: float) -> None:
         order = self.channel.new_order()
@@ -249,10 +339,11 @@ class Session:
         elif what == "warm":
             self._make(order)
             self._apply(order["arm"])
-            self._phase = Warming(order, _clock)
+            warmed = [self.changes[name] for name in order["arm"]]
+            self._phase = Warming(order, _clock, lambda: all(c.is_settled() for c in warmed))
         elif what == "blocks":
             self._phase = Schedule(
-                order, apply=self._apply, sync=_sync, now=_clock, emit=self._emit_answer
+                order, apply=self._apply, sync=self._sync, now=_clock, emit=self._emit_answer
             )
 
     def _capture_done(self, now: float, order: Mapping[str, Any]) -> None:
@@ -263,6 +354,7 @@ class Session:
             return
         calls = {number: list(found.values()) for number, found in self._captures.items()}
         self._captures = self._order = None
+        self._sync()
         begin = _clock()
         finding = self.changes[order["name"]].check(calls)
         self._finish(**finding._asdict(), seconds=_clock() - begin)
@@ -274,7 +366,10 @@ class Session:
         key = self._calls[-1]
         if len(found) < MAX_CHECKED and key is not None and key not in found:
             torch = sys.modules["torch"]
-            args, kwargs = clone(arguments)
+            try:
+                args, kwargs = clone(arguments)
+            except Exception:  # any error of a user's __deepcopy__, or too little memory
+                return
             mode = switch.root.training, torch.is_grad_enabled()
             found[key] = Call(args, kwargs, *mode, current_autocast())
 
@@ -285,16 +380,22 @@ class Session:
                 self.changes[description["name"]] = change
 
     def _apply(self, arm: Sequence[str]) -> None:
-        for change in self.changes.values():
-            change.off()
+        for name, change in self.changes.items():
+            if name not in arm:
+                change.off()
         for name in arm:
             self.changes[name].on()
+
+    def _sync(self) -> None:
+        """Wait for the GPUs that the program uses, all streams of each."""
+        _sync(self._devices)
 
     def _release(self) -> None:
         """Nothing is switched any more: the modules run their version without nostall."""
         for switch in self.switches:
             switch.settle()
         self.switches, self.roots, self.changes = [], [], {}
+        restore_version_limit()
 
     def _emit_answer(self, event: str, **fields: Any) -> None:
         failures = [s.failure for s in self.switches if s.failure]
@@ -308,6 +409,7 @@ class Session:
     def _end(self, order: Mapping[str, Any]) -> None:
         self._ended = True
         with contextlib.suppress(Exception):
+            self._stop_trace()
             self._apply(order["arm"])
             self._release()
             self.segments.remove()
@@ -325,6 +427,7 @@ class Session:
     def _give_up(self, reason: str) -> None:
         self._gave_up, self._watched, self._phase = True, None, None
         with contextlib.suppress(Exception):
+            self._stop_trace()
             self._apply(())
         self._release()
         self.segments.remove()
@@ -386,15 +489,13 @@ class Applied(Session):
         return ""
 
 
-def _sync() -> None:
+def _sync(devices: Collection[Any] = ()) -> None:
+    """Wait for the current GPU and ``devices``, where a GPU is used."""
     torch = sys.modules["torch"]
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.synchronize()
-
-
-def _compiled_graphs() -> int:
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    return int(dynamo.counters["stats"]["unique_graphs"]) if dynamo else 0
+        for device in devices:
+            torch.cuda.synchronize(device)
 
 
 def _rank() -> tuple[int, int]:

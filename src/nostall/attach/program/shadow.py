@@ -8,8 +8,11 @@ roundings of the result itself: sums in another order.
 from __future__ import annotations
 
 import copy
+import dataclasses
+import gc
 import sys
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
@@ -20,6 +23,12 @@ MOVED = 3
 SMALL, SUMMED = 1e-5, 128
 """Roundings of a sum in float32: eager mode sums batch statistics in float64 on CPUs, Inductor does
 not.  The bound is 1.5e-5, a thirtieth of TF32's rounding; narrower types are summed in float32."""
+TF32 = 2.0**-10
+"""One rounding of TF32, in which GPUs compute convolutions of float32 unless told otherwise."""
+ROOM = 8
+"""Results stay on the GPU if this many times their size is free: five runs are compared."""
+CHUNK = 1 << 27
+"""Elements of parameters whose optimiser steps are compared at a time."""
 CLASSES = ("bit-equal", "within rounding", "other random numbers", "changes numbers")
 """What a change does to results, from nothing to most."""
 Make = Callable[[Any, bool], Any]
@@ -63,8 +72,14 @@ class Outcome(NamedTuple):
 
 
 def clone(value: Any) -> Any:
-    """Arguments with their own tensors."""
-    return _map(value, lambda tensor: tensor.detach().clone().requires_grad_(tensor.requires_grad))
+    """Arguments with their own tensors, also in objects that hold some, such as caches of keys."""
+
+    def copied(tensor: Any) -> Any:
+        return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+    return map_tensors(
+        value, copied, lambda found: found if _state(found) is None else copy.deepcopy(found)
+    )
 
 
 def current_autocast() -> tuple[str, Any] | None:
@@ -76,17 +91,26 @@ def current_autocast() -> tuple[str, Any] | None:
     return None
 
 
-def check_module(root: Any, calls: Sequence[Call], make: Make) -> Finding:
-    """Try the version that ``make`` gives on a copy of ``root`` and calls of the program."""
+def check_module(
+    root: Any, calls: Sequence[Call], make: Make, *, warm: int = 0, drops: bool = True
+) -> Finding:
+    """Try the version that ``make`` gives on a copy of ``root`` and calls of the program.
+
+    ``warm``: runs of each call before those that are compared, for versions that record first.
+    ``drops``: whether the version can draw the original's random numbers; else values are compared
+    without dropout, and then only how much two seeds differ.
+    """
     usable = [call for call in calls if call.training == root.training]
     if not usable:
         return Finding(CLASSES[0], "no call of it was seen that a copy could repeat")
     if any(type(m).__name__ == "SyncBatchNorm" for m in root.modules()):
         return Finding(CLASSES[0], "SyncBatchNorm talks to other ranks, so no copy can be tried")
     try:
-        return _Bench(root).check(usable, make)
+        return _Bench(root).check(usable, make, warm, drops)
     except Exception as error:  # any error of a user's __deepcopy__, the compiler or its code
         return Finding(CLASSES[0], f"a changed copy fails, so nothing is proven: {_line(error)}")
+    finally:
+        gc.collect()  # a copy and its versions refer to each other, and fill the GPU's memory
 
 
 class _Bench:
@@ -99,9 +123,33 @@ class _Bench:
         self.state = [(tensor, tensor.detach().clone()) for tensor in tensors]
         self.shift = 0.0
 
-    def check(self, calls: Sequence[Call], make: Make) -> Finding:
-        drew = any(self.run(self.module._call_impl, call).drew for call in calls)
+    def check(self, calls: Sequence[Call], make: Make, warm: int, drops: bool) -> Finding:
+        dropouts = [] if drops else self._dropouts()
+        draws = any(self.run(self.module._call_impl, call).drew for call in calls)
+        for dropout, _ in dropouts:
+            dropout.p = 0.0
+        found = self._compared(calls, make, warm)
+        for dropout, share in dropouts:
+            dropout.p = share
+        if draws and not found.refusal:
+            reason = self._random(calls[0], make(self.module, False))
+            return Finding(CLASSES[2], reason, "the same numbers drawn: within rounding")
+        return found
+
+    def _dropouts(self) -> list[tuple[Any, float]]:
+        kind = self.torch.nn.modules.dropout._DropoutNd
+        return [(m, m.p) for m in self.module.modules() if isinstance(m, kind)]
+
+    def _compared(self, calls: Sequence[Call], make: Make, warm: int) -> Finding:
+        """Results of the version beside those of the original."""
+        originals = [self.run(self.module._call_impl, call) for call in calls]
+        if not all(original.outputs for original in originals):
+            return Finding(CLASSES[0], "its outputs are objects in which no tensors are found")
+        drew = any(original.drew for original in originals)
+        del originals
         version = make(self.module, drew)
+        for call in [*calls] * warm:
+            self.run(version, call)
         worst, largest = CLASSES[0], 0.0
         kept: list[tuple[Any, Any]] = []
         for call, shift in [(c, 0.0) for c in calls] + [(_flipped(c), SHIFT) for c in calls]:
@@ -120,12 +168,9 @@ class _Bench:
                 return Finding(CLASSES[3], excess)
             largest = max(largest, distance)
             worst = CLASSES[1] if distance else worst
-            kept += [(o, o.detach().clone()) for o in changed.outputs]
-        if any(not self.torch.equal(o, was) for o, was in kept if not o.isnan().any()):
+            kept += zip(changed.outputs, _copies(changed.outputs), strict=True)
+        if any(not self.torch.equal(o, w.to(o.device)) for o, w in kept if not o.isnan().any()):
             return Finding(CLASSES[0], "a later call overwrites the outputs of an earlier one")
-        if drew:
-            reason = self._random(calls[0], make(self.module, False))
-            return Finding(CLASSES[2], reason, "the same numbers drawn: within rounding")
         return Finding(worst, detail=f"at most {largest:.2f} of the allowed distance")
 
     def _random(self, call: Call, version: Any) -> str:
@@ -145,17 +190,16 @@ class _Bench:
     ) -> Outcome:
         """Forward and backward pass from the copied state; ``moved``: by one rounding."""
         torch, module = self.torch, self.module
-        generator = torch.Generator().manual_seed(1000 + number)
+        shifting, moving = _Generators(5), _Generators(1000 + number)
         with torch.no_grad():
             for tensor, value in self.state:
-                other = self._move(value, self.shift, torch.Generator().manual_seed(5))
-                tensor.copy_(self._move(other, moved, generator))
+                tensor.copy_(moving.moved(shifting.moved(value, self.shift), moved))
                 tensor.grad = None
         args, kwargs = clone((call.args, call.kwargs))
         if moved:
             for tensor in _tensors((args, kwargs)):
                 if _is_float(tensor):
-                    tensor.data = self._move(tensor.data, moved, generator)
+                    tensor.data = moving.moved(tensor.data, moved)
         with ExitStack() as stack:
             devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
             stack.enter_context(torch.random.fork_rng(devices))
@@ -172,35 +216,77 @@ class _Bench:
         leaves = [*module.parameters(), *inputs]
         gradients = [leaf.grad for leaf in leaves if leaf.grad is not None]
         form = (
-            _map(result, lambda t: (type(t), tuple(t.shape), t.dtype, t.device, t.requires_grad)),
-            tuple(leaf.grad is not None for leaf in leaves),
+            _opened(result, _tensor_form),
+            tuple(x.grad is not None for x in leaves),
         )
-        values = [*outputs, *gradients, *module.buffers()]
-        return Outcome(form, [v.detach().to("cpu", copy=True) for v in values], outputs, drew)
+        return Outcome(form, _copies([*outputs, *gradients, *module.buffers()]), outputs, drew)
 
     def _backward(self, outputs: Sequence[Any]) -> None:
         """Gradients of a fixed random sum of all outputs."""
         torch = self.torch
-        generator = torch.Generator().manual_seed(3)
+        generators = _Generators(3)
         parts = [
-            (o.float() * torch.randn(o.shape, generator=generator).to(o.device)).sum()
+            (
+                o.float() * torch.randn(o.shape, generator=generators[o.device], device=o.device)
+            ).sum()
             for o in outputs
             if o.requires_grad and _is_float(o)
         ]
         if parts:
             sum(parts[1:], parts[0]).backward()
 
-    def _move(self, value: Any, eps: float, generator: Any) -> Any:
-        if not eps or not _is_float(value):
-            return value
-        steps = self.torch.randint(-1, 2, value.shape, generator=generator).to(value)
-        return value * (1 + eps * steps)
-
     def _rounding(self, call: Call) -> float:
         """One rounding of the type that the module computes in."""
+        torch = self.torch
         dtypes = {p.dtype for p in self.module.parameters() if _is_float(p)}
         dtypes |= {call.autocast[1]} if call.autocast else set()
-        return max(float(self.torch.finfo(d).eps) for d in dtypes or {self.torch.float32})
+        eps = max(float(torch.finfo(dtype).eps) for dtype in dtypes or {torch.float32})
+        tensors = [*self.module.parameters(), *_tensors((call.args, call.kwargs))]
+        if any(tensor.is_cuda for tensor in tensors) and _uses_tf32(torch, self.module):
+            eps = max(eps, TF32)
+        return eps
+
+
+class _Generators(defaultdict[Any, Any]):
+    """One generator of random numbers a device, all with one seed: the host's are slow to move."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.seed = seed
+
+    def __missing__(self, device: Any) -> Any:
+        self[device] = sys.modules["torch"].Generator(device).manual_seed(self.seed)
+        return self[device]
+
+    def moved(self, value: Any, eps: float) -> Any:
+        """``value`` with each element multiplied by 1 - eps, 1 or 1 + eps."""
+        if not eps or not _is_float(value):
+            return value
+        steps = sys.modules["torch"].randint(
+            -1, 2, value.shape, generator=self[value.device], device=value.device
+        )
+        return value * (1 + eps * steps.to(value.dtype))
+
+
+def _uses_tf32(torch: Any, module: Any) -> bool:
+    """Whether GPUs compute products or convolutions of ``module`` in float32 as TF32."""
+    if torch.backends.cuda.matmul.fp32_precision == "tf32":
+        return True
+    convolutions = torch.nn.modules.conv._ConvNd
+    if not any(isinstance(m, convolutions) for m in module.modules()):
+        return False
+    return bool(torch.backends.cudnn.conv.fp32_precision == "tf32")
+
+
+def _copies(values: Sequence[Any]) -> list[Any]:
+    """Copies of results: on their GPU where there is room, else in host memory."""
+    torch = sys.modules["torch"]
+    size = sum(v.numel() * v.element_size() for v in values if v.is_cuda)
+    if size:
+        cached = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+        if torch.cuda.mem_get_info()[0] + cached < ROOM * size:
+            return [v.detach().to("cpu", copy=True) for v in values]
+    return [v.detach().clone() for v in values]
 
 
 def _flipped(call: Call) -> Call:
@@ -209,46 +295,79 @@ def _flipped(call: Call) -> Call:
     def flip(tensor: Any) -> Any:
         return tensor.detach().flip(0) if tensor.dim() and _is_float(tensor) else tensor
 
-    args, kwargs = _map((call.args, call.kwargs), flip)
+    args, kwargs = map_tensors((call.args, call.kwargs), flip)
     return call._replace(args=args, kwargs=kwargs)
 
 
 def check_optimizer(optimizer: Any, change: Callable[[Any], None]) -> Finding:
-    """Step copies of ``optimizer`` with and without ``change``, and compare the parameters."""
+    """Step copies of ``optimizer`` with and without ``change``, and compare the parameters.
+
+    Each parameter is stepped by itself in the optimisers that can be changed, so that they are
+    compared in chunks, which bounds the memory that the copies need.
+    """
     torch = sys.modules["torch"]
-
-    def step(is_changed: bool, moved: float = 0.0, number: int = 0) -> Outcome:
-        generator = torch.Generator().manual_seed(number)
-        twin = copy.deepcopy(optimizer)
-        parameters = []
-        pairs = zip(optimizer.param_groups, twin.param_groups, strict=True)
-        for group, twins in pairs:
-            for parameter, other in zip(group["params"], twins["params"], strict=True):
-                if parameter.grad is not None:
-                    steps = torch.randint(-1, 2, parameter.shape, generator=generator)
-                    factor = 1 + moved * steps.to(parameter)
-                    other.grad = parameter.grad.detach().clone() * factor
-                    other.data = other.data * factor
-                parameters.append(other)
-        if is_changed:
-            change(twin)
-        twin.step()
-        state = [v for s in twin.state.values() for v in s.values() if torch.is_tensor(v)]
-        return Outcome((), [p.detach() for p in parameters] + state, [], False)
-
+    worst, largest = CLASSES[0], 0.0
     try:
-        if not any(p.grad is not None for g in optimizer.param_groups for p in g["params"]):
+        chunks = list(_chunks(optimizer))
+        if not chunks:
             return Finding(CLASSES[0], "its gradients are gone after the step, so it is unproven")
-        original, changed = step(False), step(True)
-        eps = max(float(torch.finfo(p.dtype).eps) for p in original.values if _is_float(p))
-        moved = [step(False, eps, n + 1) for n in range(MOVED)]
-        excess, distance = _compare(original, changed, moved, eps)
+        for chunk in chunks:
+            eps = max(float(torch.finfo(p.dtype).eps) for p in chunk if _is_float(p))
+            original, changed = _stepped(optimizer, chunk), _stepped(optimizer, chunk, change)
+            moved = [_stepped(optimizer, chunk, None, eps, n + 1) for n in range(MOVED)]
+            excess, distance = _compare(original, changed, moved, eps)
+            if excess:
+                return Finding(CLASSES[3], excess)
+            largest, worst = max(largest, distance), CLASSES[1] if distance else worst
     except Exception as error:  # any error: the change stays off
         return Finding(CLASSES[0], f"the changed optimiser fails: {_line(error)}")
-    if excess:
-        return Finding(CLASSES[3], excess)
-    detail = f"at most {distance:.2f} of the allowed distance"
-    return Finding(CLASSES[1] if distance else CLASSES[0], detail=detail)
+    return Finding(worst, detail=f"at most {largest:.2f} of the allowed distance")
+
+
+def _chunks(optimizer: Any) -> Iterator[list[Any]]:
+    """The parameters with a gradient, in lists of :data:`CHUNK` elements or one parameter."""
+    chunk: list[Any] = []
+    for parameter in (p for g in optimizer.param_groups for p in g["params"] if p.grad is not None):
+        if chunk and sum(p.numel() for p in chunk) + parameter.numel() > CHUNK:
+            yield chunk
+            chunk = []
+        chunk.append(parameter)
+    if chunk:
+        yield chunk
+
+
+def _stepped(
+    optimizer: Any,
+    chunk: Sequence[Any],
+    change: Callable[[Any], None] | None = None,
+    moved: float = 0.0,
+    number: int = 0,
+) -> Outcome:
+    """The parameters of ``chunk`` and their state after a step of a copy of ``optimizer``."""
+    torch = sys.modules["torch"]
+    generators = _Generators(number)
+    chosen = {id(p) for p in chunk}
+    groups = [
+        {**group, "params": [p for p in group["params"] if id(p) in chosen]}
+        for group in optimizer.param_groups
+    ]
+    state = {p: values for p, values in optimizer.state.items() if id(p) in chosen}
+    memo: dict[int, Any] = {}
+    twin: Any = object.__new__(type(optimizer))
+    twin.__setstate__(copy.deepcopy({
+        "defaults": optimizer.defaults, "state": defaultdict(dict, state),
+        "param_groups": [group for group in groups if group["params"]],
+    }, memo))  # fmt: skip
+    copies = [memo[id(parameter)] for parameter in chunk]
+    for parameter, twins in zip(chunk, copies, strict=True):
+        factor = generators.moved(torch.ones_like(parameter), moved)
+        twins.grad = parameter.grad.detach() * factor
+        twins.data = twins.data * factor
+    if change is not None:
+        change(twin)
+    twin.step()
+    left = [v for values in twin.state.values() for v in values.values() if torch.is_tensor(v)]
+    return Outcome((), [p.detach() for p in copies] + left, [], False)
 
 
 def _different_form(original: Outcome, changed: Outcome) -> str:
@@ -292,17 +411,58 @@ def _compare(
     return "", largest
 
 
-def _map(value: Any, function: Callable[[Any], Any]) -> Any:
-    """Nested values with each tensor replaced; of other objects, only their type is compared."""
+def map_tensors(
+    value: Any, function: Callable[[Any], Any], leaf: Callable[[Any], Any] = lambda value: value
+) -> Any:
+    """Nested values with each tensor and each other object replaced."""
     torch = sys.modules["torch"]
     if isinstance(value, torch.Tensor):
         return function(value)
-    if type(value) in (list, tuple):
-        return type(value)(_map(item, function) for item in value)
+    kind = type(value)
+    if kind in (list, tuple):
+        return kind(map_tensors(item, function, leaf) for item in value)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return kind(*(map_tensors(item, function, leaf) for item in value))
     if hasattr(value, "keys") and hasattr(value, "__getitem__"):
-        items = {key: _map(value[key], function) for key in value}
-        return items if type(value) is dict else _like(value, items)
-    return value
+        items = {key: map_tensors(value[key], function, leaf) for key in value}
+        return items if kind is dict else _like(value, items)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        changed = copy.copy(value)
+        for field in dataclasses.fields(value):
+            mapped = map_tensors(getattr(value, field.name), function, leaf)
+            object.__setattr__(changed, field.name, mapped)
+        return changed
+    return leaf(value)
+
+
+def _tensor_form(tensor: Any) -> tuple[Any, ...]:
+    """What a program sees of an output but its values; views need to know the layout."""
+    where = tensor.device, tensor.is_contiguous()
+    return type(tensor), tuple(tensor.shape), tensor.dtype, where, tensor.requires_grad
+
+
+def _leaf_form(value: Any) -> Any:
+    """Plain values are compared, of others the type."""
+    return value if value is None or type(value) in (bool, int, float, str) else type(value)
+
+
+def _opened(value: Any, function: Callable[[Any], Any], seen: frozenset[int] = frozenset()) -> Any:
+    """As :func:`map_tensors`, with the attributes of objects in the place of the objects."""
+
+    def leaf(found: Any) -> Any:
+        state = _state(found)
+        if state is None or id(found) in seen:
+            return _leaf_form(found)
+        return type(found), _opened(state, function, seen | {id(found)})
+
+    return map_tensors(value, function, leaf)
+
+
+def _state(value: Any) -> dict[str, Any] | None:
+    """The attributes of an object that may hold tensors; None for modules, functions and types."""
+    if callable(value):
+        return None
+    return getattr(value, "__dict__", None)
 
 
 def _like(value: Any, items: dict[Any, Any]) -> Any:
@@ -320,7 +480,7 @@ def _tensors(value: Any) -> list[Any]:
         found.append(tensor)
         return tensor
 
-    _map(value, note)
+    _opened(value, note)
     return found
 
 
@@ -329,7 +489,8 @@ def _is_float(tensor: Any) -> bool:
 
 
 def _norm(tensor: Any) -> float:
-    return float(tensor.detach().double().norm())
+    torch = sys.modules["torch"]
+    return float(torch.linalg.vector_norm(tensor.detach(), dtype=torch.float64))
 
 
 def _random_state(torch: Any) -> bytes:

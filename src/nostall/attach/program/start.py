@@ -13,6 +13,7 @@ from typing import Any
 
 from nostall.attach.import_hooks import AfterImport, quietly
 from nostall.attach.program.session import Applied, Session
+from nostall.attach.program.sources import Sources
 
 VARIABLE = "NOSTALL_PROGRAM"
 """Environment variable: settings as JSON, set by ``nostall optimize`` and ``nostall apply``."""
@@ -23,22 +24,34 @@ def install() -> None:
     """Watch the modules of PyTorch when the program imports them."""
     settings = json.loads(os.environ[VARIABLE])
     session = Applied(settings) if "changes" in settings else Session(settings)
+    sources = Sources(session)
     if not isinstance(session, Applied):
         session.channel.emit("start")
         os.register_at_fork(after_in_child=session.forget)
+        atexit.register(quietly, _PROBLEM, _tell_no_step, session, sources)
+    os.register_at_fork(after_in_child=sources.modules.remove)
     atexit.register(quietly, _PROBLEM, session.at_exit)
     hooks: dict[str, Callable[[ModuleType], None]] = {
-        "torch.optim.optimizer": lambda module: _watch_optimizers(module, session),
-        "torch.amp.grad_scaler": lambda module: _watch_scaler(module, session),
+        "torch.optim.optimizer": lambda module: _watch_optimizers(module, session, sources),
+        "torch.amp.grad_scaler": lambda module: _watch_scaler(module, session, sources),
         "torch.utils.data.dataloader": session.segments.watch_loader,
     }
     if target := settings.get("step"):
         name, _, path = target.partition(":")
         hooks[name] = lambda module: _watch_function(module, path, session)
+    else:
+        hooks["torch.nn.modules.module"] = sources.modules.install
+        hooks["torch.profiler.profiler"] = lambda module: _watch_profiler(module, sources)
+        hooks["transformers.generation.utils"] = sources.modules.watch_generate
     sys.meta_path.insert(0, AfterImport(hooks, _PROBLEM))
 
 
-def _watch_optimizers(module: ModuleType, session: Session) -> None:
+def _tell_no_step(session: Session, sources: Sources) -> None:
+    if reason := sources.why_none() if "torch" in sys.modules else "":
+        session.channel.emit("no step", reason=reason)
+
+
+def _watch_optimizers(module: ModuleType, session: Session, sources: Sources) -> None:
     if isinstance(session, Applied) and (refusal := session.refusal()):
         print(f"nostall: --bundle: {refusal}", file=sys.stderr)
         raise SystemExit(2)
@@ -51,13 +64,26 @@ def _watch_optimizers(module: ModuleType, session: Session) -> None:
     def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
         if not module.torch.compiler.is_compiling():
             session.segments.watch_backward()
-            quietly(_PROBLEM, session.on_optimizer, optimizer)
+            quietly(_PROBLEM, sources.optimizer_stepped, optimizer)
 
     module.register_optimizer_step_pre_hook(begins)
     module.register_optimizer_step_post_hook(stepped)
 
 
-def _watch_scaler(module: ModuleType, session: Session) -> None:
+def _watch_profiler(module: ModuleType, sources: Sources) -> None:
+    """A step can end with ``step()`` of a profiler of the program."""
+    step = module.profile.step
+
+    @functools.wraps(step)
+    def noted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = step(self, *args, **kwargs)
+        quietly(_PROBLEM, sources.profiler_stepped)
+        return result
+
+    module.profile.step = noted
+
+
+def _watch_scaler(module: ModuleType, session: Session, sources: Sources) -> None:
     """Note the steps that a GradScaler leaves out, which no optimiser shows."""
     scaler = module.GradScaler
     step = scaler._maybe_opt_step
@@ -67,7 +93,7 @@ def _watch_scaler(module: ModuleType, session: Session) -> None:
         before = session.optimizer_steps
         result = step(self, optimizer, *args, **kwargs)
         if session.optimizer_steps == before:
-            quietly(_PROBLEM, session.on_optimizer, optimizer, True)
+            quietly(_PROBLEM, sources.optimizer_stepped, optimizer, True)
         return result
 
     scaler._maybe_opt_step = noted

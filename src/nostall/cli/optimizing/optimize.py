@@ -58,10 +58,10 @@ def optimize(
     """Prove what makes a whole program faster.
 
     The unchanged program runs until enough of its steps were seen. Changes of its configuration
-    are then switched on and off between steps: `torch.compile`, the back end nostall on GPUs, a
-    fused or foreach optimiser. A change is kept if its results are proven on copies and the whole
-    program's step is faster beyond the noise. The program is ended at an agreed step. On GPUs this
-    command is not yet measured.
+    are then switched on and off between steps: `torch.compile`, CUDA graphs and the back end
+    nostall on GPUs, `channels_last`, a fused or foreach optimiser. A change is kept if its results
+    are proven on copies and the whole program's step is faster beyond the noise. The program is
+    ended at an agreed step. On GPUs this command is not yet measured.
     """
     if len(command) == 1 and command[0].endswith(TRACE_SUFFIXES):
         _advise(Path(command[0]), format)

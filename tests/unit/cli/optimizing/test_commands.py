@@ -70,6 +70,27 @@ def test_a_program_is_watched_and_ended(tmp_path: Path) -> None:
     assert left(tmp_path) == []
 
 
+INFERENCE = """
+import torch, torch.nn as nn
+net = nn.Sequential(nn.Linear(16, 16), nn.Tanh())
+with torch.inference_mode():
+    for i in range({steps}):
+        net(torch.randn(8, 16))
+"""
+
+
+def test_inference_has_steps(tmp_path: Path) -> None:
+    program = tmp_path / "serve.py"
+    program.write_text(INFERENCE.format(steps=10**7))
+    done = run(tmp_path, *WATCH, sys.executable, program)
+    assert done.code == 0, done.err
+    assert "a step is each call of Sequential" in " ".join(done.out.split())
+    program.write_text(INFERENCE.format(steps=4))
+    done = run(tmp_path, *WATCH, sys.executable, program)
+    text = " ".join(done.out.split())
+    assert "4 calls of Sequential showed no period" in text and "--step" in text
+
+
 @pytest.mark.slow
 def test_a_crash_keeps_its_exit_code(tmp_path: Path) -> None:
     program = write(tmp_path, "if i == 12: sys.exit(7)")

@@ -1,0 +1,180 @@
+"""Programs as written, with their best documented settings, and with the bundle of nostall.
+
+    python -m benchmarks run optimizing.programs --out OUT.json [--programs dcgan lstm_lm]
+        [--split developed] [--minutes 0.8] [--limit 120] [--rounds 10]
+
+For each program of ``split.json``: it starts as written (twice: the null) and with ``--best``, and
+is stopped once it has printed some lines.  Meanwhile `nostall optimize` writes a bundle; its blocks
+are timed after that start, and have a null of their own.  Then these and `nostall apply --bundle`
+take turns (:mod:`.taking_turns`).  ``--best`` is what a person sets with flags in half an hour:
+torch.compile, fused optimisers, channels_last, static caches; no other number formats.
+
+A program that is in OUT already is measured again and replaced; the others are kept.  Where nothing
+is proven there is no bundle, and the program runs as written.  What the processes print goes to
+``logs`` beside OUT.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness.result_file import load, save
+from benchmarks.optimizing.taking_turns import Turns
+from nostall.core.errors import BadInput
+from nostall.core.measurement import Comparison
+
+FOLDER = Path(__file__).with_name("programs")
+SPLIT = Path(__file__).with_name("split.json")
+AS_WRITTEN, NULL, BEST, BUNDLE = "as written", "as written again", "best settings", "bundle"
+RACE_SECONDS = 45.0
+"""Time that is kept for the comparison of a program."""
+
+
+def programs(split: str = "all") -> dict[str, str]:
+    """Names of the programs of a split, and the kind of each."""
+    content = json.loads(SPLIT.read_text())
+    parts = ("developed", "held_out") if split == "all" else (split,)
+    return {name: kind for part in parts for name, kind in content[part].items()}
+
+
+def split_of(name: str) -> str:
+    """``developed`` or ``held_out``."""
+    return "developed" if name in programs("developed") else "held_out"
+
+
+def optimise(
+    command: Sequence[str], variables: Mapping[str, str], folder: Path, minutes: float, limit: float
+) -> dict[str, Any]:
+    """Run `nostall optimize`; what it wrote as JSON, with its duration."""
+    words = [sys.executable, "-m", "nostall", "optimize", "--minutes", str(minutes), "--out",
+             str(folder / "optimized"), "--format", "json", "--", *command]  # fmt: skip
+    begin, log = time.perf_counter(), folder / "optimize.log"
+    with log.open("wb") as errors:
+        process = subprocess.Popen(
+            words, env=dict(variables), stdout=subprocess.DEVNULL, stderr=errors
+        )
+        try:
+            code = process.wait(timeout=limit)
+        except subprocess.TimeoutExpired:
+            process.terminate()  # it keeps what was proven, and ends the program within 15 s
+            code = process.wait()
+    written = folder / "optimized" / "result.json"
+    result: dict[str, Any] = {"seconds": time.perf_counter() - begin, "exit_code": code}
+    if written.exists():
+        document = json.loads(written.read_text())
+        for name_of_file in ("command", "files_written_while_watched"):
+            document.pop(name_of_file)
+        document["notes"] = [n for n in document["notes"] if not n.startswith("files changed")]
+        return {**result, **document}
+    tail = [line for line in log.read_text(errors="replace").splitlines() if "nostall" in line]
+    return {**result, "failure": " | ".join(tail[-3:])}
+
+
+def ratios(samples: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    """Ratios of the arms with intervals; above 1 the later one of the name is faster."""
+    null = samples.get(NULL)
+    found = {}
+    for over, arm in ((AS_WRITTEN, BEST), (AS_WRITTEN, BUNDLE), (BEST, BUNDLE)):
+        if len(samples.get(over, ())) > 1 and len(samples.get(arm, ())) > 1:
+            own = null if over == AS_WRITTEN else None
+            c = Comparison.from_samples(samples[over], samples[arm], own, kind="measured")
+            found[f"{over} / {arm}"] = {
+                "ratio": c.ratio, "interval": [c.low, c.high],
+                "null_interval": None if own is None else [c.null_low, c.null_high],
+            }  # fmt: skip
+    return found
+
+
+def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """One program: optimise it, then compare its arms."""
+    begin = time.perf_counter()
+    script = FOLDER / f"{name}.py"
+    command = [sys.executable, "-u", str(script), *(["--tiny"] * options.tiny)]
+    with tempfile.TemporaryDirectory(prefix="nostall-programs-") as temporary:
+        folder = Path(temporary)
+        variables = {
+            **os.environ, "NOSTALL_HOME": str(folder / "store"),
+            **_caches(options.cache / "tool"),
+        }  # fmt: skip
+        best = "--best" in script.read_text()
+        with Turns(variables, folder, begin + options.limit) as turns:
+            turns.add(AS_WRITTEN, command)
+            turns.add(NULL, command)
+            if best:
+                # Its own caches: Inductor may read a file that another process is writing.
+                turns.add(BEST, [*command, "--best"], **_caches(options.cache / "best"))
+            limit = max(30.0, options.limit - RACE_SECONDS)
+            found = optimise(command, variables, folder, options.minutes, limit)
+            bundle = folder / "optimized" / "bundle.json"
+            if has_bundle := bundle.exists():
+                apply = [sys.executable, "-m", "nostall", "apply", "--bundle", str(bundle), "--"]
+                turns.add(BUNDLE, [*apply, *command])
+            samples = turns.samples(options.rounds)
+        failures = turns.failures if best else {**turns.failures, BEST: "it has no --best"}
+        logs = options.out.parent / "logs" / name
+        logs.mkdir(parents=True, exist_ok=True)
+        for path in folder.glob("*.log"):
+            shutil.copy(path, logs)
+    return {
+        "kind": programs()[name], "split": split_of(name), "optimize": found,
+        "bundle": has_bundle, "step_seconds": samples, "ratios": ratios(samples),
+        "failures": failures, "seconds_until_warm": turns.starts,
+        "seconds": time.perf_counter() - begin,
+    }  # fmt: skip
+
+
+def _caches(folder: Path) -> dict[str, str]:
+    """Environment variables of the caches of compilers below a folder."""
+    return {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+            "TRITON_CACHE_DIR": str(folder / "triton")}  # fmt: skip
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--programs", nargs="*", help="names of split.json; default: all")
+    parser.add_argument("--split", choices=("all", "developed", "held_out"), default="all")
+    parser.add_argument("--minutes", type=float, default=0.8, help="of nostall optimize, for each")
+    parser.add_argument("--limit", type=float, default=120.0, help="seconds of each program")
+    parser.add_argument("--total", type=float, help="start no program that could end later, s")
+    parser.add_argument("--rounds", type=int, default=10, help="blocks of each arm")
+    parser.add_argument("--tiny", action="store_true", help="tiny sizes, for tests")
+
+
+def main(options: argparse.Namespace) -> int:
+    """Returns 1 if a program could not be measured."""
+    known = programs(options.split)
+    names = options.programs or list(known)
+    if unknown := sorted(set(names) - set(known)):
+        raise BadInput(f"--programs {unknown[0]!r} is unknown; known are {', '.join(known)}")
+    rows: dict[str, Any] = load(options.out)["programs"] if options.out.exists() else {}
+    failed, begin = False, time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="nostall-caches-") as cache:
+        options.cache = Path(cache)
+        for name in names:
+            left = (options.total or 1e9) - (time.perf_counter() - begin)
+            if not (FOLDER / f"{name}.py").exists() or left < options.limit:
+                print(f"{name}: not run", flush=True)
+                continue
+            rows[name] = measure(name, options)
+            save(options.out, kind="measured", tiny=options.tiny, programs=rows)
+            print(_line(name, rows[name]), flush=True)
+            failed = failed or bool(rows[name]["failures"])
+    return int(failed)
+
+
+def _line(name: str, row: Mapping[str, Any]) -> str:
+    parts = [f"{over} {found['ratio']:.3f} [{found['interval'][0]:.3f}, {found['interval'][1]:.3f}]"
+             for over, found in row["ratios"].items()]  # fmt: skip
+    kept = ", ".join(row["optimize"].get("kept", [])) or "nothing kept"
+    failures = "".join(f"; FAILED {arm}: {why}" for arm, why in row["failures"].items())
+    return f"{name}: {row['seconds']:.0f} s; {kept}; {'; '.join(parts)}{failures}"

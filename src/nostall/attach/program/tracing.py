@@ -1,0 +1,86 @@
+"""A profile of a few steps of the program, taken where it has no profiler of its own."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
+ALIGNED = 8
+"""Dimensions of products in 16-bit types that are no multiple of this are padded by Inductor; those
+of 32-bit types of half of it."""
+
+
+class Trace:
+    """A running profile; its file has the steps that :meth:`step` ends."""
+
+    def __init__(self, path: str, activities: Sequence[str] = ("CPU", "CUDA")) -> None:
+        self.path = path
+        profiler = sys.modules["torch"].profiler
+        self._profile = profiler.profile(
+            activities=[getattr(profiler.ProfilerActivity, name) for name in activities],
+            record_shapes=True,
+        )
+        self.steps = 0
+        self._profile.start()
+        self._begin()
+
+    def _begin(self) -> None:
+        # The mark of a step, which `profile.step()` sets only with a schedule.
+        self._mark: Any = sys.modules["torch"].profiler.record_function(
+            f"ProfilerStep#{self.steps}"
+        )
+        self._mark.__enter__()
+
+    def step(self, *, last: bool = False) -> None:
+        """A step of the program has ended."""
+        self._end()
+        self.steps += 1
+        if not last:
+            self._begin()
+
+    def _end(self) -> None:
+        if self._mark is not None:
+            self._mark.__exit__(None, None, None)
+            self._mark = None
+
+    def stop(self) -> None:
+        """End the profile without a file."""
+        self._end()
+        self._profile.stop()
+
+    def write(self) -> str:
+        """End the profile, write its file, and return a product that a compiler would pad."""
+        self._profile.stop()
+        self._profile.export_chrome_trace(self.path)
+        for event in self._profile.profiler.kineto_results.events():
+            if event.name() in PRODUCTS and (shapes := _unaligned(event)):
+                return f"{event.name()} of {shapes}"
+        return ""
+
+
+def _unaligned(event: Any) -> Any:
+    """The shapes of a product if one of its dimensions is not aligned; None if all are."""
+    is_float32 = set(event.dtypes()) & {"float", "double"}
+    multiple = ALIGNED // 2 if is_float32 else ALIGNED
+    shapes = [shape for shape in event.shapes() if len(shape) > 1]
+    sizes = [size for shape in shapes for size in shape[-2:]]
+    return shapes if any(size % multiple for size in sizes) else None
+
+
+def trace_obstacle() -> str:
+    """Why no profile can be taken; empty if one can.
+
+    A second profiler would leave the program's own empty.
+    """
+    torch = sys.modules["torch"]
+    if torch._C._autograd._profiler_enabled():
+        return "a profiler of the program runs"
+    own = getattr(sys.modules.get("torch.profiler"), "profile", None)
+    if own is None:
+        return "this PyTorch has no profiler"
+    if any(issubclass(type(o), own) for o in gc.get_objects()):
+        return "the program has a profiler of its own"
+    return ""

@@ -1,0 +1,105 @@
+"""Programs that take turns, their ratios, and the split of programs."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from benchmarks.optimizing.taking_turns import Turns
+from benchmarks.optimizing.whole_programs import (
+    AS_WRITTEN,
+    BEST,
+    BUNDLE,
+    FOLDER,
+    NULL,
+    programs,
+    ratios,
+)
+
+LOOP = (
+    "import time\nfor n in range(10**6): time.sleep({seconds}); print(f'step {{n}} x', flush=True)"
+)
+SCRIPTS = sorted(FOLDER.glob("*.py"))
+
+
+def command(seconds: float) -> list[str]:
+    return [sys.executable, "-c", LOOP.format(seconds=seconds)]
+
+
+def test_the_halves_are_of_different_programs() -> None:
+    developed, held_out = programs("developed"), programs("held_out")
+    assert len(developed) >= 6 and len(held_out) >= 6 and len({*developed, *held_out}) >= 12
+    assert not set(developed) & set(held_out)
+    assert {path.stem for path in SCRIPTS} <= set(programs())
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_a_program_does_not_know_nostall(path: Path) -> None:
+    """Plain scripts, as users write them."""
+    text = path.read_text()
+    imported = {
+        name.name.partition(".")[0]
+        for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import)
+        for name in node.names
+    }  # fmt: skip
+    assert "nostall" not in text and imported <= {"argparse", "math", "tempfile", "torch", "triton"}
+    assert '"--steps"' in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [[], ["--best"]])
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_a_program_prints_its_steps(path: Path, options: list[str]) -> None:
+    pytest.importorskip("torch")
+    if not all(f'"--{option}"' in path.read_text() for option in ("best", "tiny")):
+        pytest.skip("it has no such options")
+    if path.stem == "triton_kernels":
+        pytest.skip("it needs a GPU")
+    if path.stem == "llama_trainer":
+        pytest.importorskip("accelerate")
+    pytest.importorskip("transformers")
+    done = subprocess.run(
+        [sys.executable, str(path), "--tiny", "--steps", "20", *options],
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.splitlines()[-1].startswith("step 20 ")
+
+
+def test_programs_take_turns(tmp_path: Path) -> None:
+    with Turns(dict(os.environ), tmp_path, time.perf_counter() + 60) as turns:
+        turns.add("slow", command(0.02))
+        turns.add("fast", command(0.01))
+        turns.add("broken", [sys.executable, "-c", "1/0"])
+        samples = turns.samples(3)
+    assert list(turns.failures) == ["broken"]
+    assert "ZeroDivisionError" in turns.failures["broken"]
+    assert turns.starts.keys() == samples.keys() == {"slow", "fast"}
+    assert all(len(times) == 3 for times in samples.values())
+    for slow, fast in zip(samples["slow"], samples["fast"], strict=True):
+        assert slow >= 0.02 and 0.01 <= fast < slow  # the pauses are not in them
+
+
+def test_incomplete_rounds_are_left_out(tmp_path: Path) -> None:
+    begin = time.perf_counter()
+    with Turns(dict(os.environ), tmp_path, begin + 8) as turns:
+        for name in ("one", "two"):
+            turns.add(name, command(0.05))
+        samples = turns.samples(100)
+    assert time.perf_counter() - begin < 14
+    assert len(samples["one"]) == len(samples["two"]) < 100
+
+
+def test_ratios_are_of_those_that_ran() -> None:
+    samples = {AS_WRITTEN: [2.0, 2.1, 2.0], NULL: [2.0, 2.0, 2.1], BEST: [1.0, 1.0, 1.1]}
+    found = ratios(samples)
+    assert found.keys() == {f"{AS_WRITTEN} / {BEST}"}
+    assert found[f"{AS_WRITTEN} / {BEST}"]["ratio"] == pytest.approx(2.0, rel=0.1)
+    found = ratios({**samples, BUNDLE: [0.5, 0.5, 0.5]})
+    assert found[f"{BEST} / {BUNDLE}"]["ratio"] == pytest.approx(2.0)
+    assert found[f"{AS_WRITTEN} / {BUNDLE}"]["null_interval"][0] <= 1.0

@@ -1,0 +1,128 @@
+"""Changes of a program on a real GPU; skipped without one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from nostall.attach.program import shadow  # noqa: E402
+from nostall.attach.program.changes import ChannelsLast, Compile, OptimizerFlag  # noqa: E402
+from nostall.attach.program.roots import Switch  # noqa: E402
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+]
+nn = torch.nn
+
+
+class Images(nn.Module):
+    """A small network of convolutions with dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.Dropout(0.1),
+            nn.Conv2d(32, 64, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 8),
+        )  # fmt: skip
+
+    def forward(self, x: Any) -> Any:
+        return self.layers(x)
+
+
+def trained(steps: int = 2, **options: Any) -> tuple[Any, Any, Any]:
+    torch.manual_seed(0)
+    root = Images().cuda()
+    optimizer = torch.optim.AdamW(root.parameters(), lr=1e-3, **options)
+    for _ in range(steps):
+        step(root, optimizer)
+    return root, optimizer, Switch(root, [], lambda *_: None)
+
+
+def images() -> Any:
+    return torch.randn(8, 16, 16, 16, device="cuda")
+
+
+def step(root: Any, optimizer: Any, scaler: Any = None) -> None:
+    optimizer.zero_grad()
+    loss = root(images()).square().mean()
+    if scaler is None:
+        loss.backward()
+        optimizer.step()
+    else:
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+
+def calls() -> dict[int, list[shadow.Call]]:
+    return {0: [shadow.Call((images(),), {}, True, True, None)]}
+
+
+@pytest.mark.parametrize("value", ["inductor", "reduce-overhead"])
+def test_compiled_versions_are_proven_and_run(value: str) -> None:
+    root, optimizer, switch = trained()
+    change = Compile([switch], value)
+    found = change.check(calls())
+    assert found.refusal == "" and found.result_class == "other random numbers"
+    kept: list[tuple[Any, Any]] = []
+    for _ in range(2):
+        change.on()
+        for _ in range(5):
+            optimizer.zero_grad()
+            output = root(images())
+            kept.append((output.detach(), output.detach().clone()))
+            output.square().mean().backward()
+            optimizer.step()
+        change.off()
+        step(root, optimizer)
+    assert switch.failure is None
+    # Later replays leave the outputs of earlier ones as they were.
+    assert all(torch.equal(output, copied) for output, copied in kept)
+
+
+def test_channels_last_with_a_fused_optimiser_and_back() -> None:
+    root, optimizer, switch = trained()
+    layout, fused = ChannelsLast([switch], [optimizer]), OptimizerFlag([optimizer], "fused")
+    assert layout.check(calls()).refusal == ""
+    assert fused.check({}).refusal == ""
+    weight = root.layers[0].weight
+    for _ in range(2):
+        layout.on()
+        fused.on()
+        step(root, optimizer)
+        assert weight.is_contiguous(memory_format=torch.channels_last)
+        assert optimizer.state[weight]["step"].is_cuda
+        layout.off()
+        fused.off()
+        step(root, optimizer)
+        assert weight.is_contiguous() and not optimizer.state[weight]["step"].is_cuda
+
+
+def test_a_scaler_and_a_fused_optimiser() -> None:
+    root, optimizer, _ = trained()
+    scaler = torch.amp.GradScaler("cuda", init_scale=2.0**10)
+    fused = OptimizerFlag([optimizer], "fused")
+    step(root, optimizer, scaler)
+    for _ in range(2):
+        fused.on()
+        step(root, optimizer, scaler)
+        fused.off()
+        before = [p.detach().clone() for p in root.parameters()]
+        step(root, optimizer, scaler)
+        pairs = list(zip(before, root.parameters(), strict=True))
+        assert all(bool(p.isfinite().all()) for _, p in pairs)
+        assert not all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_results_of_a_check_stay_on_the_gpu_where_there_is_room() -> None:
+    (copied,) = shadow._copies([torch.ones(8, device="cuda")])
+    assert copied.is_cuda
+
+
+def test_float32_convolutions_are_computed_in_tf32() -> None:
+    root, *_ = trained()
+    assert shadow._Bench(root)._rounding(calls()[0][0]) == shadow.TF32
