@@ -10,8 +10,8 @@ take turns (:mod:`.taking_turns`).  ``--best`` is what a person sets with flags 
 torch.compile, fused optimisers, channels_last, static caches; no other number formats.
 
 A program that is in OUT already is measured again and replaced; the others are kept.  Where nothing
-is proven there is no bundle, and the program runs as written.  What the processes print goes to
-``logs`` beside OUT.
+is proven there is no bundle, and the program runs as written.  What the processes print, and
+the recording for `nostall optimize --replay`, go to ``logs`` beside OUT.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
         failures = turns.failures if best else {**turns.failures, BEST: "it has no --best"}
         logs = options.out.parent / "logs" / name
         logs.mkdir(parents=True, exist_ok=True)
-        for path in folder.glob("*.log"):
+        for path in (*folder.glob("*.log"), *folder.glob("optimized/recording.json.gz")):
             shutil.copy(path, logs)
     return {
         "kind": programs()[name], "split": split_of(name), "optimize": found,

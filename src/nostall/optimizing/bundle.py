@@ -22,15 +22,20 @@ from nostall.optimizing.proof import Proof
 from nostall.optimizing.result import Result
 
 MAX_BYTES = 1 << 20
+_GIVEN = {"name", "kind", "value", "result_class"}
+"""What the program is told of a change."""
 
 
 class BundledChange(StrictModel):
     """One change, and what it gained."""
 
     name: str
-    kind: Literal["compile", "optimizer", "memory_format"]
-    value: Literal["inductor", "reduce-overhead", "nostall", "fused", "foreach", "channels_last"]
+    kind: Literal["compile", "optimizer", "memory_format", "matmul_precision"]
+    value: Literal[
+        "inductor", "reduce-overhead", "nostall", "fused", "foreach", "channels_last", "high"
+    ]
     result_class: str
+    """What it does to results; ``changes numbers`` only after ``--allow-numerics``."""
     line: str
     """What a person would write."""
     ratio: float
@@ -133,7 +138,7 @@ def bundle_environment(
         "step": bundle.step,
         "bundle": str(path),
         "machine": json.loads(machine.model_dump_json()),
-        "changes": [c.model_dump(include={"name", "kind", "value"}) for c in bundle.changes],
+        "changes": [c.model_dump(include=_GIVEN) for c in bundle.changes],
     }
     return program_environment({k: v for k, v in inherited.items() if k != VARIABLE}, settings)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from nostall.optimizing.device_time import traced
+from pydantic import TypeAdapter
+
+from nostall.core.errors import BadInput
 from nostall.optimizing.diagnosis import (
     GPU_NOT_MEASURED,
     NO_GAIN,
@@ -18,8 +19,18 @@ from nostall.optimizing.diagnosis import (
     certificate,
     diagnose,
 )  # fmt: skip
+from nostall.optimizing.earlier import Earlier, command_files
+from nostall.optimizing.numerics import CHANGES_NUMBERS, with_numerics
 from nostall.optimizing.program import SCRATCH, Program, ProgramEnded, TimeIsUp, written_files
 from nostall.optimizing.proof import Proof, block_order, prove
+from nostall.optimizing.recording import (
+    Entry,
+    Recorder,
+    Recording,
+    RecordingEnds,
+    Replayed,
+    check_same,
+)  # fmt: skip
 from nostall.optimizing.result import Attempt, Result, interval, one_after_the_other
 
 BLOCK_SECONDS = 0.25
@@ -28,6 +39,7 @@ MAX_BLOCK_STEPS = 200
 WARM_SECONDS, WARM_STEPS = 180.0, 400
 DECIDED_SECONDS = 200.0
 """The back end nostall compares versions meanwhile; measured so far were 30 to 186 s (H200)."""
+REPLAYED = "replayed from a recording: nothing was run; times are of the recorded device,"
 INTERRUPTED = "interrupted: what was proven before is kept"
 Say = Callable[[str], None]
 
@@ -40,6 +52,8 @@ class Options:
     run_to_end: bool = False
     dry_run: bool = False
     again: bool = False
+    allow_numerics: bool = False
+    """Try changes of numbers, too."""
     step: str | None = None
     watch_steps: int = 30
     watch_seconds: float = 3.0
@@ -65,15 +79,27 @@ def _terminated_as_interrupted() -> Iterator[None]:
 
 
 @_terminated_as_interrupted()
-def optimize(command: Sequence[str], options: Options, say: Say) -> Result:
+def optimize(
+    command: Sequence[str],
+    options: Options,
+    say: Say,
+    *,
+    save: Callable[[Result], None] = lambda _: None,
+    earlier: Earlier | None = None,
+    starts: list[list[Entry]] | None = None,
+) -> Result:
     """Run the program, try changes on its own steps, and return what was proven.
 
-    Ctrl-C ends the program and keeps what was proven by then.  ``say`` gets progress, a line each.
+    Ctrl-C ends the program and keeps what was proven by then.  ``say`` gets progress, a line each,
+    and ``save`` what is known after each attempt.  What ``earlier`` has tried is not tried again.
+    ``starts`` gets what was asked and answered in each start of the program, for a recording.
     Raises :class:`~nostall.core.errors.BadInput` for a command that cannot be run.
     """
-    result = Result(list(command), options.step)
+    result = Result(list(command), options.step, command_files=command_files(command))
+    starts = [] if starts is None else starts
     with Program(command, options.settings, options.quiet_output) as program:
-        job = _Job(program, options, say, result)
+        job = _Job(_recorded(program, starts), options, say, result)
+        job.save, job.earlier = save, earlier
         try:
             job.run()
             program.end(exits=not options.run_to_end)
@@ -84,42 +110,104 @@ def optimize(command: Sequence[str], options: Options, say: Say) -> Result:
         except ProgramEnded as end:
             _explain_end(program, end, options, result)
         except TimeIsUp:
-            result.notes.append(f"--minutes {options.minutes:g} are over: more were to be tried")
+            result.notes.append(_time_is_up(options))
             program.end(exits=not options.run_to_end)
         result.exit_code = program.exit_code
         result.files = written_files(program)
         _note_end(program, result)
-    if not result.kept:
-        return result
-    if result.together is None:
+    _settle(result)
+    if result.kept and (options.again or any(SCRATCH in word for word in command)):
+        say("second start")
+        with Program(command, options.settings, options.quiet_output) as program:
+            _confirm(_recorded(program, starts), options, say, result)
+            program.end(exits=True)
+    return result
+
+
+def replay(recording: Recording, say: Say) -> Result:
+    """The result that follows from what a recorded program answered; nothing is run.
+
+    Raises :class:`~nostall.core.errors.BadInput` if the recorded result does not follow from it.
+    """
+    known = recording.result
+    try:
+        if unknown := recording.options.keys() - asdict(Options()).keys():
+            raise ValueError(f"unknown option {min(unknown)}")
+        options = TypeAdapter(Options).validate_python(recording.options)
+        result = Result(
+            known["command"], known["step"], command_files=known["command_files"],
+            files=known["files_written_while_watched"], exit_code=known["program_exit_code"],
+        )  # fmt: skip
+        try:
+            _Job(Replayed(recording.starts[0]), options, say, result).run()
+        except TimeIsUp:
+            result.notes.append(_time_is_up(options))
+        except (ProgramEnded, RecordingEnds):  # the recorded notes say why
+            pass
+        _settle(result)
+        for start in recording.starts[1:2] if result.kept else ():
+            _confirm(Replayed(start), options, say, result)
+    except (
+        ArithmeticError,
+        AttributeError,
+        AssertionError,
+        LookupError,
+        TypeError,
+        ValueError,
+    ) as error:
+        reason = f"{type(error).__name__}: {str(error)[:200]}"
+        raise BadInput(
+            f"--replay: an answer of the recording is not one of a program ({reason}); record the "
+            "program again"
+        ) from error
+    check_same(recording, result)
+    result.notes = [*known["notes"], f"{REPLAYED} by nostall {recording.nostall}"]
+    return result
+
+
+def _recorded(program: Program, starts: list[list[Entry]]) -> Recorder:
+    recorder = Recorder(program)
+    starts.append(recorder.entries)
+    return recorder
+
+
+def _time_is_up(options: Options) -> str:
+    return f"--minutes {options.minutes:g} are over: more were to be tried"
+
+
+def _settle(result: Result) -> None:
+    """The gain of all kept changes, if there was no time to measure them together."""
+    if result.kept and result.together is None:
         result.together = one_after_the_other(result)
         result.notes.append("the kept changes were measured one after the other, not together")
-    if options.again or any(SCRATCH in word for word in command):
-        _confirm(command, options, say, result)
-    return result
 
 
 class _Job:
     """The stages of the job in one started program."""
 
-    def __init__(self, program: Program, options: Options, say: Say, result: Result) -> None:
+    def __init__(
+        self, program: Recorder | Replayed, options: Options, say: Say, result: Result
+    ) -> None:
         self.program, self.options, self.say, self.result = program, options, say, result
         self.facts: Facts
+        self.save: Callable[[Result], None] = lambda _: None
+        self.earlier: Earlier | None = None
         self.changes: list[Mapping[str, str]] = []
         self.step_seconds = 0.0
         """Of the original, as last measured."""
 
     def watch(self) -> None:
         """Wait until enough steps were seen."""
-        watched = self.program.wait_watched()
-        self.facts = self.result.facts = Facts({**watched, "trace": traced(watched)})
-        self.until = time.monotonic() + 60 * self.options.minutes
+        self.facts = self.result.facts = Facts(self.program.wait_watched())
+        self.until = self.program.clock() + 60 * self.options.minutes
         raw = self.facts.raw
         self.step_seconds = self.facts.step_seconds
         self.say(
             f"watched {len(raw['steps'])} steps of {1e3 * self.facts.step_seconds:.4g} ms on "
             f"{raw['device']}; {', '.join(raw['roots']) or 'no module'}"
         )
+        if self.earlier is not None:
+            self.earlier.check(self.facts)
         if raw["step_is"]:
             self.result.notes.append(f"no optimiser steps: a step is {raw['step_is']}")
         if raw["cuda"]:
@@ -131,6 +219,8 @@ class _Job:
         """All stages."""
         self.watch()
         self.result.levels = diagnose(self.facts)
+        if self.options.allow_numerics:
+            self.result.levels = with_numerics(self.result.levels, self.facts)
         self.result.certificate = certificate(self.facts, self.result.levels)
         if self.options.dry_run or self.result.certificate:
             return
@@ -140,13 +230,34 @@ class _Job:
                 "batches to a few lengths"
             )
             return
+        self._take_earlier()
         for level in self.result.levels:
+            if level.change in self.changes:
+                continue
             if level.change and not self._is_settled(level) and self._has_time(level):
                 attempt = self._attempt(level)
-                self.say(f"{level.name}: {attempt.outcome}, {attempt.reason}")
                 self._add(attempt)
+                self.say(f"{level.name}: {attempt.outcome}, {attempt.reason}")
         if self.result.kept:
             self._together()
+        for attempt in self.result.kept:
+            if attempt.result_class == CHANGES_NUMBERS:
+                self.result.notes.append(
+                    f"{attempt.level.name} changes numbers, as --allow-numerics permits: its "
+                    "results were not compared with the original's"
+                )
+
+    def _take_earlier(self) -> None:
+        """Add the attempts of the earlier run; their gains hold where it was measured."""
+        if self.earlier is None:
+            return
+        for level in self.result.levels:
+            attempt = self.earlier.attempt(level) if level.change else None
+            if attempt is not None and level.change is not None:
+                self.changes.append(level.change)
+                self.result.attempts.append(attempt)
+        names = [attempt.level.name for attempt in self.result.attempts]
+        self.say(f"tried in the earlier run: {', '.join(names) or 'nothing'}")
 
     def _is_settled(self, level: Level) -> bool:
         """Whether an earlier attempt makes this one needless: they set the same option."""
@@ -155,7 +266,7 @@ class _Job:
 
     def _has_time(self, level: Level) -> bool:
         """Whether a quarter of the expected time of a level is left; a note says if not."""
-        left = (self.until - time.monotonic()) / 60
+        left = (self.until - self.program.clock()) / 60
         if left < level.minutes / 4:
             self.result.notes.append(
                 f"not tried in --minutes {self.options.minutes:g}: {level.name}, which takes about "
@@ -176,9 +287,9 @@ class _Job:
             return Attempt(level, "refused", done["refusal"], done["result_class"])
         kept = [a.level.name for a in self.result.kept]
         before = [a.level.name for a in self.result.kept if not _same_place(a.level, level)]
-        begin = time.monotonic()
+        begin = self.program.clock()
         failures = self._warm([*before, level.name])
-        warm = time.monotonic() - begin
+        warm = self.program.clock() - begin
         if failures:
             reason = f"it fails in a step: {failures[0]}"
             return Attempt(level, "refused", reason, done["result_class"])
@@ -234,7 +345,7 @@ class _Job:
         each_round = 3 * (steps + 1) * step
         rounds = int(12 * self.options.minutes / each_round)  # a fifth of the time
         rounds = max(MIN_ROUNDS, min(MAX_ROUNDS, rounds))
-        if time.monotonic() + rounds * each_round > self.until:
+        if self.program.clock() + rounds * each_round > self.until:
             raise TimeIsUp
         return steps, rounds
 
@@ -250,6 +361,7 @@ class _Job:
                 for a in self.result.attempts
             ]  # fmt: skip
         self.result.attempts.append(attempt)
+        self.save(self.result)
 
 
 def _same_place(one: Level, other: Level) -> bool:
@@ -275,19 +387,15 @@ def _drop(result: Result, reason: str) -> None:
     ]
 
 
-def _confirm(command: Sequence[str], options: Options, say: Say, result: Result) -> None:
-    """Start the program a second time and measure the kept changes there."""
-    say("second start")
-    levels = [attempt.level for attempt in result.kept]
-    with Program(command, options.settings, options.quiet_output) as program:
-        job = _Job(program, options, say, Result(list(command)))
-        try:
-            result.again = job.prove_again(levels)
-            program.end(exits=True)
-        except (ProgramEnded, TimeIsUp, KeyboardInterrupt) as end:
-            result.notes.append(f"the second start gave no answer: {end or type(end).__name__}")
-            program.end(exits=True)
-            return
+def _confirm(program: Recorder | Replayed, options: Options, say: Say, result: Result) -> None:
+    """Measure the kept changes in a second start of the program."""
+    job = _Job(program, options, say, Result(result.command))
+    try:
+        result.again = job.prove_again([attempt.level for attempt in result.kept])
+    except (ProgramEnded, TimeIsUp, RecordingEnds, KeyboardInterrupt) as end:
+        reason = str(end) or ("the time is up" if isinstance(end, TimeIsUp) else "interrupted")
+        result.notes.append(f"the second start gave no answer: {reason}")
+        return
     if not result.again.faster:
         _drop(result, f"second start: {_outcome(result.again)[1]}")
 

@@ -53,6 +53,8 @@ class Result:
     """The same in a second start of the program."""
     notes: list[str] = field(default_factory=list)
     """What the reader has to know, a sentence each."""
+    command_files: dict[str, str] = field(default_factory=dict)
+    """sha256 of the files that the command names."""
     files: list[str] = field(default_factory=list)
     """Files that were written while the program was watched."""
     interrupted: bool = False
@@ -76,6 +78,8 @@ class Result:
             "schema": SCHEMA,
             "nostall": __version__,
             "command": self.command,
+            "command_files": self.command_files,
+            "step": self.step,
             "kind": "measured",
             **self.machine,
             "watched": dict(self.facts.raw) if self.facts else None,

@@ -15,6 +15,7 @@ from nostall.core.errors import BadInput, MissingPart
 from nostall.core.measurement import Comparison
 from nostall.optimizing.bundle import bundle_environment, read_bundle, write_bundle
 from nostall.optimizing.diagnosis import Facts, certificate, diagnose
+from nostall.optimizing.numerics import with_numerics
 from nostall.optimizing.page import write_page
 from nostall.optimizing.proof import Proof
 from nostall.optimizing.result import Attempt, Result
@@ -33,6 +34,7 @@ def facts(
         "loader": {"workers": 0, "pinned": False}, "peak_bytes": 1 << 30, "step_is": "",
         "mean_seconds": 1.0, "calls": 1, "in_torch": False, "images": False,
         "trace": {"obstacle": "the program has a profiler of its own"},
+        "matmul_precision": "highest",
         **changes,
     })  # fmt: skip
 
@@ -155,6 +157,18 @@ def test_what_cannot_be_tried_says_why() -> None:
     assert not any(level.change for level in levels)
 
 
+def test_numbers_change_only_if_allowed() -> None:
+    gpu = facts(cuda=True)
+    advice = {level.name: level.change for level in diagnose(gpu)}
+    assert advice["TF32"] is None
+    allowed = with_numerics(diagnose(gpu), gpu)
+    tried = [level for level in allowed if level.change]
+    assert tried[-1].name == "TF32" and tried[-1].result_class == "changes numbers"
+    assert [level.name for level in allowed].count("TF32") == 1
+    for other in (facts(), facts(cuda=True, matmul_precision="high")):
+        assert with_numerics(diagnose(other), other) == diagnose(other)
+
+
 def test_kinds_of_steps() -> None:
     assert facts(steps=[(n, 1.0) for n in range(20)]).never_repeats
     assert facts(steps=[(n % 2, 1.0) for n in range(20)]).varied
@@ -178,7 +192,12 @@ def test_a_bundle_is_read_back_and_applied_here(tmp_path: Path) -> None:
     assert [change.value for change in bundle.changes] == ["fused"]
     settings = json.loads(bundle_environment(bundle, path, {"A": "b"}, None)[VARIABLE])
     assert settings["changes"] == [
-        {"name": "fused optimiser", "kind": "optimizer", "value": "fused"}
+        {
+            "name": "fused optimiser",
+            "kind": "optimizer",
+            "value": "fused",
+            "result_class": "within rounding",
+        }
     ]
 
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from nostall.attach.program.numerics import MatmulPrecision
 from nostall.attach.program.roots import Switch
 from nostall.attach.program.shadow import Call, Finding, check_module, check_optimizer, map_tensors
 
@@ -299,7 +300,7 @@ def can_set(optimizer: Any, flag: str) -> bool:
     return bool(parameters) and unset and other and plain and not is_default
 
 
-Change = Compile | OptimizerFlag | ChannelsLast
+Change = Compile | OptimizerFlag | ChannelsLast | MatmulPrecision
 """Each has ``check``, which tries it on copies, ``on`` and ``off``, which can be repeated."""
 
 
@@ -311,6 +312,8 @@ def make_change(
     Raises :class:`ValueError` for a kind that this version does not know.
     """
     kind, value = description["kind"], description["value"]
+    if kind == "matmul_precision":
+        return MatmulPrecision(value)
     if kind == "compile":
         return Compile(switches, value)
     if kind == "optimizer":

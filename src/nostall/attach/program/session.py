@@ -26,9 +26,10 @@ from nostall.attach.program.changes import (
 )
 from nostall.attach.program.channel import Channel
 from nostall.attach.program.machine import cpu_name, driver_version
+from nostall.attach.program.numerics import matmul_precision
 from nostall.attach.program.roots import MAX_CALLS, Switch, find_roots, obstacle
 from nostall.attach.program.segments import PARTS, Segments
-from nostall.attach.program.shadow import Call, clone, current_autocast
+from nostall.attach.program.shadow import CLASSES, Call, clone, current_autocast
 from nostall.attach.program.tracing import Trace, trace_obstacle
 
 _clock = time.perf_counter
@@ -41,6 +42,8 @@ TRACED = 3
 """Steps of a trace on GPUs, after the watched ones; the profiler slows them."""
 MAX_KEYS = 10_000
 """Different steps that are told apart; each further one has a key of its own."""
+PROFILED = "under a profiler of the program"
+"""In the key of a step that such a profiler records, which makes it slower."""
 MAX_CHECKED = 2
 """Calls with different shapes that a check repeats."""
 ABANDONED_SECONDS = 2.0
@@ -159,7 +162,7 @@ class Session:
         calls = (*self._calls[: MAX_CALLS + 1], len(self._calls))
         self._calls.clear()
         if sys.modules["torch"].autograd.profiler._is_profiler_enabled:
-            calls = (*calls, "under the program's profiler")
+            calls = (PROFILED, *calls)
         if len(self._keys) > MAX_KEYS:
             return self._keys.get(calls, -self.steps)
         return self._keys.setdefault(calls, len(self._keys))
@@ -206,7 +209,7 @@ class Session:
         self.segments.remove()
         for switch in self.switches:
             switch.eager = switch.root._call_impl
-        if self.switches and not any(key[:1] and isinstance(key[0], tuple) for key in self._keys):
+        if self.switches and not any(isinstance(part, tuple) for key in self._keys for part in key):
             self.switch_obstacle = "the modules are not called as module(...), only by a method"
         self._facts_known = self._facts(kept)
         reason = "the program ended before" if not traces else self._start_trace()
@@ -274,6 +277,7 @@ class Session:
             "parts": {p: [parts[p] for _, _, parts in kept] for p in PARTS},
             "period": self.borders.period,
             "step_is": self.borders.found,
+            "matmul_precision": matmul_precision(),
             "optimizers": [type(o).__name__ for o in self.optimizers[:8]],
             "flags": [
                 f for f in ("fused", "foreach") if any(can_set(o, f) for o in self.optimizers)
@@ -463,7 +467,11 @@ class Applied(Session):
         self._apply(names)
         self._release()
         if names and _rank()[0] == 0:
-            print(f"nostall: applied {', '.join(names)}", file=sys.stderr)
+            shown = [
+                f"{c['name']} (changes numbers)" if c["result_class"] == CLASSES[3] else c["name"]
+                for c in changes
+            ]
+            print(f"nostall: applied {', '.join(shown)}", file=sys.stderr)
 
     def _give_up(self, reason: str) -> None:
         self._ended = True

@@ -16,27 +16,43 @@ from nostall.cli.terminal.console import Format, FormatOption, QuietOption, err,
 from nostall.core.errors import BadInput
 from nostall.core.files.atomic import write_text_atomically
 from nostall.optimizing.bundle import write_bundle
+from nostall.optimizing.earlier import RESULT_FILE, read_earlier
 from nostall.optimizing.job import Options
 from nostall.optimizing.job import optimize as run_job
+from nostall.optimizing.job import replay as replay_job
 from nostall.optimizing.page import write_page
+from nostall.optimizing.recording import Entry, read_recording, write_recording
 from nostall.optimizing.result import Result
 
-BUNDLE_FILE, PAGE_FILE, RESULT_FILE = "bundle.json", "report.html", "result.json"
+BUNDLE_FILE, PAGE_FILE = "bundle.json", "report.html"
 TRACE_SUFFIXES = (".json", ".json.gz", ".sqlite")
 NO_BOUND = "advice only: nothing was tried, and the gains of a trace are modelled, no bounds"
 
 CommandArgument = Annotated[
-    list[str],
+    list[str] | None,
     typer.Argument(
         help="The program and its arguments, after `--`; `{scratch}` in them is an empty folder. "
         "Or one trace, for advice."
     ),
 ]
-OutOption = Annotated[Path, typer.Option("--out", help="Folder for bundle, report and result.")]
+OutOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--out", help="Folder for bundle, report and result.", show_default="optimized, or --resume"
+    ),
+]
+ReplayOption = Annotated[
+    Path | None,
+    typer.Option(help="Derive the result of a recorded run again; runs no program, needs no GPU."),
+]
+ResumeOption = Annotated[
+    Path | None,
+    typer.Option(help="Folder of a run that was stopped: what it tried is not tried again."),
+]
 
 
 def optimize(
-    command: CommandArgument,
+    command: CommandArgument = None,
     minutes: Annotated[float, typer.Option(help="Time for all attempts.")] = 10.0,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Watch and show the bounds; try nothing.")
@@ -47,11 +63,17 @@ def optimize(
     again: Annotated[
         bool, typer.Option("--again", help="Start the program a second time to confirm.")
     ] = False,
+    allow_numerics: Annotated[
+        bool,
+        typer.Option("--allow-numerics", help="Also try TF32 products, which change results."),
+    ] = False,
     step: Annotated[
         str | None, typer.Option(help="Function that ends a step: module:function.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the order of blocks.")] = 0,
-    folder: OutOption = Path("optimized"),
+    resume: ResumeOption = None,
+    replay: ReplayOption = None,
+    out_folder: OutOption = None,
     quiet: QuietOption = False,
     format: FormatOption = Format.TABLE,
 ) -> None:
@@ -63,16 +85,28 @@ def optimize(
     are proven on copies and the whole program's step is faster beyond the noise. The program is
     ended at an agreed step. On GPUs this command is not yet measured.
     """
+    if replay is not None:
+        _replay(replay, command, out_folder, quiet=quiet, format=format)
+        return
+    if not command:
+        raise BadInput("there is no program; write `nostall optimize -- python train.py`")
     if len(command) == 1 and command[0].endswith(TRACE_SUFFIXES):
         _advise(Path(command[0]), format)
         return
     options = _options(
         minutes=minutes, dry_run=dry_run, run_to_end=run_to_end, again=again,
-        step=step, seed=seed, quiet_output=format is Format.JSON,
+        allow_numerics=allow_numerics, step=step, seed=seed, quiet_output=format is Format.JSON,
     )  # fmt: skip
     say = (lambda line: None) if quiet else (lambda line: err.print(f"nostall: {line}"))
-    result = run_job(command, options, say)
+    folder = out_folder or resume or Path("optimized")
+    earlier = read_earlier(resume, command, step) if resume else None
+    starts: list[list[Entry]] = []
+    result = run_job(
+        command, options, say, save=lambda r: _save(r, folder), earlier=earlier, starts=starts
+    )
     written = _write(result, folder)
+    if written and earlier is None:  # what an earlier run asked is not in it
+        written.append(write_recording(starts, options, result, folder))
     if format is Format.JSON:
         show_json({**result.as_json(), "files": [str(path) for path in written]})
     else:
@@ -82,6 +116,22 @@ def optimize(
         raise typer.Exit(INTERRUPTED)
     if result.exit_code:
         raise typer.Exit(result.exit_code)
+
+
+def _replay(
+    path: Path, command: list[str] | None, out_folder: Path | None, *, quiet: bool, format: Format
+) -> None:
+    """Derive the result of a recorded run again, and show and write it."""
+    if command:
+        raise BadInput(f"--replay: a recording has its program; leave {command[0]!r} out")
+    say = (lambda line: None) if quiet else (lambda line: err.print(f"nostall: replay: {line}"))
+    result = replay_job(read_recording(path), say)
+    written = _write(result, out_folder or Path("replayed"))
+    if format is Format.JSON:
+        show_json({**result.as_json(), "files": [str(file) for file in written]})
+    else:
+        show_result(result)
+        _show_next(result.command, written)
 
 
 def _advise(trace: Path, format: Format) -> None:
@@ -108,12 +158,17 @@ def _options(*, minutes: float, step: str | None, **others: bool | int) -> Optio
     return Options(minutes=minutes, step=step, **others)  # type: ignore[arg-type]
 
 
+def _save(result: Result, folder: Path) -> None:
+    """Write what is known, so that a run that is killed can be resumed."""
+    text = json.dumps(result.as_json(), indent=1)
+    write_text_atomically(folder / RESULT_FILE, text + "\n", parents=True)
+
+
 def _write(result: Result, folder: Path) -> list[Path]:
     """Write the result, its page and, if anything is kept, the bundle; the paths."""
     if result.facts is None:
         return []
-    text = json.dumps(result.as_json(), indent=1)
-    write_text_atomically(folder / RESULT_FILE, text + "\n", parents=True)
+    _save(result, folder)
     paths = [folder / RESULT_FILE, write_page(result, folder / PAGE_FILE)]
     if result.kept and result.together:
         paths.append(write_bundle(result, folder / BUNDLE_FILE))

@@ -264,3 +264,23 @@ def test_a_flag_is_taken_back() -> None:
     assert optimizer.param_groups[0]["foreach"] is True
     change.off()
     assert optimizer.param_groups[0]["foreach"] is None
+
+
+def test_the_precision_of_products_is_set_and_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    change = make_change({"kind": "matmul_precision", "value": "high"}, [], [])
+    before = torch.get_float32_matmul_precision()
+    change.off()
+    assert torch.get_float32_matmul_precision() == before
+    change.on()
+    change.on()
+    assert torch.get_float32_matmul_precision() == "high"
+    change.off()
+    assert torch.get_float32_matmul_precision() == before
+    finding = change.check({})
+    assert finding.result_class == "changes numbers" and not finding.refusal
+
+    def fails() -> str:
+        raise RuntimeError("PyTorch is checking whether allow_tf32 is set by the new API")
+
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", fails)
+    assert "by library" in change.check({}).refusal

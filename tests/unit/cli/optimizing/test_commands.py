@@ -68,6 +68,13 @@ def test_a_program_is_watched_and_ended(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "report.html").exists()
     assert not (tmp_path / "out" / "bundle.json").exists()
     assert left(tmp_path) == []
+    replayed = run(tmp_path, "optimize", "--replay", "out/recording.json.gz")
+    assert replayed.code == 0 and "replayed from a recording" in " ".join(replayed.out.split())
+    assert replayed.out.splitlines()[:8] == done.out.splitlines()[:8]
+    again = json.loads((tmp_path / "replayed" / "result.json").read_text())
+    assert {**again, "notes": document["notes"]} == document
+    line = error_line(nostall_here("optimize", "--replay", "out/result.json", cwd=tmp_path))
+    assert "give the recording.json.gz" in line
 
 
 INFERENCE = """
@@ -106,6 +113,8 @@ def test_bad_input_is_refused_at_once(tmp_path: Path) -> None:
     assert "--minutes is 0" in line
     line = error_line(nostall_here("optimize", "--step", "train.py", "--", "true", cwd=tmp_path))
     assert "give module:function" in line
+    line = error_line(nostall_here("optimize", "--resume", "no", "--", "true", cwd=tmp_path))
+    assert "give the --out folder of an earlier run" in line
     line = error_line(nostall_here("optimize", "trace.json", cwd=tmp_path))
     assert "trace.json" in line
     line = error_line(nostall_here("apply", "--bundle", "b.json", "--", "true", cwd=tmp_path))
@@ -146,6 +155,30 @@ def test_each_attempt_is_measured_and_only_gains_are_kept(tmp_path: Path) -> Non
     if document["kept"]:  # which of them gain depends on the machine
         assert document["together"]["interval"][0] > 1.0
     assert left(tmp_path) == []
+
+
+@pytest.mark.slow
+def test_a_run_that_was_stopped_is_resumed(tmp_path: Path) -> None:
+    program = write(tmp_path)
+    words = "--minutes", 4, "--", sys.executable, program
+    (tmp_path / "tmp").mkdir()
+    variables = environment(OMP_NUM_THREADS="1", TMPDIR=str(tmp_path / "tmp"))
+    process = subprocess.Popen(
+        command("optimize", "--out", "out", *words), cwd=tmp_path, env=variables,
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    with process:
+        assert process.stderr is not None
+        assert any("torch.compile: kept" in line or "torch.compile: dropped" in line
+                   or "torch.compile: refused" in line for line in process.stderr)  # fmt: skip
+        process.kill()  # nothing is written at the end
+    done = run(tmp_path, "optimize", "--resume", "out", *words)
+    assert done.code == 0, done.err
+    assert "tried in the earlier run: torch.compile" in done.err
+    assert "torch.compile: checking" not in done.err and "fused optimiser: " in done.err
+    document = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert "(earlier run)" in document["attempts"][0]["reason"]
+    assert document["attempts"][1]["change"]["value"] == "fused"
 
 
 def bundle(path: Path, **machine: str) -> Path:

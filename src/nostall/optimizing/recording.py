@@ -1,0 +1,235 @@
+"""A recording of a run: what its program answered, from which the result is derived again.
+
+The decisions are those of the job itself: it asks a recording instead of a program, and everything
+else, from the bounds to the verdicts, is computed from the recorded steps.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import time
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from nostall import __version__
+from nostall.core.errors import BadInput
+from nostall.core.files.atomic import create_folder, write_atomically
+from nostall.core.launch import StrictModel
+from nostall.core.validation import explain, load_json
+from nostall.optimizing.program import Event, Program, ProgramEnded, TimeIsUp
+from nostall.optimizing.result import Result
+
+RECORDING_FILE = "recording.json.gz"
+MAX_BYTES = 1 << 28
+DERIVED = ("levels", "certificate_of_no_gain", "attempts", "kept", "together", "second_start")
+"""Keys of the result that follow from the recorded answers."""
+
+
+class Entry(StrictModel):
+    """One question and its answer."""
+
+    what: Literal["clock", "watched", "agree", "ask"]
+    question: Any = None
+    """The order that was given; of ``agree`` its number."""
+    answer: Any = None
+    """Seconds, an event, whether ranks agree, or events."""
+    ended: str | None = None
+    """Why there is no answer: ``time`` is up, or the reason why the program ended."""
+
+
+class Recording(StrictModel):
+    """The file ``recording.json.gz``."""
+
+    format: Literal["nostall program recording"] = "nostall program recording"
+    schema_version: Literal[1] = 1
+    nostall: str
+    options: dict[str, Any]
+    starts: tuple[tuple[Entry, ...], ...]
+    """What was asked in each start of the program: the first, and perhaps a second one."""
+    result: dict[str, Any]
+    """``result.json`` of the run."""
+
+
+class Recorder:
+    """Asks a program, and keeps what it answers."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.entries: list[Entry] = []
+
+    @property
+    def orders(self) -> int:
+        """Orders that were given."""
+        return self.program.orders
+
+    def clock(self) -> float:
+        """Seconds of a clock."""
+        now = time.monotonic()
+        self.entries.append(Entry(what="clock", answer=now))
+        return now
+
+    def wait_watched(self) -> Event:
+        """As the program's."""
+        event = self.program.wait_watched()
+        self.entries.append(Entry(what="watched", answer=event))
+        return event
+
+    def ranks_agree(self, number: int | None = None) -> bool:
+        """As the program's."""
+        agree = self.program.ranks_agree(number)
+        self.entries.append(Entry(what="agree", question=number, answer=agree))
+        return agree
+
+    def ask(self, until: float, **order: Any) -> list[Event]:
+        """As the program's."""
+        question = _plain(order)
+        try:
+            events = self.program.ask(until, **order)
+        except TimeIsUp:
+            self.entries.append(Entry(what="ask", question=question, ended="time"))
+            raise
+        except ProgramEnded as end:
+            self.entries.append(Entry(what="ask", question=question, ended=str(end)))
+            raise
+        self.entries.append(Entry(what="ask", question=question, answer=events))
+        return events
+
+
+class Replayed:
+    """Answers as a recorded program did; refuses questions that it was not asked."""
+
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        self.entries, self.position, self.orders = entries, 0, 0
+
+    def clock(self) -> float:
+        """The recorded seconds."""
+        return float(self._next("clock", None).answer)
+
+    def wait_watched(self) -> Event:
+        """The recorded event."""
+        event: Event = self._next("watched", None).answer
+        return event
+
+    def ranks_agree(self, number: int | None = None) -> bool:
+        """The recorded answer."""
+        return bool(self._next("agree", number).answer)
+
+    def ask(self, until: float, **order: Any) -> list[Event]:
+        """The recorded events, or the recorded end."""
+        self.orders += 1
+        entry = self._next("ask", _plain(order))
+        if entry.ended == "time":
+            raise TimeIsUp
+        if entry.ended is not None:
+            raise ProgramEnded(entry.ended)
+        return list(entry.answer)
+
+    def _next(self, what: str, question: Any) -> Entry:
+        if self.position == len(self.entries):
+            raise RecordingEnds
+        entry = self.entries[self.position]
+        self.position += 1
+        if entry.what != what or entry.question != question:
+            asked = {"what": what, "question": question}
+            raise BadInput(
+                f"--replay: entry {self.position} of the recording answers "
+                f"{_short({'what': entry.what, 'question': entry.question})}, and the job asks "
+                f"{_short(asked)}: the recording was changed, or made by another version"
+            )
+        return entry
+
+
+class RecordingEnds(Exception):
+    """The recorded run was interrupted here."""
+
+
+def write_recording(
+    starts: Sequence[Sequence[Entry]], options: Any, result: Result, folder: Path
+) -> Path:
+    """Write the recording of a run with ``options``, a dataclass, to ``folder``; the path."""
+    recording = Recording(
+        nostall=__version__, options=asdict(options),
+        starts=tuple(map(tuple, starts)), result=_plain(result.as_json()),
+    )  # fmt: skip
+    create_folder(folder)
+    data = recording.model_dump_json(exclude_defaults=False).encode()
+    write_atomically(folder / RECORDING_FILE, gzip.compress(data, mtime=0))
+    return folder / RECORDING_FILE
+
+
+def read_recording(path: Path) -> Recording:
+    """Read a recording; raises :class:`BadInput` for any other file."""
+    try:
+        with gzip.open(path) as file:
+            data = file.read(MAX_BYTES)  # what is cut off is no JSON
+        return load_json(Recording, data)
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise BadInput(
+            f"--replay: cannot read {path}: {reason}; give the {RECORDING_FILE} that "
+            "`nostall optimize` writes"
+        ) from error
+    except ValidationError as error:
+        raise BadInput(
+            f"--replay: {path} is no recording of this version of nostall: "
+            f"{explain(error, Recording)}; record the program again"
+        ) from error
+
+
+def check_same(recording: Recording, result: Result) -> None:
+    """Raises :class:`BadInput` if a verdict of the recording does not follow from its answers."""
+    derived = _plain(result.as_json())
+    if new := [note for note in result.notes if note not in recording.result.get("notes", [])]:
+        raise BadInput(
+            f"--replay: the samples give the note {_short(new[0])}, which the recording lacks; it "
+            "was changed: record the program again"
+        )
+    for key in DERIVED:
+        if not _equal(recording.result.get(key), derived[key]):
+            place, recorded, found = _first_difference(key, recording.result.get(key), derived[key])
+            raise BadInput(
+                f"--replay: {place} is {_short(recorded)} in the recording, and its samples give "
+                f"{_short(found)}: the recording was changed, or nostall {recording.nostall} "
+                f"decides otherwise than {__version__}; record the program again"
+            )
+
+
+def _first_difference(place: str, one: Any, other: Any) -> tuple[str, Any, Any]:
+    """Where two JSON values differ first, and the values there."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        for key in [*one, *other]:
+            if not _equal(one.get(key), other.get(key)):
+                return _first_difference(f"{place}.{key}", one.get(key), other.get(key))
+    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        for at, (a, b) in enumerate(zip(one, other, strict=True)):
+            if not _equal(a, b):
+                return _first_difference(f"{place}.{at}", a, b)
+    return place, one, other
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Whether two JSON values are equal; floats up to the rounding of other machines."""
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=1e-9)
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    return bool(one == other)
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON gives it back."""
+    return json.loads(json.dumps(value))
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 120 else f"{text[:117]}..."

@@ -1,0 +1,108 @@
+"""The stages of the job, with a program whose answers are made up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nostall.optimizing import job
+from nostall.optimizing.earlier import command_files, read_earlier
+from nostall.optimizing.result import Result
+from tests.unit.optimizing.test_diagnosis import facts
+from tests.unit.optimizing.test_earlier import written
+
+SPEEDS = {"torch.compile": 1.3, "fused optimiser": 1.2, "foreach optimiser": 1.0, "TF32": 1.5,
+          "back end nostall": 1.0, "CUDA graphs": 1.0}  # fmt: skip
+
+
+class Answers:
+    """A program that runs as fast as its changes say."""
+
+    def __init__(self, raw: Mapping[str, Any]) -> None:
+        self.raw, self.orders, self.asked = raw, 0, list[tuple[str, tuple[str, ...]]]()
+
+    def clock(self) -> float:
+        return 0.0
+
+    def wait_watched(self) -> Mapping[str, Any]:
+        return self.raw
+
+    def ranks_agree(self, number: int | None = None) -> bool:
+        return True
+
+    def ask(self, until: float, **order: Any) -> list[Mapping[str, Any]]:
+        self.orders += 1
+        names = [order["name"]] if order["do"] == "check" else order.get("arm", order.get("arms"))
+        self.asked.append((order["do"], tuple(map(str, names))))
+        if order["do"] == "check":
+            return [{"event": "done", "refusal": "", "result_class": "within rounding"}]
+        if order["do"] == "warm":
+            return [{"event": "done", "failures": []}]
+        return [*self._blocks(order), {"event": "done"}]
+
+    def _blocks(self, order: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        events = []
+        for at, arm in enumerate(order["blocks"]):
+            seconds = float(order["steps"]) * (1 + 0.002 * (at * 7 % 5))
+            for name in order["arms"][arm]:
+                seconds /= SPEEDS[name]
+            steps = [(1, None, False)] * order["steps"]
+            events.append({"event": "block", "arm": arm, "seconds": seconds, "steps": steps,
+                           "compiled": False, "failures": []})  # fmt: skip
+        return events
+
+
+def run(
+    raw: Mapping[str, Any], earlier: Any = None, **options: Any
+) -> tuple[Result, Answers, list[int]]:
+    """The result, the program that was asked, and how many attempts were saved each time."""
+    result, saved = Result(["python"]), list[int]()
+    program = Answers({**raw, "main_thread": True})
+    stages = job._Job(
+        program,  # type: ignore[arg-type]
+        job.Options(**options), lambda line: None, result,
+    )  # fmt: skip
+    stages.save, stages.earlier = (lambda r: saved.append(len(r.attempts))), earlier
+    stages.run()
+    return result, program, saved
+
+
+def test_gains_are_kept_and_saved_one_by_one() -> None:
+    result, program, saved = run(facts(flags=["fused"]).raw)
+    assert [attempt.level.name for attempt in result.kept] == ["torch.compile", "fused optimiser"]
+    assert saved == [1, 2]
+    assert result.together is not None and result.together.comparison is not None
+    assert result.together.comparison.ratio == pytest.approx(1.56, rel=0.01)
+    assert ("check", ("torch.compile",)) in program.asked
+
+
+def test_what_was_tried_is_not_tried_again(tmp_path: Path) -> None:
+    made = written(tmp_path)  # torch.compile was dropped, the fused optimiser is kept
+    earlier = read_earlier(tmp_path, made.command, None)
+    result, program, saved = run(facts().raw, earlier)
+    assert not any(what == "check" for what, _ in program.asked) and saved == []
+    assert [attempt.level.name for attempt in result.kept] == ["fused optimiser"]
+    assert result.together is not None and result.together.faster  # measured in this run
+    more = {**facts(flags=["fused", "foreach"]).raw, "flags": ["foreach"]}
+    result, program, saved = run(more, earlier)
+    assert ("check", ("foreach optimiser",)) in program.asked
+    assert result.kept == [] and saved == [2]
+
+
+def test_numbers_change_only_if_it_is_allowed() -> None:
+    raw = facts(cuda=True).raw
+    result, _, _ = run(raw, minutes=1e6)
+    assert "TF32" not in [attempt.level.name for attempt in result.attempts]
+    result, _, _ = run(raw, minutes=1e6, allow_numerics=True)
+    assert result.attempts[-1].level.name == "TF32"
+
+
+def test_files_of_a_command_are_compared_by_content(tmp_path: Path) -> None:
+    path = tmp_path / "a.py"
+    path.write_text("1")
+    one = command_files(["python", str(path), "--x"])
+    path.write_text("2")
+    assert list(one) == [str(path)] and one != command_files(["python", str(path), "--x"])
