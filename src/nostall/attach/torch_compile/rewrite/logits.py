@@ -25,7 +25,7 @@ F = torch.nn.functional
 Step = tuple[Any, tuple[Any, ...]]
 """A method of a tensor, or a function, and the arguments behind the tensor."""
 
-_SAME = frozenset(("contiguous", "clone", "float", "double", "to", torch.clone))
+_SAME = frozenset(("contiguous", "clone", "float", "double", "to", "type", torch.clone))
 _VIEWS = frozenset(("view", "reshape", torch.reshape))
 _FLATTENS = frozenset(("flatten", torch.flatten))
 _TRANSPOSES = frozenset(("transpose", torch.transpose, "permute", torch.permute))

@@ -120,7 +120,11 @@ def chunk_losses(module: GraphModule, *, forced: bool = False, chunks: int = CHU
     for node in [node for node in graph.nodes if _is_loss(node)]:
         try:
             product = product_before(node)
-            if product is None or product.node in done:
+            if product is None:
+                if node.target is CROSS_ENTROPY:
+                    raise Refused("they are no product of this graph")
+                continue
+            if product.node in done:
                 continue
             done.add(product.node)
             found = terminals(product)

@@ -36,12 +36,13 @@ MAX_WIDTH = 256
 HIDDEN = -1e9
 """A score below it, or the least number of its dtype, has no share of a row with any other."""
 
-_CASTS = frozenset(("float", "to", "type_as", "contiguous", "half", "bfloat16"))
+_CASTS = frozenset(("float", "to", "type", "type_as", "contiguous", "half", "bfloat16"))
 _PRODUCTS = frozenset((operator.matmul, torch.matmul, torch.bmm, "matmul", "bmm", "__matmul__"))
 _ADDS = frozenset((operator.add, operator.iadd, torch.add, "add", "add_"))
 _SCALES = frozenset((operator.mul, torch.mul, "mul", operator.truediv, torch.div, "div"))
 _DIVISIONS = frozenset((operator.truediv, torch.div, "div"))
 _FILLS = frozenset((torch.masked_fill, "masked_fill", "masked_fill_"))
+_CAPS = frozenset((torch.tanh, "tanh"))
 _DROPOUTS = frozenset((F.dropout, torch.dropout))
 _LOOKUPS = frozenset(
     (F.embedding, operator.getitem, "permute", torch.permute, "transpose", torch.transpose, "view",
@@ -128,6 +129,8 @@ def _before(found: Written, node: Node) -> Node:
         assert isinstance(second, (int, float))
         found.scale *= 1.0 / second if node.target in _DIVISIONS else float(second)
         return first
+    if node.target in _CAPS:
+        raise Refused("its scores have a soft cap")
     if found.scale != 1.0:
         raise Refused("its mask is scaled")
     if node.target in _ADDS and len(operands) == 2 and not node.kwargs:
@@ -180,7 +183,7 @@ def _leads_to_product(node: Node) -> bool:
     for _ in range(8):
         if node.target in _PRODUCTS:
             return True
-        known = _CASTS | _SCALES | _ADDS | _FILLS
+        known = _CASTS | _SCALES | _ADDS | _FILLS | _CAPS
         sources = [each for each in node.args if isinstance(each, Node)]
         if node.target is torch.where:
             sources = sources[1:]

@@ -97,6 +97,9 @@ def positions_bias(q: Any, k: Any, v: Any) -> Any:
 
 JOINED: dict[str, tuple[Callable[..., Any], set[str]]] = {
     "plain": (plain, {WRITTEN}),
+    "converted by type": (
+        lambda q, k, v: (q @ k.mT).softmax(-1).type(v.dtype) @ v, {WRITTEN}
+    ),
     "as Hugging Face writes it": (hugging_face, {WRITTEN, CAUSAL}),
     "grouped, a window": (grouped, {WRITTEN}),
     "batch and heads merged": (merged, {WRITTEN}),
@@ -124,7 +127,8 @@ STAYS: dict[str, tuple[Callable[..., Any], str]] = {
         lambda q, k, v: (((q @ k.mT) + TABLE) * 0.5).softmax(-1) @ v, ""
     ),
     "a soft cap": (
-        lambda q, k, v: ((q @ k.mT).tanh() * 30.0 + TABLE).softmax(-1) @ v, ""
+        lambda q, k, v: ((q @ k.mT).tanh() * 30.0 + TABLE).softmax(-1) @ v,
+        "its scores have a soft cap",
     ),
     "a mask that is not known": (
         lambda q, k, v: ((q @ k.mT) + k.sum(-1)[:, :, None, :]).softmax(-1) @ v,
