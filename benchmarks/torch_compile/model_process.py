@@ -146,7 +146,7 @@ def report_record(report: GraphReport) -> dict[str, Any]:
         "cpu_seconds": report.cpu_seconds,
         "not_ahead": report.local_only_reason,
         "products": report.products,
-        "changed": [*report.attention, *report.loss],
+        "changed": [*report.attention, *report.loss, *report.chunked],
         "unchanged": report.left,
     }
 

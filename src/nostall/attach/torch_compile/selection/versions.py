@@ -146,9 +146,13 @@ class GraphVersions:
         return module
 
     def chunk_losses(self, module: GraphModule, *, forced: bool = False) -> None:
-        """Change the losses of a graph in place; ``forced``: also those that are small."""
+        """Change the losses of a graph in place; ``forced``: in all versions, also small ones."""
         changes = chunk_losses(module, forced=forced)
-        self.report.loss = changes.lines(changes.changed)
+        changed = changes.lines(changes.changed)
+        if forced:
+            self.report.chunked = changed
+        else:
+            self.report.loss = changed
         self.report.left = [line for line in self.report.left if " loss: " not in line]
         self.report.left += changes.lines(changes.left)
 
