@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.harness.result_file import save
-from benchmarks.torch_compile.step_timing import profile_kernels, time_interleaved
+from benchmarks.torch_compile.step_timing import peak_bytes, profile_kernels, time_interleaved
 from nostall.attach.torch_compile.backend import Backend
 from nostall.attach.torch_compile.graph_key import device_name
 from nostall.attach.torch_compile.rewrite.compilers import backward_with_forward
@@ -209,15 +209,10 @@ def errors(operands: Operands, loss: Tensor, expected: list[Tensor]) -> dict[str
     }
 
 
-def peak_bytes(step: Callable[[], object], operands: Operands) -> dict[str, int]:
+def memory_of(step: Callable[[], object], operands: Operands) -> dict[str, int]:
     """Peak memory of a step above what is allocated, and the part above its gradients."""
     operands.hidden.grad = operands.weight.grad = None
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    step()
-    torch.cuda.synchronize()
-    peak = torch.cuda.max_memory_allocated() - before
+    peak = peak_bytes(step)
     gradients = 2 * (operands.hidden.numel() + operands.weight.numel())
     return {"peak_bytes": peak, "above_gradients_bytes": peak - gradients}
 
@@ -257,7 +252,7 @@ def measure(case: Case, options: argparse.Namespace, end: float) -> dict[str, An
             found["errors"] = errors(operands, loss, expected)
             if on_gpu:
                 step()
-                found |= peak_bytes(step, operands)
+                found |= memory_of(step, operands)
                 share = found["above_gradients_bytes"] / case.logits_bytes
                 found["share_of_logits"] = share
         except Exception as error:  # the other methods are measured

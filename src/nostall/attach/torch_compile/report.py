@@ -32,6 +32,8 @@ class GraphReport:
     attention: list[str] = field(default_factory=list)
     # Losses that the candidate computes without logits in memory, one line for each kind.
     loss: list[str] = field(default_factory=list)
+    # The same for losses that all versions compute so, because it was asked for.
+    chunked: list[str] = field(default_factory=list)
     # Calls of attention and losses that stay as they are, one line for each reason.
     left: list[str] = field(default_factory=list)
     # Operators that are not part of a stitched kernel, counted by (reason, operator).
@@ -95,7 +97,7 @@ class GraphReport:
         lines = [str(self)]
         if self.comparison is not None and self.comparison.memory:
             lines.append(f"  {self.comparison.memory}")
-        lines += [f"  {line}" for line in (*self.attention, *self.loss, *self.left)]
+        lines += [f"  {line}" for line in (*self.attention, *self.loss, *self.chunked, *self.left)]
         for number, explanation in enumerate(self.explanations, 1):
             lines += [f"  graph {number} of Inductor: {explanation[0]}"]
             lines += [f"  {line}" for line in explanation[1:]]

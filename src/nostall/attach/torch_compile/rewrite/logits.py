@@ -8,20 +8,24 @@ place, or a factor of the loss. Everything else that reads logits is named, and 
 from __future__ import annotations
 
 import builtins
+import contextlib
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import Node
+from torch._subclasses import FakeTensor
+from torch.fx import Graph, Node
+from torch.fx.node import map_arg
+from torch.utils._pytree import tree_leaves
 
 F = torch.nn.functional
 Step = tuple[Any, tuple[Any, ...]]
 """A method of a tensor, or a function, and the arguments behind the tensor."""
 
-_SAME = frozenset(("contiguous", "clone", "float", "double", "to", torch.clone))
+_SAME = frozenset(("contiguous", "clone", "float", "double", "to", "type", torch.clone))
 _VIEWS = frozenset(("view", "reshape", torch.reshape))
 _FLATTENS = frozenset(("flatten", torch.flatten))
 _TRANSPOSES = frozenset(("transpose", torch.transpose, "permute", torch.permute))
@@ -114,6 +118,19 @@ def name_of(node: Node) -> str:
 def arguments(node: Node, *names: str) -> dict[str, Any]:
     """Arguments by name, for ``names`` in the order of the function's signature."""
     return dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+
+
+def add_call(graph: Graph, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Node:
+    """Add a call of a function, or of a method by its name, with its traced value."""
+    is_method = isinstance(target, str)
+    create = graph.call_method if is_method else graph.call_function
+    node = create(target, args, dict(kwargs))
+    values, named = map_arg((args, dict(kwargs)), lambda each: each.meta.get("example_value"))
+    function = getattr(Tensor, target) if is_method else target
+    fakes = (x for x in tree_leaves((values, named)) if isinstance(x, FakeTensor))
+    with next((x.fake_mode for x in fakes), contextlib.nullcontext()):
+        node.meta["example_value"] = function(*values, **named)
+    return node
 
 
 def product_of(node: Node) -> Product | None:

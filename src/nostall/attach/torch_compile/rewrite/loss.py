@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
-from torch.fx.node import map_arg
 
 from nostall.attach.torch_compile.rewrite.attention import may_write, memory_of
 from nostall.attach.torch_compile.rewrite.logits import (
@@ -28,6 +27,7 @@ from nostall.attach.torch_compile.rewrite.logits import (
     Product,
     Refused,
     Terminal,
+    add_call,
     apply_steps,
     arguments,
     fake,
@@ -120,7 +120,11 @@ def chunk_losses(module: GraphModule, *, forced: bool = False, chunks: int = CHU
     for node in [node for node in graph.nodes if _is_loss(node)]:
         try:
             product = product_before(node)
-            if product is None or product.node in done:
+            if product is None:
+                if node.target is CROSS_ENTROPY:
+                    raise Refused("they are no product of this graph")
+                continue
+            if product.node in done:
                 continue
             done.add(product.node)
             found = terminals(product)
@@ -269,14 +273,7 @@ class _Rewrite:
                 raise Refused("an operand of their product is changed in place before the loss")
 
     def _emit(self, target: Any, args: tuple[Any, ...], **kwargs: Any) -> Node:
-        """Add a call, with its traced value."""
-        is_method = isinstance(target, str)
-        create = self.graph.call_method if is_method else self.graph.call_function
-        node = create(target, args, kwargs)
-        values = map_arg(args, lambda each: each.meta.get("example_value"))
-        function = getattr(torch.Tensor, target) if is_method else target
-        node.meta["example_value"] = function(*values, **kwargs)
-        return node
+        return add_call(self.graph, target, args, kwargs)
 
     def _operands(self) -> tuple[Node, Node, Node | None, Node]:
         """Hidden (tokens x width), weight and bias in the product's dtype; the tokens' shape."""

@@ -186,7 +186,7 @@ class CandidateBuilder:
     def _next_selection(self, candidate: Candidate, kernels: Collection[str]) -> Selection | None:
         """The selection to try after a candidate that is not faster, and called ``kernels``."""
         tried = candidate.selection
-        if self.report.loss and self.versions.options.loss == "measure":
+        if self.report.loss:
             tried = replace(tried, whole_logits=True)
             if kernels or self.report.attention:
                 return tried

@@ -134,7 +134,10 @@ class GraphVersions:
     def rewritten(self, module: GraphModule, selection: Selection) -> GraphModule:
         """The graph of a selection's candidate: ``module``, changed in place before AOTAutograd."""
         if self.options.attention == "measure":
-            self.report.attention = keep_attention(module)
+            left: list[str] = []
+            self.report.attention = keep_attention(module, left)
+            self.report.left = [line for line in self.report.left if " attention: " not in line]
+            self.report.left += left
         if self.options.loss == "measure":
             if selection.whole_logits:
                 self.report.loss = []
@@ -143,10 +146,15 @@ class GraphVersions:
         return module
 
     def chunk_losses(self, module: GraphModule, *, forced: bool = False) -> None:
-        """Change the losses of a graph in place; ``forced``: also those that are small."""
+        """Change the losses of a graph in place; ``forced``: in all versions, also small ones."""
         changes = chunk_losses(module, forced=forced)
-        self.report.loss = changes.lines(changes.changed)
-        self.report.left = changes.lines(changes.left)
+        changed = changes.lines(changes.changed)
+        if forced:
+            self.report.chunked = changed
+        else:
+            self.report.loss = changed
+        self.report.left = [line for line in self.report.left if " loss: " not in line]
+        self.report.left += changes.lines(changes.left)
 
     def kernel_filter(self, selection: Selection) -> KernelFilter:
         """The filter for the kernels of a selection."""

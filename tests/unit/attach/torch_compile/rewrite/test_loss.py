@@ -109,6 +109,9 @@ ONE_PASS: dict[str, Callable[..., Any]] = {
     "half of the tokens, in place": lambda h, y: F.cross_entropy(
         F.linear(h[:, ::2], o.weight).reshape(-1, CLASSES).mul_(0.5), y[:, ::2].reshape(-1)
     ),
+    "converted by type": lambda h, y: F.cross_entropy(
+        F.linear(h, o.weight).type(torch.float64).view(-1, CLASSES), y.view(-1)
+    ),
     "a module": lambda h, y: torch.nn.CrossEntropyLoss(ignore_index=2)(
         F.linear(h, o.weight).view(-1, CLASSES), y.clamp(min=0).view(-1)
     ),
@@ -188,6 +191,10 @@ STAYS: dict[str, tuple[Callable[..., Any], str]] = {
         lambda h, y: F.cross_entropy((F.linear(h, o.weight) * o.bias[0]).flatten(0, 1),
                                      y.flatten()),
         "mul of its logits has a factor that is no constant",
+    ),
+    "no product": (
+        lambda h, y: F.cross_entropy(h.flatten(0, 1), y.flatten().clamp(max=WIDTH - 1)),
+        "they are no product of this graph",
     ),
     "two temperatures": (
         lambda h, y: (

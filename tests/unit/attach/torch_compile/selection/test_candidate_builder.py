@@ -218,7 +218,6 @@ def next_selection(
     source: Any,
     tried: Selection,
     *kernels: str,
-    loss: str = "measure",
     loss_lines: list[str] | None = None,
     attention: list[str] | None = None,
 ) -> Selection | None:
@@ -226,7 +225,6 @@ def next_selection(
     builder: Any = SimpleNamespace(
         products=source,
         report=GraphReport(loss=loss_lines or [], attention=attention or []),
-        versions=SimpleNamespace(options=SimpleNamespace(loss=loss)),
     )
     return CandidateBuilder._next_selection(builder, candidate, kernels)
 
@@ -236,9 +234,8 @@ def test_whole_logits_follow_a_candidate_with_chunked_losses() -> None:
     whole = replace(TRIED, whole_logits=True)
     assert next_selection(source, TRIED, "norm", loss_lines=["a loss"]) == whole
     assert next_selection(source, TRIED, attention=["a mask"], loss_lines=["a loss"]) == whole
-    # Nothing is left of a candidate of losses alone, or if they were asked for.
+    # Nothing is left of a candidate of losses alone.
     assert next_selection(source, TRIED, loss_lines=["a loss"]) is None
-    assert next_selection(source, TRIED, "norm", loss_lines=["a loss"], loss="chunked") is None
 
 
 def test_products_alone_follow_a_candidate_with_other_kernels() -> None:
